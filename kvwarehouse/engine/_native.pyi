@@ -1,0 +1,145 @@
+"""The native core as Python sees it. Everything that works on pages takes whole batches and
+releases the GIL. Errors are those of kvwarehouse.errors. Only kvwarehouse.engine imports this."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION: str
+SECRET_BYTES: int
+MAX_SHARDS: int
+MAX_PAGE_TOKENS: int
+MAX_NAMESPACES: int
+MAX_ENGINE_KEY_BYTES: int
+
+def copy_path() -> str: ...
+def io_engine_probe() -> str: ...  # "io_uring" or "pread"
+def page_digest(data: NDArray[np.uint8], key: bytes, shard: int) -> int: ...
+def copy_streaming(to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None: ...
+def chain_keys(
+    secret: bytes, namespace_id: bytes, tokens: NDArray[Any], page_tokens: int
+) -> NDArray[np.uint8]: ...  # (pages, 16)
+
+class CoreOptions:
+    """All fields are plain attributes; sizes in bytes."""
+
+    socket_path: str
+    arena_dir: str
+    dram_bytes: int
+    nvme_dir: str  # "" for none
+    nvme_capacity_bytes: int
+    nvme_segment_bytes: int  # 0: chosen from the capacity
+    index_pages: int  # 0: chosen from the capacities
+    warehouse_id: bytes  # 16
+    secret: bytes  # SECRET_BYTES
+    epoch: int  # the ledger's clear epoch
+    ledger_lost: bool  # drop what a lost tombstone could bring back
+    policy: str  # "lru"
+    io_engine: str  # "auto", "io_uring", "pread"
+    limbo_after_s: float  # 30
+    grace_s: float  # 5
+    flush_interval_s: float  # 1
+    write_queue_bytes: int  # 0: chosen
+    def __init__(self) -> None: ...
+
+class Core:
+    """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads of
+    its own. Methods may be called from any thread; they wait for the core thread, at most
+    ``timeout_s`` where given (else 10 s; then TransportError)."""
+
+    def __init__(self, options: CoreOptions) -> None: ...
+    def add_namespace(
+        self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, clear_epoch: int
+    ) -> None: ...  # before start (from the ledger) or after (a new one). UsageError if it fits no slab.
+    def add_tombstone(self, key: bytes, life: int) -> None: ...  # before start: records of key up to life are dead
+    def start(self) -> dict[str, Any]: ...
+    # recovers, listens. Returns the recovery report: pages_dram, pages_nvme, dropped, seconds, ...
+    # Raises StorageError "owned" with the owner's pid when another daemon has the directory.
+    def clear(self, ordinal: int, epoch: int) -> int: ...  # pages removed, all tiers
+    def raise_epoch(self, epoch: int) -> None: ...
+    def evict(self, ordinal: int, pages: int, tiers: str) -> list[tuple[bytes, int]]: ...
+    # takes the coldest pages of a namespace (-1: of all) out of "dram", "nvme" or "all".
+    # Returns (key, life) of those that leave NVMe, for tombstones.
+    def flush(self, timeout_s: float) -> dict[str, int]: ...
+    # waits until what was sealed before is durable: {"flushed", "not_admitted", "pending"}
+    def drain(self) -> None: ...  # refuse new reservations from now on
+    def sweep(self) -> int: ...  # drops orphan pages; returns how many
+    def status(self) -> dict[str, Any]: ...  # nested dicts of plain numbers and strings
+    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]: ...
+    # from index position `after`; each: id, key(bytes), parent(bytes), position, tiers, bytes, sealed_at_ns
+    def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]: ...
+    # verifies digests of the DRAM pages from index position `after`:
+    # {"next", "checked", "bytes", "bad": [{"key", "reason"}], "quarantined"}; next < 0 at the end
+    def events(self) -> list[tuple[str, dict[str, str]]]: ...  # and forgets them; bounded, drops are counted
+    def stop(self) -> None: ...
+
+class NativeClient:
+    """One session with a daemon, over its local socket and shared memory. Thread-safe."""
+
+    def __init__(self, socket_path: str, verify_always: bool, timeout_s: float) -> None: ...  # connects
+    def close(self) -> None: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    def has_namespace(self, id: bytes) -> bool: ...  # from the control page
+    def lookup(
+        self, id: bytes, tokens: NDArray[Any] | None, keys: list[bytes] | None
+    ) -> tuple[int, int, int]: ...  # pages, of them in dram, of them only in nvme. No call to the daemon.
+    def load(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: list[bytes] | None,
+        first: int,
+        regions: "Regions",
+        shard: int,
+        timeout_s: float,
+    ) -> tuple[int, dict[str, int]]: ...  # pages filled in order from `first`; reasons of what was not
+    def store(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: list[bytes] | None,
+        first: int,
+        regions: "Regions",
+        shard: int,
+        timeout_s: float,
+    ) -> tuple[int, int, dict[str, int]]: ...  # stored, already, dropped by reason
+    def pin(
+        self, id: bytes, tokens: NDArray[Any] | None, keys: list[bytes] | None, first: int, timeout_s: float
+    ) -> "Pins": ...  # promotes what is on NVMe, within timeout_s
+    def control(self) -> dict[str, Any]: ...  # the control page: incarnation, heartbeat, rates, queues
+    def counters(self) -> dict[str, int]: ...  # this session's own
+
+class Pins:
+    """Pages held in DRAM until release(). Survives the daemon."""
+
+    pages: int
+    def release(self) -> None: ...
+
+class Regions:
+    """Where the pages of a load or a store lie in client memory. Keeps the buffers alive.
+    pages(array): one contiguous row a page, uint8 (n, page_bytes).
+    strided(...): page p is the pieces  bases[j] + blocks[p, b] * strides[j], of piece_bytes[j] bytes,
+    for each of its blocks b and each piece j, block by block."""
+
+    @staticmethod
+    def pages(array: Any, writable: bool) -> "Regions": ...
+    @staticmethod
+    def strided(
+        owners: list[Any],
+        bases: NDArray[np.uint64],
+        strides: NDArray[np.int64],
+        piece_bytes: NDArray[np.uint64],
+        blocks: NDArray[np.int64],
+    ) -> "Regions": ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+

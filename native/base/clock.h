@@ -1,0 +1,47 @@
+// Time as a seam. Heartbeats, deadlines and TTLs use the boot clock, which counts suspended time
+// and never steps; wall time is information only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+
+namespace kvw {
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual uint64_t boot_ns() const = 0;
+  virtual uint64_t wall_ns() const = 0;
+};
+
+class BootClock final : public Clock {
+ public:
+  uint64_t boot_ns() const override { return read(CLOCK_BOOTTIME); }
+  uint64_t wall_ns() const override { return read(CLOCK_REALTIME); }
+
+ private:
+  static uint64_t read(clockid_t id) {
+    timespec t{};
+    clock_gettime(id, &t);
+    return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+  }
+};
+
+// Moves only when told to.
+class FakeClock final : public Clock {
+ public:
+  uint64_t boot_ns() const override { return now_.load(); }
+  uint64_t wall_ns() const override { return now_.load(); }
+  void advance_ns(uint64_t ns) { now_ += ns; }
+
+ private:
+  std::atomic<uint64_t> now_{1000000000ull};
+};
+
+const Clock& system_clock();
+
+inline constexpr uint64_t kSecondNs = 1000000000ull;
+inline constexpr uint64_t kMillisecondNs = 1000000ull;
+
+}  // namespace kvw

@@ -1,0 +1,25 @@
+#include "base/fd.h"
+
+#include <cerrno>
+#include <string>
+
+#include "base/error.h"
+
+namespace kvw {
+
+Mapping::Mapping(int fd, size_t bytes, bool writable) : bytes_(bytes) {
+  const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
+  void* mapped = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (mapped == MAP_FAILED)
+    throw storage_error("cannot map " + std::to_string(bytes) + " bytes", errno);
+  data_ = static_cast<std::byte*>(mapped);
+  ::madvise(mapped, bytes, MADV_DONTFORK);
+}
+
+void Mapping::reset() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace kvw

@@ -1,0 +1,25 @@
+// The page digest: XXH3-64, seeded with the page's key and shard, over the XXH3-64 of each 4 KiB
+// leaf. A tree, so that a copy can compute it leaf by leaf while the leaf is in the first-level
+// cache, and a GPU can compute leaves in parallel. docs/format.md has the definition.
+// Stateless; thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/types.h"
+
+namespace kvw {
+
+// XXH3-64 of (key.lo, key.hi, shard, bytes), little-endian: what makes two pages that swapped
+// their payloads fail.
+uint64_t digest_seed(const Key& key, uint32_t shard, uint64_t bytes);
+
+// The root over the leaves' digests.
+uint64_t digest_root(std::span<const uint64_t> leaves, uint64_t seed);
+
+// The whole digest of contiguous bytes, with the best instructions this machine has.
+uint64_t page_digest(const std::byte* data, uint64_t bytes, const Key& key, uint32_t shard);
+
+}  // namespace kvw

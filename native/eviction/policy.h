@@ -1,0 +1,57 @@
+// Which page leaves a tier next. A policy sees page metadata alone: it runs in the daemon over the
+// index's page ids and in a trace replay over the trace's, without an arena or a daemon.
+// Not thread-safe: one thread owns a policy. Invariant: a victim has no resident descendants, so
+// prefixes never get gaps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/types.h"
+
+namespace kvw {
+
+class EvictionPolicy {
+ public:
+  virtual ~EvictionPolicy() = default;
+
+  // The page became resident. `parent` is its parent if that is resident, else kNoPage.
+  // Ids are dense (below the capacity given at construction, or grown to). O(1).
+  virtual void inserted(PageId page, PageId parent) = 0;
+  // `child` became resident before its parent did (promotion, recovery): link them. O(1).
+  virtual void adopt(PageId parent, PageId child) = 0;
+  // The page was used. O(1).
+  virtual void touched(PageId page) = 0;
+  // The page left. Its resident children, if any, become roots. O(children).
+  virtual void removed(PageId page) = 0;
+  // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
+  // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident
+  // until removed() is called. Returns how many were found. Bounded work: amortised O(1) a victim.
+  virtual size_t victims(std::span<PageId> out, const class Keep& keep) = 0;
+  // Position in coldness for comparing two pages: larger is more recently used.
+  virtual uint64_t heat(PageId page) const = 0;
+  virtual size_t size() const = 0;
+};
+
+// Says which pages may not leave now (pinned, being written to disk).
+class Keep {
+ public:
+  virtual ~Keep() = default;
+  virtual bool operator()(PageId page) const = 0;
+};
+
+// Keeps nothing.
+class KeepNone final : public Keep {
+ public:
+  bool operator()(PageId) const override { return false; }
+};
+
+// Names: "lru". Throws Error (usage) that lists the known names. `capacity` is a hint of ids.
+std::unique_ptr<EvictionPolicy> make_policy(std::string_view name, size_t capacity);
+std::vector<std::string> policy_names();
+
+}  // namespace kvw

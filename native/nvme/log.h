@@ -1,0 +1,140 @@
+// The NVMe tier: a log of self-describing records in recycled fixed-size segment files.
+//
+// Threading: every method of Log and every call to its LogHost happens on the core thread. A disk
+// thread inside (nvme/disk.h) does the I/O, the digests and the flushes; the core thread hears of
+// finished work through event_fd() and poll(), and never waits for a device.
+//
+// Invariants:
+//  - A record is believed only if its header's checksum holds and its life is its segment's life.
+//  - A segment's header with its new life is written and flushed before the first new record.
+//  - An extent is reported by on_written() after its write completed; durable after the next flush.
+//  - A segment is reused only when no extent of it is named by the index, no read is in flight on
+//    it, and the pin scan after the fence found nothing.
+//  - Bytes on disk never exceed the capacity; queued bytes never exceed queue_bytes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/types.h"
+#include "nvme/record.h"
+
+namespace kvw::nvme {
+
+struct LogOptions {
+  std::string directory;            // holds segments/NNNNNNNN.seg
+  Key warehouse_id;                 // a segment of another warehouse is refused, never overwritten
+  uint64_t capacity_bytes = 0;      // hard bound on all segment files together
+  uint64_t segment_bytes = 256ull << 20;
+  uint64_t queue_bytes = 256ull << 20;   // write-behind queue; beyond it append() refuses
+  uint64_t flush_interval_ns = kSecondNs;
+  uint64_t retry_interval_ns = 30 * kSecondNs;  // a read-only tier is probed again after this
+  unsigned depth = 8;
+  std::string io_engine = "auto";
+  uint64_t epoch_now = 0;           // the warehouse's clear epoch, stamped into segment headers
+};
+
+enum class ReadResult { ok, io_error, mismatch };  // mismatch: header, life, key or digest is not what it should be
+
+// How reclaim weighs a record.
+enum class RecordUse {
+  dead,  // the index no longer names this extent, or the page's ancestors are gone from every tier
+  cold,  // droppable
+  hot,   // recently used and with live ancestors: worth relocating
+};
+
+// What the log asks of and tells its owner.
+class LogHost {
+ public:
+  virtual ~LogHost() = default;
+  // The record of append(ticket) is written: put the extent into the index.
+  virtual void on_written(uint64_t ticket, const Extent& extent) = 0;
+  // It is not, and never will be. reason: "io_error", "no_space", "read_only", "stopped".
+  virtual void on_write_failed(uint64_t ticket, std::string_view reason) = 0;
+  // read(ticket) ended. facts is filled when ok; the payload is then in the buffer and verified.
+  virtual void on_read(uint64_t ticket, ReadResult result, PageFacts&& facts) = 0;
+  virtual RecordUse use_of(const Key& key, const Extent& extent) = 0;
+  // The record is going away: if the index names exactly this extent, take it out. `lost` says that
+  // the bytes are not trusted any more (failed flush), rather than reclaimed.
+  virtual void forget(const Key& key, const Extent& extent, bool lost) = 0;
+  // A relocated record: if the index names `from`, name `to` instead.
+  virtual void moved(const Key& key, const Extent& from, const Extent& to) = 0;
+  // Publish the segment's word (life, closing) for clients that pin extents.
+  virtual void set_segment_word(uint32_t segment, uint32_t life, bool closing) = 0;
+  // After the fence: does any session pin an extent of this segment?
+  virtual bool segment_pinned(uint32_t segment) = 0;
+  // A thing worth a log line: name and a short text of fields. Rare by construction.
+  virtual void on_event(std::string_view name, std::string_view detail) = 0;
+};
+
+struct RecoveredRecord {
+  Extent extent;
+  PageFacts facts;  // witness and digests are empty where they came from a table of contents
+};
+
+struct RecoveryReport {
+  uint64_t segments = 0;
+  uint64_t records = 0;
+  uint64_t scanned_segments = 0;   // had no valid table of contents
+  uint64_t refused_records = 0;    // bad checksum, digest or life
+  uint64_t foreign_segments = 0;
+  uint64_t epoch_seen = 0;         // the highest clear epoch in any segment header
+};
+
+enum class LogHealth { ok, read_only };
+
+struct LogStats {
+  LogHealth health = LogHealth::ok;
+  std::string health_reason;
+  uint64_t capacity_bytes = 0, used_bytes = 0;      // used: closed and open segments
+  uint64_t segments = 0, free_segments = 0;
+  uint64_t live_records = 0;
+  uint64_t queued_bytes = 0, queued_records = 0, reads_in_flight = 0;
+  uint64_t written_records = 0, written_bytes = 0;  // by append, record bytes
+  uint64_t relocated_records = 0, relocated_bytes = 0;
+  uint64_t read_records = 0, read_bytes = 0;
+  uint64_t reclaimed_segments = 0, dropped_records = 0;
+  uint64_t write_errors = 0, read_errors = 0, mismatches = 0, flush_errors = 0, flushes = 0;
+  uint64_t read_bytes_per_s = 0, write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
+  std::string io_engine;
+};
+
+class Log {
+ public:
+  virtual ~Log() = default;
+
+  // Reads all segments; calls back for every believed record (any order; the owner lets the higher
+  // (life, offset) of a duplicate win and applies tombstones). Call once, before anything else.
+  virtual RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) = 0;
+
+  // Queues a page for writing. `payload` (facts.payload_bytes(), 4 KiB aligned) must stay unchanged
+  // until on_written or on_write_failed. False: the queue is full or the tier is read-only.
+  virtual bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload) = 0;
+  // Reads and verifies a record into `payload`. False: too many reads queued; ask again later.
+  virtual bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) = 0;
+
+  // Everything appended before this call: returns a number that durable_through() reaches when it
+  // is on stable media (or is known to have failed).
+  virtual uint64_t request_flush() = 0;
+  virtual uint64_t durable_through() const = 0;
+
+  virtual void set_epoch(uint64_t epoch) = 0;
+  virtual int event_fd() const = 0;
+  virtual void poll() = 0;              // handle finished work
+  virtual void tick() = 0;              // flush interval, reclaim, probing of a read-only tier
+  // Drops all records of a segment as if it were reclaimed; for an index that is full. False: none to spare.
+  virtual bool reclaim_one() = 0;
+  virtual LogStats stats() const = 0;
+  // Ends the disk thread; unwritten appends fail with "stopped". Flush first to keep them.
+  virtual void stop() = 0;
+};
+
+std::unique_ptr<Log> open_log(const LogOptions& options, LogHost& host, const Clock& clock);
+
+}  // namespace kvw::nvme
