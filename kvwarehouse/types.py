@@ -1,0 +1,240 @@
+"""The values that cross the public surface: Namespace and the results of calls.
+
+All are frozen; thread-safe by being immutable. No I/O and no native code here, so that every
+layer can import this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from kvwarehouse.errors import UsageError
+
+# The same numbers as native/base/types.h; tests/unit/test_types.py compares them.
+MAX_SHARDS = 64
+MAX_PAGE_TOKENS = 4096
+MAX_PAGE_BYTES = 1 << 30
+MAX_TEXT_CHARS = 1024
+MAX_EXTRA_FIELDS = 64
+MAX_TOKEN = 2**32 - 1
+
+NAMESPACE_ID_BYTES = 16
+CHAIN_SCHEME = "kvw-xxh3-128/1"
+"""The warehouse's own keyed prefix chain (native/chain/chain.h)."""
+
+_ID_VERSION = b"kvwarehouse.namespace/1"
+_REQUIRED_TEXTS = ("model", "weights", "dtype", "layout")
+_OPTIONAL_TEXTS = (
+    "kv_dtype",
+    "attention_backend",
+    "cache_group",
+    "adapter",
+    "salt",
+    "hash_scheme",
+)
+_NUMBERS = (
+    ("page_tokens", MAX_PAGE_TOKENS),
+    ("page_bytes", MAX_PAGE_BYTES),
+    ("shards", MAX_SHARDS),
+)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Everything that must match for KV to be interchangeable. Two namespaces share pages exactly
+    when every field is equal; `id` is a digest of all of them.
+
+    Fields are checked when it is made: UsageError (code "bad_namespace") names the field, the
+    value and the fix. Texts have at most 1024 characters and no control characters."""
+
+    model: str
+    """Name of the model, for people and for telling models apart."""
+    weights: str
+    """Fingerprint of the weights themselves: `kvw.fingerprint(path)`, never only a path."""
+    dtype: str
+    """Type the model computes in, such as "bfloat16"."""
+    layout: str
+    """Who writes the bytes of a page and in which version of its order, as "writer/version"."""
+    page_tokens: int
+    """Tokens of a page, 1 to 4096."""
+    page_bytes: int
+    """Bytes of one shard of a page, 1 to 1 GiB."""
+    shards: int = 1
+    """Ranks that hold a part of every page (the tensor-parallel size), 1 to 64."""
+    kv_dtype: str = ""
+    """Type of the stored KV, where it differs from `dtype` (such as "fp8_e4m3")."""
+    attention_backend: str = ""
+    """The attention implementation, where the bytes of a page depend on it."""
+    cache_group: str = ""
+    """Which of a hybrid model's cache groups; each is its own namespace."""
+    adapter: str = ""
+    """Fingerprint of a LoRA or another adapter that changes the KV."""
+    salt: str = ""
+    """Separates those who must not share, such as tenants of one engine."""
+    hash_scheme: str = CHAIN_SCHEME
+    """How keys are made from tokens; an engine that passes its own block hashes names them here."""
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Whatever else the bytes depend on, text to text, at most 64 entries."""
+    id: bytes = field(init=False, repr=False, compare=False)
+    """16 bytes; a digest of every field above."""
+
+    def __post_init__(self) -> None:
+        for name in _REQUIRED_TEXTS:
+            _check_text(name, getattr(self, name), required=True)
+        for name in _OPTIONAL_TEXTS:
+            _check_text(name, getattr(self, name), required=name == "hash_scheme")
+        for name, largest in _NUMBERS:
+            object.__setattr__(self, name, _checked_number(name, getattr(self, name), largest))
+        object.__setattr__(self, "extra", MappingProxyType(_checked_extra(self.extra)))
+        object.__setattr__(self, "id", _digest(self))
+
+    def to_fields(self) -> dict[str, Any]:
+        """All fields as plain JSON-able values, for the wire and the ledger."""
+        names = (*_REQUIRED_TEXTS, *(name for name, _ in _NUMBERS), *_OPTIONAL_TEXTS)
+        return {**{name: getattr(self, name) for name in names}, "extra": dict(self.extra)}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Namespace:
+        """The namespace that `to_fields` described. Raises UsageError on a missing or unknown
+        field: a field this version does not know would silently change what may be shared."""
+        known = {name for name in cls.__dataclass_fields__ if name != "id"}
+        for name in fields:
+            if name not in known:
+                raise _bad(name, fields[name], "is not a field of this version; upgrade it")
+        missing = [name for name in ("page_tokens", "page_bytes") if name not in fields]
+        missing += [name for name in _REQUIRED_TEXTS if name not in fields]
+        if missing:
+            raise _bad(missing[0], None, "is missing; give it a value")
+        return cls(**fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Namespace.from_fields, (self.to_fields(),))
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest stored prefix: `pages` of them, `tokens` tokens long. `by_tier` says where each
+    page is read from now, the fastest tier that has it: {"dram": .., "nvme": ..}."""
+
+    pages: int
+    tokens: int
+    by_tier: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StoreResult:
+    """What became of the pages of one store: they add up to the pages that were passed."""
+
+    stored: int
+    """Pages (of this shard) written and sealed by this call."""
+    already: int
+    """Pages that were there, or that another rank or client is writing."""
+    dropped: dict[str, int]
+    """Pages not stored, by reason; empty when there are none."""
+
+    @property
+    def dropped_pages(self) -> int:
+        return sum(self.dropped.values())
+
+
+class Loaded(int):
+    """Pages that a load filled, in order: an int that also knows why the rest was not filled."""
+
+    missed: dict[str, int]
+    """Reason to pages, for those asked for and not filled; empty when all were."""
+
+    def __new__(cls, pages: int, missed: Mapping[str, int] | None = None) -> Loaded:
+        self = super().__new__(cls, pages)
+        self.missed = dict(missed or {})
+        return self
+
+    def __repr__(self) -> str:
+        return f"Loaded({int(self)}, missed={self.missed})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Loaded, (int(self), self.missed))
+
+
+@dataclass(frozen=True)
+class FlushResult:
+    """What a flush reached. `pending` is not zero when its time ran out."""
+
+    flushed: int
+    not_admitted: int
+    pending: int
+
+
+def _check_text(name: str, value: object, *, required: bool) -> None:
+    if not isinstance(value, str):
+        raise _bad(name, value, f"is {_kind(value)}; give it text")
+    if required and not value.strip():
+        raise _bad(name, value, "is empty; name it, because KV is shared by this")
+    if len(value) > MAX_TEXT_CHARS:
+        raise _bad(
+            name,
+            value[:40] + "...",
+            f"has {len(value)} characters; at most {MAX_TEXT_CHARS} (pass a fingerprint instead)",
+        )
+    if not value.isprintable():
+        raise _bad(name, value, "has control or unprintable characters; remove them")
+
+
+def _checked_number(name: str, value: Any, largest: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise _bad(name, value, f"is {_kind(value)}; give it a whole number from 1 to {largest}")
+    if not 1 <= number <= largest:
+        raise _bad(name, value, f"is out of range; use 1 to {largest}")
+    return number
+
+
+def _checked_extra(extra: object) -> dict[str, str]:
+    if not isinstance(extra, Mapping):
+        raise _bad("extra", extra, f"is {_kind(extra)}; give it a mapping of text to text")
+    if len(extra) > MAX_EXTRA_FIELDS:
+        raise _bad("extra", f"({len(extra)} entries)", f"has over {MAX_EXTRA_FIELDS} entries")
+    for name, value in extra.items():
+        _check_text("name in extra", name, required=True)
+        _check_text(f"extra[{name!r}]", value, required=False)
+    return dict(sorted(extra.items()))
+
+
+def _digest(space: Namespace) -> bytes:
+    """blake2b-128 over the version and every field as length-prefixed UTF-8 (docs/format.md).
+
+    Optional fields at their defaults are left out, so that a field added later, at its default,
+    changes no id."""
+    items = [(name, getattr(space, name)) for name in _REQUIRED_TEXTS]
+    items += [(name, str(getattr(space, name))) for name, _ in _NUMBERS]
+    defaults = Namespace.__dataclass_fields__
+    for name in _OPTIONAL_TEXTS:
+        if getattr(space, name) != defaults[name].default:
+            items.append((name, getattr(space, name)))
+    items += [(f"extra.{name}", value) for name, value in space.extra.items()]
+    state = hashlib.blake2b(digest_size=NAMESPACE_ID_BYTES)
+    state.update(_ID_VERSION)
+    for item in items:
+        for text in item:
+            encoded = text.encode("utf-8")
+            state.update(len(encoded).to_bytes(4, "little") + encoded)
+    return state.digest()
+
+
+def _kind(value: object) -> str:
+    return f"of type {type(value).__name__}"
+
+
+def _bad(name: str, value: object, problem: str) -> UsageError:
+    return UsageError(
+        f"namespace field {name} = {value!r} {problem}",
+        code="bad_namespace",
+        context={"field": name, "value": value},
+    )
