@@ -1,0 +1,1 @@
+"""The wire contract: generated code, conversions, limits, error codes. Sole importer of wire.generated."""

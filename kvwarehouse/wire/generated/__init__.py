@@ -1,0 +1,1 @@
+"""Generated code. Only kvwarehouse.wire imports it."""
