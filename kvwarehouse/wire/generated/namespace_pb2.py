@@ -27,19 +27,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvwarehouse/v1/namespace.proto\x12\x0ekvwarehouse.v1\"\xec\x01\n\tNamespace\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x12\n\npage_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06shards\x18\x07 \x01(\r\x12\x37\n\x07options\x18\x08 \x03(\x0b\x32&.kvwarehouse.v1.Namespace.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x83\x01\n\rNamespaceInfo\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07ordinal\x18\x02 \x01(\r\x12)\n\x06\x66ields\x18\x03 \x01(\x0b\x32\x19.kvwarehouse.v1.Namespace\x12\x13\n\x0b\x63lear_epoch\x18\x04 \x01(\x04\x12\x15\n\rcreated_at_ns\x18\x05 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvwarehouse/v1/namespace.proto\x12\x0ekvwarehouse.v1\"\xdc\x02\n\tNamespace\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x12\n\npage_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06shards\x18\x07 \x01(\r\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12\x13\n\x0b\x63\x61\x63he_group\x18\n \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x0c\n\x04salt\x18\x0c \x01(\t\x12\x13\n\x0bhash_scheme\x18\r \x01(\t\x12\x33\n\x05\x65xtra\x18\x0e \x03(\x0b\x32$.kvwarehouse.v1.Namespace.ExtraEntry\x1a,\n\nExtraEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x83\x01\n\rNamespaceInfo\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07ordinal\x18\x02 \x01(\r\x12)\n\x06\x66ields\x18\x03 \x01(\x0b\x32\x19.kvwarehouse.v1.Namespace\x12\x13\n\x0b\x63lear_epoch\x18\x04 \x01(\x04\x12\x15\n\rcreated_at_ns\x18\x05 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvwarehouse.v1.namespace_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NAMESPACE_OPTIONSENTRY']._loaded_options = None
-  _globals['_NAMESPACE_OPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_NAMESPACE_EXTRAENTRY']._loaded_options = None
+  _globals['_NAMESPACE_EXTRAENTRY']._serialized_options = b'8\001'
   _globals['_NAMESPACE']._serialized_start=51
-  _globals['_NAMESPACE']._serialized_end=287
-  _globals['_NAMESPACE_OPTIONSENTRY']._serialized_start=241
-  _globals['_NAMESPACE_OPTIONSENTRY']._serialized_end=287
-  _globals['_NAMESPACEINFO']._serialized_start=290
-  _globals['_NAMESPACEINFO']._serialized_end=421
+  _globals['_NAMESPACE']._serialized_end=399
+  _globals['_NAMESPACE_EXTRAENTRY']._serialized_start=355
+  _globals['_NAMESPACE_EXTRAENTRY']._serialized_end=399
+  _globals['_NAMESPACEINFO']._serialized_start=402
+  _globals['_NAMESPACEINFO']._serialized_end=533
 # @@protoc_insertion_point(module_scope)

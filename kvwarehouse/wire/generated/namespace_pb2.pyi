@@ -9,8 +9,8 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Namespace(_message.Message):
-    __slots__ = ("model", "weights", "dtype", "layout", "page_tokens", "page_bytes", "shards", "options")
-    class OptionsEntry(_message.Message):
+    __slots__ = ("model", "weights", "dtype", "layout", "page_tokens", "page_bytes", "shards", "kv_dtype", "attention_backend", "cache_group", "adapter", "salt", "hash_scheme", "extra")
+    class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -24,7 +24,13 @@ class Namespace(_message.Message):
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
-    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    CACHE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    HASH_SCHEME_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
     model: str
     weights: str
     dtype: str
@@ -32,8 +38,14 @@ class Namespace(_message.Message):
     page_tokens: int
     page_bytes: int
     shards: int
-    options: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[str] = ..., weights: _Optional[str] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., page_tokens: _Optional[int] = ..., page_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    kv_dtype: str
+    attention_backend: str
+    cache_group: str
+    adapter: str
+    salt: str
+    hash_scheme: str
+    extra: _containers.ScalarMap[str, str]
+    def __init__(self, model: _Optional[str] = ..., weights: _Optional[str] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., page_tokens: _Optional[int] = ..., page_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., cache_group: _Optional[str] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., hash_scheme: _Optional[str] = ..., extra: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class NamespaceInfo(_message.Message):
     __slots__ = ("id", "ordinal", "fields", "clear_epoch", "created_at_ns")

@@ -246,7 +246,7 @@ class NamespaceStatus(_message.Message):
     def __init__(self, ordinal: _Optional[int] = ..., id: _Optional[str] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ..., clear_epoch: _Optional[int] = ...) -> None: ...
 
 class RecoveryStatus(_message.Message):
-    __slots__ = ("pages_dram", "pages_nvme", "limbo_slots", "dropped", "segments_scanned", "records_refused", "seconds")
+    __slots__ = ("pages_dram", "pages_nvme", "limbo_slots", "dropped", "segments_scanned", "records_refused", "epoch_seen", "seconds")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class RecoveryStatus(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_SCANNED_FIELD_NUMBER: _ClassVar[int]
     RECORDS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_SEEN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     pages_dram: int
     pages_nvme: int
@@ -267,5 +268,6 @@ class RecoveryStatus(_message.Message):
     dropped: _containers.ScalarMap[str, int]
     segments_scanned: int
     records_refused: int
+    epoch_seen: int
     seconds: float
-    def __init__(self, pages_dram: _Optional[int] = ..., pages_nvme: _Optional[int] = ..., limbo_slots: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., segments_scanned: _Optional[int] = ..., records_refused: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, pages_dram: _Optional[int] = ..., pages_nvme: _Optional[int] = ..., limbo_slots: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., segments_scanned: _Optional[int] = ..., records_refused: _Optional[int] = ..., epoch_seen: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...

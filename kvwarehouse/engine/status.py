@@ -1,0 +1,122 @@
+"""What Core.status() returns, and Core.start()'s report: nested dicts of plain values.
+
+The same names as in proto/kvwarehouse/v1/status.proto (a test keeps them equal). Counters rise from
+the daemon's start. One call is one snapshot: sums hold within it.
+"""
+
+from typing import TypedDict
+
+
+class DramStatus(TypedDict):
+    capacity_bytes: int
+    populated_bytes: int
+    used_bytes: int  # slots in any state but FREE
+    pages: int
+    free_slots: int
+    reserved_slots: int
+    limbo_slots: int
+
+
+class NvmeStatus(TypedDict):
+    """The fields of nvme::LogStats, and what the index knows. All zero without the tier."""
+
+    health: str  # "off", "ok", "read_only"
+    reason: str
+    io_engine: str
+    capacity_bytes: int
+    used_bytes: int
+    pages: int
+    segments: int
+    free_segments: int
+    queued_bytes: int
+    queued_records: int
+    reads_in_flight: int
+    written_records: int
+    written_bytes: int
+    relocated_records: int
+    relocated_bytes: int
+    read_records: int
+    read_bytes: int
+    reclaimed_segments: int
+    dropped_records: int
+    write_errors: int
+    read_errors: int
+    mismatches: int
+    flushes: int
+    flush_errors: int
+    read_bytes_per_s: int
+    write_bytes_per_s: int
+    oldest_life: int  # of any segment that holds records; 0: none does. Older tombstones are moot.
+
+
+class TiersStatus(TypedDict):
+    dram: DramStatus
+    nvme: NvmeStatus
+
+
+class LookupsStatus(TypedDict):
+    """Outcomes, from the counters that clients publish. A page once: the sum is the pages asked."""
+
+    pages_hit_dram: int
+    pages_hit_nvme: int
+    pages_missed: int
+
+
+class LoadsStatus(TypedDict):
+    pages_loaded: int
+    bytes_loaded: int
+    failed: dict[str, int]  # pages by reason, see LOAD_REASONS
+
+
+class StoresStatus(TypedDict):
+    pages_sealed: int
+    bytes_sealed: int
+    already: int
+    dropped: dict[str, int]  # pages by reason, see DROP_REASONS
+
+
+class IndexStatus(TypedDict):
+    pages: int
+    capacity: int
+
+
+class NamespaceStatus(TypedDict):
+    ordinal: int
+    id: str  # 32 hex digits
+    dram_pages: int
+    nvme_pages: int
+    clear_epoch: int
+
+
+class RecoveryStatus(TypedDict):
+    """What start() found; also its return value."""
+
+    pages_dram: int
+    pages_nvme: int
+    limbo_slots: int
+    dropped: dict[str, int]  # pages by reason
+    segments_scanned: int
+    records_refused: int
+    epoch_seen: int  # the highest clear epoch met in any header; the ledger must not be behind it
+    seconds: float
+
+
+class CoreStatus(TypedDict):
+    warehouse_id: str  # 32 hex digits
+    incarnation: int
+    uptime_s: float
+    draining: bool
+    tiers: TiersStatus
+    lookups: LookupsStatus
+    loads: LoadsStatus
+    stores: StoresStatus
+    evictions: dict[str, int]  # pages by reason
+    quarantined: int
+    digest_mismatches: int
+    orphan_pages: int
+    sessions: int
+    pins: int
+    index: IndexStatus
+    namespaces: list[NamespaceStatus]
+    recovery: RecoveryStatus
+    events_dropped: int

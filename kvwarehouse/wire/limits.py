@@ -1,0 +1,33 @@
+"""Bounds of the wire contract, as proto/kvwarehouse/v1/warehouse.proto states them.
+
+Both ends use these numbers, so that neither sends what the other refuses.
+"""
+
+from collections.abc import Sequence
+
+CHUNK_BYTES = 1 << 20
+"""KV in one message. Larger chunks measured slower (4 MiB: 0.6 of the rate of 1 MiB)."""
+
+MAX_TOKENS = 1 << 20
+"""Token ids in one prefix: the longest context windows of today's models; 4 MiB packed."""
+
+MAX_KEYS = 1 << 16
+"""Engine keys in one prefix: MAX_TOKENS in pages of 16, the smallest blocks engines use."""
+
+MAX_KEY_BYTES = 64
+"""One engine key; the same number as native/base/types.h."""
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""Any message: room for the largest prefix (65,536 keys of 64 bytes are 4.3 MiB) beside the rest."""
+
+MAX_LIST_PAGES = 1000
+"""Pages of one ListPages answer: about 100 bytes each."""
+
+MAX_EVICT_PAGES = 100_000
+"""Pages of one Evict: bounds the tombstones of one ledger transaction."""
+
+CHANNEL_OPTIONS: Sequence[tuple[str, int | str]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+"""For servers and channels alike. gRPC's own defaults are 4 MiB in and no bound out."""
