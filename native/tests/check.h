@@ -1,0 +1,196 @@
+// What the native tests are written with. Each file of this folder is one executable:
+//
+//   #include "tests/check.h"
+//   TEST(slot_is_refused_when_its_generation_moved) { CHECK_EQ(seal(stale), Sealed::refused); }
+//
+// and needs no main. `--filter TEXT` runs the tests whose name has TEXT in it, `--list` names them,
+// `--seed N` repeats a run (KVW_SEED does the same) and `--rounds N` scales the loops of fuzzing
+// tests. The exit status is 1 when a test failed and 2 when no test ran.
+//
+// A failed check ends its test by throwing, so it must not be used on a thread of the test's own:
+// collect what happened there, join, and check here. A child of fork() ends in _exit().
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace kvw::check {
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Test {
+  const char* name;
+  void (*body)();
+};
+
+struct Run {
+  uint64_t seed = 0;
+  uint64_t rounds_factor = 1;
+  std::string filter;
+  bool list = false;
+};
+
+inline std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+
+inline Run& run() {
+  static Run options;
+  return options;
+}
+
+struct Registration {
+  Registration(const char* name, void (*body)()) { tests().push_back({name, body}); }
+};
+
+// Every test starts its own generator from the run's seed and its name, so that --filter does not
+// change what a test sees.
+inline std::mt19937_64 random(std::string_view name) {
+  uint64_t mixed = run().seed ^ 0xcbf29ce484222325ull;  // FNV-1a: the same on every library
+  for (const char c : name) mixed = (mixed ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return std::mt19937_64(mixed);
+}
+
+// How often a fuzzing loop goes round.
+inline uint64_t rounds(uint64_t usual) { return usual * run().rounds_factor; }
+
+[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
+  throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + what);
+}
+
+template <class T>
+std::string shown(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return std::to_string(static_cast<long long>(value));
+  } else if constexpr (requires(std::ostringstream out) { out << value; }) {
+    std::ostringstream text;
+    text << value;
+    return text.str();
+  } else {
+    return "(a value that does not print)";
+  }
+}
+
+// Integers compare by value, whatever their signs and sizes.
+template <class A, class B>
+bool same(const A& a, const B& b) {
+  if constexpr (std::is_integral_v<A> && std::is_integral_v<B>) {
+    return (a < A{}) == (b < B{}) && static_cast<uint64_t>(a) == static_cast<uint64_t>(b);
+  } else {
+    return a == b;
+  }
+}
+
+template <class A, class B>
+void equal(const A& a, const B& b, const char* text, const char* file, int line) {
+  if (!same(a, b)) fail(file, line, std::string(text) + ": " + shown(a) + " is not " + shown(b));
+}
+
+template <class Body>
+void throws(Body&& body, std::string_view code, const char* text, const char* file, int line) {
+  try {
+    body();
+  } catch (const kvw::Error& error) {
+    if (error.code() == code) return;
+    fail(file, line,
+         std::string(text) + ": threw code " + error.code() + " (" + error.what() + ")");
+  }
+  fail(file, line, std::string(text) + ": did not throw");
+}
+
+inline uint64_t number(const char* text, const char* option) {
+  char* end = nullptr;
+  const uint64_t value = std::strtoull(text, &end, 0);
+  if (end != text && *end == '\0') return value;
+  std::fprintf(stderr, "%s needs a number, got \"%s\"\n", option, text);
+  std::exit(2);
+}
+
+inline void parse(int argc, char** argv) {
+  run().seed = std::random_device{}();
+  if (const char* seed = std::getenv("KVW_SEED")) run().seed = number(seed, "KVW_SEED");
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view option = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (option == "--list") {
+      run().list = true;
+      continue;
+    }
+    ++i;
+    if (option == "--filter") {
+      run().filter = value;
+    } else if (option == "--seed") {
+      run().seed = number(value, "--seed");
+    } else if (option == "--rounds") {
+      run().rounds_factor = number(value, "--rounds");
+    } else {
+      std::fprintf(stderr, "usage: %s [--list] [--filter TEXT] [--seed N] [--rounds N]\n", argv[0]);
+      std::exit(2);
+    }
+  }
+}
+
+inline bool passes(const Test& test) {
+  std::printf("%s ... ", test.name);
+  std::fflush(stdout);  // a crash must leave the name of the test behind
+  try {
+    test.body();
+  } catch (const std::exception& error) {
+    std::printf("FAILED\n  %s\n", error.what());
+    return false;
+  }
+  std::printf("ok\n");
+  return true;
+}
+
+inline int run_all(int argc, char** argv) {
+  parse(argc, argv);
+  if (!run().list) std::printf("seed %llu\n", static_cast<unsigned long long>(run().seed));
+  int ran = 0;
+  int failed = 0;
+  for (const Test& test : tests()) {
+    if (std::strstr(test.name, run().filter.c_str()) == nullptr) continue;
+    ++ran;
+    if (run().list) {
+      std::printf("%s\n", test.name);
+    } else if (!passes(test)) {
+      ++failed;
+    }
+  }
+  if (!run().list) std::printf("%d run, %d failed\n", ran, failed);
+  if (ran == 0) return 2;
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace kvw::check
+
+#define TEST(name)                                                             \
+  static void test_##name();                                                   \
+  static const kvw::check::Registration registered_##name(#name, test_##name); \
+  static void test_##name()
+
+#define CHECK(condition) \
+  ((condition) ? void() : kvw::check::fail(__FILE__, __LINE__, "not true: " #condition))
+
+#define CHECK_EQ(a, b) kvw::check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)
+
+// The expression throws kvw::Error with exactly this code.
+#define CHECK_THROWS(expression, code) \
+  kvw::check::throws([&] { (void)(expression); }, (code), #expression, __FILE__, __LINE__)
+
+int main(int argc, char** argv) { return kvw::check::run_all(argc, argv); }
