@@ -1,0 +1,90 @@
+# The one door: a newcomer, a developer and the continuous integration use the same targets.
+# `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := build/editable
+TORCH := torch==2.13.0
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+# Tests of other kinds of machines and hours have targets of their own.
+ELSEWHERE := engines gpu soak
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+
+.PHONY: help
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' \
+	  | while IFS='|' read -r name what; do printf '  make %-13s %s\n' "$$name" "$$what"; done
+
+.PHONY: setup
+setup:  ## .venv with everything to run and test; quick when nothing changed
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh daemon test
+
+.PHONY: setup-transformers
+setup-transformers: setup
+	@VENV="$(VENV)" scripts/requirements.sh transformers "$(TORCH)"
+
+.PHONY: setup-lint
+setup-lint: setup
+	@VENV="$(VENV)" scripts/requirements.sh lint
+
+.PHONY: demo
+demo: setup-transformers  ## a real model over real text: what reuse saves (ARGS="--json")
+	@$(BIN)/kvwarehouse demo $(ARGS)
+
+.PHONY: test
+test: test-native test-python  ## every test that needs no engine and no GPU
+
+.PHONY: test-native
+test-native: setup
+	@cmake=$$(PATH="$(BIN):$$PATH" command -v cmake); \
+	PATH="$(CURDIR)/$(BIN):$$PATH" "$$cmake" --build $(BUILD) --target native_tests -j $(JOBS); \
+	"$$(dirname "$$cmake")/ctest" --test-dir $(BUILD) --output-on-failure --no-tests=ignore -j 2
+
+.PHONY: test-python
+test-python: setup
+	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(ARGS)
+
+.PHONY: test-engines
+test-engines: setup-transformers  ## the tests that need torch and an engine
+	@if compgen -G 'tests/engines/**/test_*.py' >/dev/null || compgen -G 'tests/engines/test_*.py' >/dev/null; \
+	then $(PYTEST) tests/engines $(ARGS); else echo 'tests/engines has no tests yet'; fi
+
+.PHONY: lint
+lint: setup-lint  ## style, types, layers, generated code, native checks
+	@BIN="$(CURDIR)/$(BIN)" BUILD="$(BUILD)" JOBS="$(JOBS)" scripts/lint.sh
+
+.PHONY: fmt
+fmt: setup-lint  ## rewrite the sources in the project's style
+	@$(BIN)/ruff check --fix --exit-zero --quiet .
+	@$(BIN)/ruff format --quiet .
+	@find native \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format -i
+
+.PHONY: proto
+proto: setup-lint  ## regenerate the wire code after a change of proto/
+	@$(BIN)/python scripts/generate_proto.py
+
+.PHONY: bench
+bench: setup  ## this machine's figures, as ratios to its limits (ARGS="--json")
+	@$(BIN)/kvwarehouse bench $(ARGS)
+
+.PHONY: asan tsan
+asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
+	@VENV="$(VENV)" JOBS="$(JOBS)" scripts/sanitize.sh address
+tsan: setup  ## native tests under ThreadSanitizer
+	@VENV="$(VENV)" JOBS="$(JOBS)" scripts/sanitize.sh thread
+
+.PHONY: docs
+docs: setup  ## check that what the documents refer to exists
+	@$(BIN)/python scripts/check_docs.py
+
+.PHONY: clean
+clean:  ## remove everything that make has made
+	@rm -rf build dist $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@find kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

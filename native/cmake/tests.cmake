@@ -1,0 +1,14 @@
+# Each file of tests/ is one executable. They are no part of `all`: a test that does not compile
+# does not stop the library from being installed.
+enable_testing()
+add_custom_target(native_tests)
+file(GLOB KVW_TESTS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*.cc)
+foreach(source ${KVW_TESTS})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} EXCLUDE_FROM_ALL ${source})
+  target_link_libraries(${name} PRIVATE kvw_core)
+  add_dependencies(native_tests ${name})
+  add_test(NAME ${name} COMMAND ${name})
+  # A test that hangs is a failure, not a long night.
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+endforeach()

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Everything that judges the sources without running them. All judges speak before it fails.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bin=${BIN:-.venv/bin}
+build=${BUILD:-build/editable}
+jobs=${JOBS:-2}
+failed=()
+
+judge() {
+  local name=$1
+  shift
+  echo "lint: $name"
+  "$@" || failed+=("$name")
+}
+
+# connectors/ is imported as kvwarehouse_connectors; a link gives mypy the same view.
+types() {
+  mkdir -p build/types
+  ln -sfn ../../connectors build/types/kvwarehouse_connectors
+  "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connectors
+}
+
+native_format() {
+  find native \( -name '*.h' -o -name '*.cc' \) -print0 |
+    xargs -0 "$bin/clang-format" --dry-run -Werror
+}
+
+# Files for other processors are not in the compilation database and are left out.
+native_tidy() {
+  "$bin/python" -c '
+import json, sys
+from pathlib import Path
+root = Path.cwd() / "native"
+files = {Path(entry["file"]) for entry in json.load(open(sys.argv[1]))}
+print(*sorted(str(file) for file in files if file.is_relative_to(root)), sep="\0", end="")
+' "$build/compile_commands.json" |
+    xargs -0 -P "$jobs" -n 1 "$bin/clang-tidy" -p "$build" --quiet 2> >(grep -vE 'warnings? (generated|treated)' >&2)
+}
+
+judge "ruff check" "$bin/ruff" check --quiet .
+judge "ruff format" "$bin/ruff" format --check --quiet .
+judge "mypy --strict" types
+judge "import layers" "$bin/lint-imports" --cache-dir build/import_linter
+judge "generated code" "$bin/python" scripts/generate_proto.py --check
+judge "clang-format" native_format
+judge "clang-tidy" native_tidy
+
+[ ${#failed[@]} -eq 0 ] && echo "lint: clean" && exit 0
+echo "lint: failed: $(IFS=,; echo "${failed[*]}")" >&2
+exit 1

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# What the build needs from the system: a C++20 compiler, xxhash.h (both needed), liburing (used if
+# there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed.
+set -euo pipefail
+compiler=${CXX:-c++}
+
+compiles() {  # the code on stdin
+  "$compiler" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
+}
+
+missing() {
+  packages=()
+  if ! echo 'int main() {}' | compiles; then
+    packages+=(g++)
+    # Without a compiler there is no telling what else is there; apt leaves alone what is.
+    packages+=(libxxhash-dev liburing-dev)
+    return
+  fi
+  echo '#include <xxhash.h>' | compiles || packages+=(libxxhash-dev)
+  echo '#include <liburing.h>' | compiles || packages+=(liburing-dev)
+}
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then
+    "$@"
+  elif [ -t 0 ] && [ -z "${CI:-}" ]; then
+    sudo "$@"
+  else
+    sudo -n "$@"
+  fi
+}
+
+install() {
+  command -v apt-get >/dev/null || return 1
+  [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || return 1
+  echo "setup: installing the system packages ${packages[*]}"
+  local apt=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends)
+  as_root "${apt[@]}" "${packages[@]}" >/dev/null 2>&1 && return
+  as_root apt-get update -qq >/dev/null 2>&1 || true  # package lists may be absent or old
+  as_root "${apt[@]}" "${packages[@]}" >/dev/null
+}
+
+missing
+[ ${#packages[@]} -eq 0 ] && exit 0
+wanted=("${packages[@]}")
+install || true
+missing
+[ ${#packages[@]} -eq 0 ] && exit 0
+
+sudo_word=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
+echo "setup: could not install: ${packages[*]}. Install them with" >&2
+echo "    ${sudo_word}apt-get update && ${sudo_word}apt-get install -y ${wanted[*]}" >&2
+echo "or, on other systems, a C++20 compiler, the headers of xxHash and those of liburing." >&2
+if [ "${packages[*]}" = liburing-dev ]; then
+  echo "setup: going on without liburing: NVMe I/O will use the pread pool" >&2
+  exit 0
+fi
+exit 1
