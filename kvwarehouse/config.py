@@ -1,0 +1,346 @@
+"""Configuration of the daemon: flags over environment (KVW_*) over a TOML file over defaults.
+
+Read once, at the edge, into a frozen Config; only this file reads configuration files and the
+environment. What is missing gets its default; what is present but bad, or unknown, refuses to
+start, and the error names the flag, the variable, or the file and key that said it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvwarehouse import places, settings
+from kvwarehouse.errors import UsageError
+from kvwarehouse.settings import setting
+
+ENVIRONMENT_PREFIX: Final = "KVW_"
+
+OTHER_VARIABLES: Final = frozenset({"KVW_CONFIG", "KVW_ADDRESS", "KVW_TOKEN"})
+"""Variables with the prefix that are not settings of the daemon: the file, and the client's."""
+
+TEST_PREFIX: Final = "KVW_TEST_"
+"""Variables of the project's own test runs; the daemon does not look at them."""
+
+DEFAULT_HTTP: Final = "127.0.0.1:9470"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything `kvwarehouse serve` can be told. Paths are absolute, sizes in bytes.
+
+    `sources` says where each value came from: "--dram", "KVW_DRAM", "/etc/kvw.toml", "default".
+    """
+
+    name: str = setting(
+        "default",
+        settings.name,
+        "Name of this warehouse on its host: part of the default paths, shown in status.",
+        "one warehouse a user and host is the common case",
+    )
+    socket: str = setting(
+        "",
+        settings.path,
+        "Local socket; gRPC is served beside it at SOCKET.grpc. Both 0600.",
+        "a directory of the user's own that goes with the login or boot: $XDG_RUNTIME_DIR, else "
+        "/run/user/UID, else a 0700 directory in /tmp",
+    )
+    listen: str = setting(
+        "",
+        settings.address,
+        "TCP address of gRPC, host:port. Anything but loopback needs TLS and tokens.",
+        "closed: nothing listens on a network unless it is asked to",
+    )
+    tls_cert: str = setting(
+        "",
+        settings.path,
+        "PEM file with the certificate chain for --listen.",
+        "no certificate that nobody chose",
+    )
+    tls_key: str = setting(
+        "",
+        settings.path,
+        "PEM file with the private key for --listen; not readable by others.",
+        "goes with --tls-cert",
+    )
+    token_file: str = setting(
+        "",
+        settings.path,
+        "File with the bearer tokens that --listen accepts, one a line; not readable by others.",
+        "no token that nobody chose",
+    )
+    dram_bytes: int = setting(
+        0,
+        settings.size,
+        "DRAM tier: a bound, and memory that is taken at the start.",
+        "an eighth of the memory this process may use, at most half of the arena's tmpfs: the "
+        "engine beside us has the first claim on memory",
+        key="dram",
+    )
+    arena_dir: str = setting(
+        "",
+        settings.path,
+        "Directory of the DRAM tier, on tmpfs (0700). Keep it, and the tier outlives the daemon.",
+        "/dev/shm/kvwarehouse-UID-NAME: the tmpfs that every Linux has",
+    )
+    nvme_dir: str = setting(
+        "",
+        settings.path,
+        "Directory of the NVMe tier and of the ledger (0700). Empty: no NVMe tier.",
+        "no disk is written that nobody named",
+    )
+    nvme_capacity_bytes: int = setting(
+        0,
+        settings.size,
+        "NVMe tier: a hard bound on all its files. Required with --nvme-dir.",
+        "none: a bound that nobody chose would fill a shared disk or waste one's own",
+        key="nvme_capacity",
+    )
+    index_pages: int = setting(
+        0,
+        settings.count(0, 1 << 30),
+        "Pages the index has room for, all tiers. 0: chosen from the capacities.",
+        "capacities and page size say how many fit; 128 bytes of memory a page",
+    )
+    http: str = setting(
+        DEFAULT_HTTP,
+        settings.http_address,
+        "Address of /metrics, /healthz and /readyz, host:port; port 0: any free one; or off.",
+        "loopback, so that exposing it is a decision. If the default's port is taken a free one "
+        "is used and logged; an address that was asked for and is taken refuses to start",
+    )
+    policy: str = setting(
+        "lru",
+        settings.choice("lru"),
+        "Which pages are evicted first.",
+        "coldest first, descendants before ancestors: what prefix reuse wants",
+    )
+    io_engine: str = setting(
+        "auto",
+        settings.choice("auto", "io_uring", "pread"),
+        "How the NVMe tier reads and writes.",
+        "a probe knows whether io_uring is permitted here",
+    )
+    write_queue_bytes: int = setting(
+        0,
+        settings.size,
+        "Pages waiting to be written to NVMe. 0: chosen. Beyond it new pages stay in DRAM only.",
+        "a second or two of a common disk's write rate",
+        key="write_queue",
+    )
+    nvme_segment_bytes: int = setting(
+        0,
+        settings.size,
+        "Size of one NVMe segment file. 0: chosen from the capacity.",
+        "256 MiB, less for small tiers, so that reclaim has segments to choose from",
+        key="nvme_segment",
+    )
+    flush_interval_s: float = setting(
+        1.0,
+        settings.seconds(0.01, 3600),
+        "How much of what reached NVMe a power loss may take, in seconds.",
+        "a flush a second costs well under 1 % of a disk",
+    )
+    limbo_after_s: float = setting(
+        30.0,
+        settings.seconds(0.1, 3600),
+        "When a page whose writers do not finish is given up, in seconds.",
+        "far above any copy of a page, far below a user's patience",
+    )
+    grace_s: float = setting(
+        5.0,
+        settings.seconds(0, 3600),
+        "How long DMA of a dead process is assumed to go on, in seconds.",
+        "generous: device queues drain in milliseconds. Too small can corrupt a later page",
+    )
+    drain_timeout_s: float = setting(
+        30.0,
+        settings.seconds(0, 3600),
+        "How long the flush of an orderly exit may take, in seconds.",
+        "what orchestrators commonly wait before they kill",
+    )
+    streams: int = setting(
+        8,
+        settings.count(1, 256),
+        "Stores and loads over gRPC at the same time; more are refused for now.",
+        "two or three fill a 10 Gbit/s network",
+    )
+    staging_bytes: int = setting(
+        256 << 20,
+        settings.size,
+        "Memory for pages on their way through gRPC, all streams together.",
+        "16 MiB a stream, and room for one large page",
+        key="staging",
+    )
+    log_format: str = setting(
+        "auto",
+        settings.choice("auto", "json", "text"),
+        "Log lines on stderr: json or text. auto: text on a terminal, else json.",
+        "people read terminals, programs read the rest",
+    )
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def grpc_socket(self) -> str:
+        return self.socket + ".grpc"
+
+    @property
+    def state_dir(self) -> str:
+        """Where the ledger is: the directory that lives longest."""
+        return self.nvme_dir or self.arena_dir
+
+
+_FIELDS: Final = {
+    item.metadata["key"] or item.name: item
+    for item in dataclasses.fields(Config)
+    if item.name != "sources"
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds every setting as a flag, with --config and --print-config. Values stay text here:
+    `load` checks them, so that all four sources give the same errors."""
+    for key, item in _FIELDS.items():
+        about = item.metadata
+        default = f"{item.default}" if item.default else ""
+        text = f"{about['meaning']} Default: {default + ': ' if default else ''}{about['why']}."
+        parser.add_argument(
+            _flag(key),
+            dest=key,
+            metavar=about["parse"].shown,
+            help=text.replace("%", "%%"),
+        )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with these settings.")
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="Print the settings in effect as TOML, with the source of each, and exit.",
+    )
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Config:
+    """The settings in effect. `flags`: key to text, None for absent (vars() of the parsed
+    arguments will do: what is no setting is ignored). `environ`: default, this process's.
+
+    Reads the file that --config or KVW_CONFIG names, and facts of the machine (memory, mounts) for
+    defaults that depend on them. Raises UsageError that names the source of what is bad."""
+    environ = os.environ if environ is None else environ
+    path = flags.get("config") or environ.get("KVW_CONFIG")
+    given: dict[str, tuple[Any, str, str]] = {}  # key to (value, name in errors, source)
+    if path:
+        given.update(_from_file(str(path)))
+    given.update(_from_environment(environ))
+    for key in _FIELDS:
+        if flags.get(key) is not None:
+            given[key] = (flags[key], _flag(key), _flag(key))
+    values: dict[str, Any] = {}
+    sources = {item.name: "default" for item in _FIELDS.values()}
+    for key, (value, name, source) in given.items():
+        item = _FIELDS[key]
+        values[item.name] = item.metadata["parse"](value, name)
+        sources[item.name] = source
+    config = Config(**values, sources=sources)
+    _check(config)
+    return _complete(config, environ)
+
+
+def print_config(config: Config) -> str:
+    """`config` as TOML that --config reads back to the same settings."""
+    lines = ["# kvwarehouse serve: the settings in effect, and where each came from."]
+    for key, item in _FIELDS.items():
+        about = item.metadata
+        value = about["parse"].show(getattr(config, item.name))
+        source = config.sources.get(item.name, "default")
+        lines.append(f"\n# {about['meaning']}\n{key} = {_toml(value)}  # {source}")
+    return "\n".join(lines) + "\n"
+
+
+def default_socket(environ: Mapping[str, str] | None = None, name: str = "default") -> str:
+    """Where a daemon of this user listens when nothing else was said; clients look there too."""
+    return places.default_socket(os.environ if environ is None else environ, name)
+
+
+def _from_file(path: str) -> dict[str, tuple[Any, str, str]]:
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _bad(f"--config {path!r} cannot be read: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _bad(f"--config {path!r} is not TOML: {error}; see --print-config") from error
+    unknown = sorted(set(table) - set(_FIELDS))
+    if unknown:
+        raise _bad(
+            f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(_FIELDS)}"
+        )
+    return {key: (value, f"{path}: {key}", path) for key, value in table.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str, str]]:
+    given: dict[str, tuple[Any, str, str]] = {}
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in OTHER_VARIABLES:
+            continue
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if key in _FIELDS and name == name.upper():
+            given[key] = (environ[name], name, name)
+        elif not name.startswith(TEST_PREFIX):
+            known = ", ".join(ENVIRONMENT_PREFIX + key.upper() for key in _FIELDS)
+            raise _bad(f"unknown environment variable {name}; the settings are {known}")
+    return given
+
+
+def _check(config: Config) -> None:
+    """What no single value can say."""
+    if config.nvme_dir and not config.nvme_capacity_bytes:
+        raise _bad(
+            f"--nvme-dir {config.nvme_dir!r} needs --nvme-capacity, a hard bound on the disk that "
+            f"it takes; {places.free_hint(config.nvme_dir)}"
+        )
+    if config.nvme_capacity_bytes and not config.nvme_dir:
+        raise _bad("--nvme-capacity needs --nvme-dir, the directory to keep the pages in")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        have, lack = ("--tls-cert", "--tls-key") if config.tls_cert else ("--tls-key", "--tls-cert")
+        raise _bad(f"{have} needs {lack} with it")
+    for item in ("tls_cert", "token_file"):
+        if getattr(config, item) and not config.listen:
+            raise _bad(f"{_flag(item)} is of no use without --listen; the local sockets need none")
+    if config.listen and not settings.is_loopback(config.listen):
+        missing = [
+            _flag(item) for item in ("tls_cert", "tls_key", "token_file") if not getattr(config, item)
+        ]
+        if missing:
+            raise _bad(
+                f"--listen {config.listen!r} is not loopback and needs {' '.join(missing)}: KV is "
+                "what users wrote, and must not cross a network unprotected; or listen on 127.0.0.1"
+            )
+
+
+def _complete(config: Config, environ: Mapping[str, str]) -> Config:
+    """Fills in the defaults that follow from other settings and from the machine."""
+    arena_dir = config.arena_dir or places.default_arena_dir(config.name)
+    socket = config.socket or places.default_socket(environ, config.name)
+    places.check_socket_path(socket)
+    if arena_dir == config.nvme_dir:
+        raise _bad(f"--arena-dir and --nvme-dir are both {arena_dir!r}; give each its own")
+    dram = config.dram_bytes or places.default_dram_bytes(arena_dir)
+    return dataclasses.replace(config, arena_dir=arena_dir, socket=socket, dram_bytes=dram)
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def _toml(value: str | int | float) -> str:
+    # A TOML basic string takes JSON's escapes; control characters are refused when read.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(message, code="bad_config")

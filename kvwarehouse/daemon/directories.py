@@ -1,0 +1,188 @@
+"""The daemon's directories: made private, refused when others could write to them, owned by one
+daemon at a time, and checked for room before anything is created in them.
+
+Used once, at the start, by one thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from kvwarehouse import places
+from kvwarehouse.config import Config
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.errors import StorageError
+from kvwarehouse.sizes import format_size
+
+_LOCK_NAME: Final = "daemon.lock"
+_TMPFS: Final = "tmpfs"
+
+# Headers and the index beside the arena: 1/64 covers pages down to about 32 KiB; the core itself
+# allocates what it needs before it publishes anything, and refuses by name where this guess is low.
+_METADATA_SHARE: Final = 64
+
+
+def prepare(path: str, flag: str) -> None:
+    """Makes `path` (0700, with its parents) or checks that it is a directory of ours that others
+    cannot write to. Raises StorageError that names `flag`, the path and the fix."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        link = os.lstat(path)
+        facts = os.stat(path)
+    except OSError as error:
+        raise StorageError(
+            f"{flag} {path!r} cannot be made or opened: {error.strerror}",
+            code="bad_directory",
+            context={"path": path},
+        ) from error
+    problem = _problem(path, facts, link)
+    if problem:
+        raise StorageError(
+            f"{flag} {path!r} {problem}", code="bad_directory", context={"path": path}
+        )
+
+
+def _problem(path: str, facts: os.stat_result, link: os.stat_result) -> str:
+    user = os.geteuid()
+    if not stat.S_ISDIR(facts.st_mode):
+        return "is not a directory; name another, or move it away"
+    for entry in (link, facts):
+        if entry.st_uid != user:
+            return (
+                f"belongs to uid {entry.st_uid}, and this daemon runs as uid {user}; name a "
+                "directory of its own, whoever owns it could read and change the KV in it"
+            )
+    if facts.st_mode & 0o022:
+        mode = stat.S_IMODE(facts.st_mode)
+        return f"has mode {mode:04o}, so others can write to it; run: chmod 700 {path}"
+    return ""
+
+
+class Ownership:
+    """A locked file that makes this process the one daemon of a directory, until close() or its
+    death. The kernel's lock decides; the pid in the file is for the error's text."""
+
+    def __init__(self, path: str) -> None:
+        """Raises StorageError (code "owned", with the owner's pid) when another daemon has it."""
+        self._fd = _open_private(path)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._fd)
+            raise StorageError(
+                f"{os.path.dirname(path)} is in use by another daemon, pid {owner}; stop that one "
+                f"(kill {owner}), or give this one directories and a --name of its own",
+                code="owned",
+                context={"path": path, "pid": owner},
+            ) from error
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError:
+            pass  # a full disk: the lock holds, only the pid is not told
+
+    @classmethod
+    def of_directory(cls, path: str) -> Ownership:
+        return cls(os.path.join(path, _LOCK_NAME))
+
+    def close(self) -> None:
+        """The file stays: removing it would let two daemons lock two files of one name."""
+        os.close(self._fd)
+
+
+def _open_private(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.ENOSPC) and os.path.exists(path):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        raise StorageError(
+            f"{path} cannot be made or opened: {error.strerror}",
+            code="bad_directory",
+            context={"path": path},
+        ) from error
+
+
+def check_room(config: Config, log: Log) -> None:
+    """Refuses what can not fit; says what may not."""
+    _check_dram_room(config)
+    if not _is_tmpfs(config.arena_dir):
+        log.event(
+            Event.ARENA_NOT_TMPFS,
+            path=config.arena_dir,
+            mount=places.mount_of(config.arena_dir),
+            text="the arena is not on tmpfs: the kernel will write its pages to that disk",
+        )
+    if config.nvme_dir:
+        _check_nvme_room(config, log)
+
+
+def _check_dram_room(config: Config) -> None:
+    free = places.free_bytes(config.arena_dir)
+    own = _allocated_bytes(config.arena_dir)
+    need = config.dram_bytes + config.dram_bytes // _METADATA_SHARE
+    if need <= free + own:
+        return
+    mount = places.mount_of(config.arena_dir)
+    fits = max(0, (free + own) * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
+    total = format_size(places.total_bytes(config.arena_dir))
+    raise StorageError(
+        f"--dram {format_size(config.dram_bytes)} does not fit: {mount} ({total}) has "
+        f"{free} bytes ({format_size(free)}) free"
+        + (f" and {format_size(own)} in this arena already" if own else "")
+        + f"; use --dram {fits}MiB, or make room: mount -o remount,size=SIZE {mount} "
+        "(in a container: docker run --shm-size=SIZE), or name a larger tmpfs with --arena-dir",
+        code="no_room",
+        context={"mount": mount, "free_bytes": free, "needed_bytes": need},
+    )
+
+
+def _check_nvme_room(config: Config, log: Log) -> None:
+    mount = places.mount_of(config.nvme_dir)
+    total = places.total_bytes(config.nvme_dir)
+    free = places.free_bytes(config.nvme_dir)
+    own = _allocated_bytes(os.path.join(config.nvme_dir, "segments"))
+    capacity = config.nvme_capacity_bytes
+    if capacity <= free + own:
+        return
+    text = (
+        f"--nvme-capacity {format_size(capacity)} does not fit: {mount} ({format_size(total)}) has "
+        f"{free} bytes ({format_size(free)}) free and {format_size(own)} in this tier already"
+    )
+    # A disk that someone else filled since must not keep the daemon from serving what it has: the
+    # tier then takes what it finds, as it would if that happened while it runs.
+    if own and capacity <= total:
+        log.event(Event.NVME_ROOM_SHORT, text=text, mount=mount, free_bytes=free)
+        return
+    raise StorageError(
+        f"{text}; {places.free_hint(config.nvme_dir)}",
+        code="no_room",
+        context={"mount": mount, "free_bytes": free, "needed_bytes": capacity},
+    )
+
+
+def _allocated_bytes(path: str) -> int:
+    """What the files directly in `path` take: sparse files count only what they have."""
+    try:
+        with os.scandir(path) as entries:
+            found = [entry.stat(follow_symlinks=False) for entry in entries]
+    except FileNotFoundError:
+        return 0
+    return sum(facts.st_blocks * 512 for facts in found if stat.S_ISREG(facts.st_mode))
+
+
+def _is_tmpfs(path: str) -> bool:
+    mount = places.mount_of(path)
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return True  # cannot know: say nothing
+    kinds = [line.split(" ")[2] for line in lines if line.split(" ")[1] == mount]
+    return not kinds or kinds[-1] in (_TMPFS, "hugetlbfs", "ramfs")

@@ -1,0 +1,289 @@
+"""The ledger: the small durable state beside the pages. Namespaces and their numbers, the clear
+epochs, tombstones of evicted keys.
+
+Thread-safe. Everything is in memory; every change is committed to disk before it is returned,
+unless the disk refuses (full, read-only): then the ledger goes on in memory, says so, and writes
+all of it at the next change or `heal` that the disk takes.
+
+Invariants: an ordinal names one namespace for ever; epochs only rise; bounded (MAX_NAMESPACES,
+MAX_TOMBSTONES; beyond them the oldest tombstones go, and a page they held down may come back,
+which is a page with right bytes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import lmdb
+
+from kvwarehouse.daemon import ledger_file
+from kvwarehouse.daemon.ledger_file import DamagedLedger, LedgerFile
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.errors import CapacityError, StorageError, UsageError
+from kvwarehouse.types import Namespace
+
+MAX_NAMESPACES: Final = 4096  # native/base/types.h; a test compares them
+MAX_TOMBSTONES: Final = 1 << 17
+VERSION: Final = 1
+
+_U16: Final = struct.Struct(">H")  # in keys: ordered
+_U64: Final = struct.Struct("<Q")
+_VERSION_KEY: Final = b"f/version"
+_WAREHOUSE_KEY: Final = b"f/warehouse"
+_EPOCH_KEY: Final = b"f/epoch"
+_NAMESPACE: Final = b"n/"
+_TOMBSTONE: Final = b"t/"
+
+
+@dataclass(frozen=True)
+class NamespaceRecord:
+    ordinal: int
+    space: Namespace
+    clear_epoch: int  # pages reserved under an earlier epoch are gone
+    created_at_ns: int  # wall clock, information only
+
+
+@dataclass
+class _State:
+    epoch: int
+    namespaces: dict[int, NamespaceRecord]
+    tombstones: dict[bytes, int]
+
+
+class Ledger:
+    """Opened once at the start, by the one daemon that owns the directory."""
+
+    def __init__(self, directory: str, warehouse_id: bytes, log: Log, *, expected: bool) -> None:
+        """Reads the ledger of `directory` (in a child process), or makes one. `expected`: there
+        are pages already, so that a missing ledger is a lost one. A damaged ledger, or one of
+        another warehouse, is set aside and `lost` is True. Raises StorageError only for a ledger
+        of a newer version: setting that aside would be a downgrade's silent loss."""
+        self._path = os.path.join(directory, ledger_file.FILE_NAME)
+        self._warehouse_id = warehouse_id
+        self._log = log
+        self._lock = threading.Lock()
+        self.health = "ok"  # "ok", "rebuilt", "in_memory"
+        self.reason = ""
+        self.lost = False
+        self._file: LedgerFile | None = None
+        self._behind = False  # memory has what the file has not
+        self._state = self._read(expected)
+        self._by_id = {record.space.id: record for record in self._state.namespaces.values()}
+        self._open()
+
+    @property
+    def epoch(self) -> int:
+        return self._state.epoch
+
+    def namespaces(self) -> list[NamespaceRecord]:
+        with self._lock:
+            return list(self._state.namespaces.values())
+
+    def tombstones(self) -> list[tuple[bytes, int]]:
+        with self._lock:
+            return list(self._state.tombstones.items())
+
+    def tombstone_count(self) -> int:
+        return len(self._state.tombstones)
+
+    def find(self, namespace_id: bytes) -> NamespaceRecord | None:
+        with self._lock:
+            return self._by_id.get(namespace_id)
+
+    def add_namespace(self, space: Namespace) -> tuple[NamespaceRecord, bool]:
+        """The record of `space` and whether it is new. Raises CapacityError at MAX_NAMESPACES."""
+        with self._lock:
+            known = self._by_id.get(space.id)
+            if known is not None:
+                return known, False
+            ordinal = len(self._state.namespaces)
+            if ordinal >= MAX_NAMESPACES:
+                raise CapacityError(
+                    f"this warehouse has {MAX_NAMESPACES} namespaces, its bound; use an existing "
+                    "one, or start another warehouse with its own --name and directories",
+                    code="too_many_namespaces",
+                    retryable=False,
+                )
+            record = NamespaceRecord(ordinal, space, self._state.epoch, time.time_ns())
+            self._remember(record)
+            self._commit(dict([_encode_namespace(record)]))
+            return record, True
+
+    def raise_epoch(self, ordinals: Iterable[int]) -> tuple[int, bool]:
+        """A new clear epoch, and `ordinals` cleared as of it. Returns it, and whether it is durable
+        (when not, a restart brings back what it cleared)."""
+        with self._lock:
+            self._state.epoch += 1
+            puts = {_EPOCH_KEY: _U64.pack(self._state.epoch)}
+            for ordinal in ordinals:
+                cleared = replace(self._state.namespaces[ordinal], clear_epoch=self._state.epoch)
+                self._remember(cleared)
+                puts.update([_encode_namespace(cleared)])
+            return self._state.epoch, self._commit(puts)
+
+    def adopt_epoch(self, seen: int) -> None:
+        """The epoch is at least `seen`, which stood in some header that outlived the ledger."""
+        with self._lock:
+            if seen > self._state.epoch:
+                self._state.epoch = seen
+                self._commit({_EPOCH_KEY: _U64.pack(seen)})
+
+    def bury(self, graves: Iterable[tuple[bytes, int]]) -> bool:
+        """Tombstones: records of (key) up to (life) are dead. Returns whether that is durable."""
+        with self._lock:
+            tombstones = self._state.tombstones
+            fresh = {key: life for key, life in graves if life > tombstones.get(key, -1)}
+            tombstones.update(fresh)
+            oldest = sorted(tombstones, key=tombstones.__getitem__)
+            dropped = oldest[: max(0, len(oldest) - MAX_TOMBSTONES)]
+            for key in dropped:
+                del tombstones[key]
+                fresh.pop(key, None)
+            puts = {_TOMBSTONE + key: _U64.pack(life) for key, life in fresh.items()}
+            return self._commit(puts, [_TOMBSTONE + key for key in dropped])
+
+    def prune(self, oldest_life: int) -> int:
+        """Forgets tombstones of lives that no segment has any more. Returns how many."""
+        with self._lock:
+            tombstones = self._state.tombstones
+            moot = [key for key, life in tombstones.items() if life < oldest_life]
+            for key in moot:
+                del tombstones[key]
+            if moot:
+                self._commit({}, [_TOMBSTONE + key for key in moot])
+            return len(moot)
+
+    def heal(self) -> None:
+        """Writes what a refusing disk has missed, if it takes it now. Call now and then."""
+        with self._lock:
+            if self._behind:
+                self._commit({})
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    # The rest is called with the lock held, or before anyone else has the object.
+
+    def _remember(self, record: NamespaceRecord) -> None:
+        self._state.namespaces[record.ordinal] = record
+        self._by_id[record.space.id] = record
+
+    def _read(self, expected: bool) -> _State:
+        if not os.path.exists(self._path):
+            if expected:
+                self._lose("it is missing beside stored pages")
+            return _State(0, {}, {})
+        try:
+            return self._decode(ledger_file.read(self._path))
+        except DamagedLedger as damage:
+            self._lose(str(damage))
+            return _State(0, {}, {})
+
+    def _lose(self, reason: str) -> None:
+        self.lost, self.health, self.reason = True, "rebuilt", reason
+        kept = ""
+        with contextlib.suppress(FileNotFoundError, OSError):
+            kept = ledger_file.set_aside(self._path)
+        self._log.event(Event.LEDGER_REBUILT, path=self._path, reason=reason, kept=kept)
+
+    def _open(self) -> None:
+        try:
+            self._file = LedgerFile(self._path, self._everything())
+        except (OSError, lmdb.Error) as error:
+            self._degrade(error)
+
+    def _commit(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes] = ()) -> bool:
+        if self._file is None or self._behind:
+            return self._rewrite()
+        try:
+            self._file.commit(puts, deletes)
+        except (OSError, lmdb.Error) as error:
+            self._degrade(error)
+            return False
+        return True
+
+    def _rewrite(self) -> bool:
+        """Everything into a new file: after a refusal nobody knows what the old one lacks."""
+        try:
+            fresh = LedgerFile(self._path, self._everything())
+        except (OSError, lmdb.Error) as error:
+            self._degrade(error)
+            return False
+        if self._file is not None:
+            self._file.close()
+        self._file, self._behind = fresh, False
+        self.health, self.reason = "ok", ""
+        return True
+
+    def _degrade(self, error: Exception) -> None:
+        reason = str(error)
+        if self.health != "in_memory" or self.reason != reason:
+            self._log.event(Event.LEDGER_DEGRADED, path=self._path, reason=reason)
+        self._behind, self.health, self.reason = True, "in_memory", reason
+
+    def _everything(self) -> dict[bytes, bytes]:
+        return {
+            _VERSION_KEY: _U64.pack(VERSION),
+            _WAREHOUSE_KEY: self._warehouse_id,
+            _EPOCH_KEY: _U64.pack(self._state.epoch),
+            **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
+            **{_TOMBSTONE + key: _U64.pack(life) for key, life in self._state.tombstones.items()},
+        }
+
+    def _decode(self, records: dict[bytes, bytes]) -> _State:
+        try:
+            version = _U64.unpack(records[_VERSION_KEY])[0]
+            if version > VERSION:
+                raise StorageError(
+                    f"{self._path} has version {version}, and this daemon knows {VERSION}; start "
+                    "the newer daemon that wrote it, or move the file away and lose its clears",
+                    code="newer_ledger",
+                )
+            if records[_WAREHOUSE_KEY] != self._warehouse_id:
+                raise DamagedLedger(f"it is of warehouse {records[_WAREHOUSE_KEY].hex()}")
+            return _decode_state(records)
+        except (KeyError, ValueError, TypeError, struct.error, UsageError) as error:
+            raise DamagedLedger(f"its records make no sense: {error!r}") from error
+
+
+def _encode_namespace(record: NamespaceRecord) -> tuple[bytes, bytes]:
+    payload = {
+        "fields": record.space.to_fields(),
+        "clear_epoch": record.clear_epoch,
+        "created_at_ns": record.created_at_ns,
+    }
+    return _NAMESPACE + _U16.pack(record.ordinal), json.dumps(payload).encode("utf-8")
+
+
+def _decode_namespace(key: bytes, payload: bytes) -> NamespaceRecord:
+    values = json.loads(payload)
+    return NamespaceRecord(
+        _U16.unpack(key.removeprefix(_NAMESPACE))[0],
+        Namespace.from_fields(values["fields"]),
+        int(values["clear_epoch"]),
+        int(values["created_at_ns"]),
+    )
+
+
+def _decode_state(records: dict[bytes, bytes]) -> _State:
+    state = _State(_U64.unpack(records[_EPOCH_KEY])[0], {}, {})
+    for key, payload in sorted(records.items()):
+        if key.startswith(_NAMESPACE):
+            record = _decode_namespace(key, payload)
+            state.namespaces[record.ordinal] = record
+        elif key.startswith(_TOMBSTONE):
+            state.tombstones[key.removeprefix(_TOMBSTONE)] = _U64.unpack(payload)[0]
+    if sorted(state.namespaces) != list(range(len(state.namespaces))):
+        raise ValueError("the numbers of its namespaces have gaps")
+    return state

@@ -1,0 +1,136 @@
+"""The ledger's file: checked records in LMDB, read only through a child process, written anew at
+every start. Knows bytes; what they mean is ledger.py's.
+
+A file that the child cannot read whole, or whose records fail their checksums, is damaged. A file
+that it can is written again, record by record, and the copy takes its place: what is opened here
+was made by this LMDB a moment ago, so that damage in pages that hold no record cannot matter.
+Not thread-safe: the ledger locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvwarehouse.daemon.identity import sync_directory
+from kvwarehouse.daemon.ledger_probe import DAMAGED, END, LENGTHS
+from kvwarehouse.errors import StorageError
+
+FILE_NAME: Final = "ledger.mdb"
+MAP_BYTES: Final = 256 << 20
+"""Bound of the file: 4096 namespaces of common size and all tombstones take about 30 MiB."""
+
+KEPT_DAMAGED: Final = 3
+PROBE_TIMEOUT_S: Final = 60.0
+
+_CHECK_BYTES: Final = 8
+_PROBE: Final = str(Path(__file__).with_name("ledger_probe.py"))
+
+
+class DamagedLedger(Exception):
+    """The file cannot be believed; the text says why."""
+
+
+def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
+    """All records of the file at `path`. Raises DamagedLedger; the caller lives, whatever is in
+    the file. Raises StorageError when the child could not look at it, which says nothing about
+    the file. Blocks for the child, at most `timeout_s`."""
+    command = [sys.executable, "-P", _PROBE, path]
+    try:
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise DamagedLedger(f"reading it took over {timeout_s:g} s") from None
+    if child.returncode < 0:
+        raise DamagedLedger(f"reading it ended with signal {-child.returncode}")
+    if child.returncode > 0:
+        last = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+        if child.returncode == DAMAGED:
+            raise DamagedLedger(f"reading it failed: {last}")
+        raise StorageError(
+            f"the ledger {path} could not be probed: {last}; nothing was changed",
+            code="ledger_probe_failed",
+        )
+    return _decode(child.stdout)
+
+
+def set_aside(path: str) -> str:
+    """Renames a damaged file, so that it can be looked at, and keeps only the newest few of them.
+    Returns the new name; raises OSError."""
+    target = f"{path}.damaged-{time.time_ns()}"
+    os.rename(path, target)
+    directory, prefix = os.path.split(f"{path}.damaged-")
+    kept = sorted(name for name in os.listdir(directory) if name.startswith(prefix))
+    for name in kept[:-KEPT_DAMAGED]:
+        os.unlink(os.path.join(directory, name))
+    return target
+
+
+class LedgerFile:
+    """An open ledger file. `commit` is one durable transaction."""
+
+    def __init__(self, path: str, records: Mapping[bytes, bytes]) -> None:
+        """Writes `records` to a new file that takes the place of the one at `path`. Raises OSError
+        or lmdb.Error; then the old file is as it was."""
+        scratch = f"{path}.new"
+        for stale in (scratch, f"{scratch}-lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(stale)
+        # lock=False: the daemon owns the directory, and nothing is read back through LMDB.
+        self._environment = lmdb.open(
+            scratch, subdir=False, lock=False, map_size=MAP_BYTES, mode=0o600
+        )
+        try:
+            self.commit(records, ())
+            os.rename(scratch, path)
+            sync_directory(os.path.dirname(path))
+        except BaseException:
+            self._environment.close()
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+            raise
+
+    def commit(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes]) -> None:
+        """Durable when it returns. Raises lmdb.Error; then nothing of it happened."""
+        with self._environment.begin(write=True) as transaction:
+            for key in deletes:
+                transaction.delete(key)
+            for key, payload in puts.items():
+                transaction.put(key, _checksum(key, payload) + payload)
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def _decode(data: bytes) -> dict[bytes, bytes]:
+    if not data.endswith(END):
+        raise DamagedLedger("it could not be read to its end")
+    records: dict[bytes, bytes] = {}
+    position, stop = 0, len(data) - len(END)
+    while position < stop:
+        key_bytes, value_bytes = LENGTHS.unpack_from(data, position)
+        position += LENGTHS.size
+        key = data[position : position + key_bytes]
+        value = data[position + key_bytes : position + key_bytes + value_bytes]
+        position += key_bytes + value_bytes
+        check, payload = value[:_CHECK_BYTES], value[_CHECK_BYTES:]
+        if check != _checksum(key, payload):
+            raise DamagedLedger(f"the checksum of record {key[:20]!r} does not hold")
+        records[key] = payload
+    return records
+
+
+def _checksum(key: bytes, payload: bytes) -> bytes:
+    state = hashlib.blake2b(key, digest_size=_CHECK_BYTES)
+    state.update(payload)
+    return state.digest()

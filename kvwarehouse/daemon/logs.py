@@ -1,0 +1,109 @@
+"""The daemon's log: events of a closed set with fields, one line each, on stderr.
+
+Thread-safe. Fields are numbers and short texts; never KV, token ids or secrets. Text values are
+cut, so that no line grows with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, Final, TextIO
+
+_VALUE_CHARS: Final = 2000
+_FIELDS: Final = 32
+
+
+class Event(StrEnum):
+    """Everything this log can say. A name is stable: programs match on it."""
+
+    STARTING = "starting"
+    RECOVERED = "recovered"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    START_REFUSED = "start_refused"
+    IDENTITY_CREATED = "identity_created"
+    IDENTITY_ADOPTED = "identity_adopted"
+    LEDGER_REBUILT = "ledger_rebuilt"
+    LEDGER_DEGRADED = "ledger_degraded"
+    HTTP_PORT_TAKEN = "http_port_taken"
+    ARENA_NOT_TMPFS = "arena_not_tmpfs"
+    NVME_ROOM_SHORT = "nvme_room_short"
+    NAMESPACE_ADDED = "namespace_added"
+    CLEARED = "cleared"
+    EVICTED = "evicted"
+    RPC_FAILED = "rpc_failed"
+    STREAM_STALLED = "stream_stalled"
+    CORE_UNRESPONSIVE = "core_unresponsive"
+    CORE = "core"  # an event of the native core, with its name in the field "name"
+
+
+_ERRORS: Final = {Event.START_REFUSED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE}
+_WARNINGS: Final = {
+    Event.LEDGER_REBUILT,
+    Event.LEDGER_DEGRADED,
+    Event.HTTP_PORT_TAKEN,
+    Event.ARENA_NOT_TMPFS,
+    Event.NVME_ROOM_SHORT,
+    Event.STREAM_STALLED,
+}
+
+
+class Log:
+    """Writes events to `stream`. `form`: "json", "text", or "auto" (text on a terminal)."""
+
+    def __init__(self, form: str = "auto", stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._json = form == "json" or (form == "auto" and not self._stream.isatty())
+        self._lock = threading.Lock()
+
+    def event(self, event: Event, **fields: object) -> None:
+        """Never raises: a full disk under stderr, or a closed pipe, must not stop the daemon."""
+        line = self._line(event, dict(list(fields.items())[:_FIELDS]))
+        with self._lock:
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass
+
+    def core_events(self, events: Iterable[tuple[str, Mapping[str, str]]]) -> None:
+        """Events drained from the native core, under one name of this set."""
+        for name, fields in events:
+            self.event(Event.CORE, name=name, **{_safe_key(key): fields[key] for key in fields})
+
+    def _line(self, event: Event, fields: dict[str, object]) -> str:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
+        level = _level(event)
+        plain = {key: _plain(value) for key, value in fields.items()}
+        if self._json:
+            head = {"time": stamp, "level": level, "event": event.value}
+            return json.dumps({**head, **plain}, ensure_ascii=True)
+        shown = " ".join(f"{key}={json.dumps(value)}" for key, value in plain.items())
+        return f"{stamp} {level:<7} {event.value} {shown}".rstrip()
+
+
+def _level(event: Event) -> str:
+    if event in _ERRORS:
+        return "error"
+    return "warning" if event in _WARNINGS else "info"
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in list(value.items())[:_FIELDS]}
+    if isinstance(value, bytes):
+        return f"({len(value)} bytes)"  # could be a key or a secret
+    return str(value)[:_VALUE_CHARS]
+
+
+def _safe_key(key: str) -> str:
+    return f"core_{key}" if key in ("name", "event", "time", "level", "self") else key

@@ -1,0 +1,106 @@
+"""Where things are when nobody says: default paths and shares of this machine. Reads facts of the
+machine, changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvwarehouse.errors import UsageError
+from kvwarehouse.sizes import format_size
+
+# sun_path has 108 bytes with its terminator, and ".grpc" is appended.
+MAX_SOCKET_PATH_BYTES = 107 - len(".grpc")
+
+_SHARE_UNIT_BYTES = 64 << 20
+_SMALL_UNIT_BYTES = 1 << 20
+_CGROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def default_socket(environ: Mapping[str, str], name: str) -> str:
+    """NAME.sock in the first directory that is this user's own: $XDG_RUNTIME_DIR, /run/user/UID,
+    or /tmp/kvwarehouse-UID (which the daemon makes, 0700, and refuses when it is another's)."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    candidates = [runtime] if runtime.startswith("/") else []
+    candidates.append(f"/run/user/{os.geteuid()}")
+    for candidate in candidates:
+        if os.path.isdir(candidate) and os.access(candidate, os.W_OK):
+            return os.path.join(candidate, "kvwarehouse", f"{name}.sock")
+    return f"/tmp/kvwarehouse-{os.geteuid()}/{name}.sock"  # noqa: S108
+
+
+def check_socket_path(socket: str) -> None:
+    length = len(os.fsencode(socket))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"--socket {socket!r} has {length} bytes; the kernel takes {MAX_SOCKET_PATH_BYTES} "
+            "(and .grpc after it): use a shorter path",
+            code="bad_config",
+        )
+
+
+def default_arena_dir(name: str) -> str:
+    return f"/dev/shm/kvwarehouse-{os.geteuid()}-{name}"  # noqa: S108
+
+
+def default_dram_bytes(arena_dir: str) -> int:
+    """An eighth of the memory this process may use, at most half of the arena's file system, in
+    whole units of 64 MiB. It depends on sizes and not on what is free, so that a restart beside a filled
+    arena chooses the same."""
+    share = memory_bytes() // 8
+    facts = os.statvfs(existing_parent(arena_dir))
+    half = facts.f_blocks * facts.f_frsize // 2
+    share = min(share, half) if half else share
+    unit = _SHARE_UNIT_BYTES if share >= _SHARE_UNIT_BYTES else _SMALL_UNIT_BYTES
+    return share // unit * unit
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of the container's limit where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def free_bytes(path: str) -> int:
+    """What an unprivileged process may still write to the file system of `path`."""
+    facts = os.statvfs(existing_parent(path))
+    return facts.f_bavail * facts.f_frsize
+
+
+def total_bytes(path: str) -> int:
+    facts = os.statvfs(existing_parent(path))
+    return facts.f_blocks * facts.f_frsize
+
+
+def existing_parent(path: str) -> str:
+    """`path`, or its nearest ancestor that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def mount_of(path: str) -> str:
+    """The mount point that `path` is (or will be) on."""
+    path = os.path.realpath(existing_parent(path))
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def free_hint(path: str) -> str:
+    """What a sensible bound on `path` might be, for an error's text."""
+    free = free_bytes(path)
+    gigabytes = free * 4 // 5 // 10**9
+    offer = f"{gigabytes}GB" if gigabytes else f"{free * 4 // 5 // 10**6}MB"
+    return f"{mount_of(path)} has {format_size(free)} free, so for example --nvme-capacity {offer}"

@@ -1,0 +1,162 @@
+"""The kinds of values that settings have: how each is read, checked and shown. Stateless."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvwarehouse.errors import UsageError
+from kvwarehouse.sizes import parse_size
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+OFF = "off"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Reads a value (text, or what TOML has) given by `name`; raises UsageError that names both."""
+
+    shown: str
+    read: Callable[[Any, str], Any]
+    show: Callable[[Any], str | int | float] = lambda value: value
+
+    def __call__(self, value: Any, name: str) -> Any:
+        return self.read(value, name)
+
+
+def setting(default: Any, kind: Kind, meaning: str, why: str, *, key: str = "") -> Any:
+    """A dataclass field with its meaning, its default and why that; `key`: its name outside."""
+    metadata = {"parse": kind, "meaning": meaning, "why": why, "key": key}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def exact_size(size_bytes: int) -> str:
+    """`size_bytes` in the largest unit that divides it: reads back to the same number."""
+    for unit, suffix in _UNITS:
+        if size_bytes and size_bytes % unit == 0:
+            return f"{size_bytes // unit}{suffix}"
+    return f"{size_bytes}B"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of a checked "host:port" or "[v6]:port"."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port can only be reached from this host. A name other than localhost cannot be
+    known to be, so it is not."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def choice(*choices: str) -> Kind:
+    def read(value: Any, name: str) -> str:
+        if value not in choices:
+            raise _bad(name, value, f"is not one of {', '.join(choices)}")
+        return str(value)
+
+    return Kind("|".join(choices), read)
+
+
+def count(least: int, most: int) -> Kind:
+    def read(value: Any, name: str) -> int:
+        number = _number(value, name, int, "a whole number")
+        if not least <= number <= most:
+            raise _bad(name, value, f"is out of range; use {least} to {most}")
+        return int(number)
+
+    return Kind("N", read)
+
+
+def seconds(least: float, most: float) -> Kind:
+    def read(value: Any, name: str) -> float:
+        number = float(_number(value, name, float, "a number of seconds"))
+        if not least <= number <= most:
+            raise _bad(name, value, f"is out of range; use {least:g} to {most:g} seconds")
+        return number
+
+    return Kind("SECONDS", read)
+
+
+def _number(value: Any, name: str, to: type[int] | type[float], what: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _bad(name, value, f"is not {what}")
+    if isinstance(value, float) and to is int:
+        raise _bad(name, value, f"is not {what}")
+    try:
+        return to(value)
+    except (ValueError, OverflowError):
+        raise _bad(name, value, f"is not {what}") from None
+
+
+def _text(value: Any, name: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise _bad(name, value, f"is not {what}; write it as text in quotes")
+    if not value.isprintable():
+        raise _bad(name, value, "has control characters; remove them")
+    return value
+
+
+def _read_path(value: Any, name: str) -> str:
+    text = _text(value, name, "a path")
+    return os.path.abspath(os.path.expanduser(text)) if text else ""
+
+
+def _read_name(value: Any, name: str) -> str:
+    text = _text(value, name, "a name")
+    if not _NAME.fullmatch(text):
+        raise _bad(name, value, "is no name; use 1 to 32 of A-Z a-z 0-9 . _ - (it is in paths)")
+    return text
+
+
+def _read_address(value: Any, name: str) -> str:
+    text = _text(value, name, "an address")
+    match = _ADDRESS.fullmatch(text)
+    if text and (match is None or int(match["port"]) > 65535 or not _is_host(match["six"])):
+        raise _bad(name, value, "is no address; write host:port, such as 127.0.0.1:7070")
+    return text
+
+
+def _is_host(six: str | None) -> bool:
+    if six is None:
+        return True
+    try:
+        return ipaddress.ip_address(six).version == 6
+    except ValueError:
+        return False
+
+
+def _read_http(value: Any, name: str) -> str:
+    if value in (OFF, ""):
+        return OFF
+    return _read_address(value, name)
+
+
+def _bad(name: str, value: object, problem: str) -> UsageError:
+    return UsageError(
+        f"{name} {value!r} {problem}",
+        code="bad_config",
+        context={"name": name, "value": value},
+    )
+
+
+path = Kind("PATH", _read_path)
+name = Kind("NAME", _read_name)
+address = Kind("HOST:PORT", _read_address)
+http_address = Kind("HOST:PORT|off", _read_http)
+size = Kind("SIZE", lambda value, name: parse_size(value, name=name), exact_size)
