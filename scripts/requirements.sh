@@ -30,9 +30,9 @@ now=$(printf '%s\n' "${wanted[@]}")
 
 echo "setup: installing ${wanted[*]}"
 rm -f "$stamp"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
+"$VENV/bin/python" -m pip install -qq "${wanted[@]}"
 # A torchvision built for another torch breaks `import transformers`; nothing here needs one.
 case " ${wanted[*]}" in
-  *" torch"*) "$VENV/bin/python" -m pip uninstall --quiet --yes torchvision 2>/dev/null ;;
+  *" torch"*) "$VENV/bin/python" -m pip uninstall -qq --yes torchvision ;;
 esac
 echo "$now" >"$stamp"

@@ -14,11 +14,12 @@ make_venv() {
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || fail \
     "$python is $("$python" --version 2>&1 || true); kvwarehouse needs Python 3.11 or newer." \
     "Name one: make PYTHON=python3.12 ..."
-  [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
+  [ -f "$VENV/.kvw-made" ] && [ -x "$VENV/bin/python" ] && return
   say "making $VENV with $("$python" --version)"
   rm -rf "$VENV"
   "$python" -m venv "$VENV" || fail "cannot make a virtual environment;" \
     "on Debian and Ubuntu: apt-get install python3-venv python3-dev"
+  touch "$VENV/.kvw-made"
 }
 
 # Everything the native build depends on. Names are part of it, so that removed files count.
@@ -47,7 +48,7 @@ install_project() {
   say "building the native core (first time: about a minute)"
   rm -f "$stamp"
   local log="$VENV/.kvw-build.log"
-  if ! PATH="$PWD/$VENV/bin:$PATH" "$VENV/bin/python" -m pip install --quiet --no-deps \
+  if ! PATH="$PWD/$VENV/bin:$PATH" "$VENV/bin/python" -m pip install --no-deps \
     --no-build-isolation --editable . >"$log" 2>&1; then
     cat "$log" >&2
     fail "the build failed, see above"

@@ -55,7 +55,7 @@ inline Run& run() {
 }
 
 struct Registration {
-  Registration(const char* name, void (*body)()) { tests().push_back({name, body}); }
+  Registration(const char* name, void (*body)()) noexcept { tests().push_back({name, body}); }
 };
 
 // Every test starts its own generator from the run's seed and its name, so that --filter does not
