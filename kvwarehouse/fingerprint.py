@@ -69,10 +69,10 @@ def fingerprint(path_or_text: str | os.PathLike[str], *, full: bool = False) -> 
     with ThreadPoolExecutor(max_workers=min(_READERS, len(files))) as pool:
         digests = list(pool.map(lambda file: _file_digest(file, full), files))
     total = _hasher()
-    for file, digest in zip(files, digests, strict=True):
+    for file, content in zip(files, digests, strict=True):
         _feed(total, file.name.encode("utf-8", "surrogateescape"))
         _feed(total, str(file.size_bytes).encode())
-        _feed(total, digest)
+        _feed(total, content)
     return f"{_VERSION}:{'full' if full else 'sampled'}:{total.hexdigest()}"
 
 

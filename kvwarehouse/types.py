@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from kvwarehouse.errors import UsageError
 
@@ -148,7 +148,7 @@ class Loaded(int):
     missed: dict[str, int]
     """Reason to pages, for those asked for and not filled; empty when all were."""
 
-    def __new__(cls, pages: int, missed: Mapping[str, int] | None = None) -> Loaded:
+    def __new__(cls, pages: int, missed: Mapping[str, int] | None = None) -> Self:
         self = super().__new__(cls, pages)
         self.missed = dict(missed or {})
         return self

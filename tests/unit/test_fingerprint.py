@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import kvwarehouse.errors as errors
+from kvwarehouse import errors
 from kvwarehouse.fingerprint import fingerprint
 
 TENSOR_BYTES = 1 << 20

@@ -1,0 +1,50 @@
+"""A warehouse for the KV cache of LLM inference.
+
+    import kvwarehouse as kvw
+
+    space = kvw.Namespace(model="name", weights=kvw.fingerprint(path), dtype="bfloat16",
+                          layout="writer/version", page_tokens=64, page_bytes=8_388_608)
+    with kvw.connect("unix:///run/user/1000/kvwarehouse/default.sock") as client:
+        ns = client.open(space)
+        ns.store(tokens, pages)      # pages: uint8 (n, page_bytes), n = len(tokens) // page_tokens
+        match = ns.lookup(tokens)    # match.pages, match.tokens, match.by_tier
+        filled = ns.load(tokens, out)  # the longest stored prefix, or less; never wrong bytes
+
+`kvw.embedded(dram="1GiB")` starts a private daemon for scripts and tests.
+"""
+
+from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
+from kvwarehouse.embedded import embedded
+from kvwarehouse.errors import (
+    CapacityError,
+    InternalError,
+    PinError,
+    StorageError,
+    TransportError,
+    UsageError,
+    WarehouseError,
+)
+from kvwarehouse.fingerprint import fingerprint
+from kvwarehouse.types import FlushResult, Loaded, Match, Namespace, StoreResult
+
+__all__ = [
+    "CapacityError",
+    "Client",
+    "FlushResult",
+    "InternalError",
+    "Loaded",
+    "Match",
+    "Namespace",
+    "OpenNamespace",
+    "PinError",
+    "Pins",
+    "Regions",
+    "StorageError",
+    "StoreResult",
+    "TransportError",
+    "UsageError",
+    "WarehouseError",
+    "connect",
+    "embedded",
+    "fingerprint",
+]

@@ -1,0 +1,145 @@
+"""The administrative calls of the service, as plain values. Thread-safe as its channel is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvwarehouse.client.channel import Channel
+from kvwarehouse.errors import UsageError
+from kvwarehouse.types import FlushResult, Namespace
+from kvwarehouse.wire import messages
+from kvwarehouse.wire.namespaces import namespace_from_wire, namespace_to_wire, plain
+
+_LIST_PAGES = 1000
+_CHECK_TIMEOUT_S = 3600.0
+# The answer to a call that waits comes back a little after the wait has ended.
+_MARGIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class StoredNamespace:
+    """A namespace that a warehouse keeps."""
+
+    space: Namespace
+    ordinal: int
+    clear_epoch: int
+    created_at_ns: int
+
+
+@dataclass(frozen=True)
+class StoredPage:
+    """A page in any tier."""
+
+    id: int
+    key: bytes
+    parent: bytes
+    position: int
+    tiers: tuple[str, ...]
+    size_bytes: int
+    sealed_at_ns: int
+
+
+@dataclass(frozen=True)
+class CheckProgress:
+    """What a check has found so far; `bad`: (key, reason) since the one before."""
+
+    checked: int
+    size_bytes: int
+    quarantined: int
+    bad: tuple[tuple[bytes, str], ...]
+    done: bool
+
+
+class Admin:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def open_namespace(self, space: Namespace) -> None:
+        """Registers `space`, or finds it. Raises UsageError where its pages fit no slab."""
+        request = messages.OpenNamespaceRequest(namespace=namespace_to_wire(space), id=space.id)
+        answer = self._channel.call("OpenNamespace", request)
+        if answer.namespace.id != space.id:
+            raise UsageError(
+                f"{self._channel.address} computes another id for the namespace; client and daemon"
+                " are of versions that do not fit, upgrade the older",
+                code="bad_namespace",
+            )
+
+    def status(self) -> dict[str, Any]:
+        answer = self._channel.call("Status", messages.StatusRequest())
+        return plain(answer.status)
+
+    def namespaces(self) -> list[StoredNamespace]:
+        answer = self._channel.call("ListNamespaces", messages.ListNamespacesRequest())
+        return [
+            StoredNamespace(
+                namespace_from_wire(info.fields),
+                info.ordinal,
+                info.clear_epoch,
+                info.created_at_ns,
+            )
+            for info in answer.namespaces
+        ]
+
+    def pages(self, space: Namespace) -> Iterator[StoredPage]:
+        """All pages of a namespace, fetched 1,000 at a time, so what changes meanwhile may or may
+        not be among them."""
+        after = 0
+        while True:
+            request = messages.ListPagesRequest(
+                namespace_id=space.id, after=after, limit=_LIST_PAGES
+            )
+            answer = self._channel.call("ListPages", request)
+            for page in answer.pages:
+                yield StoredPage(
+                    page.id,
+                    page.key,
+                    page.parent,
+                    page.position,
+                    tuple(page.tiers),
+                    page.bytes,
+                    page.sealed_at_ns,
+                )
+            if answer.next <= after:
+                return
+            after = answer.next
+
+    def clear(self, space: Namespace | None) -> int:
+        request = messages.ClearRequest(**_target(space))
+        return int(self._channel.call("Clear", request).pages)
+
+    def evict(self, space: Namespace | None, pages: int, tiers: str) -> int:
+        request = messages.EvictRequest(pages=pages, tiers=tiers, **_target(space))
+        return int(self._channel.call("Evict", request).pages)
+
+    def flush(self, timeout_s: float) -> FlushResult:
+        request = messages.FlushRequest(timeout_s=timeout_s)
+        return _flushed(self._channel.call("Flush", request, timeout_s + _MARGIN_S))
+
+    def drain(self, timeout_s: float) -> FlushResult:
+        request = messages.DrainRequest(timeout_s=timeout_s)
+        return _flushed(self._channel.call("Drain", request, timeout_s + _MARGIN_S).flush)
+
+    def sweep(self) -> int:
+        return int(self._channel.call("Sweep", messages.SweepRequest()).pages)
+
+    def check(self, space: Namespace | None, *, repair: bool) -> Iterator[CheckProgress]:
+        request = messages.CheckRequest(repair=repair, **_target(space))
+        for answer in self._channel.stream("Check", request, _CHECK_TIMEOUT_S):
+            yield CheckProgress(
+                answer.checked,
+                answer.bytes,
+                answer.quarantined,
+                tuple((page.key, page.reason) for page in answer.bad),
+                answer.done,
+            )
+
+
+def _target(space: Namespace | None) -> dict[str, Any]:
+    return {"all": True} if space is None else {"namespace_id": space.id}
+
+
+def _flushed(answer: Any) -> FlushResult:
+    return FlushResult(answer.flushed, answer.not_admitted, answer.pending)

@@ -1,0 +1,68 @@
+"""Connecting: from an address to a client, or to a clear error at once."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from kvwarehouse.client.address import parse_address
+from kvwarehouse.client.channel import Channel, Credentials
+from kvwarehouse.client.client import Client
+from kvwarehouse.client.path import DataPath
+from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.remote import RemotePath
+from kvwarehouse.errors import TransportError, UsageError
+
+Verify = Literal["always", "boundary"]
+
+
+def connect(
+    address: str,
+    *,
+    verify: Verify = "always",
+    token: str | None = None,
+    tls: bool | str | os.PathLike[str] | None = None,
+    timeout_s: float = 10.0,
+) -> Client:
+    """Connects to a daemon.
+
+    address: "unix:///path/kvw.sock" for the daemon of this host (KV moves through shared memory),
+    or "host:port" for another (KV moves over gRPC). verify: "always" checks the digest of every
+    page loaded; "boundary" only of those from NVMe, remote and re-attached memory. token, tls: for
+    "host:port"; tls=True trusts the system's authorities, tls=PATH those of a PEM file. timeout_s:
+    bound of connecting and of every administrative call.
+
+    The client is a context manager. It survives restarts of the daemon. Raises TransportError when
+    there is no daemon, at once; UsageError on a bad argument."""
+    if verify not in ("always", "boundary"):
+        raise UsageError(f'verify = {verify!r}; use "always" or "boundary"', code="bad_verify")
+    where = parse_address(address)
+    timeout_s = checked_timeout(timeout_s)
+    channel = Channel(where, Credentials(token, tls), timeout_s)
+    if not where.local:
+        client = Client(channel, RemotePath(channel))
+        try:
+            client.status()
+        except BaseException:
+            client.close()
+            raise
+        return client
+    return Client(channel, _local_path(channel, verify))
+
+
+def _local_path(channel: Channel, verify: Verify) -> DataPath:
+    # Not at the top: remote clients, and tests of them, need no native core.
+    from kvwarehouse.client.local import LocalPath
+
+    try:
+        return LocalPath(
+            channel.address, verify_always=verify == "always", timeout_s=channel.timeout_s
+        )
+    except TransportError as error:
+        if error.code not in ("no_daemon", "transport"):
+            raise
+        raise TransportError(
+            f"no daemon at {channel.address} ({error}); {channel.address.start_hint}",
+            code="no_daemon",
+            context={"address": channel.address},
+        ) from error

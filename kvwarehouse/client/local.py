@@ -1,0 +1,57 @@
+"""The data path of a client on the daemon's host: shared memory, by the native client.
+
+Thread-safe. Lookups and loads of DRAM pages make no call; after a daemon's restart the native
+client reconnects by itself.
+"""
+
+from __future__ import annotations
+
+from kvwarehouse import engine
+from kvwarehouse.client.address import Address
+from kvwarehouse.client.path import DataPath, Pinned
+from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.regions import Regions
+from kvwarehouse.types import Namespace
+
+
+class LocalPath(DataPath):
+    def __init__(self, address: Address, *, verify_always: bool, timeout_s: float) -> None:
+        self.native = engine.NativeClient(address.path, verify_always, timeout_s)
+
+    def opened(self, space: Namespace) -> bool:
+        return self.native.has_namespace(space.id)
+
+    def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
+        return self.native.lookup(space.id, prefix.tokens, prefix.keys)
+
+    def load(
+        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
+    ) -> tuple[int, dict[str, int]]:
+        return self.native.load(
+            space.id,
+            prefix.tokens,
+            prefix.keys,
+            window.first,
+            out.native(),
+            window.shard,
+            timeout_s,
+        )
+
+    def store(
+        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
+    ) -> tuple[int, int, dict[str, int]]:
+        return self.native.store(
+            space.id,
+            prefix.tokens,
+            prefix.keys,
+            window.first,
+            pages.native(),
+            window.shard,
+            timeout_s,
+        )
+
+    def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
+        return self.native.pin(space.id, prefix.tokens, prefix.keys, first, timeout_s)
+
+    def close(self) -> None:
+        self.native.close()

@@ -1,0 +1,47 @@
+"""The seam between the surface and how pages move: shared memory, or chunks over gRPC.
+
+Implementations are thread-safe. Arguments are checked already (client/opened.py).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.regions import Regions
+from kvwarehouse.types import Namespace
+
+
+class Pinned(Protocol):
+    """Pages held in DRAM until release()."""
+
+    @property
+    def pages(self) -> int: ...
+
+    def release(self) -> None: ...
+
+
+class DataPath(Protocol):
+    def opened(self, space: Namespace) -> bool:
+        """Whether the daemon is known to have `space`, without a call."""
+        ...
+
+    def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
+        """Pages, of them in DRAM, of them only on NVMe."""
+        ...
+
+    def load(
+        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
+    ) -> tuple[int, dict[str, int]]:
+        """Pages filled in order; reasons for the others."""
+        ...
+
+    def store(
+        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
+    ) -> tuple[int, int, dict[str, int]]:
+        """Pages stored, already there, and dropped by reason."""
+        ...
+
+    def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned: ...
+
+    def close(self) -> None: ...

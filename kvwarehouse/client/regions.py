@@ -1,0 +1,173 @@
+"""Where pages lie in the caller's memory: rows of one array, or pieces scattered over tensors.
+
+A Regions keeps its buffers alive. It may be used by many calls, one at a time for those that
+write to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwarehouse.client.rows import page_rows
+from kvwarehouse.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvwarehouse import engine
+
+
+class Regions:
+    """Made by `rows` or `strided`; passed to load and store in place of an array."""
+
+    count: int
+    """Pages."""
+    page_bytes: int
+    """Bytes of each."""
+
+    def __init__(self, count: int, page_bytes: int) -> None:
+        self.count = count
+        self.page_bytes = page_bytes
+
+    @staticmethod
+    def rows(array: Any, *, writable: bool) -> RowRegions:
+        """One page a row of `array`: uint8 (n, page_bytes), C-contiguous, in host memory.
+
+        Raises UsageError (code "bad_pages") naming what was expected and what was given."""
+        return RowRegions(page_rows(array, None, writable=writable), writable)
+
+    @staticmethod
+    def strided(
+        owners: Sequence[Any],
+        bases: Sequence[int] | NDArray[np.uint64],
+        strides: Sequence[int] | NDArray[np.int64],
+        piece_bytes: Sequence[int] | NDArray[np.uint64],
+        blocks: Sequence[Sequence[int]] | NDArray[np.int64],
+    ) -> StridedRegions:
+        """Pages of a paged cache. Page p is, for each block b of blocks[p] in order and each piece
+        j in order, the piece_bytes[j] bytes at address bases[j] + b * strides[j].
+
+        bases, strides, piece_bytes: one a piece (usually one a layer and one for K and V each).
+        blocks: (pages, blocks of a page). owners: the tensors the addresses point into, kept alive;
+        the addresses themselves cannot be checked, so they must be right.
+
+        Raises UsageError (code "bad_regions") on shapes that do not fit together."""
+        return StridedRegions(
+            list(owners),
+            _integers("bases", bases, np.uint64, 1),
+            _integers("strides", strides, np.int64, 1),
+            _integers("piece_bytes", piece_bytes, np.uint64, 1),
+            _integers("blocks", blocks, np.int64, 2),
+        )
+
+    def head(self, pages: int) -> Self:
+        """The first `pages` of it."""
+        raise NotImplementedError
+
+    def native(self) -> engine.Regions:
+        """The form the native client takes."""
+        raise NotImplementedError
+
+    def read(self, page: int) -> memoryview:
+        """The bytes of a page; a view where it is contiguous, else a copy."""
+        raise NotImplementedError
+
+    def write(self, page: int, data: memoryview) -> None:
+        """Overwrites a page; `data` has page_bytes bytes."""
+        raise NotImplementedError
+
+
+class RowRegions(Regions):
+    """Pages in the rows of one array."""
+
+    def __init__(self, array: NDArray[np.uint8], writable: bool) -> None:
+        super().__init__(*array.shape)
+        self._array = array
+        self._writable = writable
+
+    def head(self, pages: int) -> Self:
+        return self if pages == self.count else type(self)(self._array[:pages], self._writable)
+
+    def native(self) -> engine.Regions:
+        from kvwarehouse import engine
+
+        return engine.Regions.pages(self._array, self._writable)
+
+    def read(self, page: int) -> memoryview:
+        return memoryview(self._array[page])
+
+    def write(self, page: int, data: memoryview) -> None:
+        self._array[page] = np.frombuffer(data, np.uint8)
+
+
+class StridedRegions(Regions):
+    """Pages in pieces. The native client gathers them; this one, for remote clients, piece by
+    piece in Python, which suits pieces of kilobytes."""
+
+    def __init__(
+        self,
+        owners: list[Any],
+        bases: NDArray[np.uint64],
+        strides: NDArray[np.int64],
+        piece_bytes: NDArray[np.uint64],
+        blocks: NDArray[np.int64],
+    ) -> None:
+        if not len(bases) == len(strides) == len(piece_bytes) >= 1 or blocks.shape[1] < 1:
+            raise UsageError(
+                f"regions: {len(bases)} bases, {len(strides)} strides, {len(piece_bytes)} pieces"
+                f" and blocks of shape {blocks.shape}; give one of each of the first three per"
+                " piece, and at least one block a page",
+                code="bad_regions",
+            )
+        super().__init__(blocks.shape[0], int(piece_bytes.sum()) * blocks.shape[1])
+        self._owners = owners
+        self._bases, self._strides = bases, strides
+        self._piece_bytes, self._blocks = piece_bytes, blocks
+
+    def head(self, pages: int) -> Self:
+        return type(self)(
+            self._owners, self._bases, self._strides, self._piece_bytes, self._blocks[:pages]
+        )
+
+    def native(self) -> engine.Regions:
+        from kvwarehouse import engine
+
+        return engine.Regions.strided(
+            self._owners, self._bases, self._strides, self._piece_bytes, self._blocks
+        )
+
+    def read(self, page: int) -> memoryview:
+        return memoryview(
+            b"".join(ctypes.string_at(address, size) for address, size in self._pieces(page))
+        )
+
+    def write(self, page: int, data: memoryview) -> None:
+        offset = 0
+        for address, size in self._pieces(page):
+            ctypes.memmove(address, bytes(data[offset : offset + size]), size)
+            offset += size
+
+    def _pieces(self, page: int) -> list[tuple[int, int]]:
+        sizes = [int(size) for size in self._piece_bytes]
+        pieces = []
+        for block in self._blocks[page]:
+            for base, stride, size in zip(self._bases, self._strides, sizes, strict=True):
+                pieces.append((int(base) + int(block) * int(stride), size))
+        return pieces
+
+
+def _integers(name: str, values: Any, dtype: Any, dimensions: int) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+        if array.ndim == dimensions and array.dtype.kind in "iu":
+            return np.ascontiguousarray(array, dtype)
+        shown = f"{array.dtype} of shape {array.shape}"
+    except (ValueError, TypeError, OverflowError) as error:
+        shown = str(error)
+    raise UsageError(
+        f"regions: {name} is {shown}; pass integers of {dimensions} dimension(s)",
+        code="bad_regions",
+    )

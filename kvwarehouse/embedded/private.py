@@ -1,0 +1,184 @@
+"""The parent's side of a private daemon: start, kill, stop, start again.
+
+Not thread-safe: one owner. The daemon is a process of its own (kvwarehouse/embedded/__main__.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvwarehouse.embedded.folder import PrivateFolder
+from kvwarehouse.errors import TransportError, UsageError, from_native
+
+_READY = b"ready"
+_ANSWER_BYTES = 64 << 10
+_LOG_TAIL_BYTES = 2000
+_KILL_WAIT_S = 10.0
+
+
+class PrivateDaemon:
+    """A daemon in a temporary directory. Also a context manager: `start`, then `remove`.
+
+    settings: those of `kvwarehouse serve` by their names in the configuration file; socket, arena
+    and HTTP default to private ones. The directory, and with it the DRAM tier, stays over stop,
+    kill and start, as a real one does."""
+
+    def __init__(self, settings: Mapping[str, Any], *, start_timeout_s: float = 60.0) -> None:
+        self._folder = PrivateFolder()
+        self._start_timeout_s = start_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._settings = {
+            "socket": str(self._folder.path / "kvw.sock"),
+            "arena_dir": str(self._folder.path / "arena"),
+            "http": "off",
+            "log_format": "json",
+            **settings,
+        }
+
+    @property
+    def socket(self) -> str:
+        return str(self._settings["socket"])
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def arena_dir(self) -> Path:
+        return Path(self._settings["arena_dir"])
+
+    @property
+    def log_path(self) -> Path:
+        """What the daemon wrote to stdout and stderr, all starts together."""
+        return self._folder.path / "daemon.log"
+
+    @property
+    def pid(self) -> int:
+        """Of the running daemon; UsageError when none is."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Starts the daemon and waits until it serves. Raises what it refused to start with, or
+        TransportError (code "start_timeout") with the end of its log."""
+        if self._process is not None and self._process.poll() is None:
+            raise UsageError("the private daemon is running already; stop it first", code="running")
+        answer, child = os.pipe()
+        try:
+            self._process = self._spawn(child)
+        finally:
+            os.close(child)
+        try:
+            self._await(answer)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(answer)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; its directory stays. Waits for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_KILL_WAIT_S)
+            self._process = None
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM: it drains and exits; SIGKILL after timeout_s. Returns its exit status."""
+        process = self._running()
+        process.terminate()
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait(_KILL_WAIT_S)
+        self._process = None
+        return status
+
+    def remove(self) -> None:
+        """Kills it if it runs, and removes its directory. More than once is once."""
+        self.kill()
+        self._folder.remove()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # No flush for an arena that goes away; an NVMe tier of the caller's is flushed.
+        if self._process is not None and self._settings.get("nvme_dir"):
+            self.stop()
+        self.remove()
+
+    def _spawn(self, answer: int) -> subprocess.Popen[bytes]:
+        options = {
+            "settings": {name: str(value) for name, value in self._settings.items()},
+            "parent": os.getpid(),
+            "answer": answer,
+            "lock": str(self._folder.lock_path),
+        }
+        # -P: a source tree in the working directory must not hide the installed package.
+        command = [sys.executable, "-P", "-m", "kvwarehouse.embedded", json.dumps(options)]
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(answer,),
+                start_new_session=True,  # an interrupt from the terminal is the parent's to handle
+            )
+
+    def _await(self, answer: int) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        said = b""
+        while said != _READY:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([answer], [], [], left_s)[0]:
+                raise self._not_up("start_timeout", f"not serving in {self._start_timeout_s:g} s")
+            more = os.read(answer, _ANSWER_BYTES)
+            if not more:
+                raise _refused(said) or self._not_up("start_failed", "it ended")
+            said += more
+
+    def _not_up(self, code: str, what: str) -> TransportError:
+        return TransportError(
+            f"the private daemon did not come up ({what}); the end of its log:\n{self._log_tail()}",
+            code=code,
+            retryable=False,
+        )
+
+    def _log_tail(self) -> str:
+        data = self.log_path.read_bytes() if self.log_path.exists() else b""
+        return data[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise UsageError("the private daemon is not running; start it first", code="stopped")
+        return self._process
+
+
+def _refused(said: bytes) -> Exception | None:
+    """The error that the daemon refused to start with, as it told it."""
+    try:
+        error = json.loads(said)
+        return from_native(error["kind"], error["code"], error["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
