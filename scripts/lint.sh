@@ -14,13 +14,6 @@ judge() {
   "$@" || failed+=("$name")
 }
 
-# connectors/ is imported as kvwarehouse_connectors; a link gives mypy the same view.
-types() {
-  mkdir -p build/types
-  ln -sfn ../../connectors build/types/kvwarehouse_connectors
-  "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connectors
-}
-
 native_format() {
   find native \( -name '*.h' -o -name '*.cc' \) -print0 |
     xargs -0 "$bin/clang-format" --dry-run -Werror
@@ -40,8 +33,9 @@ print(*sorted(str(file) for file in files if file.is_relative_to(root)), sep="\0
 
 judge "ruff check" "$bin/ruff" check --quiet .
 judge "ruff format" "$bin/ruff" format --check --quiet .
-judge "mypy --strict" types
-judge "import layers" "$bin/lint-imports" --cache-dir build/import_linter
+# By package, so that connectors/ has the name it is imported by.
+judge "mypy --strict" "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connectors
+judge "import layers" "$bin/lint-imports" --no-logo --cache-dir build/import_linter
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
 judge "clang-format" native_format
 judge "clang-tidy" native_tidy

@@ -29,7 +29,7 @@ setarch -R true 2>/dev/null && layout=(setarch -R)
 cmake --build "$build" -j "${JOBS:-2}"
 
 # A plain installation of this build, used by the interpreter behind the virtual environment: the
-# environment's own would import the editable installation.
+# environment's own would import the editable installation. -S keeps its packages out.
 site=$build/site
 rm -rf "$site"
 mkdir -p "$site"
@@ -43,7 +43,7 @@ compiler=${CXX:-c++}
 status=0
 env PYTHONSAFEPATH=1 PYTHONPATH="$site:$packages" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" \
   LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)" \
-  "${layout[@]}" "$python" -m pytest -m concurrency tests \
+  "${layout[@]}" "$python" -S -m pytest -m concurrency tests \
   --ignore=tests/engines --ignore=tests/gpu --ignore=tests/soak || status=$?
 if [ $status -eq 5 ]; then
   echo "sanitize: no Python test is marked concurrency"
