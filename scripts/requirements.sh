@@ -8,6 +8,13 @@ VENV=${VENV:-.venv}
 names=$1
 shift
 
+# A torchvision built for another torch breaks `import transformers`, and nothing here needs one.
+without_torchvision() {
+  compgen -G "$VENV/lib/python3*/site-packages/torchvision" >/dev/null || return 0
+  echo "setup: removing torchvision"
+  "$VENV/bin/python" -m pip uninstall -qq --yes torchvision
+}
+
 if [ "$names" = - ]; then wanted=(); else
   mapfile -t wanted < <("$VENV/bin/python" - "$names" <<'PYTHON'
 import sys
@@ -26,13 +33,13 @@ wanted+=("$@")
 
 stamp="$VENV/.kvw-requirements-$(echo "$names $*" | sha256sum | cut -c1-12)"
 now=$(printf '%s\n' "${wanted[@]}")
-[ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] && exit 0
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ]; then
+  without_torchvision
+  exit 0
+fi
 
 echo "setup: installing ${wanted[*]}"
 rm -f "$stamp"
 "$VENV/bin/python" -m pip install -qq "${wanted[@]}"
-# A torchvision built for another torch breaks `import transformers`; nothing here needs one.
-case " ${wanted[*]}" in
-  *" torch"*) "$VENV/bin/python" -m pip uninstall -qq --yes torchvision ;;
-esac
+without_torchvision
 echo "$now" >"$stamp"
