@@ -9,10 +9,9 @@ from typing import Any
 from kvwarehouse.client.channel import Channel
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult, Namespace
-from kvwarehouse.wire import messages
-from kvwarehouse.wire.namespaces import namespace_from_wire, namespace_to_wire, plain
+from kvwarehouse.wire import MAX_LIST_PAGES, namespace_from_wire, namespace_to_wire, plain
+from kvwarehouse.wire import warehouse_pb2 as pb
 
-_LIST_PAGES = 1000
 _CHECK_TIMEOUT_S = 3600.0
 # The answer to a call that waits comes back a little after the wait has ended.
 _MARGIN_S = 2.0
@@ -58,7 +57,7 @@ class Admin:
 
     def open_namespace(self, space: Namespace) -> None:
         """Registers `space`, or finds it. Raises UsageError where its pages fit no slab."""
-        request = messages.OpenNamespaceRequest(namespace=namespace_to_wire(space), id=space.id)
+        request = pb.OpenNamespaceRequest(namespace=namespace_to_wire(space), id=space.id)
         answer = self._channel.call("OpenNamespace", request)
         if answer.namespace.id != space.id:
             raise UsageError(
@@ -68,11 +67,11 @@ class Admin:
             )
 
     def status(self) -> dict[str, Any]:
-        answer = self._channel.call("Status", messages.StatusRequest())
+        answer = self._channel.call("Status", pb.StatusRequest())
         return plain(answer.status)
 
     def namespaces(self) -> list[StoredNamespace]:
-        answer = self._channel.call("ListNamespaces", messages.ListNamespacesRequest())
+        answer = self._channel.call("ListNamespaces", pb.ListNamespacesRequest())
         return [
             StoredNamespace(
                 namespace_from_wire(info.fields),
@@ -88,9 +87,7 @@ class Admin:
         not be among them."""
         after = 0
         while True:
-            request = messages.ListPagesRequest(
-                namespace_id=space.id, after=after, limit=_LIST_PAGES
-            )
+            request = pb.ListPagesRequest(namespace_id=space.id, after=after, limit=MAX_LIST_PAGES)
             answer = self._channel.call("ListPages", request)
             for page in answer.pages:
                 yield StoredPage(
@@ -107,26 +104,26 @@ class Admin:
             after = answer.next
 
     def clear(self, space: Namespace | None) -> int:
-        request = messages.ClearRequest(**_target(space))
+        request = pb.ClearRequest(**_target(space))
         return int(self._channel.call("Clear", request).pages)
 
     def evict(self, space: Namespace | None, pages: int, tiers: str) -> int:
-        request = messages.EvictRequest(pages=pages, tiers=tiers, **_target(space))
+        request = pb.EvictRequest(pages=pages, tiers=tiers, **_target(space))
         return int(self._channel.call("Evict", request).pages)
 
     def flush(self, timeout_s: float) -> FlushResult:
-        request = messages.FlushRequest(timeout_s=timeout_s)
+        request = pb.FlushRequest(timeout_s=timeout_s)
         return _flushed(self._channel.call("Flush", request, timeout_s + _MARGIN_S))
 
     def drain(self, timeout_s: float) -> FlushResult:
-        request = messages.DrainRequest(timeout_s=timeout_s)
+        request = pb.DrainRequest(timeout_s=timeout_s)
         return _flushed(self._channel.call("Drain", request, timeout_s + _MARGIN_S).flush)
 
     def sweep(self) -> int:
-        return int(self._channel.call("Sweep", messages.SweepRequest()).pages)
+        return int(self._channel.call("Sweep", pb.SweepRequest()).pages)
 
     def check(self, space: Namespace | None, *, repair: bool) -> Iterator[CheckProgress]:
-        request = messages.CheckRequest(repair=repair, **_target(space))
+        request = pb.CheckRequest(repair=repair, **_target(space))
         for answer in self._channel.stream("Check", request, _CHECK_TIMEOUT_S):
             yield CheckProgress(
                 answer.checked,

@@ -18,9 +18,7 @@ import grpc
 
 from kvwarehouse.client.address import Address
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
-from kvwarehouse.wire.limits import CHANNEL_OPTIONS
-from kvwarehouse.wire.messages import WarehouseStub
-from kvwarehouse.wire.status_codes import error_from_rpc
+from kvwarehouse.wire import CHANNEL_OPTIONS, WarehouseStub, error_from_rpc
 
 _T = TypeVar("_T")
 Answers = Generator[Any, None, None]

@@ -36,7 +36,7 @@ class Client:
     @property
     def local(self) -> bool:
         """Whether pages move through shared memory, with pins."""
-        return self._channel.address.local
+        return self._path.shares_memory
 
     def open(self, space: Namespace) -> OpenNamespace:
         """`space`, ready for lookup, load and store; the daemon registers it if it is new.

@@ -37,17 +37,29 @@ def connect(
     if verify not in ("always", "boundary"):
         raise UsageError(f'verify = {verify!r}; use "always" or "boundary"', code="bad_verify")
     where = parse_address(address)
-    timeout_s = checked_timeout(timeout_s)
-    channel = Channel(where, Credentials(token, tls), timeout_s)
     if not where.local:
-        client = Client(channel, RemotePath(channel))
-        try:
-            client.status()
-        except BaseException:
-            client.close()
-            raise
-        return client
+        return connect_grpc(address, token=token, tls=tls, timeout_s=timeout_s)
+    channel = Channel(where, Credentials(token, tls), checked_timeout(timeout_s))
     return Client(channel, _local_path(channel, verify))
+
+
+def connect_grpc(
+    address: str,
+    *,
+    token: str | None = None,
+    tls: bool | str | os.PathLike[str] | None = None,
+    timeout_s: float = 10.0,
+) -> Client:
+    """As `connect`, with KV over gRPC on the daemon's own host too: for administration, which needs
+    no session, and where a socket is shared and memory is not."""
+    channel = Channel(parse_address(address), Credentials(token, tls), checked_timeout(timeout_s))
+    client = Client(channel, RemotePath(channel))
+    try:
+        client.status()
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def _local_path(channel: Channel, verify: Verify) -> DataPath:

@@ -15,6 +15,8 @@ from kvwarehouse.types import Namespace
 
 
 class LocalPath(DataPath):
+    shares_memory = True
+
     def __init__(self, address: Address, *, verify_always: bool, timeout_s: float) -> None:
         self.native = engine.NativeClient(address.path, verify_always, timeout_s)
 

@@ -22,6 +22,9 @@ class Pinned(Protocol):
 
 
 class DataPath(Protocol):
+    shares_memory: bool
+    """Whether pages move through shared memory; a namespace opened must then show in it."""
+
     def opened(self, space: Namespace) -> bool:
         """Whether the daemon is known to have `space`, without a call."""
         ...

@@ -16,9 +16,8 @@ from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import Namespace
-from kvwarehouse.wire import messages
-from kvwarehouse.wire.limits import CHUNK_BYTES
-from kvwarehouse.wire.prefix import prefix_to_wire
+from kvwarehouse.wire import CHUNK_BYTES, prefix_to_wire
+from kvwarehouse.wire import warehouse_pb2 as pb
 
 # Of a load's time, what is kept for the answer to come back before the call is cut.
 _ANSWER_SHARE = 0.1
@@ -26,6 +25,8 @@ _ANSWER_MOST_S = 0.5
 
 
 class RemotePath(DataPath):
+    shares_memory = False
+
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
@@ -33,7 +34,7 @@ class RemotePath(DataPath):
         return False  # only the daemon knows; it is asked once a namespace
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
-        request = messages.LookupRequest(
+        request = pb.LookupRequest(
             namespace_id=space.id, prefix=prefix_to_wire(prefix.tokens, prefix.keys)
         )
         found = self._channel.call("Lookup", request)
@@ -45,7 +46,7 @@ class RemotePath(DataPath):
         """Waits for promotion and for the transfer together, at most timeout_s; 0: no wait for
         promotion, and the transfer within the client's own timeout."""
         deadline_s = timeout_s or self._channel.timeout_s
-        request = messages.LoadRequest(
+        request = pb.LoadRequest(
             namespace_id=space.id,
             prefix=prefix_to_wire(prefix.tokens, prefix.keys),
             first=window.first,
@@ -72,7 +73,7 @@ class RemotePath(DataPath):
     def store(
         self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
     ) -> tuple[int, int, dict[str, int]]:
-        header = messages.StoreHeader(
+        header = pb.StoreHeader(
             namespace_id=space.id,
             prefix=prefix_to_wire(prefix.tokens, prefix.keys),
             first=window.first,
@@ -81,9 +82,9 @@ class RemotePath(DataPath):
         )
 
         def requests() -> Iterator[Any]:
-            yield messages.StoreRequest(header=header)
+            yield pb.StoreRequest(header=header)
             for chunk in _chunks(pages, window.pages):
-                yield messages.StoreRequest(data=chunk)
+                yield pb.StoreRequest(data=chunk)
 
         answer = self._channel.call("Store", requests, timeout_s or self._channel.timeout_s)
         return answer.stored, answer.already, dict(answer.dropped)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import MAX_TOKEN
-from kvwarehouse.wire.limits import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
+from kvwarehouse.wire import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
 
 
 def token_array(tokens: Any) -> NDArray[np.uint32]:

@@ -1,0 +1,6 @@
+"""The command line `kvwarehouse`. Commands of this package are listed in commands.py, those of
+other packages come through the entry point group `kvwarehouse.commands` (plugins.py)."""
+
+from kvwarehouse.cli.main import main
+
+__all__ = ["main"]

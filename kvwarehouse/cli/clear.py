@@ -1,0 +1,50 @@
+"""`kvwarehouse clear`: removes pages for good, after asking."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.output import add_json, print_json
+from kvwarehouse.cli.selection import add_selection, selected
+from kvwarehouse.errors import UsageError
+
+EXAMPLES = """\
+  kvwarehouse clear 3f2c                the namespace whose id begins so (see `kvwarehouse ls`)
+  kvwarehouse clear --all --yes         everything, without the question
+
+No restart brings cleared pages back. To make room only, use `kvwarehouse evict`.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser, what="Clear")
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    add_connection(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with connect_from(args) as client:
+        space = selected(client, args)
+        what = "all namespaces" if space is None else f"{space.model} ({space.id.hex()[:12]})"
+        if not args.yes and not _agreed(f"Remove all pages of {what} at {client.address}?"):
+            print("nothing was cleared")
+            return Exit.FAILED
+        pages = client.clear(space)
+    if args.json:
+        print_json({"cleared": pages})
+    else:
+        print(f"cleared {pages:,} pages of {what}")
+    return Exit.OK
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "clear asks before it removes pages, and nobody is there to answer; add --yes",
+            code="not_confirmed",
+        )
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,41 @@
+"""The commands of this package: name, one line for the list, and the module that does it.
+
+A module has EXAMPLES (shown in its --help), add_arguments(parser) and run(args) -> exit status; it
+is imported when its command is used, so that `kvwarehouse --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+
+class CommandModule(Protocol):
+    EXAMPLES: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    summary: str
+
+    def load(self) -> CommandModule:
+        return cast(CommandModule, import_module(f"kvwarehouse.cli.{self.name}"))
+
+
+COMMANDS = (
+    Command("serve", "Run the daemon of this host."),
+    Command("status", "Show a running warehouse: tiers, hits, health."),
+    Command("ls", "List its namespaces, or the pages of one."),
+    Command("clear", "Remove all pages of a namespace from all tiers, for good."),
+    Command("evict", "Take the coldest pages out of a tier."),
+    Command("flush", "Wait until what is stored is durable on NVMe."),
+    Command("drain", "Refuse stores from now on and flush, before a stop."),
+    Command("check", "Verify the digests of stored pages."),
+    Command("bench", "Measure a warehouse against this machine's own limits."),
+)

@@ -1,0 +1,88 @@
+"""The arguments by which commands find their daemon, and the connecting itself.
+
+The environment is read here for the client's own variables: KVW_ADDRESS (where), KVW_TOKEN (the
+secret), and KVW_SOCKET and KVW_NAME, which say where this user's daemon listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvwarehouse.client import Client
+from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.config import default_socket
+from kvwarehouse.errors import UsageError
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which daemon")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="unix:///path/kvw.sock, or host:port. Default: $KVW_ADDRESS, else the socket that"
+        " `kvwarehouse serve` uses by default.",
+    )
+    where.add_argument("--socket", metavar="PATH", help="The same as --address unix://PATH.")
+    group.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="File with the token for a host:port. Default: $KVW_TOKEN.",
+    )
+    group.add_argument(
+        "--tls",
+        nargs="?",
+        const=True,
+        metavar="CA.pem",
+        help="Use TLS for a host:port; CA.pem is the authority to trust, else the system's.",
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="Bound of connecting and of every call (default: 10).",
+    )
+
+
+def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Client:
+    """A client for administration: all of it is gRPC, so it takes no session of the daemon."""
+    environ = os.environ if environ is None else environ
+    address = address_from(args, environ)
+    local = address.startswith(("unix:", "/"))
+    return connect_grpc(
+        address,
+        token=None if local else _token(args.token_file, environ),
+        tls=args.tls,
+        timeout_s=args.timeout,
+    )
+
+
+def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """--address or --socket, else the environment's, else the daemon's own default."""
+    if args.address:
+        return str(args.address)
+    if args.socket:
+        return f"unix://{os.path.abspath(args.socket)}"
+    if environ.get("KVW_ADDRESS"):
+        return environ["KVW_ADDRESS"]
+    if environ.get("KVW_SOCKET"):
+        return f"unix://{os.path.abspath(environ['KVW_SOCKET'])}"
+    return f"unix://{default_socket(environ, environ.get('KVW_NAME', 'default'))}"
+
+
+def _token(path: str | None, environ: Mapping[str, str]) -> str | None:
+    if path is None:
+        return environ.get("KVW_TOKEN") or None
+    try:
+        lines = Path(path).read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--token-file {path} cannot be read: {error}", code="bad_token"
+        ) from error
+    if not lines:
+        raise UsageError(f"--token-file {path} is empty; write the token into it", code="bad_token")
+    return lines[0]

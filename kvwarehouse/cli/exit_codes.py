@@ -1,0 +1,30 @@
+"""What the process's exit status says. Stable: scripts match on it."""
+
+from enum import IntEnum
+
+from kvwarehouse.errors import TransportError, UsageError, WarehouseError
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NO_DAEMON = 3
+    FOUND = 4
+    INTERRUPTED = 130
+
+
+MEANINGS: dict[Exit, str] = {
+    Exit.OK: "done",
+    Exit.FAILED: "refused or broken; the message says what and what to do",
+    Exit.USAGE: "wrong arguments or settings",
+    Exit.NO_DAEMON: "no daemon there, or it did not answer in time",
+    Exit.FOUND: "done, and the answer is bad news: damaged pages, a flush that is not through",
+    Exit.INTERRUPTED: "interrupted",
+}
+
+
+def exit_code_of(error: WarehouseError) -> Exit:
+    if isinstance(error, UsageError):
+        return Exit.USAGE
+    return Exit.NO_DAEMON if isinstance(error, TransportError) else Exit.FAILED

@@ -1,0 +1,129 @@
+"""`kvwarehouse ls`: what a warehouse keeps."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import islice
+from typing import Any
+
+from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.output import add_json, print_json, print_table
+from kvwarehouse.cli.selection import find_namespace
+from kvwarehouse.client import Client
+from kvwarehouse.client.admin import StoredPage
+from kvwarehouse.errors import UsageError
+from kvwarehouse.sizes import format_size
+
+EXAMPLES = """\
+  kvwarehouse ls                        the namespaces
+  kvwarehouse ls 3f2c                   the pages of the namespace whose id begins so
+  kvwarehouse ls my-model --limit 20 --json
+"""
+
+_LIMIT = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "namespace",
+        nargs="?",
+        metavar="NAMESPACE",
+        help="List the pages of this one: the beginning of its id, or its model's name.",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=_LIMIT,
+        metavar="N",
+        help=f"At most N pages (default: {_LIMIT}).",
+    )
+    add_connection(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.limit < 1:
+        raise UsageError(f"--limit {args.limit} lists nothing; use 1 or more", code="bad_limit")
+    with connect_from(args) as client:
+        if args.namespace is None:
+            _namespaces(client, args.json)
+        else:
+            _pages(client, args)
+    return Exit.OK
+
+
+def _namespaces(client: Client, as_json: bool) -> None:
+    pages = {each["id"]: each for each in client.status()["core"]["namespaces"]}
+    found: list[dict[str, Any]] = []
+    for each in client.namespaces():
+        counts = pages.get(each.space.id.hex(), {})
+        found.append(
+            {
+                "id": each.space.id.hex(),
+                **each.space.to_fields(),
+                "dram_pages": counts.get("dram_pages", 0),
+                "nvme_pages": counts.get("nvme_pages", 0),
+                "created_at_ns": each.created_at_ns,
+            }
+        )
+    if as_json:
+        print_json({"namespaces": found})
+        return
+    print_table(
+        "",
+        ("namespace", "model", "dtype", "layout", ">tokens", ">page", ">shards", ">dram", ">nvme"),
+        [
+            (
+                each["id"][:12],
+                each["model"],
+                each["kv_dtype"] or each["dtype"],
+                each["layout"],
+                each["page_tokens"],
+                format_size(each["page_bytes"] * each["shards"]),
+                each["shards"],
+                each["dram_pages"],
+                each["nvme_pages"],
+            )
+            for each in found
+        ],
+    )
+
+
+def _pages(client: Client, args: argparse.Namespace) -> None:
+    space = find_namespace(client, args.namespace).space
+    # One more than is shown says whether there are more.
+    pages = list(islice(client.pages(space), args.limit + 1))
+    shown, more = pages[: args.limit], len(pages) > args.limit
+    if args.json:
+        listed = [_fields(page) for page in shown]
+        print_json({"namespace": space.id, "pages": listed, "more": more})
+        return
+    print_table(
+        "",
+        ("key", ">position", "tiers", ">size", "parent"),
+        [
+            (
+                page.key,
+                page.position,
+                "+".join(page.tiers),
+                format_size(page.size_bytes),
+                page.parent,
+            )
+            for page in shown
+        ],
+    )
+    if more:
+        print(f"... and more; use --limit to see them (now {args.limit})")
+
+
+def _fields(page: StoredPage) -> dict[str, Any]:
+    return {
+        "id": page.id,
+        "key": page.key,
+        "parent": page.parent,
+        "position": page.position,
+        "tiers": list(page.tiers),
+        "size_bytes": page.size_bytes,
+        "sealed_at_ns": page.sealed_at_ns,
+    }

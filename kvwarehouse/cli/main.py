@@ -1,0 +1,101 @@
+"""From arguments to an exit status: the one place that turns errors into text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+
+from kvwarehouse.cli.commands import COMMANDS, Command
+from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
+from kvwarehouse.cli.plugins import find_plugins, run_plugin
+from kvwarehouse.errors import WarehouseError
+
+_ABOUT = """A warehouse for the KV cache of LLM inference: it keeps what an engine computed for a
+prompt in DRAM and on NVMe, and hands it back faster than it can be computed again."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status (exit_codes.py). Errors go to stderr, one line
+    and never a traceback for what a user can cause."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(given)
+    except WarehouseError as error:
+        print(f"kvwarehouse: {error} [{error.code}]", file=sys.stderr)
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; the interpreter must not complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+
+
+def _run(given: list[str]) -> int:
+    own = {command.name: command for command in COMMANDS}
+    name = given[0] if given else ""
+    if name in own:
+        return _run_own(own[name], given[1:])
+    plugins = find_plugins()
+    if name in plugins:
+        return run_plugin(plugins[name], given[1:])
+    parser = _parser(plugins)
+    if not given:
+        parser.print_help(sys.stderr)
+        return Exit.USAGE
+    parser.parse_args(given)
+    return Exit.OK
+
+
+def _run_own(command: Command, given: list[str]) -> int:
+    module = command.load()
+    parser = argparse.ArgumentParser(
+        prog=f"kvwarehouse {command.name}",
+        description=command.summary,
+        epilog=f"examples:\n{module.EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(given)))
+
+
+def _parser(plugins: Iterable[str]) -> argparse.ArgumentParser:
+    """Of the program itself: its help, its version, and the refusal of unknown commands."""
+    listed = [f"  {command.name:<10} {command.summary}" for command in COMMANDS]
+    listed += [f"  {name:<10} (of an installed extension)" for name in plugins]
+    codes = [f"  {int(code):<10} {meaning}" for code, meaning in MEANINGS.items()]
+    parser = argparse.ArgumentParser(
+        prog="kvwarehouse",
+        usage="kvwarehouse COMMAND [ARGUMENT ...]",
+        description=_ABOUT,
+        epilog="\n".join(
+            [
+                "commands (each has --help, with examples):",
+                *listed,
+                "",
+                "exit status:",
+                *codes,
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"kvwarehouse {_version()}")
+    parser.add_argument(
+        "command",
+        metavar="COMMAND",
+        choices=[command.name for command in COMMANDS] + list(plugins),
+        help=argparse.SUPPRESS,
+    )
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kvwarehouse")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,79 @@
+"""Commands that other packages add, through the entry point group `kvwarehouse.commands`.
+
+An entry point's name is the command; its object is called with the arguments after the name (a
+of str, --help among them) and returns the exit status (None is 0). A package that is broken or
+lacks an extra costs its own command, with one clear line, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import cast
+
+from kvwarehouse.errors import UsageError, WarehouseError
+
+GROUP = "kvwarehouse.commands"
+
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def find_plugins() -> dict[str, metadata.EntryPoint]:
+    """Command to entry point, sorted by name. Loads nothing."""
+    found = metadata.entry_points(group=GROUP)
+    return {point.name: point for point in sorted(found, key=lambda point: point.name)}
+
+
+def run_plugin(point: metadata.EntryPoint, arguments: list[str]) -> int:
+    """Runs the command. Raises UsageError where it cannot be loaded; what the command itself raises
+    is its own."""
+    return int(_load(point)(arguments) or 0)
+
+
+def _load(point: metadata.EntryPoint) -> Callable[[list[str]], int | None]:
+    try:
+        command = point.load()
+    except ModuleNotFoundError as error:
+        raise _missing(point, error.name or str(error)) from error
+    except WarehouseError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the command {point.name} of {_owner(point)} cannot be loaded:"
+            f" {type(error).__name__}: {error}; reinstall or remove that package",
+            code="broken_command",
+        ) from error
+    if not callable(command):
+        raise UsageError(
+            f"the command {point.name} of {_owner(point)} is {point.value}, which cannot be called;"
+            " the package is broken, upgrade it",
+            code="broken_command",
+        )
+    return cast(Callable[[list[str]], int | None], command)
+
+
+def _missing(point: metadata.EntryPoint, module: str) -> UsageError:
+    package = _owner(point)
+    extra = _extra_with(module, (point.dist.requires or ()) if point.dist else ())
+    fix = f"pip install '{package}[{extra}]'" if extra else f"install what {package} asks for"
+    return UsageError(
+        f"the command {point.name} needs the module {module}, which is not installed; {fix}",
+        code="missing_extra",
+        context={"module": module, "package": package},
+    )
+
+
+def _extra_with(module: str, requirements: Iterable[str]) -> str | None:
+    """The extra of a package that installs `module`, by the names in its metadata."""
+    top = module.partition(".")[0].replace("_", "-").lower()
+    for requirement in requirements:
+        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
+        if name and extra and name[0].replace("_", "-").lower() == top:
+            return extra[1]
+    return None
+
+
+def _owner(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist else point.module

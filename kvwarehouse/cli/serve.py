@@ -1,0 +1,42 @@
+"""`kvwarehouse serve`: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kvwarehouse import config
+from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.errors import UsageError
+
+EXAMPLES = """\
+  kvwarehouse serve                                   DRAM only, an eighth of memory
+  kvwarehouse serve --dram 64GiB --nvme-dir /nvme/kvw --nvme-capacity 1TB
+  kvwarehouse serve --config /etc/kvwarehouse.toml --print-config
+  kvwarehouse serve --listen 0.0.0.0:7070 --tls-cert c.pem --tls-key k.pem --token-file tokens
+
+Settings: flags, over environment (KVW_DRAM=64GiB), over the file, over defaults. SIGTERM drains:
+no more stores, a flush, exit 0. The DRAM tier stays in --arena-dir for the next start.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config.add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = config.load(vars(args))
+    if args.print_config:
+        sys.stdout.write(config.print_config(settings))
+        return Exit.OK
+    try:
+        from kvwarehouse import daemon
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("kvwarehouse"):
+            raise
+        raise UsageError(
+            f"serve needs the module {error.name}, which is not installed; run"
+            " pip install 'kvwarehouse[daemon]'",
+            code="missing_extra",
+        ) from error
+    return int(daemon.serve(settings))

@@ -1,0 +1,100 @@
+"""`kvwarehouse status`: one snapshot of a warehouse."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.output import add_json, print_json, print_table
+from kvwarehouse.sizes import format_size
+
+EXAMPLES = """\
+  kvwarehouse status
+  kvwarehouse status --address gpu-7:7070 --tls ca.pem
+  kvwarehouse status --json | jq .core.lookups
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_connection(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with connect_from(args) as client:
+        status = client.status()
+    if args.json:
+        print_json(status)
+        return Exit.OK
+    core = status["core"]
+    print_table("", ("", ""), _summary(status, core))
+    print_table("\ntiers", ("tier", ">capacity", ">used", ">pages", "health"), _tiers(core))
+    print_table("\npages since the start", ("", ">pages", ""), _pages(core))
+    return Exit.OK
+
+
+def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, str]]:
+    service = status["service"]
+    ledger = service["ledger_health"]
+    if service["ledger_reason"]:
+        ledger += f" ({service['ledger_reason']})"
+    return [
+        ("warehouse", f"{status['name']}, {status['state']}"),
+        ("version", status["version"]),
+        ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
+        ("clients", f"{core['sessions']:,} sessions, {core['pins']:,} pins"),
+        ("namespaces", f"{len(core['namespaces']):,}"),
+        ("index", f"{core['index']['pages']:,} of {core['index']['capacity']:,} pages"),
+        ("ledger", ledger),
+        ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
+    ]
+
+
+def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
+    dram, nvme = core["tiers"]["dram"], core["tiers"]["nvme"]
+    health = nvme["health"] + (f": {nvme['reason']}" if nvme["reason"] else "")
+    if nvme["queued_bytes"]:
+        health += f", {format_size(nvme['queued_bytes'])} to write"
+    return [
+        (
+            "dram",
+            format_size(dram["capacity_bytes"]),
+            format_size(dram["used_bytes"]),
+            dram["pages"],
+            f"{dram['reserved_slots']} reserved, {dram['limbo_slots']} in limbo",
+        ),
+        (
+            "nvme",
+            format_size(nvme["capacity_bytes"]),
+            format_size(nvme["used_bytes"]),
+            nvme["pages"],
+            health,
+        ),
+    ]
+
+
+def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
+    lookups, loads, stores = core["lookups"], core["loads"], core["stores"]
+    hits = lookups["pages_hit_dram"] + lookups["pages_hit_nvme"]
+    asked = hits + lookups["pages_missed"]
+    rate = f"{hits / asked:.1%} of {asked:,} looked up" if asked else ""
+    return [
+        ("hit in dram", lookups["pages_hit_dram"], rate),
+        ("hit on nvme", lookups["pages_hit_nvme"], ""),
+        ("missed", lookups["pages_missed"], ""),
+        ("loaded", loads["pages_loaded"], format_size(loads["bytes_loaded"])),
+        ("not loaded", sum(loads["failed"].values()), _reasons(loads["failed"])),
+        ("stored", stores["pages_sealed"], format_size(stores["bytes_sealed"])),
+        ("stored before", stores["already"], ""),
+        ("not stored", sum(stores["dropped"].values()), _reasons(stores["dropped"])),
+        ("evicted", sum(core["evictions"].values()), _reasons(core["evictions"])),
+        ("quarantined", core["quarantined"], ""),
+        ("orphans", core["orphan_pages"], ""),
+    ]
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    most_first = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason} {pages:,}" for reason, pages in most_first if pages)
