@@ -191,11 +191,6 @@ class Config:
     def grpc_socket(self) -> str:
         return self.socket + ".grpc"
 
-    @property
-    def state_dir(self) -> str:
-        """Where the ledger is: the directory that lives longest."""
-        return self.nvme_dir or self.arena_dir
-
 
 _FIELDS: Final = {
     item.metadata["key"] or item.name: item
@@ -276,9 +271,7 @@ def _from_file(path: str) -> dict[str, tuple[Any, str, str]]:
         raise _bad(f"--config {path!r} is not TOML: {error}; see --print-config") from error
     unknown = sorted(set(table) - set(_FIELDS))
     if unknown:
-        raise _bad(
-            f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(_FIELDS)}"
-        )
+        raise _bad(f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(_FIELDS)}")
     return {key: (value, f"{path}: {key}", path) for key, value in table.items()}
 
 
@@ -313,7 +306,9 @@ def _check(config: Config) -> None:
             raise _bad(f"{_flag(item)} is of no use without --listen; the local sockets need none")
     if config.listen and not settings.is_loopback(config.listen):
         missing = [
-            _flag(item) for item in ("tls_cert", "tls_key", "token_file") if not getattr(config, item)
+            _flag(item)
+            for item in ("tls_cert", "tls_key", "token_file")
+            if not getattr(config, item)
         ]
         if missing:
             raise _bad(

@@ -30,7 +30,7 @@ def default_socket(environ: Mapping[str, str], name: str) -> str:
     for candidate in candidates:
         if os.path.isdir(candidate) and os.access(candidate, os.W_OK):
             return os.path.join(candidate, "kvwarehouse", f"{name}.sock")
-    return f"/tmp/kvwarehouse-{os.geteuid()}/{name}.sock"  # noqa: S108
+    return f"/tmp/kvwarehouse-{os.geteuid()}/{name}.sock"
 
 
 def check_socket_path(socket: str) -> None:
@@ -44,13 +44,13 @@ def check_socket_path(socket: str) -> None:
 
 
 def default_arena_dir(name: str) -> str:
-    return f"/dev/shm/kvwarehouse-{os.geteuid()}-{name}"  # noqa: S108
+    return f"/dev/shm/kvwarehouse-{os.geteuid()}-{name}"
 
 
 def default_dram_bytes(arena_dir: str) -> int:
     """An eighth of the memory this process may use, at most half of the arena's file system, in
-    whole units of 64 MiB. It depends on sizes and not on what is free, so that a restart beside a filled
-    arena chooses the same."""
+    whole units of 64 MiB. It depends on sizes and not on what is free, so that a restart beside a
+    filled arena chooses the same."""
     share = memory_bytes() // 8
     facts = os.statvfs(existing_parent(arena_dir))
     half = facts.f_blocks * facts.f_frsize // 2

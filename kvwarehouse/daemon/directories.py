@@ -63,6 +63,11 @@ def _problem(path: str, facts: os.stat_result, link: os.stat_result) -> str:
     return ""
 
 
+def lock_path(directory: str) -> str:
+    """The file that an Ownership of `directory` locks."""
+    return os.path.join(directory, _LOCK_NAME)
+
+
 class Ownership:
     """A locked file that makes this process the one daemon of a directory, until close() or its
     death. The kernel's lock decides; the pid in the file is for the error's text."""
@@ -86,10 +91,6 @@ class Ownership:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode("ascii"), 0)
         except OSError:
             pass  # a full disk: the lock holds, only the pid is not told
-
-    @classmethod
-    def of_directory(cls, path: str) -> Ownership:
-        return cls(os.path.join(path, _LOCK_NAME))
 
     def close(self) -> None:
         """The file stays: removing it would let two daemons lock two files of one name."""

@@ -18,16 +18,16 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import lmdb
 
 from kvwarehouse.daemon import ledger_file
-from kvwarehouse.daemon.ledger_file import DamagedLedger, LedgerFile
+from kvwarehouse.daemon.ledger_file import DamagedLedgerError, LedgerFile
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.errors import CapacityError, StorageError, UsageError
+from kvwarehouse.errors import CapacityError, InternalError, StorageError, UsageError
 from kvwarehouse.types import Namespace
 
 MAX_NAMESPACES: Final = 4096  # native/base/types.h; a test compares them
@@ -38,6 +38,7 @@ _U16: Final = struct.Struct(">H")  # in keys: ordered
 _U64: Final = struct.Struct("<Q")
 _VERSION_KEY: Final = b"f/version"
 _WAREHOUSE_KEY: Final = b"f/warehouse"
+_SERIAL_KEY: Final = b"f/serial"
 _EPOCH_KEY: Final = b"f/epoch"
 _NAMESPACE: Final = b"n/"
 _TOMBSTONE: Final = b"t/"
@@ -53,6 +54,7 @@ class NamespaceRecord:
 
 @dataclass
 class _State:
+    serial: int  # how often this ledger was opened
     epoch: int
     namespaces: dict[int, NamespaceRecord]
     tombstones: dict[bytes, int]
@@ -61,12 +63,16 @@ class _State:
 class Ledger:
     """Opened once at the start, by the one daemon that owns the directory."""
 
-    def __init__(self, directory: str, warehouse_id: bytes, log: Log, *, expected: bool) -> None:
-        """Reads the ledger of `directory` (in a child process), or makes one. `expected`: there
+    def __init__(
+        self, directories: Sequence[str], warehouse_id: bytes, log: Log, *, expected: bool
+    ) -> None:
+        """Reads the ledger (in a child process), or makes one, in the first of `directories`. One
+        that is in another of them, as after an NVMe tier was added, moves there. `expected`: there
         are pages already, so that a missing ledger is a lost one. A damaged ledger, or one of
         another warehouse, is set aside and `lost` is True. Raises StorageError only for a ledger
-        of a newer version: setting that aside would be a downgrade's silent loss."""
-        self._path = os.path.join(directory, ledger_file.FILE_NAME)
+        of a newer version, which setting aside would lose silently, or that cannot be probed."""
+        self._paths = [os.path.join(path, ledger_file.FILE_NAME) for path in directories]
+        self._path = self._paths[0]
         self._warehouse_id = warehouse_id
         self._log = log
         self._lock = threading.Lock()
@@ -98,12 +104,10 @@ class Ledger:
         with self._lock:
             return self._by_id.get(namespace_id)
 
-    def add_namespace(self, space: Namespace) -> tuple[NamespaceRecord, bool]:
-        """The record of `space` and whether it is new. Raises CapacityError at MAX_NAMESPACES."""
+    def propose(self, space: Namespace) -> NamespaceRecord:
+        """A record for a new namespace, with the next number; `add` makes it known. The caller has
+        seen that `space` is not known. Raises CapacityError at MAX_NAMESPACES."""
         with self._lock:
-            known = self._by_id.get(space.id)
-            if known is not None:
-                return known, False
             ordinal = len(self._state.namespaces)
             if ordinal >= MAX_NAMESPACES:
                 raise CapacityError(
@@ -112,10 +116,17 @@ class Ledger:
                     code="too_many_namespaces",
                     retryable=False,
                 )
-            record = NamespaceRecord(ordinal, space, self._state.epoch, time.time_ns())
+            return NamespaceRecord(ordinal, space, self._state.epoch, time.time_ns())
+
+    def add(self, record: NamespaceRecord) -> None:
+        """Makes a proposed namespace known, for ever."""
+        with self._lock:
+            if record.ordinal != len(self._state.namespaces) or record.space.id in self._by_id:
+                raise InternalError(
+                    f"namespace {record.ordinal} was proposed twice", code="namespace_order"
+                )
             self._remember(record)
             self._commit(dict([_encode_namespace(record)]))
-            return record, True
 
     def raise_epoch(self, ordinals: Iterable[int]) -> tuple[int, bool]:
         """A new clear epoch, and `ordinals` cleared as of it. Returns it, and whether it is durable
@@ -180,26 +191,34 @@ class Ledger:
         self._by_id[record.space.id] = record
 
     def _read(self, expected: bool) -> _State:
-        if not os.path.exists(self._path):
-            if expected:
-                self._lose("it is missing beside stored pages")
-            return _State(0, {}, {})
-        try:
-            return self._decode(ledger_file.read(self._path))
-        except DamagedLedger as damage:
-            self._lose(str(damage))
-            return _State(0, {}, {})
+        found = [path for path in self._paths if os.path.exists(path)]
+        if expected and not found:
+            self._lose(self._path, "it is missing beside stored pages")
+        # Of two, the one that was opened more often is the one that was in use last.
+        states = [_State(0, 0, {}, {}), *(state for path in found if (state := self._load(path)))]
+        return max(states, key=lambda state: state.serial)
 
-    def _lose(self, reason: str) -> None:
+    def _load(self, path: str) -> _State | None:
+        try:
+            return self._decode(path, ledger_file.read(path))
+        except DamagedLedgerError as damage:
+            self._lose(path, str(damage))
+            return None
+
+    def _lose(self, path: str, reason: str) -> None:
         self.lost, self.health, self.reason = True, "rebuilt", reason
         kept = ""
-        with contextlib.suppress(FileNotFoundError, OSError):
-            kept = ledger_file.set_aside(self._path)
-        self._log.event(Event.LEDGER_REBUILT, path=self._path, reason=reason, kept=kept)
+        with contextlib.suppress(OSError):
+            kept = ledger_file.set_aside(path)
+        self._log.event(Event.LEDGER_REBUILT, path=path, reason=reason, kept=kept)
 
     def _open(self) -> None:
+        self._state.serial += 1
         try:
             self._file = LedgerFile(self._path, self._everything())
+            for path in self._paths[1:]:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
         except (OSError, lmdb.Error) as error:
             self._degrade(error)
 
@@ -236,25 +255,26 @@ class Ledger:
         return {
             _VERSION_KEY: _U64.pack(VERSION),
             _WAREHOUSE_KEY: self._warehouse_id,
+            _SERIAL_KEY: _U64.pack(self._state.serial),
             _EPOCH_KEY: _U64.pack(self._state.epoch),
             **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
             **{_TOMBSTONE + key: _U64.pack(life) for key, life in self._state.tombstones.items()},
         }
 
-    def _decode(self, records: dict[bytes, bytes]) -> _State:
+    def _decode(self, path: str, records: dict[bytes, bytes]) -> _State:
         try:
             version = _U64.unpack(records[_VERSION_KEY])[0]
             if version > VERSION:
                 raise StorageError(
-                    f"{self._path} has version {version}, and this daemon knows {VERSION}; start "
+                    f"{path} has version {version}, and this daemon knows {VERSION}; start "
                     "the newer daemon that wrote it, or move the file away and lose its clears",
                     code="newer_ledger",
                 )
             if records[_WAREHOUSE_KEY] != self._warehouse_id:
-                raise DamagedLedger(f"it is of warehouse {records[_WAREHOUSE_KEY].hex()}")
+                raise DamagedLedgerError(f"it is of warehouse {records[_WAREHOUSE_KEY].hex()}")
             return _decode_state(records)
         except (KeyError, ValueError, TypeError, struct.error, UsageError) as error:
-            raise DamagedLedger(f"its records make no sense: {error!r}") from error
+            raise DamagedLedgerError(f"its records make no sense: {error!r}") from error
 
 
 def _encode_namespace(record: NamespaceRecord) -> tuple[bytes, bytes]:
@@ -277,7 +297,8 @@ def _decode_namespace(key: bytes, payload: bytes) -> NamespaceRecord:
 
 
 def _decode_state(records: dict[bytes, bytes]) -> _State:
-    state = _State(_U64.unpack(records[_EPOCH_KEY])[0], {}, {})
+    serial, epoch = (_U64.unpack(records[key])[0] for key in (_SERIAL_KEY, _EPOCH_KEY))
+    state = _State(serial, epoch, {}, {})
     for key, payload in sorted(records.items()):
         if key.startswith(_NAMESPACE):
             record = _decode_namespace(key, payload)

@@ -36,27 +36,26 @@ _CHECK_BYTES: Final = 8
 _PROBE: Final = str(Path(__file__).with_name("ledger_probe.py"))
 
 
-class DamagedLedger(Exception):
+class DamagedLedgerError(Exception):
     """The file cannot be believed; the text says why."""
 
 
 def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
-    """All records of the file at `path`. Raises DamagedLedger; the caller lives, whatever is in
-    the file. Raises StorageError when the child could not look at it, which says nothing about
-    the file. Blocks for the child, at most `timeout_s`."""
+    """All records of the file at `path`; the caller lives, whatever is in it. Raises
+    DamagedLedgerError, or StorageError when the child could not look, which says nothing about it. Blocks for the child, at most `timeout_s`."""
     command = [sys.executable, "-P", _PROBE, path]
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise DamagedLedger(f"reading it took over {timeout_s:g} s") from None
+        raise DamagedLedgerError(f"reading it took over {timeout_s:g} s") from None
     if child.returncode < 0:
-        raise DamagedLedger(f"reading it ended with signal {-child.returncode}")
+        raise DamagedLedgerError(f"reading it ended with signal {-child.returncode}")
     if child.returncode > 0:
         last = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
         if child.returncode == DAMAGED:
-            raise DamagedLedger(f"reading it failed: {last}")
+            raise DamagedLedgerError(f"reading it failed: {last}")
         raise StorageError(
             f"the ledger {path} could not be probed: {last}; nothing was changed",
             code="ledger_probe_failed",
@@ -114,7 +113,7 @@ class LedgerFile:
 
 def _decode(data: bytes) -> dict[bytes, bytes]:
     if not data.endswith(END):
-        raise DamagedLedger("it could not be read to its end")
+        raise DamagedLedgerError("it could not be read to its end")
     records: dict[bytes, bytes] = {}
     position, stop = 0, len(data) - len(END)
     while position < stop:
@@ -125,7 +124,7 @@ def _decode(data: bytes) -> dict[bytes, bytes]:
         position += key_bytes + value_bytes
         check, payload = value[:_CHECK_BYTES], value[_CHECK_BYTES:]
         if check != _checksum(key, payload):
-            raise DamagedLedger(f"the checksum of record {key[:20]!r} does not hold")
+            raise DamagedLedgerError(f"the checksum of record {key[:20]!r} does not hold")
         records[key] = payload
     return records
 

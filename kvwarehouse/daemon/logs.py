@@ -25,6 +25,7 @@ class Event(StrEnum):
     RECOVERED = "recovered"
     READY = "ready"
     DRAINING = "draining"
+    FLUSHED = "flushed"
     STOPPED = "stopped"
     START_REFUSED = "start_refused"
     IDENTITY_CREATED = "identity_created"
@@ -35,6 +36,7 @@ class Event(StrEnum):
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     NVME_ROOM_SHORT = "nvme_room_short"
     NAMESPACE_ADDED = "namespace_added"
+    NAMESPACE_UNUSABLE = "namespace_unusable"
     CLEARED = "cleared"
     EVICTED = "evicted"
     RPC_FAILED = "rpc_failed"
@@ -50,6 +52,7 @@ _WARNINGS: Final = {
     Event.HTTP_PORT_TAKEN,
     Event.ARENA_NOT_TMPFS,
     Event.NVME_ROOM_SHORT,
+    Event.NAMESPACE_UNUSABLE,
     Event.STREAM_STALLED,
 }
 
@@ -79,7 +82,9 @@ class Log:
 
     def _line(self, event: Event, fields: dict[str, object]) -> str:
         now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
+        stamp = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
+        )
         level = _level(event)
         plain = {key: _plain(value) for key, value in fields.items()}
         if self._json:

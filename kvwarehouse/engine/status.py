@@ -8,13 +8,16 @@ from typing import TypedDict
 
 
 class DramStatus(TypedDict):
+    health: str  # "ok", "populating", or why it cannot grow
     capacity_bytes: int
     populated_bytes: int
-    used_bytes: int  # slots in any state but FREE
+    used_bytes: int
     pages: int
     free_slots: int
     reserved_slots: int
     limbo_slots: int
+    zombie_slots: int
+    left: dict[str, int]  # pages by reason: names of native Gone
 
 
 class NvmeStatus(TypedDict):
@@ -31,6 +34,8 @@ class NvmeStatus(TypedDict):
     queued_bytes: int
     queued_records: int
     reads_in_flight: int
+    promotions_in_flight: int
+    pages_promoted: int
     written_records: int
     written_bytes: int
     relocated_records: int
@@ -47,6 +52,8 @@ class NvmeStatus(TypedDict):
     read_bytes_per_s: int
     write_bytes_per_s: int
     oldest_life: int  # of any segment that holds records; 0: none does. Older tombstones are moot.
+    left: dict[str, int]  # pages by reason: names of native Gone
+    not_admitted: dict[str, int]  # sealed pages that were not written, by reason
 
 
 class TiersStatus(TypedDict):
@@ -57,22 +64,33 @@ class TiersStatus(TypedDict):
 class LookupsStatus(TypedDict):
     """Outcomes, from the counters that clients publish. A page once: the sum is the pages asked."""
 
+    calls: int
     pages_hit_dram: int
     pages_hit_nvme: int
     pages_missed: int
 
 
 class LoadsStatus(TypedDict):
+    """From the counters that clients publish: shards of pages."""
+
+    calls: int
     pages_loaded: int
     bytes_loaded: int
-    failed: dict[str, int]  # pages by reason, see LOAD_REASONS
+    failed: dict[str, int]  # by reason: "stale", "mismatch", "timeout"
 
 
 class StoresStatus(TypedDict):
-    pages_sealed: int
+    calls: int
+    pages_sealed: int  # all shards of each
     bytes_sealed: int
     already: int
-    dropped: dict[str, int]  # pages by reason, see DROP_REASONS
+    dropped: dict[str, int]  # refused reservations and seals: names of native Reason
+
+
+class PinsStatus(TypedDict):
+    held: int
+    taken: int
+    refused: int
 
 
 class IndexStatus(TypedDict):
@@ -83,20 +101,28 @@ class IndexStatus(TypedDict):
 class NamespaceStatus(TypedDict):
     ordinal: int
     id: str  # 32 hex digits
+    pages: int
     dram_pages: int
     nvme_pages: int
     clear_epoch: int
 
 
 class RecoveryStatus(TypedDict):
-    """What start() found; also its return value."""
+    """What start() found; also its return value. RecoverySummary and nvme::RecoveryReport."""
 
     pages_dram: int
     pages_nvme: int
-    limbo_slots: int
-    dropped: dict[str, int]  # pages by reason
-    segments_scanned: int
-    records_refused: int
+    dropped_slots: int
+    unfinished_slots: int
+    cleared: int
+    unknown_namespace: int
+    orphans: int
+    sessions: int
+    segments: int
+    records: int
+    scanned_segments: int
+    refused_records: int
+    foreign_segments: int
     epoch_seen: int  # the highest clear epoch met in any header; the ledger must not be behind it
     seconds: float
 
@@ -110,12 +136,11 @@ class CoreStatus(TypedDict):
     lookups: LookupsStatus
     loads: LoadsStatus
     stores: StoresStatus
-    evictions: dict[str, int]  # pages by reason
     quarantined: int
-    digest_mismatches: int
     orphan_pages: int
     sessions: int
-    pins: int
+    connections: int
+    pins: PinsStatus
     index: IndexStatus
     namespaces: list[NamespaceStatus]
     recovery: RecoveryStatus

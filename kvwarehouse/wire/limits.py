@@ -18,7 +18,7 @@ MAX_KEY_BYTES = 64
 """One engine key; the same number as native/base/types.h."""
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Any message: room for the largest prefix (65,536 keys of 64 bytes are 4.3 MiB) beside the rest."""
+"""Any message: room for the largest prefix (65,536 keys of 64 bytes: 4.3 MiB) and the rest."""
 
 MAX_LIST_PAGES = 1000
 """Pages of one ListPages answer: about 100 bytes each."""

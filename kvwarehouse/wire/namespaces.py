@@ -74,5 +74,5 @@ def _has_unknown(message: Message) -> bool:
     # A copy without them is shorter: the runtime has no public way to ask in all versions.
     known = type(message)()
     known.CopyFrom(message)
-    known.DiscardUnknownFields()  # type: ignore[no-untyped-call, unused-ignore]
+    known.DiscardUnknownFields()  # type: ignore[attr-defined, unused-ignore]
     return known.ByteSize() != message.ByteSize()

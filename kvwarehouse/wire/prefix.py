@@ -46,7 +46,9 @@ def prefix_from_wire(prefix: pb.Prefix) -> tuple[NDArray[np.uint32] | None, list
         keys = list(prefix.keys.keys)
         _check_keys(keys)
         return None, keys
-    raise UsageError("the request has no prefix: set prefix.tokens or prefix.keys", code="no_prefix")
+    raise UsageError(
+        "the request has no prefix: set prefix.tokens or prefix.keys", code="no_prefix"
+    )
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:

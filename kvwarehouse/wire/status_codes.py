@@ -30,7 +30,7 @@ STATUS_BY_KIND: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
 # Codes whose status is narrower than their kind's: generic gRPC clients tell these apart.
 STATUS_BY_CODE: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
     {
-        "unknown_namespace": grpc.StatusCode.NOT_FOUND,
+        "namespace_unknown": grpc.StatusCode.NOT_FOUND,
         "deadline": grpc.StatusCode.DEADLINE_EXCEEDED,
         "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     }

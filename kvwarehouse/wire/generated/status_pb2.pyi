@@ -47,14 +47,7 @@ class ServiceStatus(_message.Message):
     def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ...) -> None: ...
 
 class CoreStatus(_message.Message):
-    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "evictions", "quarantined", "digest_mismatches", "orphan_pages", "sessions", "pins", "index", "namespaces", "recovery", "events_dropped")
-    class EvictionsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped")
     WAREHOUSE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -63,11 +56,10 @@ class CoreStatus(_message.Message):
     LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
-    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_PAGES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
@@ -81,17 +73,16 @@ class CoreStatus(_message.Message):
     lookups: LookupsStatus
     loads: LoadsStatus
     stores: StoresStatus
-    evictions: _containers.ScalarMap[str, int]
     quarantined: int
-    digest_mismatches: int
     orphan_pages: int
     sessions: int
-    pins: int
+    connections: int
+    pins: PinsStatus
     index: IndexStatus
     namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStatus]
     recovery: RecoveryStatus
     events_dropped: int
-    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., evictions: _Optional[_Mapping[str, int]] = ..., quarantined: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., pins: _Optional[int] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ...) -> None: ...
+    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ...) -> None: ...
 
 class TiersStatus(_message.Message):
     __slots__ = ("dram", "nvme")
@@ -102,7 +93,15 @@ class TiersStatus(_message.Message):
     def __init__(self, dram: _Optional[_Union[DramStatus, _Mapping]] = ..., nvme: _Optional[_Union[NvmeStatus, _Mapping]] = ...) -> None: ...
 
 class DramStatus(_message.Message):
-    __slots__ = ("capacity_bytes", "populated_bytes", "used_bytes", "pages", "free_slots", "reserved_slots", "limbo_slots")
+    __slots__ = ("health", "capacity_bytes", "populated_bytes", "used_bytes", "pages", "free_slots", "reserved_slots", "limbo_slots", "zombie_slots", "left")
+    class LeftEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     POPULATED_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +109,9 @@ class DramStatus(_message.Message):
     FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     LIMBO_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ZOMBIE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    health: str
     capacity_bytes: int
     populated_bytes: int
     used_bytes: int
@@ -117,10 +119,26 @@ class DramStatus(_message.Message):
     free_slots: int
     reserved_slots: int
     limbo_slots: int
-    def __init__(self, capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., free_slots: _Optional[int] = ..., reserved_slots: _Optional[int] = ..., limbo_slots: _Optional[int] = ...) -> None: ...
+    zombie_slots: int
+    left: _containers.ScalarMap[str, int]
+    def __init__(self, health: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., free_slots: _Optional[int] = ..., reserved_slots: _Optional[int] = ..., limbo_slots: _Optional[int] = ..., zombie_slots: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class NvmeStatus(_message.Message):
-    __slots__ = ("health", "reason", "io_engine", "capacity_bytes", "used_bytes", "pages", "segments", "free_segments", "queued_bytes", "queued_records", "reads_in_flight", "written_records", "written_bytes", "relocated_records", "relocated_bytes", "read_records", "read_bytes", "reclaimed_segments", "dropped_records", "write_errors", "read_errors", "mismatches", "flushes", "flush_errors", "read_bytes_per_s", "write_bytes_per_s", "oldest_life")
+    __slots__ = ("health", "reason", "io_engine", "capacity_bytes", "used_bytes", "pages", "segments", "free_segments", "queued_bytes", "queued_records", "reads_in_flight", "promotions_in_flight", "pages_promoted", "written_records", "written_bytes", "relocated_records", "relocated_bytes", "read_records", "read_bytes", "reclaimed_segments", "dropped_records", "write_errors", "read_errors", "mismatches", "flushes", "flush_errors", "read_bytes_per_s", "write_bytes_per_s", "oldest_life", "left", "not_admitted")
+    class LeftEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NotAdmittedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IO_ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +150,8 @@ class NvmeStatus(_message.Message):
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     READS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMOTIONS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_PROMOTED_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_RECORDS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     RELOCATED_RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +168,8 @@ class NvmeStatus(_message.Message):
     READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     WRITE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     OLDEST_LIFE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    NOT_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     health: str
     reason: str
     io_engine: str
@@ -159,6 +181,8 @@ class NvmeStatus(_message.Message):
     queued_bytes: int
     queued_records: int
     reads_in_flight: int
+    promotions_in_flight: int
+    pages_promoted: int
     written_records: int
     written_bytes: int
     relocated_records: int
@@ -175,20 +199,24 @@ class NvmeStatus(_message.Message):
     read_bytes_per_s: int
     write_bytes_per_s: int
     oldest_life: int
-    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_life: _Optional[int] = ...) -> None: ...
+    left: _containers.ScalarMap[str, int]
+    not_admitted: _containers.ScalarMap[str, int]
+    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_life: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class LookupsStatus(_message.Message):
-    __slots__ = ("pages_hit_dram", "pages_hit_nvme", "pages_missed")
+    __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_DRAM_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_NVME_FIELD_NUMBER: _ClassVar[int]
     PAGES_MISSED_FIELD_NUMBER: _ClassVar[int]
+    calls: int
     pages_hit_dram: int
     pages_hit_nvme: int
     pages_missed: int
-    def __init__(self, pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ...) -> None: ...
+    def __init__(self, calls: _Optional[int] = ..., pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ...) -> None: ...
 
 class LoadsStatus(_message.Message):
-    __slots__ = ("pages_loaded", "bytes_loaded", "failed")
+    __slots__ = ("calls", "pages_loaded", "bytes_loaded", "failed")
     class FailedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -196,16 +224,18 @@ class LoadsStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     PAGES_LOADED_FIELD_NUMBER: _ClassVar[int]
     BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    calls: int
     pages_loaded: int
     bytes_loaded: int
     failed: _containers.ScalarMap[str, int]
-    def __init__(self, pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StoresStatus(_message.Message):
-    __slots__ = ("pages_sealed", "bytes_sealed", "already", "dropped")
+    __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -213,15 +243,27 @@ class StoresStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     PAGES_SEALED_FIELD_NUMBER: _ClassVar[int]
     BYTES_SEALED_FIELD_NUMBER: _ClassVar[int]
     ALREADY_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    calls: int
     pages_sealed: int
     bytes_sealed: int
     already: int
     dropped: _containers.ScalarMap[str, int]
-    def __init__(self, pages_sealed: _Optional[int] = ..., bytes_sealed: _Optional[int] = ..., already: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, calls: _Optional[int] = ..., pages_sealed: _Optional[int] = ..., bytes_sealed: _Optional[int] = ..., already: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class PinsStatus(_message.Message):
+    __slots__ = ("held", "taken", "refused")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    taken: int
+    refused: int
+    def __init__(self, held: _Optional[int] = ..., taken: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class IndexStatus(_message.Message):
     __slots__ = ("pages", "capacity")
@@ -232,42 +274,51 @@ class IndexStatus(_message.Message):
     def __init__(self, pages: _Optional[int] = ..., capacity: _Optional[int] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("ordinal", "id", "dram_pages", "nvme_pages", "clear_epoch")
+    __slots__ = ("ordinal", "id", "pages", "dram_pages", "nvme_pages", "clear_epoch")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     DRAM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NVME_PAGES_FIELD_NUMBER: _ClassVar[int]
     CLEAR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ordinal: int
     id: str
+    pages: int
     dram_pages: int
     nvme_pages: int
     clear_epoch: int
-    def __init__(self, ordinal: _Optional[int] = ..., id: _Optional[str] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ..., clear_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, ordinal: _Optional[int] = ..., id: _Optional[str] = ..., pages: _Optional[int] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ..., clear_epoch: _Optional[int] = ...) -> None: ...
 
 class RecoveryStatus(_message.Message):
-    __slots__ = ("pages_dram", "pages_nvme", "limbo_slots", "dropped", "segments_scanned", "records_refused", "epoch_seen", "seconds")
-    class DroppedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    __slots__ = ("pages_dram", "pages_nvme", "dropped_slots", "unfinished_slots", "cleared", "unknown_namespace", "orphans", "sessions", "segments", "records", "scanned_segments", "refused_records", "foreign_segments", "epoch_seen", "seconds")
     PAGES_DRAM_FIELD_NUMBER: _ClassVar[int]
     PAGES_NVME_FIELD_NUMBER: _ClassVar[int]
-    LIMBO_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_FIELD_NUMBER: _ClassVar[int]
-    SEGMENTS_SCANNED_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SCANNED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    FOREIGN_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_SEEN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     pages_dram: int
     pages_nvme: int
-    limbo_slots: int
-    dropped: _containers.ScalarMap[str, int]
-    segments_scanned: int
-    records_refused: int
+    dropped_slots: int
+    unfinished_slots: int
+    cleared: int
+    unknown_namespace: int
+    orphans: int
+    sessions: int
+    segments: int
+    records: int
+    scanned_segments: int
+    refused_records: int
+    foreign_segments: int
     epoch_seen: int
     seconds: float
-    def __init__(self, pages_dram: _Optional[int] = ..., pages_nvme: _Optional[int] = ..., limbo_slots: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., segments_scanned: _Optional[int] = ..., records_refused: _Optional[int] = ..., epoch_seen: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, pages_dram: _Optional[int] = ..., pages_nvme: _Optional[int] = ..., dropped_slots: _Optional[int] = ..., unfinished_slots: _Optional[int] = ..., cleared: _Optional[int] = ..., unknown_namespace: _Optional[int] = ..., orphans: _Optional[int] = ..., sessions: _Optional[int] = ..., segments: _Optional[int] = ..., records: _Optional[int] = ..., scanned_segments: _Optional[int] = ..., refused_records: _Optional[int] = ..., foreign_segments: _Optional[int] = ..., epoch_seen: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,83 @@
+"""The daemon: `serve` runs one in this process until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from kvwarehouse.config import Config
+from kvwarehouse.daemon.lifecycle import Daemon
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.errors import InternalError, WarehouseError
+
+__all__ = ["serve"]
+
+
+def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
+    """Serves until SIGTERM or SIGINT, then drains; returns 0. A second signal exits at once.
+
+    `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
+    the daemon cannot start; nothing is left behind then but what was there before. Signals are
+    taken over only on the main thread. `engine`: a double of kvwarehouse.engine, for tests."""
+    if engine is None:
+        from kvwarehouse import engine
+    log = Log(config.log_format)
+    log.event(Event.STARTING, name=config.name, version=engine.VERSION, pid=os.getpid())
+    before = os.umask(0o077)  # nothing this process makes is for others
+    try:
+        daemon = Daemon(config, log, engine)
+        _run(daemon, on_ready or (lambda: None))
+    except WarehouseError as error:
+        log.event(Event.START_REFUSED, code=error.code, text=error.message)
+        raise
+    finally:
+        os.umask(before)
+    return 0
+
+
+def _run(daemon: Daemon, on_ready: Callable[[], None]) -> None:
+    """The daemon's work is on a thread of its own, because Python runs signal handlers only on the
+    main one, and not while that waits in native code: a second signal must not wait for a flush."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            daemon.run(on_ready)
+        except BaseException as error:  # noqa: BLE001  the thread's edge; raised again below
+            failures.append(error)
+
+    with _signals(daemon):
+        thread = threading.Thread(target=work, name="daemon")
+        thread.start()
+        thread.join()
+    if failures:
+        error = failures[0]
+        if isinstance(error, WarehouseError):
+            raise error
+        raise InternalError(f"the daemon failed: {error!r}; please report it") from error
+
+
+@contextmanager
+def _signals(daemon: Daemon) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if asked.is_set():
+            os._exit(128 + number)  # whoever asks twice wants no more waiting
+        asked.set()
+        daemon.request_stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

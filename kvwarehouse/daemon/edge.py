@@ -1,0 +1,141 @@
+"""Where a call enters: errors become status codes, slow calls are bounded, streams are watched.
+
+An interceptor of every server, so that the service itself only computes answers. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn, TypeAlias
+
+import grpc
+
+from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.watchdog import Watchdog, Watched
+from kvwarehouse.errors import CapacityError, InternalError, WarehouseError
+from kvwarehouse.wire import DETAIL_KEY, SERVICE_NAME, error_to_detail, status_of
+
+SLOW_CALLS: Final = 8
+"""Administration that waits or works for long, at a time; the rest of the threads stays free."""
+
+_SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
+_REFLECTION: Final = "/grpc.reflection."
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behavior: TypeAlias = Callable[[Any, grpc.ServicerContext], Any]
+
+
+class Edge(grpc.ServerInterceptor):
+    def __init__(self, log: Log, watchdog: Watchdog) -> None:
+        self._log = log
+        self._watchdog = watchdog
+        self._slow = threading.BoundedSemaphore(SLOW_CALLS)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not self._is_ours(method):
+            return handler
+        return self._wrapped(handler, method)
+
+    @staticmethod
+    def _is_ours(method: str) -> bool:
+        # Health is the library's own, answers at once and does not hold threads; reflection holds
+        # one for as long as its client likes, so it is watched and bounded as our streams are.
+        return method.startswith((f"/{SERVICE_NAME}/", _REFLECTION))
+
+    def _wrapped(self, handler: Handler, method: str) -> Handler:
+        codecs = (handler.request_deserializer, handler.response_serializer)
+        if handler.request_streaming and handler.response_streaming:
+            streams = self._streaming(handler.stream_stream, method, requests=True)
+            return grpc.stream_stream_rpc_method_handler(streams, *codecs)
+        if handler.request_streaming:
+            unary = self._unary(handler.stream_unary, method, requests=True)
+            return grpc.stream_unary_rpc_method_handler(unary, *codecs)
+        if handler.response_streaming:
+            streams = self._streaming(handler.unary_stream, method, requests=False)
+            return grpc.unary_stream_rpc_method_handler(streams, *codecs)
+        unary = self._unary(handler.unary_unary, method, requests=False)
+        return grpc.unary_unary_rpc_method_handler(unary, *codecs)
+
+    def _unary(self, behavior: Behavior | None, method: str, *, requests: bool) -> Behavior:
+        assert behavior is not None
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                with self._place(method), self._watched(context, method, requests) as stream:
+                    return behavior(_following(request, stream) if stream else request, context)
+            except Exception as error:  # noqa: BLE001  the edge of the RPC
+                self._refuse(context, method, error)
+
+        return call
+
+    def _streaming(self, behavior: Behavior | None, method: str, *, requests: bool) -> Behavior:
+        assert behavior is not None
+
+        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                with self._place(method), self._watched(context, method, True) as stream:
+                    source = _following(request, stream) if requests and stream else request
+                    for answer in behavior(source, context):
+                        yield answer
+                        if stream:
+                            stream.progress()
+            except Exception as error:  # noqa: BLE001  the edge of the RPC
+                self._refuse(context, method, error)
+
+        return call
+
+    @contextmanager
+    def _place(self, method: str) -> Iterator[None]:
+        name = method.rpartition("/")[2]
+        if name not in _SLOW and not method.startswith(_REFLECTION):
+            yield
+            return
+        if not self._slow.acquire(blocking=False):
+            raise CapacityError(
+                f"{SLOW_CALLS} administrative calls are under way, the bound; try {name} again "
+                "when one has ended",
+                code="too_many_calls",
+            )
+        try:
+            yield
+        finally:
+            self._slow.release()
+
+    @contextmanager
+    def _watched(
+        self, context: grpc.ServicerContext, method: str, streaming: bool
+    ) -> Iterator[Watched | None]:
+        if not streaming:
+            yield None
+            return
+        with self._watchdog.watch(
+            context, Deadline.of(context, LONGEST_STREAM_S), method
+        ) as stream:
+            yield stream
+
+    def _refuse(self, context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
+        if not isinstance(error, WarehouseError):
+            if not context.is_active():
+                raise error  # the call is over: gRPC's own way of ending the thread
+            self._log.event(
+                Event.RPC_FAILED, method=method, error=repr(error), trace=traceback.format_exc(8)
+            )
+            error = InternalError(f"{method} failed: {error!r}; the daemon's log has the trace")
+        context.set_trailing_metadata(((DETAIL_KEY, error_to_detail(error)),))
+        context.abort(status_of(error), error.message)
+
+
+def _following(requests: Iterator[Any], stream: Watched) -> Iterator[Any]:
+    for request in requests:
+        stream.progress()
+        yield request

@@ -1,0 +1,253 @@
+"""The daemon from its first check to its exit: builds the parts in order, serves, drains, takes
+them down in the reverse order.
+
+All work is on one thread of its own (`run`); `request_stop` may be called from any thread and from
+a signal handler. What start-up made is undone by the exit stack, also when start-up fails half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+from kvwarehouse.config import Config
+from kvwarehouse.daemon import directories, identity
+from kvwarehouse.daemon.edge import Edge
+from kvwarehouse.daemon.health import Health
+from kvwarehouse.daemon.http import HttpServer, Pages
+from kvwarehouse.daemon.identity import Identity
+from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.servers import Servers
+from kvwarehouse.daemon.service import WarehouseService
+from kvwarehouse.daemon.snapshot import Snapshots
+from kvwarehouse.daemon.staging import Staging
+from kvwarehouse.daemon.state import Lifecycle, State
+from kvwarehouse.daemon.transfer import Transfer
+from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.watchdog import Watchdog
+from kvwarehouse.errors import TransportError, WarehouseError
+from kvwarehouse.settings import OFF, split_address
+
+_EVENTS_EVERY_S: Final = 1.0
+_TOMBSTONES_EVERY_S: Final = 60.0
+_SESSION_TIMEOUT_S: Final = 10.0
+
+_LIVE_WITHIN_S: Final = 60.0
+"""A core that did not answer for this long is not coming back: let the orchestrator restart us."""
+
+_READY_WITHIN_S: Final = 15.0
+
+
+class Daemon:
+    """One run of a daemon. `engine`: the module kvwarehouse.engine, or a double of it."""
+
+    def __init__(self, config: Config, log: Log, engine: Any) -> None:
+        self._config = config
+        self._log = log
+        self._engine = engine
+        self._stop = threading.Event()
+        self._lifecycle = Lifecycle()
+        self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle)
+        self._answered_at = time.monotonic()  # when the core last did
+        self._core: Any = None
+        self._warehouse: Warehouse | None = None
+
+    def request_stop(self) -> None:
+        self._stop.set()
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Serves until request_stop, then drains. Raises WarehouseError when it cannot start."""
+        with ExitStack() as stack:
+            self._start(stack)
+            if not self._stop.is_set():
+                self._lifecycle.advance(State.SERVING)
+                self._log.event(Event.READY, **self._addresses())
+                on_ready()
+                self._serve()
+            self._drain()
+        self._lifecycle.advance(State.STOPPED)
+        self._log.event(Event.STOPPED)
+
+    # --- start
+
+    def _start(self, stack: ExitStack) -> None:
+        config, log = self._config, self._log
+        self._own_directories(stack)
+        directories.check_room(config, log)
+        self._open_http(stack)
+        places = [path for path in (config.nvme_dir, config.arena_dir) if path]
+        expected = _has_pages(config)
+        who = identity.establish(places, log)
+        ledger = Ledger(places, who.warehouse_id, log, expected=expected)
+        stack.callback(ledger.close)
+        self._start_core(stack, who, ledger)
+        self._open_service(stack, ledger)
+
+    def _own_directories(self, stack: ExitStack) -> None:
+        config = self._config
+        directories.prepare(os.path.dirname(config.socket), "--socket directory")
+        owned = [config.socket + ".lock"]
+        for path, flag in ((config.arena_dir, "--arena-dir"), (config.nvme_dir, "--nvme-dir")):
+            if path:
+                directories.prepare(path, flag)
+                owned.append(directories.lock_path(path))
+        for path in owned:
+            stack.callback(directories.Ownership(path).close)
+
+    def _open_http(self, stack: ExitStack) -> None:
+        config = self._config
+        if config.http == OFF:
+            return
+        pages = Pages(self._snapshots.take, self._live_problem, self._ready_problem)
+        try:
+            server = HttpServer(config.http, pages)
+        except TransportError:
+            # Several daemons on a host are common, and no one depends on a port nobody chose.
+            if config.sources.get("http", "default") != "default":
+                raise
+            server = HttpServer(f"{split_address(config.http)[0]}:0", pages)
+            self._log.event(Event.HTTP_PORT_TAKEN, wanted=config.http, instead=server.address)
+        stack.callback(server.close)
+        self._snapshots.http = server.address
+
+    def _start_core(self, stack: ExitStack, who: Identity, ledger: Ledger) -> None:
+        self._core = core = self._engine.Core(self._core_options(who, ledger))
+        self._warehouse = Warehouse(core, ledger, self._log)
+        self._warehouse.restore()
+        stack.callback(self._stop_core)
+        report = core.start()
+        self._answered_at = time.monotonic()
+        ledger.adopt_epoch(int(report.get("epoch_seen", 0)))
+        self._log.core_events(core.events())
+        self._log.event(Event.RECOVERED, **report)
+
+    def _core_options(self, who: Identity, ledger: Ledger) -> Any:
+        config, options = self._config, self._engine.CoreOptions()
+        options.socket_path = config.socket
+        options.arena_dir = config.arena_dir
+        options.dram_bytes = config.dram_bytes
+        options.nvme_dir = config.nvme_dir
+        options.nvme_capacity_bytes = config.nvme_capacity_bytes
+        options.nvme_segment_bytes = config.nvme_segment_bytes
+        options.index_pages = config.index_pages
+        options.warehouse_id = who.warehouse_id
+        options.secret = who.secret
+        options.epoch = ledger.epoch
+        options.ledger_lost = ledger.lost
+        options.policy = config.policy
+        options.io_engine = config.io_engine
+        options.limbo_after_s = config.limbo_after_s
+        options.grace_s = config.grace_s
+        options.flush_interval_s = config.flush_interval_s
+        options.write_queue_bytes = config.write_queue_bytes
+        return options
+
+    def _open_service(self, stack: ExitStack, ledger: Ledger) -> None:
+        assert self._warehouse is not None
+        config = self._config
+        staging = Staging(config.streams, config.staging_bytes)
+        session = self._engine.NativeClient(config.socket, True, _SESSION_TIMEOUT_S)
+        stack.callback(session.close)
+        self._snapshots.attach(self._warehouse, ledger, staging)
+        service = WarehouseService(
+            self._warehouse,
+            Transfer(session, staging, self._engine.Regions),
+            self._snapshots,
+            on_drain=lambda: self._advance_to_draining("asked"),
+        )
+        health = Health()
+        self._lifecycle.listen(health.follow)
+        servers = Servers(config, service, health, Edge(self._log, Watchdog(self._log)))
+        stack.callback(servers.stop)
+        self._snapshots.listen = servers.listen_address
+        servers.start()
+
+    def _addresses(self) -> dict[str, object]:
+        return {
+            "socket": self._config.socket,
+            "grpc": f"unix:{self._config.grpc_socket}",
+            "listen": self._snapshots.listen,
+            "http": self._snapshots.http,
+            "pid": os.getpid(),
+        }
+
+    # --- service
+
+    def _serve(self) -> None:
+        tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+        while not self._stop.wait(_EVENTS_EVERY_S):
+            self._watch_core(self._drain_events)
+            if time.monotonic() >= tombstones_at:
+                assert self._warehouse is not None
+                self._watch_core(self._warehouse.forget_moot_tombstones)
+                tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+
+    def _drain_events(self) -> None:
+        self._log.core_events(self._core.events())
+
+    def _watch_core(self, ask: Callable[[], None]) -> None:
+        """A core that does not answer is logged once, and shows in the probes."""
+        answering = not self._ready_problem()
+        try:
+            ask()
+        except WarehouseError as error:
+            if answering:
+                self._log.event(Event.CORE_UNRESPONSIVE, code=error.code, text=error.message)
+            return
+        self._answered_at = time.monotonic()
+
+    def _live_problem(self) -> str:
+        silent_s = time.monotonic() - self._answered_at
+        if self._lifecycle.state is State.SERVING and silent_s > _LIVE_WITHIN_S:
+            return f"the core has not answered for {silent_s:.0f} s"
+        return ""
+
+    def _ready_problem(self) -> str:
+        state = self._lifecycle.state
+        if state is not State.SERVING:
+            return state.value
+        silent_s = time.monotonic() - self._answered_at
+        return "" if silent_s < _READY_WITHIN_S else f"the core is silent for {silent_s:.0f} s"
+
+    # --- end
+
+    def _advance_to_draining(self, why: str) -> None:
+        if self._lifecycle.advance(State.DRAINING):
+            self._log.event(Event.DRAINING, why=why)
+
+    def _drain(self) -> None:
+        """No new stores, then a flush with a bound. Health is NOT_SERVING already."""
+        assert self._warehouse is not None
+        self._advance_to_draining("stop")
+        try:
+            self._warehouse.drain()
+            flushed = self._warehouse.flush(self._config.drain_timeout_s)
+        except WarehouseError as error:
+            self._log.event(Event.CORE_UNRESPONSIVE, code=error.code, text=error.message)
+            return
+        self._log.event(
+            Event.FLUSHED,
+            flushed=flushed.flushed,
+            not_admitted=flushed.not_admitted,
+            pending=flushed.pending,
+        )
+
+    def _stop_core(self) -> None:
+        # It may not have started, or not answer: stop() is what matters.
+        with contextlib.suppress(WarehouseError):
+            self._log.core_events(self._core.events())
+        self._core.stop()
+
+
+def _has_pages(config: Config) -> bool:
+    """Whether an earlier daemon left pages: then a ledger is expected too."""
+    places = [os.path.join(config.arena_dir, "arena")]
+    if config.nvme_dir:
+        places.append(os.path.join(config.nvme_dir, "segments"))
+    return any(os.path.exists(place) for place in places)

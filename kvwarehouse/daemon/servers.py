@@ -1,0 +1,196 @@
+"""The gRPC servers: one on the Unix socket beside the local one, one on TCP when asked. The same
+services on both; the second also asks for tokens. Started and stopped by one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
+    health,
+    health_pb2_grpc,
+)
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, unused-ignore]
+
+from kvwarehouse import wire
+from kvwarehouse.config import Config
+from kvwarehouse.daemon.edge import SLOW_CALLS
+from kvwarehouse.daemon.health import Health
+from kvwarehouse.daemon.tokens import TokenCheck, check_private, read_tokens
+from kvwarehouse.errors import TransportError, UsageError
+
+QUICK_CALLS: Final = 16
+"""Threads beside those of streams and slow calls, for calls that answer at once."""
+
+STOP_GRACE_S: Final = 2.0
+"""How long calls under way may go on when the daemon ends."""
+
+_OPTIONS: Final = (
+    *wire.CHANNEL_OPTIONS,
+    # Two daemons on one port would share its calls between two warehouses.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_allowed_incoming_connections", 256),
+    ("grpc.max_metadata_size", 16 << 10),
+    # A peer that vanished without a word is noticed within 80 s; one without calls leaves.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+)
+
+
+class Servers:
+    """What the daemon serves over gRPC. `listen_address`: TCP, with the port in use."""
+
+    def __init__(
+        self,
+        config: Config,
+        service: wire.WarehouseServicer,
+        health_service: Health,
+        edge: grpc.ServerInterceptor,
+    ) -> None:
+        """Binds, so that errors show here; serves from start() on. Raises TransportError when an
+        address is taken, UsageError for bad TLS or token files."""
+        self._config = config
+        self._service = service
+        self._health = health_service
+        self._edge = edge
+        self._servers: list[grpc.Server] = []
+        self.listen_address = ""
+        try:
+            self._bind_socket(config.grpc_socket)
+            if config.listen:
+                self._bind_tcp(config)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self) -> None:
+        for server in self._servers:
+            server.start()
+
+    def stop(self) -> None:
+        """Refuses new calls at once, ends those under way within STOP_GRACE_S."""
+        for ended in [server.stop(STOP_GRACE_S) for server in self._servers]:
+            ended.wait(STOP_GRACE_S * 2)
+        self._servers.clear()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._config.grpc_socket)
+
+    def _bind_socket(self, path: str) -> None:
+        clear_stale(path)
+        server = self._server([self._edge])
+        _bound(path, lambda: server.add_insecure_port(f"unix:{path}"))
+        os.chmod(path, 0o600)
+
+    def _bind_tcp(self, config: Config) -> None:
+        interceptors = [self._edge]
+        if config.token_file:
+            # The first sees a call first: nothing of ours runs for a call without a token.
+            interceptors.insert(0, TokenCheck(read_tokens(config.token_file)))
+        server = self._server(interceptors)
+        if config.tls_cert:
+            credentials = _credentials(config.tls_cert, config.tls_key)
+            port = _bound(config.listen, lambda: server.add_secure_port(config.listen, credentials))
+        else:
+            port = _bound(config.listen, lambda: server.add_insecure_port(config.listen))
+        self.listen_address = f"{config.listen.rpartition(':')[0]}:{port}"
+
+    def _server(self, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
+        threads = self._config.streams + SLOW_CALLS + QUICK_CALLS
+        server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
+            interceptors=list(interceptors),
+            options=_OPTIONS,
+            # What finds no thread is refused for now, not queued without a bound.
+            maximum_concurrent_rpcs=threads,
+        )
+        wire.add_WarehouseServicer_to_server(  # type: ignore[no-untyped-call, unused-ignore]
+            self._service, server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (wire.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        self._servers.append(server)
+        return server
+
+
+def clear_stale(path: str) -> None:
+    """Removes the socket that a dead daemon left at `path`. Raises TransportError when someone
+    answers there, or when something that is no socket of ours is in the way."""
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise TransportError(
+            f"{path} is not a socket of uid {os.geteuid()}; move it away, or name another --socket",
+            code="socket_foreign",
+            retryable=False,
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        except OSError:
+            pass  # a full backlog, another kind of socket: someone is there
+    raise TransportError(
+        f"{path} is in use by a running daemon; stop it, or name another --socket",
+        code="socket_in_use",
+        retryable=False,
+    )
+
+
+def _bound(address: str, bind: Callable[[], int]) -> int:
+    try:
+        port = bind()
+    except RuntimeError as error:
+        raise _not_bound(address, str(error)) from error
+    if port == 0:
+        raise _not_bound(address, "refused")
+    return port
+
+
+def _not_bound(address: str, reason: str) -> TransportError:
+    return TransportError(
+        f"cannot listen on {address}: {reason}; is the address this host's, and is the port free?",
+        code="address_unavailable",
+        retryable=False,
+        context={"address": address},
+    )
+
+
+def _credentials(cert_path: str, key_path: str) -> grpc.ServerCredentials:
+    """TLS with a certificate and key that belong together: gRPC itself would only fail at the
+    first handshake."""
+    check_private(key_path, "--tls-key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            cert_path, key_path, password=_no_password
+        )
+        pair = (Path(key_path).read_bytes(), Path(cert_path).read_bytes())
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise UsageError(
+            f"--tls-cert {cert_path!r} and --tls-key {key_path!r} cannot be used: {error}; they "
+            "must be PEM files, unencrypted, and belong together",
+            code="bad_config",
+        ) from error
+    return grpc.ssl_server_credentials([pair])
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")

@@ -1,0 +1,220 @@
+"""The gRPC service kvwarehouse.v1.Warehouse: requests in, answers out. What a call does is in
+warehouse.py and transfer.py; errors, bounds and watching are the edge's.
+
+Thread-safe: called by the threads of several servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from kvwarehouse import wire
+from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
+from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.snapshot import Snapshots
+from kvwarehouse.daemon.transfer import Transfer, span
+from kvwarehouse.daemon.warehouse import ALL, Warehouse
+from kvwarehouse.errors import UsageError
+from kvwarehouse.types import FlushResult
+from kvwarehouse.wire import namespace_pb2, status_pb2
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+_DEFAULT_TIERS = "dram"
+
+
+class WarehouseService(wire.WarehouseServicer):
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        transfer: Transfer,
+        snapshots: Snapshots,
+        on_drain: Callable[[], None],
+    ) -> None:
+        """`on_drain` is called before a Drain takes effect, from the call's thread."""
+        self._warehouse = warehouse
+        self._transfer = transfer
+        self._snapshots = snapshots
+        self._on_drain = on_drain
+
+    def OpenNamespace(
+        self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext
+    ) -> pb.OpenNamespaceResponse:
+        space = wire.namespace_from_wire(request.namespace)
+        if request.id and request.id != space.id:
+            raise UsageError(
+                f"the client computes the namespace's id as {request.id.hex()} and this daemon as "
+                f"{space.id.hex()}: their versions differ; use the same kvwarehouse on both sides",
+                code="namespace_id_differs",
+            )
+        record = self._warehouse.open_namespace(space)
+        core = self._snapshots.core()
+        return pb.OpenNamespaceResponse(
+            namespace=_info(record),
+            warehouse_id=bytes.fromhex(core["warehouse_id"]),
+            incarnation=core["incarnation"],
+        )
+
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
+        record = self._warehouse.namespace(request.namespace_id)
+        prefix = wire.prefix_from_wire(request.prefix)
+        whole = span(record, prefix, first=0, pages=None, shard=0)
+        pages, dram, nvme = self._transfer.lookup(whole)
+        tokens = pages * record.space.page_tokens
+        return pb.LookupResponse(pages=pages, tokens=tokens, dram_pages=dram, nvme_pages=nvme)
+
+    def Store(
+        self, request_iterator: Iterator[pb.StoreRequest], context: grpc.ServicerContext
+    ) -> pb.StoreResponse:
+        head = next(request_iterator, pb.StoreRequest())
+        if head.WhichOneof("part") != "header":
+            raise UsageError("the first message of a store must be its header", code="no_header")
+        header = head.header
+        pages = span(
+            self._warehouse.namespace(header.namespace_id),
+            wire.prefix_from_wire(header.prefix),
+            first=header.first,
+            pages=header.pages,
+            shard=header.shard,
+        )
+        stored, already, dropped = self._transfer.store(
+            pages, _data(request_iterator), Deadline.of(context)
+        )
+        return pb.StoreResponse(stored=stored, already=already, dropped=dropped)
+
+    def Load(
+        self, request: pb.LoadRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.LoadResponse]:
+        record = self._warehouse.namespace(request.namespace_id)
+        prefix = wire.prefix_from_wire(request.prefix)
+        pages = span(
+            record, prefix, first=request.first, pages=request.pages or None, shard=request.shard
+        )
+        missed: dict[str, int] = {}
+        timeout_s = max(0.0, request.timeout_s)
+        for part in self._transfer.load(pages, timeout_s, Deadline.of(context), missed):
+            if isinstance(part, bytes):
+                yield pb.LoadResponse(data=part)
+            else:
+                yield pb.LoadResponse(summary=pb.LoadSummary(pages=part, missed=missed))
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        status = status_pb2.Status()
+        wire.fill(status, self._snapshots.take())
+        return pb.StatusResponse(status=status)
+
+    def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext
+    ) -> pb.ListNamespacesResponse:
+        return pb.ListNamespacesResponse(
+            namespaces=[_info(record) for record in self._warehouse.namespaces()]
+        )
+
+    def ListPages(
+        self, request: pb.ListPagesRequest, context: grpc.ServicerContext
+    ) -> pb.ListPagesResponse:
+        record = self._warehouse.namespace(request.namespace_id)
+        if request.limit > wire.MAX_LIST_PAGES:
+            raise UsageError(
+                f"limit {request.limit} is over {wire.MAX_LIST_PAGES} pages an answer; ask again "
+                "with the answer's next",
+                code="limit_too_large",
+            )
+        limit = request.limit or wire.MAX_LIST_PAGES
+        pages = self._warehouse.pages(record.ordinal, request.after, limit)
+        more = pages[-1]["id"] + 1 if len(pages) >= limit else 0
+        return pb.ListPagesResponse(pages=[_page(page) for page in pages], next=more)
+
+    def Clear(self, request: pb.ClearRequest, context: grpc.ServicerContext) -> pb.ClearResponse:
+        pages, epoch = self._warehouse.clear(self._target(request))
+        return pb.ClearResponse(pages=pages, epoch=epoch)
+
+    def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictResponse:
+        if not 1 <= request.pages <= wire.MAX_EVICT_PAGES:
+            raise UsageError(
+                f"pages {request.pages} is out of range; evict 1 to {wire.MAX_EVICT_PAGES} a call",
+                code="bad_count",
+            )
+        tiers = request.tiers or _DEFAULT_TIERS
+        pages, nvme = self._warehouse.evict(_ordinal(self._target(request)), request.pages, tiers)
+        return pb.EvictResponse(pages=pages, nvme_pages=nvme)
+
+    def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext) -> pb.FlushResponse:
+        timeout_s = Deadline.of(context).within_s(request.timeout_s)
+        return _flushed(self._warehouse.flush(timeout_s))
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
+        deadline = Deadline.of(context)
+        self._on_drain()
+        self._warehouse.drain()
+        flushed = self._warehouse.flush(deadline.within_s(request.timeout_s))
+        return pb.DrainResponse(flush=_flushed(flushed))
+
+    def Sweep(self, request: pb.SweepRequest, context: grpc.ServicerContext) -> pb.SweepResponse:
+        return pb.SweepResponse(pages=self._warehouse.sweep())
+
+    def Check(
+        self, request: pb.CheckRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.CheckResponse]:
+        ordinal = _ordinal(self._target(request))
+        deadline = Deadline.of(context, LONGEST_STREAM_S)
+        for part in self._warehouse.check(ordinal, repair=request.repair, deadline=deadline):
+            yield pb.CheckResponse(
+                checked=part.checked,
+                bytes=part.size_bytes,
+                quarantined=part.quarantined,
+                bad=[pb.BadPage(key=key, reason=reason) for key, reason in part.bad],
+                done=part.done,
+            )
+
+    def _target(self, request: Any) -> NamespaceRecord | None:
+        """The namespace that a request names, None for all. Neither is refused: an empty request
+        must not clear a warehouse."""
+        which = request.WhichOneof("target")
+        if which == "namespace_id":
+            return self._warehouse.namespace(request.namespace_id)
+        if which == "all" and request.all:
+            return None
+        raise UsageError(
+            "the request names no namespace; set namespace_id, or all", code="no_target"
+        )
+
+
+def _ordinal(record: NamespaceRecord | None) -> int:
+    return ALL if record is None else record.ordinal
+
+
+def _data(requests: Iterator[pb.StoreRequest]) -> Iterator[bytes]:
+    for request in requests:
+        if request.WhichOneof("part") != "data":
+            raise UsageError("a store has one header; what follows is data", code="second_header")
+        if len(request.data) > wire.CHUNK_BYTES:
+            raise UsageError(
+                f"a chunk has {len(request.data)} bytes; send at most {wire.CHUNK_BYTES}",
+                code="chunk_too_large",
+            )
+        yield request.data
+
+
+def _info(record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
+    return namespace_pb2.NamespaceInfo(
+        id=record.space.id,
+        ordinal=record.ordinal,
+        fields=wire.namespace_to_wire(record.space),
+        clear_epoch=record.clear_epoch,
+        created_at_ns=record.created_at_ns,
+    )
+
+
+def _page(page: dict[str, Any]) -> pb.PageInfo:
+    message = pb.PageInfo()
+    wire.fill(message, page)
+    return message
+
+
+def _flushed(result: FlushResult) -> pb.FlushResponse:
+    return pb.FlushResponse(
+        flushed=result.flushed, not_admitted=result.not_admitted, pending=result.pending
+    )

@@ -1,0 +1,66 @@
+"""One snapshot of everything the daemon knows of itself, for Status and for a scrape.
+
+Thread-safe. Before the core runs there is no core in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvwarehouse.config import Config
+from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.staging import Staging
+from kvwarehouse.daemon.state import Lifecycle
+from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.errors import TransportError
+
+
+class Snapshots:
+    def __init__(self, config: Config, version: str, lifecycle: Lifecycle) -> None:
+        self._config = config
+        self._version = version
+        self._lifecycle = lifecycle
+        self._warehouse: Warehouse | None = None
+        self._ledger: Ledger | None = None
+        self._staging: Staging | None = None
+        self.http = ""
+        self.listen = ""
+
+    def attach(self, warehouse: Warehouse, ledger: Ledger, staging: Staging) -> None:
+        """Called once, when the core runs."""
+        self._ledger, self._staging = ledger, staging
+        self._warehouse = warehouse
+
+    def core(self) -> dict[str, Any]:
+        """Status of the core. Waits for its thread; TransportError when it does not answer."""
+        if self._warehouse is None:
+            raise TransportError("the daemon is still recovering; try again", code="recovering")
+        return self._warehouse.core_status()
+
+    def take(self) -> dict[str, Any]:
+        """Status (proto/kvwarehouse/v1/status.proto) as nested dicts."""
+        snapshot: dict[str, Any] = {
+            "name": self._config.name,
+            "version": self._version,
+            "state": self._lifecycle.state.value,
+        }
+        if self._warehouse is not None:
+            snapshot["core"] = self._warehouse.core_status()
+            snapshot["service"] = self._service()
+        return snapshot
+
+    def _service(self) -> dict[str, Any]:
+        assert self._ledger is not None
+        assert self._staging is not None
+        return {
+            "ledger_health": self._ledger.health,
+            "ledger_reason": self._ledger.reason,
+            "ledger_tombstones": self._ledger.tombstone_count(),
+            "streams": self._staging.streams,
+            "streams_max": self._staging.streams_max,
+            "staging_bytes": self._staging.bytes,
+            "staging_bytes_max": self._staging.bytes_max,
+            "socket": self._config.socket,
+            "listen": self.listen,
+            "http": self.http,
+        }

@@ -1,0 +1,44 @@
+"""What the daemon is doing, and who wants to know when that changes. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class State(StrEnum):
+    RECOVERING = "recovering"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Lifecycle:
+    """Moves forward only: recovering, serving, draining, stopped."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = State.RECOVERING
+        self._listeners: list[Callable[[State], None]] = []
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def listen(self, listener: Callable[[State], None]) -> None:
+        """`listener` is called with every later state, by the thread that makes the change."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def advance(self, state: State) -> bool:
+        """Whether that was a change; an earlier state is not gone back to."""
+        order = list(State)
+        with self._lock:
+            if order.index(state) <= order.index(self._state):
+                return False
+            self._state = state
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener(state)
+        return True

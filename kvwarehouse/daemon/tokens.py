@@ -1,0 +1,118 @@
+"""Bearer tokens of the TCP service: every call carries one, or is refused. Thread-safe.
+
+Comparison takes the same time whatever the difference. Tokens are read once at the start; several
+lines in the file let old and new ones overlap while they are rotated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeAlias
+
+import grpc
+
+from kvwarehouse.errors import UsageError
+from kvwarehouse.wire import DETAIL_KEY, error_to_detail, status_of
+
+MIN_TOKEN_CHARS: Final = 16
+MAX_TOKENS: Final = 64
+
+_HEADER: Final = "authorization"
+_SCHEME: Final = "bearer "
+
+
+def read_tokens(path: str) -> list[str]:
+    """The tokens in the file at `path`, one a line; empty lines and those with # are skipped.
+    Raises UsageError that never shows a token."""
+    check_private(path, "--token-file")
+    lines = [line.strip() for line in _read(path).splitlines()]
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not 1 <= len(tokens) <= MAX_TOKENS:
+        raise _bad(path, f"has {len(tokens)} tokens; it needs 1 to {MAX_TOKENS}, one a line")
+    for number, token in enumerate(tokens, start=1):
+        if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+            raise _bad(
+                path,
+                f"has a token ({number}) that is shorter than {MIN_TOKEN_CHARS} characters or not "
+                "plain ASCII; make one with: openssl rand -hex 32",
+            )
+    return tokens
+
+
+def check_private(path: str, flag: str) -> None:
+    """Refuses a file with a secret that every user of the host can read or change."""
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path!r} cannot be read: {error.strerror}; check the path", code="bad_config"
+        ) from error
+    if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o027:
+        mode = stat.S_IMODE(facts.st_mode)
+        raise UsageError(
+            f"{flag} {path!r} has mode {mode:04o}; a file with a secret must not be readable by "
+            f"others nor writable by the group: chmod 600 {path}",
+            code="bad_config",
+        )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(path, f"cannot be read: {error}") from error
+
+
+def _bad(path: str, problem: str) -> UsageError:
+    return UsageError(f"--token-file {path!r} {problem}", code="bad_config")
+
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class TokenCheck(grpc.ServerInterceptor):
+    """Refuses every call without one of `tokens`, health and reflection included."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._digests = [_digest(token) for token in tokens]
+        # Of the widest kind: it answers before it reads a request, whatever the method's own kind.
+        self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        if self._allowed(handler_call_details.invocation_metadata):
+            return continuation(handler_call_details)
+        return self._refusal
+
+    def _allowed(self, metadata: Any) -> bool:
+        values = [value for key, value in metadata or () if key == _HEADER]
+        if len(values) != 1 or not isinstance(values[0], str):
+            return False
+        if values[0][: len(_SCHEME)].lower() != _SCHEME:
+            return False
+        given = _digest(values[0][len(_SCHEME) :].strip())
+        # All of them, so that the time does not tell which one came close.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return any(matches)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _refuse(_requests: Any, context: grpc.ServicerContext) -> NoReturn:
+    error = UsageError(
+        "this call needs a token of this daemon: connect with token=..., or send the metadata "
+        "'authorization: Bearer TOKEN'",
+        code="unauthenticated",
+    )
+    context.set_trailing_metadata(((DETAIL_KEY, error_to_detail(error)),))
+    context.abort(status_of(error), error.message)

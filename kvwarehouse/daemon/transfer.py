@@ -1,0 +1,178 @@
+"""KV through gRPC: batches of pages between chunks of a stream and the core, through one bounded
+buffer a stream. Thread-safe; nothing is shared but the staging budget and the session.
+
+Pages are loaded and stored by the same native client that local engines use, so they are verified
+before they leave and digested before they are sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.staging import Staging
+from kvwarehouse.errors import UsageError
+from kvwarehouse.wire import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from kvwarehouse.engine import NativeClient, Regions
+
+MAX_PROMOTE_WAIT_S: Final = 120.0
+"""Longest wait of one load for pages from NVMe, whatever its caller asks for."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive pages of one shard of a prefix."""
+
+    record: NamespaceRecord
+    tokens: NDArray[np.uint32] | None
+    keys: list[bytes] | None
+    first: int
+    pages: int
+    shard: int
+
+    @property
+    def page_bytes(self) -> int:
+        return self.record.space.page_bytes
+
+
+def span(
+    record: NamespaceRecord,
+    prefix: tuple[NDArray[np.uint32] | None, list[bytes] | None],
+    *,
+    first: int,
+    pages: int | None,
+    shard: int,
+) -> Span:
+    """Checks what the request says. `pages`: None for all of the prefix from `first`."""
+    tokens, keys = prefix
+    space = record.space
+    whole = len(keys) if keys is not None else _count(tokens) // space.page_tokens
+    if shard >= space.shards:
+        raise UsageError(
+            f"shard {shard} is not one of this namespace's {space.shards} (numbered from 0)",
+            code="bad_shard",
+        )
+    if first > whole or (pages is not None and first + pages > whole):
+        raise UsageError(
+            f"pages {first} to {first + (pages or 0)} are not all in the prefix, which has {whole} "
+            "whole pages; pass the whole prefix up to the last page",
+            code="bad_range",
+        )
+    return Span(record, tokens, keys, first, whole - first if pages is None else pages, shard)
+
+
+def _count(tokens: NDArray[np.uint32] | None) -> int:
+    return 0 if tokens is None else len(tokens)
+
+
+class Transfer:
+    def __init__(self, session: NativeClient, staging: Staging, regions: type[Regions]) -> None:
+        self._session = session
+        self._staging = staging
+        self._regions = regions
+
+    def lookup(self, span: Span) -> tuple[int, int, int]:
+        """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe."""
+        return self._session.lookup(span.record.space.id, span.tokens, span.keys)
+
+    def load(
+        self, span: Span, timeout_s: float, deadline: Deadline, missed: dict[str, int]
+    ) -> Iterator[bytes | int]:
+        """Yields chunks of verified pages in order, and at last how many pages they were; fills
+        `missed` with why the next ones were not loaded. Waits for promotion at most `timeout_s`."""
+        waiting = Deadline(min(timeout_s, MAX_PROMOTE_WAIT_S, deadline.remaining_s()))
+        done = 0
+        if span.pages:
+            with self._staging.buffer(span.page_bytes, span.pages) as buffer:
+                while done < span.pages and not missed:
+                    rows = buffer[: span.pages - done]
+                    filled, reasons = self._load(span, done, rows, waiting)
+                    yield from _chunks(rows[:filled])
+                    done += filled
+                    if filled < len(rows):
+                        missed.update(reasons or {"missing": len(rows) - filled})
+                        # The batches behind the gap were not tried: they are missed for its reason.
+                        missed[next(iter(missed))] += span.pages - done - sum(missed.values())
+        yield done
+
+    def _load(
+        self, span: Span, done: int, rows: NDArray[Any], waiting: Deadline
+    ) -> tuple[int, dict[str, int]]:
+        return self._session.load(
+            span.record.space.id,
+            span.tokens,
+            span.keys,
+            span.first + done,
+            self._regions.pages(rows, True),
+            span.shard,
+            waiting.remaining_s(),
+        )
+
+    def store(
+        self, span: Span, chunks: Iterator[bytes], deadline: Deadline
+    ) -> tuple[int, int, dict[str, int]]:
+        """Stores the pages whose bytes `chunks` are: (stored, already, dropped by reason). Raises
+        UsageError when there are more or fewer bytes; batches that were whole are stored then."""
+        stored, already, dropped = 0, 0, dict[str, int]()
+        with self._staging.buffer(span.page_bytes, max(1, span.pages)) as buffer:
+            for done, rows in _batches(span, chunks, buffer):
+                new, old, refused = self._session.store(
+                    span.record.space.id,
+                    span.tokens,
+                    span.keys,
+                    span.first + done,
+                    self._regions.pages(rows, False),
+                    span.shard,
+                    deadline.remaining_s(),
+                )
+                stored, already = stored + new, already + old
+                for reason, pages in refused.items():
+                    dropped[reason] = dropped.get(reason, 0) + pages
+        return stored, already, dropped
+
+
+def _batches(
+    span: Span, chunks: Iterator[bytes], buffer: NDArray[Any]
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Fills `buffer` from `chunks` again and again: (pages before this batch, its rows)."""
+    total = span.pages * span.page_bytes
+    flat = buffer.reshape(-1)
+    received = place = done = 0
+    for chunk in chunks:
+        received += len(chunk)
+        if received > total:
+            raise _wrong_size(span, f"more than {total}")
+        view = np.frombuffer(chunk, dtype=np.uint8)
+        while len(view):
+            taken = min(len(view), len(flat) - place)
+            flat[place : place + taken] = view[:taken]
+            place, view = place + taken, view[taken:]
+            if place == len(flat):
+                yield done, buffer
+                done, place = done + len(buffer), 0
+    if received != total:
+        raise _wrong_size(span, str(received))
+    if place:
+        yield done, buffer[: place // span.page_bytes]
+
+
+def _wrong_size(span: Span, received: str) -> UsageError:
+    return UsageError(
+        f"{span.pages} pages of {span.page_bytes} bytes are {span.pages * span.page_bytes} bytes, "
+        f"and {received} came; pages of whole batches before that may be stored",
+        code="wrong_size",
+    )
+
+
+def _chunks(rows: NDArray[Any]) -> Iterator[bytes]:
+    flat = rows.reshape(-1)
+    for start in range(0, len(flat), CHUNK_BYTES):
+        yield flat[start : start + CHUNK_BYTES].tobytes()

@@ -1,0 +1,206 @@
+"""What the daemon can do, whoever asks: the core and the ledger kept in step.
+
+Thread-safe. Order is the point of this file: a clear is in the ledger before it is in the core,
+and a tombstone is written before an eviction is reported, so that no restart brings back what a
+caller was told is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.errors import StorageError, TransportError, UsageError
+from kvwarehouse.types import FlushResult, Namespace
+
+if TYPE_CHECKING:
+    from kvwarehouse.engine import Core
+
+ALL: Final = -1
+"""In place of an ordinal: all namespaces."""
+
+TIER_CHOICES: Final = ("dram", "nvme", "all")
+
+_CHECK_PAGES: Final = 256
+"""Pages verified between two reports of progress: 0.5 GiB of 2 MiB pages, about 50 ms."""
+
+
+@dataclass
+class CheckProgress:
+    """Totals so far; `bad` is only what is new since the report before: (key, reason)."""
+
+    checked: int = 0
+    size_bytes: int = 0
+    quarantined: int = 0
+    bad: tuple[tuple[bytes, str], ...] = ()
+    done: bool = False
+
+
+class Warehouse:
+    def __init__(self, core: Core, ledger: Ledger, log: Log) -> None:
+        self._core = core
+        self._ledger = ledger
+        self._log = log
+        # One change of namespaces at a time: ledger and core must see them in the same order.
+        self._changes = threading.Lock()
+        self._draining = False
+        self._unusable: set[int] = set()
+
+    def restore(self) -> None:
+        """Tells the core what the ledger knows. Before the core starts."""
+        for record in self._ledger.namespaces():
+            try:
+                self._add_to_core(record)
+            except UsageError as error:
+                # Its pages no longer fit (a smaller --dram): its KV is out of reach, nothing else.
+                self._unusable.add(record.ordinal)
+                self._log.event(
+                    Event.NAMESPACE_UNUSABLE, ordinal=record.ordinal, text=error.message
+                )
+        for key, life in self._ledger.tombstones():
+            self._core.add_tombstone(key, life)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def open_namespace(self, space: Namespace) -> NamespaceRecord:
+        """Registers `space`, or finds it. Raises UsageError if its pages fit no slab, CapacityError
+        at the bound of namespaces."""
+        with self._changes:
+            known = self._ledger.find(space.id)
+            if known is None:
+                return self._add(space)
+            if known.ordinal in self._unusable:
+                self._add_to_core(known)  # says again why not
+                self._unusable.discard(known.ordinal)
+            return known
+
+    def _add(self, space: Namespace) -> NamespaceRecord:
+        # The core first: what it refuses must not take a number in the ledger for ever. A crash in
+        # between leaves a namespace without pages, which the next open registers again.
+        record = self._ledger.propose(space)
+        self._add_to_core(record)
+        self._ledger.add(record)
+        self._log.event(
+            Event.NAMESPACE_ADDED,
+            ordinal=record.ordinal,
+            namespace_id=space.id.hex(),
+            model=space.model,
+            page_tokens=space.page_tokens,
+            page_bytes=space.page_bytes,
+            shards=space.shards,
+        )
+        return record
+
+    def _add_to_core(self, record: NamespaceRecord) -> None:
+        space = record.space
+        self._core.add_namespace(
+            record.ordinal,
+            space.id,
+            space.page_tokens,
+            space.shards,
+            space.page_bytes,
+            record.clear_epoch,
+        )
+
+    def namespace(self, namespace_id: bytes) -> NamespaceRecord:
+        record = self._ledger.find(namespace_id)
+        if record is None:
+            raise UsageError(
+                f"namespace {namespace_id.hex() or '(none)'} is not known here; open it first",
+                code="namespace_unknown",
+                context={"namespace_id": namespace_id.hex()},
+            )
+        return record
+
+    def namespaces(self) -> list[NamespaceRecord]:
+        return self._ledger.namespaces()
+
+    def clear(self, record: NamespaceRecord | None) -> tuple[int, int]:
+        """Removes all pages of a namespace (None: of all) from all tiers: (pages, epoch).
+
+        Raises StorageError (code "clear_not_durable") when the ledger's disk refuses: the pages are
+        gone now, and what NVMe held of them may be there again after a restart."""
+        with self._changes:
+            records = self._ledger.namespaces() if record is None else [record]
+            ordinals = [entry.ordinal for entry in records]
+            known = [ordinal for ordinal in ordinals if ordinal not in self._unusable]
+            epoch, durable = self._ledger.raise_epoch(ordinals)
+            self._core.raise_epoch(epoch)
+            pages = sum(self._core.clear(ordinal, epoch) for ordinal in known)
+        self._log.event(Event.CLEARED, pages=pages, epoch=epoch, namespaces=len(ordinals))
+        if not durable:
+            raise StorageError(
+                f"{pages} pages are cleared, but the ledger cannot be written "
+                f"({self._ledger.reason}): a restart may bring back those on NVMe; free its disk "
+                "and clear again",
+                code="clear_not_durable",
+                context={"pages": pages, "epoch": epoch},
+            )
+        return pages, epoch
+
+    def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, int]:
+        """Takes the coldest pages of a namespace (ALL: of any) out of "dram", "nvme" or "all":
+        (pages evicted, pages of them that left NVMe)."""
+        if tiers not in TIER_CHOICES:
+            raise UsageError(
+                f"tiers {tiers!r} is none of {', '.join(TIER_CHOICES)}", code="bad_tiers"
+            )
+        evicted, graves = self._core.evict(ordinal, pages, tiers)
+        if graves:
+            self._ledger.bury(graves)
+        self._log.event(Event.EVICTED, pages=evicted, nvme_pages=len(graves), tiers=tiers)
+        return evicted, len(graves)
+
+    def flush(self, timeout_s: float) -> FlushResult:
+        """Waits, at most `timeout_s`, until what was sealed before is durable."""
+        result = self._core.flush(timeout_s)
+        return FlushResult(result["flushed"], result["not_admitted"], result["pending"])
+
+    def drain(self) -> None:
+        """No stores from now on. For ever: a drained daemon is on its way out."""
+        self._draining = True
+        self._core.drain()
+
+    def sweep(self) -> int:
+        return self._core.sweep()
+
+    def check(self, ordinal: int, *, repair: bool, deadline: Deadline) -> Iterator[CheckProgress]:
+        """Verifies the digests of stored pages, and yields progress every few. Raises
+        TransportError (code "deadline") when its time ends before the pages do."""
+        progress, after = CheckProgress(), 0
+        while after >= 0:
+            if deadline.passed:
+                raise TransportError(
+                    f"the check's deadline passed after {progress.checked} pages; give it more",
+                    code="deadline",
+                )
+            part = self._core.check(ordinal, after, _CHECK_PAGES, repair)
+            after = part["next"]
+            progress = CheckProgress(
+                progress.checked + part["checked"],
+                progress.size_bytes + part["bytes"],
+                progress.quarantined + part["quarantined"],
+                tuple((bad["key"], bad["reason"]) for bad in part["bad"]),
+                after < 0,
+            )
+            yield progress
+
+    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
+        return self._core.pages(ordinal, after, limit)
+
+    def core_status(self) -> dict[str, Any]:
+        return self._core.status()
+
+    def forget_moot_tombstones(self) -> None:
+        """Drops tombstones of segments that are gone, and writes what a full disk has missed."""
+        oldest = int(self._core.status()["tiers"]["nvme"].get("oldest_life", 0))
+        if oldest:
+            self._ledger.prune(oldest)
+        self._ledger.heal()

@@ -1,0 +1,89 @@
+"""Ends streams that stand still or outlive their time, so that no client can hold a thread.
+
+A synchronous gRPC call that waits for its client waits without a bound; only cancelling the call
+wakes it. Thread-safe. The watching thread runs only while something is watched.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import grpc
+
+from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.logs import Event, Log
+
+STALL_S: Final = 30.0
+"""How long a stream may go without a message in either direction."""
+
+_LOOK_S: Final = 0.5
+
+
+class Watched:
+    """One stream. `progress` says that it moved."""
+
+    def __init__(self, context: grpc.ServicerContext, deadline: Deadline, method: str) -> None:
+        self._context = context
+        self._deadline = deadline
+        self._moved_at = time.monotonic()
+        self.method = method
+
+    def progress(self) -> None:
+        self._moved_at = time.monotonic()
+
+    def end_if_due(self, stall_s: float) -> str:
+        """Why the stream was ended, or ""."""
+        if self._deadline.passed:
+            why = "deadline"
+        elif time.monotonic() - self._moved_at > stall_s:
+            why = "stalled"
+        else:
+            return ""
+        self._context.cancel()
+        return why
+
+
+class Watchdog:
+    def __init__(self, log: Log, stall_s: float = STALL_S) -> None:
+        self._log = log
+        self._stall_s = stall_s
+        self._changed = threading.Condition()
+        self._watched: set[Watched] = set()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watch(
+        self, context: grpc.ServicerContext, deadline: Deadline, method: str
+    ) -> Iterator[Watched]:
+        """Watches the call of `context` for as long as the context lasts."""
+        stream = Watched(context, deadline, method)
+        with self._changed:
+            self._watched.add(stream)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+                self._thread.start()
+        try:
+            yield stream
+        finally:
+            with self._changed:
+                self._watched.discard(stream)
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._watched:
+                    self._thread = None
+                    return
+                streams = list(self._watched)
+                self._changed.wait(min(_LOOK_S, self._stall_s / 4))
+            for stream in streams:
+                why = stream.end_if_due(self._stall_s)
+                if why:
+                    self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
+                    with self._changed:
+                        self._watched.discard(stream)
