@@ -1,6 +1,7 @@
 // Asynchronous file I/O as a seam: io_uring where the kernel permits it, a pread/pwrite pool where
-// it does not, and a recording or failing double in tests. One thread submits and waits; engines
-// may use threads of their own inside. Bounded: never more than depth() operations in flight.
+// it does not, and a recording or failing double in tests. One thread at a time submits and waits;
+// engines may use threads of their own inside. Bounded: never more than depth() operations in
+// flight. Destruction waits for what is in flight, so that no buffer is written to afterwards.
 #pragma once
 
 #include <sys/uio.h>
@@ -38,9 +39,15 @@ class IoEngine {
   virtual unsigned in_flight() const = 0;
   // Precondition: in_flight() < depth(). Never blocks for the device. sync is fdatasync.
   virtual void submit(IoOp op) = 0;
-  // Appends finished operations. Waits up to timeout_ms (0: poll) for the first.
+  // Appends finished operations. Waits up to timeout_ms (0: poll) for the first; may return early
+  // with none.
   virtual void wait(std::vector<IoDone>& done, int timeout_ms) = 0;
+  // Ends the wait() in progress, or the next one, early. The one method for any thread.
+  virtual void wake() = 0;
 };
+
+// What "auto" picks on this machine: "io_uring" or "pread". Probed once.
+const char* probe_io_engine();
 
 // "auto" probes io_uring (it can be compiled in and still be refused by seccomp) and falls back.
 // Throws Error (usage) on an unknown name, Error (storage) if "io_uring" was asked for and is refused.

@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/types.h"
+#include "io/io_engine.h"
 #include "nvme/record.h"
 
 namespace kvw::nvme {
@@ -38,7 +39,17 @@ struct LogOptions {
   unsigned depth = 8;
   std::string io_engine = "auto";
   uint64_t epoch_now = 0;           // the warehouse's clear epoch, stamped into segment headers
+  uint32_t life_floor = 0;          // new lives are above it: the ledger's highest tombstone
+  // Seams for tests; unset means the real thing.
+  std::function<std::unique_ptr<IoEngine>()> make_engine;
+  std::function<int(int fd, uint64_t bytes)> allocate;  // 0 or errno
 };
+
+// Numbers of segments are below this, so that tables of segment words have a fixed size. A number
+// can exceed capacity / segment_bytes where files of another warehouse occupy numbers.
+inline constexpr uint32_t kMaxSegments = 1u << 16;
+// A tier needs an open segment, two free ones and one with pages.
+inline constexpr uint64_t kMinSegments = 4;
 
 enum class ReadResult { ok, io_error, mismatch };  // mismatch: header, life, key or digest is not what it should be
 
@@ -103,6 +114,7 @@ struct LogStats {
   uint64_t write_errors = 0, read_errors = 0, mismatches = 0, flush_errors = 0, flushes = 0;
   uint64_t read_bytes_per_s = 0, write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
   std::string io_engine;
+  bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
 };
 
 class Log {
@@ -114,7 +126,8 @@ class Log {
   virtual RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) = 0;
 
   // Queues a page for writing. `payload` (facts.payload_bytes(), 4 KiB aligned) must stay unchanged
-  // until on_written or on_write_failed. False: the queue is full or the tier is read-only.
+  // until on_written or on_write_failed. False: the queue is full, the tier is read-only, or the
+  // page is larger than a segment or the whole queue.
   virtual bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload) = 0;
   // Reads and verifies a record into `payload`. False: too many reads queued; ask again later.
   virtual bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) = 0;
@@ -131,10 +144,13 @@ class Log {
   // Drops all records of a segment as if it were reclaimed; for an index that is full. False: none to spare.
   virtual bool reclaim_one() = 0;
   virtual LogStats stats() const = 0;
-  // Ends the disk thread; unwritten appends fail with "stopped". Flush first to keep them.
+  // Ends the disk thread once what it has submitted is done; unwritten appends fail with "stopped",
+  // unread reads with io_error. Flush first to keep them. Destruction without stop() calls nobody.
   virtual void stop() = 0;
 };
 
+// Creates the directories. Throws Error: usage for impossible sizes, storage when the directory
+// cannot be created. One that cannot be written to starts as a read-only tier.
 std::unique_ptr<Log> open_log(const LogOptions& options, LogHost& host, const Clock& clock);
 
 }  // namespace kvw::nvme

@@ -1,0 +1,23 @@
+// Threads of the core take no signals: those belong to the program that embeds it.
+#pragma once
+
+#include <pthread.h>
+
+#include <csignal>
+#include <functional>
+#include <thread>
+
+namespace kvw {
+
+// `name` shows in top and debuggers; at most 15 characters.
+inline std::thread quiet_thread(const char* name, std::function<void()> body) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(std::move(body));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread.native_handle(), name);
+  return thread;
+}
+
+}  // namespace kvw

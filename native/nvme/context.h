@@ -1,0 +1,38 @@
+// What the parts of the log share. Core thread only, but for what disk.h says.
+#pragma once
+
+#include "nvme/disk.h"
+#include "nvme/files.h"
+#include "nvme/health.h"
+#include "nvme/log.h"
+#include "nvme/segment.h"
+
+namespace kvw::nvme {
+
+struct LogContext {
+  LogContext(const LogOptions& log_options, LogHost& log_host, const Clock& log_clock)
+      : options(log_options),
+        host(log_host),
+        clock(log_clock),
+        epoch(log_options.epoch_now),
+        files(log_options.directory, log_options.allocate),
+        disk(make_engine(), files, log_clock),
+        health(log_host, log_clock, log_options.retry_interval_ns) {}
+
+  std::unique_ptr<IoEngine> make_engine() const {
+    return options.make_engine ? options.make_engine()
+                               : make_io_engine(options.io_engine, options.depth);
+  }
+
+  const LogOptions options;
+  LogHost& host;
+  const Clock& clock;
+  uint64_t epoch;
+  SegmentFiles files;
+  Disk disk;
+  SegmentTable table;
+  Health health;
+  LogStats stats;  // the counters; the rest is filled in by Log::stats()
+};
+
+}  // namespace kvw::nvme

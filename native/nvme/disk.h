@@ -1,0 +1,116 @@
+// The disk thread: runs jobs on segment files and posts them back.
+//
+// Threading: post(), deliver(), signal() and stop() belong to the core thread; the disk thread owns
+// the engine, the files and every job between post() and deliver(). A job's check() runs on the
+// disk thread, its done() on the core thread inside deliver().
+//
+// Fairness: reads and writes wait in lanes of their own, and whenever both wait, the lane with less
+// in flight goes next; neither ever takes all of the depth. A sync is a write to this rule.
+// Bounds are the callers': the log has at most depth batches, kMaxReads reads, a few relocations
+// and one step of each opening and closing segment under way.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "io/io_engine.h"
+#include "nvme/aligned_buffer.h"
+#include "nvme/files.h"
+#include "nvme/rate.h"
+
+namespace kvw::nvme {
+
+struct DiskJob {
+  // prepare: make the file with `bytes` allocated. remove: unlink it.
+  enum class Kind { read, write, sync, prepare, remove };
+
+  Kind kind = Kind::sync;
+  uint32_t segment = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;         // of a read or write: the sum of its pieces
+  std::vector<iovec> pieces;  // stay valid until done()
+  AlignedBuffer buffer;       // for pieces that belong to the job
+  std::function<void()> check;           // after a read that succeeded: verify, decode
+  std::function<void(int error)> done;   // 0, an errno; EIO for a short transfer
+
+  void add_piece(std::byte* data, uint64_t size) {
+    pieces.push_back({data, size});
+    bytes += size;
+  }
+};
+
+class Disk {
+ public:
+  Disk(std::unique_ptr<IoEngine> engine, SegmentFiles& files, const Clock& clock);
+  ~Disk();  // stop(), and calls nobody
+
+  void start();
+  void post(std::unique_ptr<DiskJob> job);
+  // Readable when deliver() has something to do, or after signal().
+  int event_fd() const { return event_.get(); }
+  void signal();
+  // Calls done() of every finished job. True if there was any.
+  bool deliver();
+  // Waits for what the engine has; jobs that it does not have yet end with ECANCELED.
+  // deliver() then hands out the last ones.
+  void stop();
+
+  const char* engine_name() const { return engine_->name(); }
+  uint64_t read_rate() const { return reads_.rate.value(); }
+  uint64_t write_rate() const { return writes_.rate.value(); }
+
+ private:
+  using JobPtr = std::unique_ptr<DiskJob>;
+  struct Lane {
+    std::deque<JobPtr> waiting;
+    unsigned in_flight = 0;
+    Rate rate;
+  };
+  struct Finished {
+    JobPtr job;
+    int error;
+  };
+
+  void serve();
+  bool ended();
+  static void check(Finished& finished);
+  void take_posted();
+  void accept(JobPtr job);
+  void submit_waiting();
+  Lane* next_lane();
+  void submit(Lane& lane);
+  void finish(const IoDone& done);
+  void post_back(JobPtr job, int error);
+  void publish_finished();
+  void cancel_waiting();
+  Lane& lane_of(const DiskJob& job);
+
+  std::unique_ptr<IoEngine> engine_;
+  SegmentFiles& files_;
+  const Clock& clock_;
+  Fd event_;
+
+  std::mutex mutex_;  // guards posted_, finished_, stopping_
+  std::vector<JobPtr> posted_;
+  std::vector<Finished> finished_;
+  bool stopping_ = false;
+
+  // Of the disk thread.
+  Lane reads_, writes_;
+  std::unordered_map<uint64_t, JobPtr> running_;
+  std::vector<Finished> fresh_;
+  uint64_t next_id_ = 1;
+  unsigned lane_limit_;
+
+  std::thread thread_;
+};
+
+}  // namespace kvw::nvme

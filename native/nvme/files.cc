@@ -1,0 +1,181 @@
+#include "nvme/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/error.h"
+#include "nvme/aligned_buffer.h"
+#include "nvme/log.h"
+
+namespace kvw::nvme {
+namespace {
+
+constexpr size_t kMaxOpenFiles = 128;  // far below the usual limit of 1024 descriptors
+constexpr size_t kNameDigits = 8;
+constexpr std::string_view kSuffix = ".seg";
+
+int allocate_blocks(int fd, uint64_t bytes) {
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return 0;
+  if (errno != EOPNOTSUPP) return errno;
+  return ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+}
+
+// UINT32_MAX: not a name of ours.
+uint32_t number_of(std::string_view name) {
+  if (name.size() != kNameDigits + kSuffix.size() || !name.ends_with(kSuffix)) return UINT32_MAX;
+  uint32_t number = 0;
+  const char* end = name.data() + kNameDigits;
+  const auto [stopped, error] = std::from_chars(name.data(), end, number);
+  return error == std::errc() && stopped == end ? number : UINT32_MAX;
+}
+
+}  // namespace
+
+SegmentFiles::SegmentFiles(const std::string& directory, Allocate allocate)
+    : directory_(directory + "/segments"),
+      allocate_(allocate ? std::move(allocate) : Allocate(allocate_blocks)) {
+  std::error_code failed;
+  std::filesystem::create_directories(directory_, failed);
+  if (!std::filesystem::is_directory(directory_))
+    throw storage_error("cannot create the NVMe tier's directory " + directory_ +
+                            "; choose another --nvme-dir",
+                        failed ? failed.value() : ENOTDIR);
+  write_error_ = probe_writing();
+}
+
+std::string SegmentFiles::path(uint32_t segment) const {
+  if (segment == kProbeFile) return directory_ + "/probe";
+  char name[16];
+  std::snprintf(name, sizeof name, "%08u.seg", segment);
+  return directory_ + "/" + name;
+}
+
+// Also finds out whether direct writes work: some filesystems accept the flag and then refuse.
+int SegmentFiles::probe_writing() {
+  const AlignedBuffer block(kBlockBytes);
+  int error = prepare(kProbeFile, kBlockBytes);
+  if (error == 0) {
+    const int fd = acquire(kProbeFile);
+    if (::pwrite(fd, block.data(), kBlockBytes, 0) < 0) error = errno;
+    release(kProbeFile);
+    if (error == EINVAL && direct()) {
+      direct_ = false;
+      error = 0;
+    }
+  }
+  remove(kProbeFile);
+  return error;
+}
+
+std::vector<SegmentFiles::Listed> SegmentFiles::list() const {
+  std::vector<Listed> found;
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_, failed)) {
+    const uint32_t number = number_of(entry.path().filename().string());
+    if (number >= kMaxSegments) continue;
+    if (!entry.is_regular_file(failed) || entry.is_symlink(failed)) continue;
+    const uint64_t bytes = entry.file_size(failed);
+    if (!failed) found.push_back({number, bytes});
+  }
+  if (failed) throw storage_error("cannot list " + directory_, failed.value());
+  std::ranges::sort(found, {}, &Listed::number);
+  return found;
+}
+
+// Returns a descriptor or -errno. Falls back to buffered I/O, and to reading alone.
+int SegmentFiles::open_file(uint32_t segment, int extra_flags) {
+  const std::string name = path(segment);
+  int access = O_RDWR;
+  while (true) {
+    const int direct_flag = direct() ? O_DIRECT : 0;
+    const int fd =
+        ::open(name.c_str(), access | direct_flag | extra_flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0) return fd;
+    if (errno == EINVAL && direct_flag != 0) {
+      direct_ = false;
+      continue;
+    }
+    const bool forbidden = errno == EROFS || errno == EACCES || errno == EPERM;
+    if (!forbidden || access == O_RDONLY || extra_flags != 0) return -errno;
+    access = O_RDONLY;
+  }
+}
+
+int SegmentFiles::acquire(uint32_t segment) {
+  auto found = open_.find(segment);
+  if (found == open_.end()) {
+    close_idle();
+    const int fd = open_file(segment, 0);
+    if (fd < 0) return fd;
+    ages_.push_back(segment);
+    found = open_.emplace(segment, Open{Fd(fd), 0, std::prev(ages_.end())}).first;
+  }
+  Open& open = found->second;
+  ++open.users;
+  ages_.splice(ages_.end(), ages_, open.age);
+  return open.fd.get();
+}
+
+void SegmentFiles::release(uint32_t segment) {
+  const auto found = open_.find(segment);
+  if (found != open_.end()) --found->second.users;
+}
+
+void SegmentFiles::close_idle() {
+  for (auto age = ages_.begin(); age != ages_.end() && open_.size() >= kMaxOpenFiles;) {
+    const auto found = open_.find(*age);
+    if (found->second.users > 0) {
+      ++age;
+      continue;
+    }
+    open_.erase(found);
+    age = ages_.erase(age);
+  }
+}
+
+int SegmentFiles::grow(int fd, uint64_t bytes) const {
+  struct stat facts{};
+  if (::fstat(fd, &facts) != 0) return errno;
+  if (static_cast<uint64_t>(facts.st_size) >= bytes) return 0;
+  return allocate_(fd, bytes);
+}
+
+int SegmentFiles::sync_directory() const {
+  const Fd fd(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return errno;
+  // Some filesystems cannot sync directories, and need not.
+  return ::fsync(fd.get()) == 0 || errno == EINVAL ? 0 : errno;
+}
+
+int SegmentFiles::prepare(uint32_t segment, uint64_t bytes) {
+  // A descriptor opened while the filesystem was read-only must not survive its healing.
+  if (const auto found = open_.find(segment); found != open_.end() && found->second.users == 0) {
+    ages_.erase(found->second.age);
+    open_.erase(found);
+  }
+  int fd = open_file(segment, O_CREAT | O_EXCL);
+  const bool created = fd >= 0;
+  if (fd == -EEXIST) fd = open_file(segment, O_CREAT);
+  if (fd < 0) return -fd;
+  int error = grow(fd, bytes);
+  ::close(fd);
+  if (error == 0 && created) error = sync_directory();
+  if (error != 0 && created) ::unlink(path(segment).c_str());
+  return error;
+}
+
+int SegmentFiles::remove(uint32_t segment) {
+  if (const auto found = open_.find(segment); found != open_.end()) {
+    ages_.erase(found->second.age);
+    open_.erase(found);
+  }
+  return ::unlink(path(segment).c_str()) == 0 || errno == ENOENT ? 0 : errno;
+}
+
+}  // namespace kvw::nvme

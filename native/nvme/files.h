@@ -1,0 +1,70 @@
+// The segment files of a directory: names, creation, and a bounded cache of open descriptors.
+// O_DIRECT is used unless the filesystem refuses it; that is decided here and nowhere else.
+// Used by one thread at a time: the core thread during recovery, the disk thread afterwards.
+// All calls may block for the device's metadata.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace kvw::nvme {
+
+// The number of the file that a read-only tier writes to find out whether it has healed.
+inline constexpr uint32_t kProbeFile = UINT32_MAX;
+
+class SegmentFiles {
+ public:
+  struct Listed {
+    uint32_t number;
+    uint64_t bytes;
+  };
+  using Allocate = std::function<int(int fd, uint64_t bytes)>;
+
+  // Creates directory/segments. Throws Error (storage) when that fails.
+  SegmentFiles(const std::string& directory, Allocate allocate);
+
+  // Regular files with names of ours and numbers below kMaxSegments, by number.
+  std::vector<Listed> list() const;
+  // 0, or the errno of the attempt to write a file when this object was made.
+  int write_error() const { return write_error_; }
+  bool direct() const { return direct_.load(std::memory_order_relaxed); }
+
+  // A descriptor, valid until release(); or -errno. Nested use is counted.
+  int acquire(uint32_t segment);
+  void release(uint32_t segment);
+  // Makes a file of at least `bytes`, all of them allocated; a file made here for nothing is
+  // removed again. 0 or an errno.
+  int prepare(uint32_t segment, uint64_t bytes);
+  int remove(uint32_t segment);
+
+  std::string path(uint32_t segment) const;
+
+ private:
+  struct Open {
+    Fd fd;
+    unsigned users = 0;
+    std::list<uint32_t>::iterator age;
+  };
+
+  int open_file(uint32_t segment, int extra_flags);
+  int probe_writing();
+  int grow(int fd, uint64_t bytes) const;
+  void close_idle();
+  int sync_directory() const;
+
+  std::string directory_;
+  Allocate allocate_;
+  std::unordered_map<uint32_t, Open> open_;
+  std::list<uint32_t> ages_;  // least recently used first
+  std::atomic<bool> direct_{true};
+  int write_error_ = 0;
+};
+
+}  // namespace kvw::nvme

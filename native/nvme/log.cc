@@ -1,0 +1,187 @@
+// The log as one: wires its parts together and steps them whenever something happened.
+#include "nvme/log.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "nvme/context.h"
+#include "nvme/flusher.h"
+#include "nvme/reclaimer.h"
+#include "nvme/record_read.h"
+#include "nvme/recovery.h"
+#include "nvme/rotation.h"
+#include "nvme/write_behind.h"
+
+namespace kvw::nvme {
+namespace {
+
+constexpr uint64_t kMaxReads = 64;  // beyond it read() asks to come again
+
+class SegmentLog final : public Log {
+ public:
+  SegmentLog(const LogOptions& options, LogHost& host, const Clock& clock)
+      : context_(options, host, clock),
+        flusher_(context_),
+        rotation_(context_, flusher_),
+        writes_(context_, rotation_),
+        reclaimer_(context_, rotation_, flusher_, writes_) {}
+
+  // Before the parts go: the engine may still write from their buffers.
+  ~SegmentLog() override { context_.disk.stop(); }
+
+  RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) override {
+    const RecoveryReport report = Recovery(context_, rotation_).run(found);
+    if (const int error = context_.files.write_error(); error != 0)
+      context_.health.become_read_only(reason_of(error));
+    context_.disk.start();
+    context_.disk.signal();
+    return report;
+  }
+
+  bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload) override {
+    if (stopped_ || !writes_.append(ticket, facts, payload)) return false;
+    // Sent in the next poll(), so that what is appended in one go travels as one batch.
+    if (!std::exchange(signalled_, true)) context_.disk.signal();
+    return true;
+  }
+
+  bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) override {
+    if (reads_ >= kMaxReads || stopped_) return false;
+    ++reads_;
+    Segment* segment = context_.table.find(extent.segment);
+    const RecordRef* ref = segment == nullptr ? nullptr : segment->find(extent, key);
+    if (ref == nullptr) {
+      // Told in the next poll(): a caller is never called back from inside its call.
+      mismatches_.push_back(ticket);
+      context_.disk.signal();
+      return true;
+    }
+    post_record_read(context_, *segment, *ref, payload,
+                     [this, ticket](ReadResult result, PageFacts&& facts) {
+                       --reads_;
+                       context_.host.on_read(ticket, result, std::move(facts));
+                     });
+    return true;
+  }
+
+  uint64_t request_flush() override {
+    flusher_.want(writes_.appended());
+    context_.disk.signal();
+    return writes_.appended();
+  }
+  uint64_t durable_through() const override { return flusher_.durable(); }
+
+  void set_epoch(uint64_t epoch) override { context_.epoch = epoch; }
+  int event_fd() const override { return context_.disk.event_fd(); }
+
+  void poll() override {
+    signalled_ = false;
+    context_.disk.deliver();
+    tell_mismatches();
+    advance();
+  }
+  void tick() override { advance(); }
+  bool reclaim_one() override { return !stopped_ && reclaimer_.reclaim_one(); }
+
+  LogStats stats() const override;
+
+  void stop() override {
+    if (std::exchange(stopped_, true)) return;
+    reclaimer_.abandon();
+    context_.disk.stop();
+    context_.disk.deliver();
+    tell_mismatches();
+    writes_.fail_waiting("stopped");
+    context_.disk.deliver();
+  }
+
+ private:
+  void tell_mismatches() {
+    for (const uint64_t ticket : std::exchange(mismatches_, {})) {
+      --reads_;
+      ++context_.stats.mismatches;
+      context_.host.on_read(ticket, ReadResult::mismatch, {});
+    }
+  }
+
+  // Twice: what one part frees, another takes at once.
+  void advance() {
+    if (stopped_) return;
+    for (int pass = 0; pass < 2; ++pass) {
+      if (!context_.health.writable()) {
+        reclaimer_.abandon();
+        writes_.fail_waiting("read_only");
+      }
+      rotation_.step();
+      writes_.step();
+      reclaimer_.step();
+      flusher_.step(writes_.written());
+    }
+  }
+
+  LogContext context_;
+  Flusher flusher_;
+  Rotation rotation_;
+  WriteBehind writes_;
+  Reclaimer reclaimer_;
+  std::vector<uint64_t> mismatches_;  // tickets of reads that need no device
+  uint64_t reads_ = 0;
+  bool signalled_ = false, stopped_ = false;
+};
+
+void count_segment(const Segment& segment, LogStats& stats) {
+  if (segment.state == SegmentState::foreign || segment.state == SegmentState::bad) return;
+  ++stats.segments;
+  stats.capacity_bytes += segment.bytes;
+  if (!segment.readable()) return;
+  stats.used_bytes += segment.bytes;
+  stats.live_records += segment.records.size();
+}
+
+LogStats SegmentLog::stats() const {
+  LogStats stats = context_.stats;
+  stats.capacity_bytes = 0;
+  for (const auto& [number, segment] : context_.table.all()) count_segment(segment, stats);
+  stats.health = context_.health.state();
+  stats.health_reason = context_.health.reason();
+  // Without room for more files the capacity is what exists.
+  stats.capacity_bytes += rotation_.allocatable() * context_.options.segment_bytes;
+  stats.free_segments = rotation_.spare();
+  stats.queued_bytes = writes_.queued_bytes();
+  stats.queued_records = writes_.queued_records();
+  stats.reads_in_flight = reads_;
+  stats.read_bytes_per_s = context_.disk.read_rate();
+  stats.write_bytes_per_s = context_.disk.write_rate();
+  stats.io_engine = context_.disk.engine_name();
+  stats.direct_io = context_.files.direct();
+  return stats;
+}
+
+void check_options(const LogOptions& options) {
+  const auto refuse = [](const char* code, const std::string& message) {
+    throw Error(ErrorKind::usage, code, message);
+  };
+  if (options.segment_bytes % kBlockBytes != 0 || options.segment_bytes < 16 * kBlockBytes)
+    refuse("segment_bytes", "NVMe segments of " + std::to_string(options.segment_bytes) +
+                                " bytes: give a multiple of 4096, at least 65536");
+  const uint64_t segments = options.capacity_bytes / options.segment_bytes;
+  if (segments < kMinSegments)
+    refuse("nvme_capacity", "an NVMe capacity of " + std::to_string(options.capacity_bytes) +
+                                " bytes holds " + std::to_string(segments) + " segments of " +
+                                std::to_string(options.segment_bytes) +
+                                "; give room for at least 4, or smaller segments");
+  if (segments > kMaxSegments)
+    refuse("segment_bytes", "an NVMe capacity of " + std::to_string(options.capacity_bytes) +
+                                " bytes needs " + std::to_string(segments) +
+                                " segments, more than " + std::to_string(kMaxSegments) +
+                                "; give larger segments");
+}
+
+}  // namespace
+
+std::unique_ptr<Log> open_log(const LogOptions& options, LogHost& host, const Clock& clock) {
+  check_options(options);
+  return std::make_unique<SegmentLog>(options, host, clock);
+}
+
+}  // namespace kvw::nvme

@@ -1,0 +1,228 @@
+#include "nvme/reclaimer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/atomics.h"
+#include "nvme/record_read.h"
+
+namespace kvw::nvme {
+namespace {
+
+constexpr uint64_t kSpareWanted = 2;
+constexpr size_t kSampledRecords = 64;      // of a segment, for its score
+constexpr size_t kScoredSegments = 32;      // a choice; the others keep their old scores
+constexpr size_t kSortedRecords = 1024;     // a step
+constexpr size_t kPinScans = 4;             // a choice
+constexpr uint64_t kMovingBytes = 16ull << 20;
+constexpr uint64_t kPinnedRetryNs = 100 * kMillisecondNs;
+
+}  // namespace
+
+Reclaimer::Reclaimer(LogContext& context, Rotation& rotation, Flusher& flusher, WriteBehind& writes)
+    : context_(context), rotation_(rotation), flusher_(flusher), writes_(writes) {
+  writes_.on_relocated([this](const QueuedRecord& record, const Extent* to) { moved(record, to); });
+}
+
+void Reclaimer::score(Segment& segment) {
+  const size_t count = segment.records.size();
+  const size_t stride = std::max<size_t>(1, count / kSampledRecords);
+  uint64_t hot = 0, sampled = 0;
+  for (size_t i = 0; i < count; i += stride, ++sampled) {
+    const RecordRef& ref = segment.records[i];
+    if (context_.host.use_of(ref.key, segment.extent_of(ref)) == RecordUse::hot)
+      hot += uint64_t{ref.blocks} * kBlockBytes;
+  }
+  segment.hot_bytes = sampled == 0 ? 0 : hot * count / sampled;
+  segment.scored = true;
+}
+
+void Reclaimer::refresh_scores() {
+  auto& all = context_.table.all();
+  auto at = all.lower_bound(score_cursor_);
+  size_t scored = 0;
+  for (size_t seen = 0; seen < all.size() && scored < kScoredSegments; ++seen, ++at) {
+    if (at == all.end()) at = all.begin();
+    if (at->second.state != SegmentState::closed) continue;
+    score(at->second);
+    ++scored;
+  }
+  score_cursor_ = at == all.end() ? 0 : at->first;
+}
+
+Segment* Reclaimer::choose(const std::vector<Segment*>& except) {
+  Segment* best = nullptr;
+  for (auto& [number, segment] : context_.table.all()) {
+    if (segment.state != SegmentState::closed || !segment.scored) continue;
+    if (std::ranges::find(except, &segment) != except.end()) continue;
+    const auto rank = [](const Segment& each) { return std::pair(each.hot_bytes, each.life); };
+    if (best == nullptr || rank(segment) < rank(*best)) best = &segment;
+  }
+  return best;
+}
+
+Segment* Reclaimer::seize() {
+  refresh_scores();
+  std::vector<Segment*> pinned;
+  while (pinned.size() < kPinScans) {
+    Segment* segment = choose(pinned);
+    if (segment == nullptr) return nullptr;
+    context_.host.set_segment_word(segment->number, segment->life, true);
+    full_fence();
+    if (!context_.host.segment_pinned(segment->number)) {
+      segment->state = SegmentState::reclaiming;
+      return segment;
+    }
+    context_.host.set_segment_word(segment->number, segment->life, false);
+    pinned.push_back(segment);
+    // Pins may be long: let the next choice look at others first.
+    segment->hot_bytes = segment->bytes;
+  }
+  return nullptr;
+}
+
+void Reclaimer::begin() {
+  if (rotation_.spare() + draining_.size() >= kSpareWanted) return;
+  if (!context_.health.writable() || context_.clock.boot_ns() < retry_at_ns_) return;
+  victim_ = seize();
+  if (victim_ == nullptr) {
+    retry_at_ns_ = context_.clock.boot_ns() + kPinnedRetryNs;
+    return;
+  }
+  ++round_;
+  next_record_ = 0;
+  moved_bytes_ = moving_bytes_ = 0;
+  moving_ = 0;
+  stage_ = Stage::sorting;
+}
+
+bool Reclaimer::worth_moving(const RecordRef& ref) const {
+  const uint64_t bytes = uint64_t{ref.blocks} * kBlockBytes;
+  return moved_bytes_ + bytes <= victim_->bytes / 4 && !rotation_.exhausted() &&
+         fits_segment(ref.blocks, context_.options.segment_bytes);
+}
+
+void Reclaimer::drop(Segment& segment, const RecordRef& ref) {
+  ++context_.stats.dropped_records;
+  context_.host.forget(ref.key, segment.extent_of(ref), false);
+}
+
+void Reclaimer::sort_some() {
+  for (size_t i = 0; i < kSortedRecords && next_record_ < victim_->records.size(); ++i) {
+    const RecordRef& ref = victim_->records[next_record_];
+    const Extent extent = victim_->extent_of(ref);
+    const RecordUse use = context_.host.use_of(ref.key, extent);
+    if (use == RecordUse::hot && worth_moving(ref)) {
+      // What has been moved comes back here and goes on with the next record.
+      if (moving_ > 0 && moving_bytes_ >= kMovingBytes) return;
+      move(ref);
+    } else if (use == RecordUse::dead) {
+      context_.host.forget(ref.key, extent, false);
+    } else {
+      drop(*victim_, ref);
+    }
+    ++next_record_;
+  }
+  if (next_record_ < victim_->records.size()) return context_.disk.signal();
+  stage_ = Stage::moving;
+}
+
+void Reclaimer::move(const RecordRef& ref) {
+  const uint64_t bytes = uint64_t{ref.blocks} * kBlockBytes;
+  moved_bytes_ += bytes;
+  moving_bytes_ += bytes;
+  ++moving_;
+  AlignedBuffer payload(bytes - ref.header_blocks * kBlockBytes);
+  std::byte* into = payload.data();
+  // std::function wants copyable captures.
+  auto owned = std::make_shared<AlignedBuffer>(std::move(payload));
+  post_record_read(context_, *victim_, ref, into,
+                   [this, round = round_, ref, owned](ReadResult result, PageFacts&& facts) {
+                     read_for_move(round, ref, std::move(*owned), result, std::move(facts));
+                   });
+}
+
+void Reclaimer::read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffer payload,
+                              ReadResult result, PageFacts&& facts) {
+  if (round != round_ || stage_ == Stage::idle) return;
+  const Extent from = victim_->extent_of(ref);
+  if (result == ReadResult::ok) {
+    QueuedRecord record;
+    record.ticket = round;
+    record.facts = std::move(facts);
+    record.payload = payload.data();
+    record.header_blocks = ref.header_blocks;
+    record.blocks = ref.blocks;
+    record.owned = std::move(payload);
+    record.from = from;
+    return writes_.relocate(std::move(record));
+  }
+  --moving_;
+  moving_bytes_ -= uint64_t{ref.blocks} * kBlockBytes;
+  context_.host.forget(ref.key, from, true);
+}
+
+void Reclaimer::moved(const QueuedRecord& record, const Extent* to) {
+  if (to != nullptr) {
+    ++context_.stats.relocated_records;
+    context_.stats.relocated_bytes += record.bytes();
+    context_.host.moved(record.facts.key, record.from, *to);
+  }
+  if (record.ticket != round_ || stage_ == Stage::idle) return;
+  --moving_;
+  moving_bytes_ -= record.bytes();
+  if (to != nullptr) return;
+  ++context_.stats.dropped_records;
+  context_.host.forget(record.facts.key, record.from, false);
+}
+
+void Reclaimer::release_drained() {
+  std::erase_if(draining_, [this](Segment* segment) {
+    if (segment->reads_in_flight > 0) return false;
+    ++context_.stats.reclaimed_segments;
+    rotation_.give_back(*segment);
+    return true;
+  });
+}
+
+void Reclaimer::step() {
+  if (stage_ == Stage::idle) begin();
+  if (stage_ == Stage::sorting) sort_some();
+  if (stage_ == Stage::moving && moving_ == 0) {
+    cycle_ = moved_bytes_ > 0 ? flusher_.want_cycle() : 0;
+    stage_ = Stage::flushing;
+  }
+  if (stage_ == Stage::flushing && flusher_.ended(cycle_)) {
+    draining_.push_back(std::exchange(victim_, nullptr));
+    stage_ = Stage::idle;
+  }
+  release_drained();
+}
+
+void Reclaimer::drop_rest() {
+  for (; next_record_ < victim_->records.size(); ++next_record_)
+    drop(*victim_, victim_->records[next_record_]);
+}
+
+bool Reclaimer::reclaim_one() {
+  if (stage_ == Stage::sorting && next_record_ < victim_->records.size()) {
+    drop_rest();
+    return true;
+  }
+  Segment* segment = seize();
+  if (segment == nullptr) return false;
+  for (const RecordRef& ref : segment->records) drop(*segment, ref);
+  draining_.push_back(segment);
+  context_.disk.signal();
+  return true;
+}
+
+void Reclaimer::abandon() {
+  if (victim_ == nullptr) return;
+  victim_->state = SegmentState::closed;
+  context_.host.set_segment_word(victim_->number, victim_->life, false);
+  victim_ = nullptr;
+  stage_ = Stage::idle;
+}
+
+}  // namespace kvw::nvme

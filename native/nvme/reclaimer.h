@@ -1,0 +1,73 @@
+// Makes room: picks the closed segment with the fewest hot bytes, moves what is hot, drops the rest
+// and gives the segment back. Core thread only; every step is bounded.
+//
+// Order, which is the safety of it:
+//   1. the segment's word says closing; full fence; pin scan. Pinned: the word is taken back and
+//      another segment is chosen. From here on nobody can pin an extent of it.
+//   2. every record is forgotten, or, if hot, read (digest verified) and queued for writing; the
+//      index names the old place until the new one is written, so a hot page never misses.
+//   3. a flush cycle: the copies are durable before the originals can be overwritten.
+//   4. no read is in flight on it. Only now may it begin a new life.
+// At most a quarter of a segment is moved, so that of four bytes written three are new. A record
+// that cannot be moved, for want of room or because its write failed, is dropped: reclaim never
+// waits for room that only reclaim can make.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "nvme/context.h"
+#include "nvme/flusher.h"
+#include "nvme/rotation.h"
+#include "nvme/write_behind.h"
+
+namespace kvw::nvme {
+
+class Reclaimer {
+ public:
+  Reclaimer(LogContext& context, Rotation& rotation, Flusher& flusher, WriteBehind& writes);
+
+  void step();
+  // See Log::reclaim_one.
+  bool reclaim_one();
+  // The tier does not take writes: what is left of the victim stays.
+  void abandon();
+
+ private:
+  enum class Stage { idle, sorting, moving, flushing };
+
+  Segment* choose(const std::vector<Segment*>& except);
+  void refresh_scores();
+  void score(Segment& segment);
+  // A closed segment that nobody pins and, from now on, nobody can; null if there is none.
+  Segment* seize();
+  void begin();
+  void sort_some();
+  bool worth_moving(const RecordRef& ref) const;
+  void drop(Segment& segment, const RecordRef& ref);
+  void drop_rest();
+  void move(const RecordRef& ref);
+  void read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffer payload, ReadResult result,
+                     PageFacts&& facts);
+  void moved(const QueuedRecord& record, const Extent* to);
+  void release_drained();
+
+  LogContext& context_;
+  Rotation& rotation_;
+  Flusher& flusher_;
+  WriteBehind& writes_;
+
+  Stage stage_ = Stage::idle;
+  Segment* victim_ = nullptr;
+  uint64_t round_ = 0;         // tells late completions of an abandoned victim apart
+  size_t next_record_ = 0;
+  uint64_t moved_bytes_ = 0;   // of this victim, read or written or under way
+  uint64_t moving_bytes_ = 0;  // in memory now
+  unsigned moving_ = 0;
+  uint64_t cycle_ = 0;
+  uint64_t retry_at_ns_ = 0;   // after all candidates were pinned
+  uint32_t score_cursor_ = 0;
+  std::vector<Segment*> draining_;  // wait for reads in flight only
+};
+
+}  // namespace kvw::nvme

@@ -1,0 +1,199 @@
+#include "nvme/recovery.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "nvme/segment_scan.h"
+
+namespace kvw::nvme {
+namespace {
+
+constexpr uint64_t kTailBytes = 64ull << 10;  // holds the footer and most tables whole
+constexpr uint64_t kSmallestSegment = 4 * kBlockBytes;
+
+}  // namespace
+
+Recovery::Recovery(LogContext& context, Rotation& rotation)
+    : context_(context), rotation_(rotation), engine_(context.make_engine()) {}
+
+int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
+  const int fd = context_.files.acquire(segment);
+  if (fd < 0) return -fd;
+  engine_->submit({IoKind::read, fd, offset, {{to.data(), to.size()}}, 0});
+  std::vector<IoDone> done;
+  while (done.empty()) engine_->wait(done, 1000);
+  context_.files.release(segment);
+  if (done.front().result < 0) return static_cast<int>(-done.front().result);
+  return static_cast<uint64_t>(done.front().result) == to.size() ? 0 : EIO;
+}
+
+RecoveryReport Recovery::run(const Found& found) {
+  for (const auto& file : context_.files.list()) classify(file.number, file.bytes);
+  context_.table.saw_life(context_.options.life_floor);
+  shrink_to_capacity();
+  for (auto& [number, segment] : context_.table.all())
+    if (segment.state == SegmentState::closed) load(segment, found);
+  for (auto& [number, segment] : context_.table.all())
+    if (segment.state == SegmentState::free) rotation_.give_back(segment);
+  return report_;
+}
+
+// After this, a segment with a good header is closed (to be loaded), foreign, bad or free.
+void Recovery::classify(uint32_t number, uint64_t bytes) {
+  AlignedBuffer block(kBlockBytes);
+  if (bytes < kSmallestSegment) return classify_headless(number, bytes);
+  if (const int error = read(number, 0, block.span()); error != 0) {
+    context_.table.add(number, bytes, SegmentState::bad).has_file = true;
+    context_.host.on_event("nvme_bad_segment", event_detail(number, error));
+    return;
+  }
+  const auto header = decode_segment_header(block.span());
+  if (header && header->warehouse != context_.options.warehouse_id)
+    return mark_foreign(number, bytes, "header");
+  if (header) {
+    context_.table.saw_life(header->life);
+    report_.epoch_seen = std::max(report_.epoch_seen, header->clear_epoch);
+  }
+  if (!header || header->segment != number || header->segment_bytes != bytes)
+    return classify_headless(number, bytes);
+  ++report_.segments;
+  Segment& segment = context_.table.add(number, bytes, SegmentState::closed);
+  segment.life = header->life;
+  segment.has_file = true;
+}
+
+// A crash can cut a header or a file short, so that such a file of ours is free again; but not
+// before everything in it that could name another owner has been looked at.
+void Recovery::classify_headless(uint32_t number, uint64_t bytes) {
+  if (belongs_to_others(number, bytes)) return mark_foreign(number, bytes, "content");
+  ++report_.segments;
+  const uint64_t grown = std::max(bytes, context_.options.segment_bytes);
+  context_.table.add(number, grown, SegmentState::free).has_file = true;
+  if (bytes > 0)
+    context_.host.on_event("nvme_bad_header", "segment=" + std::to_string(number) + " reused=1");
+}
+
+bool Recovery::belongs_to_others(uint32_t number, uint64_t bytes) {
+  const Key& ours = context_.options.warehouse_id;
+  if (bytes % kBlockBytes != 0 || bytes < kSmallestSegment) return false;
+  AlignedBuffer block(kBlockBytes);
+  if (read(number, bytes - kBlockBytes, block.span()) == 0) {
+    if (const auto footer = decode_toc_footer(block.span())) {
+      if (footer->warehouse != ours) return true;
+      context_.table.saw_life(footer->life);
+    }
+  }
+  AlignedBuffer first(std::min<uint64_t>(kMaxHeaderBytes, bytes - kBlockBytes));
+  if (read(number, kBlockBytes, first.span()) == 0) {
+    if (const auto record = decode_record_header(first.span())) {
+      if (record->warehouse != ours) return true;
+      context_.table.saw_life(record->extent.life);
+    }
+  }
+  return false;
+}
+
+void Recovery::mark_foreign(uint32_t number, uint64_t bytes, const char* why) {
+  ++report_.foreign_segments;
+  context_.table.add(number, bytes, SegmentState::foreign).has_file = true;
+  context_.host.on_event("nvme_foreign_segment",
+                         "segment=" + std::to_string(number) + " seen_in=" + why);
+}
+
+// The capacity may have been lowered. Free files go first, then the oldest pages; a file counts
+// until it is gone, so it stays in the table as bad until then.
+void Recovery::shrink_to_capacity() {
+  std::vector<Segment*> order;
+  for (auto& [number, segment] : context_.table.all())
+    if (segment.state == SegmentState::free || segment.state == SegmentState::closed)
+      order.push_back(&segment);
+  std::ranges::sort(order, {}, [](const Segment* each) {
+    return std::pair(each->state != SegmentState::free, each->life);
+  });
+  for (Segment* segment : order) {
+    if (context_.table.bytes() <= context_.options.capacity_bytes) return;
+    const uint32_t number = segment->number;
+    --report_.segments;
+    const int error = context_.files.remove(number);
+    context_.host.on_event("nvme_segment_removed", event_detail(number, error));
+    if (error == 0)
+      context_.table.erase(number);
+    else
+      segment->state = SegmentState::bad;
+  }
+}
+
+void Recovery::load(Segment& segment, const Found& found) {
+  if (!load_toc(segment, found)) scan(segment, found);
+  if (segment.records.empty() && segment.state == SegmentState::closed)
+    segment.state = SegmentState::free;
+  else
+    context_.host.set_segment_word(segment.number, segment.life, false);
+  report_.records += segment.records.size();
+}
+
+bool Recovery::load_toc(Segment& segment, const Found& found) {
+  const uint64_t tail_bytes = std::min(kTailBytes, segment.bytes);
+  AlignedBuffer tail(tail_bytes);
+  if (read(segment.number, segment.bytes - tail_bytes, tail.span()) != 0) return false;
+  const auto footer = decode_toc_footer(tail.part(tail_bytes - kBlockBytes, kBlockBytes));
+  if (!footer || footer->warehouse != context_.options.warehouse_id) return false;
+  if (footer->segment != segment.number || footer->life != segment.life) return false;
+  if (footer->segment_bytes != segment.bytes) return false;
+  const uint64_t entry_bytes = toc_entry_bytes(footer->entries);
+  AlignedBuffer whole;
+  auto padded = tail.span();
+  if (entry_bytes + kBlockBytes <= tail_bytes) {
+    padded = tail.part(tail_bytes - kBlockBytes - entry_bytes, entry_bytes);
+  } else {
+    whole = AlignedBuffer(entry_bytes);
+    padded = whole.span();
+    if (read(segment.number, segment.bytes - kBlockBytes - entry_bytes, padded) != 0) return false;
+  }
+  const auto entries = decode_toc_entries(*footer, padded);
+  if (!entries) return false;
+  adopt(segment, *entries, found);
+  return true;
+}
+
+void Recovery::adopt(Segment& segment, std::span<const TocEntry> entries, const Found& found) {
+  segment.records.reserve(entries.size());
+  for (const TocEntry& entry : entries) {
+    RecordRef ref{entry.key, entry.offset_blocks, 0, 0};
+    ref.blocks = entry.blocks & kMaxRecordBlocks;
+    ref.header_blocks = entry.header_blocks() & 0xff;
+    segment.records.push_back(ref);
+    found({segment.extent_of(ref), entry.facts()});
+  }
+  segment.flushed_records = entries.size();
+}
+
+void Recovery::scan(Segment& segment, const Found& found) {
+  ++report_.scanned_segments;
+  SegmentScan scan(context_.options.warehouse_id, segment,
+                   [this, &segment](uint64_t offset, std::span<std::byte> to) {
+                     return read(segment.number, offset, to);
+                   });
+  const ScanResult result = scan.run([&](RecordHeader&& header) {
+    segment.add(header.facts, header.extent);
+    found({header.extent, std::move(header.facts)});
+  });
+  report_.refused_records += result.refused;
+  segment.next_block = result.next_block;
+  segment.placed = segment.records.size();
+  if (result.error != 0)
+    context_.host.on_event("nvme_scan_cut_short", event_detail(segment.number, result.error));
+  // It is closed with a table, so that the next start need not scan it again; not after a read
+  // error, which may pass and would then have cost what lies behind it.
+  const bool room = uint64_t{segment.next_block} * kBlockBytes + toc_bytes(segment.placed) <=
+                    segment.bytes;
+  if (result.error == 0 && room && !segment.records.empty()) {
+    segment.writes_done = 1;  // the last process may not have flushed
+    rotation_.close(segment);
+  } else {
+    segment.toc.clear();
+    segment.flushed_records = segment.records.size();
+  }
+}
+
+}  // namespace kvw::nvme

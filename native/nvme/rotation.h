@@ -1,0 +1,68 @@
+// The life of segments: which one is open, which stands by, how they open and close, and what a
+// read-only tier is probed with. Core thread only.
+//
+// Opening: the file is made or found, its header with a new life written, and flushed; only then
+// may a record follow. Closing: records are flushed, then the table of contents is written, then
+// flushed, so that a table never names a record that is not there.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "nvme/context.h"
+#include "nvme/flusher.h"
+
+namespace kvw::nvme {
+
+class Rotation {
+ public:
+  Rotation(LogContext& context, Flusher& flusher) : context_(context), flusher_(flusher) {}
+
+  // The segment that takes records; null while there is none. Asking is wanting: one is opened.
+  Segment* current();
+  // It is full or broken: close it, and let the next one follow.
+  void retire_current();
+  // Closes a segment that recovery found open.
+  void close(Segment& segment);
+  // A segment that nothing names, reads or pins: it becomes free, or goes if it does not fit the
+  // options any more.
+  void give_back(Segment& segment);
+
+  // Segments that could begin a life without reclaiming another.
+  uint64_t spare() const;
+  // None open, and none that could be.
+  bool exhausted() const;
+  uint64_t allocatable() const;
+
+  void step();
+
+ private:
+  void promote();
+  bool next_is_due() const;
+  Segment* choose_free();
+  bool open_next(bool probing);
+  void prepared(uint32_t number, int error);
+  void write_header(Segment& segment);
+  void header_written(uint32_t number, int error);
+  void header_flushed(uint32_t number, int error);
+  void opening_failed(Segment& segment, int error);
+  void allocation_failed(Segment& segment, int error);
+  void opening_ended(int error);
+
+  bool advance_close(Segment& segment);
+  void write_toc(Segment& segment);
+  void toc_written(uint32_t number, int error);
+
+  void probe();
+  void probe_file(DiskJob::Kind kind);
+
+  LogContext& context_;
+  Flusher& flusher_;
+  Segment* current_ = nullptr;
+  Segment* next_ = nullptr;  // standing by
+  bool wanted_ = false, opening_ = false, probing_ = false;
+  uint64_t allocation_blocked_until_ns_ = 0;
+  std::vector<Segment*> closing_;
+};
+
+}  // namespace kvw::nvme

@@ -1,0 +1,43 @@
+// Walks the records of a segment without a table of contents, from the first block to the first
+// header that is not of this life. Payloads are verified: nobody else has flushed them for us.
+// Used by recovery; blocks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "nvme/aligned_buffer.h"
+#include "nvme/format.h"
+#include "nvme/segment.h"
+
+namespace kvw::nvme {
+
+struct ScanResult {
+  uint64_t refused = 0;     // a good header over a bad payload: skipped
+  uint32_t next_block = 1;  // behind the last record
+  int error = 0;            // the device's; what was found before it stands
+};
+
+// Reads exactly to.size() bytes at offset; 0 or an errno.
+using ReadSegment = std::function<int(uint64_t offset, std::span<std::byte> to)>;
+
+class SegmentScan {
+ public:
+  SegmentScan(const Key& warehouse, const Segment& segment, ReadSegment read);
+  ScanResult run(const std::function<void(RecordHeader&&)>& found);
+
+ private:
+  // Bytes of the segment, read in windows; empty at its end or after an error.
+  std::span<const std::byte> view(uint64_t offset, uint64_t bytes);
+  std::optional<RecordHeader> header_at(uint32_t block);
+
+  Key warehouse_;
+  const Segment& segment_;
+  ReadSegment read_;
+  AlignedBuffer window_;
+  uint64_t window_offset_ = 0, window_bytes_ = 0;
+  int error_ = 0;
+};
+
+}  // namespace kvw::nvme
