@@ -42,7 +42,8 @@ class DamagedLedgerError(Exception):
 
 def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
     """All records of the file at `path`; the caller lives, whatever is in it. Raises
-    DamagedLedgerError, or StorageError when the child could not look, which says nothing about it. Blocks for the child, at most `timeout_s`."""
+    DamagedLedgerError, or StorageError when the child could not look, which says nothing about it.
+    Blocks for the child, at most `timeout_s`."""
     command = [sys.executable, "-P", _PROBE, path]
     try:
         child = subprocess.run(
