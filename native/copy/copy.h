@@ -21,7 +21,9 @@ struct Piece {
 
 enum class CopyPath { portable, avx2, avx512, neon };
 
-// The path chosen at first use: the best that the processor has, or KVW_COPY_PATH's choice.
+// The path chosen at first use: the best that the processor has, or KVW_COPY_PATH's choice, for
+// measuring and for finding faults. Throws Error (usage) if that names no path of this machine:
+// call it once at start, so that no copy throws later.
 CopyPath copy_path();
 const char* copy_path_name();
 

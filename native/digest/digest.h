@@ -12,14 +12,15 @@
 
 namespace kvw {
 
-// XXH3-64 of (key.lo, key.hi, shard, bytes), little-endian: what makes two pages that swapped
-// their payloads fail.
+// XXH3-64 of the 28 bytes (key.lo 8, key.hi 8, shard 4, bytes 8), little-endian and packed: what
+// makes two pages that swapped their payloads fail.
 uint64_t digest_seed(const Key& key, uint32_t shard, uint64_t bytes);
 
-// The root over the leaves' digests.
+// The root: XXH3-64, seeded, over the leaves' digests as 64-bit little-endian. A leaf's digest is
+// XXH3-64 of its bytes; only the last leaf may be shorter than 4 KiB, and no bytes have no leaf.
 uint64_t digest_root(std::span<const uint64_t> leaves, uint64_t seed);
 
-// The whole digest of contiguous bytes, with the best instructions this machine has.
+// The whole digest of contiguous bytes, with the instructions of copy_path().
 uint64_t page_digest(const std::byte* data, uint64_t bytes, const Key& key, uint32_t shard);
 
 }  // namespace kvw

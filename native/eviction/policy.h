@@ -1,7 +1,9 @@
 // Which page leaves a tier next. A policy sees page metadata alone: it runs in the daemon over the
 // index's page ids and in a trace replay over the trace's, without an arena or a daemon.
-// Not thread-safe: one thread owns a policy. Invariant: a victim has no resident descendants, so
-// prefixes never get gaps.
+// Not thread-safe: one thread owns a policy. Invariant: a victim has no resident descendants other
+// than victims before it, so prefixes never get gaps.
+// Touches and removals may come late (a touch ring is lossy and lags): a page that is not resident
+// is ignored, and inserting a resident page touches it.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,8 @@ class EvictionPolicy {
   // The page became resident. `parent` is its parent if that is resident, else kNoPage.
   // Ids are dense (below the capacity given at construction, or grown to). O(1).
   virtual void inserted(PageId page, PageId parent) = 0;
-  // `child` became resident before its parent did (promotion, recovery): link them. O(1).
+  // `child` became resident before its parent did (promotion, recovery): link them. Ignored unless
+  // both are resident. O(1).
   virtual void adopt(PageId parent, PageId child) = 0;
   // The page was used. O(1).
   virtual void touched(PageId page) = 0;
@@ -30,14 +33,16 @@ class EvictionPolicy {
   virtual void removed(PageId page) = 0;
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
   // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident
-  // until removed() is called. Returns how many were found. Bounded work: amortised O(1) a victim.
+  // until removed() is called. Returns how many were found; fewer than asked means that there are
+  // no more. Bounded work: amortised O(1) a victim, and when fewer are found also O(kept pages).
   virtual size_t victims(std::span<PageId> out, const class Keep& keep) = 0;
-  // Position in coldness for comparing two pages: larger is more recently used.
+  // Position in coldness for comparing two pages: larger is more recently used; 0 if not resident.
   virtual uint64_t heat(PageId page) const = 0;
   virtual size_t size() const = 0;
 };
 
-// Says which pages may not leave now (pinned, being written to disk).
+// Says which pages may not leave now (pinned, being written to disk). Does not throw and does not
+// call the policy.
 class Keep {
  public:
   virtual ~Keep() = default;

@@ -1,0 +1,32 @@
+#include "digest/digest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <bit>
+#include <cstring>
+
+#include "copy/copy_routines.h"
+
+namespace kvw {
+
+static_assert(std::endian::native == std::endian::little, "digests are defined little-endian");
+
+uint64_t digest_seed(const Key& key, uint32_t shard, uint64_t bytes) {
+  std::byte packed[28];
+  std::memcpy(packed, &key.lo, 8);
+  std::memcpy(packed + 8, &key.hi, 8);
+  std::memcpy(packed + 16, &shard, 4);
+  std::memcpy(packed + 20, &bytes, 8);
+  return XXH3_64bits(packed, sizeof packed);
+}
+
+uint64_t digest_root(std::span<const uint64_t> leaves, uint64_t seed) {
+  return XXH3_64bits_withSeed(leaves.data(), leaves.size_bytes(), seed);
+}
+
+uint64_t page_digest(const std::byte* data, uint64_t bytes, const Key& key, uint32_t shard) {
+  return chosen_copy_routines().digest(data, bytes, digest_seed(key, shard, bytes));
+}
+
+}  // namespace kvw
