@@ -1,7 +1,7 @@
 """Commands that other packages add, through the entry point group `kvwarehouse.commands`.
 
 An entry point's name is the command; its object is called with the arguments after the name (a
-of str, --help among them) and returns the exit status (None is 0). A package that is broken or
+list of str, --help among them) and returns the exit status (None is 0). A package that is broken or
 lacks an extra costs its own command, with one clear line, and nothing else.
 """
 

@@ -71,7 +71,7 @@ def _local_path(channel: Channel, verify: Verify) -> DataPath:
             channel.address, verify_always=verify == "always", timeout_s=channel.timeout_s
         )
     except TransportError as error:
-        if error.code not in ("no_daemon", "transport"):
+        if error.code != "no_daemon":
             raise
         raise TransportError(
             f"no daemon at {channel.address} ({error}); {channel.address.start_hint}",

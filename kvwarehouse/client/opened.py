@@ -25,7 +25,8 @@ from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
 _T = TypeVar("_T")
 
-UNKNOWN_NAMESPACE = "unknown_namespace"
+# What the service and what the core call it.
+_UNKNOWN_NAMESPACE = ("unknown_namespace", "namespace_unknown")
 
 
 class OpenNamespace:
@@ -143,7 +144,7 @@ class OpenNamespace:
         try:
             return call()
         except UsageError as error:
-            if error.code != UNKNOWN_NAMESPACE:
+            if error.code not in _UNKNOWN_NAMESPACE:
                 raise
         self._register(self.space)
         return call()

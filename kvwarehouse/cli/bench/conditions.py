@@ -1,0 +1,31 @@
+"""Under which conditions a bench ran: without them its figures say little."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from kvwarehouse import engine
+from kvwarehouse.cli.bench.options import Options
+from kvwarehouse.sizes import format_size
+
+
+def conditions(options: Options) -> dict[str, str]:
+    return {
+        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores usable",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
+        "moved": f"{options.pages} pages of {format_size(options.page_bytes)} a round",
+        "rounds": f"{options.rounds}, alternating with the limit's",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()

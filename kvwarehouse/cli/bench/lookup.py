@@ -1,0 +1,48 @@
+"""Lookups of a long stored prompt: no call to the daemon, so hashing is the floor."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvwarehouse import engine
+from kvwarehouse.cli.bench.figures import Figure
+from kvwarehouse.cli.bench.options import PAGE_TOKENS, Bench, noise, prompt
+from kvwarehouse.cli.bench.rounds import alternate, timed
+from kvwarehouse.errors import CapacityError
+
+PAGES = 2048
+_PAGE_BYTES = 4096
+_CALLS = 50
+_GOAL_US = 150
+
+
+def measure(bench: Bench) -> list[Figure]:
+    ns = bench.open(_PAGE_BYTES)
+    tokens = prompt(PAGES, seed=1)
+    ns.store(tokens, noise(PAGES, _PAGE_BYTES), timeout_s=60)
+    found = ns.lookup(tokens).pages
+    if found != PAGES:
+        raise CapacityError(
+            f"only {found} of the bench's {PAGES} pages fit into this warehouse; give it more room",
+            code="bench_room",
+        )
+    secret = np.random.default_rng(2).bytes(engine.SECRET_BYTES)
+
+    def ours() -> float:
+        return timed(lambda: ns.lookup(tokens), _CALLS)
+
+    def hashing() -> float:
+        return timed(lambda: engine.chain_keys(secret, ns.space.id, tokens, PAGE_TOKENS), _CALLS)
+
+    rounds = alternate(bench.options.rounds, ours, hashing)
+    bench.client.clear(ns.space)
+    return [
+        Figure(
+            name=f"lookup of {PAGES:,} pages, all stored",
+            value=rounds.ours_s * 1e6,
+            unit="us",
+            limit=rounds.limit_s * 1e6,
+            limit_name="hashing the tokens alone",
+            goal=f"under {_GOAL_US} us",
+        )
+    ]

@@ -1,0 +1,73 @@
+"""What a measure is given: how much to move, and a connected client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwarehouse.client import Client, OpenNamespace
+from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse.types import Namespace
+
+PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    rounds: int
+    page_bytes: int
+    pages: int
+    """Moved in a round."""
+    nvme_dir: str | None
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.page_bytes * self.pages
+
+    @property
+    def dram_bytes(self) -> int:
+        """Room for two rounds beside what reservations and the free list keep to themselves."""
+        return max(3 * self.moved_bytes, 256 << 20)
+
+    @property
+    def nvme_bytes(self) -> int:
+        return max(4 * self.moved_bytes, 4 << 30)
+
+
+@dataclass(frozen=True)
+class Bench:
+    options: Options
+    client: Client
+    daemon: PrivateDaemon | None
+    """None where the daemon is the user's."""
+    folder: str | None
+    """Of the NVMe tier, for the measure that has one."""
+
+    def open(self, page_bytes: int) -> OpenNamespace:
+        """The bench's own namespace for such pages, empty. Always the same one, because a
+        warehouse remembers every namespace it has met."""
+        space = Namespace(
+            model="kvwarehouse-bench",
+            weights="noise",
+            dtype="uint8",
+            layout="bench/1",
+            page_tokens=PAGE_TOKENS,
+            page_bytes=page_bytes,
+        )
+        ns = self.client.open(space)
+        self.client.clear(space)
+        return ns
+
+
+def prompt(pages: int, seed: int) -> NDArray[np.uint32]:
+    """Token ids of `pages` whole pages; equal for an equal seed."""
+    numbers = np.random.default_rng(seed)
+    return numbers.integers(0, 150_000, pages * PAGE_TOKENS, dtype=np.uint32)
+
+
+def noise(pages: int, page_bytes: int) -> NDArray[Any]:
+    """Page buffers whose memory is really there: noise, so that no zero page is shared."""
+    return np.random.default_rng(7).integers(0, 256, (pages, page_bytes), dtype=np.uint8)

@@ -1,0 +1,76 @@
+"""Addresses, and what may travel to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvwarehouse.client.address import MAX_PATH_BYTES, Address, parse_address
+from kvwarehouse.client.channel import Credentials
+from kvwarehouse.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "target"),
+    [
+        ("unix:///run/k.sock", Address(path="/run/k.sock"), "unix:/run/k.sock.grpc"),
+        ("unix:/run/k.sock", Address(path="/run/k.sock"), "unix:/run/k.sock.grpc"),
+        ("/run/k.sock", Address(path="/run/k.sock"), "unix:/run/k.sock.grpc"),
+        ("gpu-7:7070", Address(host="gpu-7", port=7070), "gpu-7:7070"),
+        ("[::1]:7070", Address(host="::1", port=7070), "[::1]:7070"),
+    ],
+)
+def test_address_is_read_as_written(text: str, address: Address, target: str) -> None:
+    assert parse_address(text) == address
+    assert address.grpc_target == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "host", "host:", ":7070", "host:0", "host:65536", "host:port", "unix://", "unix://run/k",
+        "unix:k.sock", "http://host:80", "a b:1", "user@host:1", "::1:7070", "unix:////k", "/k\x00",
+        None, 7070, b"host:1", "/" + "x" * MAX_PATH_BYTES,
+    ],
+)  # fmt: skip
+def test_address_is_refused_with_examples(text: Any) -> None:
+    with pytest.raises(UsageError, match="unix:///run/kvwarehouse/kvw.sock") as caught:
+        parse_address(text)
+    assert caught.value.code == "bad_address"
+
+
+def test_longest_path_that_sockets_allow_is_taken() -> None:
+    assert parse_address("/" + "x" * (MAX_PATH_BYTES - 1)).local
+
+
+@pytest.mark.parametrize(
+    ("address", "credentials"),
+    [
+        ("10.0.0.7:7070", Credentials()),
+        ("10.0.0.7:7070", Credentials(token="secret")),
+        ("/run/k.sock", Credentials(tls=True)),
+        ("localhost:7070", Credentials(token="two\nlines")),
+        ("localhost:7070", Credentials(token="schlüssel")),
+    ],
+)
+def test_credentials_are_refused_where_they_would_leak_or_not_work(
+    address: str, credentials: Credentials
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        credentials.check(parse_address(address))
+    assert caught.value.code == "bad_credentials"
+
+
+@pytest.mark.parametrize(
+    ("address", "credentials"),
+    [
+        ("10.0.0.7:7070", Credentials(token="secret", tls=True)),
+        ("localhost:7070", Credentials(token="secret")),
+        ("127.0.0.9:7070", Credentials()),
+        ("[::1]:7070", Credentials()),
+        ("/run/k.sock", Credentials()),
+    ],
+)
+def test_credentials_are_taken_where_nothing_leaks(address: str, credentials: Credentials) -> None:
+    credentials.check(parse_address(address))
