@@ -1,0 +1,116 @@
+"""A tiny model, and a warehouse in this process's memory behind the real client surface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvwarehouse import Namespace, OpenNamespace, TransportError
+from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.regions import Regions
+
+
+class MemoryWarehouse:
+    """Stands in for a kvw.Client: a contract model. Arguments are checked by the real
+    OpenNamespace; only the data path is a dictionary. `broken` calls raise; `most` cuts loads
+    short, as evictions do."""
+
+    def __init__(self) -> None:
+        self.pages: dict[tuple[bytes, bytes], bytes] = {}
+        self.broken: set[str] = set()
+        self.most: int | None = None
+        self.stores = 0
+
+    def open(self, space: Namespace) -> OpenNamespace:
+        self._call("open")
+        return OpenNamespace(space, self, lambda space: None)
+
+    def opened(self, space: Namespace) -> bool:
+        return True
+
+    def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
+        self._call("lookup")
+        found = 0
+        while found < prefix.pages and self._key(space, prefix, found) in self.pages:
+            found += 1
+        return found, found, 0
+
+    def load(
+        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
+    ) -> tuple[int, dict[str, int]]:
+        for row in range(window.pages):
+            page = self.pages.get(self._key(space, prefix, window.first + row))
+            if page is None or row == self.most:
+                return row, {"absent": window.pages - row}
+            out.write(row, memoryview(page))
+            # After some bytes were written: what follows them must not be believed.
+            self._call("load")
+        return window.pages, {}
+
+    def store(
+        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
+    ) -> tuple[int, int, dict[str, int]]:
+        self._call("store")
+        self.stores += 1
+        stored = 0
+        for row in range(window.pages):
+            key = self._key(space, prefix, window.first + row)
+            if key not in self.pages:
+                self.pages[key] = bytes(pages.read(row))
+                stored += 1
+        return stored, window.pages - stored, {}
+
+    def _key(self, space: Namespace, prefix: Prefix, page: int) -> tuple[bytes, bytes]:
+        end = (page + 1) * space.page_tokens
+        return space.id, np.ascontiguousarray(prefix.tokens[:end]).tobytes()
+
+    def _call(self, name: str) -> None:
+        if name in self.broken:
+            raise TransportError(f"{name}: no daemon", code="no_daemon")
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
+
+
+@pytest.fixture(scope="session")
+def transformers(torch: Any) -> Any:
+    return pytest.importorskip(
+        "transformers", reason="needs transformers: make test-engines installs it"
+    )
+
+
+@pytest.fixture(scope="session")
+def model(torch: Any, transformers: Any) -> Any:
+    """2 layers, 64 hidden, 2 KV heads of 16, bfloat16. Weights are spread enough for tokens to
+    matter: with the default initialisation a zeroed page changes nothing."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=64**-0.5,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+@pytest.fixture
+def prompt(torch: Any) -> Any:
+    """150 ids, [1, 150]: 4 full chunks of 32 and a part, or 9 pages of 16 and a part."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 512, (1, 150), generator=generator)
+
+
+@pytest.fixture
+def warehouse() -> MemoryWarehouse:
+    return MemoryWarehouse()

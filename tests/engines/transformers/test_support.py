@@ -1,0 +1,108 @@
+"""Models whose pages would not be a function of their tokens are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvwarehouse as kvw
+
+pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
+pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
+
+from kvwarehouse_connectors.transformers.support import observe, require_supported
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def made(transformers: Any, family: str, **more: Any) -> Any:
+    config = getattr(transformers, f"{family}Config")(**SMALL, **more)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def test_sliding_window_is_refused_with_its_layer(transformers: Any) -> None:
+    model = made(transformers, "Mistral", sliding_window=16)
+    with pytest.raises(kvw.UsageError, match="MistralForCausalLM has a DynamicSlidingWindowLayer"):
+        require_supported(model)
+
+
+def test_recurrent_state_is_refused_with_its_layer(transformers: Any) -> None:
+    model = made(
+        transformers,
+        "Qwen3Next",
+        layer_types=["linear_attention", "full_attention"],
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    )
+    with pytest.raises(kvw.UsageError, match="LinearAttentionLayer in layer 0"):
+        require_supported(model)
+
+
+def test_encoder_decoder_is_refused(transformers: Any) -> None:
+    config = transformers.T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1, num_heads=2)
+    with pytest.raises(kvw.UsageError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        require_supported(transformers.T5ForConditionalGeneration(config).eval())
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rope_that_moves_with_the_prompt_is_refused(transformers: Any, rope_type: str) -> None:
+    model = made(transformers, "Llama")
+    model.config.rope_parameters = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(kvw.UsageError, match=f'rope_type "{rope_type}"'):
+        require_supported(model)
+
+
+def test_body_without_a_head_is_refused(transformers: Any) -> None:
+    with pytest.raises(kvw.UsageError, match="LlamaModel is no causal LM"):
+        require_supported(transformers.LlamaModel(transformers.LlamaConfig(**SMALL)).eval())
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(kvw.UsageError, match=r"str is not a transformers\.PreTrainedModel"):
+        require_supported("gpt2")
+
+
+def test_training_mode_is_refused(transformers: Any) -> None:
+    with pytest.raises(kvw.UsageError, match=r"call model.eval\(\)"):
+        require_supported(made(transformers, "Llama").train())
+
+
+def test_adapters_are_refused(transformers: Any) -> None:
+    model = made(transformers, "Llama")
+    model._hf_peft_config_loaded = True
+    with pytest.raises(kvw.UsageError, match="adapters loaded"):
+        require_supported(model)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Olmo2"])
+def test_plain_families_are_supported_and_their_heads_are_found(
+    transformers: Any, family: str
+) -> None:
+    model = made(transformers, family, head_dim=16)
+    require_supported(model)
+    assert observe(model).heads == ((2, 16, 2, 16),) * 2
+
+
+def test_keys_and_values_of_different_size_are_found(transformers: Any) -> None:
+    model = made(
+        transformers,
+        "DeepseekV3",
+        q_lora_rank=None,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        first_k_dense_replace=2,
+    )
+    require_supported(model)
+    assert observe(model).heads == ((1, 16, 1, 8),) * 2  # it caches the compressed latent
