@@ -20,7 +20,7 @@ constexpr std::string_view kRootLabel = "kvwarehouse/root/1";
 constexpr std::string_view kEngineLabel = "kvwarehouse/engine/1";
 
 // Pages of up to so many tokens are hashed from one buffer, in a fraction of the stream's set-up.
-constexpr size_t kBufferedTokens = 64;
+constexpr size_t kBufferedTokens = 256;
 
 Key key_of(const XXH128_hash_t& hash) { return {hash.low64, hash.high64}; }
 

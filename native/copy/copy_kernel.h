@@ -8,7 +8,7 @@
 // A leaf is hashed first, which brings it to the first-level cache, then stored from there; each
 // store asks for its line of the next leaf. Measured on a Cascade Lake guest as a ratio to the
 // plain streaming copy of the same path, cold pages: AVX-512 0.96 to 1.0 (0.89 without asking
-// ahead), AVX2 0.85 to 0.9 (0.83), portable 0.75 to 0.85. A loop that hashes the registers it
+// ahead), AVX2 0.85 to 0.9 (0.83), portable 0.7 to 0.85. A loop that hashes the registers it
 // stores would save little, and own a copy of the hash.
 #pragma once
 

@@ -52,7 +52,7 @@ TEST(chain_keys_equal_another_implementation) {
 }
 
 TEST(chain_keys_hash_each_page_below_the_one_before) {
-  for (const uint32_t page_tokens : {1u, 16u, 64u, 65u, 4096u}) {
+  for (const uint32_t page_tokens : {1u, 16u, 64u, 256u, 257u, 4096u}) {
     const std::vector<uint32_t> tokens = pattern(page_tokens * 5 + 3);
     std::vector<Key> keys(5);
     chain_keys(kSecret, kParent, tokens, page_tokens, keys);
