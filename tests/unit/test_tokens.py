@@ -90,7 +90,9 @@ def test_tokens_of_the_wrong_kind_are_refused_by_name(tokens: Any, named: str) -
     assert caught.value.code == "bad_tokens"
 
 
-@pytest.mark.parametrize("tokens", [range(2**40), np.zeros(2**20 + 1, np.uint32), [0] * (2**20 + 1)])
+@pytest.mark.parametrize(
+    "tokens", [range(2**40), np.zeros(2**20 + 1, np.uint32), [0] * (2**20 + 1)]
+)
 def test_tokens_over_the_bound_are_refused_before_they_are_read(tokens: Any) -> None:
     with pytest.raises(UsageError, match="1048576") as caught:
         token_array(tokens)

@@ -1,0 +1,81 @@
+"""Where the contract of clients is tested: every data path there is, each on a daemon of its own.
+
+local, remote: the real daemon, by shared memory and by gRPC. model: gRPC to the real service over a
+model of the core (kvwarehouse/testing), which needs no native build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvwarehouse import Client, Namespace, OpenNamespace, connect
+from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse.testing.serving import model_serving
+
+PATHS = ("local", "remote", "model")
+PAGE_TOKENS = 4
+PAGE_BYTES = 4096
+
+
+@pytest.fixture(scope="session")
+def real_daemon() -> Iterator[str]:
+    with PrivateDaemon({"dram": "256MiB"}) as daemon:
+        yield daemon.address
+
+
+@pytest.fixture(scope="session")
+def model_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with model_serving(tmp_path_factory.mktemp("model")) as address:
+        yield address
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def address(path: str, request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("model_daemon" if path == "model" else "real_daemon"))
+
+
+@pytest.fixture
+def client(path: str, address: str) -> Iterator[Client]:
+    with connect(address) if path == "local" else connect_grpc(address) as client:
+        yield client
+
+
+@pytest.fixture
+def another(path: str, address: str) -> Iterator[Client]:
+    with connect(address) if path == "local" else connect_grpc(address) as client:
+        yield client
+
+
+@pytest.fixture
+def space(request: pytest.FixtureRequest) -> Namespace:
+    """A namespace of the test's own."""
+    return Namespace(
+        model="contract",
+        weights="w",
+        dtype="uint8",
+        layout="test/1",
+        page_tokens=PAGE_TOKENS,
+        page_bytes=PAGE_BYTES,
+        salt=str(abs(hash(request.node.nodeid))),
+    )
+
+
+@pytest.fixture
+def ns(client: Client, space: Namespace) -> OpenNamespace:
+    return client.open(space)
+
+
+@pytest.fixture
+def pages(seed: int) -> Any:
+    """Ten pages of noise."""
+    return np.random.default_rng(seed).integers(0, 256, (10, PAGE_BYTES), dtype=np.uint8)

@@ -1,0 +1,68 @@
+"""What comes out of a stream of chunks: whole pages in order, and nothing that was not counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.remote import _chunks, _Filling
+from kvwarehouse.errors import TransportError
+from kvwarehouse.wire import CHUNK_BYTES
+
+
+def rows(pages: int, page_bytes: int) -> tuple[Any, Regions]:
+    array = np.zeros((pages, page_bytes), np.uint8)
+    return array, Regions.rows(array, writable=True)
+
+
+@given(st.integers(1, 5), st.integers(1, 64), st.lists(st.integers(1, 50)))
+def test_pages_are_whole_wherever_the_stream_is_cut(
+    pages: int, page_bytes: int, cuts: list[int]
+) -> None:
+    out, regions = rows(pages, page_bytes)
+    data = np.random.default_rng(1).integers(0, 256, pages * page_bytes, dtype=np.uint8).tobytes()
+    filling = _Filling(regions, pages)
+    sent = 0
+    for cut in cuts:
+        filling.add(data[sent : sent + cut])
+        sent = min(len(data), sent + cut)
+    filled, missed = filling.cut()
+    assert filled == sent // page_bytes
+    assert missed == {"timeout": pages - filled}
+    assert out[:filled].tobytes() == data[: filled * page_bytes]
+
+
+def test_summary_that_counts_less_than_was_sent_is_believed() -> None:
+    _, regions = rows(3, 4)
+    filling = _Filling(regions, 3)
+    filling.add(b"abcdefgh")
+    assert filling.finish(1, {"mismatch": 2}) == (1, {"mismatch": 2})
+
+
+def test_summary_that_counts_more_than_was_sent_is_refused() -> None:
+    _, regions = rows(3, 4)
+    filling = _Filling(regions, 3)
+    filling.add(b"abcdefg")
+    with pytest.raises(TransportError, match="counts 2 pages and sent 1"):
+        filling.finish(2, {})
+
+
+def test_stream_longer_than_what_was_asked_for_is_refused() -> None:
+    _, regions = rows(2, 4)
+    filling = _Filling(regions, 1)
+    with pytest.raises(TransportError, match="more than the 1 pages"):
+        filling.add(b"abcde")
+
+
+@pytest.mark.parametrize("page_bytes", [1, 1000, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 3])
+def test_chunks_are_the_pages_bytes_and_never_too_large(page_bytes: int) -> None:
+    array = np.random.default_rng(2).integers(0, 256, (5, page_bytes), dtype=np.uint8)
+    chunks = list(_chunks(Regions.rows(array, writable=False), 5))
+    assert b"".join(chunks) == array.tobytes()
+    assert max(map(len, chunks)) <= CHUNK_BYTES
+    assert len(chunks) <= -(-array.nbytes // CHUNK_BYTES) * 2
