@@ -51,7 +51,9 @@ def _resolves(path: Path, link: str) -> bool:
     target = (path.parent / name).resolve() if name else path
     if not target.exists():
         return False
-    return not anchor or anchor in {_anchor(title) for title in _HEADING.findall(target.read_text())}
+    return not anchor or anchor in {
+        _anchor(title) for title in _HEADING.findall(target.read_text())
+    }
 
 
 def _anchor(title: str) -> str:
