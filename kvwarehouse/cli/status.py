@@ -17,6 +17,10 @@ EXAMPLES = """\
 """
 
 
+# Slots that hold no page that could be found.
+_SLOT_STATES = {"reserved": "being written", "limbo": "in limbo", "zombie": "read after eviction"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
     add_json(parser)
@@ -44,7 +48,7 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("warehouse", f"{status['name']}, {status['state']}"),
         ("version", status["version"]),
         ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
-        ("clients", f"{core['sessions']:,} sessions, {core['pins']:,} pins"),
+        ("clients", f"{core['sessions']:,} sessions, {core['pins']['held']:,} pins"),
         ("namespaces", f"{len(core['namespaces']):,}"),
         ("index", f"{core['index']['pages']:,} of {core['index']['capacity']:,} pages"),
         ("ledger", ledger),
@@ -57,13 +61,18 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
     health = nvme["health"] + (f": {nvme['reason']}" if nvme["reason"] else "")
     if nvme["queued_bytes"]:
         health += f", {format_size(nvme['queued_bytes'])} to write"
+    slots = ", ".join(
+        f"{dram[f'{state}_slots']:,} slots {what}"
+        for state, what in _SLOT_STATES.items()
+        if dram[f"{state}_slots"]
+    )
     return [
         (
             "dram",
             format_size(dram["capacity_bytes"]),
             format_size(dram["used_bytes"]),
             dram["pages"],
-            f"{dram['reserved_slots']} reserved, {dram['limbo_slots']} in limbo",
+            ", ".join(filter(None, (dram["health"], slots))),
         ),
         (
             "nvme",
@@ -77,6 +86,7 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
     lookups, loads, stores = core["lookups"], core["loads"], core["stores"]
+    dram, nvme = core["tiers"]["dram"], core["tiers"]["nvme"]
     hits = lookups["pages_hit_dram"] + lookups["pages_hit_nvme"]
     asked = hits + lookups["pages_missed"]
     rate = f"{hits / asked:.1%} of {asked:,} looked up" if asked else ""
@@ -89,7 +99,9 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("stored", stores["pages_sealed"], format_size(stores["bytes_sealed"])),
         ("stored before", stores["already"], ""),
         ("not stored", sum(stores["dropped"].values()), _reasons(stores["dropped"])),
-        ("evicted", sum(core["evictions"].values()), _reasons(core["evictions"])),
+        ("left dram", sum(dram["left"].values()), _reasons(dram["left"])),
+        ("left nvme", sum(nvme["left"].values()), _reasons(nvme["left"])),
+        ("not written to nvme", sum(nvme["not_admitted"].values()), _reasons(nvme["not_admitted"])),
         ("quarantined", core["quarantined"], ""),
         ("orphans", core["orphan_pages"], ""),
     ]

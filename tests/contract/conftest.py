@@ -15,7 +15,7 @@ import pytest
 from kvwarehouse import Client, Namespace, OpenNamespace, connect
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.embedded import PrivateDaemon
-from kvwarehouse.testing.serving import model_serving
+from kvwarehouse.testing.served import Served
 
 PATHS = ("local", "remote", "model")
 PAGE_TOKENS = 4
@@ -30,8 +30,8 @@ def real_daemon() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def model_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with model_serving(tmp_path_factory.mktemp("model")) as address:
-        yield address
+    with Served(tmp_path_factory.mktemp("model"), dram="64MiB", http="off") as served:
+        yield f"unix://{served.config.socket}"
 
 
 @pytest.fixture(params=PATHS)

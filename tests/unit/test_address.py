@@ -35,7 +35,7 @@ def test_address_is_read_as_written(text: str, address: Address, target: str) ->
     ],
 )  # fmt: skip
 def test_address_is_refused_with_examples(text: Any) -> None:
-    with pytest.raises(UsageError, match="unix:///run/kvwarehouse/kvw.sock") as caught:
+    with pytest.raises(UsageError, match=r"unix:///run/kvwarehouse/kvw\.sock") as caught:
         parse_address(text)
     assert caught.value.code == "bad_address"
 

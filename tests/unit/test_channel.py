@@ -14,8 +14,7 @@ import pytest
 from kvwarehouse import Namespace, TransportError, UsageError, connect
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import CapacityError
-from kvwarehouse.testing.fake_engine import FakeEngine
-from kvwarehouse.testing.serving import model_serving
+from kvwarehouse.testing.served import Served
 
 SPACE = Namespace(
     model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=4096
@@ -28,6 +27,10 @@ def silent() -> Iterator[str]:
     """An address whose host takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def address_of(served: Served) -> str:
+    return f"unix://{served.config.socket}"
 
 
 def noise(seed: int) -> Any:
@@ -49,8 +52,8 @@ def test_connecting_to_a_silent_host_ends_with_the_deadline(silent: str) -> None
 
 def test_client_goes_on_after_the_daemon_was_restarted(tmp_path: Path, seed: int) -> None:
     pages, out = noise(seed), np.zeros((10, 4096), np.uint8)
-    with model_serving(tmp_path) as address:
-        client = connect_grpc(address)
+    with Served(tmp_path) as served:
+        client = connect_grpc(address_of(served))
         ns = client.open(SPACE)
         ns.store(TOKENS, pages)
     for call in (client.status, lambda: ns.lookup(TOKENS), lambda: ns.store(TOKENS, pages)):
@@ -58,7 +61,7 @@ def test_client_goes_on_after_the_daemon_was_restarted(tmp_path: Path, seed: int
             call()
     with pytest.raises(TransportError):
         ns.load(TOKENS, out)
-    with model_serving(tmp_path):
+    with Served(tmp_path):
         assert ns.store(TOKENS, pages).stored == 10
         assert ns.load(TOKENS, out) == 10
         assert client.status()["state"] == "serving"
@@ -68,45 +71,42 @@ def test_client_goes_on_after_the_daemon_was_restarted(tmp_path: Path, seed: int
 def test_namespace_is_opened_again_when_another_warehouse_took_the_place(
     tmp_path: Path, seed: int
 ) -> None:
-    with model_serving(tmp_path) as address:
-        client = connect_grpc(address)
+    with Served(tmp_path) as served:
+        client = connect_grpc(address_of(served))
         ns = client.open(SPACE)
     for ledger in (tmp_path / "arena").rglob("*"):
         if ledger.is_file():
             ledger.unlink()
-    with model_serving(tmp_path):
+    with Served(tmp_path):
         assert ns.lookup(TOKENS).pages == 0
         assert ns.store(TOKENS, noise(seed)).stored == 10
     client.close()
 
 
 def test_load_cut_by_its_time_returns_what_arrived(tmp_path: Path, seed: int) -> None:
-    engine = FakeEngine()
-    with model_serving(tmp_path, engine) as address, connect_grpc(address) as client:
+    with Served(tmp_path) as served, connect_grpc(address_of(served)) as client:
         ns = client.open(SPACE)
         ns.store(TOKENS, noise(seed))
-        engine.unblock_loads.clear()
+        served.engine.unblock_loads.clear()
         loaded = ns.load(TOKENS, np.zeros((10, 4096), np.uint8), timeout_s=0.3)
-        engine.unblock_loads.set()
+        served.engine.unblock_loads.set()
     assert loaded == 0
     assert loaded.missed == {"timeout": 10}
 
 
 def test_error_of_the_core_keeps_its_class_code_and_context(tmp_path: Path) -> None:
-    engine = FakeEngine()
-    with model_serving(tmp_path, engine) as address, connect_grpc(address) as client:
-        assert engine.core is not None
-        engine.core.fail = CapacityError("no room", code="full", context={"tier": "dram"})
+    with Served(tmp_path) as served, connect_grpc(address_of(served)) as client:
+        served.core.fail = CapacityError("no room", code="full", context={"tier": "dram"})
         with pytest.raises(CapacityError, match="no room") as caught:
             client.flush()
-        engine.core.fail = None
+        served.core.fail = None
     assert caught.value.code == "full"
     assert caught.value.context == {"tier": "dram"}
     assert caught.value.retryable
 
 
 def test_client_refuses_calls_after_a_fork(tmp_path: Path) -> None:
-    with model_serving(tmp_path) as address, connect_grpc(address) as client:
+    with Served(tmp_path) as served, connect_grpc(address_of(served)) as client:
         # A real fork beside running gRPC threads may hang; the client only looks at its pid.
         client._channel._pid = os.getpid() - 1
         with pytest.raises(TransportError, match="fork") as caught:

@@ -1,0 +1,169 @@
+"""The administrative commands, against the real service over a model of the core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvwarehouse import Namespace
+from kvwarehouse.cli import main
+from kvwarehouse.cli.connection import add_connection, address_from
+from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.testing.served import Served
+
+SPACES = [
+    Namespace(model=model, weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=4096)
+    for model in ("alpha", "beta [v2]")
+]
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """Ten pages of "alpha", three of "beta"; the environment says where."""
+    with Served(tmp_path) as served:
+        address = f"unix://{served.config.socket}"
+        monkeypatch.setenv("KVW_ADDRESS", address)
+        with connect_grpc(address) as client:
+            for space, pages in zip(SPACES, (10, 3), strict=True):
+                client.open(space).store(range(4 * pages), np.zeros((pages, 4096), np.uint8))
+        yield served
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command; returns its exit status and what it printed (--json: decoded)."""
+
+    def run(*arguments: str) -> tuple[int, Any]:
+        status = main(list(arguments))
+        text = capsys.readouterr().out
+        return status, json.loads(text) if "--json" in arguments else text
+
+    return run
+
+
+def test_status_shows_tiers_and_hits(served: Served, shown: Any) -> None:
+    status, text = shown("status")
+    assert status == Exit.OK
+    for word in ("serving", "dram", "nvme", "hit in dram", "16 MiB"):
+        assert word in text
+
+
+def test_status_as_json_is_the_status_of_the_service(served: Served, shown: Any) -> None:
+    _, status = shown("status", "--json")
+    assert status["core"]["index"]["pages"] == 13
+    assert status["state"] == "serving"
+
+
+def test_ls_lists_namespaces(served: Served, shown: Any) -> None:
+    _, text = shown("ls")
+    assert "alpha" in text
+    assert "beta [v2]" in text, "square brackets are no markup"
+    _, listed = shown("ls", "--json")
+    assert {each["id"] for each in listed["namespaces"]} == {space.id.hex() for space in SPACES}
+
+
+@pytest.mark.parametrize("name", ["alpha", SPACES[0].id.hex(), SPACES[0].id.hex()[:10].upper()])
+def test_ls_lists_pages_of_a_namespace_by_its_model_or_id(
+    served: Served, shown: Any, name: str
+) -> None:
+    _, listed = shown("ls", name, "--json")
+    assert len(listed["pages"]) == 10
+    assert not listed["more"]
+
+
+def test_ls_says_when_there_are_more_pages_than_it_shows(served: Served, shown: Any) -> None:
+    _, listed = shown("ls", "alpha", "--limit", "4", "--json")
+    assert (len(listed["pages"]), listed["more"]) == (4, True)
+    _, text = shown("ls", "alpha", "--limit", "4")
+    assert "--limit" in text
+
+
+@pytest.mark.parametrize("name", ["gamma", ""])
+def test_namespace_that_is_none_or_many_is_refused_with_the_choices(
+    served: Served, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", name]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "alpha" in said
+    assert "beta" in said
+
+
+def test_clear_removes_the_pages_of_one_namespace(served: Served, shown: Any) -> None:
+    assert shown("clear", "alpha", "--yes", "--json") == (Exit.OK, {"cleared": 10})
+    _, status = shown("status", "--json")
+    assert status["core"]["index"]["pages"] == 3
+
+
+def test_clear_of_all_namespaces_is_asked_for_by_name(served: Served, shown: Any) -> None:
+    assert shown("clear", "--all", "--yes", "--json") == (Exit.OK, {"cleared": 13})
+
+
+def test_clear_without_anyone_to_ask_removes_nothing(served: Served, shown: Any) -> None:
+    assert shown("clear", "alpha")[0] == Exit.USAGE
+    assert shown("status", "--json")[1]["core"]["index"]["pages"] == 13
+
+
+def test_evict_takes_as_many_pages_as_it_is_told(served: Served, shown: Any) -> None:
+    assert shown("evict", "--all", "--pages", "5", "--json") == (Exit.OK, {"evicted": 5})
+    assert shown("evict", "alpha", "--pages", "100")[0] == Exit.OK
+
+
+def test_flush_reports_what_is_durable(served: Served, shown: Any) -> None:
+    status, flushed = shown("flush", "--json")
+    assert status == Exit.OK
+    assert flushed == {"flushed": 13, "not_admitted": 0, "pending": 0}
+
+
+def test_drain_makes_the_warehouse_refuse_stores(served: Served, shown: Any) -> None:
+    assert shown("drain")[0] == Exit.OK
+    assert served.core.draining
+
+
+def test_check_exits_with_4_and_names_what_is_damaged(served: Served, shown: Any) -> None:
+    status, report = shown("check", "--json")
+    assert status == Exit.FOUND
+    assert report["checked"] == 13
+    assert report["bad"] == [{"key": "00" * 16, "reason": "digest"}]
+    assert "--repair" in shown("check", "alpha")[1]
+
+
+def test_check_with_repair_quarantines(served: Served, shown: Any) -> None:
+    _, report = shown("check", "--repair", "--json")
+    assert report["quarantined"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "address"),
+    [
+        (["--address", "h:1"], {"KVW_ADDRESS": "x:2"}, "h:1"),
+        (["--socket", "/s"], {"KVW_ADDRESS": "x:2"}, "unix:///s"),
+        ([], {"KVW_ADDRESS": "x:2", "KVW_SOCKET": "/s"}, "x:2"),
+        ([], {"KVW_SOCKET": "/s"}, "unix:///s"),
+    ],
+)
+def test_address_is_the_flag_then_the_environment(
+    arguments: list[str], environ: dict[str, str], address: str
+) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_connection(parser)
+    assert address_from(parser.parse_args(arguments), environ) == address
+
+
+def test_default_address_is_the_daemons_own_default() -> None:
+    import argparse
+
+    from kvwarehouse import config
+
+    parser = argparse.ArgumentParser()
+    add_connection(parser)
+    for environ in ({}, {"KVW_NAME": "second"}, {"XDG_RUNTIME_DIR": "/tmp"}):
+        daemon = config.load({"dram": "64MiB"}, environ=environ).socket
+        assert address_from(parser.parse_args([]), environ) == f"unix://{daemon}"

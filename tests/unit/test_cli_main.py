@@ -1,0 +1,173 @@
+"""The program itself: help, exit status, and commands of other packages that cannot break it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse.cli import main, plugins
+from kvwarehouse.cli.commands import COMMANDS
+from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
+from kvwarehouse.errors import BY_KIND
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVW_ADDRESS", "KVW_SOCKET", "KVW_NAME", "KVW_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_help_lists_every_command_and_every_exit_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert all(f"  {command.name} " in shown for command in COMMANDS)
+    assert all(meaning in shown for meaning in MEANINGS.values())
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_of_every_command_has_examples(
+    command: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = getattr(command, "name")  # noqa: B009
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert f"  kvwarehouse {name}" in shown.partition("examples:")[2]
+
+
+def test_no_command_is_a_usage_error_that_shows_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == Exit.USAGE
+    assert "commands" in capsys.readouterr().err
+
+
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["statsu"])
+    assert caught.value.code == Exit.USAGE
+    assert "statsu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["status", "--socket", "/tmp/kvw-none.sock"], Exit.NO_DAEMON, "kvwarehouse serve"),
+        (["status", "--address", "nowhere"], Exit.USAGE, "nowhere"),
+        (["ls", "--limit", "0"], Exit.USAGE, "--limit 0"),
+        (["evict", "--all", "--pages", "0"], Exit.USAGE, "--pages 0"),
+        (["status", "--timeout", "nan"], Exit.USAGE, "timeout"),
+        (["status", "--address", "localhost:1", "--token-file", "/no"], Exit.USAGE, "/no"),
+        (["serve", "--dram", "64G", "--print-config"], Exit.USAGE, "64GiB"),
+        (["bench", "fast"], Exit.USAGE, "fast"),
+        (["bench", "nvme"], Exit.USAGE, "--nvme-dir"),
+        (["bench", "idle", "--address", "unix:///x"], Exit.USAGE, "--address"),
+        (["bench", "load", "--page", "1GiB"], Exit.USAGE, "--page"),
+        (["bench", "load", "--rounds", "1"], Exit.USAGE, "--rounds 1"),
+    ],
+)
+def test_error_is_one_line_with_its_exit_status(
+    arguments: list[str],
+    status: Exit,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(arguments) == status
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("kvwarehouse: ")
+    assert shown.err.count("\n") == 1
+    assert said in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--address", "a:1", "--socket", "b"], ["clear"], ["clear", "x", "--all"],
+        ["evict", "--all"], ["evict", "--all", "--pages", "x"], ["status", "--jso"],
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_a_usage_error(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == Exit.USAGE
+
+
+def test_every_error_class_has_an_exit_status_that_says_failure() -> None:
+    assert all(exit_code_of(cls("text")) != Exit.OK for cls in BY_KIND.values())
+
+
+def test_print_config_shows_the_settings_in_effect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["serve", "--dram", "3GiB", "--print-config"]) == Exit.OK
+    assert 'dram = "3GiB"  # --dram' in capsys.readouterr().out
+
+
+@pytest.fixture
+def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package whose metadata adds commands; its module is empty yet."""
+    info = tmp_path / "kvw_extension-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: kvw-extension\nVersion: 1.0\n"
+        'Provides-Extra: heavy\nRequires-Dist: no-such-module>=2; extra == "heavy"\n'
+    )
+    (info / "entry_points.txt").write_text(
+        f"[{plugins.GROUP}]\ngreet = kvw_extension_commands:greet\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "kvw_extension_commands", raising=False)
+    return tmp_path / "kvw_extension_commands.py"
+
+
+def test_command_of_another_package_gets_its_arguments_and_gives_the_status(
+    extension: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extension.write_text("def greet(arguments):\n    print(arguments)\n    return 7\n")
+    assert main(["greet", "--help", "x"]) == 7
+    assert capsys.readouterr().out == "['--help', 'x']\n"
+
+
+def test_command_of_another_package_is_listed_without_being_loaded(
+    extension: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extension.write_text("raise SystemError('loaded')\n")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "greet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import no_such_module\n", "pip install 'kvw-extension[heavy]'"),
+        ("import no_such_module.part\n", "pip install 'kvw-extension[heavy]'"),
+        ("import other_missing_thing\n", "other_missing_thing"),
+        ("raise RuntimeError('boom')\n", "boom"),
+        ("greet = 5\n", "cannot be called"),
+        ("", "greet"),
+        ("def broken(:\n", "SyntaxError"),
+    ],
+)
+def test_broken_command_of_another_package_is_one_clear_line(
+    extension: Path, module: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extension.write_text(module)
+    assert main(["greet"]) == Exit.USAGE
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_interrupted_command_ends_with_its_own_status(extension: Path) -> None:
+    extension.write_text("def greet(arguments):\n    raise KeyboardInterrupt\n")
+    assert main(["greet"]) == Exit.INTERRUPTED
