@@ -1,0 +1,270 @@
+#include "arena/arena.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kMiB = 1ull << 20;
+
+Fd open_file(const std::string& path, int flags) {
+  Fd fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.valid()) throw storage_error("cannot open " + path, errno);
+  return fd;
+}
+
+uint64_t size_of(int fd, const std::string& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) throw storage_error("cannot stat " + path, errno);
+  return static_cast<uint64_t>(info.st_size);
+}
+
+void resize(int fd, uint64_t bytes, const std::string& path) {
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0)
+    throw storage_error("cannot size " + path + " to " + std::to_string(bytes) + " bytes", errno);
+}
+
+int allocate(int fd, uint64_t offset, uint64_t bytes) {
+  int result;
+  do {
+    result = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+void allocate_or_throw(int fd, uint64_t bytes, const std::string& path) {
+  if (const int err = allocate(fd, 0, bytes); err != 0)
+    throw storage_error("cannot allocate " + std::to_string(bytes) + " bytes for " + path +
+                            "; free room on that filesystem or choose another --arena-dir",
+                        err);
+}
+
+// New files are made beside and renamed in: a crash never leaves a half-made one under the name.
+template <class Fill>
+void create_file(const std::string& path, Fill&& fill) {
+  const std::string fresh = path + ".new";
+  ::unlink(fresh.c_str());
+  Fd fd = open_file(fresh, O_RDWR | O_CREAT | O_EXCL);
+  fill(fd.get());
+  if (::rename(fresh.c_str(), path.c_str()) != 0)
+    throw storage_error("cannot rename " + fresh, errno);
+}
+
+}  // namespace
+
+uint64_t slab_bytes_for(uint64_t dram_bytes) {
+  return std::clamp(std::bit_floor(std::max<uint64_t>(dram_bytes / 8, 1)), 2 * kMiB, 256 * kMiB);
+}
+
+uint32_t slab_max_for(uint64_t dram_bytes, uint64_t slab_bytes) {
+  const uint64_t now = (dram_bytes + slab_bytes - 1) / slab_bytes;
+  return static_cast<uint32_t>(std::bit_ceil(now * 8));
+}
+
+Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
+  if (options.dram_bytes < 8 * kMiB)
+    throw Error(ErrorKind::usage, "dram_too_small",
+                "a DRAM tier of " + std::to_string(options.dram_bytes) +
+                    " bytes is too small; give at least 8 MiB");
+  if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST)
+    throw storage_error("cannot create the arena directory " + directory_, errno);
+  lock_directory();
+  open_control(options);
+  open_slots(options);
+  open_arena();
+  create_index(options);
+  control_->warehouse_id = options.warehouse_id;
+  control_->slab_bytes = slab_bytes();
+  control_->slab_count = slab_count_;
+  if (::mkdir(sessions_directory().c_str(), 0700) != 0 && errno != EEXIST)
+    throw storage_error("cannot create " + sessions_directory(), errno);
+}
+
+Arena::~Arena() = default;
+
+void Arena::lock_directory() {
+  const std::string path = directory_ + "/lock";
+  lock_ = open_file(path, O_RDWR | O_CREAT);
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    char pid[32] = "unknown";
+    const ssize_t got = ::pread(lock_.get(), pid, sizeof pid - 1, 0);
+    if (got > 0) pid[got] = '\0';
+    throw Error(ErrorKind::storage, "owned",
+                "the arena directory " + directory_ + " is served by another daemon (pid " +
+                    std::string(pid) + "); stop it, or give this one its own --arena-dir");
+  }
+  const std::string pid = std::to_string(::getpid());
+  if (::ftruncate(lock_.get(), 0) != 0 ||
+      ::pwrite(lock_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+    throw storage_error("cannot write " + path, errno);
+}
+
+void Arena::open_control(const ArenaOptions& options) {
+  const std::string path = directory_ + "/control";
+  const uint64_t bytes = control_bytes(options.segment_words);
+  control_fd_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  uint64_t last_incarnation = 0;
+  bool usable = false;
+  if (control_fd_.valid() && size_of(control_fd_.get(), path) >= sizeof(ControlPage)) {
+    ControlPage* old = nullptr;
+    Mapping mapping(control_fd_.get(), sizeof(ControlPage), false);
+    old = mapping.at<ControlPage>(0);
+    if (old->magic == kControlMagic) {
+      last_incarnation = old->incarnation.value.load();
+      usable = old->version == kControlVersion && old->bytes == bytes &&
+               old->warehouse_id == options.warehouse_id;
+    }
+  }
+  if (!usable) {
+    // Old clients keep the old inode and see its heartbeat stop; they say hello again.
+    create_file(path, [&](int fd) { allocate_or_throw(fd, bytes, path); });
+    control_fd_ = open_file(path, O_RDWR);
+  }
+  control_read_ = open_file(path, O_RDONLY);
+  control_mapping_ = Mapping(control_fd_.get(), bytes, true);
+  control_ = control_mapping_.at<ControlPage>(0);
+  control_->state.value.store(static_cast<uint64_t>(ControlState::starting));
+  control_->bytes = bytes;
+  control_->version = kControlVersion;
+  control_->segment_words = options.segment_words;
+  std::memcpy(control_->secret, options.secret.data(), kSecretBytes);
+  control_->magic = kControlMagic;
+  // The rows of the last daemon's namespaces are written anew by this one's ledger.
+  for (NamespaceWord& row : control_->namespaces) row.ready.store(0);
+  incarnation_ = last_incarnation + 1;
+}
+
+void Arena::open_slots(const ArenaOptions& options) {
+  const std::string path = directory_ + "/slots";
+  slots_fd_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  attached_ = slots_fd_.valid();
+  if (!attached_) {
+    const uint64_t slab = slab_bytes_for(options.dram_bytes);
+    const SlotsHeader header =
+        slots_layout(options.warehouse_id, slab, slab_max_for(options.dram_bytes, slab));
+    create_file(path, [&](int fd) {
+      resize(fd, header.bytes, path);
+      // Header and slab cuts are small and always there; words and metadata come with their slab.
+      allocate_or_throw(fd, header.words_offset, path);
+      if (::pwrite(fd, &header, sizeof header, 0) != sizeof header)
+        throw storage_error("cannot write " + path, errno);
+    });
+    slots_fd_ = open_file(path, O_RDWR);
+  }
+  SlotsHeader header{};
+  if (::pread(slots_fd_.get(), &header, sizeof header, 0) != sizeof header) header = {};
+  check_slots_header(header, options.warehouse_id);
+  if (size_of(slots_fd_.get(), path) < header.bytes)
+    throw Error(ErrorKind::storage, "arena_foreign",
+                path + " is shorter than its header says; move the arena directory " + directory_ +
+                    " away, its pages are then recomputed");
+  slots_read_ = open_file(path, O_RDONLY);
+  slots_mapping_ = Mapping(slots_fd_.get(), header.bytes, true);
+  slots_ = Slots(slots_mapping_);
+
+  slab_count_ = static_cast<uint32_t>(options.dram_bytes / header.slab_bytes);
+  if (slab_count_ > header.slab_max)
+    throw Error(ErrorKind::usage, "arena_grown",
+                "the arena in " + directory_ + " can grow to " +
+                    std::to_string(header.slab_max * header.slab_bytes) +
+                    " bytes; for a larger --dram move the directory away");
+  for (uint32_t slab = slab_count_; slab < header.slab_max; ++slab)
+    if (slots_.cut(slab).populated != 0)
+      throw Error(ErrorKind::usage, "arena_larger",
+                  "the arena in " + directory_ + " already holds more than --dram " +
+                      std::to_string(options.dram_bytes) +
+                      " bytes; start with the old size, or move the directory away");
+  if (slab_count_ == 0)
+    throw Error(ErrorKind::usage, "dram_too_small",
+                "--dram " + std::to_string(options.dram_bytes) + " is less than one slab (" +
+                    std::to_string(header.slab_bytes) + " bytes) of the arena in " + directory_);
+}
+
+void Arena::open_arena() {
+  const std::string path = directory_ + "/arena";
+  const uint64_t bytes = slots_.header().slab_max * slots_.header().slab_bytes;
+  if (::access(path.c_str(), F_OK) != 0) {
+    if (attached_)  // the metadata outlived its payload: nothing in it can be believed
+      for (uint32_t slab = 0; slab < slots_.header().slab_max; ++slab)
+        if (slots_.cut(slab).populated != 0)
+          throw Error(ErrorKind::storage, "arena_missing",
+                      path + " is gone but its slots file is there; move the directory " +
+                          directory_ + " away, its pages are then recomputed");
+    create_file(path, [&](int fd) { resize(fd, bytes, path); });
+  }
+  arena_fd_ = open_file(path, O_RDWR);
+  if (size_of(arena_fd_.get(), path) < bytes)
+    throw Error(ErrorKind::storage, "arena_foreign",
+                path + " is shorter than the arena; move the directory " + directory_ +
+                    " away, its pages are then recomputed");
+  arena_read_ = open_file(path, O_RDONLY);
+  arena_mapping_ = Mapping(arena_fd_.get(), slab_count_ * slab_bytes(), true);
+}
+
+void Arena::create_index(const ArenaOptions& options) {
+  DIR* listing = ::opendir(directory_.c_str());
+  if (listing == nullptr) throw storage_error("cannot list " + directory_, errno);
+  uint64_t newest = 0;
+  std::vector<std::string> old;
+  while (const dirent* item = ::readdir(listing)) {
+    if (std::strncmp(item->d_name, "index.", 6) != 0) continue;
+    newest = std::max<uint64_t>(newest, std::strtoull(item->d_name + 6, nullptr, 10));
+    old.push_back(directory_ + "/" + item->d_name);
+  }
+  ::closedir(listing);
+  // Also above every file name seen: a lost control page must not give a number twice.
+  incarnation_ = std::max(incarnation_, newest + 1);
+  const std::string path = directory_ + "/index." + std::to_string(incarnation_);
+  create_file(path, [&](int fd) {
+    const uint64_t bytes = index_bytes(options.index_entries);
+    allocate_or_throw(fd, bytes, path);
+    IndexHeader header{kIndexMagic, kIndexVersion, 0, options.warehouse_id, incarnation_,
+                       options.index_entries};
+    if (::pwrite(fd, &header, sizeof header, 0) != sizeof header)
+      throw storage_error("cannot write " + path, errno);
+  });
+  // Clients of the old daemon keep their mapping of it; headers validate what it names.
+  for (const std::string& file : old) ::unlink(file.c_str());
+  index_fd_ = open_file(path, O_RDWR);
+  index_read_ = open_file(path, O_RDONLY);
+  index_mapping_ = Mapping(index_fd_.get(), index_bytes(options.index_entries), true);
+  index_ = Index(index_mapping_);
+  control_->index_entries.value.store(options.index_entries);
+  control_->incarnation.value.store(incarnation_, std::memory_order_release);
+}
+
+int Arena::populate_slab(uint32_t slab) {
+  const uint64_t offset = slab * slab_bytes();
+  if (const int err = allocate(arena_fd_.get(), offset, slab_bytes()); err != 0) return err;
+  // Ready page tables for the daemon's own copies; failing costs only speed.
+  ::madvise(arena_mapping_.data() + offset, slab_bytes(), MADV_POPULATE_WRITE);
+  return 0;
+}
+
+int Arena::back_metadata(uint32_t slab, const SlabCut& cut) {
+  const uint32_t count = slots_.slots_in(cut);
+  const SlotsHeader& header = slots_.header();
+  const uint64_t words = header.words_offset + slab * header.slots_per_slab * 8;
+  const uint64_t words_begin = words / kBlockBytes * kBlockBytes;
+  if (const int err =
+          allocate(slots_fd_.get(), words_begin, round_up(words + count * 8ull, kBlockBytes) - words_begin);
+      err != 0)
+    return err;
+  const uint64_t metas = header.metas_offset + slab * header.meta_region_bytes;
+  return allocate(slots_fd_.get(), metas, round_up(count * cut.meta_bytes(), kBlockBytes));
+}
+
+}  // namespace kvw

@@ -1,0 +1,89 @@
+// The files of a domain's directory that are the DRAM tier: `lock`, `control`, `arena`, `slots`,
+// `index.<incarnation>` and `sessions/`. Opened, created or re-attached here, by the one daemon that
+// holds the directory's lock. The arena's and slots' inodes stay for as long as the directory does:
+// engines have them mapped, and CUDA registrations point into them.
+//
+// Threading: constructed and used on the core thread; populate_slab() may run on another thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+#include "base/types.h"
+#include "control/control.h"
+#include "index/index.h"
+#include "slots/slots.h"
+
+namespace kvw {
+
+struct ArenaOptions {
+  std::string directory;
+  Key warehouse_id;
+  std::span<const std::byte, kSecretBytes> secret;
+  uint64_t dram_bytes;
+  uint64_t index_entries;   // a power of two
+  uint32_t segment_words;   // rows for the NVMe tier's segments
+};
+
+// Slabs are the unit of growth and of giving memory to another page size: large enough that a
+// page of any usual size fits, small enough that an arena has several.
+uint64_t slab_bytes_for(uint64_t dram_bytes);
+// Slabs an arena can ever have: room to grow eightfold at a restart without a new file.
+uint32_t slab_max_for(uint64_t dram_bytes, uint64_t slab_bytes);
+
+class Arena {
+ public:
+  // Locks the directory, opens or creates its files, raises the incarnation, makes a new index.
+  // Throws Error: storage "owned" (another daemon, with its pid), "arena_foreign", "arena_larger",
+  // errno codes; capacity "arena_too_small".
+  explicit Arena(const ArenaOptions& options);
+  ~Arena();
+
+  uint32_t slab_count() const { return slab_count_; }
+  uint64_t slab_bytes() const { return slots_.header().slab_bytes; }
+  uint64_t incarnation() const { return incarnation_; }
+  bool attached() const { return attached_; }  // found pages' files of an earlier daemon
+
+  ControlPage& control() const { return *control_; }
+  const Slots& slots() const { return slots_; }
+  Index& index() { return index_; }
+  std::byte* payload(SlotId slot, const SlabCut& cut) const {
+    return arena_mapping_.data() + slots_.arena_offset(slot, cut);
+  }
+  const std::string& directory() const { return directory_; }
+  std::string sessions_directory() const { return directory_ + "/sessions"; }
+
+  // Descriptors that hello passes.
+  int control_fd() const { return control_read_.get(); }
+  int slots_fd() const { return slots_read_.get(); }
+  int index_fd() const { return index_read_.get(); }
+  int arena_fd() const { return arena_fd_.get(); }
+  int arena_read_fd() const { return arena_read_.get(); }
+
+  // Allocates and touches a slab's arena bytes, so that no client ever meets an unbacked page
+  // (SIGBUS). Blocks for about 0.6 s per GiB. Returns 0 or an errno. Thread-safe.
+  int populate_slab(uint32_t slab);
+  // The same for the words and the metadata of a slab that is about to be cut so. 0 or an errno.
+  int back_metadata(uint32_t slab, const SlabCut& cut);
+
+ private:
+  void lock_directory();
+  void open_control(const ArenaOptions& options);
+  void open_slots(const ArenaOptions& options);
+  void open_arena();
+  void create_index(const ArenaOptions& options);
+
+  std::string directory_;
+  Fd lock_, control_fd_, slots_fd_, index_fd_, arena_fd_;
+  Fd control_read_, slots_read_, index_read_, arena_read_;
+  Mapping control_mapping_, slots_mapping_, index_mapping_, arena_mapping_;
+  ControlPage* control_ = nullptr;
+  Slots slots_;
+  Index index_;
+  uint32_t slab_count_ = 0;
+  uint64_t incarnation_ = 0;
+  bool attached_ = false;
+};
+
+}  // namespace kvw

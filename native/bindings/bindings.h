@@ -1,0 +1,43 @@
+// Conversions that several bindings share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/types.h"
+
+#ifndef KVW_VERSION
+#define KVW_VERSION "0"
+#endif
+
+namespace kvw::bindings {
+
+namespace nb = nanobind;
+
+Key key_from(const nb::bytes& bytes);
+nb::bytes bytes_of(const Key& key);
+
+// Token ids of a one-dimensional integer array as 32-bit words: a view where the array already is
+// that, else a copy. Throws Error usage "bad_tokens" that names the first id out of range.
+class Tokens {
+ public:
+  explicit Tokens(nb::handle array);
+  std::span<const uint32_t> view() const { return view_; }
+
+ private:
+  nb::ndarray<nb::ro, nb::device::cpu> array_;  // keeps the memory
+  std::vector<uint32_t> copy_;
+  std::span<const uint32_t> view_;
+};
+
+void bind_core(nb::module_& m);
+void bind_client(nb::module_& m);
+
+}  // namespace kvw::bindings

@@ -1,0 +1,204 @@
+// CoreOptions and Core.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "bindings/report.h"
+#include "server/server.h"
+
+namespace kvw::bindings {
+
+namespace {
+
+constexpr int kPatienceMs = 10000;
+constexpr int kLongMs = 120000;  // for work over the whole index
+
+struct CoreOptions {
+  std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto";
+  uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
+  nb::bytes warehouse_id{"", 0}, secret{"", 0};
+  uint64_t epoch = 0, write_queue_bytes = 0;
+  bool ledger_lost = false;
+  double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1;
+
+  WarehouseOptions warehouse() const {
+    WarehouseOptions made;
+    made.arena_dir = arena_dir;
+    made.dram_bytes = dram_bytes;
+    made.nvme_dir = nvme_dir;
+    made.nvme_capacity_bytes = nvme_capacity_bytes;
+    made.nvme_segment_bytes = nvme_segment_bytes;
+    made.index_pages = index_pages;
+    made.warehouse_id = key_from(warehouse_id);
+    const auto* bytes = static_cast<const std::byte*>(secret.data());
+    made.secret.assign(bytes, bytes + secret.size());
+    made.epoch = epoch;
+    made.ledger_lost = ledger_lost;
+    made.policy = policy;
+    made.io_engine = io_engine;
+    made.limbo_after_ns = static_cast<uint64_t>(limbo_after_s * 1e9);
+    made.grace_ns = static_cast<uint64_t>(grace_s * 1e9);
+    made.flush_interval_ns = static_cast<uint64_t>(flush_interval_s * 1e9);
+    made.write_queue_bytes = write_queue_bytes;
+    return made;
+  }
+};
+
+// The server and what start() found. Before start() its warehouse is driven from the caller's thread.
+class Core {
+ public:
+  explicit Core(const CoreOptions& options)
+      : server_(options.warehouse(), options.socket_path) {}
+
+  template <class Work>
+  auto on_core(Work work, int patience_ms = kPatienceMs) {
+    nb::gil_scoped_release release;
+    return server_.call(std::move(work), patience_ms);
+  }
+
+  uint32_t add_namespace(uint32_t wish, const nb::bytes& id, uint32_t page_tokens, uint32_t shards,
+                         uint64_t shard_bytes, uint64_t clear_epoch) {
+    const NamespaceShape shape{key_from(id), page_tokens, shards, shard_bytes};
+    if (!started_)
+      return server_.warehouse_before_start().add_namespace(wish, shape, clear_epoch);
+    return on_core([=](Warehouse& warehouse) {
+      return warehouse.add_namespace(wish, shape, clear_epoch);
+    });
+  }
+
+  void add_tombstone(const nb::bytes& key, uint32_t life) {
+    if (started_)
+      throw Error(ErrorKind::usage, "started", "tombstones are given before start()");
+    server_.warehouse_before_start().add_tombstone(key_from(key), life);
+  }
+
+  nb::dict start() {
+    {
+      nb::gil_scoped_release release;
+      recovery_ = server_.start();
+    }
+    started_ = true;
+    return dict_of(recovery_);
+  }
+
+  uint64_t clear(uint32_t ordinal, uint64_t epoch) {
+    return on_core([=](Warehouse& warehouse) { return warehouse.clear(ordinal, epoch); }, kLongMs);
+  }
+  void raise_epoch(uint64_t epoch) {
+    on_core([=](Warehouse& warehouse) {
+      warehouse.raise_epoch(epoch);
+      return 0;
+    });
+  }
+  nb::tuple evict(int ordinal, uint64_t pages, const std::string& tiers) {
+    const auto [left, tombstones] = on_core(
+        [=](Warehouse& warehouse) {
+          uint64_t count = 0;
+          auto dead = warehouse.evict(ordinal, pages, tiers, count);
+          return std::pair(count, std::move(dead));
+        },
+        kLongMs);
+    nb::list made;
+    for (const auto& [key, life] : tombstones) made.append(nb::make_tuple(bytes_of(key), life));
+    return nb::make_tuple(left, made);
+  }
+  nb::dict flush(double timeout_s) {
+    FlushReport report;
+    {
+      nb::gil_scoped_release release;
+      report = server_.flush(static_cast<int>(std::clamp(timeout_s, 0.0, 1e6) * 1000));
+    }
+    nb::dict made;
+    made["flushed"] = report.flushed;
+    made["not_admitted"] = report.not_admitted;
+    made["pending"] = report.pending;
+    return made;
+  }
+  void drain() {
+    on_core([](Warehouse& warehouse) {
+      warehouse.drain();
+      return 0;
+    });
+  }
+  uint64_t sweep() {
+    return on_core([](Warehouse& warehouse) { return warehouse.sweep(UINT64_MAX); }, kLongMs);
+  }
+  nb::dict status() {
+    const WarehouseStatus now = on_core([](Warehouse& warehouse) { return warehouse.status(); });
+    const Key id = server_.warehouse_before_start().arena().control().warehouse_id;
+    return dict_of(now, recovery_, id, server_.connections());
+  }
+  nb::list pages(int ordinal, uint32_t after, size_t limit) {
+    const auto found = on_core(
+        [=](Warehouse& warehouse) { return warehouse.pages(ordinal, after, limit); });
+    nb::list made;
+    for (const PageInfo& page : found) made.append(dict_of(page));
+    return made;
+  }
+  nb::dict check(int ordinal, uint32_t after, size_t limit, bool repair) {
+    return dict_of(on_core(
+        [=](Warehouse& warehouse) { return warehouse.check(ordinal, after, limit, repair); }));
+  }
+  nb::list events() {
+    nb::list made;
+    for (const auto& [name, detail] :
+         on_core([](Warehouse& warehouse) { return warehouse.take_events(); }))
+      made.append(nb::make_tuple(name, fields_of(detail)));
+    return made;
+  }
+  void stop() {
+    nb::gil_scoped_release release;
+    server_.stop();
+  }
+
+ private:
+  Server server_;
+  RecoverySummary recovery_;
+  bool started_ = false;
+};
+
+}  // namespace
+
+void bind_core(nb::module_& m) {
+  nb::class_<CoreOptions>(m, "CoreOptions")
+      .def(nb::init<>())
+      .def_rw("socket_path", &CoreOptions::socket_path)
+      .def_rw("arena_dir", &CoreOptions::arena_dir)
+      .def_rw("dram_bytes", &CoreOptions::dram_bytes)
+      .def_rw("nvme_dir", &CoreOptions::nvme_dir)
+      .def_rw("nvme_capacity_bytes", &CoreOptions::nvme_capacity_bytes)
+      .def_rw("nvme_segment_bytes", &CoreOptions::nvme_segment_bytes)
+      .def_rw("index_pages", &CoreOptions::index_pages)
+      .def_rw("warehouse_id", &CoreOptions::warehouse_id)
+      .def_rw("secret", &CoreOptions::secret)
+      .def_rw("epoch", &CoreOptions::epoch)
+      .def_rw("ledger_lost", &CoreOptions::ledger_lost)
+      .def_rw("policy", &CoreOptions::policy)
+      .def_rw("io_engine", &CoreOptions::io_engine)
+      .def_rw("limbo_after_s", &CoreOptions::limbo_after_s)
+      .def_rw("grace_s", &CoreOptions::grace_s)
+      .def_rw("flush_interval_s", &CoreOptions::flush_interval_s)
+      .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes);
+  nb::class_<Core>(m, "Core")
+      .def(nb::init<const CoreOptions&>())
+      .def("add_namespace", &Core::add_namespace, nb::arg("ordinal"), nb::arg("id"),
+           nb::arg("page_tokens"), nb::arg("shards"), nb::arg("shard_bytes"),
+           nb::arg("clear_epoch"))
+      .def("add_tombstone", &Core::add_tombstone)
+      .def("start", &Core::start)
+      .def("clear", &Core::clear, nb::arg("ordinal"), nb::arg("epoch"))
+      .def("raise_epoch", &Core::raise_epoch)
+      .def("evict", &Core::evict, nb::arg("ordinal"), nb::arg("pages"), nb::arg("tiers"))
+      .def("flush", &Core::flush, nb::arg("timeout_s"))
+      .def("drain", &Core::drain)
+      .def("sweep", &Core::sweep)
+      .def("status", &Core::status)
+      .def("pages", &Core::pages, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"))
+      .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),
+           nb::arg("repair"))
+      .def("events", &Core::events)
+      .def("stop", &Core::stop);
+}
+
+}  // namespace kvw::bindings

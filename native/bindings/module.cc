@@ -1,0 +1,104 @@
+// The Python face of the core: conversions, the GIL, and nothing else. kvwarehouse/engine/_native.pyi
+// documents every name.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings/bindings.h"
+#include "chain/chain.h"
+#include "copy/copy.h"
+#include "digest/digest.h"
+#include "io/io_engine.h"
+
+namespace kvw::bindings {
+
+namespace {
+
+const char* kind_name(ErrorKind kind) {
+  static constexpr const char* kNames[] = {"usage",   "capacity",  "pin",
+                                           "storage", "transport", "internal"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// kvwarehouse.errors decides which class an Error becomes.
+void raise(const Error& error) {
+  try {
+    nb::object made = nb::module_::import_("kvwarehouse.errors")
+                          .attr("from_native")(kind_name(error.kind()), error.code(),
+                                               std::string(error.what()));
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+  } catch (nb::python_error& broken) {
+    broken.restore();
+  }
+}
+
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::object chain_keys_of(const nb::bytes& secret, const nb::bytes& id, nb::object tokens,
+                         uint32_t page_tokens) {
+  if (secret.size() != kSecretBytes)
+    throw Error(ErrorKind::usage, "bad_secret", "the secret must have 192 bytes");
+  if (page_tokens == 0)
+    throw Error(ErrorKind::usage, "bad_page_tokens", "page_tokens must be at least 1");
+  const Secret key(static_cast<const std::byte*>(secret.data()), kSecretBytes);
+  const Tokens held(tokens);
+  const size_t pages = held.view().size() / page_tokens;
+  auto* keys = new std::vector<Key>(pages);
+  nb::capsule owner(keys, [](void* p) noexcept { delete static_cast<std::vector<Key>*>(p); });
+  chain_keys(key, root_key(key, key_from(id)), held.view(), page_tokens, *keys);
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t>(keys->data(), {pages, 16}, owner));
+}
+
+}  // namespace
+
+Key key_from(const nb::bytes& bytes) {
+  Key key;
+  if (bytes.size() != sizeof key)
+    throw Error(ErrorKind::usage, "bad_id",
+                "an id has 16 bytes, got " + std::to_string(bytes.size()));
+  std::memcpy(&key, bytes.data(), sizeof key);
+  return key;
+}
+
+nb::bytes bytes_of(const Key& key) { return nb::bytes(&key, sizeof key); }
+
+NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      raise(error);
+    }
+  });
+  m.attr("VERSION") = KVW_VERSION;
+  m.attr("SECRET_BYTES") = kSecretBytes;
+  m.attr("MAX_SHARDS") = kMaxShards;
+  m.attr("MAX_PAGE_TOKENS") = kMaxPageTokens;
+  m.attr("MAX_NAMESPACES") = kMaxNamespaces;
+  m.attr("MAX_ENGINE_KEY_BYTES") = kMaxEngineKeyBytes;
+  m.def("copy_path", [] { return std::string(copy_path_name()); });
+  m.def("io_engine_probe", [] { return std::string(make_io_engine("auto", 1)->name()); });
+  m.def("page_digest", [](const ReadBytes& data, const nb::bytes& key, uint32_t shard) {
+    const Key own = key_from(key);
+    const auto* bytes = reinterpret_cast<const std::byte*>(data.data());
+    const size_t size = data.size();
+    nb::gil_scoped_release release;
+    return page_digest(bytes, size, own, shard);
+  });
+  m.def("copy_streaming", [](const Bytes& to, const ReadBytes& from) {
+    if (to.size() != from.size())
+      throw Error(ErrorKind::usage, "bad_size", "both buffers must have the same size");
+    auto* target = reinterpret_cast<std::byte*>(to.data());
+    const auto* source = reinterpret_cast<const std::byte*>(from.data());
+    const size_t size = to.size();
+    nb::gil_scoped_release release;
+    copy_streaming(target, source, size);
+  });
+  m.def("chain_keys", &chain_keys_of);
+  bind_core(m);
+  bind_client(m);
+}
+
+}  // namespace kvw::bindings

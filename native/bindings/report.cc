@@ -1,0 +1,226 @@
+#include "bindings/report.h"
+
+namespace kvw::bindings {
+
+namespace {
+
+nb::dict gone_of(const std::array<uint64_t, kGone>& counts) {
+  nb::dict made;
+  for (size_t i = 0; i < kGone; ++i) made[gone_name(Gone(i))] = counts[i];
+  return made;
+}
+
+nb::dict counts_of(const std::map<std::string, uint64_t>& counts) {
+  nb::dict made;
+  for (const auto& [name, count] : counts) made[name.c_str()] = count;
+  return made;
+}
+
+nb::dict dram_of(const WarehouseStatus& status) {
+  nb::dict made;
+  made["health"] = status.dram_health;
+  made["capacity_bytes"] = status.dram_capacity_bytes;
+  made["populated_bytes"] = status.dram_populated_bytes;
+  made["used_bytes"] = status.dram_used_bytes;
+  made["pages"] = status.dram_pages;
+  made["free_slots"] = status.free_slots;
+  made["reserved_slots"] = status.reserved_slots;
+  made["limbo_slots"] = status.limbo_slots;
+  made["zombie_slots"] = status.zombie_slots;
+  made["left"] = gone_of(status.left_dram);
+  return made;
+}
+
+nb::dict nvme_of(const WarehouseStatus& status) {
+  const nvme::LogStats& log = status.log;
+  nb::dict made;
+  const bool writable = log.health == nvme::LogHealth::ok;
+  made["health"] = !status.has_nvme ? "off" : writable ? "ok" : "read_only";
+  made["reason"] = log.health_reason;
+  made["io_engine"] = log.io_engine;
+  made["direct_io"] = log.direct_io;
+  made["capacity_bytes"] = log.capacity_bytes;
+  made["used_bytes"] = log.used_bytes;
+  made["pages"] = status.nvme_pages;
+  made["segments"] = log.segments;
+  made["free_segments"] = log.free_segments;
+  made["queued_bytes"] = log.queued_bytes;
+  made["queued_records"] = log.queued_records;
+  made["reads_in_flight"] = log.reads_in_flight;
+  made["promotions_in_flight"] = status.promotions_in_flight;
+  made["pages_promoted"] = status.pages_promoted;
+  made["written_records"] = log.written_records;
+  made["written_bytes"] = log.written_bytes;
+  made["relocated_records"] = log.relocated_records;
+  made["relocated_bytes"] = log.relocated_bytes;
+  made["read_records"] = log.read_records;
+  made["read_bytes"] = log.read_bytes;
+  made["reclaimed_segments"] = log.reclaimed_segments;
+  made["dropped_records"] = log.dropped_records;
+  made["write_errors"] = log.write_errors;
+  made["read_errors"] = log.read_errors;
+  made["mismatches"] = log.mismatches;
+  made["flushes"] = log.flushes;
+  made["flush_errors"] = log.flush_errors;
+  made["read_bytes_per_s"] = log.read_bytes_per_s;
+  made["write_bytes_per_s"] = log.write_bytes_per_s;
+  made["oldest_life"] = uint64_t{0};
+  made["left"] = gone_of(status.left_nvme);
+  made["not_admitted"] = counts_of(status.not_admitted);
+  return made;
+}
+
+uint64_t counter(const WarehouseStatus& status, Counter which) {
+  return status.clients[static_cast<size_t>(which)];
+}
+
+nb::dict lookups_of(const WarehouseStatus& status) {
+  nb::dict made;
+  made["calls"] = counter(status, Counter::lookups);
+  made["pages_hit_dram"] = counter(status, Counter::lookup_hit_dram);
+  made["pages_hit_nvme"] = counter(status, Counter::lookup_hit_nvme);
+  made["pages_missed"] = counter(status, Counter::lookup_missed);
+  return made;
+}
+
+nb::dict loads_of(const WarehouseStatus& status) {
+  nb::dict failed, made;
+  failed["stale"] = counter(status, Counter::load_stale);
+  failed["mismatch"] = counter(status, Counter::load_mismatch);
+  failed["timeout"] = counter(status, Counter::load_timeout);
+  made["calls"] = counter(status, Counter::loads);
+  made["pages_loaded"] = counter(status, Counter::pages_loaded);
+  made["bytes_loaded"] = counter(status, Counter::bytes_loaded);
+  made["failed"] = failed;
+  return made;
+}
+
+nb::dict stores_of(const WarehouseStatus& status) {
+  nb::dict made;
+  made["calls"] = counter(status, Counter::stores);
+  made["pages_sealed"] = status.pages_sealed;
+  made["bytes_sealed"] = status.bytes_sealed;
+  made["already"] = counter(status, Counter::pages_already);
+  made["dropped"] = counts_of(status.dropped);
+  return made;
+}
+
+nb::list spaces_of(const WarehouseStatus& status) {
+  nb::list made;
+  for (const WarehouseStatus::Space& space : status.spaces) {
+    nb::dict row;
+    row["ordinal"] = space.ordinal;
+    row["id"] = bytes_of(space.shape.id).attr("hex")();
+    row["pages"] = space.pages;
+    row["dram_pages"] = space.dram;
+    row["nvme_pages"] = space.nvme;
+    row["clear_epoch"] = space.clear_epoch;
+    made.append(row);
+  }
+  return made;
+}
+
+}  // namespace
+
+nb::dict dict_of(const RecoverySummary& summary) {
+  nb::dict made;
+  made["pages_dram"] = summary.pages_dram;
+  made["pages_nvme"] = summary.pages_nvme;
+  made["dropped_slots"] = summary.dropped_slots;
+  made["unfinished_slots"] = summary.unfinished_slots;
+  made["cleared"] = summary.cleared;
+  made["unknown_namespace"] = summary.unknown_namespace;
+  made["orphans"] = summary.orphans;
+  made["sessions"] = summary.sessions;
+  made["segments"] = summary.log.segments;
+  made["records"] = summary.log.records;
+  made["scanned_segments"] = summary.log.scanned_segments;
+  made["refused_records"] = summary.log.refused_records;
+  made["foreign_segments"] = summary.log.foreign_segments;
+  made["epoch_seen"] = summary.epoch;
+  made["seconds"] = summary.seconds;
+  return made;
+}
+
+nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
+                 const Key& warehouse_id, uint64_t connections) {
+  nb::dict made, tiers, pins, index;
+  made["warehouse_id"] = bytes_of(warehouse_id).attr("hex")();
+  made["incarnation"] = status.incarnation;
+  made["uptime_s"] = static_cast<double>(status.uptime_ns) / 1e9;
+  made["draining"] = status.draining;
+  tiers["dram"] = dram_of(status);
+  tiers["nvme"] = nvme_of(status);
+  made["tiers"] = tiers;
+  made["lookups"] = lookups_of(status);
+  made["loads"] = loads_of(status);
+  made["stores"] = stores_of(status);
+  made["quarantined"] = status.quarantined;
+  made["orphan_pages"] = status.orphan_pages;
+  made["sessions"] = status.sessions;
+  made["connections"] = connections;
+  pins["held"] = status.pins;
+  pins["taken"] = counter(status, Counter::pins_taken);
+  pins["refused"] = counter(status, Counter::pins_refused);
+  made["pins"] = pins;
+  index["pages"] = status.index_pages;
+  index["capacity"] = status.index_capacity;
+  made["index"] = index;
+  made["namespaces"] = spaces_of(status);
+  made["recovery"] = dict_of(recovery);
+  made["events_dropped"] = status.events_dropped;
+  return made;
+}
+
+nb::dict dict_of(const PageInfo& page) {
+  nb::dict made;
+  nb::list tiers;
+  if (page.dram) tiers.append("dram");
+  if (page.nvme) tiers.append("nvme");
+  made["id"] = page.page;
+  made["namespace"] = page.space;
+  made["key"] = bytes_of(page.key);
+  made["parent"] = bytes_of(page.parent);
+  made["position"] = page.position;
+  made["tiers"] = tiers;
+  made["bytes"] = page.bytes;
+  made["sealed_at_ns"] = page.stored_at_ns;
+  return made;
+}
+
+nb::dict dict_of(const Warehouse::CheckReport& report) {
+  nb::dict made;
+  nb::list bad;
+  for (const auto& [key, reason] : report.bad) {
+    nb::dict row;
+    row["key"] = bytes_of(key);
+    row["reason"] = reason;
+    bad.append(row);
+  }
+  made["next"] = report.next;
+  made["checked"] = report.checked;
+  made["bytes"] = report.bytes;
+  made["bad"] = bad;
+  made["quarantined"] = report.quarantined;
+  return made;
+}
+
+nb::dict fields_of(const std::string& detail) {
+  nb::dict made;
+  size_t at = 0;
+  while (at < detail.size()) {
+    const size_t end = std::min(detail.find(' ', at), detail.size());
+    const std::string field = detail.substr(at, end - at);
+    const size_t equals = field.find('=');
+    if (equals == std::string::npos) {
+      made.clear();
+      made["detail"] = detail;
+      return made;
+    }
+    made[field.substr(0, equals).c_str()] = field.substr(equals + 1);
+    at = end + 1;
+  }
+  return made;
+}
+
+}  // namespace kvw::bindings

@@ -1,0 +1,147 @@
+// A client of the warehouse: lookups from shared memory, loads that copy and check, stores through
+// exchange, pins. Thread-safe: calls of several threads run side by side; only the socket's round
+// trips take turns.
+//
+// It reconnects by itself: when the daemon was replaced, the next call says hello again, presents
+// its session and settles what a lost reply had granted. Lookups and loads go on from shared memory
+// while there is no daemon. After a fork the child's client refuses every call.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/connection.h"
+#include "client/prompt.h"
+#include "client/session.h"
+#include "client/view.h"
+#include "exchange/messages.h"
+
+namespace kvw {
+
+// Where pages lie in the client's memory.
+class Regions {
+ public:
+  virtual ~Regions() = default;
+  virtual size_t count() const = 0;       // pages
+  virtual size_t page_bytes() const = 0;  // of one shard
+  virtual bool writable() const = 0;
+  // The pieces of a page, in page order, appended to `out` after clearing it.
+  virtual void pieces(size_t page, std::vector<Piece>& out) const = 0;
+};
+
+struct LookupResult {
+  uint64_t pages = 0, dram = 0, nvme = 0;
+};
+
+struct LoadReport {
+  uint64_t pages = 0;  // filled, in order
+  std::map<std::string, uint64_t> reasons;
+};
+
+struct StoreReport {
+  uint64_t stored = 0, already = 0;
+  std::map<std::string, uint64_t> dropped;
+};
+
+struct ClientOptions {
+  std::string socket_path;
+  bool verify_always = true;
+  bool read_only = false;
+  uint64_t timeout_ns = 5 * kSecondNs;  // for hello and for calls without a deadline of their own
+};
+
+class Client;
+
+// Pages held in DRAM. Released on destruction.
+class Pins {
+ public:
+  Pins(std::shared_ptr<ClientSession> session, std::atomic<uint64_t>& pinned_bytes)
+      : session_(std::move(session)), pinned_bytes_(pinned_bytes) {}
+  ~Pins() { release(); }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  void release();
+  size_t pages() const { return places_.size(); }
+
+ private:
+  friend class Client;
+  std::shared_ptr<ClientSession> session_;
+  std::atomic<uint64_t>& pinned_bytes_;
+  std::vector<int> places_;
+  uint64_t bytes_each_ = 0;
+};
+
+class Client {
+ public:
+  // Connects. Throws Error transport "no_daemon" at once when there is none.
+  explicit Client(ClientOptions options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  void close();
+  bool connected();
+  uint64_t session_id();
+  std::shared_ptr<const View> view();
+  std::shared_ptr<ClientSession> session();
+
+  // False: the daemon does not know it (it must be opened over the service first).
+  bool has_namespace(const Key& id);
+
+  // Longest stored prefix. Never calls the daemon, unless the view is outdated.
+  // Throws Error usage "namespace_unknown".
+  LookupResult lookup(const Key& namespace_id, Prompt& prompt);
+  // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
+  LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
+                  uint32_t shard, uint64_t timeout_ns);
+  // Stores page first + i from regions[i]. Returns when all is sealed, refused or late.
+  StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
+                    uint32_t shard, uint64_t timeout_ns);
+  // Pins the stored pages from `first` on. Throws Error pin "pin_budget" beyond the session's share.
+  std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
+                            uint64_t timeout_ns);
+
+  // The forked child's part: closes what the parent shares with it.
+  void abandon();
+
+ private:
+  struct Open {  // what one call works with
+    std::shared_ptr<const View> view;
+    std::shared_ptr<ClientSession> session;
+    View::SpaceRow row;
+  };
+  friend class Loader;
+  friend class Storer;
+
+  Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
+  void refuse_forked() const;
+  bool stale_view(const View& view) const;
+  void reconnect(uint64_t deadline_ns);  // under mutex_
+  void settle(std::vector<SlotRef> refs, uint64_t deadline_ns);
+  Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
+  // As ask(), and what is granted counts as being written before the lock is let go: a reconnect on
+  // another thread must not settle it.
+  Connection::Reply exchange(Writer& message, size_t seals, size_t reserves, uint32_t shard,
+                             uint64_t deadline_ns);
+  uint64_t next_request() { return ++requests_; }
+  void report_mismatch(const EntryView& entry, const View& view, uint32_t shard);
+
+  ClientOptions options_;
+  std::mutex mutex_;  // the connection, the view and the session pointers
+  Connection connection_;
+  std::shared_ptr<const View> view_;
+  std::shared_ptr<ClientSession> session_;
+  std::set<std::pair<SlotId, uint32_t>> writing_;  // granted and not yet settled by this client
+  uint64_t retry_at_ns_ = 0;
+  std::atomic<uint64_t> requests_{0};
+  std::atomic<uint64_t> pinned_bytes_{0};
+  uint64_t forks_;
+  bool closed_ = false;
+};
+
+}  // namespace kvw

@@ -1,0 +1,135 @@
+#include "client/connection.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace kvw {
+
+namespace {
+
+Error gone(const std::string& why) {
+  return Error(ErrorKind::transport, "daemon_gone",
+               "the daemon ended the connection (" + why +
+                   "); stored pages stay readable, a new daemon serves them again");
+}
+
+ErrorKind kind_from(std::string_view name) {
+  if (name == "usage") return ErrorKind::usage;
+  if (name == "capacity") return ErrorKind::capacity;
+  if (name == "pin") return ErrorKind::pin;
+  if (name == "storage") return ErrorKind::storage;
+  if (name == "transport") return ErrorKind::transport;
+  return ErrorKind::internal;
+}
+
+[[noreturn]] void throw_refusal(const Connection::Reply& reply) {
+  Reader body = reply.body();
+  const auto* bytes = body.take_array<char>(reply.head().first);
+  if (bytes == nullptr) throw gone("garbage");
+  const std::string_view text(bytes, reply.head().first);
+  const size_t first = text.find('\0');
+  const size_t second = first == std::string_view::npos ? first : text.find('\0', first + 1);
+  if (second == std::string_view::npos) throw gone("garbage");
+  throw Error(kind_from(text.substr(0, first)),
+              std::string(text.substr(first + 1, second - first - 1)),
+              std::string(text.substr(second + 1)));
+}
+
+}  // namespace
+
+Connection::Connection(const std::string& socket_path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (socket_path.size() >= sizeof address.sun_path)
+    throw Error(ErrorKind::usage, "socket_path_too_long",
+                "the socket path " + socket_path + " is longer than the system allows (" +
+                    std::to_string(sizeof address.sun_path - 1) + " characters)");
+  std::memcpy(address.sun_path, socket_path.c_str(), socket_path.size() + 1);
+  fd_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    const int err = errno;
+    fd_.reset();
+    throw Error(ErrorKind::transport, "no_daemon",
+                "no daemon answers on " + socket_path + " (" + std::strerror(err) +
+                    "); start one with: kvwarehouse serve --socket " + socket_path);
+  }
+  int bytes = 2 * static_cast<int>(kMessageBytes);
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
+bool Connection::hung_up() const {
+  if (!fd_.valid()) return true;
+  pollfd watch{fd_.get(), POLLIN, 0};
+  return ::poll(&watch, 1, 0) > 0 && (watch.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+void Connection::wait_for(short events, uint64_t deadline_ns) {
+  for (;;) {
+    const uint64_t now = system_clock().boot_ns();
+    if (now >= deadline_ns)
+      throw Error(ErrorKind::transport, "deadline",
+                  "the daemon did not answer in time; it is busy or stopped (see kvwarehouse status)");
+    pollfd watch{fd_.get(), events, 0};
+    const int ready =
+        ::poll(&watch, 1, static_cast<int>((deadline_ns - now) / kMillisecondNs) + 1);
+    if (ready > 0) return;
+    if (ready < 0 && errno != EINTR) throw gone(std::strerror(errno));
+  }
+}
+
+Connection::Reply Connection::ask(std::span<const std::byte> request, MessageType expected,
+                                  uint64_t deadline_ns) {
+  const uint64_t number = reinterpret_cast<const MessageHead*>(request.data())->request;
+  try {
+    if (!fd_.valid()) throw gone("closed");
+    while (::send(fd_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
+      if (errno != EAGAIN && errno != EINTR) throw gone(std::strerror(errno));
+      wait_for(POLLOUT, deadline_ns);
+    }
+    Reply reply;
+    reply.message.resize(kMessageBytes);
+    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(8 * sizeof(int))> control;
+    iovec piece{reply.message.data(), reply.message.size()};
+    msghdr header{};
+    ssize_t got;
+    for (;;) {
+      header.msg_iov = &piece;
+      header.msg_iovlen = 1;
+      header.msg_control = control.data();
+      header.msg_controllen = control.size();
+      got = ::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+      if (got >= 0) break;
+      if (errno != EAGAIN && errno != EINTR) throw gone(std::strerror(errno));
+      wait_for(POLLIN, deadline_ns);
+    }
+    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
+         part = CMSG_NXTHDR(&header, part)) {
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+      std::array<int, 8> numbers{};
+      const size_t bytes = std::min(part->cmsg_len - CMSG_LEN(0), sizeof numbers);
+      std::memcpy(numbers.data(), CMSG_DATA(part), bytes);
+      for (size_t i = 0; i < bytes / sizeof(int); ++i) reply.descriptors.emplace_back(numbers[i]);
+    }
+    if (got == 0) throw gone("hang-up");
+    reply.message.resize(static_cast<size_t>(got));
+    const MessageHead* head = parse_head(reply.message);
+    if (head == nullptr || head->request != number) throw gone("garbage");
+    if (head->type == MessageType::refused) throw_refusal(reply);
+    if (head->type != expected) throw gone("unexpected reply");
+    return reply;
+  } catch (const Error& error) {
+    // A refusal is an answer; everything else leaves the stream in a state nobody knows.
+    if (error.kind() == ErrorKind::transport) fd_.reset();
+    throw;
+  }
+}
+
+}  // namespace kvw

@@ -1,0 +1,54 @@
+#include "client/session.h"
+
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include "base/error.h"
+
+namespace kvw {
+
+ClientSession::ClientSession(Fd file) : fd_(std::move(file)) {
+  struct stat info {};
+  const bool whole = ::fstat(fd_.get(), &info) == 0 &&
+                     static_cast<size_t>(info.st_size) >= sizeof(SessionFile);
+  if (!whole || ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0)
+    throw Error(ErrorKind::storage, "bad_files",
+                "the daemon's session file is not in this version's format, or its lock is held by "
+                "somebody else");
+  mapping_ = Mapping(fd_.get(), sizeof(SessionFile), true);
+  file_ = mapping_.at<SessionFile>(0);
+  if (file_->magic != kSessionMagic || file_->version != kSessionVersion)
+    throw Error(ErrorKind::storage, "bad_files",
+                "the daemon's session file has another version; use the same kvwarehouse on both sides");
+  id_ = file_->session_id;
+}
+
+ClientSession::~ClientSession() = default;  // closing the descriptor ends the lock
+
+void ClientSession::touch(const EntryView& entry) {
+  const uint64_t at = file_->touch_head.fetch_add(1, std::memory_order_relaxed);
+  file_->touches[at % kTouchCapacity].store(
+      uint64_t{entry.page} | (entry.key.lo & 0xffffffff) << 32, std::memory_order_relaxed);
+}
+
+int ClientSession::take_pin() {
+  const std::lock_guard lock(mutex_);
+  if (!free_pins_.empty()) {
+    const int place = free_pins_.back();
+    free_pins_.pop_back();
+    return place;
+  }
+  if (next_pin_ == static_cast<int>(kPinCapacity)) return -1;
+  const int place = next_pin_++;
+  // Before any pin at or above the old mark is stored; the batch's fence orders both.
+  file_->pins_high.store(static_cast<uint64_t>(next_pin_), std::memory_order_release);
+  return place;
+}
+
+void ClientSession::drop_pin(int place) {
+  file_->pins[place].store(0, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  free_pins_.push_back(place);
+}
+
+}  // namespace kvw

@@ -1,0 +1,54 @@
+// The client's side of its session file: pins, touches and counters that the daemon reads without a
+// call. Thread-safe. The lock on the file is held for as long as this object lives, in this process
+// alone: a forked child closes its copy of the descriptor.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "base/fd.h"
+#include "index/index.h"
+#include "session/session_file.h"
+
+namespace kvw {
+
+class ClientSession {
+ public:
+  // Takes the descriptor that hello passed. Throws Error storage "bad_files".
+  explicit ClientSession(Fd file);
+  ~ClientSession();
+
+  uint64_t id() const { return id_; }
+
+  void count(Counter counter, uint64_t amount = 1) {
+    file_->counters[static_cast<uint32_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
+  }
+  uint64_t counter(Counter counter) const {
+    return file_->counters[static_cast<uint32_t>(counter)].load(std::memory_order_relaxed);
+  }
+  void touch(const EntryView& entry);
+
+  // A free pin word, or -1 when all are in use.
+  int take_pin();
+  void store_pin(int place, uint64_t pin) {
+    file_->pins[place].store(pin, std::memory_order_relaxed);
+  }
+  // Release: everything read under the pin happened before.
+  void drop_pin(int place);
+
+  // Closes the descriptors in a forked child without touching the parent's lock.
+  void abandon() { fd_.reset(); }
+
+ private:
+  Fd fd_;
+  Mapping mapping_;
+  SessionFile* file_ = nullptr;
+  uint64_t id_ = 0;
+  std::mutex mutex_;
+  std::vector<int> free_pins_;
+  int next_pin_ = 0;
+};
+
+}  // namespace kvw

@@ -1,0 +1,199 @@
+// Stores: reserve a window, copy and digest it, then seal it in the same exchange that reserves the
+// next one.
+#include <time.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "client/client.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kWindowBytes = 16ull << 20;
+constexpr uint64_t kRetryPauseNs = kMillisecondNs;
+
+uint64_t now_ns() { return system_clock().boot_ns(); }
+
+bool retryable(Reason reason) { return reason == Reason::reserve_limit || reason == Reason::later; }
+
+}  // namespace
+
+// One store in progress.
+class Storer {
+ public:
+  Storer(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
+         const Regions& regions, uint32_t shard, uint64_t deadline_ns)
+      : client_(client),
+        call_(call),
+        prompt_(prompt),
+        first_(first),
+        regions_(regions),
+        shard_(shard),
+        deadline_ns_(deadline_ns),
+        page_(first),
+        end_(std::min(prompt.pages(), first + regions.count())) {
+    const uint64_t limit = call.view->control().reserve_limit_bytes.value.load();
+    const uint64_t slot = call.row.shape.slot_bytes();
+    // A quarter of what all clients share, so that several can store side by side.
+    window_ = std::max<size_t>(1, std::min(kWindowBytes, limit / 4) / slot);
+  }
+
+  StoreReport run() {
+    while (page_ < end_ || !seals_.empty()) {
+      const size_t begin = page_;
+      step();
+      const bool stuck = page_ == begin && page_ < end_ && seals_.empty();
+      if (!stuck) continue;
+      if (now_ns() >= deadline_ns_) refuse_rest(refused_ == Reason::none ? Reason::timeout : refused_);
+      if (page_ < end_) pause();
+    }
+    return report_;
+  }
+
+ private:
+  // One exchange: seals what was copied last, reserves and copies the next window.
+  void step() {
+    const std::vector<Seal> seals = std::exchange(seals_, {});
+    Writer message(MessageType::exchange, client_.next_request());
+    message.put(call_.row.shape.id);
+    for (const Seal& seal : seals) message.put(seal);
+    const size_t begin = page_;
+    const size_t count = add_reserves(message);
+    message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(count));
+    Connection::Reply reply;
+    try {
+      reply = client_.exchange(message, seals.size(), count, shard_, deadline_ns_);
+    } catch (const Error& error) {
+      // Whether the seals arrived nobody knows: they are not counted as stored.
+      report_.dropped[reason_name(Reason::unreachable)] += seals.size();
+      forget(seals);
+      if (error.kind() != ErrorKind::transport || report_.stored + report_.already == 0) throw;
+      refuse_rest(Reason::unreachable);
+      return;
+    }
+    Reader body = reply.body();
+    const auto* sealed = body.take_array<SealAnswer>(seals.size());
+    const auto* reserved = body.take_array<ReserveAnswer>(count);
+    forget(seals);
+    for (size_t i = 0; i < seals.size(); ++i) {
+      if (sealed[i].reason == Reason::none)
+        ++report_.stored;
+      else
+        ++report_.dropped[reason_name(sealed[i].reason)];
+    }
+    copy_granted(begin, std::span(reserved, count));
+  }
+
+  size_t add_reserves(Writer& message) {
+    size_t count = 0;
+    while (page_ + count < end_ && count < window_) {
+      const size_t page = page_ + count;
+      const auto witness = prompt_.witness(page);
+      if (message.bytes() + sizeof(Reserve) + witness.size() + 8 > kMessageBytes) break;
+      message.put(Reserve{prompt_.key(page), prompt_.parent(page), static_cast<uint32_t>(page),
+                          shard_, static_cast<uint32_t>(prompt_.witness_kind()),
+                          static_cast<uint32_t>(witness.size())});
+      message.put_bytes(witness.data(), witness.size());
+      ++count;
+    }
+    return count;
+  }
+
+  void copy_granted(size_t begin, std::span<const ReserveAnswer> answers) {
+    bool stopped = false;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      const ReserveAnswer& answer = answers[i];
+      switch (answer.answer) {
+        case Answer::granted:
+          copy(begin + i, answer);
+          break;
+        case Answer::already:
+          ++report_.already;
+          break;
+        case Answer::busy:
+          ++report_.dropped[reason_name(Reason::busy)];
+          break;
+        case Answer::dropped:
+          // Its descendants were refused with it; from here on it is tried again, or given up.
+          if (!stopped) {
+            page_ = begin + i;
+            refused_ = answer.reason;
+            if (!retryable(answer.reason)) refuse_rest(answer.reason);
+          }
+          stopped = true;
+          break;
+      }
+    }
+    if (!stopped) page_ = begin + answers.size();
+  }
+
+  void copy(size_t page, const ReserveAnswer& answer) {
+    const View& view = *call_.view;
+    const SlabCut cut = view.slots().cut(view.slots().slab_of(answer.slot));
+    view.prefault(answer.slot, cut, true);
+    regions_.pieces(page - first_, pieces_);
+    std::byte* to = view.payload(answer.slot, cut) + shard_ * call_.row.shape.shard_stride();
+    const uint64_t digest = gather_digest(to, pieces_, prompt_.key(page), shard_);
+    seals_.push_back({answer.generation, digest, answer.slot, shard_});
+  }
+
+  void refuse_rest(Reason reason) {
+    if (page_ >= end_) return;
+    ++report_.dropped[reason_name(reason)];
+    if (end_ - page_ > 1) report_.dropped[reason_name(Reason::refused_tail)] += end_ - page_ - 1;
+    page_ = end_;
+  }
+
+  void forget(std::span<const Seal> seals) {
+    const std::lock_guard lock(client_.mutex_);
+    for (const Seal& seal : seals) client_.writing_.erase({seal.slot, seal.shard});
+  }
+  static void pause() {
+    const timespec pause{0, static_cast<long>(kRetryPauseNs)};
+    ::nanosleep(&pause, nullptr);
+  }
+
+  Client& client_;
+  const Client::Open& call_;
+  Prompt& prompt_;
+  size_t first_;
+  const Regions& regions_;
+  uint32_t shard_;
+  uint64_t deadline_ns_;
+  size_t page_, end_, window_;
+  Reason refused_ = Reason::none;
+  std::vector<Seal> seals_;
+  std::vector<Piece> pieces_;
+  StoreReport report_;
+};
+
+StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
+                          const Regions& regions, uint32_t shard, uint64_t timeout_ns) {
+  const uint64_t deadline_ns = now_ns() + timeout_ns;
+  const Open call = open(namespace_id, prompt, true, deadline_ns);
+  const NamespaceShape& shape = call.row.shape;
+  if (options_.read_only)
+    throw Error(ErrorKind::usage, "read_only", "this client was connected read-only");
+  if (shard >= shape.shards)
+    throw Error(ErrorKind::usage, "bad_shard",
+                "shard is " + std::to_string(shard) + ", this namespace has " +
+                    std::to_string(shape.shards));
+  if (regions.page_bytes() != shape.shard_bytes)
+    throw Error(ErrorKind::usage, "bad_page_bytes",
+                "a page of the buffer has " + std::to_string(regions.page_bytes()) +
+                    " bytes, a page of the namespace " + std::to_string(shape.shard_bytes));
+  StoreReport report = Storer(*this, call, prompt, first, regions, shard, deadline_ns).run();
+  ClientSession& session = *call.session;
+  uint64_t dropped = 0;
+  for (const auto& [reason, pages] : report.dropped) dropped += pages;
+  session.count(Counter::stores);
+  session.count(Counter::pages_stored, report.stored);
+  session.count(Counter::bytes_stored, report.stored * shape.shard_bytes);
+  session.count(Counter::pages_already, report.already);
+  session.count(Counter::pages_dropped, dropped);
+  return report;
+}
+
+}  // namespace kvw

@@ -1,0 +1,134 @@
+#include "client/view.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kFaultBytes = 2ull << 20;
+
+uint64_t file_bytes(const Fd& fd) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw storage_error("cannot stat a file of the daemon", errno);
+  return static_cast<uint64_t>(info.st_size);
+}
+
+void require(bool good, const char* what) {
+  if (!good)
+    throw Error(ErrorKind::storage, "bad_files",
+                std::string("the daemon's ") + what +
+                    " is not in this version's format; use the same kvwarehouse on both sides");
+}
+
+}  // namespace
+
+View::View(Fd control, Fd slots, Fd index, Fd arena, bool writable) : writable_(writable) {
+  require(file_bytes(control) >= sizeof(ControlPage), "control page");
+  control_mapping_ = Mapping(control.get(), file_bytes(control), false);
+  control_ = control_mapping_.at<const ControlPage>(0);
+  require(control_->magic == kControlMagic && control_->version == kControlVersion, "control page");
+
+  require(file_bytes(slots) >= kBlockBytes, "slots file");
+  slots_mapping_ = Mapping(slots.get(), file_bytes(slots), false);
+  check_slots_header(*slots_mapping_.at<const SlotsHeader>(0), control_->warehouse_id);
+  require(slots_mapping_.bytes() >= slots_mapping_.at<const SlotsHeader>(0)->bytes, "slots file");
+  slots_ = Slots(slots_mapping_);
+
+  require(file_bytes(index) >= kBlockBytes, "index");
+  index_mapping_ = Mapping(index.get(), file_bytes(index), false);
+  const auto* header = index_mapping_.at<const IndexHeader>(0);
+  require(header->magic == kIndexMagic && header->version == kIndexVersion &&
+              index_mapping_.bytes() >= index_bytes(header->entries) &&
+              (header->entries & (header->entries - 1)) == 0,
+          "index");
+  incarnation_ = header->incarnation;
+  index_ = Index(index_mapping_);
+
+  slab_count_ = static_cast<uint32_t>(control_->slab_count);
+  const uint64_t bytes = slab_count_ * slots_.header().slab_bytes;
+  require(slab_count_ <= slots_.header().slab_max && file_bytes(arena) >= bytes, "arena");
+  arena_mapping_ = Mapping(arena.get(), bytes, writable);
+  faulted_ = std::vector<std::atomic<uint8_t>>((bytes + kFaultBytes - 1) / kFaultBytes);
+}
+
+std::optional<View::SpaceRow> View::space(const Key& namespace_id) const {
+  const int ordinal = find_namespace(*control_, namespace_id);
+  if (ordinal < 0) return std::nullopt;
+  const NamespaceWord& row = control_->namespaces[ordinal];
+  SpaceRow found{static_cast<uint16_t>(ordinal), {}};
+  found.shape.id = namespace_id;
+  found.shape.page_tokens = row.page_tokens.load(std::memory_order_relaxed);
+  found.shape.shards = row.shards.load(std::memory_order_relaxed);
+  found.shape.shard_bytes = row.shard_bytes.load(std::memory_order_relaxed);
+  return found;
+}
+
+bool View::is_live(SlotId slot, uint32_t generation) const {
+  const SlotWord word = slots_.load(slot);
+  return word.state == SlotState::live && static_cast<uint32_t>(word.generation) == generation;
+}
+
+LoadResult View::load(const EntryView& entry, const Expected& expected, const NamespaceShape& shape,
+                      uint32_t shard, std::span<const Piece> to, bool verify) const {
+  if (!slot_in_range(entry.slot)) return LoadResult::stale;
+  const SlabCut cut = slots_.cut(slots_.slab_of(entry.slot));
+  if (slots_.place_of(entry.slot) >= slots_.slots_in(cut)) return LoadResult::stale;
+  const SlotWord before = slots_.load(entry.slot);
+  if (!before.readable() || static_cast<uint32_t>(before.generation) != entry.generation)
+    return LoadResult::stale;
+
+  // Everything below may be garbage until the word is seen unchanged: bounds first, belief last.
+  const SlotMeta* shared = slots_.meta(entry.slot, cut);
+  SlotMeta meta;
+  std::memcpy(static_cast<void*>(&meta), static_cast<const void*>(shared), sizeof meta);
+  const bool usable = meta.shards == shape.shards && meta.shard_bytes == shape.shard_bytes &&
+                      cut.slot_bytes() >= shape.slot_bytes() &&
+                      meta.witness_bytes == expected.witness.size() &&
+                      sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <=
+                          cut.meta_bytes();
+  if (!usable) return LoadResult::stale;
+  const uint64_t digest = digests_of(shared)[shard];
+  const std::byte* witness =
+      reinterpret_cast<const std::byte*>(digests_of(shared) + 2ull * shape.shards);
+  const bool same = meta.namespace_id == expected.namespace_id && meta.key == expected.key &&
+                    meta.parent == expected.parent && meta.position == expected.position &&
+                    meta.witness_kind == static_cast<uint32_t>(expected.witness_kind) &&
+                    std::memcmp(witness, expected.witness.data(), expected.witness.size()) == 0;
+  uint64_t computed = digest;
+  if (same) {
+    const std::byte* from = payload(entry.slot, cut) + shard * shape.shard_stride();
+    if (verify)
+      computed = scatter_digest(to, from, expected.key, shard);
+    else
+      scatter(to, from);
+  }
+  acquire_fence();
+  const SlotWord after = slots_.load(entry.slot);
+  if (after.generation != before.generation || !after.readable()) return LoadResult::stale;
+  if (!same) return LoadResult::stale;
+  return computed == digest ? LoadResult::ok : LoadResult::mismatch;
+}
+
+void View::prefault(SlotId slot, const SlabCut& cut, bool for_write) const {
+  const uint64_t begin = slots_.arena_offset(slot, cut);
+  const uint64_t end = std::min<uint64_t>(begin + cut.slot_bytes(), arena_mapping_.bytes());
+  const uint8_t want = for_write ? 2 : 1;
+  for (uint64_t piece = begin / kFaultBytes; piece * kFaultBytes < end; ++piece) {
+    if (faulted_[piece].load(std::memory_order_relaxed) >= want) continue;
+    const uint64_t at = piece * kFaultBytes;
+    const uint64_t bytes = std::min(kFaultBytes, arena_mapping_.bytes() - at);
+    ::madvise(arena_mapping_.data() + at, bytes,
+              for_write && writable_ ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    faulted_[piece].store(want, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace kvw

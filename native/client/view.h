@@ -1,0 +1,90 @@
+// A client's window on the warehouse: the mapped files of one incarnation, read without a call.
+// Immutable once built; readers on any thread. Old windows stay valid (if stale) for as long as
+// somebody holds them: headers validate whatever an old index names.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "control/control.h"
+#include "copy/copy.h"
+#include "index/index.h"
+#include "slots/slots.h"
+
+namespace kvw {
+
+// What a page must be for a load to accept it.
+struct Expected {
+  Key namespace_id;
+  Key key;
+  Key parent;
+  uint32_t position;
+  WitnessKind witness_kind;
+  std::span<const std::byte> witness;
+};
+
+enum class LoadResult {
+  ok,
+  stale,     // the slot was reused or its header names another page: look it up again
+  mismatch,  // the header is this page's, the bytes are not
+};
+
+class View {
+ public:
+  // Takes the descriptors of a welcome. Throws Error (storage "bad_files") when they are not the
+  // files of this protocol version.
+  View(Fd control, Fd slots, Fd index, Fd arena, bool writable);
+
+  const ControlPage& control() const { return *control_; }
+  const Index& index() const { return index_; }
+  const Slots& slots() const { return slots_; }
+  uint64_t incarnation() const { return incarnation_; }
+  // A new daemon has published a newer index.
+  bool outdated() const {
+    return control_->incarnation.value.load(std::memory_order_acquire) != incarnation_;
+  }
+
+  // The clear epoch below which pages of a namespace are gone; nothing when it is not declared.
+  struct SpaceRow {
+    uint16_t ordinal;
+    NamespaceShape shape;
+  };
+  std::optional<SpaceRow> space(const Key& namespace_id) const;
+  uint64_t clear_epoch(uint16_t ordinal) const {
+    return control_->namespaces[ordinal].clear_epoch.load(std::memory_order_acquire);
+  }
+
+  std::byte* payload(SlotId slot, const SlabCut& cut) const {
+    return arena_mapping_.data() + slots_.arena_offset(slot, cut);
+  }
+  bool slot_in_range(SlotId slot) const {
+    return slots_.in_range(slot) && slots_.slab_of(slot) < slab_count_;
+  }
+  // Is the word exactly (generation, LIVE)? What a pin is checked with, after its fence.
+  bool is_live(SlotId slot, uint32_t generation) const;
+
+  // Copies one shard of the page out of its slot and accepts it only if the slot's generation
+  // framed everything and identity, witness and (where `verify`) digest agree.
+  LoadResult load(const EntryView& entry, const Expected& expected, const NamespaceShape& shape,
+                  uint32_t shard, std::span<const Piece> to, bool verify) const;
+
+  // Maps the pages of a range now instead of one fault each.
+  void prefault(SlotId slot, const SlabCut& cut, bool for_write) const;
+
+ private:
+  Mapping control_mapping_, slots_mapping_, index_mapping_, arena_mapping_;
+  const ControlPage* control_ = nullptr;
+  Slots slots_;
+  Index index_;
+  uint64_t incarnation_ = 0;
+  uint32_t slab_count_ = 0;
+  bool writable_;
+  mutable std::vector<std::atomic<uint8_t>> faulted_;  // by slab and 2 MiB piece of it
+};
+
+}  // namespace kvw

@@ -1,0 +1,195 @@
+// The messages of the local socket (SOCK_SEQPACKET, little-endian, fixed layouts). docs/protocol.md
+// explains them. A message never exceeds kMessageBytes, which fits the default socket buffer; larger
+// batches go in pieces. Every request gets one reply with the same number.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/types.h"
+
+namespace kvw {
+
+inline constexpr uint32_t kMessageMagic = 0x3157564b;  // "KVW1"
+inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr size_t kMessageBytes = 128 * 1024;
+
+enum class MessageType : uint16_t {
+  hello = 1,
+  welcome = 2,   // with descriptors: control, slots, index, arena and, for a new session, its file
+  exchange = 3,  // seals of the last step, reservations of this one
+  exchanged = 4,
+  settle = 5,  // the client will not write these slots any more: abort
+  settled = 6,
+  promote = 7,  // read these keys from NVMe
+  promoting = 8,
+  report = 9,  // a page whose bytes are not what its header says
+  reported = 10,
+  refused = 11,  // instead of any reply: code and text
+};
+
+struct MessageHead {
+  uint32_t magic = kMessageMagic;
+  uint16_t version = kProtocolVersion;
+  MessageType type{};
+  uint64_t request = 0;
+  uint32_t bytes = 0;  // of the whole message
+  uint32_t first = 0;  // counts; their meaning depends on the type
+  uint32_t second = 0;
+  uint32_t flags = 0;
+};
+static_assert(sizeof(MessageHead) == 32);
+
+inline constexpr uint32_t kHelloReadOnly = 1;
+
+struct Hello {
+  uint64_t session;  // 0: a new one
+  uint64_t pid;      // information only
+};
+
+struct Welcome {
+  uint64_t session;
+  uint64_t incarnation;
+  Key warehouse_id;
+  // `first` SlotRefs follow: every group of this session that is not settled. `second` is the number
+  // of descriptors.
+};
+
+struct SlotRef {
+  uint64_t generation;
+  SlotId slot;
+  uint32_t shard;
+};
+
+struct Seal {
+  uint64_t generation;
+  uint64_t digest;
+  SlotId slot;
+  uint32_t shard;
+};
+
+// exchange: Key namespace_id, then `first` Seals, then `second` Reserves, each followed by its
+// witness padded to 8 bytes.
+struct Reserve {
+  Key key;
+  Key parent;
+  uint32_t position;
+  uint32_t shard;
+  uint32_t witness_kind;
+  uint32_t witness_bytes;
+};
+
+// Why something was not done; also the metric labels. One list for the whole product.
+enum class Reason : uint32_t {
+  none,
+  draining,        // the daemon is shutting down
+  parent_missing,  // the page before it is not stored
+  reserve_limit,   // too many unfinished reservations
+  no_room,         // every slot is pinned or holds an ancestor
+  later,           // room is being made: pages are being written, or slabs allocated
+  index_full,
+  refused_tail,  // a page before it was refused in this call
+  stale,         // sealed too late: the reservation was given up or its daemon ended
+  not_owner,
+  cleared,  // the namespace was cleared meanwhile
+  mismatch,
+  timeout,
+  busy,         // another session is writing the same shard
+  unreachable,  // the daemon did not answer
+  missing,      // not stored
+  count
+};
+const char* reason_name(Reason reason);
+
+enum class Answer : uint32_t { granted, already, busy, dropped };
+
+struct SealAnswer {
+  Reason reason;  // none: taken
+};
+struct ReserveAnswer {
+  uint64_t generation;
+  SlotId slot;
+  Answer answer;
+  Reason reason;
+  uint32_t spare;
+};
+// exchanged: `first` SealAnswers padded to 8 bytes, then `second` ReserveAnswers.
+
+// settle: `first` SlotRefs. settled: nothing.
+// promote: `first` Keys. promoting: `first` PromoteAnswers, in their order.
+enum class PromoteAnswer : uint32_t {
+  reading,
+  in_dram,
+  missing,
+  failed,  // its record could not be read; tried again after a second
+  later,   // no slot or no place in the queue now
+};
+
+// report: one Report.
+struct Report {
+  Key key;
+  uint64_t generation;
+  SlotId slot;
+  uint32_t shard;
+};
+
+// refused: text "kind\0code\0message".
+
+// Reads a message's body in order; every read is bounds-checked, so that garbage ends in ok() ==
+// false and never in a read outside.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> body) : rest_(body) {}
+  template <class T>
+  const T* take() {
+    return take_array<T>(1);
+  }
+  template <class T>
+  const T* take_array(size_t count) {
+    static_assert(alignof(T) <= 8);
+    if (!ok_ || count > rest_.size() / sizeof(T)) {
+      ok_ = false;
+      return nullptr;
+    }
+    // Bodies start 8-byte aligned in the receive buffer and every item is padded to 8.
+    const auto* data = reinterpret_cast<const T*>(rest_.data());
+    skip(count * sizeof(T));
+    return data;
+  }
+  bool ok() const { return ok_; }
+  bool at_end() const { return rest_.empty(); }
+
+ private:
+  void skip(size_t bytes) {
+    const size_t padded = round_up(bytes, 8);
+    rest_ = rest_.subspan(padded < rest_.size() ? padded : rest_.size());
+  }
+  std::span<const std::byte> rest_;
+  bool ok_ = true;
+};
+
+// Builds a message; the head is filled by finish().
+class Writer {
+ public:
+  Writer(MessageType type, uint64_t request);
+  template <class T>
+  void put(const T& value) {
+    put_bytes(&value, sizeof value);
+  }
+  void put_bytes(const void* data, size_t bytes);  // padded to 8
+  void set_counts(uint32_t first, uint32_t second = 0, uint32_t flags = 0);
+  size_t bytes() const { return data_.size(); }
+  std::span<const std::byte> finish();
+
+ private:
+  MessageHead& head() { return *reinterpret_cast<MessageHead*>(data_.data()); }
+  std::vector<std::byte> data_;
+};
+
+// The head of a received message, or nullptr when it is not one of ours.
+const MessageHead* parse_head(std::span<const std::byte> message);
+
+}  // namespace kvw

@@ -1,0 +1,91 @@
+#include "index/index.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr int kReadTries = 4;
+
+}  // namespace
+
+Index::Index(const Mapping& mapping)
+    : table_(mapping.at<IndexEntry>(kBlockBytes)),
+      mask_(mapping.at<const IndexHeader>(0)->entries - 1) {}
+
+bool Index::read(PageId page, EntryView& view) const {
+  const IndexEntry& entry = table_[page];
+  for (int attempt = 0; attempt < kReadTries; ++attempt) {
+    const uint32_t before = entry.sequence.load(std::memory_order_acquire);
+    if (before & 1) continue;
+    const uint32_t flags_space = entry.flags_space.load(kWordLoad);
+    view.page = page;
+    view.flags = static_cast<uint16_t>(flags_space);
+    view.space = static_cast<uint16_t>(flags_space >> 16);
+    view.key.lo = entry.key_lo.load(kWordLoad);
+    view.key.hi = entry.key_hi.load(kWordLoad);
+    view.slot = entry.slot.load(kWordLoad);
+    view.generation = entry.generation.load(kWordLoad);
+    view.extent.segment = entry.segment.load(kWordLoad);
+    view.extent.offset_blocks = entry.offset_blocks.load(kWordLoad);
+    view.extent.blocks = entry.blocks.load(kWordLoad);
+    view.extent.life = entry.life.load(kWordLoad);
+    view.clear_epoch = entry.clear_epoch.load(kWordLoad);
+    view.digest = entry.digest.load(kWordLoad);
+    acquire_fence();
+    if (entry.sequence.load(kWordLoad) == before) return (view.flags & kEntryUsed) != 0;
+  }
+  return false;
+}
+
+std::optional<EntryView> Index::find(const Key& key) const {
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const PageId page = static_cast<PageId>((key.lo + step) & mask_);
+    // A cheap look first: most entries of a window are somebody else's.
+    if (table_[page].key_lo.load(kWordLoad) != key.lo) continue;
+    EntryView view;
+    if (read(page, view) && view.key == key) return view;
+  }
+  return std::nullopt;
+}
+
+std::optional<EntryView> Index::at(PageId page) const {
+  EntryView view;
+  if (page > mask_ || !read(page, view)) return std::nullopt;
+  return view;
+}
+
+PageId Index::empty_in_window(const Key& key) const {
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const PageId page = static_cast<PageId>((key.lo + step) & mask_);
+    if ((table_[page].flags_space.load(kWordLoad) & kEntryUsed) == 0) return page;
+  }
+  return kNoPage;
+}
+
+void Index::write(const EntryView& view) {
+  IndexEntry& entry = table_[view.page];
+  const uint32_t sequence = entry.sequence.load(std::memory_order_relaxed);
+  const uint32_t odd = sequence | 1;
+  entry.sequence.store(odd, std::memory_order_relaxed);
+  release_fence();
+  entry.flags_space.store(uint32_t{view.flags} | uint32_t{view.space} << 16, kWordStore);
+  entry.key_lo.store(view.key.lo, kWordStore);
+  entry.key_hi.store(view.key.hi, kWordStore);
+  entry.slot.store(view.slot, kWordStore);
+  entry.generation.store(view.generation, kWordStore);
+  entry.segment.store(view.extent.segment, kWordStore);
+  entry.offset_blocks.store(view.extent.offset_blocks, kWordStore);
+  entry.blocks.store(view.extent.blocks, kWordStore);
+  entry.life.store(view.extent.life, kWordStore);
+  entry.clear_epoch.store(view.clear_epoch, kWordStore);
+  entry.digest.store(view.digest, kWordStore);
+  entry.sequence.store(odd + 1, std::memory_order_release);
+}
+
+void Index::erase(PageId page) {
+  EntryView empty;
+  empty.page = page;
+  write(empty);
+}
+
+}  // namespace kvw

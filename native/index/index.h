@@ -1,0 +1,104 @@
+// The index: a shared table from key to slot and extent. One writer (the daemon's core thread),
+// lock-free sequence-validated readers in other processes, no call and no registration.
+//
+// Power-of-two table of one-cache-line entries, at most half full; a key lives in the window of 16
+// entries from its home. Insert takes the first empty entry, delete empties it, nothing ever moves:
+// an entry's position is the page's id. docs/protocol.md has the order of every store.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "base/atomics.h"
+#include "base/fd.h"
+#include "base/types.h"
+#include "nvme/record.h"
+
+namespace kvw {
+
+inline constexpr uint64_t kIndexMagic = 0x3158444e49564bull;  // "KVINDX1"
+inline constexpr uint32_t kIndexVersion = 1;
+inline constexpr uint32_t kIndexWindow = 16;
+
+enum EntryFlag : uint16_t {
+  kEntryUsed = 1,
+  kEntryDram = 2,        // slot and generation are valid
+  kEntryNvme = 4,        // the extent is valid
+  kEntryUnverified = 8,  // re-attached: nobody has checked its digest in this incarnation
+};
+
+struct alignas(64) IndexEntry {
+  std::atomic<uint32_t> sequence;     // odd while the writer is in it
+  std::atomic<uint32_t> flags_space;  // flags, namespace ordinal << 16
+  std::atomic<uint64_t> key_lo, key_hi;
+  std::atomic<uint32_t> slot, generation;  // generation: low 32 bits
+  std::atomic<uint32_t> segment, offset_blocks, blocks, life;
+  std::atomic<uint64_t> clear_epoch;
+  std::atomic<uint64_t> digest;  // of shard 0; a second opinion on the slot's metadata
+};
+static_assert(sizeof(IndexEntry) == 64);
+
+struct IndexHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t spare;
+  Key warehouse_id;
+  uint64_t incarnation;
+  uint64_t entries;
+};
+
+// A private, consistent copy of an entry.
+struct EntryView {
+  PageId page = kNoPage;
+  uint16_t flags = 0;
+  uint16_t space = 0;  // namespace ordinal
+  Key key;
+  SlotId slot = kNoSlot;
+  uint32_t generation = 0;
+  nvme::Extent extent;
+  uint64_t clear_epoch = 0;
+  uint64_t digest = 0;
+
+  bool in_dram() const { return (flags & kEntryDram) != 0; }
+  bool in_nvme() const { return (flags & kEntryNvme) != 0; }
+};
+
+constexpr uint64_t index_bytes(uint64_t entries) {
+  return kBlockBytes + entries * sizeof(IndexEntry);
+}
+
+// A view of a mapped index file; copyable, does not own the mapping. find() and prefetch() are safe
+// in any process at any time; the other methods are the writer's.
+class Index {
+ public:
+  Index() = default;
+  explicit Index(const Mapping& mapping);
+
+  uint64_t entries() const { return mask_ + 1; }
+  PageId home(const Key& key) const { return static_cast<PageId>(key.lo & mask_); }
+
+  void prefetch(const Key& key) const {
+    __builtin_prefetch(&table_[home(key)]);
+    __builtin_prefetch(&table_[(home(key) + 1) & mask_]);
+  }
+  // Scans the whole window. Nothing if absent, or if an entry stays odd for four tries (its writer
+  // died in it).
+  std::optional<EntryView> find(const Key& key) const;
+  // The entry at a position, as a reader sees it. Nothing if empty or odd.
+  std::optional<EntryView> at(PageId page) const;
+
+  // First empty entry of the key's window, or kNoPage.
+  PageId empty_in_window(const Key& key) const;
+  // Writes a whole entry under its sequence. The writer's only store.
+  void write(const EntryView& view);
+  void erase(PageId page);
+
+ private:
+  bool read(PageId page, EntryView& view) const;
+
+  IndexEntry* table_ = nullptr;
+  uint64_t mask_ = 0;
+};
+
+}  // namespace kvw

@@ -1,0 +1,283 @@
+#include "server/server.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+
+#include "base/error.h"
+#include "copy/copy.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr int kTickMs = 100;
+constexpr size_t kCommandsQueued = 4096;
+constexpr int kMessagesPerWake = 16;  // so that one busy client does not starve the rest
+constexpr uint64_t kHelloWithinNs = 10 * kSecondNs;
+constexpr auto kGrowRetry = std::chrono::seconds(5);
+constexpr auto kFlushPoll = std::chrono::milliseconds(2);
+
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    throw Error(ErrorKind::usage, "socket_path_too_long",
+                "the socket path " + path + " has " + std::to_string(path.size()) +
+                    " characters, the system allows " +
+                    std::to_string(sizeof address.sun_path - 1) + "; choose a shorter --socket");
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+void watch(int epoll, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) throw storage_error("epoll", errno);
+}
+
+}  // namespace
+
+Server::Server(WarehouseOptions options, std::string socket_path)
+    : socket_path_(std::move(socket_path)),
+      warehouse_(std::make_unique<Warehouse>(std::move(options), system_clock())),
+      buffer_(kMessageBytes) {}
+
+Server::~Server() { stop(); }
+
+RecoverySummary Server::start() {
+  copy_path();  // an impossible KVW_COPY_PATH is refused here, not by the first copy
+  const RecoverySummary summary = warehouse_->recover();
+  bind_socket();
+  epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
+  wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  watch(epoll_.get(), listener_.get());
+  watch(epoll_.get(), wake_.get());
+  if (warehouse_->has_log()) watch(epoll_.get(), warehouse_->log_fd());
+  thread_ = std::thread([this] { run(); });
+  populator_ = std::thread([this] { populate(); });
+  return summary;
+}
+
+void Server::bind_socket() {
+  const sockaddr_un address = address_of(socket_path_);
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  {
+    Fd probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (::connect(probe.get(), generic, sizeof address) == 0)
+      throw Error(ErrorKind::storage, "socket_in_use",
+                  "another daemon answers on " + socket_path_ + "; choose another --socket");
+    struct stat info {};
+    if (::lstat(socket_path_.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))
+      throw Error(ErrorKind::storage, "socket_in_use",
+                  socket_path_ + " exists and is not a socket; remove it or choose another --socket");
+  }
+  // Bound under a private name and renamed in, so that it never exists with other permissions.
+  const std::string fresh = socket_path_ + ".new";
+  const sockaddr_un fresh_address = address_of(fresh);
+  ::unlink(fresh.c_str());
+  listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener_.valid()) throw storage_error("cannot make a socket", errno);
+  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&fresh_address),
+             sizeof fresh_address) != 0)
+    throw storage_error("cannot bind " + fresh, errno);
+  if (::chmod(fresh.c_str(), 0600) != 0 || ::listen(listener_.get(), 128) != 0 ||
+      ::rename(fresh.c_str(), socket_path_.c_str()) != 0)
+    throw storage_error("cannot listen on " + socket_path_, errno);
+}
+
+void Server::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+  }
+  populate_wake_.notify_all();
+  if (wake_.valid()) wake();
+  if (thread_.joinable()) thread_.join();
+  if (populator_.joinable()) populator_.join();
+  if (listener_.valid()) ::unlink(socket_path_.c_str());
+  connections_.clear();
+  if (warehouse_) warehouse_->stop();
+  listener_.reset();
+}
+
+void Server::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void Server::post(Command command) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || !thread_.joinable()) throw_stopped();
+    if (commands_.size() >= kCommandsQueued)
+      throw Error(ErrorKind::capacity, "core_busy", "too many commands are waiting for the core");
+    commands_.push_back(std::move(command));
+  }
+  wake();
+}
+
+void Server::throw_busy(int timeout_ms) {
+  throw Error(ErrorKind::transport, "core_busy",
+              "the core did not answer within " + std::to_string(timeout_ms) + " ms");
+}
+
+void Server::throw_stopped() {
+  throw Error(ErrorKind::transport, "stopped", "the core is not running");
+}
+
+void Server::run() {
+  ::prctl(PR_SET_NAME, "kvw-core");
+  std::array<epoll_event, 64> events;
+  uint64_t next_tick = 0;
+  for (;;) {
+    const uint64_t now = system_clock().boot_ns();
+    if (now >= next_tick) {
+      warehouse_->tick();
+      drop_silent();
+      next_tick = now + kTickMs * kMillisecondNs;
+    }
+    const int wait_ms =
+        static_cast<int>((next_tick - std::min(now, next_tick)) / kMillisecondNs) + 1;
+    const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[i].data.fd;
+      if (fd == wake_.get()) {
+        run_commands();
+      } else if (fd == listener_.get()) {
+        accept_all();
+      } else if (warehouse_->has_log() && fd == warehouse_->log_fd()) {
+        warehouse_->poll_log();
+      } else {
+        serve(fd);
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    if (stopping_) {
+      commands_.clear();  // their futures report a broken promise as "stopped"
+      return;
+    }
+  }
+}
+
+void Server::run_commands() {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
+  std::deque<Command> commands;
+  {
+    const std::lock_guard lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (Command& command : commands) command(*warehouse_);
+}
+
+void Server::accept_all() {
+  for (;;) {
+    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) return;
+    ucred peer{};
+    socklen_t size = sizeof peer;
+    // Who may connect is decided here, by the kernel's word: the daemon's own user, or root.
+    if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+        (peer.uid != ::geteuid() && peer.uid != 0)) {
+      warehouse_->on_event("peer_refused", "uid=" + std::to_string(peer.uid));
+      continue;
+    }
+    if (connections_.size() >= kMaxConnections) continue;
+    const int number = fd.get();
+    watch(epoll_.get(), number);
+    connections_[number] = {std::move(fd), 0, system_clock().boot_ns()};
+    connection_count_ = connections_.size();
+  }
+}
+
+void Server::drop_silent() {
+  const uint64_t now = system_clock().boot_ns();
+  std::vector<int> silent;
+  for (const auto& [fd, connection] : connections_)
+    if (connection.session == 0 && now - connection.since_ns > kHelloWithinNs) silent.push_back(fd);
+  for (const int fd : silent) hang_up(fd);
+}
+
+void Server::hang_up(int fd) {
+  const auto found = connections_.find(fd);
+  if (found == connections_.end()) return;
+  if (found->second.session != 0) warehouse_->sessions().hung_up(found->second.session);
+  connections_.erase(found);
+  connection_count_ = connections_.size();
+}
+
+void Server::serve(int fd) {
+  for (int i = 0; i < kMessagesPerWake; ++i) {
+    const auto found = connections_.find(fd);
+    if (found == connections_.end()) return;
+    const ssize_t got = ::recv(fd, buffer_.data(), buffer_.size(), MSG_DONTWAIT | MSG_TRUNC);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    const bool sane = got > 0 && static_cast<size_t>(got) <= buffer_.size();
+    if (!sane || !answer(found->second, std::span(buffer_).first(static_cast<size_t>(got)))) {
+      hang_up(fd);
+      return;
+    }
+  }
+}
+
+void Server::populate() {
+  ::prctl(PR_SET_NAME, "kvw-populate");
+  for (;;) {
+    std::optional<uint32_t> slab;
+    try {
+      slab = call([](Warehouse& warehouse) { return warehouse.next_slab_to_populate(); }, 60000);
+      if (!slab) return;
+      const int err = warehouse_->arena().populate_slab(*slab);
+      call(
+          [number = *slab, err](Warehouse& warehouse) {
+            warehouse.slab_populated(number, err);
+            return 0;
+          },
+          60000);
+      if (err == 0) continue;
+    } catch (const std::exception&) {
+      // The core is stopping, or too busy to answer for a minute: the next round finds out.
+    }
+    std::unique_lock lock(mutex_);
+    if (populate_wake_.wait_for(lock, kGrowRetry, [this] { return stopping_; })) return;
+  }
+}
+
+FlushReport Server::flush(int timeout_ms) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  const auto left_ms = [&] {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count());
+  };
+  const auto late = [&] { return left_ms() <= 0; };
+  const int patience = std::max(timeout_ms, 1000);
+  const auto report = [&] {
+    return call([](Warehouse& warehouse) { return warehouse.flush_report(); }, patience);
+  };
+  const bool has_log = call([](Warehouse& warehouse) { return warehouse.has_log(); }, patience);
+  if (!has_log) return report();
+  while (!call([](Warehouse& warehouse) { return warehouse.spill(); }, patience)) {
+    if (late()) return report();
+    std::this_thread::sleep_for(kFlushPoll);
+  }
+  const uint64_t ticket =
+      call([](Warehouse& warehouse) { return warehouse.request_flush(); }, patience);
+  while (!call([ticket](Warehouse& warehouse) { return warehouse.flushed(ticket); }, patience)) {
+    if (late()) return report();
+    std::this_thread::sleep_for(kFlushPoll);
+  }
+  return report();
+}
+
+}  // namespace kvw

@@ -1,0 +1,111 @@
+// The daemon's core on its own thread: it owns the warehouse, serves the local socket, runs the
+// tick, and executes what other threads ask for. A second thread allocates slabs in the background.
+//
+// Thread-safe. Bounded: connections, messages per wake-up, queued commands.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fd.h"
+#include "exchange/messages.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+class Server {
+ public:
+  // Opens the warehouse: takes the directory's lock, creates or re-attaches its files.
+  Server(WarehouseOptions options, std::string socket_path);
+  ~Server();
+
+  // Before start() only: namespaces and tombstones from the ledger.
+  Warehouse& warehouse_before_start() { return *warehouse_; }
+  // Recovers, binds the socket (0600), starts the threads.
+  RecoverySummary start();
+  // Ends the threads; the socket file goes away. Idempotent.
+  void stop();
+
+  // Runs `work` on the core thread and returns its result; its exceptions pass through. Throws Error
+  // transport "core_busy" when the core does not get to it within timeout_ms (it may still run
+  // then, so `work` owns what it captures), "stopped" after stop().
+  template <class Work>
+  auto call(Work work, int timeout_ms) -> decltype(work(std::declval<Warehouse&>())) {
+    using Result = decltype(work(std::declval<Warehouse&>()));
+    auto task = std::make_shared<std::packaged_task<Result(Warehouse&)>>(std::move(work));
+    std::future<Result> result = task->get_future();
+    post([task](Warehouse& warehouse) { (*task)(warehouse); });
+    if (result.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
+      throw_busy(timeout_ms);
+    try {
+      return result.get();
+    } catch (const std::future_error&) {
+      throw_stopped();
+    }
+  }
+
+  // Waits until everything sealed before is on stable media, or the time runs out. Any thread but
+  // the core's.
+  FlushReport flush(int timeout_ms);
+
+  uint64_t connections() const { return connection_count_.load(); }
+
+  static constexpr size_t kMaxConnections = 1100;  // a few above the sessions, to answer them kindly
+
+ private:
+  struct Connection {
+    Fd fd;
+    SessionId session = 0;
+    uint64_t since_ns = 0;
+  };
+
+  using Command = std::function<void(Warehouse&)>;
+  void post(Command command);
+  [[noreturn]] static void throw_busy(int timeout_ms);
+  [[noreturn]] static void throw_stopped();
+
+  void bind_socket();
+  void run();
+  void run_commands();
+  void accept_all();
+  void serve(int fd);
+  bool answer(Connection& connection, std::span<const std::byte> message);
+  bool answer_hello(Connection& connection, const MessageHead& head, Reader& body);
+  bool answer_exchange(Connection& connection, const MessageHead& head, Reader& body);
+  bool answer_settle(Connection& connection, const MessageHead& head, Reader& body);
+  bool answer_promote(Connection& connection, const MessageHead& head, Reader& body);
+  bool answer_report(Connection& connection, const MessageHead& head, Reader& body);
+  bool refuse(Connection& connection, uint64_t request, const Error& error);
+  static bool send(Connection& connection, std::span<const std::byte> message,
+                   std::span<const int> descriptors = {});
+  void hang_up(int fd);
+  void drop_silent();
+  void populate();
+  void wake();
+
+  std::string socket_path_;
+  std::unique_ptr<Warehouse> warehouse_;
+  Fd listener_, epoll_, wake_;
+  std::unordered_map<int, Connection> connections_;
+  std::atomic<uint64_t> connection_count_{0};
+  std::vector<std::byte> buffer_;
+
+  std::mutex mutex_;
+  std::deque<Command> commands_;
+  bool stopping_ = false;
+  std::condition_variable populate_wake_;
+  std::thread thread_, populator_;
+};
+
+}  // namespace kvw

@@ -1,0 +1,214 @@
+#include "session/registry.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr size_t kTouchesPerDrain = 4096;  // bounds one pass; the ring is lossy anyway
+
+uint64_t read_word(int fd, size_t offset) {
+  uint64_t word = 0;
+  return ::pread(fd, &word, sizeof word, static_cast<off_t>(offset)) == sizeof word ? word : 0;
+}
+
+}  // namespace
+
+const char* counter_name(Counter counter) {
+  static constexpr const char* kNames[] = {
+      "lookup_hit_dram", "lookup_hit_nvme", "lookup_missed", "lookups",       "loads",
+      "pages_loaded",    "bytes_loaded",    "load_stale",    "load_mismatch", "load_timeout",
+      "stores",          "pages_stored",    "bytes_stored",  "pages_already", "pages_dropped",
+      "pins_taken",      "pins_refused"};
+  static_assert(sizeof kNames / sizeof *kNames == kCounters);
+  return kNames[static_cast<size_t>(counter)];
+}
+
+Registry::Registry(std::string directory, const Key& warehouse_id, const Clock& clock,
+                   uint64_t grace_ns)
+    : directory_(std::move(directory)),
+      warehouse_id_(warehouse_id),
+      clock_(clock),
+      grace_ns_(grace_ns) {
+  DIR* listing = ::opendir(directory_.c_str());
+  if (listing == nullptr) throw storage_error("cannot list " + directory_, errno);
+  std::vector<std::string> names;
+  while (const dirent* item = ::readdir(listing))
+    if (item->d_name[0] != '.') names.emplace_back(item->d_name);
+  ::closedir(listing);
+  for (const std::string& name : names) adopt(directory_ + "/" + name);
+}
+
+void Registry::adopt(const std::string& path) {
+  Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!file.valid()) return;
+  // The name is the truth about the id; the content belongs to the client.
+  const char* name = path.c_str() + path.rfind('/') + 1;
+  char* end = nullptr;
+  const SessionId id = std::strtoull(name, &end, 16);
+  if (end == name || *end != '\0' || id == 0) return;
+  auto session = std::make_unique<Session>();
+  session->id = id;
+  session->file = std::move(file);
+  session->path = path;
+  session->touch_read = read_word(session->file.get(), offsetof(SessionFile, touch_head));
+  sessions_[id] = std::move(session);
+}
+
+Registry::Created Registry::create(uint64_t owner_pid) {
+  if (sessions_.size() >= kMaxSessions)
+    throw Error(ErrorKind::capacity, "too_many_sessions",
+                "the daemon already serves " + std::to_string(kMaxSessions) +
+                    " sessions; close clients that are not used");
+  auto session = std::make_unique<Session>();
+  if (::getrandom(&session->id, sizeof session->id, 0) != sizeof session->id || session->id == 0)
+    throw storage_error("cannot draw a session id", errno);
+  char name[32];
+  std::snprintf(name, sizeof name, "/%016llx", static_cast<unsigned long long>(session->id));
+  session->path = directory_ + name;
+  // Created exclusively: an id is never given twice while its file could be pinned by anybody.
+  Fd client(::open(session->path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!client.valid()) throw storage_error("cannot create " + session->path, errno);
+  // The lock belongs to the open file that the client gets; ours is another one. So it is held
+  // before anybody hears of the session, and for as long as any copy of that descriptor lives.
+  if (::flock(client.get(), LOCK_EX | LOCK_NB) != 0)
+    throw storage_error("cannot lock " + session->path, errno);
+  if (::ftruncate(client.get(), sizeof(SessionFile)) != 0)
+    throw storage_error("cannot size " + session->path, errno);
+  // Backed now: a client must not meet a full filesystem as SIGBUS.
+  if (::fallocate(client.get(), 0, 0, sizeof(SessionFile)) != 0) {
+    const int err = errno;
+    ::unlink(session->path.c_str());
+    throw storage_error("no room for a session file in " + directory_, err);
+  }
+  session->file = Fd(::open(session->path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!session->file.valid()) throw storage_error("cannot open " + session->path, errno);
+  struct {
+    uint64_t magic;
+    uint32_t version, pin_capacity;
+    Key warehouse_id;
+    uint64_t session_id, owner_pid;
+  } head{kSessionMagic, kSessionVersion, kPinCapacity, warehouse_id_, session->id, owner_pid};
+  static_assert(sizeof head == offsetof(SessionFile, owner_pid) + 8);
+  if (::pwrite(session->file.get(), &head, sizeof head, 0) != sizeof head)
+    throw storage_error("cannot write " + session->path, errno);
+  session->connected = true;
+  Session* raw = session.get();
+  sessions_[raw->id] = std::move(session);
+  return {raw, std::move(client)};
+}
+
+Session* Registry::find(SessionId id) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return nullptr;
+  if (lock_is_free(*found->second)) return nullptr;
+  found->second->connected = true;
+  found->second->dead_since_ns = 0;
+  return found->second.get();
+}
+
+void Registry::hung_up(SessionId id) {
+  if (const auto found = sessions_.find(id); found != sessions_.end())
+    found->second->connected = false;
+}
+
+bool Registry::lock_is_free(const Session& session) const {
+  if (::flock(session.file.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  ::flock(session.file.get(), LOCK_UN);
+  return true;
+}
+
+std::vector<SessionId> Registry::bury() {
+  std::vector<SessionId> dead;
+  const uint64_t now = clock_.boot_ns();
+  for (auto& [id, session] : sessions_) {
+    if (session->connected) continue;
+    if (session->dead_since_ns == 0 && lock_is_free(*session)) session->dead_since_ns = now;
+    if (session->dead_since_ns != 0 && now - session->dead_since_ns >= grace_ns_)
+      dead.push_back(id);
+  }
+  for (const SessionId id : dead) {
+    forget(*sessions_[id]);
+    sessions_.erase(id);
+  }
+  return dead;
+}
+
+void Registry::forget(Session& session) {
+  for (uint32_t i = 0; i < kCounters; ++i)
+    buried_[i] += read_word(session.file.get(), offsetof(SessionFile, counters) + i * 8);
+  ::unlink(session.path.c_str());
+}
+
+PinSet Registry::pins() const {
+  PinSet set;
+  std::vector<uint64_t> words;
+  for (const auto& [id, session] : sessions_) {
+    const uint64_t high = read_word(session->file.get(), offsetof(SessionFile, pins_high));
+    words.resize(std::min<uint64_t>(high, kPinCapacity));
+    if (words.empty()) continue;
+    const ssize_t got = ::pread(session->file.get(), words.data(), words.size() * 8,
+                                offsetof(SessionFile, pins));
+    words.resize(got > 0 ? static_cast<size_t>(got) / 8 : 0);
+    for (const uint64_t pin : words) {
+      if (pin == 0) continue;
+      if (is_segment_pin(pin))
+        set.segments.insert(pinned_number(pin));
+      else
+        set.slots.insert(pinned_number(pin));
+    }
+  }
+  return set;
+}
+
+uint64_t Registry::pin_count() const {
+  const PinSet set = pins();
+  return set.slots.size() + set.segments.size();
+}
+
+void Registry::drain(Session& session) {
+  const uint64_t head = read_word(session.file.get(), offsetof(SessionFile, touch_head));
+  if (head == session.touch_read) return;
+  // Only the newest are still there, and only so many are worth a pass.
+  const uint64_t lag = head - session.touch_read;
+  uint64_t from = lag > kTouchesPerDrain ? head - kTouchesPerDrain : session.touch_read;
+  session.touch_read = head;
+  const size_t base = offsetof(SessionFile, touches);
+  while (from != head) {
+    const uint64_t place = from % kTouchCapacity;
+    const uint64_t run = std::min(head - from, kTouchCapacity - place);
+    const size_t old = touched_.size();
+    touched_.resize(old + run);
+    const ssize_t got = ::pread(session.file.get(), touched_.data() + old, run * 8,
+                                static_cast<off_t>(base + place * 8));
+    touched_.resize(old + (got > 0 ? static_cast<size_t>(got) / 8 : 0));
+    from += run;
+  }
+}
+
+std::array<uint64_t, kCounters> Registry::totals() const {
+  std::array<uint64_t, kCounters> sums = buried_;
+  for (const auto& [id, session] : sessions_) {
+    std::array<uint64_t, kCounters> own{};
+    if (::pread(session->file.get(), own.data(), sizeof own, offsetof(SessionFile, counters)) ==
+        sizeof own)
+      for (uint32_t i = 0; i < kCounters; ++i) sums[i] += own[i];
+  }
+  return sums;
+}
+
+}  // namespace kvw

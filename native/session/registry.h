@@ -1,0 +1,99 @@
+// The daemon's sessions: creating their files, telling the living from the dead by their locks,
+// reading their pins, touches and counters. Owned by the core thread.
+//
+// Invariants:
+//  - A session is dead when its lock can be taken, never because a socket hung up; what it held is
+//    let go `grace_ns` later, when its DMA has ended.
+//  - Files are read with pread: a truncated one is a session without pins that its owner broke.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "session/session_file.h"
+
+namespace kvw {
+
+using SessionId = uint64_t;
+
+struct Session {
+  SessionId id = 0;
+  Fd file;            // the daemon's own open file: for pread and for trying the lock
+  std::string path;
+  bool connected = false;
+  uint64_t dead_since_ns = 0;  // 0: the lock is held
+  uint64_t touch_read = 0;     // touches seen
+};
+
+// What the pins of all sessions name, read in one pass.
+struct PinSet {
+  std::unordered_set<SlotId> slots;
+  std::unordered_set<uint32_t> segments;
+};
+
+class Registry {
+ public:
+  // Finds the sessions of an earlier daemon in the directory: their pins count until their owners
+  // are dead.
+  Registry(std::string directory, const Key& warehouse_id, const Clock& clock, uint64_t grace_ns);
+
+  // Creates a session file that is already locked: the returned descriptor carries the lock and is
+  // for the client alone. Throws Error (storage; capacity "too_many_sessions").
+  struct Created {
+    Session* session;
+    Fd descriptor;
+  };
+  Created create(uint64_t owner_pid);
+  // The session that a client presents again, if it is known and its lock is held. An older
+  // connection of it is the caller's to drop.
+  Session* find(SessionId id);
+  void hung_up(SessionId id);
+
+  // Tries the locks of sessions without a connection. Returns those whose grace has passed; they
+  // are removed from the registry, their counters kept in the totals.
+  std::vector<SessionId> bury();
+  // Nobody can still write in its name: dead for longer than the grace, or never known.
+  bool gone(SessionId id) const { return !sessions_.contains(id); }
+
+  // Reads all pins. Call after CLOSING is stored and the full fence.
+  PinSet pins() const;
+  uint64_t pin_count() const;
+
+  // New touches since the last call, as (page id, low half of the key's low word); lossy.
+  template <class Visit>
+  void drain_touches(Visit&& visit) {
+    for (auto& [id, session] : sessions_) drain(*session);
+    for (const uint64_t touch : touched_)
+      visit(static_cast<PageId>(touch), static_cast<uint32_t>(touch >> 32));
+    touched_.clear();
+  }
+
+  // Sums of all sessions, dead ones included.
+  std::array<uint64_t, kCounters> totals() const;
+  size_t size() const { return sessions_.size(); }
+
+  static constexpr size_t kMaxSessions = 1024;
+
+ private:
+  void adopt(const std::string& path);
+  void drain(Session& session);
+  void forget(Session& session);
+  bool lock_is_free(const Session& session) const;
+
+  std::string directory_;
+  Key warehouse_id_;
+  const Clock& clock_;
+  uint64_t grace_ns_;
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::array<uint64_t, kCounters> buried_{};
+  std::vector<uint64_t> touched_;
+};
+
+}  // namespace kvw

@@ -1,0 +1,76 @@
+// The session file: what one client tells the daemon without a call. Created by the daemon, locked
+// (flock) by whoever holds the descriptor that hello passed, written by the client alone. The
+// daemon reads it with pread only: a client can truncate what it can write, and a short read harms
+// nobody where a mapping would raise SIGBUS.
+//
+// Pins: the client stores the pin, one sequentially consistent fence per batch, then checks that
+// the slot's word is (generation, LIVE). The reclaimer stores CLOSING, the same fence, then reads
+// the pins of all sessions and matches by slot alone. One of the two sees the other.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace kvw {
+
+inline constexpr uint64_t kSessionMagic = 0x314e4f4953564bull;  // "KVSION1"
+inline constexpr uint32_t kSessionVersion = 1;
+inline constexpr uint32_t kPinCapacity = 32768;  // words in a session file: the hard bound on its pins
+inline constexpr uint32_t kTouchCapacity = 8192;  // a power of two; older touches are overwritten
+
+// A pin word: 0 is none; the top bit tells a segment from a slot.
+constexpr uint64_t slot_pin(SlotId slot, uint32_t generation) {
+  return (uint64_t{slot} + 1) << 32 | generation;
+}
+constexpr uint64_t segment_pin(uint32_t segment, uint32_t life) {
+  return 1ull << 63 | (uint64_t{segment} + 1) << 32 | life;
+}
+constexpr bool is_segment_pin(uint64_t pin) { return pin >> 63 != 0; }
+constexpr uint32_t pinned_number(uint64_t pin) {
+  return static_cast<uint32_t>(pin >> 32 & 0x7fffffff) - 1;
+}
+
+// Outcomes a client counts. Pages asked are the sum of the first three, by construction.
+enum class Counter : uint32_t {
+  lookup_hit_dram,
+  lookup_hit_nvme,
+  lookup_missed,
+  lookups,
+  loads,
+  pages_loaded,
+  bytes_loaded,
+  load_stale,       // the page was evicted or reused while it was being read
+  load_mismatch,    // digest, tokens or identity differed: never handed out
+  load_timeout,     // promotion did not arrive in time
+  stores,
+  pages_stored,
+  bytes_stored,
+  pages_already,
+  pages_dropped,
+  pins_taken,
+  pins_refused,
+  count
+};
+inline constexpr uint32_t kCounters = static_cast<uint32_t>(Counter::count);
+const char* counter_name(Counter counter);
+
+struct SessionFile {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t pin_capacity;
+  Key warehouse_id;
+  uint64_t session_id;
+  uint64_t owner_pid;  // information only: liveness is the lock
+
+  alignas(128) std::atomic<uint64_t> pins_high;  // pins[0, pins_high) may be in use
+  alignas(128) std::atomic<uint64_t> touch_head;  // touches ever written
+  alignas(128) std::atomic<uint64_t> counters[32];
+  // A touch: page id in the low half, low half of its key's low word in the high half.
+  alignas(128) std::atomic<uint64_t> touches[kTouchCapacity];
+  alignas(128) std::atomic<uint64_t> pins[kPinCapacity];
+};
+static_assert(kCounters <= 32);
+
+}  // namespace kvw

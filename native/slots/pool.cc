@@ -1,0 +1,211 @@
+#include "slots/pool.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/atomics.h"
+#include "base/error.h"
+
+namespace kvw {
+
+uint64_t SlotClass::total() const {
+  uint64_t count = 0;
+  for (const uint32_t slab : slabs) count += slab == UINT32_MAX ? 0 : slots_per_slab;
+  return count;
+}
+
+Pool::Pool(Arena& arena, std::string_view policy_name)
+    : arena_(arena),
+      slots_(arena.slots()),
+      policy_name_(policy_name),
+      slab_class_(slots_.header().slab_max, kNoClass),
+      slab_place_(slots_.header().slab_max, 0),
+      pages_(slots_.header().slab_max) {
+  make_policy(policy_name_, 0);  // an unknown name is refused at start, not at the first page
+}
+
+SlotClass& Pool::class_of(const NamespaceShape& shape) {
+  const uint64_t slot_bytes = shape.slot_bytes();
+  const uint64_t meta_bytes = meta_bytes_of(shape);
+  if (slot_bytes > arena_.slab_bytes())
+    throw Error(ErrorKind::usage, "page_too_large",
+                "a page of " + std::to_string(shape.shards) + " shards of " +
+                    std::to_string(shape.shard_bytes) + " bytes needs a slot of " +
+                    std::to_string(slot_bytes) + " bytes, but a slab has " +
+                    std::to_string(arena_.slab_bytes()) +
+                    "; use fewer tokens per page, or a larger --dram");
+  SlabCut cut;
+  cut.slot_blocks = static_cast<uint32_t>(slot_bytes / kBlockBytes);
+  cut.meta_units = static_cast<uint16_t>(meta_bytes / 64);
+  cut.populated = 1;
+  if (slots_.slots_in(cut) == 0)
+    throw Error(ErrorKind::usage, "page_too_large",
+                "the metadata of a page (" + std::to_string(meta_bytes) +
+                    " bytes) fits no slab of this arena; use fewer tokens per page, or a larger "
+                    "--dram");
+  return add_class(cut);
+}
+
+SlotClass& Pool::add_class(const SlabCut& cut) {
+  for (const auto& cls : classes_)
+    if (cls->cut.slot_blocks == cut.slot_blocks && cls->cut.meta_units == cut.meta_units)
+      return *cls;
+  auto cls = std::make_unique<SlotClass>();
+  cls->cut = cut;
+  cls->slots_per_slab = slots_.slots_in(cut);
+  cls->policy = make_policy(policy_name_, cls->slots_per_slab);
+  classes_.push_back(std::move(cls));
+  return *classes_.back();
+}
+
+void Pool::slab_ready(uint32_t slab) {
+  ++populated_;
+  SlabCut cut;
+  cut.populated = 1;
+  slots_.cut_word(slab).store(cut.pack(), std::memory_order_release);
+  ready_.push_back(slab);
+}
+
+void Pool::assign(uint32_t slab, uint32_t class_number) {
+  SlotClass& cls = *classes_[class_number];
+  size_t place = 0;
+  while (place < cls.slabs.size() && cls.slabs[place] != UINT32_MAX) ++place;
+  if (place == cls.slabs.size())
+    cls.slabs.push_back(slab);
+  else
+    cls.slabs[place] = slab;
+  slab_class_[slab] = class_number;
+  slab_place_[slab] = static_cast<uint32_t>(place);
+  pages_[slab].assign(cls.slots_per_slab, kNoPage);
+}
+
+bool Pool::grow(SlotClass& cls) {
+  if (ready_.empty()) return false;
+  const uint32_t slab = ready_.front();
+  if (arena_.back_metadata(slab, cls.cut) != 0) return false;
+  ready_.pop_front();
+  for (uint32_t number = 0; number < classes_.size(); ++number)
+    if (classes_[number].get() == &cls) assign(slab, number);
+  // What an older cut left there must not look like metadata of this one.
+  std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, 0), cls.cut)), 0,
+              cls.slots_per_slab * cls.cut.meta_bytes());
+  slots_.cut_word(slab).store(cls.cut.pack(), std::memory_order_release);
+  for (uint32_t place = 0; place < cls.slots_per_slab; ++place)
+    cls.free.push_back(slots_.slot_id(slab, place));
+  return true;
+}
+
+void Pool::retire(uint32_t slab) {
+  SlotClass& cls = *classes_[slab_class_[slab]];
+  for (uint32_t place = 0; place < cls.slots_per_slab; ++place) {
+    const SlotId slot = slots_.slot_id(slab, place);
+    store(slot, {slots_.load(slot).generation + 1, SlotState::free}, std::memory_order_relaxed);
+  }
+  full_fence();
+  std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
+  cls.slabs[slab_place_[slab]] = UINT32_MAX;
+  slab_class_[slab] = kNoClass;
+  pages_[slab].clear();
+  SlabCut cut;
+  cut.populated = 1;
+  slots_.cut_word(slab).store(cut.pack(), std::memory_order_release);
+  ready_.push_back(slab);
+}
+
+void Pool::attach(uint32_t slab, const SlabCut& cut) {
+  ++populated_;
+  const SlotClass& cls = add_class(cut);
+  for (uint32_t number = 0; number < classes_.size(); ++number)
+    if (classes_[number].get() == &cls) assign(slab, number);
+}
+
+void Pool::adopt_free(SlotId slot) { class_of(slot).free.push_back(slot); }
+
+SlotId Pool::take(SlotClass& cls, SlotState state) {
+  if (cls.free.empty()) return kNoSlot;
+  const SlotId slot = cls.free.front();
+  cls.free.pop_front();
+  store(slot, {slots_.load(slot).generation + 1, state}, std::memory_order_relaxed);
+  // Before anybody may write a byte of the new generation, every reader of the old one must see
+  // that it ended.
+  full_fence();
+  ++cls.reserved;
+  unfinished_bytes_ += cls.cut.slot_bytes();
+  return slot;
+}
+
+void Pool::publish(SlotId slot) {
+  SlotClass& cls = class_of(slot);
+  store(slot, {slots_.load(slot).generation, SlotState::live}, std::memory_order_release);
+  --cls.reserved;
+  ++cls.live;
+  unfinished_bytes_ -= cls.cut.slot_bytes();
+}
+
+void Pool::close(SlotId slot) {
+  store(slot, {slots_.load(slot).generation, SlotState::closing}, std::memory_order_release);
+}
+
+void Pool::reopen(SlotId slot) {
+  store(slot, {slots_.load(slot).generation, SlotState::live}, std::memory_order_release);
+}
+
+void Pool::to_limbo(SlotId slot) {
+  SlotClass& cls = class_of(slot);
+  store(slot, {slots_.load(slot).generation, SlotState::limbo}, std::memory_order_release);
+  --cls.reserved;
+  ++cls.limbo;
+}
+
+void Pool::release(SlotId slot) {
+  SlotClass& cls = class_of(slot);
+  const SlotWord word = slots_.load(slot);
+  if (word.state == SlotState::limbo) {
+    // Torn bytes must not be readable under this generation.
+    --cls.limbo;
+    unfinished_bytes_ -= cls.cut.slot_bytes();
+    store(slot, {word.generation + 1, SlotState::free}, std::memory_order_release);
+  } else {
+    --cls.live;
+    store(slot, {word.generation, SlotState::free}, std::memory_order_release);
+  }
+  page_at(slot) = kNoPage;
+  cls.free.push_back(slot);
+}
+
+void Pool::discard(SlotId slot) {
+  SlotClass& cls = class_of(slot);
+  --cls.live;
+  store(slot, {slots_.load(slot).generation + 1, SlotState::free}, std::memory_order_release);
+  page_at(slot) = kNoPage;
+  cls.free.push_back(slot);
+}
+
+void Pool::restore(SlotId slot, SlotState state) {
+  SlotClass& cls = class_of(slot);
+  store(slot, {slots_.load(slot).generation, state}, std::memory_order_release);
+  if (state == SlotState::live) ++cls.live;
+  if (state == SlotState::limbo) {
+    ++cls.limbo;
+    unfinished_bytes_ += cls.cut.slot_bytes();
+  }
+}
+
+uint32_t Pool::resident(SlotId slot) const {
+  const uint32_t slab = slots_.slab_of(slot);
+  return slab_place_[slab] * classes_[slab_class_[slab]]->slots_per_slab + slots_.place_of(slot);
+}
+
+SlotId Pool::slot_of(const SlotClass& cls, uint32_t resident) const {
+  return slots_.slot_id(cls.slabs[resident / cls.slots_per_slab], resident % cls.slots_per_slab);
+}
+
+PageId& Pool::page_at(SlotId slot) {
+  return pages_[slots_.slab_of(slot)][slots_.place_of(slot)];
+}
+
+void Pool::store(SlotId slot, SlotWord word, std::memory_order order) {
+  slots_.word(slot).store(word.pack(), order);
+}
+
+}  // namespace kvw

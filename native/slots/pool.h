@@ -1,0 +1,100 @@
+// The slots of the arena as a resource: slabs cut into classes of one slot size, free lists, and
+// every transition of a slot's word. Owned by the core thread.
+//
+// Invariants:
+//  - Only this class stores slot words. Transitions: FREE -> RESERVED | FILLING -> LIVE -> CLOSING ->
+//    LIVE | FREE; RESERVED | FILLING -> LIMBO -> FREE. The generation rises at FREE -> RESERVED |
+//    FILLING and when a slab is cut anew.
+//  - A slot is on its class's free list exactly when its word is FREE (first in, first out: what
+//    was freed last stays readable longest).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "arena/arena.h"
+#include "base/types.h"
+#include "eviction/policy.h"
+#include "slots/slots.h"
+
+namespace kvw {
+
+// Slots of one size. Residents are numbered densely within a class for the eviction policy.
+struct SlotClass {
+  SlabCut cut;
+  uint32_t slots_per_slab = 0;
+  std::vector<uint32_t> slabs;  // in order of assignment; a retired one leaves UINT32_MAX
+  std::deque<SlotId> free;
+  std::unique_ptr<EvictionPolicy> policy;
+  uint64_t live = 0, reserved = 0, limbo = 0;
+
+  uint64_t total() const;
+};
+
+class Pool {
+ public:
+  Pool(Arena& arena, std::string_view policy_name);
+
+  // Class of a namespace's pages, made at first use. Throws Error (usage "page_too_large") when a
+  // slot of it fits no slab.
+  SlotClass& class_of(const NamespaceShape& shape);
+  SlotClass& class_of(SlotId slot) { return *classes_[slab_class_[slots_.slab_of(slot)]]; }
+
+  // A slab's arena bytes are there (from populate_slab, or an earlier daemon).
+  void slab_ready(uint32_t slab);
+  // Cuts a ready, uncut slab for the class. False: none ready, or no room for its metadata.
+  bool grow(SlotClass& cls);
+  // Takes a slab whose slots are all FREE away from its class; it is ready and uncut again.
+  // Every word's generation rises first, so that no old entry ever validates in the new cut.
+  void retire(uint32_t slab);
+  // Adopts slots as an earlier daemon left them (recovery): registers the slab with its class.
+  void attach(uint32_t slab, const SlabCut& cut);
+  void adopt_free(SlotId slot);
+
+  // Oldest free slot as (generation + 1, state), fenced before return; kNoSlot when none.
+  SlotId take(SlotClass& cls, SlotState state);
+  void publish(SlotId slot);        // RESERVED | FILLING -> LIVE, release
+  void close(SlotId slot);          // LIVE -> CLOSING
+  void reopen(SlotId slot);         // CLOSING -> LIVE
+  void to_limbo(SlotId slot);       // RESERVED | FILLING -> LIMBO
+  void release(SlotId slot);        // CLOSING | LIMBO -> FREE, to the end of the free list
+  void discard(SlotId slot);        // as release, but unreadable at once: (generation + 1, FREE)
+  void restore(SlotId slot, SlotState state);  // recovery: stores the state under the old generation
+
+  SlotWord load(SlotId slot) const { return slots_.load(slot); }
+  SlabCut cut_of(SlotId slot) const { return slots_.cut(slots_.slab_of(slot)); }
+  SlotMeta* meta(SlotId slot) const { return slots_.meta(slot, cut_of(slot)); }
+  std::byte* payload(SlotId slot) const { return arena_.payload(slot, cut_of(slot)); }
+  uint32_t resident(SlotId slot) const;     // dense number in the class
+  SlotId slot_of(const SlotClass& cls, uint32_t resident) const;
+
+  PageId& page_at(SlotId slot);  // the page in a LIVE or CLOSING slot, else kNoPage
+
+  uint64_t ready_slabs() const { return ready_.size(); }
+  uint64_t populated_slabs() const { return populated_; }
+  const std::vector<std::unique_ptr<SlotClass>>& classes() const { return classes_; }
+  uint32_t slab_class(uint32_t slab) const { return slab_class_[slab]; }
+  uint64_t unfinished_bytes() const { return unfinished_bytes_; }  // RESERVED, FILLING and LIMBO
+
+  static constexpr uint32_t kNoClass = UINT32_MAX;
+
+ private:
+  void store(SlotId slot, SlotWord word, std::memory_order order);
+  SlotClass& add_class(const SlabCut& cut);
+  void assign(uint32_t slab, uint32_t class_number);
+
+  Arena& arena_;
+  const Slots& slots_;
+  std::string policy_name_;
+  std::vector<std::unique_ptr<SlotClass>> classes_;
+  std::vector<uint32_t> slab_class_;           // by slab
+  std::vector<uint32_t> slab_place_;           // place in its class's list of slabs
+  std::vector<std::vector<PageId>> pages_;     // by slab, by place
+  std::deque<uint32_t> ready_;                 // populated and uncut
+  uint64_t populated_ = 0;
+  uint64_t unfinished_bytes_ = 0;
+};
+
+}  // namespace kvw

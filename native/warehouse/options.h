@@ -1,0 +1,109 @@
+// How a warehouse is set up, and what it reports. Plain values.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/types.h"
+#include "nvme/log.h"
+#include "session/session_file.h"
+
+namespace kvw {
+
+struct WarehouseOptions {
+  std::string arena_dir;
+  uint64_t dram_bytes = 0;
+  std::string nvme_dir;  // empty: no NVMe tier
+  uint64_t nvme_capacity_bytes = 0;
+  uint64_t nvme_segment_bytes = 0;  // 0: an eighth of the capacity, 1 MiB to 256 MiB
+  uint64_t index_pages = 0;         // 0: one per 64 KiB of both tiers together, within bounds
+  Key warehouse_id;
+  std::vector<std::byte> secret;  // kSecretBytes
+  uint64_t epoch = 0;             // the ledger's clear epoch
+  bool ledger_lost = false;
+  std::string policy = "lru";
+  std::string io_engine = "auto";
+  uint64_t limbo_after_ns = 30 * kSecondNs;
+  uint64_t grace_ns = 5 * kSecondNs;
+  uint64_t flush_interval_ns = kSecondNs;
+  uint64_t write_queue_bytes = 0;  // 0: a quarter of the DRAM tier
+};
+
+struct RecoverySummary {
+  uint64_t pages_dram = 0;
+  uint64_t pages_nvme = 0;
+  uint64_t dropped_slots = 0;     // bad checksum or identity
+  uint64_t unfinished_slots = 0;  // reserved when the daemon ended
+  uint64_t cleared = 0;           // older than a clear, or not provably younger
+  uint64_t unknown_namespace = 0;
+  uint64_t orphans = 0;
+  uint64_t sessions = 0;
+  uint64_t epoch = 0;  // the highest clear epoch seen anywhere: the ledger's from now on
+  double seconds = 0;
+  nvme::RecoveryReport log;
+};
+
+struct FlushReport {
+  uint64_t flushed = 0;       // pages on stable media
+  uint64_t not_admitted = 0;  // in DRAM only
+  uint64_t pending = 0;       // still being written when the time ran out
+};
+
+// One page as listings show it.
+struct PageInfo {
+  PageId page;
+  Key key, parent;
+  uint32_t position;
+  uint16_t space;
+  bool dram, nvme;
+  uint64_t bytes;
+  uint64_t stored_at_ns;  // 0: known only to the record on NVMe
+};
+
+// Why pages left, as metric labels.
+enum class Gone : uint32_t {
+  evicted,     // coldest, to make room in DRAM
+  window,      // its index window was full
+  rebalanced,  // its slab went to another page size
+  reclaimed,   // its NVMe segment was reused
+  cleared,
+  operator_,
+  orphaned,
+  quarantined,
+  lost,  // written, but a flush failed
+  count
+};
+const char* gone_name(Gone gone);
+inline constexpr size_t kGone = static_cast<size_t>(Gone::count);
+
+// A snapshot; every figure is the core's own.
+struct WarehouseStatus {
+  uint64_t incarnation = 0, uptime_ns = 0;
+  bool draining = false;
+  uint64_t dram_capacity_bytes = 0, dram_populated_bytes = 0, dram_used_bytes = 0;
+  uint64_t dram_pages = 0, free_slots = 0, reserved_slots = 0, limbo_slots = 0, zombie_slots = 0;
+  std::string dram_health;  // "ok", "populating" or why it cannot grow
+  bool has_nvme = false;
+  uint64_t nvme_pages = 0;
+  nvme::LogStats log;
+  uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
+  uint64_t sessions = 0, connections = 0, pins = 0, promotions_in_flight = 0;
+  uint64_t pages_sealed = 0, bytes_sealed = 0, pages_promoted = 0;
+  std::array<uint64_t, kCounters> clients{};
+  std::map<std::string, uint64_t> dropped;       // refused reservations and seals, by reason
+  std::map<std::string, uint64_t> not_admitted;  // to NVMe, by reason
+  std::array<uint64_t, kGone> left_dram{}, left_nvme{};
+  uint64_t quarantined = 0, events_dropped = 0, retained_reports = 0;
+  struct Space {
+    uint32_t ordinal;
+    NamespaceShape shape;
+    uint64_t clear_epoch, pages, dram, nvme;
+  };
+  std::vector<Space> spaces;
+};
+
+}  // namespace kvw

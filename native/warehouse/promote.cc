@@ -1,0 +1,252 @@
+// The NVMe tier from the warehouse's side: admission and write-behind, promotion, and what the log
+// tells and asks.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "base/error.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
+constexpr size_t kReadFailuresKept = 4096;
+constexpr size_t kSpillPerCall = 4096;
+
+}  // namespace
+
+bool Warehouse::admissible(const PageNode& node, std::string& reason) const {
+  if (node.position == 0) return true;
+  if (node.parent != kNoPage) {
+    const auto parent = catalog_.at(node.parent);
+    if (parent && (parent->in_nvme() || (parent->in_dram() && writing_.contains(parent->slot))))
+      return true;
+  }
+  reason = "parent_not_admitted";
+  return false;
+}
+
+void Warehouse::admit(const EntryView& view, SlotId slot) {
+  if (!log_ || view.in_nvme() || writing_.contains(slot)) return;
+  std::string reason;
+  if (admissible(catalog_.node(view.page), reason)) {
+    if (log_->append(slot, facts_of(*pool_.meta(slot)), pool_.payload(slot))) {
+      writing_.insert(slot);
+      return;
+    }
+    reason = log_->stats().health == nvme::LogHealth::ok ? "queue_full" : "read_only";
+  }
+  ++not_admitted_[reason];
+}
+
+bool Warehouse::spill() {
+  if (!log_) return true;
+  const uint64_t entries = catalog_.index().entries();
+  size_t offered = 0;
+  for (size_t step = 0; step < kSpillPerCall && spill_cursor_ < entries; ++step, ++spill_cursor_) {
+    const auto view = catalog_.at(spill_cursor_);
+    if (!view || !view->in_dram() || view->in_nvme() || writing_.contains(view->slot)) continue;
+    std::string reason;
+    if (!admissible(catalog_.node(view->page), reason)) continue;
+    if (!log_->append(view->slot, facts_of(*pool_.meta(view->slot)), pool_.payload(view->slot)))
+      return log_->stats().health != nvme::LogHealth::ok;  // full: wait for it, unless it is broken
+    writing_.insert(view->slot);
+    ++offered;
+  }
+  spill_progress_ |= offered != 0;
+  if (spill_cursor_ < entries) return false;
+  // A pass is over. Pages whose parents were admitted in it get their turn in the next.
+  spill_cursor_ = 0;
+  return !std::exchange(spill_progress_, false);
+}
+
+FlushReport Warehouse::flush_report() const {
+  FlushReport report;
+  if (!log_) {
+    report.not_admitted = catalog_.dram_pages();
+    return report;
+  }
+  report.pending = writing_.size();
+  report.flushed = catalog_.nvme_pages();
+  for (const auto& cls : pool_.classes()) report.not_admitted += cls->live;
+  uint64_t both = 0;
+  for (PageId page = 0; page < catalog_.index().entries(); ++page)
+    if (const auto view = catalog_.at(page); view && view->in_dram() && view->in_nvme()) ++both;
+  const uint64_t known = both + report.pending + zombies_.size();
+  report.not_admitted = report.not_admitted > known ? report.not_admitted - known : 0;
+  return report;
+}
+
+void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+  bool full = false;
+  for (const Key& key : keys) {
+    const auto view = catalog_.find(key);
+    if (!view) {
+      answers.push_back(PromoteAnswer::missing);
+    } else if (view->in_dram()) {
+      answers.push_back(PromoteAnswer::in_dram);
+    } else if (promoting_.contains(key)) {
+      answers.push_back(PromoteAnswer::reading);
+    } else if (read_failures_.contains(key) || !log_) {
+      answers.push_back(PromoteAnswer::failed);
+    } else {
+      const Space& space = spaces_[view->space];
+      const uint64_t bytes = space.shape.slot_bytes();
+      full = full || (promoting_bytes_ != 0 && promoting_bytes_ + bytes > promote_limit_bytes_);
+      SlotId slot = kNoSlot;
+      if (!full) {
+        SlotId spare = kNoSlot;
+        if (const PageId parent = catalog_.node(view->page).parent; parent != kNoPage)
+          if (const auto above = catalog_.at(parent); above && above->in_dram()) spare = above->slot;
+        slot = take_slot(*space.cls, SlotState::filling, spare);
+      }
+      if (slot != kNoSlot) {  // no writers of this generation: said before the device may write
+        pool_.meta(slot)->granted.store(0);
+        pool_.meta(slot)->key = key;
+      }
+      // Taking a slot may have evicted or reclaimed the page itself: look again.
+      const auto again = catalog_.find(key);
+      const bool there = again && again->in_nvme() && !again->in_dram();
+      if (slot == kNoSlot || !there ||
+          !log_->read(slot, again->extent, key, pool_.payload(slot))) {
+        if (slot != kNoSlot) {
+          pool_.to_limbo(slot);
+          pool_.release(slot);
+        }
+        full = full || there;
+        answers.push_back(there ? PromoteAnswer::later : PromoteAnswer::missing);
+        continue;
+      }
+      promoting_.insert(key);
+      promoting_bytes_ += bytes;
+      answers.push_back(PromoteAnswer::reading);
+    }
+  }
+}
+
+void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
+  const auto slot = static_cast<SlotId>(ticket);
+  const Key key = pool_.meta(slot)->key;
+  promoting_.erase(key);
+  promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
+  const auto view = catalog_.find(key);
+  const bool wanted = view && !view->in_dram() && facts.clear_epoch >= spaces_[view->space].clear_epoch;
+  const bool usable = result == nvme::ReadResult::ok && wanted &&
+                      facts.namespace_id == spaces_[view->space].shape.id &&
+                      facts.shards == spaces_[view->space].shape.shards &&
+                      facts.shard_bytes == spaces_[view->space].shape.shard_bytes &&
+                      facts.witness.size() <= spaces_[view->space].shape.witness_capacity();
+  if (!usable) {
+    pool_.to_limbo(slot);
+    pool_.release(slot);
+    if (result == nvme::ReadResult::io_error) {
+      if (read_failures_.size() < kReadFailuresKept)
+        read_failures_[key] = clock_.boot_ns() + kReadRetryNs;
+    } else if (wanted && view->in_nvme()) {
+      ++quarantined_;
+      on_event("page_quarantined", "tier=nvme key=" + to_hex(key));
+      leave_nvme(*view, Gone::quarantined);
+    }
+    end_promotion();
+    return;
+  }
+  SlotMeta* meta = pool_.meta(slot);
+  meta->namespace_id = facts.namespace_id;
+  meta->key = key;
+  meta->parent = facts.parent;
+  meta->clear_epoch = facts.clear_epoch;
+  meta->stored_at_ns = facts.stored_at_ns;
+  meta->shard_bytes = facts.shard_bytes;
+  meta->position = facts.position;
+  meta->shards = facts.shards;
+  meta->page_tokens = facts.page_tokens;
+  meta->witness_kind = static_cast<uint32_t>(facts.witness_kind);
+  meta->witness_bytes = static_cast<uint32_t>(facts.witness.size());
+  meta->spare = 0;
+  std::copy(facts.digests.begin(), facts.digests.end(), digests_of(meta));
+  std::fill_n(owners_of(meta), facts.shards, 0);
+  std::memcpy(witness_of(meta), facts.witness.data(), facts.witness.size());
+  meta->granted.store(0);
+  meta->sealed.store(0);
+  meta->settled.store(0);
+  const SlotWord word = pool_.load(slot);
+  meta->checksum = meta_checksum(*meta, word.generation);
+  // The device wrote the payload through the kernel; the release store orders it for readers.
+  pool_.publish(slot);
+  EntryView entry = *view;
+  entry.flags = static_cast<uint16_t>((entry.flags | kEntryDram) & ~kEntryUnverified);
+  entry.slot = slot;
+  entry.generation = static_cast<uint32_t>(word.generation);
+  entry.digest = facts.digests[0];
+  catalog_.update(entry);
+  make_resident(slot, entry);
+  catalog_.node(entry.page).used = true;
+  ++pages_promoted_;
+  end_promotion();
+}
+
+void Warehouse::end_promotion() {
+  std::atomic<uint64_t>& word = arena_.control().promoted.value;
+  word.fetch_add(1, std::memory_order_release);
+  // Clients wait on the low half in shared memory; a read-only mapping is enough for that.
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+            0);
+}
+
+void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {
+  const auto slot = static_cast<SlotId>(ticket);
+  writing_.erase(slot);
+  const SlotMeta* meta = pool_.meta(slot);
+  auto view = catalog_.find(meta->key);
+  // Cleared or quarantined while it was being written: the record is dead on arrival.
+  if (!view || view->slot != slot || !view->in_dram()) return;
+  view->flags |= kEntryNvme;
+  view->extent = extent;
+  catalog_.update(*view);
+  catalog_.node(view->page).used = false;
+}
+
+void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
+  writing_.erase(static_cast<SlotId>(ticket));
+  ++not_admitted_[std::string(reason)];
+}
+
+nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
+  const auto view = catalog_.find(key);
+  if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
+  const PageNode& node = catalog_.node(view->page);
+  if (node.orphan) return nvme::RecordUse::dead;
+  return node.used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
+}
+
+void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
+  const auto view = catalog_.find(key);
+  if (!view || !view->in_nvme() || !(view->extent == extent)) return;
+  leave_nvme(*view, lost ? Gone::lost : Gone::reclaimed);
+}
+
+void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) {
+  auto view = catalog_.find(key);
+  if (!view || !view->in_nvme() || !(view->extent == from)) return;
+  view->extent = to;
+  catalog_.update(*view);
+  catalog_.node(view->page).used = false;  // hot again only if used again
+}
+
+void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) {
+  ControlPage& control = arena_.control();
+  if (segment < control.segment_words)
+    segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
+}
+
+bool Warehouse::segment_pinned(uint32_t segment) {
+  return sessions_->pins().segments.contains(segment);
+}
+
+}  // namespace kvw

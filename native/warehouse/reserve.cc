@@ -1,0 +1,265 @@
+// Stores: exchange, the groups that clients are writing, and limbo.
+#include <algorithm>
+
+#include "base/error.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+uint64_t all_shards(uint32_t shards) { return shards == 64 ? ~0ull : (1ull << shards) - 1; }
+
+void add_bits(std::atomic<uint64_t>& mask, uint64_t bits) {
+  mask.store(mask.load(std::memory_order_relaxed) | bits, std::memory_order_release);
+}
+
+}  // namespace
+
+void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
+                         std::span<const ReserveRequest> reserves,
+                         std::vector<SealAnswer>& sealed, std::vector<ReserveAnswer>& reserved) {
+  const int ordinal = ordinal_of(namespace_id);
+  if (ordinal < 0 && !reserves.empty())
+    throw Error(ErrorKind::usage, "namespace_unknown",
+                "namespace " + to_hex(namespace_id) + " is not open here; open it again");
+  for (const Seal& item : seals) sealed.push_back({seal(session, item)});
+  for (const ReserveRequest& item : reserves)
+    reserved.push_back(reserve(session, static_cast<uint16_t>(ordinal), item));
+}
+
+Reason Warehouse::seal(SessionId session, const Seal& seal) {
+  const auto found = groups_.find(seal.slot);
+  if (found == groups_.end() || found->second.generation != seal.generation) {
+    count_drop(Reason::stale);
+    return Reason::stale;
+  }
+  SlotMeta* meta = pool_.meta(seal.slot);
+  if (seal.shard >= meta->shards || owners_of(meta)[seal.shard] != session ||
+      (meta->granted.load() >> seal.shard & 1) == 0) {
+    count_drop(Reason::not_owner);
+    return Reason::not_owner;
+  }
+  const uint64_t bit = 1ull << seal.shard;
+  if (meta->settled.load() & bit) return found->second.limbo ? Reason::stale : Reason::none;
+  digests_of(meta)[seal.shard] = seal.digest;
+  add_bits(meta->sealed, bit);
+  add_bits(meta->settled, bit);
+  if (found->second.limbo) {
+    if (settled(seal.slot, found->second)) close_group(seal.slot);
+    count_drop(Reason::stale);
+    return Reason::stale;
+  }
+  if (meta->sealed.load() != all_shards(meta->shards)) return Reason::none;
+  const Reason reason = publish(seal.slot);
+  if (reason != Reason::none) count_drop(reason);
+  return reason;
+}
+
+Reason Warehouse::publish(SlotId slot) {
+  SlotMeta* meta = pool_.meta(slot);
+  const Key key = meta->key;
+  const int ordinal = ordinal_of(meta->namespace_id);
+  auto old = catalog_.find(key);
+  Reason refusal = Reason::none;
+  if (ordinal < 0 || meta->clear_epoch < spaces_[ordinal].clear_epoch)
+    refusal = Reason::cleared;
+  else if (old && old->in_dram())
+    refusal = Reason::busy;  // the same page arrived by another way; its bytes are as good
+  else if (!old && !catalog_.has_room(key) && !make_window(key))
+    refusal = Reason::index_full;
+  if (refusal != Reason::none) {
+    give_up(slot, groups_.at(slot));
+    close_group(slot);
+    return refusal == Reason::busy ? Reason::none : refusal;
+  }
+  meta->stored_at_ns = clock_.wall_ns();
+  const uint64_t generation = groups_.at(slot).generation;
+  meta->checksum = meta_checksum(*meta, generation);
+  open_.erase(key);
+  groups_.erase(slot);
+  pool_.publish(slot);
+
+  EntryView view = old.value_or(EntryView{});
+  view.key = key;
+  view.space = static_cast<uint16_t>(ordinal);
+  view.flags = static_cast<uint16_t>((view.flags | kEntryUsed | kEntryDram) & ~kEntryUnverified);
+  view.slot = slot;
+  view.generation = static_cast<uint32_t>(generation);
+  view.clear_epoch = meta->clear_epoch;
+  view.digest = digests_of(meta)[0];
+  std::vector<PageId> adopted;
+  if (old)
+    catalog_.update(view);
+  else
+    view.page = catalog_.insert(view, meta->parent, meta->position, adopted);
+  make_resident(slot, view);
+  ++pages_sealed_;
+  bytes_sealed_ += meta->shard_bytes * meta->shards;
+  admit(view, slot);
+  for (const PageId child : adopted)  // they waited for this parent, here and for NVMe
+    if (const auto waiting = catalog_.at(child); waiting && waiting->in_dram() && !waiting->in_nvme())
+      admit(*waiting, waiting->slot);
+  return Reason::none;
+}
+
+ReserveAnswer Warehouse::drop(Reason reason) {
+  count_drop(reason);
+  return {0, kNoSlot, Answer::dropped, reason, 0};
+}
+
+ReserveAnswer Warehouse::reserve(SessionId session, uint16_t ordinal,
+                                 const ReserveRequest& request) {
+  const Reserve& fields = *request.fields;
+  const NamespaceShape& shape = spaces_[ordinal].shape;
+  if (fields.shard >= shape.shards || fields.witness_bytes == 0 ||
+      fields.witness_bytes > shape.witness_capacity() ||
+      (fields.witness_kind != static_cast<uint32_t>(WitnessKind::tokens) &&
+       fields.witness_kind != static_cast<uint32_t>(WitnessKind::engine_key)))
+    return drop(Reason::mismatch);
+  if (draining_) return drop(Reason::draining);
+  if (const auto open = open_.find(fields.key); open != open_.end())
+    return join(session, open->second, request);
+  if (const auto view = catalog_.find(fields.key)) {
+    touch(view->page);
+    return {0, kNoSlot, Answer::already, Reason::none, 0};
+  }
+  return open_group(session, ordinal, request);
+}
+
+ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveRequest& request) {
+  SlotMeta* meta = pool_.meta(slot);
+  const Reserve& fields = *request.fields;
+  if (meta->witness_bytes != fields.witness_bytes || !(meta->parent == fields.parent) ||
+      std::memcmp(witness_of(meta), request.witness, fields.witness_bytes) != 0)
+    return drop(Reason::mismatch);
+  const uint64_t bit = 1ull << fields.shard;
+  if (meta->sealed.load() & bit) return {0, kNoSlot, Answer::already, Reason::none, 0};
+  if (meta->granted.load() & bit) return {0, kNoSlot, Answer::busy, Reason::busy, 0};
+  // Owner before grant: a daemon that dies now must know who may write.
+  owners_of(meta)[fields.shard] = session;
+  add_bits(meta->granted, bit);
+  full_fence();
+  return {groups_.at(slot).generation, slot, Answer::granted, Reason::none, 0};
+}
+
+ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
+                                    const ReserveRequest& request) {
+  const Reserve& fields = *request.fields;
+  const Space& space = spaces_[ordinal];
+  SlotId parent_slot = kNoSlot;
+  if (fields.position > 0 && !open_.contains(fields.parent)) {
+    const auto parent = catalog_.find(fields.parent);
+    if (!parent) return drop(Reason::parent_missing);
+    touch(parent->page);
+    // Not evicted for its own child, unless NVMe keeps the chain whole.
+    if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
+  }
+  const uint64_t unfinished = pool_.unfinished_bytes();
+  if (unfinished != 0 && unfinished + space.shape.slot_bytes() > reserve_limit_bytes_)
+    return drop(Reason::reserve_limit);
+  if (!catalog_.has_room(fields.key) && !make_window(fields.key)) return drop(Reason::index_full);
+  const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
+  if (slot == kNoSlot) return drop(room_is_coming() ? Reason::later : Reason::no_room);
+
+  SlotMeta* meta = pool_.meta(slot);
+  meta->checksum = 0;
+  meta->namespace_id = space.shape.id;
+  meta->key = fields.key;
+  meta->parent = fields.parent;
+  meta->clear_epoch = epoch_;
+  meta->stored_at_ns = 0;
+  meta->shard_bytes = space.shape.shard_bytes;
+  meta->position = fields.position;
+  meta->shards = space.shape.shards;
+  meta->page_tokens = space.shape.page_tokens;
+  meta->witness_kind = fields.witness_kind;
+  meta->witness_bytes = fields.witness_bytes;
+  meta->spare = 0;
+  meta->sealed.store(0);
+  meta->settled.store(0);
+  for (uint32_t shard = 0; shard < meta->shards; ++shard) {
+    digests_of(meta)[shard] = 0;
+    owners_of(meta)[shard] = 0;
+  }
+  owners_of(meta)[fields.shard] = session;
+  meta->granted.store(1ull << fields.shard, std::memory_order_release);
+  std::memcpy(witness_of(meta), request.witness, fields.witness_bytes);
+  full_fence();
+
+  const uint64_t generation = pool_.load(slot).generation;
+  groups_[slot] = {generation, fields.key, clock_.boot_ns() + options_.limbo_after_ns, 0, false};
+  open_[fields.key] = slot;
+  return {generation, slot, Answer::granted, Reason::none, 0};
+}
+
+bool Warehouse::room_is_coming() const {
+  const bool growing = next_slab_ < arena_.slab_count() && growth_error_.empty();
+  return growing || !writing_.empty() || !zombies_.empty() || pool_.unfinished_bytes() != 0;
+}
+
+void Warehouse::give_up(SlotId slot, Group& group) {
+  if (group.limbo) return;
+  group.limbo = true;
+  open_.erase(group.key);
+  pool_.to_limbo(slot);
+}
+
+bool Warehouse::settled(SlotId slot, const Group& group) const {
+  if (clock_.boot_ns() < group.not_before_ns) return false;
+  const SlotMeta* meta = pool_.meta(slot);
+  const uint64_t granted = meta->granted.load() & all_shards(std::min(meta->shards, kMaxShards));
+  uint64_t waiting = granted & ~meta->settled.load();
+  for (; waiting != 0; waiting &= waiting - 1) {
+    const auto shard = static_cast<uint32_t>(__builtin_ctzll(waiting));
+    if (!sessions_->gone(owners_of(meta)[shard])) return false;
+  }
+  return true;
+}
+
+void Warehouse::close_group(SlotId slot) {
+  groups_.erase(slot);
+  pool_.release(slot);
+}
+
+void Warehouse::settle(SessionId session, std::span<const SlotRef> refs) {
+  for (const SlotRef& ref : refs) {
+    const auto found = groups_.find(ref.slot);
+    if (found == groups_.end() || found->second.generation != ref.generation) continue;
+    SlotMeta* meta = pool_.meta(ref.slot);
+    if (ref.shard >= meta->shards || owners_of(meta)[ref.shard] != session) continue;
+    add_bits(meta->settled, 1ull << ref.shard);
+    give_up(ref.slot, found->second);
+    if (settled(ref.slot, found->second)) close_group(ref.slot);
+  }
+}
+
+std::vector<SlotRef> Warehouse::unsettled(SessionId session) const {
+  std::vector<SlotRef> refs;
+  for (const auto& [slot, group] : groups_) {
+    const SlotMeta* meta = pool_.meta(slot);
+    for (uint32_t shard = 0; shard < meta->shards; ++shard)
+      if (owners_of(meta)[shard] == session && (meta->granted.load() >> shard & 1) != 0 &&
+          (meta->settled.load() >> shard & 1) == 0)
+        refs.push_back({group.generation, slot, shard});
+  }
+  return refs;
+}
+
+void Warehouse::settle_groups() {
+  const uint64_t now = clock_.boot_ns();
+  std::vector<SlotId> done;
+  for (auto& [slot, group] : groups_) {
+    const bool over = settled(slot, group);
+    if (!group.limbo && (over || now >= group.deadline_ns)) {
+      // Over without being published: every owner has gone or aborted; or it took too long.
+      const SlotMeta* meta = pool_.meta(slot);
+      const bool owners_wait = (meta->granted.load() & ~meta->settled.load()) == 0;
+      if (!(owners_wait && now < group.deadline_ns)) give_up(slot, group);
+    }
+    if (group.limbo && over) done.push_back(slot);
+  }
+  for (const SlotId slot : done) close_group(slot);
+}
+
+}  // namespace kvw

@@ -1,0 +1,360 @@
+#include "warehouse/warehouse.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "digest/digest.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr size_t kEventsKept = 1024;
+constexpr uint64_t kMiB = 1ull << 20;
+constexpr size_t kOrphansPerTick = 1024;
+
+uint64_t segment_bytes_for(const WarehouseOptions& options) {
+  if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
+  return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
+                    256 * kMiB);
+}
+
+uint32_t segment_words_for(const WarehouseOptions& options) {
+  return options.nvme_dir.empty() ? 0 : nvme::kMaxSegments;
+}
+
+// Pages are rarely smaller than 64 KiB; a table for more of them would cost memory for nothing.
+// Never more entries than pages of 4 KiB could fill.
+uint64_t index_entries_for(const WarehouseOptions& options) {
+  const uint64_t bytes = options.dram_bytes + options.nvme_capacity_bytes;
+  uint64_t pages = options.index_pages;
+  if (pages == 0)
+    pages = std::min(std::max<uint64_t>(bytes / (64 * 1024), 65536), bytes / kBlockBytes);
+  return std::bit_ceil(std::max<uint64_t>(pages * 2, 1024));
+}
+
+ArenaOptions arena_options(const WarehouseOptions& options) {
+  if (options.secret.size() != kSecretBytes)
+    throw Error(ErrorKind::usage, "bad_secret",
+                "the domain's secret has " + std::to_string(options.secret.size()) +
+                    " bytes, it needs " + std::to_string(kSecretBytes));
+  ArenaOptions arena{options.arena_dir,
+                     options.warehouse_id,
+                     std::span<const std::byte, kSecretBytes>(options.secret.data(), kSecretBytes),
+                     options.dram_bytes,
+                     index_entries_for(options),
+                     segment_words_for(options)};
+  return arena;
+}
+
+}  // namespace
+
+const char* gone_name(Gone gone) {
+  static constexpr const char* kNames[] = {"evicted",  "window",   "rebalanced",  "reclaimed", "cleared",
+                                           "operator", "orphaned", "quarantined", "lost"};
+  static_assert(sizeof kNames / sizeof *kNames == kGone);
+  return kNames[static_cast<size_t>(gone)];
+}
+
+Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      arena_(arena_options(options_)),
+      pool_(arena_, options_.policy),
+      catalog_(arena_.index()),
+      spaces_(kMaxNamespaces),
+      started_ns_(clock.boot_ns()),
+      epoch_(options_.epoch) {
+  const uint64_t arena_bytes = arena_.slab_count() * arena_.slab_bytes();
+  reserve_limit_bytes_ = arena_bytes / 8;
+  promote_limit_bytes_ = std::min(arena_bytes / 8, 64 * kMiB);
+  if (options_.write_queue_bytes == 0)
+    options_.write_queue_bytes = std::min(arena_bytes / 4, 1024 * kMiB);
+  sessions_ = std::make_unique<Registry>(arena_.sessions_directory(), options_.warehouse_id, clock_,
+                                         options_.grace_ns);
+  ControlPage& control = arena_.control();
+  // An arena that survived knows the clears of its time, whatever became of the ledger.
+  epoch_ = std::max(epoch_, control.clear_epoch.value.load());
+  control.pin_limit_bytes.value.store(arena_bytes / 2);
+  control.reserve_limit_bytes.value.store(reserve_limit_bytes_);
+  control.clear_epoch.value.store(epoch_);
+}
+
+void Warehouse::open_log() {
+  if (options_.nvme_dir.empty()) return;
+  nvme::LogOptions log;
+  log.directory = options_.nvme_dir;
+  log.warehouse_id = options_.warehouse_id;
+  log.capacity_bytes = options_.nvme_capacity_bytes;
+  log.segment_bytes = segment_bytes_for(options_);
+  log.queue_bytes = options_.write_queue_bytes;
+  log.flush_interval_ns = options_.flush_interval_ns;
+  log.io_engine = options_.io_engine;
+  log.epoch_now = epoch_;
+  for (const auto& [key, life] : tombstones_) log.life_floor = std::max(log.life_floor, life);
+  log_ = nvme::open_log(log, *this, clock_);
+}
+
+Warehouse::~Warehouse() { stop(); }
+
+void Warehouse::stop() {
+  if (log_) log_->stop();
+  arena_.control().state.value.store(static_cast<uint64_t>(ControlState::stopped));
+}
+
+uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
+                                  uint64_t clear_epoch) {
+  const auto refuse = [](const std::string& message) {
+    throw Error(ErrorKind::usage, "bad_namespace", message);
+  };
+  if (shape.shards == 0 || shape.shards > kMaxShards)
+    refuse("shards is " + std::to_string(shape.shards) + ", it must be 1 to " +
+           std::to_string(kMaxShards));
+  if (shape.page_tokens == 0 || shape.page_tokens > kMaxPageTokens)
+    refuse("page_tokens is " + std::to_string(shape.page_tokens) + ", it must be 1 to " +
+           std::to_string(kMaxPageTokens));
+  if (shape.shard_bytes == 0 || shape.shard_bytes > kMaxShardBytes)
+    refuse("page_bytes is " + std::to_string(shape.shard_bytes) + ", it must be 1 to " +
+           std::to_string(kMaxShardBytes));
+  if (const int known = ordinal_of(shape.id); known >= 0) {
+    Space& space = spaces_[known];
+    if (!(space.shape == shape)) refuse("namespace " + to_hex(shape.id) + " has another shape here");
+    space.clear_epoch = std::max(space.clear_epoch, clear_epoch);
+    return static_cast<uint32_t>(known);
+  }
+  uint32_t ordinal = wish;
+  if (ordinal >= kMaxNamespaces || spaces_[ordinal].shape.shards != 0)
+    for (ordinal = 0; ordinal < kMaxNamespaces && spaces_[ordinal].shape.shards != 0;) ++ordinal;
+  if (ordinal == kMaxNamespaces)
+    throw Error(ErrorKind::capacity, "too_many_namespaces",
+                "this warehouse already has " + std::to_string(kMaxNamespaces) +
+                    " namespaces; give models that change often a warehouse of their own");
+  Space& space = spaces_[ordinal];
+  if (!options_.nvme_dir.empty() && shape.slot_bytes() + 64 * 1024 > segment_bytes_for(options_))
+    throw Error(ErrorKind::usage, "page_too_large",
+                "a page of " + std::to_string(shape.slot_bytes()) +
+                    " bytes fits no NVMe segment of " +
+                    std::to_string(segment_bytes_for(options_)) +
+                    " bytes; use fewer tokens per page, or a larger --nvme-capacity");
+  space.cls = &pool_.class_of(shape);
+  space.shape = shape;
+  space.clear_epoch = clear_epoch;
+  ordinals_[shape.id] = static_cast<uint16_t>(ordinal);
+  NamespaceWord& row = arena_.control().namespaces[ordinal];
+  row.id_lo.store(shape.id.lo);
+  row.id_hi.store(shape.id.hi);
+  row.clear_epoch.store(clear_epoch);
+  row.shard_bytes.store(shape.shard_bytes);
+  row.page_tokens.store(shape.page_tokens);
+  row.shards.store(shape.shards);
+  row.ready.store(1, std::memory_order_release);
+  return ordinal;
+}
+
+int Warehouse::ordinal_of(const Key& namespace_id) const {
+  const auto found = ordinals_.find(namespace_id);
+  return found == ordinals_.end() ? -1 : found->second;
+}
+
+void Warehouse::make_resident(SlotId slot, const EntryView& view) {
+  // The policy learns of parents and children that are resident too.
+  SlotClass& cls = pool_.class_of(slot);
+  pool_.page_at(slot) = view.page;
+  const auto resident_of = [&](PageId page) -> uint32_t {
+    if (page == kNoPage) return kNoPage;
+    const auto other = catalog_.at(page);
+    if (!other || !other->in_dram() || &pool_.class_of(other->slot) != &cls) return kNoPage;
+    return pool_.resident(other->slot);
+  };
+  const uint32_t own = pool_.resident(slot);
+  cls.policy->inserted(own, resident_of(catalog_.node(view.page).parent));
+  for (PageId child = catalog_.node(view.page).first_child; child != kNoPage;
+       child = catalog_.node(child).next)
+    if (const uint32_t resident = resident_of(child); resident != kNoPage)
+      cls.policy->adopt(own, resident);
+}
+
+void Warehouse::touch(PageId page) {
+  catalog_.node(page).used = true;
+  const auto view = catalog_.at(page);
+  if (view && view->in_dram())
+    pool_.class_of(view->slot).policy->touched(pool_.resident(view->slot));
+}
+
+void Warehouse::apply_touches() {
+  sessions_->drain_touches([this](PageId page, uint32_t tag) {
+    const auto view = catalog_.at(page);
+    if (view && static_cast<uint32_t>(view->key.lo) == tag) touch(page);
+  });
+}
+
+void Warehouse::tick() {
+  const uint64_t now = clock_.boot_ns();
+  arena_.control().heartbeat_ns.value.store(now, std::memory_order_release);
+  sessions_->bury();
+  settle_groups();
+  retry_zombies();
+  apply_touches();
+  keep_free();
+  sweep(kOrphansPerTick);
+  std::erase_if(read_failures_, [now](const auto& item) { return item.second <= now; });
+  if (log_) log_->tick();
+  publish_rates();
+}
+
+void Warehouse::publish_rates() {
+  if (!log_) return;
+  const nvme::LogStats stats = log_->stats();
+  ControlPage& control = arena_.control();
+  control.nvme_read_bytes_per_s.value.store(stats.read_bytes_per_s, std::memory_order_relaxed);
+  control.nvme_write_bytes_per_s.value.store(stats.write_bytes_per_s, std::memory_order_relaxed);
+  control.nvme_reads_queued.value.store(stats.reads_in_flight, std::memory_order_relaxed);
+  control.nvme_write_queue_bytes.value.store(stats.queued_bytes, std::memory_order_relaxed);
+  control.durable.value.store(log_->durable_through(), std::memory_order_release);
+}
+
+void Warehouse::drain() {
+  draining_ = true;
+  arena_.control().state.value.store(static_cast<uint64_t>(ControlState::draining));
+}
+
+std::optional<uint32_t> Warehouse::next_slab_to_populate() const {
+  if (next_slab_ >= arena_.slab_count()) return std::nullopt;
+  return next_slab_;
+}
+
+void Warehouse::slab_populated(uint32_t slab, int err) {
+  if (err != 0) {
+    growth_error_ = std::string("cannot grow the arena: ") + std::strerror(err);
+    on_event("arena_limited", growth_error_);
+    return;
+  }
+  growth_error_.clear();
+  pool_.slab_ready(slab);
+  while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
+    ++next_slab_;
+}
+
+bool Warehouse::verify(SlotId slot, std::string& why) const {
+  const SlotWord word = pool_.load(slot);
+  const SlotMeta* meta = pool_.meta(slot);
+  const SlabCut cut = pool_.cut_of(slot);
+  if (!meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) ||
+      meta->checksum != meta_checksum(*meta, word.generation)) {
+    why = "header";
+    return false;
+  }
+  const uint64_t stride = round_up(meta->shard_bytes, kBlockBytes);
+  for (uint32_t shard = 0; shard < meta->shards; ++shard)
+    if (page_digest(pool_.payload(slot) + shard * stride, meta->shard_bytes, meta->key, shard) !=
+        digests_of(meta)[shard]) {
+      why = "digest";
+      return false;
+    }
+  return true;
+}
+
+void Warehouse::on_event(std::string_view name, std::string_view detail) {
+  if (events_.size() >= kEventsKept) {
+    ++events_dropped_;
+    return;
+  }
+  events_.emplace_back(name, detail);
+}
+
+std::vector<std::pair<std::string, std::string>> Warehouse::take_events() {
+  return std::exchange(events_, {});
+}
+
+WarehouseStatus Warehouse::status() const {
+  WarehouseStatus status;
+  status.incarnation = arena_.incarnation();
+  status.uptime_ns = clock_.boot_ns() - started_ns_;
+  status.draining = draining_;
+  status.dram_capacity_bytes = arena_.slab_count() * arena_.slab_bytes();
+  status.dram_populated_bytes = pool_.populated_slabs() * arena_.slab_bytes();
+  for (const auto& cls : pool_.classes()) {
+    status.dram_used_bytes += (cls->live + cls->reserved + cls->limbo) * cls->cut.slot_bytes();
+    status.free_slots += cls->free.size();
+    status.reserved_slots += cls->reserved;
+    status.limbo_slots += cls->limbo;
+  }
+  status.zombie_slots = zombies_.size();
+  const bool growing = next_slab_ < arena_.slab_count();
+  status.dram_health = !growth_error_.empty() ? growth_error_ : growing ? "populating" : "ok";
+  status.dram_pages = catalog_.dram_pages();
+  status.nvme_pages = catalog_.nvme_pages();
+  status.has_nvme = log_ != nullptr;
+  if (log_) status.log = log_->stats();
+  status.index_pages = catalog_.pages();
+  status.index_capacity = catalog_.capacity();
+  status.orphan_pages = catalog_.orphans();
+  status.sessions = sessions_->size();
+  status.pins = sessions_->pin_count();
+  status.promotions_in_flight = promoting_.size();
+  status.pages_sealed = pages_sealed_;
+  status.bytes_sealed = bytes_sealed_;
+  status.pages_promoted = pages_promoted_;
+  status.clients = sessions_->totals();
+  for (size_t reason = 1; reason < dropped_.size(); ++reason)
+    if (dropped_[reason] != 0) status.dropped[reason_name(Reason(reason))] = dropped_[reason];
+  status.not_admitted = not_admitted_;
+  status.left_dram = left_dram_;
+  status.left_nvme = left_nvme_;
+  status.quarantined = quarantined_;
+  status.events_dropped = events_dropped_;
+  for (uint32_t ordinal = 0; ordinal < spaces_.size(); ++ordinal) {
+    const Space& space = spaces_[ordinal];
+    if (space.shape.shards == 0) continue;
+    const SpaceCounts& counts = catalog_.counts(static_cast<uint16_t>(ordinal));
+    status.spaces.push_back(
+        {ordinal, space.shape, space.clear_epoch, counts.pages, counts.dram, counts.nvme});
+  }
+  return status;
+}
+
+std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) const {
+  std::vector<PageInfo> found;
+  for (PageId page = after; page < catalog_.index().entries() && found.size() < limit; ++page) {
+    const auto view = catalog_.at(page);
+    if (!view || (ordinal >= 0 && view->space != ordinal)) continue;
+    PageInfo info{page, view->key, {}, const_cast<Catalog&>(catalog_).node(page).position,
+                  view->space, view->in_dram(), view->in_nvme(),
+                  spaces_[view->space].shape.slot_bytes(), 0};
+    if (view->in_dram()) {
+      const SlotMeta* meta = pool_.meta(view->slot);
+      info.parent = meta->parent;
+      info.stored_at_ns = meta->stored_at_ns;
+    }
+    found.push_back(info);
+  }
+  return found;
+}
+
+Warehouse::CheckReport Warehouse::check(int ordinal, PageId after, size_t limit, bool repair) {
+  CheckReport report;
+  PageId page = after;
+  for (; page < catalog_.index().entries() && report.checked < limit; ++page) {
+    const auto view = catalog_.at(page);
+    if (!view || !view->in_dram() || (ordinal >= 0 && view->space != ordinal)) continue;
+    ++report.checked;
+    report.bytes += spaces_[view->space].shape.slot_bytes();
+    std::string why;
+    if (verify(view->slot, why)) continue;
+    report.bad.emplace_back(view->key, why);
+    if (!repair) continue;
+    ++report.quarantined;
+    ++quarantined_;
+    const std::array<SlotId, 1> slots{view->slot};
+    evict_slots(slots, Gone::quarantined);
+  }
+  report.next = page < catalog_.index().entries() ? static_cast<int64_t>(page) : -1;
+  return report;
+}
+
+}  // namespace kvw

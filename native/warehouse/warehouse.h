@@ -1,0 +1,211 @@
+// The warehouse: one state machine over arena, index, sessions and NVMe log. Deterministic: it has
+// no thread and no socket of its own, time comes from the clock it is given, and every method runs
+// on the core thread. server/ feeds it messages, bindings/ commands.
+//
+// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · promote.cc: NVMe both
+// ways · recover.cc: what an earlier daemon left · warehouse.cc: the rest.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "arena/arena.h"
+#include "base/clock.h"
+#include "exchange/messages.h"
+#include "nvme/log.h"
+#include "session/registry.h"
+#include "slots/pool.h"
+#include "warehouse/catalog.h"
+#include "warehouse/options.h"
+
+namespace kvw {
+
+struct ReserveRequest {
+  const Reserve* fields;
+  const std::byte* witness;  // fields->witness_bytes of them
+};
+
+class Warehouse final : public nvme::LogHost {
+ public:
+  Warehouse(WarehouseOptions options, const Clock& clock);
+  ~Warehouse() override;
+
+  // Declares a namespace and returns its ordinal: `wish` where that is free (kMaxNamespaces: none),
+  // or the one it has already. Throws Error: usage "page_too_large", "bad_namespace"; capacity
+  // "too_many_namespaces".
+  uint32_t add_namespace(uint32_t wish, const NamespaceShape& shape, uint64_t clear_epoch);
+  // Records of `key` of lives up to `life` are dead (operator's evict). Before recover().
+  void add_tombstone(const Key& key, uint32_t life) { tombstones_[key] = life; }
+  RecoverySummary recover();
+
+  // --- sessions and stores (reserve.cc)
+  Registry& sessions() { return *sessions_; }
+  // One engine step. Answers are in the order of the requests. Throws Error (usage
+  // "namespace_unknown") before anything is done.
+  void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
+                std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
+                std::vector<ReserveAnswer>& reserved);
+  void settle(SessionId session, std::span<const SlotRef> refs);
+  std::vector<SlotRef> unsettled(SessionId session) const;
+
+  // --- NVMe (promote.cc)
+  void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
+  bool has_log() const { return log_ != nullptr; }
+  int log_fd() const { return log_->event_fd(); }
+  void poll_log() { log_->poll(); }
+  // Offers pages that are only in DRAM to the log again; true when nothing is left to offer.
+  bool spill();
+  uint64_t request_flush() { return log_->request_flush(); }
+  bool flushed(uint64_t ticket) const { return log_->durable_through() >= ticket; }
+  FlushReport flush_report() const;
+
+  // --- leaving (evict.cc)
+  uint64_t clear(uint32_t ordinal, uint64_t epoch);
+  void raise_epoch(uint64_t epoch);
+  // The coldest pages of a namespace (-1: of all), of "dram", "nvme" or "all" tiers.
+  std::vector<std::pair<Key, uint32_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
+                                              uint64_t& left);
+  uint64_t sweep(size_t limit);
+  // A client saw bytes that are not the page's. Checked here before anything is believed.
+  void report(const Report& report);
+
+  void tick();
+  void drain();
+  bool draining() const { return draining_; }
+  void stop();
+
+  // --- growth: slabs are allocated elsewhere, one after the other
+  Arena& arena() { return arena_; }
+  std::optional<uint32_t> next_slab_to_populate() const;
+  void slab_populated(uint32_t slab, int err);
+
+  WarehouseStatus status() const;
+  std::vector<PageInfo> pages(int ordinal, PageId after, size_t limit) const;
+  struct CheckReport {
+    int64_t next = -1;
+    uint64_t checked = 0, bytes = 0, quarantined = 0;
+    std::vector<std::pair<Key, std::string>> bad;
+  };
+  // Digests of the DRAM pages from position `after` on.
+  CheckReport check(int ordinal, PageId after, size_t limit, bool repair);
+
+  std::vector<std::pair<std::string, std::string>> take_events();
+
+  // LogHost
+  void on_written(uint64_t ticket, const nvme::Extent& extent) override;
+  void on_write_failed(uint64_t ticket, std::string_view reason) override;
+  void on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) override;
+  nvme::RecordUse use_of(const Key& key, const nvme::Extent& extent) override;
+  void forget(const Key& key, const nvme::Extent& extent, bool lost) override;
+  void moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) override;
+  void set_segment_word(uint32_t segment, uint32_t life, bool closing) override;
+  bool segment_pinned(uint32_t segment) override;
+  void on_event(std::string_view name, std::string_view detail) override;
+
+ private:
+  struct Space {
+    NamespaceShape shape;
+    uint64_t clear_epoch = 0;
+    SlotClass* cls = nullptr;
+  };
+  // A slot that clients may be writing to.
+  struct Group {
+    uint64_t generation;
+    Key key;
+    uint64_t deadline_ns;    // RESERVED turns into LIMBO then
+    uint64_t not_before_ns;  // never freed earlier: DMA of an earlier daemon
+    bool limbo;
+  };
+
+  // reserve.cc
+  Reason seal(SessionId session, const Seal& seal);
+  ReserveAnswer reserve(SessionId session, uint16_t ordinal, const ReserveRequest& request);
+  ReserveAnswer join(SessionId session, SlotId slot, const ReserveRequest& request);
+  ReserveAnswer open_group(SessionId session, uint16_t ordinal, const ReserveRequest& request);
+  ReserveAnswer drop(Reason reason);
+  bool room_is_coming() const;
+  Reason publish(SlotId slot);
+  void give_up(SlotId slot, Group& group);
+  bool settled(SlotId slot, const Group& group) const;
+  void settle_groups();
+  void close_group(SlotId slot);
+
+  // evict.cc
+  // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for it.
+  SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
+  size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
+  // Closes the slots, scans the pins once; those unpinned leave DRAM. Returns how many left.
+  size_t evict_slots(std::span<const SlotId> slots, Gone gone);
+  void leave_dram(SlotId slot, Gone gone);
+  void leave_nvme(const EntryView& entry, Gone gone);
+  bool rebalance(SlotClass& needy);
+  bool make_window(const Key& key);
+  void banish(const EntryView& view, Gone gone);  // out of every tier, pinned or not
+  void keep_free();
+  void retry_zombies();
+  uint64_t collect(int ordinal, std::vector<EntryView>& found) const;
+
+  // promote.cc
+  void admit(const EntryView& view, SlotId slot);
+  bool admissible(const PageNode& node, std::string& reason) const;
+  void end_promotion();
+
+  // recover.cc
+  void open_log();
+  void recover_slots(RecoverySummary& summary);
+  void recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary);
+  bool recover_live(SlotId slot, const SlotMeta& meta, RecoverySummary& summary);
+  void recover_records(std::vector<nvme::RecoveredRecord>& records, RecoverySummary& summary);
+  int recovered_space(const PageFacts& facts, RecoverySummary& summary);
+  int adopt_namespace(const PageFacts& facts);
+
+  // warehouse.cc
+  int ordinal_of(const Key& namespace_id) const;
+  void make_resident(SlotId slot, const EntryView& view);
+  void touch(PageId page);
+  void apply_touches();
+  void publish_rates();
+  void count_drop(Reason reason) { ++dropped_[static_cast<size_t>(reason)]; }
+  bool verify(SlotId slot, std::string& why) const;
+
+  WarehouseOptions options_;
+  const Clock& clock_;
+  Arena arena_;
+  Pool pool_;
+  Catalog catalog_;
+  std::unique_ptr<Registry> sessions_;
+  std::unique_ptr<nvme::Log> log_;
+
+  std::vector<Space> spaces_;  // by ordinal; shape.shards == 0: none
+  std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
+  std::unordered_map<Key, uint32_t, KeyHash> tombstones_;
+  std::unordered_map<SlotId, Group> groups_;
+  std::unordered_map<Key, SlotId, KeyHash> open_;  // RESERVED groups by key
+  std::unordered_set<SlotId> writing_;             // being written to NVMe
+  std::unordered_set<Key, KeyHash> promoting_;     // being read into FILLING slots
+  std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
+  std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
+  PageId spill_cursor_ = 0;
+  bool spill_progress_ = false;
+
+  uint64_t started_ns_, epoch_;
+  uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
+  bool draining_ = false;
+  uint32_t next_slab_ = 0;
+  std::string growth_error_;
+  uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
+  std::array<uint64_t, static_cast<size_t>(Reason::count)> dropped_{};
+  std::map<std::string, uint64_t> not_admitted_;
+  std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
+  std::vector<std::pair<std::string, std::string>> events_;
+  uint64_t events_dropped_ = 0;
+};
+
+}  // namespace kvw
