@@ -14,7 +14,7 @@
 """
 
 from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
-from kvwarehouse.embedded import embedded
+from kvwarehouse.embedded import PrivateDaemon, embedded
 from kvwarehouse.errors import (
     CapacityError,
     InternalError,
@@ -38,6 +38,7 @@ __all__ = [
     "OpenNamespace",
     "PinError",
     "Pins",
+    "PrivateDaemon",
     "Regions",
     "StorageError",
     "StoreResult",

@@ -16,14 +16,16 @@ _PREFIX = "kvw-embedded-"
 _NEW_PREFIX = ".kvw-new-"
 _LOCK = "lock"
 _SHARED_MEMORY = "/dev/shm"
+_SPARE_BYTES = 64 << 20
 
 
 class PrivateFolder:
     """Made 0700, on tmpfs where there is one: the arena lies in it. Not thread-safe."""
 
-    def __init__(self) -> None:
-        base = _base()
-        _sweep(base)
+    def __init__(self, dram_bytes: int) -> None:
+        """`dram_bytes`: what the arena in it will take."""
+        base = _base(dram_bytes)
+        sweep(Path(base))
         new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX, dir=base))
         self._lock = hold(new / _LOCK)
         # Only now does it have a name that others sweep.
@@ -49,14 +51,18 @@ def hold(lock: Path) -> int:
     return descriptor
 
 
-def _base() -> str:
-    if os.path.isdir(_SHARED_MEMORY) and os.access(_SHARED_MEMORY, os.W_OK):
-        return _SHARED_MEMORY
+def _base(dram_bytes: int) -> str:
+    """tmpfs, or a disk's page cache where tmpfs is missing or small (64 MiB in many containers)."""
+    if os.access(_SHARED_MEMORY, os.W_OK):
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+        if free >= dram_bytes + dram_bytes // 64 + _SPARE_BYTES:
+            return _SHARED_MEMORY
     return tempfile.gettempdir()
 
 
-def _sweep(base: str) -> None:
-    for folder in Path(base).glob(f"{_PREFIX}*"):
+def sweep(base: Path) -> None:
+    """Removes the folders of this user that nobody holds any more."""
+    for folder in base.glob(f"{_PREFIX}*"):
         try:
             if folder.stat().st_uid == os.geteuid() and not _in_use(folder / _LOCK):
                 shutil.rmtree(folder, ignore_errors=True)

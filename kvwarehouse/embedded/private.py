@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from kvwarehouse.embedded.folder import PrivateFolder
 from kvwarehouse.errors import TransportError, UsageError, from_native
+from kvwarehouse.sizes import parse_size
 
 _READY = b"ready"
 _ANSWER_BYTES = 64 << 10
@@ -33,7 +34,8 @@ class PrivateDaemon:
     kill and start, as a real one does."""
 
     def __init__(self, settings: Mapping[str, Any], *, start_timeout_s: float = 60.0) -> None:
-        self._folder = PrivateFolder()
+        dram_bytes = parse_size(settings.get("dram", 0), name="dram")
+        self._folder = PrivateFolder(dram_bytes)
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._settings = {

@@ -1,0 +1,70 @@
+"""Temporary directories of private daemons: none is left behind, none is taken from its owner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse.embedded import folder as folders
+from kvwarehouse.embedded.folder import PrivateFolder, hold, sweep
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(folders, "_SHARED_MEMORY", str(tmp_path))
+    return tmp_path
+
+
+def test_folder_is_its_owners_alone_and_gone_after_removal(base: Path) -> None:
+    folder = PrivateFolder(1 << 20)
+    assert folder.path.parent == base
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.remove()
+    folder.remove()
+    assert list(base.iterdir()) == []
+
+
+def test_folder_in_use_survives_a_sweep(base: Path) -> None:
+    folder = PrivateFolder(1 << 20)
+    sweep(base)
+    other = PrivateFolder(1 << 20)
+    assert folder.path.exists()
+    folder.remove()
+    other.remove()
+
+
+def test_folder_that_only_the_daemon_still_holds_survives_a_sweep(base: Path) -> None:
+    folder = PrivateFolder(1 << 20)
+    daemons = hold(folder.lock_path)
+    os.close(folder._lock)
+    folder._lock = -1
+    sweep(base)
+    assert folder.path.exists()
+    os.close(daemons)
+    sweep(base)
+    assert not folder.path.exists()
+
+
+def test_folder_of_a_killed_owner_is_swept_by_the_next(base: Path) -> None:
+    left = PrivateFolder(1 << 20)
+    (left.path / "arena").mkdir()
+    (left.path / "arena" / "slab").write_bytes(b"x" * 100)
+    os.close(left._lock)
+    left._lock = -1
+    folder = PrivateFolder(1 << 20)
+    assert list(base.iterdir()) == [folder.path]
+    folder.remove()
+
+
+def test_folder_is_on_disk_when_tmpfs_has_no_room(
+    base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Containers commonly have 64 MiB of /dev/shm."""
+    disk = tmp_path_factory.mktemp("disk")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(disk))
+    folder = PrivateFolder(1 << 60)
+    assert folder.path.parent == disk
+    folder.remove()
