@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
-from kvwarehouse import Namespace, OpenNamespace, TransportError
+from kvwarehouse import FlushResult, Namespace, OpenNamespace, TransportError
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 
@@ -20,12 +20,25 @@ class MemoryWarehouse:
     def __init__(self) -> None:
         self.pages: dict[tuple[bytes, bytes], bytes] = {}
         self.broken: set[str] = set()
+        self.tier = "dram"
         self.most: int | None = None
         self.stores = 0
 
     def open(self, space: Namespace) -> OpenNamespace:
         self._call("open")
         return OpenNamespace(space, self, lambda space: None)
+
+    def flush(self) -> FlushResult:
+        return FlushResult(len(self.pages), 0, 0)
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
 
     def opened(self, space: Namespace) -> bool:
         return True
@@ -35,7 +48,7 @@ class MemoryWarehouse:
         found = 0
         while found < prefix.pages and self._key(space, prefix, found) in self.pages:
             found += 1
-        return found, found, 0
+        return (found, found, 0) if self.tier == "dram" else (found, 0, found)
 
     def load(
         self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float

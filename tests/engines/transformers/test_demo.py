@@ -1,0 +1,187 @@
+"""The demo tells the truth: it finds what is wrong, and says what it left out.
+
+With a tiny model and the warehouse in memory; the real daemon is in test_demo_real.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import kvwarehouse as kvw
+
+pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
+pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
+
+from kvwarehouse_connectors.transformers.demo import command, run, subject, text
+from kvwarehouse_connectors.transformers.demo.pace import Pace
+
+
+class MemoryDaemon:
+    """Stands in for DemoDaemon; its warehouse outlives kills and has what the disk has."""
+
+    def __init__(self, warehouse: Any) -> None:
+        self.warehouse = warehouse
+        self.kills = 0
+        self.after_kill = lambda: None
+
+    def __call__(self, kv_bytes: int, disk: str | None) -> MemoryDaemon:
+        return self
+
+    def __enter__(self) -> MemoryDaemon:
+        return self
+
+    def __exit__(self, *failure: object) -> None: ...
+
+    def start(self) -> Any:
+        return self.warehouse
+
+    def kill(self) -> None:
+        self.kills += 1
+        self.after_kill()
+
+    def stop(self) -> None: ...
+
+    def drop_dram(self) -> None:
+        self.warehouse.tier = "nvme"
+
+
+@pytest.fixture
+def daemon(warehouse: Any, model: Any, monkeypatch: pytest.MonkeyPatch, torch: Any) -> MemoryDaemon:
+    daemon = MemoryDaemon(warehouse)
+    monkeypatch.setattr(run, "DemoDaemon", daemon)
+
+    def built(source: str) -> subject.Subject:
+        return subject.Subject(model, "tiny", lambda t: [ord(c) % 512 for c in t], str, True, 4096)
+
+    monkeypatch.setattr(run, "built", built)
+    return daemon
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return said
+
+
+def test_demo_prints_one_json_object_with_the_rows(
+    daemon: MemoryDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["--json", "--max-tokens", "1024"]) == 0
+    said = answer(capsys)
+    assert [set(row) for row in said["rows"]] == [
+        {
+            "prompt_tokens",
+            "recompute_s",
+            "dram_s",
+            "dram_after_kill_s",
+            "nvme_s",
+            "logits_equal",
+        }
+    ] * 2
+    assert [row["prompt_tokens"] for row in said["rows"]] == [512, 1024]
+    assert [row["tokens_reused"] for row in said["details"]] == [384, 896]
+    assert said["faults"] == []
+    assert said["control_changed"] is True
+    assert said["bytes_stored"] == 1024 // 64 * said["page_bytes"]
+    assert said["shrunk"] is False
+    assert daemon.kills == 1
+
+
+def test_demo_shows_a_table_and_says_that_weights_are_random(
+    daemon: MemoryDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["--max-tokens", "512"]) == 0
+    said = capsys.readouterr().out
+    assert "after kill -9" in said
+    assert "weights   random" in said
+    assert "FAULT" not in said
+
+
+def test_demo_fails_when_a_tier_returns_other_bytes(
+    daemon: MemoryDaemon, warehouse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flip() -> None:
+        key = next(iter(warehouse.pages))
+        page = bytearray(warehouse.pages[key])
+        page[7] ^= 1
+        warehouse.pages[key] = bytes(page)
+
+    daemon.after_kill = flip
+    assert command(["--json", "--max-tokens", "512"]) == 4
+    assert "512 tokens: the KV bytes differ" in answer(capsys)["faults"]
+
+
+def test_demo_fails_when_a_tier_has_lost_pages(
+    daemon: MemoryDaemon, warehouse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recomputing what is missing gives the same bits, but it is not what the table claims."""
+    daemon.after_kill = warehouse.pages.clear
+    assert command(["--json", "--max-tokens", "512"]) == 4
+    said = answer(capsys)
+    assert said["rows"][0]["logits_equal"] is True
+    assert any("did not deliver" in fault for fault in said["faults"])
+
+
+def test_demo_fails_when_the_nvme_column_came_from_dram(
+    daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(daemon, "drop_dram", lambda: None)
+    assert command(["--json", "--max-tokens", "512"]) == 4
+    assert any("did not deliver" in fault for fault in answer(capsys)["faults"])
+
+
+def test_document_shrinks_on_a_slow_machine_and_the_demo_says_so(
+    daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Pace(unit_s=10.0, piece_s=9.0, step_s=0.1, chunk_tokens=128)
+    monkeypatch.setattr(run.pacing, "measure", lambda *given: slow)
+    assert command(["--json"]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert [row["prompt_tokens"] for row in said["rows"]] == [512, 1024]
+    assert said["shrunk"] is True
+    assert "cut to 1,024 tokens" in printed.err
+
+
+def test_all_lengths_fit_on_the_machine_they_were_fitted_to() -> None:
+    assert Pace(0.36, 0.35, 0.04, 128).lengths(8192) == (512, 1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-tokens", "100"], "--max-tokens 100 is too short"),
+        (["--model", "/nowhere"], "--model /nowhere has no config.json"),
+        (["--text", "/nowhere"], "--text /nowhere cannot be read"),
+    ],
+)
+def test_bad_arguments_are_refused_with_the_value_and_the_fix(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(kvw.UsageError, match=message):
+        command(arguments)
+
+
+def test_text_that_is_too_short_is_refused(daemon: MemoryDaemon, tmp_path: Any) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("hello")
+    with pytest.raises(kvw.UsageError, match="the text has 5 tokens, the longest prompt 512"):
+        command(["--text", str(short), "--max-tokens", "512"])
+
+
+def test_prompts_share_the_document_and_end_in_different_questions() -> None:
+    work = text.workload("x" * 600, lambda t: [ord(c) for c in t], 512)
+    one, other = work.prompt(512, 0), work.prompt(256, 1)
+    assert (len(one), len(other)) == (512, 256)
+    assert text.common_tokens(one, other) == 256 - len(text.QUESTIONS[1])
+
+
+def test_tokenizer_of_the_default_text_is_lossless_and_deterministic() -> None:
+    source = text.read_text(None)
+    one, other = text.train_tokenizer(source), text.train_tokenizer(source)
+    ids = one.encode(source[:5000]).ids
+    assert one.decode(ids) == source[:5000]
+    assert ids == other.encode(source[:5000]).ids
+    assert one.get_vocab_size() == text.VOCABULARY
