@@ -163,9 +163,10 @@ void Rotation::allocation_failed(Segment& segment, int error) {
     context_.host.on_event("nvme_open_failed", event_detail(number, error));
   }
   ++context_.stats.write_errors;
-  const bool serves = context_.table.count(SegmentState::closed) > 0 ||
-                      context_.table.count(SegmentState::closing) > 0 || !exhausted();
   opening_ended(error);
+  const bool serves = context_.table.count(SegmentState::closed) > 0 ||
+                      context_.table.count(SegmentState::closing) > 0 ||
+                      context_.table.count(SegmentState::reclaiming) > 0 || !exhausted();
   if (full && !serves) context_.health.become_read_only("no_space");
   if (!full) context_.health.write_failed(error);
 }

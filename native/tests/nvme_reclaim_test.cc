@@ -1,0 +1,230 @@
+// Reclaim makes room within its bounds, and never at the price of a wrong byte, a pinned extent or
+// a standstill.
+#include "tests/nvme_world.h"
+
+using namespace kvw;
+using namespace kvw::nvme;
+
+namespace {
+
+double write_amplification(const LogStats& stats) {
+  return static_cast<double>(stats.written_bytes + stats.relocated_bytes) /
+         static_cast<double>(stats.written_bytes);
+}
+
+// While a page is read, reclaim goes on: what it moved or dropped meanwhile may be a mismatch.
+void check_all_readable(World& world,
+                        uint64_t (*shard_bytes)(uint64_t) = [](uint64_t) { return uint64_t{5000}; }) {
+  const auto index = world.index;
+  for (const auto& [number, ignored] : index) {
+    const auto extent = world.index.find(number);
+    if (extent == world.index.end()) continue;
+    const Extent asked = extent->second;
+    const bool good = world.read(number, asked, shard_bytes(number));
+    const auto now = world.index.find(number);
+    if (now != world.index.end() && now->second == asked) CHECK(good);
+  }
+}
+
+}  // namespace
+
+TEST(reclaim_keeps_the_files_within_the_capacity) {
+  World world(6);
+  world.open();
+  for (uint64_t round = 0; round < 20; ++round) {
+    world.append_all(round * 50, round * 50 + 50);
+    CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
+  }
+  const LogStats stats = world.log->stats();
+  CHECK(stats.reclaimed_segments > 5);
+  CHECK_EQ(stats.relocated_records, 0);
+  CHECK(stats.dropped_records > 0);
+  CHECK(world.index.size() < 1000);
+  CHECK(world.index.size() >= 100);
+  check_all_readable(world);
+}
+
+TEST(reclaim_moves_hot_pages_and_drops_cold_ones) {
+  World world(6);
+  world.hot = [](uint64_t number) { return number % 10 == 0; };
+  world.open();
+  world.append_all(0, 600);
+  for (uint64_t number = 0; number < 600; number += 10) CHECK(world.index.contains(number));
+  CHECK(world.moves > 0);
+  CHECK(world.log->stats().relocated_records > 0);
+  check_all_readable(world);
+}
+
+TEST(reclaim_writes_at_most_a_third_more_when_everything_is_hot) {
+  World world(4);
+  world.hot = [](uint64_t) { return true; };
+  world.open();
+  world.append_all(0, 2000);
+  const LogStats stats = world.log->stats();
+  CHECK(stats.relocated_records > 0);
+  CHECK(write_amplification(stats) <= 4.0 / 3);
+  CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
+  check_all_readable(world);
+}
+
+TEST(read_of_a_reclaimed_extent_is_a_mismatch) {
+  World world(4);
+  world.open();
+  std::unordered_map<uint64_t, Extent> ever;
+  for (uint64_t number = 0; number < 500; number += 10) {
+    world.append_all(number, number + 10);
+    for (const auto& [each, extent] : world.index) ever[each] = extent;
+  }
+  CHECK(world.forgotten.size() > 100);
+  for (const uint64_t number : world.forgotten) {
+    if (world.read(number, ever.at(number))) continue;  // still there: right bytes, and harmless
+    CHECK(world.last_read == ReadResult::mismatch);
+  }
+}
+
+TEST(reclaim_leaves_pinned_segments_alone) {
+  World world(6);
+  world.open();
+  world.append_all(0, 40);
+  const uint32_t segment = world.index.at(0).segment;
+  const auto kept = world.index;
+  world.pinned.insert(segment);
+  world.append_all(40, 800);
+  for (const auto& [number, extent] : kept)
+    if (extent.segment == segment) CHECK(world.read(number, extent));
+  CHECK_EQ(world.words.at(segment).second, false);
+  world.pinned.clear();
+  world.append_all(800, 1600);
+  CHECK(!world.index.contains(0));
+}
+
+TEST(queue_refuses_while_every_segment_is_pinned_and_goes_on_when_they_are_not) {
+  World world(4);
+  world.options.queue_bytes = 1 << 20;
+  world.open();
+  for (uint32_t segment = 0; segment < 4; ++segment) world.pinned.insert(segment);
+  uint64_t number = 0;
+  uint64_t refusals = 0;
+  world.until([&] {
+    if (world.append(number)) ++number;
+    else ++refusals;
+    return refusals > 500;
+  });
+  CHECK(!world.waiting.empty());
+  check_all_readable(world);
+  world.pinned.clear();
+  world.until([&] { return world.waiting.empty(); });
+  world.append_all(number, number + 300);
+}
+
+TEST(reclaim_waits_for_reads_in_flight_on_its_segment) {
+  World world(4);
+  world.open();
+  world.append_all(0, 10);
+  const auto old = world.index;
+  AlignedBuffer into(make_page(0).facts.payload_bytes());
+  // A read that the device keeps: its segment must not begin a new life meanwhile.
+  world.append_all(10, 60);
+  for (int flushes = 0; flushes < 5; ++flushes) world.flush();  // the first segment is closed
+  world.faults->hold(true);
+  world.reading.insert(7777);
+  CHECK(world.log->read(7777, old.at(0), key_of(0), into.data()));
+  CHECK(world.log->reclaim_one());
+  for (int round = 0; round < 50; ++round) {
+    world.log->poll();
+    world.log->tick();
+  }
+  CHECK_EQ(world.log->stats().reclaimed_segments, 0);
+  world.faults->hold(false);
+  world.until([&] { return world.reading.empty(); });
+  CHECK(world.last_read == ReadResult::ok);
+  world.until([&] { return world.log->stats().reclaimed_segments == 1; });
+}
+
+TEST(reclaim_one_drops_a_whole_segment_at_once) {
+  World world(8);
+  world.open();
+  CHECK(!world.log->reclaim_one());
+  world.append_all(0, 120);
+  world.until([&] { return world.log->stats().segments >= 3; });
+  world.flush();
+  const size_t before = world.index.size();
+  world.until([&] { return world.log->reclaim_one(); });
+  CHECK(world.index.size() + 40 < before);
+  check_all_readable(world);
+  world.until([&] { return world.log->stats().reclaimed_segments >= 1; });
+}
+
+TEST(reclaim_goes_on_after_relocations_fail) {
+  World world(4);
+  world.hot = [](uint64_t number) { return number % 3 == 0; };
+  world.open();
+  world.append_all(0, 150);
+  auto random = check::random("relocations fail");
+  for (uint64_t number = 150; number < 1500;) {
+    if (random() % 20 == 0)
+      world.faults->add({random() % 2 == 0 ? IoKind::write : IoKind::read, ".seg", random() % 4, 1,
+                         EIO, -1});
+    if (world.append(number)) ++number;
+    world.log->poll();
+    world.log->tick();
+    world.clock.advance_ns(kSecondNs);
+  }
+  world.faults->clear();
+  world.until([&] { return world.waiting.empty(); });
+  check_all_readable(world);
+}
+
+// A dictionary beside the log: random appends, reads, heat, pins, failures and restarts. Every read
+// is the page's bytes or a counted miss; nothing leaves the dictionary but by forget().
+TEST(log_agrees_with_a_dictionary_whatever_happens) {
+  auto random = check::random("dictionary");
+  for (uint64_t world_number = 0; world_number < check::rounds(6); ++world_number) {
+    World world(4 + random() % 5, 1 << (18 + random() % 3));
+    world.options.queue_bytes = 2 << 20;
+    std::set<uint64_t> warm;
+    world.hot = [&](uint64_t number) { return warm.contains(number); };
+    world.open();
+    uint64_t next = 0;
+    const auto shard_bytes = [](uint64_t number) { return 100 + number * 37 % 9000; };
+    for (int step = 0; step < 1500; ++step) {
+      const uint64_t what = random() % 100;
+      if (what < 70) {
+        if (world.append(next, shard_bytes(next))) ++next;
+      } else if (what < 85 && !world.index.empty()) {
+        auto at = world.index.begin();
+        std::advance(at, random() % world.index.size());
+        const auto [number, extent] = *at;
+        const bool good = world.read(number, extent, shard_bytes(number));
+        const auto now = world.index.find(number);
+        // It may have been reclaimed while the read was on its way; else the page must be there.
+        if (now != world.index.end() && now->second == extent) CHECK(good);
+        warm.insert(number);
+      } else if (what < 88) {
+        warm.clear();
+      } else if (what < 90) {
+        world.pinned = {static_cast<uint32_t>(random() % 4)};
+      } else if (what < 91) {
+        world.pinned.clear();
+        world.flush();
+      } else if (what < 92) {
+        world.log->reclaim_one();
+      }
+      world.log->poll();
+      world.clock.advance_ns(10 * kMillisecondNs);
+      world.log->tick();
+    }
+    world.pinned.clear();
+    world.until([&] { return world.waiting.empty(); });
+    CHECK(world.failed.empty());
+    const LogStats stats = world.log->stats();
+    CHECK(write_amplification(stats) <= 1.34);
+    CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
+    world.flush();
+    const auto before = world.index;
+    world.stop();
+    world.open();
+    for (const auto& [number, extent] : before) CHECK(world.index.contains(number));
+    check_all_readable(world, shard_bytes);
+  }
+}
