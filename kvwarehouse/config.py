@@ -23,8 +23,10 @@ from kvwarehouse.settings import setting
 
 ENVIRONMENT_PREFIX: Final = "KVW_"
 
-OTHER_VARIABLES: Final = frozenset({"KVW_CONFIG", "KVW_ADDRESS", "KVW_TOKEN"})
-"""Variables with the prefix that are not settings of the daemon: the file, and the client's."""
+OTHER_VARIABLES: Final = frozenset(
+    {"KVW_CONFIG", "KVW_ADDRESS", "KVW_TOKEN", "KVW_COPY_PATH", "KVW_SEED"}
+)
+"""With the prefix, but not settings of the daemon: the file, the client's, the core's, the seed."""
 
 TEST_PREFIX: Final = "KVW_TEST_"
 """Variables of the project's own test runs; the daemon does not look at them."""

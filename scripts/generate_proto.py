@@ -11,7 +11,7 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped, unused-ignore]
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"

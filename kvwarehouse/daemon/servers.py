@@ -66,6 +66,7 @@ class Servers:
         self._health = health_service
         self._edge = edge
         self._servers: list[grpc.Server] = []
+        self._socket = ""  # once it is ours
         self.listen_address = ""
         try:
             self._bind_socket(config.grpc_socket)
@@ -84,13 +85,15 @@ class Servers:
         for ended in [server.stop(STOP_GRACE_S) for server in self._servers]:
             ended.wait(STOP_GRACE_S * 2)
         self._servers.clear()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._config.grpc_socket)
+        if self._socket:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket)
 
     def _bind_socket(self, path: str) -> None:
         clear_stale(path)
         server = self._server([self._edge])
         _bound(path, lambda: server.add_insecure_port(f"unix:{path}"))
+        self._socket = path
         os.chmod(path, 0o600)
 
     def _bind_tcp(self, config: Config) -> None:

@@ -16,7 +16,7 @@ from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import Transfer, span
-from kvwarehouse.daemon.warehouse import ALL, Warehouse
+from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult
 from kvwarehouse.wire import namespace_pb2, status_pb2
@@ -52,7 +52,7 @@ class WarehouseService(wire.WarehouseServicer):
         record = self._warehouse.open_namespace(space)
         core = self._snapshots.core()
         return pb.OpenNamespaceResponse(
-            namespace=_info(record),
+            namespace=self._info(record),
             warehouse_id=bytes.fromhex(core["warehouse_id"]),
             incarnation=core["incarnation"],
         )
@@ -109,7 +109,7 @@ class WarehouseService(wire.WarehouseServicer):
         self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext
     ) -> pb.ListNamespacesResponse:
         return pb.ListNamespacesResponse(
-            namespaces=[_info(record) for record in self._warehouse.namespaces()]
+            namespaces=[self._info(record) for record in self._warehouse.namespaces()]
         )
 
     def ListPages(
@@ -123,7 +123,7 @@ class WarehouseService(wire.WarehouseServicer):
                 code="limit_too_large",
             )
         limit = request.limit or wire.MAX_LIST_PAGES
-        pages = self._warehouse.pages(record.ordinal, request.after, limit)
+        pages = self._warehouse.pages(self._warehouse.ordinal(record), request.after, limit)
         more = pages[-1]["id"] + 1 if len(pages) >= limit else 0
         return pb.ListPagesResponse(pages=[_page(page) for page in pages], next=more)
 
@@ -138,7 +138,9 @@ class WarehouseService(wire.WarehouseServicer):
                 code="bad_count",
             )
         tiers = request.tiers or _DEFAULT_TIERS
-        pages, nvme = self._warehouse.evict(_ordinal(self._target(request)), request.pages, tiers)
+        pages, nvme = self._warehouse.evict(
+            self._warehouse.ordinal(self._target(request)), request.pages, tiers
+        )
         return pb.EvictResponse(pages=pages, nvme_pages=nvme)
 
     def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext) -> pb.FlushResponse:
@@ -158,7 +160,7 @@ class WarehouseService(wire.WarehouseServicer):
     def Check(
         self, request: pb.CheckRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.CheckResponse]:
-        ordinal = _ordinal(self._target(request))
+        ordinal = self._warehouse.ordinal(self._target(request))
         deadline = Deadline.of(context, LONGEST_STREAM_S)
         for part in self._warehouse.check(ordinal, repair=request.repair, deadline=deadline):
             yield pb.CheckResponse(
@@ -168,6 +170,15 @@ class WarehouseService(wire.WarehouseServicer):
                 bad=[pb.BadPage(key=key, reason=reason) for key, reason in part.bad],
                 done=part.done,
             )
+
+    def _info(self, record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
+        return namespace_pb2.NamespaceInfo(
+            id=record.space.id,
+            ordinal=self._warehouse.ordinal(record),
+            fields=wire.namespace_to_wire(record.space),
+            clear_epoch=record.clear_epoch,
+            created_at_ns=record.created_at_ns,
+        )
 
     def _target(self, request: Any) -> NamespaceRecord | None:
         """The namespace that a request names, None for all. Neither is refused: an empty request
@@ -182,10 +193,6 @@ class WarehouseService(wire.WarehouseServicer):
         )
 
 
-def _ordinal(record: NamespaceRecord | None) -> int:
-    return ALL if record is None else record.ordinal
-
-
 def _data(requests: Iterator[pb.StoreRequest]) -> Iterator[bytes]:
     for request in requests:
         if request.WhichOneof("part") != "data":
@@ -196,16 +203,6 @@ def _data(requests: Iterator[pb.StoreRequest]) -> Iterator[bytes]:
                 code="chunk_too_large",
             )
         yield request.data
-
-
-def _info(record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
-    return namespace_pb2.NamespaceInfo(
-        id=record.space.id,
-        ordinal=record.ordinal,
-        fields=wire.namespace_to_wire(record.space),
-        clear_epoch=record.clear_epoch,
-        created_at_ns=record.created_at_ns,
-    )
 
 
 def _page(page: dict[str, Any]) -> pb.PageInfo:

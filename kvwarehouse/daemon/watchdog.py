@@ -35,16 +35,14 @@ class Watched:
     def progress(self) -> None:
         self._moved_at = time.monotonic()
 
-    def end_if_due(self, stall_s: float) -> str:
-        """Why the stream was ended, or ""."""
+    def overdue(self, stall_s: float) -> str:
+        """Why the stream must end now, or ""."""
         if self._deadline.passed:
-            why = "deadline"
-        elif time.monotonic() - self._moved_at > stall_s:
-            why = "stalled"
-        else:
-            return ""
+            return "deadline"
+        return "stalled" if time.monotonic() - self._moved_at > stall_s else ""
+
+    def end(self) -> None:
         self._context.cancel()
-        return why
 
 
 class Watchdog:
@@ -82,8 +80,9 @@ class Watchdog:
                 streams = list(self._watched)
                 self._changed.wait(min(_LOOK_S, self._stall_s / 4))
             for stream in streams:
-                why = stream.end_if_due(self._stall_s)
+                why = stream.overdue(self._stall_s)
                 if why:
                     self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
+                    stream.end()
                     with self._changed:
                         self._watched.discard(stream)

@@ -52,7 +52,8 @@ class Core:
     def __init__(self, options: CoreOptions) -> None: ...
     def add_namespace(
         self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, clear_epoch: int
-    ) -> None: ...  # before start (from the ledger) or after (a new one). UsageError if it fits no slab.
+    ) -> int: ...  # before start (from the ledger) or after (a new one). UsageError if it fits no slab.
+    # `ordinal` is a wish; returns the one it has from now on.
     def add_tombstone(self, key: bytes, life: int) -> None: ...  # before start: records of key up to life are dead
     def start(self) -> dict[str, Any]: ...
     # recovers, listens. Returns the recovery report: pages_dram, pages_nvme, dropped, seconds, ...

@@ -26,6 +26,7 @@ class NvmeStatus(TypedDict):
     health: str  # "off", "ok", "read_only"
     reason: str
     io_engine: str
+    direct_io: bool
     capacity_bytes: int
     used_bytes: int
     pages: int

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvwarehouse.engine.status import NvmeStatus
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 
 SLAB_BYTES = 64 << 20
@@ -79,10 +80,16 @@ class FakeCore:
 
     def add_namespace(
         self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, epoch: int
-    ) -> None:
+    ) -> int:
         if shards * shard_bytes > SLAB_BYTES:
             raise UsageError(f"pages of {shard_bytes} bytes fit no slab", code="page_too_large")
+        for known, space in self.spaces.items():
+            if space[0] == id:
+                return known
+        while ordinal in self.spaces:
+            ordinal += 1
         self.spaces[ordinal] = (id, page_tokens, shards, shard_bytes)
+        return ordinal
 
     def add_tombstone(self, key: bytes, life: int) -> None:
         assert not self.started
@@ -188,7 +195,9 @@ class FakeCore:
             "connections": 1,
             "pins": {"held": 0, "taken": 0, "refused": 0},
             "index": {"pages": pages, "capacity": 1024},
-            "namespaces": [],
+            "namespaces": [
+                {"ordinal": ordinal, "id": space[0].hex()} for ordinal, space in self.spaces.items()
+            ],
             "recovery": {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.25},
             "events_dropped": 0,
         }
@@ -211,8 +220,6 @@ def _dram(options: FakeOptions, pages: int) -> dict[str, Any]:
 
 
 def _nvme() -> dict[str, Any]:
-    from kvwarehouse.engine.status import NvmeStatus
-
     texts = {"health": "off", "reason": "", "io_engine": ""}
     maps: dict[str, Any] = {"left": {}, "not_admitted": {}}
     return {**dict.fromkeys(NvmeStatus.__annotations__, 0), **texts, **maps}

@@ -1,0 +1,279 @@
+"""The daemon's life: start, one owner, restart, drain, signals. Over a model of the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse import errors
+from kvwarehouse.testing import fake_engine
+from kvwarehouse.testing.served import Served
+
+T = 60.0
+
+# A process of its own, with the model of the engine; argv[1]: flags as JSON.
+PROGRAM = """
+import json, sys
+from kvwarehouse import config, daemon
+from kvwarehouse.testing.fake_engine import FakeEngine
+settings = config.load(json.loads(sys.argv[1]), {})
+sys.exit(daemon.serve(settings, engine=FakeEngine()))
+"""
+
+
+def flags(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {
+        "socket": str(tmp_path / "run" / "kvw.sock"), "arena_dir": str(tmp_path / "arena"),
+        "dram": "16MiB", "http": "off", "log_format": "json", **more,
+    }  # fmt: skip
+
+
+@contextmanager
+def process(settings: dict[str, str], program: str = PROGRAM) -> Iterator[Any]:
+    command = [sys.executable, "-c", program, json.dumps(settings)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def until(child: Any, event: str) -> dict[str, Any]:
+    """Reads the child's log up to `event`."""
+    seen = []
+    for line in child.stderr:
+        seen.append(line)
+        found = json.loads(line) if line.startswith("{") else {}
+        if found.get("event") == event:
+            return dict(found)
+    raise AssertionError(f"the daemon ended without {event}: {''.join(seen)}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains_and_exits_with_zero(tmp_path: Path, number: signal.Signals) -> None:
+    with process(flags(tmp_path)) as child:
+        ready = until(child, "ready")
+        assert ready["pid"] == child.pid
+        child.send_signal(number)
+        until(child, "draining")
+        until(child, "flushed")
+        until(child, "stopped")
+        assert child.wait(T) == 0
+    assert not os.path.exists(ready["socket"] + ".grpc")
+
+
+def test_second_signal_exits_at_once_in_the_middle_of_a_flush(tmp_path: Path) -> None:
+    program = PROGRAM.replace(
+        "settings =",
+        "from kvwarehouse.testing.fake_engine import FakeCore\n"
+        "import threading\n"
+        "FakeCore.flush = lambda self, timeout_s: threading.Event().wait()\n"
+        "settings =",
+        1,
+    )
+    with process(flags(tmp_path), program) as child:
+        until(child, "ready")
+        child.terminate()
+        until(child, "draining")
+        child.terminate()
+        assert child.wait(T) == 128 + signal.SIGTERM
+
+
+def test_second_daemon_of_a_directory_is_refused_with_the_owners_pid(tmp_path: Path) -> None:
+    with process(flags(tmp_path)) as first:
+        until(first, "ready")
+        for more in ({"socket": str(tmp_path / "other.sock")}, {"arena_dir": str(tmp_path / "b")}):
+            with process(flags(tmp_path, **more)) as second:
+                refused = until(second, "start_refused")
+                assert refused["code"] == "owned"
+                assert f"pid {first.pid}" in refused["text"]
+                assert second.wait(T) == 1
+        assert first.poll() is None
+
+
+def test_daemon_starts_again_after_it_was_killed(tmp_path: Path) -> None:
+    for _ in range(2):
+        with process(flags(tmp_path)) as child:
+            until(child, "ready")
+            child.kill()
+            child.wait(T)
+    assert os.path.exists(flags(tmp_path)["socket"] + ".grpc")  # stale, and no obstacle
+    with process(flags(tmp_path)) as child:
+        until(child, "ready")
+
+
+def test_socket_that_someone_else_serves_is_not_taken(tmp_path: Path) -> None:
+    path = flags(tmp_path)["socket"] + ".grpc"
+    os.makedirs(os.path.dirname(path), mode=0o700)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        with pytest.raises(errors.TransportError) as caught:
+            Served(tmp_path).start()
+        assert caught.value.code == "socket_in_use"
+        assert os.path.exists(path)
+
+
+def test_file_in_the_sockets_place_is_not_removed(tmp_path: Path) -> None:
+    path = Path(flags(tmp_path)["socket"] + ".grpc")
+    path.parent.mkdir(mode=0o700)
+    path.write_text("precious")
+    with pytest.raises(errors.TransportError) as caught:
+        Served(tmp_path).start()
+    assert caught.value.code == "socket_foreign"
+    assert path.read_text() == "precious"
+
+
+def test_daemon_that_cannot_start_leaves_its_directories_free(tmp_path: Path) -> None:
+    (tmp_path / "arena").mkdir(mode=0o700)
+    (tmp_path / "arena" / "identity").write_bytes(b"damaged")
+    (tmp_path / "arena" / "identity").chmod(0o600)
+    with pytest.raises(errors.StorageError) as caught:
+        Served(tmp_path).start()
+    assert caught.value.code == "bad_identity"
+    (tmp_path / "arena" / "identity").unlink()
+    with Served(tmp_path):
+        pass
+
+
+def test_core_that_cannot_start_is_stopped_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
+
+    def start(self: fake_engine.FakeCore) -> dict[str, Any]:
+        raise errors.StorageError("the arena is of another warehouse", code="arena_foreign")
+
+    monkeypatch.setattr(fake_engine.FakeCore, "start", start)
+    monkeypatch.setattr(fake_engine.FakeCore, "stop", lambda self: stopped.append(self))
+    with pytest.raises(errors.StorageError) as caught:
+        Served(tmp_path).start()
+    assert caught.value.code == "arena_foreign"
+    assert len(stopped) == 1
+
+
+def test_damaged_ledger_is_told_to_the_core_and_shown_in_status(tmp_path: Path) -> None:
+    with Served(tmp_path):
+        pass
+    ledger = tmp_path / "arena" / "ledger.mdb"
+    ledger.write_bytes(ledger.read_bytes()[:5000])
+    with Served(tmp_path) as served:
+        assert served.core.options.ledger_lost
+        assert len(served.events("ledger_rebuilt")) == 1
+        assert 'kvwarehouse_ledger_health{health="rebuilt"} 1' in served.get("/metrics")[1]
+
+
+def test_epoch_that_outlived_the_ledger_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fake_engine.FakeCore, "start",
+        lambda self: setattr(self, "started", True) or {"epoch_seen": 41},
+    )  # fmt: skip
+    with Served(tmp_path):
+        pass
+    monkeypatch.undo()
+    with Served(tmp_path) as served:
+        assert served.core.options.epoch == 41
+
+
+def test_default_http_port_that_is_taken_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(errors.TransportError, match="metrics"):
+            Served(tmp_path, http=address).start()
+        served = Served(tmp_path, http=address)
+        assert isinstance(served.config.sources, dict)
+        served.config.sources["http"] = "default"
+        with served:
+            assert served.events("http_port_taken")[0]["wanted"] == address
+            assert served.get("/readyz")[0] == 200
+
+
+def test_probes_answer_while_the_core_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {}
+
+    def start(self: fake_engine.FakeCore) -> dict[str, Any]:
+        address = served._daemon._snapshots.http
+        for path in ("/healthz", "/readyz", "/metrics"):
+            seen[path] = _get(address, path)
+        self.started = True
+        return {}
+
+    monkeypatch.setattr(fake_engine.FakeCore, "start", start)
+    served = Served(tmp_path)
+    with served:
+        pass
+    assert seen["/healthz"][0] == 200
+    assert seen["/readyz"] == (503, "recovering\n")
+    assert 'kvwarehouse_state{state="recovering"} 1' in seen["/metrics"][1]
+
+
+def _get(address: str, path: str) -> tuple[int, str]:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_core_events_reach_the_log(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        served.core.log.append(("page_quarantined", {"tier": "dram"}))
+    assert served.events("core")[0]["name"] == "page_quarantined"
+
+
+def test_core_that_does_not_answer_is_logged_once_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the probes is moved, not waited for."""
+    with Served(tmp_path) as served:
+        daemon = served._daemon
+        served.core.fail = errors.TransportError("no answer in 10 s")
+        daemon._watch_core(daemon._drain_events)
+        daemon._answered_at -= 1000
+        daemon._watch_core(daemon._drain_events)
+        assert served.get("/readyz")[0] == 503
+        assert served.get("/healthz")[0] == 503
+        served.core.fail = None
+        daemon._watch_core(daemon._drain_events)
+        assert served.get("/readyz")[0] == 200
+    assert len(served.events("core_unresponsive")) == 1
+
+
+def test_http_client_that_says_nothing_does_not_hold_the_probes(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        host, port = served.events("ready")[0]["http"].split(":")
+        held = [socket.create_connection((host, int(port)), timeout=T) for _ in range(10)]
+        answers = []
+        stop = time.monotonic() + T
+        while time.monotonic() < stop:
+            try:
+                answers.append(served.get("/healthz")[0])
+            except OSError:
+                continue
+            if answers[-1] == 200:
+                break
+        assert answers[-1] == 200
+        for connection in held:
+            connection.close()

@@ -1,0 +1,215 @@
+"""Bounds of the gRPC service: deadlines, stalled clients, oversized messages, garbage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from kvwarehouse import errors, wire
+from kvwarehouse.daemon import deadline as deadline_module
+from kvwarehouse.daemon import lifecycle
+from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.watchdog import Watchdog
+from kvwarehouse.testing.served import Served
+from kvwarehouse.types import Namespace
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+T = 30.0
+SPACE = Namespace(model="m", weights="w", dtype="b", layout="l/1", page_tokens=1, page_bytes=8)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path) as served:
+        request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(SPACE))
+        served.stub.OpenNamespace(request, timeout=T)
+        yield served
+
+
+def failed(call: object) -> grpc.StatusCode:
+    assert callable(call)
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code()
+
+
+class Context:
+    """What a deadline reads of a call."""
+
+    def __init__(self, remaining: float | None) -> None:
+        self._remaining = remaining
+
+    def time_remaining(self) -> float | None:
+        return self._remaining
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [(None, deadline_module.DEFAULT_S), (1e12, deadline_module.DEFAULT_S), (5.0, 5.0),
+     (1e6, deadline_module.LONGEST_S), (-1.0, 0.0)],
+)  # fmt: skip
+def test_every_call_has_a_deadline(given: float | None, longest: float) -> None:
+    remaining = Deadline.of(Context(given)).remaining_s()  # type: ignore[arg-type]
+    assert 0 <= remaining <= longest
+    assert remaining > longest - 1
+
+
+def test_wish_for_time_is_cut_to_what_remains() -> None:
+    deadline = Deadline(10)
+    assert deadline.within_s(3) == 3
+    assert 9 < deadline.within_s(100) <= 10
+    assert 9 < deadline.within_s(0) <= 10
+
+
+def load_request() -> pb.LoadRequest:
+    prefix = wire.prefix_to_wire(np.arange(9), None)
+    return pb.LoadRequest(namespace_id=SPACE.id, prefix=prefix, timeout_s=1000)
+
+
+def test_load_that_waits_ends_with_its_deadline(served: Served) -> None:
+    served.engine.unblock_loads.clear()
+    assert (
+        failed(lambda: list(served.stub.Load(load_request(), timeout=0.3)))
+        == grpc.StatusCode.DEADLINE_EXCEEDED
+    )
+    served.engine.unblock_loads.set()
+    list(served.stub.Load(load_request(), timeout=T))
+
+
+def test_load_whose_client_went_away_gives_its_place_back(served: Served) -> None:
+    served.engine.unblock_loads.clear()
+    for _ in range(served.config.streams):
+        served.engine.loads_blocked.clear()
+        answers = served.stub.Load(load_request(), timeout=T)
+        assert served.engine.loads_blocked.wait(T)
+        answers.cancel()
+    served.engine.unblock_loads.set()
+    for _ in range(1000):
+        try:
+            assert list(served.stub.Load(load_request(), timeout=T))[-1].summary.pages == 0
+            return
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+    raise AssertionError("the places never came back")
+
+
+def test_store_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that opens a store and sends nothing more must not hold a place for ever."""
+    monkeypatch.setattr(lifecycle, "Watchdog", lambda log: Watchdog(log, stall_s=0.2))
+    with Served(tmp_path) as served:
+        silent = threading.Event()
+
+        def requests() -> Iterator[pb.StoreRequest]:
+            yield pb.StoreRequest(header=pb.StoreHeader())
+            silent.wait(T)
+
+        def nothing() -> Iterator[pb.StoreRequest]:
+            silent.wait(T)
+            yield from ()
+
+        # The first is refused for what it says, at once; the second says nothing, and is ended.
+        assert failed(lambda: served.stub.Store(requests())) == grpc.StatusCode.NOT_FOUND
+        assert failed(lambda: served.stub.Store(nothing())) == grpc.StatusCode.CANCELLED
+        silent.set()
+        assert served.events("stream_stalled")[0]["why"] == "stalled"
+
+
+def test_message_beyond_the_bound_is_refused_and_the_next_is_served(served: Served) -> None:
+    with grpc.insecure_channel(f"unix:{served.config.grpc_socket}") as unbounded:
+        stub = wire.WarehouseStub(unbounded)
+        large = pb.LookupRequest(
+            namespace_id=SPACE.id, prefix=pb.Prefix(tokens=bytes(wire.MAX_MESSAGE_BYTES))
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Lookup(large, timeout=T)
+        error = wire.error_from_rpc(caught.value, address="test")
+        assert error.code == "message_too_large"
+        assert not error.retryable
+        long = pb.LookupRequest(
+            namespace_id=SPACE.id, prefix=pb.Prefix(tokens=bytes(4 * wire.MAX_TOKENS + 4))
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Lookup(long, timeout=T)
+        assert wire.error_from_rpc(caught.value, address="test").code == "too_many_tokens"
+        stub.Status(pb.StatusRequest(), timeout=T)
+
+
+def test_longest_prefix_is_served(served: Served) -> None:
+    prefix = wire.prefix_to_wire(np.arange(wire.MAX_TOKENS, dtype=np.uint32), None)
+    header = pb.StoreHeader(namespace_id=SPACE.id, prefix=prefix, pages=0)
+    parts = [pb.StoreRequest(header=header)]
+    assert served.stub.Store(iter(parts), timeout=T).stored == 0
+
+
+@pytest.mark.parametrize("kind", ["noise", "http1", "silence", "half", "local"])
+def test_garbage_on_the_socket_leaves_the_daemon_up(served: Served, kind: str, seed: int) -> None:
+    noise = np.random.default_rng(seed).bytes(100_000)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    text = {
+        "noise": noise, "http1": b"GET / HTTP/1.1\r\n\r\n", "silence": b"",
+        "half": preface + noise, "local": b"KVW1" + bytes(28),
+    }[kind]  # fmt: skip
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+            raw.settimeout(T)
+            raw.connect(served.config.grpc_socket)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                raw.sendall(text)
+    served.stub.Status(pb.StatusRequest(), timeout=T)
+    assert not served.events("rpc_failed")
+
+
+def test_garbage_in_a_message_is_an_error_of_the_call(served: Served) -> None:
+    for method in ("Lookup", "Clear", "OpenNamespace"):
+        call = served.channel.unary_unary(f"/{wire.SERVICE_NAME}/{method}")
+        status = failed(lambda call=call: call(b"\xff" * 100, timeout=T))
+        assert status in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+    served.stub.Status(pb.StatusRequest(), timeout=T)
+
+
+def test_unknown_method_is_unimplemented(served: Served) -> None:
+    call = served.channel.unary_unary(f"/{wire.SERVICE_NAME}/RunScript")
+    assert failed(lambda: call(b"", timeout=T)) == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_administration_beyond_its_bound_is_refused_while_status_is_served(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, entered = threading.Event(), threading.Semaphore(0)
+
+    def flush(_self: object, timeout_s: float) -> dict[str, int]:
+        entered.release()
+        go_on.wait(T)
+        return {"flushed": 0, "not_admitted": 0, "pending": 0}
+
+    monkeypatch.setattr(type(served.core), "flush", flush)
+    held = [served.stub.Flush.future(pb.FlushRequest(), timeout=T) for _ in range(8)]
+    for _ in held:
+        assert entered.acquire(timeout=T)
+    with pytest.raises(grpc.RpcError) as caught:
+        served.stub.Flush(pb.FlushRequest(), timeout=T)
+    error = wire.error_from_rpc(caught.value, address="test")
+    assert (type(error), error.code) == (errors.CapacityError, "too_many_calls")
+    served.stub.Status(pb.StatusRequest(), timeout=T)
+    go_on.set()
+    for call in held:
+        call.result()
+
+
+def test_sockets_and_files_are_for_their_owner_only(served: Served) -> None:
+    facts = os.stat(served.config.grpc_socket)
+    assert stat.S_ISSOCK(facts.st_mode)
+    assert stat.S_IMODE(facts.st_mode) == 0o600
+    for root, _, names in os.walk(os.path.dirname(served.config.arena_dir)):
+        for name in names:
+            assert os.lstat(os.path.join(root, name)).st_mode & 0o077 == 0, name

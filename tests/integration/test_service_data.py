@@ -1,0 +1,238 @@
+"""Stores and loads over gRPC: a real server on a real socket, over a model of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from kvwarehouse import errors, wire
+from kvwarehouse.testing.served import Served
+from kvwarehouse.types import Namespace
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+PAGE_BYTES = 3 * (1 << 20) + 5  # not a whole number of chunks
+SPACE = Namespace(
+    model="m", weights="w", dtype="b", layout="test/1", page_tokens=4, page_bytes=PAGE_BYTES,
+    shards=2,
+)  # fmt: skip
+SMALL = Namespace(
+    model="small", weights="w", dtype="b", layout="test/1", page_tokens=4, page_bytes=100
+)
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path, streams=2, staging="40MiB") as served:
+        yield served
+
+
+def opened(served: Served, space: Namespace = SPACE) -> bytes:
+    request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(space), id=space.id)
+    answer = served.stub.OpenNamespace(request, timeout=TIMEOUT_S)
+    assert answer.namespace.id == space.id
+    return space.id
+
+
+def prefix(pages: int) -> pb.Prefix:
+    return wire.prefix_to_wire(np.arange(pages * 4 + 3), None)
+
+
+def content(pages: int, page_bytes: int = PAGE_BYTES) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(pages).integers(0, 256, (pages, page_bytes), dtype=np.uint8)
+
+
+def messages(header: pb.StoreHeader, data: bytes, step: int) -> Iterator[pb.StoreRequest]:
+    yield pb.StoreRequest(header=header)
+    for start in range(0, len(data), step):
+        yield pb.StoreRequest(data=data[start : start + step])
+
+
+def store(served: Served, data: bytes, step: int = wire.CHUNK_BYTES, **header: Any) -> Any:
+    given = {"namespace_id": SPACE.id, "prefix": prefix(7), **header}
+    return served.stub.Store(messages(pb.StoreHeader(**given), data, step), timeout=TIMEOUT_S)
+
+
+def load(served: Served, **request: Any) -> tuple[bytes, Any]:
+    given = {"namespace_id": SPACE.id, "prefix": prefix(7), **request}
+    answers = list(served.stub.Load(pb.LoadRequest(**given), timeout=TIMEOUT_S))
+    assert all(len(answer.data) <= wire.CHUNK_BYTES for answer in answers)
+    assert [answer.WhichOneof("part") for answer in answers[:-1]] == ["data"] * (len(answers) - 1)
+    return b"".join(answer.data for answer in answers), answers[-1].summary
+
+
+def refused(call: Any) -> errors.WarehouseError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return wire.error_from_rpc(caught.value, address="test")
+
+
+@pytest.mark.parametrize("step", [1 << 20, 999_983, 70_001])
+def test_load_returns_the_bytes_that_were_stored_however_they_were_cut(
+    served: Served, step: int
+) -> None:
+    opened(served)
+    for shard in range(2):
+        data = content(7)[:, ::-1] if shard else content(7)
+        answer = store(served, data.tobytes(), step, pages=7, shard=shard)
+        assert (answer.stored, answer.already, dict(answer.dropped)) == (7, 0, {})
+        got, summary = load(served, shard=shard)
+        assert got == data.tobytes()
+        assert (summary.pages, dict(summary.missed)) == (7, {})
+
+
+def test_load_returns_the_window_that_was_asked_for(served: Served) -> None:
+    opened(served)
+    data = content(7)
+    store(served, data.tobytes(), pages=7)
+    got, summary = load(served, first=2, pages=3)
+    assert got == data[2:5].tobytes()
+    assert summary.pages == 3
+
+
+def test_store_of_a_later_part_continues_the_prefix(served: Served) -> None:
+    opened(served)
+    data = content(7)
+    store(served, data[:4].tobytes(), pages=4)
+    assert store(served, data[2:].tobytes(), first=2, pages=5).already == 2
+    assert load(served)[0] == data.tobytes()
+
+
+def test_load_says_why_it_ends_before_the_prefix_does(served: Served) -> None:
+    opened(served)
+    data = content(7)
+    store(served, data[:3].tobytes(), pages=3)
+    got, summary = load(served)
+    assert got == data[:3].tobytes()
+    assert summary.pages == 3
+    assert sum(summary.missed.values()) == 4
+
+
+def test_small_pages_travel_together(served: Served) -> None:
+    opened(served, SMALL)
+    data = content(3000, 100)
+    tokens = wire.prefix_to_wire(np.arange(12000), None)
+    answer = store(served, data.tobytes(), namespace_id=SMALL.id, prefix=tokens, pages=3000)
+    assert answer.stored == 3000
+    got, _ = load(served, namespace_id=SMALL.id, prefix=tokens)
+    assert got == data.tobytes()
+
+
+def test_pages_may_be_named_by_engine_keys(served: Served) -> None:
+    opened(served, SMALL)
+    keys = wire.prefix_to_wire(None, [b"one", b"two"])
+    data = content(2, 100)
+    store(served, data.tobytes(), namespace_id=SMALL.id, prefix=keys, pages=2)
+    assert load(served, namespace_id=SMALL.id, prefix=keys)[0] == data.tobytes()
+
+
+def test_lookup_counts_complete_pages_only(served: Served) -> None:
+    opened(served)
+    data = content(7).tobytes()
+    store(served, data, pages=7, shard=0)
+    request = pb.LookupRequest(namespace_id=SPACE.id, prefix=prefix(9))
+    assert served.stub.Lookup(request, timeout=TIMEOUT_S).pages == 0
+    store(served, data, pages=7, shard=1)
+    found = served.stub.Lookup(request, timeout=TIMEOUT_S)
+    assert (found.pages, found.tokens, found.dram_pages, found.nvme_pages) == (7, 28, 7, 0)
+
+
+def test_empty_store_and_load_are_values(served: Served) -> None:
+    opened(served)
+    assert store(served, b"", pages=0).stored == 0
+    got, summary = load(served, prefix=prefix(0))
+    assert (got, summary.pages) == (b"", 0)
+
+
+def test_stores_after_a_drain_are_dropped_by_that_reason(served: Served) -> None:
+    opened(served)
+    served.stub.Drain(pb.DrainRequest(), timeout=TIMEOUT_S)
+    assert dict(store(served, content(7).tobytes(), pages=7).dropped) == {"draining": 7}
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "code"),
+    [
+        ({"pages": 7}, 7 * PAGE_BYTES - 1, "wrong_size"),
+        ({"pages": 7}, 7 * PAGE_BYTES + 1, "wrong_size"),
+        ({"pages": 8}, 8 * PAGE_BYTES, "bad_range"),
+        ({"pages": 2, "first": 6}, 2 * PAGE_BYTES, "bad_range"),
+        ({"pages": 1, "shard": 2}, PAGE_BYTES, "bad_shard"),
+        ({"pages": 1, "namespace_id": b"x" * 16}, PAGE_BYTES, "namespace_unknown"),
+        ({"pages": 1, "namespace_id": b""}, PAGE_BYTES, "namespace_unknown"),
+        ({"pages": 1, "prefix": pb.Prefix()}, PAGE_BYTES, "no_prefix"),
+        ({"pages": 1, "prefix": pb.Prefix(tokens=b"12345")}, PAGE_BYTES, "bad_tokens"),
+    ],
+)
+def test_bad_store_is_refused_by_its_code(
+    served: Served, header: dict[str, Any], size: int, code: str
+) -> None:
+    opened(served)
+    error = refused(lambda: store(served, bytes(size), **header))
+    assert error.code == code
+    assert isinstance(error, errors.UsageError)
+    assert served.engine.core is not None
+    opened(served)  # the daemon is up
+
+
+def test_store_that_does_not_follow_the_protocol_is_refused(served: Served) -> None:
+    opened(served)
+    header = pb.StoreRequest(
+        header=pb.StoreHeader(namespace_id=SPACE.id, prefix=prefix(7), pages=7)
+    )
+    data = pb.StoreRequest(data=bytes(wire.CHUNK_BYTES))
+    large = pb.StoreRequest(data=bytes(wire.CHUNK_BYTES + 1))
+    for parts, code in (
+        ([], "no_header"),
+        ([data], "no_header"),
+        ([header, header], "second_header"),
+        ([header, pb.StoreRequest()], "second_header"),
+        ([header, large], "chunk_too_large"),
+    ):
+        error = refused(lambda parts=parts: served.stub.Store(iter(parts), timeout=TIMEOUT_S))
+        assert error.code == code
+
+
+def test_page_larger_than_the_staging_memory_is_refused_by_name(served: Served) -> None:
+    large = Namespace(
+        model="l", weights="w", dtype="b", layout="l/1", page_tokens=4, page_bytes=48 << 20
+    )
+    opened(served, large)
+    error = refused(lambda: store(served, b"", namespace_id=large.id, pages=7))
+    assert error.code == "page_too_large"
+
+
+def test_streams_beyond_the_bound_are_refused_for_now_and_then_served(served: Served) -> None:
+    opened(served)
+    served.engine.unblock_loads.clear()
+    request = pb.LoadRequest(namespace_id=SPACE.id, prefix=prefix(7))
+    held = []
+    for _ in range(2):
+        served.engine.loads_blocked.clear()
+        held.append(served.stub.Load(request, timeout=TIMEOUT_S))
+        assert served.engine.loads_blocked.wait(TIMEOUT_S)
+    error = refused(lambda: load(served))
+    assert isinstance(error, errors.CapacityError)
+    assert error.retryable
+    served.engine.unblock_loads.set()
+    for answers in held:
+        list(answers)
+    load(served)
+
+
+def test_broken_core_is_an_error_of_its_class_and_the_daemon_stays(served: Served) -> None:
+    opened(served)
+    served.core.fail = errors.StorageError("the disk is gone; replace it", code="io_error")
+    error = refused(lambda: served.stub.Flush(pb.FlushRequest(), timeout=TIMEOUT_S))
+    assert (type(error), error.code) == (errors.StorageError, "io_error")
+    served.core.fail = RuntimeError("a bug")  # type: ignore[assignment]
+    error = refused(lambda: served.stub.Flush(pb.FlushRequest(), timeout=TIMEOUT_S))
+    assert isinstance(error, errors.InternalError)
+    assert "a bug" in served.events("rpc_failed")[0]["trace"]
+    served.core.fail = None
+    served.stub.Flush(pb.FlushRequest(), timeout=TIMEOUT_S)

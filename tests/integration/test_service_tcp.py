@@ -1,0 +1,207 @@
+"""gRPC over TCP: TLS and tokens, with a real certificate."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvwarehouse import errors, wire
+from kvwarehouse.testing.served import Served
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+T = 30.0
+TOKEN = "0123456789abcdef0123456789abcdef"
+OTHER = "fedcba9876543210fedcba9876543210"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate of localhost and 127.0.0.1, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl program to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+        "-nodes", "-days", "2", "-subj", "/CN=localhost",
+        "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout", str(key), "-out", str(cert),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    key.chmod(0o600)
+    return str(cert), str(key)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    path = tmp_path / "tokens"
+    path.write_text(f"{OTHER}\n{TOKEN}\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture
+def secure(tmp_path: Path, certificate: tuple[str, str], tokens: str) -> Iterator[Served]:
+    cert, key = certificate
+    with Served(
+        tmp_path, listen="0.0.0.0:0", tls_cert=cert, tls_key=key, token_file=tokens
+    ) as served:
+        yield served
+
+
+def port_of(served: Served) -> int:
+    return int(served.events("ready")[0]["listen"].rpartition(":")[2])
+
+
+def channel(served: Served, cert: str | None, host: str = "localhost") -> grpc.Channel:
+    address = f"{host}:{port_of(served)}"
+    options = [*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    if cert is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(Path(cert).read_bytes())
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {token}")]
+
+
+def failed(call: Any) -> tuple[grpc.StatusCode, errors.WarehouseError]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), wire.error_from_rpc(caught.value, address="test")
+
+
+@pytest.mark.parametrize("token", [TOKEN, OTHER])
+def test_call_with_tls_and_a_token_of_the_file_is_served(
+    secure: Served, certificate: tuple[str, str], token: str
+) -> None:
+    with channel(secure, certificate[0]) as there:
+        stub = wire.WarehouseStub(there)
+        assert stub.Status(pb.StatusRequest(), metadata=bearer(token), timeout=T).status.name
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        bearer(""),
+        bearer(TOKEN[:-1]),
+        bearer(TOKEN + "x"),
+        bearer(TOKEN.upper()),
+        bearer("é"),
+        [("authorization", TOKEN)],
+        [("authorization", f"Basic {TOKEN}")],
+        [*bearer(TOKEN), *bearer(TOKEN)],
+        [("x-authorization", f"Bearer {TOKEN}")],
+    ],
+    ids=lambda metadata: str(len(str(metadata))),
+)
+def test_call_without_exactly_one_right_token_is_refused_whatever_it_calls(
+    secure: Served, certificate: tuple[str, str], metadata: list[tuple[str, str]]
+) -> None:
+    if any(not value.isascii() for _, value in metadata):
+        metadata = [(key, value.encode("utf-8").decode("latin-1")) for key, value in metadata]
+    with channel(secure, certificate[0]) as there:
+        stub, health = wire.WarehouseStub(there), health_pb2_grpc.HealthStub(there)
+        prefix = wire.prefix_to_wire(np.arange(4), None)
+        calls: list[Any] = [
+            lambda: stub.Status(pb.StatusRequest(), metadata=metadata, timeout=T),
+            lambda: list(stub.Load(pb.LoadRequest(prefix=prefix), metadata=metadata, timeout=T)),
+            lambda: stub.Store(iter([pb.StoreRequest()]), metadata=metadata, timeout=T),
+            lambda: health.Check(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=T),
+        ]
+        for call in calls:
+            try:
+                status, error = failed(call)
+            except ValueError:
+                pytest.skip("gRPC's own client refuses to send this metadata")
+            if status is grpc.StatusCode.INTERNAL:  # refused by gRPC before it reached us
+                continue
+            assert status is grpc.StatusCode.UNAUTHENTICATED
+            assert error.code == "unauthenticated"
+    assert TOKEN not in secure.log.getvalue()
+
+
+def test_plaintext_client_of_a_tls_port_fails_and_leaves_the_daemon_up(
+    secure: Served, certificate: tuple[str, str]
+) -> None:
+    with channel(secure, None) as plain:
+        status, error = failed(
+            lambda: wire.WarehouseStub(plain).Status(pb.StatusRequest(), timeout=T)
+        )
+        assert status is grpc.StatusCode.UNAVAILABLE
+        assert isinstance(error, errors.TransportError)
+    with socket.create_connection(("127.0.0.1", port_of(secure)), timeout=T) as raw:
+        raw.sendall(np.random.default_rng(1).bytes(10_000))
+    with channel(secure, certificate[0], "127.0.0.1") as there:
+        wire.WarehouseStub(there).Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+
+
+def test_unix_socket_needs_no_token_even_when_tcp_does(secure: Served) -> None:
+    secure.stub.Status(pb.StatusRequest(), timeout=T)
+
+
+def test_loopback_without_tls_serves_and_still_asks_for_tokens_when_there_are_some(
+    tmp_path: Path, tokens: str
+) -> None:
+    with Served(tmp_path, listen="127.0.0.1:0") as served, channel(served, None) as there:
+        wire.WarehouseStub(there).Status(pb.StatusRequest(), timeout=T)
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+    ):
+        stub = wire.WarehouseStub(there)
+        assert (
+            failed(lambda: stub.Status(pb.StatusRequest(), timeout=T))[0]
+            is grpc.StatusCode.UNAUTHENTICATED
+        )
+        stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+
+
+def test_port_in_use_refuses_to_start_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(errors.TransportError) as caught:
+            Served(tmp_path, listen=address).start()
+    assert caught.value.code == "address_unavailable"
+    assert address in caught.value.message
+    with Served(tmp_path, listen=address):
+        pass
+
+
+@pytest.mark.parametrize("what", ["swapped", "missing", "encrypted", "other_key", "open_key"])
+def test_bad_tls_files_refuse_to_start(
+    tmp_path: Path, certificate: tuple[str, str], what: str
+) -> None:
+    cert, key = certificate
+    other = tmp_path / "other.pem"
+    if what == "swapped":
+        cert, key = key, cert
+        Path(key).chmod(0o600)
+    elif what == "missing":
+        cert = str(tmp_path / "nowhere.pem")
+    elif what == "open_key":
+        other.write_bytes(Path(key).read_bytes())
+        other.chmod(0o644)
+        key = str(other)
+    else:
+        options = ["-aes256", "-pass", "pass:secret"] if what == "encrypted" else []
+        command = ["openssl", "genpkey", "-algorithm", "RSA", *options, "-out", str(other)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        other.chmod(0o600)
+        key = str(other)
+    with pytest.raises(errors.UsageError) as caught:
+        Served(tmp_path, listen="127.0.0.1:0", tls_cert=cert, tls_key=key).start()
+    assert key in caught.value.message or cert in caught.value.message

@@ -1,0 +1,204 @@
+"""Where settings come from, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse import config, places, settings
+from kvwarehouse.errors import UsageError
+
+TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem", "token_file": "/t"}
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+def refused(flags: dict[str, Any], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        config.load(flags, environ or {})
+    return caught.value.message
+
+
+def test_flags_are_those_the_documentation_names() -> None:
+    flags = "socket listen tls-cert tls-key token-file dram nvme-dir nvme-capacity arena-dir"
+    flags += " index-pages http config name print-config"
+    known = {key.replace("_", "-") for key in parsed()}
+    assert set(flags.split()) <= known
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "kvw.toml"
+    file.write_text('name = "file"\ndram = "1GiB"\nstreams = 3\n')
+    environ = {"KVW_NAME": "environment", "KVW_DRAM": "2GiB"}
+    found = config.load(parsed("--config", str(file), "--name", "flag"), environ)
+    assert (found.name, found.dram_bytes, found.streams, found.io_engine) == (
+        "flag", 2 << 30, 3, "auto",
+    )  # fmt: skip
+    assert found.sources["name"] == "--name"
+    assert found.sources["dram_bytes"] == "KVW_DRAM"
+    assert found.sources["streams"] == str(file)
+    assert found.sources["io_engine"] == "default"
+
+
+def test_config_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "kvw.toml"
+    file.write_text('name = "there"\n')
+    assert config.load({}, {"KVW_CONFIG": str(file)}).name == "there"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dram", "64G"), ("dram", "much"), ("nvme_capacity", "-1"), ("index_pages", "1.5"),
+        ("index_pages", "-1"), ("http", "9470"), ("http", "host:99999"), ("listen", "::1:70"),
+        ("listen", "[nonsense]:70"), ("name", ""), ("name", "a/b"), ("name", "x" * 33),
+        ("policy", "random"), ("io_engine", "libaio"), ("streams", "0"), ("grace_s", "soon"),
+        ("grace_s", "nan"), ("flush_interval_s", "0"), ("socket", "a\nb"), ("log_format", "xml"),
+    ],
+)  # fmt: skip
+def test_bad_value_is_refused_with_its_source_whatever_that_is(
+    key: str, value: str, tmp_path: Path
+) -> None:
+    flag = "--" + key.replace("_", "-")
+    assert flag in refused({key: value})
+    variable = f"KVW_{key.upper()}"
+    text = refused({}, {variable: value})
+    assert variable in text
+    assert repr(value) in text
+    file = tmp_path / "kvw.toml"
+    file.write_text(f"{key} = {config._toml(value)}\n")
+    text = refused({"config": str(file)})
+    assert str(file) in text
+    assert key in text
+
+
+@pytest.mark.parametrize(
+    "line", ["dram = true", "name = 3", "streams = 1.5", "streams = '3 '", "http = 1", "grace_s=''"]
+)
+def test_file_value_of_the_wrong_type_is_refused(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "kvw.toml"
+    file.write_text(line + "\n")
+    if "3 " in line:
+        assert config.load({"config": str(file)}, {}).streams == 3
+    else:
+        assert str(file) in refused({"config": str(file)})
+
+
+def test_unknown_setting_is_refused_in_file_and_environment(tmp_path: Path) -> None:
+    file = tmp_path / "kvw.toml"
+    file.write_text('dran = "1GiB"\n')
+    assert "'dran'" in refused({"config": str(file)})
+    assert "KVW_DRAN" in refused({}, {"KVW_DRAN": "1GiB"})
+    assert "KVW_dram" in refused({}, {"KVW_dram": "1GiB"})
+
+
+def test_unreadable_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    assert "nowhere.toml" in refused({"config": str(tmp_path / "nowhere.toml")})
+    broken = tmp_path / "broken.toml"
+    broken.write_text("dram = \n")
+    assert "broken.toml" in refused({"config": str(broken)})
+    broken.write_bytes(b"\xff\xfe")
+    assert "broken.toml" in refused({"config": str(broken)})
+
+
+def test_variables_of_clients_and_tests_are_left_alone() -> None:
+    environ = {"KVW_ADDRESS": "x", "KVW_TOKEN": "y", "KVW_TEST_ANY": "z", "KVW_SEED": "1"}
+    assert config.load({}, environ).name == "default"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:70", "10.1.2.3:70", "[::]:70", "example.org:70"])
+@pytest.mark.parametrize("missing", ["tls_cert", "token_file", "all"])
+def test_listening_beyond_loopback_needs_tls_and_tokens(address: str, missing: str) -> None:
+    given = {key: value for key, value in TLS.items() if missing not in (key, "all")}
+    if missing == "tls_cert":
+        given.pop("tls_key")
+    assert config._flag(missing.replace("all", "token_file")) in refused(
+        {"listen": address, **given}
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:70", "[::1]:70", "localhost:0", "127.9.9.9:1"])
+def test_listening_on_loopback_may_be_plain(address: str) -> None:
+    assert config.load({"listen": address}, {}).listen == address
+
+
+def test_listening_beyond_loopback_is_accepted_with_tls_and_tokens() -> None:
+    assert config.load({"listen": "0.0.0.0:70", **TLS}, {}).token_file == "/t"
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"nvme_dir": "/tmp"}, "--nvme-capacity"),
+        ({"nvme_capacity": "1GB"}, "--nvme-dir"),
+        ({"listen": "127.0.0.1:0", "tls_cert": "/c"}, "--tls-key"),
+        ({"listen": "127.0.0.1:0", "tls_key": "/c"}, "--tls-cert"),
+        ({"token_file": "/c"}, "--listen"),
+        ({"nvme_dir": "/x/y", "nvme_capacity": "1GB", "arena_dir": "/x/./y"}, "--arena-dir"),
+        ({"socket": "/" + "x" * 103}, "--socket"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(flags: dict[str, str], names: str) -> None:
+    assert names in refused(flags)
+
+
+def test_printed_config_reads_back_to_the_same_settings(tmp_path: Path) -> None:
+    first = config.load(
+        {
+            "name": "a.b-c", "socket": '/tmp/qu"ote\\é.sock', "dram": "1.5GiB", "streams": "5",
+            "nvme_dir": "/var/x", "nvme_capacity": "500GB", "grace_s": "0.25", "http": "off",
+            "listen": "[::1]:0", "index_pages": "1000", "staging": "12345",
+        },
+        {},
+    )  # fmt: skip
+    file = tmp_path / "printed.toml"
+    file.write_text(config.print_config(first), encoding="utf-8")
+    assert config.load({"config": str(file)}, {}) == first
+
+
+def test_printed_config_says_where_each_value_came_from() -> None:
+    text = config.print_config(config.load({"dram": "1GiB"}, {"KVW_NAME": "n"}))
+    assert 'dram = "1GiB"  # --dram' in text
+    assert 'name = "n"  # KVW_NAME' in text
+    assert 'io_engine = "auto"  # default' in text
+    assert set(tomllib.loads(text)) == set(config._FIELDS)
+
+
+def test_every_setting_says_meaning_and_why() -> None:
+    for item in dataclasses.fields(config.Config):
+        if item.name != "sources":
+            assert item.metadata["meaning"], item.name
+            assert item.metadata["why"], item.name
+
+
+def test_default_socket_is_in_a_directory_of_the_user(tmp_path: Path) -> None:
+    socket = config.default_socket({"XDG_RUNTIME_DIR": str(tmp_path)}, "n")
+    assert socket == f"{tmp_path}/kvwarehouse/n.sock"
+    relative = config.default_socket({"XDG_RUNTIME_DIR": "here"}, "n")
+    assert str(os.geteuid()) in relative
+
+
+def test_default_dram_is_a_share_that_does_not_depend_on_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(places, "memory_bytes", lambda: 64 << 30)
+    facts = os.statvfs(tmp_path)
+    half = facts.f_blocks * facts.f_frsize // 2
+    share = places.default_dram_bytes(str(tmp_path / "not" / "there"))
+    assert 0 < share <= min(8 << 30, half)
+    assert share % (1 << 20) == 0
+
+
+def test_exact_size_reads_back() -> None:
+    for size_bytes in (0, 1, 1023, 1024, 3 << 20, 500 * 10**9, 7 << 40, (1 << 40) + 1):
+        assert settings.size(settings.exact_size(size_bytes), "x") == size_bytes

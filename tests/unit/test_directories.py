@@ -1,0 +1,142 @@
+"""The daemon's directories: private, owned by one, large enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse import config, places
+from kvwarehouse.daemon import directories
+from kvwarehouse.daemon.directories import Ownership
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.errors import StorageError
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(StorageError) as caught:
+        directories.prepare(str(path), "--arena-dir")
+    assert caught.value.code == "bad_directory"
+    assert str(path) in caught.value.message
+    assert "--arena-dir" in caught.value.message
+    return caught.value.message
+
+
+def test_directory_is_made_private_with_its_parents(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    directories.prepare(str(path), "--arena-dir")
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "open"
+    path.mkdir()
+    path.chmod(mode)
+    assert "chmod 700" in refused(path)
+
+
+def test_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    refused(path)
+    refused(path / "below")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory another user's")
+def test_directory_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 12345, -1)
+    assert "12345" in refused(theirs)
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to(mine)
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert "12345" in refused(link)
+
+
+def test_second_owner_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+    path = directories.lock_path(str(tmp_path))
+    first = Ownership(path)
+    with pytest.raises(StorageError) as caught:
+        Ownership(path)
+    assert caught.value.code == "owned"
+    assert f"pid {os.getpid()}" in caught.value.message
+    first.close()
+    Ownership(path).close()
+
+
+def test_ownership_ends_with_its_process_however_it_dies(tmp_path: Path) -> None:
+    path = directories.lock_path(str(tmp_path))
+    program = (
+        "import os, sys; from kvwarehouse.daemon.directories import Ownership;"
+        "own = Ownership(sys.argv[1]); os.kill(os.getpid(), 9)"
+    )
+    child = subprocess.run([sys.executable, "-c", program, path], check=False, timeout=60)
+    assert child.returncode == -9
+    Ownership(path).close()
+
+
+def settings(tmp_path: Path, **values: object) -> config.Config:
+    base = config.load(
+        {"arena_dir": str(tmp_path / "arena"), "socket": str(tmp_path / "s"), "dram": "1GiB"}, {}
+    )
+    (tmp_path / "arena").mkdir(exist_ok=True)
+    return dataclasses.replace(base, **values)  # type: ignore[arg-type]
+
+
+def no_room(given: config.Config) -> StorageError:
+    with pytest.raises(StorageError) as caught:
+        directories.check_room(given, Log("json", io.StringIO()))
+    assert caught.value.code == "no_room"
+    return caught.value
+
+
+def test_dram_beyond_the_tmpfs_is_refused_with_free_bytes_mount_and_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: containers have a /dev/shm of 64 MiB, and writing beyond it is a SIGBUS."""
+    monkeypatch.setattr(places, "free_bytes", lambda _: 60 << 20)
+    monkeypatch.setattr(places, "total_bytes", lambda _: 64 << 20)
+    message = no_room(settings(tmp_path)).message
+    assert str(60 << 20) in message
+    assert places.mount_of(str(tmp_path)) in message
+    assert "--dram 59MiB" in message
+    assert "remount,size=" in message
+    fits = settings(tmp_path, dram_bytes=59 << 20)
+    directories.check_room(fits, Log("json", io.StringIO()))
+
+
+def test_dram_that_an_existing_arena_already_holds_is_no_new_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = settings(tmp_path, dram_bytes=8 << 20)
+    (tmp_path / "arena" / "arena").write_bytes(os.urandom(8 << 20))
+    monkeypatch.setattr(places, "free_bytes", lambda _: 1 << 20)
+    directories.check_room(given, Log("json", io.StringIO()))
+
+
+def test_nvme_capacity_beyond_the_disk_is_refused_before_the_first_segment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvme = tmp_path / "nvme"
+    (nvme / "segments").mkdir(parents=True)
+    given = settings(tmp_path, dram_bytes=1 << 20, nvme_dir=str(nvme), nvme_capacity_bytes=8 << 20)
+    monkeypatch.setattr(
+        places, "free_bytes", lambda path: (1 << 20) if path.endswith("/nvme") else (1 << 40)
+    )
+    monkeypatch.setattr(places, "total_bytes", lambda _: 16 << 20)
+    assert "--nvme-capacity" in no_room(given).message
+    # A disk that others filled since must not keep stored pages from being served.
+    (nvme / "segments" / "0").write_bytes(os.urandom(1 << 20))
+    log = io.StringIO()
+    directories.check_room(given, Log("json", log))
+    assert "nvme_room_short" in log.getvalue()
+    no_room(dataclasses.replace(given, nvme_capacity_bytes=1 << 30))

@@ -1,0 +1,341 @@
+"""The ledger: what it keeps, and what it does when its file or its disk fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from kvwarehouse import engine
+from kvwarehouse.daemon import ledger as module
+from kvwarehouse.daemon import ledger_file
+from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.errors import CapacityError, StorageError
+from kvwarehouse.types import Namespace
+
+WAREHOUSE = b"w" * 16
+
+
+def space(number: int) -> Namespace:
+    return Namespace(
+        model=f"m{number}", weights="w", dtype="b", layout="l/1", page_tokens=4, page_bytes=8
+    )
+
+
+class Kept:
+    """Opens ledgers of one directory, one after the other."""
+
+    def __init__(self, *directories: Path) -> None:
+        self.directories = [str(path) for path in directories]
+        self.log = io.StringIO()
+        self.open_ones: list[Ledger] = []
+
+    def open(self, *, expected: bool = False) -> Ledger:
+        self.close()
+        log = Log("json", self.log)
+        opened = Ledger(self.directories, WAREHOUSE, log, expected=expected)
+        self.open_ones.append(opened)
+        return opened
+
+    def close(self) -> None:
+        while self.open_ones:
+            self.open_ones.pop().close()
+
+    @property
+    def file(self) -> Path:
+        return Path(self.directories[0], ledger_file.FILE_NAME)
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    kept = Kept(tmp_path)
+    yield kept
+    kept.close()
+
+
+def filled(kept: Kept) -> Ledger:
+    """Two namespaces, one cleared at epoch 1, two tombstones."""
+    ledger = kept.open()
+    for number in range(2):
+        ledger.add(ledger.propose(space(number)))
+    ledger.raise_epoch([1])
+    ledger.bury([(b"a" * 16, 5), (b"b" * 16, 9)])
+    return ledger
+
+
+def facts(ledger: Ledger) -> tuple[Any, ...]:
+    return (
+        ledger.epoch,
+        [(r.ordinal, r.space, r.clear_epoch) for r in ledger.namespaces()],
+        dict(ledger.tombstones()),
+    )
+
+
+def test_ledger_is_the_same_after_it_was_closed_or_its_process_died(kept: Kept) -> None:
+    before = facts(filled(kept))
+    assert facts(kept.open()) == before
+    # Not closed: what a commit returned for is on disk.
+    open_one = kept.open_ones.pop()
+    open_one.add(open_one.propose(space(2)))
+    assert len(kept.open().namespaces()) == 3
+    open_one.close()
+
+
+def test_clear_sets_the_epoch_of_exactly_the_cleared(kept: Kept) -> None:
+    ledger = filled(kept)
+    assert ledger.raise_epoch([0]) == (2, True)
+    assert [record.clear_epoch for record in ledger.namespaces()] == [2, 1]
+    assert ledger.raise_epoch([0, 1]) == (3, True)
+    assert [record.clear_epoch for record in kept.open().namespaces()] == [3, 3]
+
+
+def test_namespace_made_after_a_clear_starts_at_its_epoch(kept: Kept) -> None:
+    ledger = filled(kept)
+    assert ledger.propose(space(9)).clear_epoch == 1
+
+
+def test_epoch_is_never_behind_one_that_was_seen(kept: Kept) -> None:
+    ledger = kept.open()
+    ledger.adopt_epoch(7)
+    ledger.adopt_epoch(3)
+    assert ledger.epoch == 7
+    assert kept.open().epoch == 7
+
+
+def test_namespaces_are_bounded_as_the_core_bounds_them(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert module.MAX_NAMESPACES == engine.MAX_NAMESPACES
+    monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
+    ledger = filled(kept)
+    with pytest.raises(CapacityError) as caught:
+        ledger.propose(space(2))
+    assert caught.value.code == "too_many_namespaces"
+
+
+def test_tombstones_are_bounded_and_the_oldest_go_first(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TOMBSTONES", 3)
+    ledger = kept.open()
+    ledger.bury((bytes([life]) * 16, life) for life in (4, 1, 3))
+    ledger.bury([(b"x" * 16, 9)])
+    expected = {b"\x04" * 16: 4, b"\x03" * 16: 3, b"x" * 16: 9}
+    assert dict(ledger.tombstones()) == expected
+    assert dict(kept.open().tombstones()) == expected
+
+
+def test_tombstone_keeps_the_highest_life(kept: Kept) -> None:
+    ledger = kept.open()
+    ledger.bury([(b"a" * 16, 5)])
+    ledger.bury([(b"a" * 16, 3)])
+    assert dict(ledger.tombstones()) == {b"a" * 16: 5}
+
+
+def test_moot_tombstones_are_pruned_for_good(kept: Kept) -> None:
+    ledger = filled(kept)
+    assert ledger.prune(9) == 1
+    assert dict(kept.open().tombstones()) == {b"b" * 16: 9}
+
+
+def damage(file: Path, kind: str, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    match kind:
+        case "truncated":
+            data = data[: rng.randrange(1, len(data) - 4096)]
+        case "emptied":
+            data.clear()
+        case "zeroed":
+            data = bytearray(len(data))
+        case "random":
+            data = bytearray(rng.randbytes(len(data)))
+        case "value":  # inside records, in every copy of them: LMDB does not notice
+            data = bytearray(data.replace(b'"layout"', b'"layouu"'))
+        case "page":
+            start = 4096 * rng.randrange(2, len(data) // 4096)
+            data[start : start + 4096] = rng.randbytes(4096)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "emptied", "zeroed", "random", "value", "page"])
+def test_damaged_ledger_is_set_aside_and_rebuilt(kept: Kept, kind: str, rng: random.Random) -> None:
+    """Incident: LMDB maps its file, and a truncated one killed the process that opened it by
+    SIGBUS, 40 times of 40."""
+    before = facts(filled(kept))
+    kept.close()
+    damage(kept.file, kind, rng)
+    ledger = kept.open()
+    if kind in ("page", "truncated") and not ledger.lost:
+        assert facts(ledger) == before  # what is gone held no record
+        return
+    assert ledger.lost
+    assert ledger.health == "rebuilt"
+    assert facts(ledger) == (0, [], {})
+    events = [event for event in kept.events() if event["event"] == "ledger_rebuilt"]
+    assert len(events) == 1
+    assert os.path.exists(events[0]["kept"])
+    ledger.add(ledger.propose(space(5)))
+    again = kept.open()
+    assert not again.lost
+    assert [record.space for record in again.namespaces()] == [space(5)]
+
+
+def test_any_flipped_byte_is_noticed_or_harmless(kept: Kept, rng: random.Random) -> None:
+    before = facts(filled(kept))
+    kept.close()
+    sound = kept.file.read_bytes()
+    for _ in range(25):
+        data = bytearray(sound)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        kept.file.write_bytes(data)
+        ledger = kept.open()
+        assert facts(ledger) == ((0, [], {}) if ledger.lost else before)
+        kept.close()
+
+
+def test_damaged_ledgers_are_kept_but_not_all(kept: Kept) -> None:
+    for _ in range(ledger_file.KEPT_DAMAGED + 2):
+        filled(kept)
+        kept.close()
+        kept.file.write_bytes(b"no ledger")
+    kept.open()
+    names = [name for name in os.listdir(kept.file.parent) if "damaged" in name]
+    assert len(names) == ledger_file.KEPT_DAMAGED
+
+
+def test_ledger_of_another_warehouse_is_not_believed(kept: Kept) -> None:
+    filled(kept)
+    kept.close()
+    other = Ledger(kept.directories, b"x" * 16, Log("json", kept.log), expected=False)
+    assert other.lost
+    assert other.namespaces() == []
+    other.close()
+
+
+def test_ledger_of_a_newer_version_is_refused_and_left_alone(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "VERSION", 2)
+        filled(kept)
+        kept.close()
+    before = kept.file.read_bytes()
+    with pytest.raises(StorageError) as caught:
+        kept.open()
+    assert caught.value.code == "newer_ledger"
+    assert kept.file.read_bytes() == before
+
+
+def test_missing_ledger_is_lost_only_beside_pages(kept: Kept) -> None:
+    assert not kept.open(expected=False).lost
+    kept.close()
+    kept.file.unlink()
+    assert kept.open(expected=True).lost
+
+
+def test_ledger_that_cannot_be_probed_is_left_alone(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(kept)
+    kept.close()
+    before = kept.file.read_bytes()
+    monkeypatch.setattr(ledger_file, "_PROBE", "/nonexistent/probe.py")
+    with pytest.raises(StorageError) as caught:
+        kept.open()
+    assert caught.value.code == "ledger_probe_failed"
+    assert kept.file.read_bytes() == before
+
+
+def test_probe_that_hangs_is_ended(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(kept)
+    kept.close()
+    kept.file.unlink()
+    os.mkfifo(kept.file)  # opening it for reading waits for a writer that never comes
+    with pytest.raises(ledger_file.DamagedLedgerError, match="took over"):
+        ledger_file.read(str(kept.file), timeout_s=0.5)
+
+
+def test_ledger_goes_on_in_memory_when_its_disk_refuses_and_catches_up(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = filled(kept)
+
+    def refuse(*_: object) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file.LedgerFile, "commit", refuse)
+        assert ledger.raise_epoch([0]) == (2, False)
+        ledger.add(ledger.propose(space(2)))
+        assert ledger.health == "in_memory"
+        assert "No space" in ledger.reason
+        ledger.heal()
+        assert ledger.health == "in_memory"
+    now = facts(ledger)
+    assert ledger.find(space(2).id) is not None
+    ledger.heal()
+    assert ledger.health == "ok"
+    assert facts(kept.open()) == now
+    degraded = [event for event in kept.events() if event["event"] == "ledger_degraded"]
+    assert len(degraded) == 1
+
+
+def test_ledger_opens_in_memory_where_nothing_can_be_written(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = facts(filled(kept))
+    kept.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file.lmdb, "open", refuse)
+        ledger = kept.open()
+        assert ledger.health == "in_memory"
+        assert not ledger.lost
+        assert facts(ledger) == before
+
+
+def test_ledger_moves_with_the_directory_that_lives_longest(tmp_path: Path) -> None:
+    """An NVMe tier added to a warehouse that had none: its namespaces and clears go with it."""
+    arena, nvme = tmp_path / "arena", tmp_path / "nvme"
+    arena.mkdir()
+    nvme.mkdir()
+    before = facts(filled(first := Kept(arena)))
+    first.close()
+    both = Kept(nvme, arena)
+    assert facts(both.open(expected=True)) == before
+    assert os.listdir(arena) == []
+    assert facts(both.open(expected=True)) == before
+    both.close()
+
+
+def test_of_two_ledgers_the_one_used_last_counts(tmp_path: Path) -> None:
+    arena, nvme = tmp_path / "arena", tmp_path / "nvme"
+    arena.mkdir()
+    nvme.mkdir()
+    old = Kept(nvme)
+    filled(old)
+    old.close()
+    stale = old.file.read_bytes()
+    old.file.rename(arena / ledger_file.FILE_NAME)
+    used = Kept(arena)
+    used.open().raise_epoch([0])
+    now = facts(used.open())
+    used.close()
+    old.file.write_bytes(stale)
+    both = Kept(nvme, arena)
+    assert facts(both.open(expected=True)) == now
+    both.close()

@@ -1,0 +1,56 @@
+"""The daemon's log: closed events, bounded lines, nothing secret, never in the way."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from kvwarehouse.daemon.logs import Event, Log
+
+
+def test_event_is_one_json_line_with_its_fields() -> None:
+    out = io.StringIO()
+    Log("json", out).event(Event.CLEARED, pages=3, text='a "quote"\nand a line', none=None)
+    line = json.loads(out.getvalue())
+    assert out.getvalue().count("\n") == 1
+    assert (line["event"], line["level"], line["pages"]) == ("cleared", "info", 3)
+    assert line["text"] == 'a "quote"\nand a line'
+
+
+def test_text_form_is_one_line_too() -> None:
+    out = io.StringIO()
+    Log("text", out).event(Event.RPC_FAILED, error="a\nb", count=2)
+    assert out.getvalue().count("\n") == 1
+    assert "rpc_failed" in out.getvalue()
+    assert "count=2" in out.getvalue()
+
+
+def test_bytes_are_never_shown() -> None:
+    out = io.StringIO()
+    Log("json", out).event(Event.CLEARED, key=b"secret-bytes", deep={"x": b"secret-bytes"})
+    assert "secret" not in out.getvalue()
+    assert "12 bytes" in out.getvalue()
+
+
+def test_line_is_bounded_whatever_its_fields() -> None:
+    out = io.StringIO()
+    fields = {f"field{number}": "x" * 10**6 for number in range(100)}
+    Log("json", out).event(Event.CLEARED, **fields)
+    assert len(out.getvalue()) < 100_000
+
+
+def test_core_events_are_shown_under_one_name_and_cannot_replace_ours() -> None:
+    out = io.StringIO()
+    Log("json", out).core_events(
+        [("page_quarantined", {"tier": "dram", "event": "x", "time": "0"})]
+    )
+    line = json.loads(out.getvalue())
+    assert (line["event"], line["name"], line["tier"]) == ("core", "page_quarantined", "dram")
+    assert line["core_event"] == "x"
+
+
+def test_stream_that_fails_does_not_stop_the_daemon() -> None:
+    out = io.StringIO()
+    log = Log("json", out)
+    out.close()
+    log.event(Event.READY)
