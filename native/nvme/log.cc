@@ -134,6 +134,7 @@ void count_segment(const Segment& segment, LogStats& stats) {
   ++stats.segments;
   stats.capacity_bytes += segment.bytes;
   if (!segment.readable()) return;
+  if (segment.state == SegmentState::closed) ++stats.closed_segments;
   stats.used_bytes += segment.bytes;
   stats.live_records += segment.records.size();
 }

@@ -102,8 +102,11 @@ class World : public LogHost {
       return make_faulty_engine(make_io_engine(options.io_engine, options.depth), faults);
     };
   }
-  // The log first: its engine must not outlive what it calls.
-  ~World() override { log.reset(); }
+  // The log first: its engine must not outlive what it calls, nor wait for a device that is held.
+  ~World() override {
+    faults->hold(false);
+    log.reset();
+  }
 
   RecoveryReport open() {
     index.clear();
