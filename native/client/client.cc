@@ -11,7 +11,6 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kHeartbeatStaleNs = kSecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;  // between attempts to find a new daemon
 
 // Forks counted by the child itself; every client alive at the fork closes its copies there.
@@ -77,12 +76,6 @@ void Client::refuse_forked() const {
   if (g_forks.load(std::memory_order_relaxed) != forks_)
     throw Error(ErrorKind::transport, "forked",
                 "this client was connected before the process forked; connect again in the child");
-}
-
-bool Client::stale_view(const View& view) const {
-  if (view.outdated()) return true;
-  const uint64_t beat = view.control().heartbeat_ns.value.load(std::memory_order_relaxed);
-  return system_clock().boot_ns() > beat + kHeartbeatStaleNs;
 }
 
 void Client::reconnect(uint64_t deadline_ns) {
@@ -151,9 +144,7 @@ Client::Open Client::open(const Key& namespace_id, Prompt& prompt, bool need_dae
     const std::lock_guard lock(mutex_);
     if (closed_) throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
     const uint64_t now = system_clock().boot_ns();
-    const bool lost =
-        !connection_.alive() || ((need_daemon || stale_view(*view_)) && connection_.hung_up());
-    if (lost || view_->outdated()) {
+    if (connection_.hung_up() || view_->outdated()) {
       if (need_daemon) {
         reconnect(deadline_ns);
       } else if (now >= retry_at_ns_) {

@@ -120,7 +120,6 @@ class Client {
 
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
   void refuse_forked() const;
-  bool stale_view(const View& view) const;
   void reconnect(uint64_t deadline_ns);  // under mutex_
   void settle(std::vector<SlotRef> refs, uint64_t deadline_ns);
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);

@@ -21,7 +21,7 @@ class Connection {
   explicit Connection(const std::string& socket_path);
 
   bool alive() const { return fd_.valid(); }
-  // The daemon closed its end: noticed without a call.
+  // The daemon closed its end, or there never was one. One poll: about half a microsecond.
   bool hung_up() const;
   void close() { fd_.reset(); }
   int fd() const { return fd_.get(); }

@@ -4,6 +4,7 @@
 // either back to LIVE or index entry out and word = FREE.
 #include <algorithm>
 #include <array>
+#include <queue>
 
 #include "base/error.h"
 #include "warehouse/warehouse.h"
@@ -233,6 +234,36 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
   return found.size();
 }
 
+std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& found,
+                                                size_t limit) {
+  // Leaves of the set first, coldest of them first; a page's turn comes when its children had
+  // theirs, so that no prefix gets a gap.
+  std::unordered_map<PageId, size_t> place;
+  for (size_t i = 0; i < found.size(); ++i) place[found[i].page] = i;
+  std::vector<uint32_t> children(found.size(), 0);
+  for (const EntryView& view : found)
+    if (const auto above = place.find(catalog_.node(view.page).parent); above != place.end())
+      ++children[above->second];
+  const auto heat = [this](const EntryView& view) -> uint64_t {
+    if (!view.in_dram()) return 0;
+    return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));
+  };
+  using Candidate = std::pair<uint64_t, size_t>;  // heat, place
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> leaves;
+  for (size_t i = 0; i < found.size(); ++i)
+    if (children[i] == 0) leaves.emplace(heat(found[i]), i);
+  std::vector<EntryView> order;
+  while (!leaves.empty() && order.size() < limit) {
+    const size_t i = leaves.top().second;
+    leaves.pop();
+    order.push_back(found[i]);
+    const auto above = place.find(catalog_.node(found[i].page).parent);
+    if (above != place.end() && --children[above->second] == 0)
+      leaves.emplace(heat(found[above->second]), above->second);
+  }
+  return order;
+}
+
 std::vector<std::pair<Key, uint32_t>> Warehouse::evict(int ordinal, uint64_t pages,
                                                        std::string_view tiers, uint64_t& left) {
   const bool dram = tiers == "dram" || tiers == "all";
@@ -246,23 +277,9 @@ std::vector<std::pair<Key, uint32_t>> Warehouse::evict(int ordinal, uint64_t pag
   std::erase_if(found, [&](const EntryView& view) {
     return !((dram && view.in_dram()) || (nvme && view.in_nvme()));
   });
-  const auto heat = [this](const EntryView& view) -> uint64_t {
-    if (!view.in_dram()) return 0;
-    return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));
-  };
-  std::sort(found.begin(), found.end(), [&](const EntryView& a, const EntryView& b) {
-    const uint64_t warm_a = heat(a), warm_b = heat(b);
-    if (warm_a != warm_b) return warm_a < warm_b;
-    return catalog_.node(a.page).position > catalog_.node(b.page).position;
-  });
-  if (found.size() > pages) found.resize(pages);
-  // Descendants before ancestors, so that nothing becomes an orphan on the way.
-  std::sort(found.begin(), found.end(), [&](const EntryView& a, const EntryView& b) {
-    return catalog_.node(a.page).position > catalog_.node(b.page).position;
-  });
   std::vector<std::pair<Key, uint32_t>> tombstones;
   left = 0;
-  for (const EntryView& view : found) {
+  for (const EntryView& view : coldest_first(found, pages)) {
     bool out = false;
     if (dram && view.in_dram()) {
       const std::array<SlotId, 1> slots{view.slot};

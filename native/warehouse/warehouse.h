@@ -150,6 +150,7 @@ class Warehouse final : public nvme::LogHost {
   void banish(const EntryView& view, Gone gone);  // out of every tier, pinned or not
   void keep_free();
   void retry_zombies();
+  std::vector<EntryView> coldest_first(const std::vector<EntryView>& found, size_t limit);
   uint64_t collect(int ordinal, std::vector<EntryView>& found) const;
 
   // promote.cc
