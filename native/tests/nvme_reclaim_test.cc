@@ -12,20 +12,6 @@ double write_amplification(const LogStats& stats) {
          static_cast<double>(stats.written_bytes);
 }
 
-// While a page is read, reclaim goes on: what it moved or dropped meanwhile may be a mismatch.
-void check_all_readable(World& world,
-                        uint64_t (*shard_bytes)(uint64_t) = [](uint64_t) { return uint64_t{5000}; }) {
-  const auto index = world.index;
-  for (const auto& [number, ignored] : index) {
-    const auto extent = world.index.find(number);
-    if (extent == world.index.end()) continue;
-    const Extent asked = extent->second;
-    const bool good = world.read(number, asked, shard_bytes(number));
-    const auto now = world.index.find(number);
-    if (now != world.index.end() && now->second == asked) CHECK(good);
-  }
-}
-
 }  // namespace
 
 TEST(reclaim_keeps_the_files_within_the_capacity) {
@@ -41,7 +27,7 @@ TEST(reclaim_keeps_the_files_within_the_capacity) {
   CHECK(stats.dropped_records > 0);
   CHECK(world.index.size() < 1000);
   CHECK(world.index.size() >= 100);
-  check_all_readable(world);
+  world.check_all_readable();
 }
 
 TEST(reclaim_moves_hot_pages_and_drops_cold_ones) {
@@ -52,7 +38,7 @@ TEST(reclaim_moves_hot_pages_and_drops_cold_ones) {
   for (uint64_t number = 0; number < 600; number += 10) CHECK(world.index.contains(number));
   CHECK(world.moves > 0);
   CHECK(world.log->stats().relocated_records > 0);
-  check_all_readable(world);
+  world.check_all_readable();
 }
 
 TEST(reclaim_writes_at_most_a_third_more_when_everything_is_hot) {
@@ -64,7 +50,7 @@ TEST(reclaim_writes_at_most_a_third_more_when_everything_is_hot) {
   CHECK(stats.relocated_records > 0);
   CHECK(write_amplification(stats) <= 4.0 / 3);
   CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
-  check_all_readable(world);
+  world.check_all_readable();
 }
 
 TEST(read_of_a_reclaimed_extent_is_a_mismatch) {
@@ -111,7 +97,7 @@ TEST(queue_refuses_while_every_segment_is_pinned_and_goes_on_when_they_are_not) 
     return refusals > 500;
   });
   CHECK(!world.waiting.empty());
-  check_all_readable(world);
+  world.check_all_readable();
   world.pinned.clear();
   world.until([&] { return world.waiting.empty(); });
   world.append_all(number, number + 300);
@@ -150,7 +136,7 @@ TEST(reclaim_one_drops_a_whole_segment_at_once) {
   const size_t before = world.index.size();
   CHECK(world.log->reclaim_one());
   CHECK(world.index.size() + 40 < before);
-  check_all_readable(world);
+  world.check_all_readable();
   world.until([&] { return world.log->stats().reclaimed_segments >= 1; });
 }
 
@@ -171,7 +157,7 @@ TEST(reclaim_goes_on_after_relocations_fail) {
   }
   world.faults->clear();
   world.until([&] { return world.waiting.empty(); });
-  check_all_readable(world);
+  world.check_all_readable();
 }
 
 // A dictionary beside the log: random appends, reads, heat, pins, failures and restarts. Every read
@@ -224,6 +210,6 @@ TEST(log_agrees_with_a_dictionary_whatever_happens) {
     world.stop();
     world.open();
     for (const auto& [number, extent] : before) CHECK(world.index.contains(number));
-    check_all_readable(world, shard_bytes);
+    world.check_all_readable(shard_bytes);
   }
 }

@@ -167,8 +167,9 @@ class World : public LogHost {
 
   // Reads a page back. True: its bytes are right. False: a mismatch or error was reported.
   // Wrong bytes fail the test.
-  bool read(uint64_t number, const Extent& extent, uint64_t shard_bytes = 5000) {
-    Page expected = make_page(number, shard_bytes);
+  bool read(uint64_t number, const Extent& extent, uint64_t shard_bytes = 5000,
+            uint32_t shards = 2) {
+    Page expected = make_page(number, shard_bytes, shards);
     AlignedBuffer into(expected.facts.payload_bytes());
     const uint64_t ticket = next_ticket++;
     reading.insert(ticket);
@@ -180,6 +181,22 @@ class World : public LogHost {
     return true;
   }
   bool read(uint64_t number) { return read(number, index.at(number)); }
+
+  // Every page of the index, but those that reclaim moved or dropped while they were being read.
+  // shard_bytes(number): how the pages were made.
+  void check_all_readable(
+      uint64_t (*shard_bytes)(uint64_t) = [](uint64_t) { return uint64_t{5000}; },
+      uint32_t shards = 2) {
+    const auto numbers = index;
+    for (const auto& [number, ignored] : numbers) {
+      const auto before = index.find(number);
+      if (before == index.end()) continue;
+      const Extent asked = before->second;
+      const bool good = read(number, asked, shard_bytes(number), shards);
+      const auto after = index.find(number);
+      if (after != index.end() && after->second == asked) CHECK(good);
+    }
+  }
 
   void on_written(uint64_t ticket, const Extent& extent) override {
     const auto node = waiting.extract(ticket);
