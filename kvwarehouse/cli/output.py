@@ -24,10 +24,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to main.py, as for what is printed without rich."""
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """In a pipe the lines are not cut to the width of a terminal that is not there."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPE_COLUMNS)
+    return _Console(file=stream, width=None if stream.isatty() else _PIPE_COLUMNS)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -29,7 +29,7 @@ def main(argument: str) -> int:
     hold(lock)
     orphaned = _watch(options["parent"])
     try:
-        settings = config.load(options["settings"], environ={})
+        settings = config.load({"config": options["config"]}, environ={})
         status = daemon.serve(settings, on_ready=lambda: _tell(answer, b"ready"))
     except WarehouseError as error:
         told = {"kind": error.kind, "code": error.code, "message": error.message}

@@ -130,8 +130,12 @@ class PrivateDaemon:
         self.remove()
 
     def _spawn(self, answer: int) -> subprocess.Popen[bytes]:
+        # As a configuration file, because there an unknown setting is refused.
+        file = self._folder.path / "settings.toml"
+        lines = [f"{json.dumps(name)} = {json.dumps(v)}" for name, v in self._settings.items()]
+        file.write_text("\n".join(lines), encoding="utf-8")
         options = {
-            "settings": {name: str(value) for name, value in self._settings.items()},
+            "config": str(file),
             "parent": os.getpid(),
             "answer": answer,
             "lock": str(self._folder.lock_path),

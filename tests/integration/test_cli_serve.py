@@ -1,0 +1,105 @@
+"""`kvwarehouse serve` as an operator runs it, and the other commands against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.cli import main
+from kvwarehouse.cli.exit_codes import Exit
+
+WAIT_S = 60
+SPACE = kvw.Namespace(
+    model="served", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=4096
+)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "kvwarehouse", *arguments]
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its socket; it serves once it says so in its log."""
+    socket = str(tmp_path / "kvw.sock")
+    flags = ["--dram", "64MiB", "--http", "off", "--log-format", "json"]
+    process = subprocess.Popen(
+        command("serve", "--socket", socket, "--arena-dir", str(tmp_path / "arena"), *flags),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if json.loads(line)["event"] == "ready":
+            break
+    yield process, socket
+    process.kill()
+    process.wait(WAIT_S)
+
+
+def test_served_warehouse_is_administered_and_ends_with_0(
+    serving: tuple[subprocess.Popen[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    process, socket = serving
+    with kvw.connect(f"unix://{socket}") as client:
+        client.open(SPACE).store(range(40), np.zeros((10, 4096), np.uint8))
+
+    def shown(*arguments: str) -> Any:
+        assert main([*arguments, "--socket", socket, "--json"]) == Exit.OK
+        return json.loads(capsys.readouterr().out)
+
+    assert shown("status")["core"]["tiers"]["dram"]["pages"] == 10
+    assert shown("ls")["namespaces"][0]["dram_pages"] == 10
+    assert len(shown("ls", "served")["pages"]) == 10
+    checked = shown("check")
+    assert (checked["checked"], checked["damaged"]) == (10, 0)
+    assert shown("evict", "served", "--pages", "4") == {"evicted": 4}
+    assert shown("clear", "served", "--yes") == {"cleared": 6}
+    assert shown("flush")["pending"] == 0
+    shown("drain")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_S) == 0
+
+
+def test_second_daemon_of_a_directory_is_refused_with_the_owners_pid(
+    serving: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, _ = serving
+    flags = ["--socket", str(tmp_path / "2.sock"), "--arena-dir", str(tmp_path / "arena")]
+    second = subprocess.run(
+        command("serve", "--dram", "64MiB", "--http", "off", *flags),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert second.returncode == Exit.FAILED
+    assert str(process.pid) in second.stderr.splitlines()[-1]
+    assert second.stderr.splitlines()[-1].startswith("kvwarehouse: ")
+
+
+def test_broken_pipe_of_a_reader_is_no_error(
+    serving: tuple[subprocess.Popen[str], str],
+) -> None:
+    _, socket = serving
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command("status", "--socket", socket),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=WAIT_S,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,113 @@
+"""Private daemons are really private, and really end: with their block, and with their parent."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.embedded import PrivateDaemon
+
+WAIT_S = 60
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=4096
+)
+
+
+def wait_for_end(pid: int) -> None:
+    """Of a process that need not be a child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], WAIT_S)[0], f"process {pid} goes on"
+    finally:
+        os.close(descriptor)
+
+
+def test_embedded_daemon_stores_loads_and_leaves_nothing() -> None:
+    pages = np.random.default_rng(1).integers(0, 256, (3, 4096), dtype=np.uint8)
+    out = np.zeros_like(pages)
+    with kvw.embedded(dram="64MiB") as client:
+        ns = client.open(SPACE)
+        assert ns.store(range(12), pages).stored == 3
+        assert ns.load(range(12), out) == 3
+        folder = Path(client.address.removeprefix("unix://")).parent
+        assert folder.exists()
+    assert np.array_equal(out, pages)
+    assert not folder.exists()
+
+
+def test_embedded_daemon_does_not_read_the_environments_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVW_DRAM", "nonsense")
+    with kvw.embedded(dram="64MiB") as client:
+        assert client.status()["core"]["tiers"]["dram"]["capacity_bytes"] == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dram": "64G"}, "64GiB"),
+        ({"dram": "64MiB", "drma": 1}, "drma"),
+        ({"dram": "64MiB", "policy": "random"}, "policy"),
+    ],
+)
+def test_embedded_daemon_raises_what_serve_would_refuse(
+    settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(kvw.UsageError, match=said), kvw.embedded(**settings):  # type: ignore[arg-type]
+        pass
+
+
+def test_start_that_is_refused_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with PrivateDaemon({"dram": "64MiB"}) as first:
+        second = PrivateDaemon({"dram": "64MiB", "arena_dir": str(first.arena_dir)})
+        with pytest.raises(kvw.StorageError, match=str(first.pid)):
+            second.start()
+        folder = second.log_path.parent
+        second.remove()
+        assert not folder.exists()
+
+
+def test_embedded_daemons_nvme_tier_is_kept_for_the_next(tmp_path: Path) -> None:
+    pages = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
+    out = np.zeros_like(pages)
+    with kvw.embedded(dram="64MiB", nvme_dir=tmp_path, nvme_capacity="1GiB") as client:
+        client.open(SPACE).store(range(12), pages)
+    with kvw.embedded(dram="64MiB", nvme_dir=tmp_path, nvme_capacity="1GiB") as client:
+        assert client.open(SPACE).lookup(range(12)).by_tier == {"dram": 0, "nvme": 3}
+        assert client.open(SPACE).load(range(12), out) == 3
+    assert np.array_equal(out, pages)
+
+
+PARENT = """
+import sys, time
+import kvwarehouse as kvw
+from kvwarehouse.embedded import PrivateDaemon
+daemon = PrivateDaemon({"dram": "64MiB"})
+daemon.start()
+print(daemon.pid, daemon.log_path.parent, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_private_daemon_ends_and_cleans_up_when_its_parent_is_killed() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid, folder = parent.stdout.readline().decode().split()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(WAIT_S)
+    wait_for_end(int(pid))
+    assert not Path(folder).exists()
