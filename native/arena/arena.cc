@@ -27,7 +27,7 @@ Fd open_file(const std::string& path, int flags) {
 }
 
 uint64_t size_of(int fd, const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd, &info) != 0) throw storage_error("cannot stat " + path, errno);
   return static_cast<uint64_t>(info.st_size);
 }
@@ -231,8 +231,8 @@ void Arena::create_index(const ArenaOptions& options) {
   create_file(path, [&](int fd) {
     const uint64_t bytes = index_bytes(options.index_entries);
     allocate_or_throw(fd, bytes, path);
-    IndexHeader header{kIndexMagic, kIndexVersion, 0, options.warehouse_id, incarnation_,
-                       options.index_entries};
+    IndexHeader header{kIndexMagic,          kIndexVersion, 0,
+                       options.warehouse_id, incarnation_,  options.index_entries};
     if (::pwrite(fd, &header, sizeof header, 0) != sizeof header)
       throw storage_error("cannot write " + path, errno);
   });
@@ -259,8 +259,8 @@ int Arena::back_metadata(uint32_t slab, const SlabCut& cut) {
   const SlotsHeader& header = slots_.header();
   const uint64_t words = header.words_offset + slab * header.slots_per_slab * 8;
   const uint64_t words_begin = words / kBlockBytes * kBlockBytes;
-  if (const int err =
-          allocate(slots_fd_.get(), words_begin, round_up(words + count * 8ull, kBlockBytes) - words_begin);
+  if (const int err = allocate(slots_fd_.get(), words_begin,
+                               round_up(words + count * 8ull, kBlockBytes) - words_begin);
       err != 0)
     return err;
   const uint64_t metas = header.metas_offset + slab * header.meta_region_bytes;

@@ -1,7 +1,7 @@
 // The files of a domain's directory that are the DRAM tier: `lock`, `control`, `arena`, `slots`,
-// `index.<incarnation>` and `sessions/`. Opened, created or re-attached here, by the one daemon that
-// holds the directory's lock. The arena's and slots' inodes stay for as long as the directory does:
-// engines have them mapped, and CUDA registrations point into them.
+// `index.<incarnation>` and `sessions/`. Opened, created or re-attached here, by the one daemon
+// that holds the directory's lock. The arena's and slots' inodes stay for as long as the directory
+// does: engines have them mapped, and CUDA registrations point into them.
 //
 // Threading: constructed and used on the core thread; populate_slab() may run on another thread.
 #pragma once
@@ -22,8 +22,8 @@ struct ArenaOptions {
   Key warehouse_id;
   std::span<const std::byte, kSecretBytes> secret;
   uint64_t dram_bytes;
-  uint64_t index_entries;   // a power of two
-  uint32_t segment_words;   // rows for the NVMe tier's segments
+  uint64_t index_entries;  // a power of two
+  uint32_t segment_words;  // rows for the NVMe tier's segments
 };
 
 // Slabs are the unit of growth and of giving memory to another page size: large enough that a

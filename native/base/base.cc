@@ -16,7 +16,8 @@ std::string to_hex(const Key& key) {
 
 Error storage_error(const std::string& what, int err) {
   const char* name = strerrorname_np(err);
-  return Error(ErrorKind::storage, name != nullptr ? name : "errno", what + ": " + std::strerror(err));
+  return Error(ErrorKind::storage, name != nullptr ? name : "errno",
+               what + ": " + std::strerror(err));
 }
 
 const Clock& system_clock() {

@@ -35,12 +35,13 @@ inline constexpr SlotId kNoSlot = UINT32_MAX;
 // O_DIRECT, the digest's leaves and the arena's slots share one unit.
 inline constexpr size_t kBlockBytes = 4096;
 
-inline constexpr uint32_t kMaxShards = 64;         // one bit each in a 64-bit mask
-inline constexpr uint32_t kMaxPageTokens = 4096;   // keeps a page's metadata under 20 KiB
+inline constexpr uint32_t kMaxShards = 64;        // one bit each in a 64-bit mask
+inline constexpr uint32_t kMaxPageTokens = 4096;  // keeps a page's metadata under 20 KiB
 inline constexpr uint64_t kMaxShardBytes = 1ull << 30;
-inline constexpr uint32_t kMaxNamespaces = 4096;   // ordinals fit 16 bits; the control table is fixed
-inline constexpr size_t kMaxEngineKeyBytes = 64;   // an engine's own block hash (sha256 is 32)
-inline constexpr size_t kSecretBytes = 192;        // XXH3 wants at least 136; its own default is 192
+inline constexpr uint32_t kMaxNamespaces =
+    4096;  // ordinals fit 16 bits; the control table is fixed
+inline constexpr size_t kMaxEngineKeyBytes = 64;  // an engine's own block hash (sha256 is 32)
+inline constexpr size_t kSecretBytes = 192;       // XXH3 wants at least 136; its own default is 192
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;

@@ -63,9 +63,9 @@ class StridedBlocks final : public Regions {
     for (size_t block = 0; block < blocks_per_page_; ++block) {
       const int64_t number = blocks_[page * blocks_per_page_ + block];
       for (size_t j = 0; j < bases_.size(); ++j)
-        out.push_back({reinterpret_cast<std::byte*>(
-                           bases_[j] + static_cast<uint64_t>(number * strides_[j])),
-                       bytes_[j]});
+        out.push_back(
+            {reinterpret_cast<std::byte*>(bases_[j] + static_cast<uint64_t>(number * strides_[j])),
+             bytes_[j]});
     }
   }
 
@@ -248,9 +248,7 @@ void bind_client(nb::module_& m) {
                   arg("piece_bytes"), arg("blocks"))
       .def_prop_ro("count", &Regions::count)
       .def_prop_ro("page_bytes", &Regions::page_bytes);
-  nb::class_<Pins>(m, "Pins")
-      .def_prop_ro("pages", &Pins::pages)
-      .def("release", &Pins::release);
+  nb::class_<Pins>(m, "Pins").def_prop_ro("pages", &Pins::pages).def("release", &Pins::release);
   nb::class_<Client>(m, "NativeClient")
       .def(
           "__init__",

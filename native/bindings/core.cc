@@ -45,11 +45,11 @@ struct CoreOptions {
   }
 };
 
-// The server and what start() found. Before start() its warehouse is driven from the caller's thread.
+// The server and what start() found. Before start() its warehouse is driven from the caller's
+// thread.
 class Core {
  public:
-  explicit Core(const CoreOptions& options)
-      : server_(options.warehouse(), options.socket_path) {}
+  explicit Core(const CoreOptions& options) : server_(options.warehouse(), options.socket_path) {}
 
   template <class Work>
   auto on_core(Work work, int patience_ms = kPatienceMs) {
@@ -60,16 +60,13 @@ class Core {
   uint32_t add_namespace(uint32_t wish, const nb::bytes& id, uint32_t page_tokens, uint32_t shards,
                          uint64_t shard_bytes, uint64_t clear_epoch) {
     const NamespaceShape shape{key_from(id), page_tokens, shards, shard_bytes};
-    if (!started_)
-      return server_.warehouse_before_start().add_namespace(wish, shape, clear_epoch);
-    return on_core([=](Warehouse& warehouse) {
-      return warehouse.add_namespace(wish, shape, clear_epoch);
-    });
+    if (!started_) return server_.warehouse_before_start().add_namespace(wish, shape, clear_epoch);
+    return on_core(
+        [=](Warehouse& warehouse) { return warehouse.add_namespace(wish, shape, clear_epoch); });
   }
 
   void add_tombstone(const nb::bytes& key, uint32_t life) {
-    if (started_)
-      throw Error(ErrorKind::usage, "started", "tombstones are given before start()");
+    if (started_) throw Error(ErrorKind::usage, "started", "tombstones are given before start()");
     server_.warehouse_before_start().add_tombstone(key_from(key), life);
   }
 
@@ -130,8 +127,8 @@ class Core {
     return dict_of(now, recovery_, id, server_.connections());
   }
   nb::list pages(int ordinal, uint32_t after, size_t limit) {
-    const auto found = on_core(
-        [=](Warehouse& warehouse) { return warehouse.pages(ordinal, after, limit); });
+    const auto found =
+        on_core([=](Warehouse& warehouse) { return warehouse.pages(ordinal, after, limit); });
     nb::list made;
     for (const PageInfo& page : found) made.append(dict_of(page));
     return made;

@@ -1,5 +1,5 @@
-// The Python face of the core: conversions, the GIL, and nothing else. kvwarehouse/engine/_native.pyi
-// documents every name.
+// The Python face of the core: conversions, the GIL, and nothing else.
+// kvwarehouse/engine/_native.pyi documents every name.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -23,9 +23,9 @@ const char* kind_name(ErrorKind kind) {
 // kvwarehouse.errors decides which class an Error becomes.
 void raise(const Error& error) {
   try {
-    nb::object made = nb::module_::import_("kvwarehouse.errors")
-                          .attr("from_native")(kind_name(error.kind()), error.code(),
-                                               std::string(error.what()));
+    nb::object made =
+        nb::module_::import_("kvwarehouse.errors")
+            .attr("from_native")(kind_name(error.kind()), error.code(), std::string(error.what()));
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
   } catch (nb::python_error& broken) {
     broken.restore();

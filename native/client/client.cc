@@ -122,8 +122,7 @@ Connection::Reply Client::ask(Writer& message, MessageType expected, uint64_t de
 Connection::Reply Client::exchange(Writer& message, size_t seals, size_t reserves, uint32_t shard,
                                    uint64_t deadline_ns) {
   const std::lock_guard lock(mutex_);
-  Connection::Reply reply =
-      connection_.ask(message.finish(), MessageType::exchanged, deadline_ns);
+  Connection::Reply reply = connection_.ask(message.finish(), MessageType::exchanged, deadline_ns);
   Reader body = reply.body();
   body.take_array<SealAnswer>(seals);
   const auto* answers = body.take_array<ReserveAnswer>(reserves);
@@ -179,7 +178,8 @@ uint64_t Client::session_id() { return session()->id(); }
 std::shared_ptr<const View> Client::view() {
   refuse_forked();
   const std::lock_guard lock(mutex_);
-  if (view_ == nullptr) throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
+  if (view_ == nullptr)
+    throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
   return view_;
 }
 

@@ -102,7 +102,8 @@ class Client {
   // Stores page first + i from regions[i]. Returns when all is sealed, refused or late.
   StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                     uint32_t shard, uint64_t timeout_ns);
-  // Pins the stored pages from `first` on. Throws Error pin "pin_budget" beyond the session's share.
+  // Pins the stored pages from `first` on. Throws Error pin "pin_budget" beyond the session's
+  // share.
   std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
                             uint64_t timeout_ns);
 

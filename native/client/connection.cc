@@ -75,11 +75,11 @@ void Connection::wait_for(short events, uint64_t deadline_ns) {
   for (;;) {
     const uint64_t now = system_clock().boot_ns();
     if (now >= deadline_ns)
-      throw Error(ErrorKind::transport, "deadline",
-                  "the daemon did not answer in time; it is busy or stopped (see kvwarehouse status)");
+      throw Error(
+          ErrorKind::transport, "deadline",
+          "the daemon did not answer in time; it is busy or stopped (see kvwarehouse status)");
     pollfd watch{fd_.get(), events, 0};
-    const int ready =
-        ::poll(&watch, 1, static_cast<int>((deadline_ns - now) / kMillisecondNs) + 1);
+    const int ready = ::poll(&watch, 1, static_cast<int>((deadline_ns - now) / kMillisecondNs) + 1);
     if (ready > 0) return;
     if (ready < 0 && errno != EINTR) throw gone(std::strerror(errno));
   }

@@ -97,8 +97,8 @@ class Loader {
         if (answers[i] == PromoteAnswer::later) ask_again_ = true;
       if (first_is_ours && answers[0] == PromoteAnswer::failed) why = Reason::mismatch;
       if (first_is_ours && answers[0] == PromoteAnswer::missing) why = Reason::missing;
-      return !(first_is_ours && (answers[0] == PromoteAnswer::failed ||
-                                 answers[0] == PromoteAnswer::missing));
+      return !(first_is_ours &&
+               (answers[0] == PromoteAnswer::failed || answers[0] == PromoteAnswer::missing));
     } catch (const Error&) {
       why = Reason::unreachable;
       return false;
@@ -150,12 +150,13 @@ LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,
     const auto entry = loader.in_dram(page, end, why);
     if (!entry) break;
     regions.pieces(page - first, pieces);
-    const Expected expected{namespace_id,       prompt.key(page),       prompt.parent(page),
-                            static_cast<uint32_t>(page), prompt.witness_kind(), prompt.witness(page)};
+    const Expected expected{namespace_id,          prompt.key(page),
+                            prompt.parent(page),   static_cast<uint32_t>(page),
+                            prompt.witness_kind(), prompt.witness(page)};
     const bool verify = options_.verify_always || (entry->flags & kEntryUnverified) != 0;
     if (call.view->slot_in_range(entry->slot))
-      call.view->prefault(entry->slot, call.view->slots().cut(call.view->slots().slab_of(entry->slot)),
-                          false);
+      call.view->prefault(entry->slot,
+                          call.view->slots().cut(call.view->slots().slab_of(entry->slot)), false);
     const LoadResult result = call.view->load(*entry, expected, shape, shard, pieces, verify);
     if (result == LoadResult::ok) {
       session.touch(*entry);
@@ -200,7 +201,7 @@ std::unique_ptr<Pins> Client::pin(const Key& namespace_id, Prompt& prompt, size_
   bool more = true;
   for (size_t page = first; page < prompt.pages() && more;) {
     std::vector<std::pair<int, EntryView>> batch;
-    for (; batch.size() < kBatch && page + batch.size() < prompt.pages(); ) {
+    for (; batch.size() < kBatch && page + batch.size() < prompt.pages();) {
       const auto entry = loader.in_dram(page + batch.size(), prompt.pages(), why);
       if (!entry) {
         more = false;
@@ -219,8 +220,8 @@ std::unique_ptr<Pins> Client::pin(const Key& namespace_id, Prompt& prompt, size_
       session.store_pin(place, slot_pin(entry->slot, entry->generation));
       batch.emplace_back(place, *entry);
     }
-    // The one fence of the batch: the reclaimer's stands between its CLOSING and its scan, so one of
-    // the two sees the other.
+    // The one fence of the batch: the reclaimer's stands between its CLOSING and its scan, so one
+    // of the two sees the other.
     full_fence();
     size_t held = 0;
     while (held < batch.size() && call.view->slot_in_range(batch[held].second.slot) &&

@@ -1,6 +1,6 @@
 // The pages of a prompt: keys, parents and witnesses, from token ids or from an engine's own block
-// hashes. Keys are computed as far as somebody asks, so that a miss on the first page costs one hash.
-// Not thread-safe.
+// hashes. Keys are computed as far as somebody asks, so that a miss on the first page costs one
+// hash. Not thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -8,9 +8,9 @@
 namespace kvw {
 
 ClientSession::ClientSession(Fd file) : fd_(std::move(file)) {
-  struct stat info {};
-  const bool whole = ::fstat(fd_.get(), &info) == 0 &&
-                     static_cast<size_t>(info.st_size) >= sizeof(SessionFile);
+  struct stat info{};
+  const bool whole =
+      ::fstat(fd_.get(), &info) == 0 && static_cast<size_t>(info.st_size) >= sizeof(SessionFile);
   if (!whole || ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0)
     throw Error(ErrorKind::storage, "bad_files",
                 "the daemon's session file is not in this version's format, or its lock is held by "
@@ -18,8 +18,9 @@ ClientSession::ClientSession(Fd file) : fd_(std::move(file)) {
   mapping_ = Mapping(fd_.get(), sizeof(SessionFile), true);
   file_ = mapping_.at<SessionFile>(0);
   if (file_->magic != kSessionMagic || file_->version != kSessionVersion)
-    throw Error(ErrorKind::storage, "bad_files",
-                "the daemon's session file has another version; use the same kvwarehouse on both sides");
+    throw Error(
+        ErrorKind::storage, "bad_files",
+        "the daemon's session file has another version; use the same kvwarehouse on both sides");
   id_ = file_->session_id;
 }
 

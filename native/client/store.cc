@@ -46,7 +46,8 @@ class Storer {
       step();
       const bool stuck = page_ == begin && page_ < end_ && seals_.empty();
       if (!stuck) continue;
-      if (now_ns() >= deadline_ns_) refuse_rest(refused_ == Reason::none ? Reason::timeout : refused_);
+      if (now_ns() >= deadline_ns_)
+        refuse_rest(refused_ == Reason::none ? Reason::timeout : refused_);
       if (page_ < end_) pause();
     }
     return report_;

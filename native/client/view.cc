@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kFaultBytes = 2ull << 20;
 
 uint64_t file_bytes(const Fd& fd) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd.get(), &info) != 0) throw storage_error("cannot stat a file of the daemon", errno);
   return static_cast<uint64_t>(info.st_size);
 }
@@ -89,11 +89,10 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
   const SlotMeta* shared = slots_.meta(entry.slot, cut);
   SlotMeta meta;
   std::memcpy(static_cast<void*>(&meta), static_cast<const void*>(shared), sizeof meta);
-  const bool usable = meta.shards == shape.shards && meta.shard_bytes == shape.shard_bytes &&
-                      cut.slot_bytes() >= shape.slot_bytes() &&
-                      meta.witness_bytes == expected.witness.size() &&
-                      sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <=
-                          cut.meta_bytes();
+  const bool usable =
+      meta.shards == shape.shards && meta.shard_bytes == shape.shard_bytes &&
+      cut.slot_bytes() >= shape.slot_bytes() && meta.witness_bytes == expected.witness.size() &&
+      sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <= cut.meta_bytes();
   if (!usable) return LoadResult::stale;
   const uint64_t digest = digests_of(shared)[shard];
   const std::byte* witness =

@@ -1,6 +1,6 @@
 // The messages of the local socket (SOCK_SEQPACKET, little-endian, fixed layouts). docs/protocol.md
-// explains them. A message never exceeds kMessageBytes, which fits the default socket buffer; larger
-// batches go in pieces. Every request gets one reply with the same number.
+// explains them. A message never exceeds kMessageBytes, which fits the default socket buffer;
+// larger batches go in pieces. Every request gets one reply with the same number.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,8 @@ struct Welcome {
   uint64_t session;
   uint64_t incarnation;
   Key warehouse_id;
-  // `first` SlotRefs follow: every group of this session that is not settled. `second` is the number
-  // of descriptors.
+  // `first` SlotRefs follow: every group of this session that is not settled. `second` is the
+  // number of descriptors.
 };
 
 struct SlotRef {

@@ -60,11 +60,11 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
     return false;
   }
   if (head->version != kProtocolVersion)
-    return refuse(connection, head->request,
-                  Error(ErrorKind::usage, "protocol_version",
-                        "the client speaks protocol " + std::to_string(head->version) +
-                            ", this daemon " + std::to_string(kProtocolVersion) +
-                            "; upgrade the older one"));
+    return refuse(
+        connection, head->request,
+        Error(ErrorKind::usage, "protocol_version",
+              "the client speaks protocol " + std::to_string(head->version) + ", this daemon " +
+                  std::to_string(kProtocolVersion) + "; upgrade the older one"));
   if (head->first > kItemsPerMessage || head->second > kItemsPerMessage)
     return refuse(connection, head->request,
                   Error(ErrorKind::usage, "message_too_large",

@@ -76,10 +76,11 @@ void Server::bind_socket() {
     if (::connect(probe.get(), generic, sizeof address) == 0)
       throw Error(ErrorKind::storage, "socket_in_use",
                   "another daemon answers on " + socket_path_ + "; choose another --socket");
-    struct stat info {};
+    struct stat info{};
     if (::lstat(socket_path_.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))
-      throw Error(ErrorKind::storage, "socket_in_use",
-                  socket_path_ + " exists and is not a socket; remove it or choose another --socket");
+      throw Error(
+          ErrorKind::storage, "socket_in_use",
+          socket_path_ + " exists and is not a socket; remove it or choose another --socket");
   }
   // Bound under a private name and renamed in, so that it never exists with other permissions.
   const std::string fresh = socket_path_ + ".new";

@@ -37,9 +37,9 @@ class Server {
   // Ends the threads; the socket file goes away. Idempotent.
   void stop();
 
-  // Runs `work` on the core thread and returns its result; its exceptions pass through. Throws Error
-  // transport "core_busy" when the core does not get to it within timeout_ms (it may still run
-  // then, so `work` owns what it captures), "stopped" after stop().
+  // Runs `work` on the core thread and returns its result; its exceptions pass through. Throws
+  // Error transport "core_busy" when the core does not get to it within timeout_ms (it may still
+  // run then, so `work` owns what it captures), "stopped" after stop().
   template <class Work>
   auto call(Work work, int timeout_ms) -> decltype(work(std::declval<Warehouse&>())) {
     using Result = decltype(work(std::declval<Warehouse&>()));
@@ -61,7 +61,8 @@ class Server {
 
   uint64_t connections() const { return connection_count_.load(); }
 
-  static constexpr size_t kMaxConnections = 1100;  // a few above the sessions, to answer them kindly
+  static constexpr size_t kMaxConnections =
+      1100;  // a few above the sessions, to answer them kindly
 
  private:
   struct Connection {

@@ -161,8 +161,8 @@ PinSet Registry::pins() const {
     const uint64_t high = read_word(session->file.get(), offsetof(SessionFile, pins_high));
     words.resize(std::min<uint64_t>(high, kPinCapacity));
     if (words.empty()) continue;
-    const ssize_t got = ::pread(session->file.get(), words.data(), words.size() * 8,
-                                offsetof(SessionFile, pins));
+    const ssize_t got =
+        ::pread(session->file.get(), words.data(), words.size() * 8, offsetof(SessionFile, pins));
     words.resize(got > 0 ? static_cast<size_t>(got) / 8 : 0);
     for (const uint64_t pin : words) {
       if (pin == 0) continue;

@@ -25,7 +25,7 @@ using SessionId = uint64_t;
 
 struct Session {
   SessionId id = 0;
-  Fd file;            // the daemon's own open file: for pread and for trying the lock
+  Fd file;  // the daemon's own open file: for pread and for trying the lock
   std::string path;
   bool connected = false;
   uint64_t dead_since_ns = 0;  // 0: the lock is held

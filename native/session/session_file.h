@@ -17,7 +17,8 @@ namespace kvw {
 
 inline constexpr uint64_t kSessionMagic = 0x314e4f4953564bull;  // "KVSION1"
 inline constexpr uint32_t kSessionVersion = 1;
-inline constexpr uint32_t kPinCapacity = 32768;  // words in a session file: the hard bound on its pins
+inline constexpr uint32_t kPinCapacity =
+    32768;  // words in a session file: the hard bound on its pins
 inline constexpr uint32_t kTouchCapacity = 8192;  // a power of two; older touches are overwritten
 
 // A pin word: 0 is none; the top bit tells a segment from a slot.
@@ -41,9 +42,9 @@ enum class Counter : uint32_t {
   loads,
   pages_loaded,
   bytes_loaded,
-  load_stale,       // the page was evicted or reused while it was being read
-  load_mismatch,    // digest, tokens or identity differed: never handed out
-  load_timeout,     // promotion did not arrive in time
+  load_stale,     // the page was evicted or reused while it was being read
+  load_mismatch,  // digest, tokens or identity differed: never handed out
+  load_timeout,   // promotion did not arrive in time
   stores,
   pages_stored,
   bytes_stored,
@@ -64,7 +65,7 @@ struct SessionFile {
   uint64_t session_id;
   uint64_t owner_pid;  // information only: liveness is the lock
 
-  alignas(128) std::atomic<uint64_t> pins_high;  // pins[0, pins_high) may be in use
+  alignas(128) std::atomic<uint64_t> pins_high;   // pins[0, pins_high) may be in use
   alignas(128) std::atomic<uint64_t> touch_head;  // touches ever written
   alignas(128) std::atomic<uint64_t> counters[32];
   // A touch: page id in the low half, low half of its key's low word in the high half.

@@ -200,9 +200,7 @@ SlotId Pool::slot_of(const SlotClass& cls, uint32_t resident) const {
   return slots_.slot_id(cls.slabs[resident / cls.slots_per_slab], resident % cls.slots_per_slab);
 }
 
-PageId& Pool::page_at(SlotId slot) {
-  return pages_[slots_.slab_of(slot)][slots_.place_of(slot)];
-}
+PageId& Pool::page_at(SlotId slot) { return pages_[slots_.slab_of(slot)][slots_.place_of(slot)]; }
 
 void Pool::store(SlotId slot, SlotWord word, std::memory_order order) {
   slots_.word(slot).store(word.pack(), order);

@@ -2,7 +2,8 @@
 // every transition of a slot's word. Owned by the core thread.
 //
 // Invariants:
-//  - Only this class stores slot words. Transitions: FREE -> RESERVED | FILLING -> LIVE -> CLOSING ->
+//  - Only this class stores slot words. Transitions: FREE -> RESERVED | FILLING -> LIVE -> CLOSING
+//  ->
 //    LIVE | FREE; RESERVED | FILLING -> LIMBO -> FREE. The generation rises at FREE -> RESERVED |
 //    FILLING and when a slab is cut anew.
 //  - A slot is on its class's free list exactly when its word is FREE (first in, first out: what
@@ -55,19 +56,20 @@ class Pool {
 
   // Oldest free slot as (generation + 1, state), fenced before return; kNoSlot when none.
   SlotId take(SlotClass& cls, SlotState state);
-  void publish(SlotId slot);        // RESERVED | FILLING -> LIVE, release
-  void close(SlotId slot);          // LIVE -> CLOSING
-  void reopen(SlotId slot);         // CLOSING -> LIVE
-  void to_limbo(SlotId slot);       // RESERVED | FILLING -> LIMBO
-  void release(SlotId slot);        // CLOSING | LIMBO -> FREE, to the end of the free list
-  void discard(SlotId slot);        // as release, but unreadable at once: (generation + 1, FREE)
-  void restore(SlotId slot, SlotState state);  // recovery: stores the state under the old generation
+  void publish(SlotId slot);   // RESERVED | FILLING -> LIVE, release
+  void close(SlotId slot);     // LIVE -> CLOSING
+  void reopen(SlotId slot);    // CLOSING -> LIVE
+  void to_limbo(SlotId slot);  // RESERVED | FILLING -> LIMBO
+  void release(SlotId slot);   // CLOSING | LIMBO -> FREE, to the end of the free list
+  void discard(SlotId slot);   // as release, but unreadable at once: (generation + 1, FREE)
+  void restore(SlotId slot,
+               SlotState state);  // recovery: stores the state under the old generation
 
   SlotWord load(SlotId slot) const { return slots_.load(slot); }
   SlabCut cut_of(SlotId slot) const { return slots_.cut(slots_.slab_of(slot)); }
   SlotMeta* meta(SlotId slot) const { return slots_.meta(slot, cut_of(slot)); }
   std::byte* payload(SlotId slot) const { return arena_.payload(slot, cut_of(slot)); }
-  uint32_t resident(SlotId slot) const;     // dense number in the class
+  uint32_t resident(SlotId slot) const;  // dense number in the class
   SlotId slot_of(const SlotClass& cls, uint32_t resident) const;
 
   PageId& page_at(SlotId slot);  // the page in a LIVE or CLOSING slot, else kNoPage
@@ -89,10 +91,10 @@ class Pool {
   const Slots& slots_;
   std::string policy_name_;
   std::vector<std::unique_ptr<SlotClass>> classes_;
-  std::vector<uint32_t> slab_class_;           // by slab
-  std::vector<uint32_t> slab_place_;           // place in its class's list of slabs
-  std::vector<std::vector<PageId>> pages_;     // by slab, by place
-  std::deque<uint32_t> ready_;                 // populated and uncut
+  std::vector<uint32_t> slab_class_;        // by slab
+  std::vector<uint32_t> slab_place_;        // place in its class's list of slabs
+  std::vector<std::vector<PageId>> pages_;  // by slab, by place
+  std::deque<uint32_t> ready_;              // populated and uncut
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;
 };

@@ -66,7 +66,8 @@ SlotsHeader slots_layout(const Key& warehouse_id, uint64_t slab_bytes, uint32_t 
   header.warehouse_id = warehouse_id;
   header.slab_bytes = slab_bytes;
   header.slots_per_slab = slab_bytes / kBlockBytes;
-  // A quarter of the payload is more metadata than any sensible page size needs; the file is sparse.
+  // A quarter of the payload is more metadata than any sensible page size needs; the file is
+  // sparse.
   header.meta_region_bytes = round_up(slab_bytes / 4, kBlockBytes);
   header.words_offset = kBlockBytes + round_up(uint64_t{slab_max} * 8, kBlockBytes);
   header.metas_offset =

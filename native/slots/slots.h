@@ -37,9 +37,7 @@ struct SlotWord {
   uint64_t generation;
   SlotState state;
 
-  static SlotWord unpack(uint64_t raw) {
-    return {raw >> 16, static_cast<SlotState>(raw & 0xffff)};
-  }
+  static SlotWord unpack(uint64_t raw) { return {raw >> 16, static_cast<SlotState>(raw & 0xffff)}; }
   uint64_t pack() const { return generation << 16 | static_cast<uint64_t>(state); }
   // While its bytes are what was sealed for the generation.
   bool readable() const {

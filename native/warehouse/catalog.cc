@@ -85,8 +85,8 @@ void Catalog::remove(const EntryView& view) {
   node = PageNode{};
 }
 
-std::vector<PageId> Catalog::orphans_to_drop(
-    size_t limit, const std::function<bool(const Key&)>& awaited) const {
+std::vector<PageId> Catalog::orphans_to_drop(size_t limit,
+                                             const std::function<bool(const Key&)>& awaited) const {
   std::vector<PageId> pages;
   for (const auto& [parent, page] : orphans_) {
     if (pages.size() == limit) break;

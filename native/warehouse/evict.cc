@@ -13,9 +13,9 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kBatch = 64;          // slots closed per scan of the pins
-constexpr uint64_t kFreeShare = 50;    // a fiftieth of a class is kept free, so that what was
-                                       // evicted stays readable for a while
+constexpr size_t kBatch = 64;        // slots closed per scan of the pins
+constexpr uint64_t kFreeShare = 50;  // a fiftieth of a class is kept free, so that what was
+                                     // evicted stays readable for a while
 constexpr size_t kRetirePerTick = 256;
 
 // What may not leave DRAM now, in terms of a class's residents.
@@ -234,8 +234,7 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
   return found.size();
 }
 
-std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& found,
-                                                size_t limit) {
+std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& found, size_t limit) {
   // Leaves of the set first, coldest of them first; a page's turn comes when its children had
   // theirs, so that no prefix gets a gap.
   std::unordered_map<PageId, size_t> place;
@@ -299,9 +298,9 @@ std::vector<std::pair<Key, uint32_t>> Warehouse::evict(int ordinal, uint64_t pag
 uint64_t Warehouse::sweep(size_t limit) {
   uint64_t dropped = 0;
   while (dropped < limit) {
-    const auto orphans = catalog_.orphans_to_drop(
-        std::min<size_t>(limit - dropped, kBatch),
-        [this](const Key& parent) { return open_.contains(parent); });
+    const auto orphans =
+        catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kBatch),
+                                 [this](const Key& parent) { return open_.contains(parent); });
     size_t left = 0;
     for (const PageId page : orphans) {
       const auto view = catalog_.at(page);

@@ -103,7 +103,8 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
       if (!full) {
         SlotId spare = kNoSlot;
         if (const PageId parent = catalog_.node(view->page).parent; parent != kNoPage)
-          if (const auto above = catalog_.at(parent); above && above->in_dram()) spare = above->slot;
+          if (const auto above = catalog_.at(parent); above && above->in_dram())
+            spare = above->slot;
         slot = take_slot(*space.cls, SlotState::filling, spare);
       }
       if (slot != kNoSlot) {  // no writers of this generation: said before the device may write
@@ -113,8 +114,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
       // Taking a slot may have evicted or reclaimed the page itself: look again.
       const auto again = catalog_.find(key);
       const bool there = again && again->in_nvme() && !again->in_dram();
-      if (slot == kNoSlot || !there ||
-          !log_->read(slot, again->extent, key, pool_.payload(slot))) {
+      if (slot == kNoSlot || !there || !log_->read(slot, again->extent, key, pool_.payload(slot))) {
         if (slot != kNoSlot) {
           pool_.to_limbo(slot);
           pool_.release(slot);
@@ -136,7 +136,8 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   promoting_.erase(key);
   promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
   const auto view = catalog_.find(key);
-  const bool wanted = view && !view->in_dram() && facts.clear_epoch >= spaces_[view->space].clear_epoch;
+  const bool wanted =
+      view && !view->in_dram() && facts.clear_epoch >= spaces_[view->space].clear_epoch;
   const bool usable = result == nvme::ReadResult::ok && wanted &&
                       facts.namespace_id == spaces_[view->space].shape.id &&
                       facts.shards == spaces_[view->space].shape.shards &&

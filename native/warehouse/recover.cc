@@ -13,13 +13,13 @@ namespace kvw {
 RecoverySummary Warehouse::recover() {
   RecoverySummary summary;
   const uint64_t begin = clock_.boot_ns();
-  // The log first, without callbacks' effects on DRAM: its headers know of clears that a lost ledger
-  // forgot, and slots are judged by the highest epoch seen anywhere.
+  // The log first, without callbacks' effects on DRAM: its headers know of clears that a lost
+  // ledger forgot, and slots are judged by the highest epoch seen anywhere.
   open_log();
   std::vector<nvme::RecoveredRecord> records;
   if (log_) {
-    summary.log =
-        log_->recover([&](nvme::RecoveredRecord&& record) { records.push_back(std::move(record)); });
+    summary.log = log_->recover(
+        [&](nvme::RecoveredRecord&& record) { records.push_back(std::move(record)); });
     raise_epoch(summary.log.epoch_seen);
   }
   recover_slots(summary);

@@ -17,8 +17,8 @@ void add_bits(std::atomic<uint64_t>& mask, uint64_t bits) {
 }  // namespace
 
 void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
-                         std::span<const ReserveRequest> reserves,
-                         std::vector<SealAnswer>& sealed, std::vector<ReserveAnswer>& reserved) {
+                         std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
+                         std::vector<ReserveAnswer>& reserved) {
   const int ordinal = ordinal_of(namespace_id);
   if (ordinal < 0 && !reserves.empty())
     throw Error(ErrorKind::usage, "namespace_unknown",
@@ -98,7 +98,8 @@ Reason Warehouse::publish(SlotId slot) {
   bytes_sealed_ += meta->shard_bytes * meta->shards;
   admit(view, slot);
   for (const PageId child : adopted)  // they waited for this parent, here and for NVMe
-    if (const auto waiting = catalog_.at(child); waiting && waiting->in_dram() && !waiting->in_nvme())
+    if (const auto waiting = catalog_.at(child);
+        waiting && waiting->in_dram() && !waiting->in_nvme())
       admit(*waiting, waiting->slot);
   return Reason::none;
 }

@@ -55,8 +55,9 @@ ArenaOptions arena_options(const WarehouseOptions& options) {
 }  // namespace
 
 const char* gone_name(Gone gone) {
-  static constexpr const char* kNames[] = {"evicted",  "window",   "rebalanced",  "reclaimed", "cleared",
-                                           "operator", "orphaned", "quarantined", "lost"};
+  static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",
+                                           "reclaimed", "cleared",     "operator",
+                                           "orphaned",  "quarantined", "lost"};
   static_assert(sizeof kNames / sizeof *kNames == kGone);
   return kNames[static_cast<size_t>(gone)];
 }
@@ -123,7 +124,8 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
            std::to_string(kMaxShardBytes));
   if (const int known = ordinal_of(shape.id); known >= 0) {
     Space& space = spaces_[known];
-    if (!(space.shape == shape)) refuse("namespace " + to_hex(shape.id) + " has another shape here");
+    if (!(space.shape == shape))
+      refuse("namespace " + to_hex(shape.id) + " has another shape here");
     space.clear_epoch = std::max(space.clear_epoch, clear_epoch);
     return static_cast<uint32_t>(known);
   }
@@ -323,9 +325,15 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) 
   for (PageId page = after; page < catalog_.index().entries() && found.size() < limit; ++page) {
     const auto view = catalog_.at(page);
     if (!view || (ordinal >= 0 && view->space != ordinal)) continue;
-    PageInfo info{page, view->key, {}, const_cast<Catalog&>(catalog_).node(page).position,
-                  view->space, view->in_dram(), view->in_nvme(),
-                  spaces_[view->space].shape.slot_bytes(), 0};
+    PageInfo info{page,
+                  view->key,
+                  {},
+                  const_cast<Catalog&>(catalog_).node(page).position,
+                  view->space,
+                  view->in_dram(),
+                  view->in_nvme(),
+                  spaces_[view->space].shape.slot_bytes(),
+                  0};
     if (view->in_dram()) {
       const SlotMeta* meta = pool_.meta(view->slot);
       info.parent = meta->parent;

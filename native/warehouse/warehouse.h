@@ -138,7 +138,8 @@ class Warehouse final : public nvme::LogHost {
   void close_group(SlotId slot);
 
   // evict.cc
-  // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for it.
+  // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
+  // it.
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
   // Closes the slots, scans the pins once; those unpinned leave DRAM. Returns how many left.
@@ -188,9 +189,9 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint32_t, KeyHash> tombstones_;
   std::unordered_map<SlotId, Group> groups_;
-  std::unordered_map<Key, SlotId, KeyHash> open_;  // RESERVED groups by key
-  std::unordered_set<SlotId> writing_;             // being written to NVMe
-  std::unordered_set<Key, KeyHash> promoting_;     // being read into FILLING slots
+  std::unordered_map<Key, SlotId, KeyHash> open_;             // RESERVED groups by key
+  std::unordered_set<SlotId> writing_;                        // being written to NVMe
+  std::unordered_set<Key, KeyHash> promoting_;                // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
   PageId spill_cursor_ = 0;
