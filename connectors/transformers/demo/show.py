@@ -22,6 +22,11 @@ _COLUMNS = (
     "same logits",
     "same KV",
 )
+_INTRODUCTION = (
+    "One document was read once, to answer somebody's question. Then another question was asked"
+    " about it:",
+    "with the whole prompt computed again, and with the document's KV loaded from a warehouse.",
+)
 
 
 def show(outcome: Outcome) -> None:
@@ -29,6 +34,9 @@ def show(outcome: Outcome) -> None:
     out = Console(
         width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False, markup=False
     )
+    out.print()
+    for line in _INTRODUCTION:
+        out.print(line)
     out.print()
     out.print(_table(outcome))
     out.print()
@@ -40,7 +48,7 @@ def show(outcome: Outcome) -> None:
 
 def _table(outcome: Outcome) -> Table:
     table = Table(
-        title="seconds to the first token of the answer, and how many times faster",
+        title="seconds to the first token of the answer (how many times faster)",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -67,7 +75,7 @@ def _cells(row: Row) -> list[str]:
 
 def _faster(computed: Sample, loaded: Sample) -> str:
     times = computed.first_token_s / loaded.first_token_s
-    return f"{loaded.first_token_s:.2f} {f'{times:.1f}x' if times < 10 else f'{times:.0f}x':>5}"
+    return f"{loaded.first_token_s:.2f} ({times:.1f}x)"
 
 
 def _remarks(outcome: Outcome) -> list[str]:
@@ -76,8 +84,9 @@ def _remarks(outcome: Outcome) -> list[str]:
     place = control.first_different_token
     changed = f"its answer changed at token {place}" if place else "its answer did NOT change"
     lines = [
-        "computed  the whole prompt, by the model; the others load the document's KV and compute"
-        " the rest",
+        "columns   prompt and reused are in tokens; computed: all of the prompt by the model; the"
+        " others: what is reused is\n          loaded, the rest computed; after kill -9: the"
+        " DRAM tier as the killed daemon left it; NVMe: the DRAM tier deleted",
         f"same      bit for bit, on the same grid of chunks, in all four columns; the"
         f" {ANSWER_TOKENS}-token answers {'too' if same_answers else 'are NOT the same'}",
         f"control   one page of {outcome.page_tokens} tokens zeroed in the"

@@ -86,7 +86,10 @@ class MemoryWarehouse:
 
 @pytest.fixture(scope="session")
 def torch() -> Any:
-    return pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
+    found = pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
+    # For matrices this small a second thread costs more than it brings, most of all beside others.
+    found.set_num_threads(1)
+    return found
 
 
 @pytest.fixture(scope="session")
