@@ -22,9 +22,11 @@ from kvwarehouse.sizes import format_size
 _LOCK_NAME: Final = "daemon.lock"
 _TMPFS: Final = "tmpfs"
 
-# Headers and the index beside the arena: 1/64 covers pages down to about 32 KiB; the core itself
-# allocates what it needs before it publishes anything, and refuses by name where this guess is low.
+# Slot headers beside the arena: 1/64 covers pages down to about 32 KiB. An estimate, as that of the
+# index is: the core allocates what it needs before it publishes anything, and refuses by name.
 _METADATA_SHARE: Final = 64
+_INDEX_ENTRY_BYTES: Final = 64
+_INDEX_PAGE_BYTES: Final = 64 << 10
 
 
 def prepare(path: str, flag: str) -> None:
@@ -40,7 +42,23 @@ def prepare(path: str, flag: str) -> None:
             code="bad_directory",
             context={"path": path},
         ) from error
-    problem = _problem(path, facts, link)
+    _refuse(path, flag, _problem(path, facts, link))
+
+
+def prepare_for_socket(path: str) -> None:
+    """As `prepare`, for the directory of --socket: it may also be the system's, or one where others
+    can make files of their own but not replace ours (sticky, as /tmp)."""
+    if not os.path.isdir(path):
+        prepare(path, "--socket directory")
+        return
+    facts = os.stat(path)
+    if facts.st_uid not in (0, os.geteuid()):
+        _refuse(path, "--socket directory", _foreign(facts.st_uid))
+    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+        _refuse(path, "--socket directory", _writable(path, facts))
+
+
+def _refuse(path: str, flag: str, problem: str) -> None:
     if problem:
         raise StorageError(
             f"{flag} {path!r} {problem}", code="bad_directory", context={"path": path}
@@ -48,19 +66,24 @@ def prepare(path: str, flag: str) -> None:
 
 
 def _problem(path: str, facts: os.stat_result, link: os.stat_result) -> str:
-    user = os.geteuid()
     if not stat.S_ISDIR(facts.st_mode):
         return "is not a directory; name another, or move it away"
     for entry in (link, facts):
-        if entry.st_uid != user:
-            return (
-                f"belongs to uid {entry.st_uid}, and this daemon runs as uid {user}; name a "
-                "directory of its own, whoever owns it could read and change the KV in it"
-            )
-    if facts.st_mode & 0o022:
-        mode = stat.S_IMODE(facts.st_mode)
-        return f"has mode {mode:04o}, so others can write to it; run: chmod 700 {path}"
-    return ""
+        if entry.st_uid != os.geteuid():
+            return _foreign(entry.st_uid)
+    return _writable(path, facts) if facts.st_mode & 0o022 else ""
+
+
+def _foreign(owner: int) -> str:
+    return (
+        f"belongs to uid {owner}, and this daemon runs as uid {os.geteuid()}; name a directory of "
+        "its own: whoever owns it could read and change what is in it"
+    )
+
+
+def _writable(path: str, facts: os.stat_result) -> str:
+    mode = stat.S_IMODE(facts.st_mode)
+    return f"has mode {mode:04o}, so others can write to it; run: chmod 700 {path}"
 
 
 def lock_path(directory: str) -> str:
@@ -128,21 +151,30 @@ def check_room(config: Config, log: Log) -> None:
 def _check_dram_room(config: Config) -> None:
     free = places.free_bytes(config.arena_dir)
     own = _allocated_bytes(config.arena_dir)
-    need = config.dram_bytes + config.dram_bytes // _METADATA_SHARE
+    index = _index_bytes(config)
+    need = config.dram_bytes + config.dram_bytes // _METADATA_SHARE + index
     if need <= free + own:
         return
     mount = places.mount_of(config.arena_dir)
-    fits = max(0, (free + own) * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
+    fits = max(0, (free + own - index) * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
     total = format_size(places.total_bytes(config.arena_dir))
+    held = f" and {format_size(own)} in this arena already" if own else ""
     raise StorageError(
         f"--dram {format_size(config.dram_bytes)} does not fit: {mount} ({total}) has "
-        f"{free} bytes ({format_size(free)}) free"
-        + (f" and {format_size(own)} in this arena already" if own else "")
-        + f"; use --dram {fits}MiB, or make room: mount -o remount,size=SIZE {mount} "
-        "(in a container: docker run --shm-size=SIZE), or name a larger tmpfs with --arena-dir",
+        f"{free} bytes ({format_size(free)}) free{held}, and headers and index need "
+        f"{format_size(need - config.dram_bytes)} beside it; use --dram {fits}MiB, or make room: "
+        f"mount -o remount,size=SIZE {mount} (in a container: docker run --shm-size=SIZE), or name "
+        "a larger tmpfs with --arena-dir",
         code="no_room",
         context={"mount": mount, "free_bytes": free, "needed_bytes": need},
     )
+
+
+def _index_bytes(config: Config) -> int:
+    """The index's table for the pages that both tiers may hold, half full (native/warehouse)."""
+    tiers = config.dram_bytes + config.nvme_capacity_bytes
+    pages = config.index_pages or max(tiers // _INDEX_PAGE_BYTES, 1 << 16)
+    return (1 << (2 * pages - 1).bit_length()) * _INDEX_ENTRY_BYTES
 
 
 def _check_nvme_room(config: Config, log: Log) -> None:

@@ -1,5 +1,6 @@
-"""A daemon in this process over a FakeEngine: the real service, servers, ledger and probes, in a
-directory of the test. For tests of the Python daemon; the engine's own tests use the real one.
+"""A daemon in this process, over a FakeEngine unless told otherwise: the real service, servers,
+ledger and probes, in a directory of the test. A restart over the real engine needs a process, as
+kvwarehouse.embedded makes them: the engine holds its directory until it is garbage.
 
     with Served(tmp_path, listen="127.0.0.1:0") as served:
         served.stub.Status(...)
@@ -30,9 +31,10 @@ START_TIMEOUT_S = 30.0
 
 
 class Served:
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, engine: Any = None, **settings: Any) -> None:
         """`settings`: flags by their keys; the directories, small DRAM and a free HTTP port are
-        given. The directory stays, so that a second Served on it is a restart."""
+        given. The directory stays, so that a second Served on it is a restart. `engine`: in place
+        of the model, kvwarehouse.engine itself."""
         self.settings: dict[str, Any] = {
             "socket": str(directory / "run" / "kvw.sock"),
             "arena_dir": str(directory / "arena"),
@@ -41,7 +43,7 @@ class Served:
             **settings,
         }
         self.config = config.load(self.settings, {})
-        self.engine = FakeEngine()
+        self.engine: FakeEngine = engine or FakeEngine()
         self.log = io.StringIO()
         self.failure: BaseException | None = None
         self._ready = threading.Event()

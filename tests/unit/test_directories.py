@@ -62,6 +62,18 @@ def test_directory_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
     assert "12345" in refused(link)
 
 
+def test_socket_may_be_where_others_have_files_of_their_own(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    directories.prepare_for_socket(str(shared))
+    shared.chmod(0o777)
+    with pytest.raises(StorageError, match="chmod 700"):
+        directories.prepare_for_socket(str(shared))
+    directories.prepare_for_socket(str(tmp_path / "new"))
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
 def test_second_owner_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
     path = directories.lock_path(str(tmp_path))
     first = Ownership(path)
@@ -108,16 +120,16 @@ def test_dram_beyond_the_tmpfs_is_refused_with_free_bytes_mount_and_fix(
     message = no_room(settings(tmp_path)).message
     assert str(60 << 20) in message
     assert places.mount_of(str(tmp_path)) in message
-    assert "--dram 59MiB" in message
+    assert "--dram 51MiB" in message
     assert "remount,size=" in message
-    fits = settings(tmp_path, dram_bytes=59 << 20)
+    fits = settings(tmp_path, dram_bytes=51 << 20)
     directories.check_room(fits, Log("json", io.StringIO()))
 
 
 def test_dram_that_an_existing_arena_already_holds_is_no_new_demand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = settings(tmp_path, dram_bytes=8 << 20)
+    given = settings(tmp_path, dram_bytes=8 << 20, index_pages=1)
     (tmp_path / "arena" / "arena").write_bytes(os.urandom(8 << 20))
     monkeypatch.setattr(places, "free_bytes", lambda _: 1 << 20)
     directories.check_room(given, Log("json", io.StringIO()))
@@ -128,7 +140,9 @@ def test_nvme_capacity_beyond_the_disk_is_refused_before_the_first_segment_only(
 ) -> None:
     nvme = tmp_path / "nvme"
     (nvme / "segments").mkdir(parents=True)
-    given = settings(tmp_path, dram_bytes=1 << 20, nvme_dir=str(nvme), nvme_capacity_bytes=8 << 20)
+    given = settings(
+        tmp_path, dram_bytes=1 << 20, index_pages=1, nvme_dir=str(nvme), nvme_capacity_bytes=8 << 20
+    )
     monkeypatch.setattr(
         places, "free_bytes", lambda path: (1 << 20) if path.endswith("/nvme") else (1 << 40)
     )

@@ -1,0 +1,288 @@
+"""gRPC over the real engine: what remote clients store, load, evict and clear, and what a restart
+keeps of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from kvwarehouse import engine, wire
+from kvwarehouse.embedded.private import PrivateDaemon
+from kvwarehouse.testing.served import Served
+from kvwarehouse.types import Namespace
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+T = 60.0
+PAGE_BYTES = 300_001
+PADDED_BYTES = 303_104  # whole blocks of 4 KiB
+SPACE = Namespace(
+    model="m", weights="w", dtype="b", layout="test/1", page_tokens=16, page_bytes=PAGE_BYTES,
+    shards=2,
+)  # fmt: skip
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Remote:
+    """The calls of a remote client, without its comforts."""
+
+    def __init__(self, socket: str, space: Namespace = SPACE) -> None:
+        options = [*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        self.stub = wire.WarehouseStub(grpc.insecure_channel(f"unix:{socket}.grpc", options))
+        self.space = space
+        request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(space), id=space.id)
+        self.stub.OpenNamespace(request, timeout=T)
+
+    def store(self, seed: int, pages: int, shard: int, data: Bytes) -> Any:
+        def parts() -> Iterator[pb.StoreRequest]:
+            header = pb.StoreHeader(
+                namespace_id=self.space.id, prefix=prefix(seed, pages), pages=pages, shard=shard
+            )
+            yield pb.StoreRequest(header=header)
+            flat = data.tobytes()
+            for start in range(0, len(flat), 700_000):
+                yield pb.StoreRequest(data=flat[start : start + 700_000])
+
+        return self.stub.Store(parts(), timeout=T)
+
+    def load(self, seed: int, pages: int, shard: int, first: int = 0) -> tuple[bytes, Any]:
+        request = pb.LoadRequest(
+            namespace_id=self.space.id, prefix=prefix(seed, pages), shard=shard, first=first,
+            timeout_s=10,
+        )  # fmt: skip
+        answers = list(self.stub.Load(request, timeout=T))
+        return b"".join(answer.data for answer in answers), answers[-1].summary
+
+    def pages(self, seed: int, pages: int) -> tuple[int, int]:
+        request = pb.LookupRequest(namespace_id=self.space.id, prefix=prefix(seed, pages))
+        found = self.stub.Lookup(request, timeout=T)
+        assert found.dram_pages + found.nvme_pages == found.pages
+        return found.dram_pages, found.nvme_pages
+
+
+def prefix(seed: int, pages: int) -> pb.Prefix:
+    tokens = np.random.default_rng(seed).integers(0, 2**32, pages * 16 + 5, dtype=np.uint32)
+    return wire.prefix_to_wire(tokens, None)
+
+
+def content(seed: int, pages: int, shard: int) -> Bytes:
+    rng = np.random.default_rng([seed, shard])
+    return rng.integers(0, 256, (pages, PAGE_BYTES), dtype=np.uint8)
+
+
+def fill(remote: Remote, seed: int, pages: int) -> None:
+    for shard in range(2):
+        answer = remote.store(seed, pages, shard, content(seed, pages, shard))
+        assert answer.stored == pages, answer
+
+
+def settings(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "nvme").mkdir(mode=0o700, exist_ok=True)
+    return {
+        "dram": "64MiB",
+        "nvme_dir": str(tmp_path / "nvme"),
+        "nvme_capacity": "128MiB",
+        "flush_interval_s": 0.05,
+    }
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """In this process."""
+    with Served(tmp_path, engine=engine, **settings(tmp_path)) as served:
+        yield served
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[PrivateDaemon]:
+    """A process, to be restarted."""
+    with PrivateDaemon(settings(tmp_path)) as daemon:
+        yield daemon
+
+
+def restart(daemon: PrivateDaemon, *, keep_arena: bool = True) -> Remote:
+    assert daemon.stop() == 0
+    if not keep_arena:
+        for name in ("arena", "slots", "control"):
+            (daemon.arena_dir / name).unlink()
+    daemon.start()
+    return Remote(daemon.socket)
+
+
+def flush(remote: Remote) -> None:
+    done = remote.stub.Flush(pb.FlushRequest(timeout_s=T), timeout=T)
+    assert (done.pending, done.not_admitted) == (0, 0)
+
+
+def test_load_returns_what_was_stored_shard_by_shard(served: Served) -> None:
+    remote = Remote(served.config.socket)
+    fill(remote, 1, 9)
+    assert remote.pages(1, 9) == (9, 0)
+    for shard in range(2):
+        got, summary = remote.load(1, 9, shard)
+        assert got == content(1, 9, shard).tobytes()
+        assert summary.pages == 9
+        got, _ = remote.load(1, 9, shard, first=4)
+        assert got == content(1, 9, shard)[4:].tobytes()
+    assert remote.load(2, 9, 0)[0] == b""
+
+
+def test_page_with_a_missing_shard_is_no_page(served: Served) -> None:
+    remote = Remote(served.config.socket)
+    remote.store(1, 3, 0, content(1, 3, 0))
+    assert remote.pages(1, 3) == (0, 0)
+    assert remote.load(1, 3, 0)[0] == b""
+
+
+def test_streams_of_many_clients_do_not_mix(served: Served) -> None:
+    failures: list[BaseException] = []
+
+    def client(seed: int) -> None:
+        try:
+            remote = Remote(served.config.socket)
+            for _ in range(3):
+                fill_any(remote, seed)
+                for shard in range(2):
+                    got, summary = remote.load(seed, 6, shard)
+                    expected = content(seed, 6, shard)[: summary.pages].tobytes()
+                    assert got == expected
+        except BaseException as error:  # noqa: BLE001  the thread's edge
+            failures.append(error)
+
+    def fill_any(remote: Remote, seed: int) -> None:
+        for shard in range(2):
+            answer = remote.store(seed, 6, shard, content(seed, 6, shard))
+            assert answer.stored + answer.already + sum(answer.dropped.values()) == 6
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(T)
+    assert not failures, failures[0]
+
+
+def test_restart_keeps_pages_and_a_lost_arena_leaves_those_on_nvme(daemon: PrivateDaemon) -> None:
+    remote = Remote(daemon.socket)
+    fill(remote, 1, 9)
+    flush(remote)
+    remote = restart(daemon)
+    assert remote.pages(1, 9) == (9, 0)
+    assert remote.load(1, 9, 1)[0] == content(1, 9, 1).tobytes()
+    remote = restart(daemon, keep_arena=False)
+    assert remote.pages(1, 9) == (0, 9)
+    assert remote.load(1, 9, 0)[0] == content(1, 9, 0).tobytes()
+
+
+def test_pages_sealed_before_the_daemon_was_killed_are_served_by_the_next(
+    daemon: PrivateDaemon,
+) -> None:
+    fill(Remote(daemon.socket), 1, 9)
+    daemon.kill()
+    daemon.start()
+    remote = Remote(daemon.socket)
+    assert sum(remote.pages(1, 9)) == 9
+    for shard in range(2):
+        assert remote.load(1, 9, shard)[0] == content(1, 9, shard).tobytes()
+
+
+def test_evicted_pages_stay_away_from_nvme_after_a_restart(daemon: PrivateDaemon) -> None:
+    remote = Remote(daemon.socket)
+    fill(remote, 1, 9)
+    flush(remote)
+    request = pb.EvictRequest(namespace_id=SPACE.id, pages=4, tiers="all")
+    answer = remote.stub.Evict(request, timeout=T)
+    assert (answer.pages, answer.nvme_pages) == (4, 4)
+    assert sum(remote.pages(1, 9)) == 5
+    assert sum(restart(daemon, keep_arena=False).pages(1, 9)) == 5
+
+
+def test_cleared_namespace_stays_empty_and_takes_new_pages(daemon: PrivateDaemon) -> None:
+    remote = Remote(daemon.socket)
+    fill(remote, 1, 4)
+    flush(remote)
+    assert remote.stub.Clear(pb.ClearRequest(namespace_id=SPACE.id), timeout=T).pages == 4
+    assert remote.pages(1, 4) == (0, 0)
+    fill(remote, 2, 3)
+    flush(remote)
+    for keep_arena in (True, False):
+        remote = restart(daemon, keep_arena=keep_arena)
+        assert remote.pages(1, 4) == (0, 0)
+        assert sum(remote.pages(2, 3)) == 3
+
+
+NOT_IN_OPEN_SEGMENTS = pytest.mark.xfail(
+    reason="a raised epoch reaches the header of the next segment only, and recovery does not take "
+    "the epochs of records into account (native/nvme/rotation.cc, recovery.cc)"
+)
+
+
+@pytest.mark.parametrize("keep_arena", [True, pytest.param(False, marks=NOT_IN_OPEN_SEGMENTS)])
+def test_clear_is_not_undone_by_the_loss_of_the_ledger(
+    daemon: PrivateDaemon, tmp_path: Path, keep_arena: bool
+) -> None:
+    """The clear epochs also stand in the headers of segments, and what a lost clear could bring
+    back is dropped; what was stored since need not be."""
+    remote = Remote(daemon.socket)
+    fill(remote, 1, 4)
+    flush(remote)
+    remote.stub.Clear(pb.ClearRequest(all=True), timeout=T)
+    fill(remote, 2, 3)
+    flush(remote)
+    (tmp_path / "nvme" / "ledger.mdb").write_bytes(b"damaged")
+    remote = restart(daemon, keep_arena=keep_arena)
+    assert remote.pages(1, 4) == (0, 0)
+    fresh = content(2, 3, 0)[: sum(remote.pages(2, 3))]
+    assert remote.load(2, 3, 0)[0] == fresh.tobytes()
+
+
+def test_check_finds_nothing_wrong_and_lists_every_page(served: Served) -> None:
+    remote = Remote(served.config.socket)
+    fill(remote, 1, 9)
+    answers = list(remote.stub.Check(pb.CheckRequest(all=True), timeout=T))
+    assert answers[-1].done
+    assert (answers[-1].checked, answers[-1].bytes) == (9, 9 * 2 * PADDED_BYTES)
+    assert not any(answer.bad for answer in answers)
+    positions, after = [], 0
+    while True:
+        request = pb.ListPagesRequest(namespace_id=SPACE.id, after=after, limit=2)
+        answer = remote.stub.ListPages(request, timeout=T)
+        positions += [page.position for page in answer.pages]
+        after = answer.next
+        if not after:
+            break
+    assert sorted(positions) == list(range(9))
+
+
+def test_hits_and_misses_in_the_scrape_are_the_pages_asked(served: Served) -> None:
+    remote = Remote(served.config.socket)
+    fill(remote, 1, 5)
+    for seed, pages in ((1, 5), (1, 3), (2, 7)):
+        remote.pages(seed, pages)
+    lines = served.get("/metrics")[1].splitlines()
+    asked = sum(
+        int(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(("kvwarehouse_lookup_hit_pages_total", "kvwarehouse_lookup_missed"))
+    )
+    assert asked == 15
+
+
+def test_every_figure_of_the_core_reaches_status(served: Served) -> None:
+    core = served._daemon._core.status()
+    status = wire.plain(served.stub.Status(pb.StatusRequest(), timeout=T).status)["core"]
+    assert _shape(core) == _shape(status)
+
+
+def _shape(value: Any) -> Any:
+    """Names of the fields, without those of maps by reason."""
+    if isinstance(value, dict):
+        maps = {"left", "failed", "dropped", "not_admitted"}
+        return {key: None if key in maps else _shape(value[key]) for key in value}
+    return None
