@@ -38,8 +38,8 @@ class DemoDaemon:
     Raises UsageError where there is no room."""
 
     def __init__(self, kv_bytes: int, disk: str | None) -> None:
-        dram = max(_LEAST_DRAM_BYTES, _mebibytes(3 * kv_bytes))
-        nvme = max(_LEAST_NVME_BYTES, _mebibytes(6 * kv_bytes))
+        dram = max(_LEAST_DRAM_BYTES, _mebibytes(2 * kv_bytes))
+        nvme = max(_LEAST_NVME_BYTES, _mebibytes(3 * kv_bytes))
         disk = disk or tempfile.gettempdir()
         self._process: subprocess.Popen[bytes] | None = None
         self._folders: list[Path] = []

@@ -164,6 +164,43 @@ def test_bad_arguments_are_refused_with_the_value_and_the_fix(
         command(arguments)
 
 
+def test_demo_takes_a_checkpoint_with_its_own_tokenizer(
+    daemon: MemoryDaemon,
+    model: Any,
+    transformers: Any,
+    tmp_path: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text, "VOCABULARY", 400)
+    tokenizer = text.train_tokenizer(text.read_text(None)[:50_000])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    assert command(["--json", "--max-tokens", "512", "--model", str(tmp_path)]) == 0
+    said = answer(capsys)
+    assert said["random_weights"] is False
+    assert said["faults"] == []
+
+
+def test_checkpoint_with_a_sliding_window_is_refused_by_name(
+    transformers: Any, tmp_path: Any, daemon: MemoryDaemon
+) -> None:
+    config = transformers.MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=64,
+    )
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer = text.train_tokenizer("a text")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    with pytest.raises(kvw.UsageError, match="DynamicSlidingWindowLayer in layer 0"):
+        command(["--model", str(tmp_path)])
+
+
 def test_text_that_is_too_short_is_refused(daemon: MemoryDaemon, tmp_path: Any) -> None:
     short = tmp_path / "short.txt"
     short.write_text("hello")
