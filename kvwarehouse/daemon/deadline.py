@@ -38,6 +38,10 @@ class Deadline:
         remaining = self.remaining_s()
         return min(wanted_s, remaining) if wanted_s > 0 else remaining
 
+    def overdue_s(self) -> float:
+        """How long ago it was; negative before."""
+        return time.monotonic() - self._at
+
     @property
     def passed(self) -> bool:
         return self.remaining_s() <= 0

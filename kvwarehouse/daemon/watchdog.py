@@ -22,6 +22,9 @@ STALL_S: Final = 30.0
 
 _LOOK_S: Final = 0.5
 
+_MARGIN_S: Final = 1.0
+"""A client's own deadline ends its call, and says so; this is for those that have none."""
+
 
 class Watched:
     """One stream. `progress` says that it moved."""
@@ -37,7 +40,7 @@ class Watched:
 
     def overdue(self, stall_s: float) -> str:
         """Why the stream must end now, or ""."""
-        if self._deadline.passed:
+        if self._deadline.overdue_s() > _MARGIN_S:
             return "deadline"
         return "stalled" if time.monotonic() - self._moved_at > stall_s else ""
 
