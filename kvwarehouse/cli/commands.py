@@ -38,4 +38,5 @@ COMMANDS = (
     Command("drain", "Refuse stores from now on and flush, before a stop."),
     Command("check", "Verify the digests of stored pages."),
     Command("bench", "Measure a warehouse against this machine's own limits."),
+    Command("size", "Say how large a model's KV is, and what fits where."),
 )

@@ -71,6 +71,10 @@ class Regions:
         """The form the native client takes."""
         raise NotImplementedError
 
+    def flat(self) -> memoryview | None:
+        """All pages as one run of bytes that shares their memory; None where they are not one."""
+        return None
+
     def read(self, page: int) -> memoryview:
         """The bytes of a page; a view where it is contiguous, else a copy."""
         raise NotImplementedError
@@ -95,6 +99,9 @@ class RowRegions(Regions):
         from kvwarehouse import engine
 
         return engine.Regions.pages(self._array, self._writable)
+
+    def flat(self) -> memoryview | None:
+        return self._array.reshape(-1).data
 
     def read(self, page: int) -> memoryview:
         return memoryview(self._array[page])

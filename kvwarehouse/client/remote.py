@@ -101,53 +101,65 @@ class RemotePath(DataPath):
 
 
 class _Filling:
-    """Puts the bytes of a load into whole pages of `out`."""
+    """Puts the bytes of a load into `out`: at once where its pages are one run of memory, else page
+    by page. What was written beyond the pages that count holds nothing of meaning."""
 
     def __init__(self, out: Regions, pages: int) -> None:
         self._out = out
         self._pages = pages
-        self._page = bytearray(out.page_bytes)
-        self._filled = 0
-        self._full_pages = 0
+        self._flat = out.flat()
+        self._page = bytearray(0 if self._flat is not None else out.page_bytes)
+        self._received = 0
 
     def add(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            if self._full_pages == self._pages:
-                raise TransportError(
-                    f"the daemon sent more than the {self._pages} pages asked for", code="protocol"
-                )
-            taken = min(len(view), self._out.page_bytes - self._filled)
-            self._page[self._filled : self._filled + taken] = view[:taken]
-            view = view[taken:]
-            self._filled += taken
-            if self._filled == self._out.page_bytes:
-                self._out.write(self._full_pages, memoryview(self._page))
-                self._full_pages += 1
-                self._filled = 0
+        end = self._received + len(data)
+        if end > self._pages * self._out.page_bytes:
+            raise TransportError(
+                f"the daemon sent more than the {self._pages} pages asked for", code="protocol"
+            )
+        if self._flat is not None:
+            self._flat[self._received : end] = data
+        else:
+            self._scatter(memoryview(data))
+        self._received = end
 
     def finish(self, pages: int, missed: dict[str, int]) -> tuple[int, dict[str, int]]:
-        if pages > self._full_pages:
+        if pages > self._whole():
             raise TransportError(
-                f"the daemon counts {pages} pages and sent {self._full_pages}", code="protocol"
+                f"the daemon counts {pages} pages and sent {self._whole()}", code="protocol"
             )
         return pages, missed
 
     def cut(self) -> tuple[int, dict[str, int]]:
         """The deadline came before the summary: each whole page was verified before it left."""
-        return self._full_pages, {"timeout": self._pages - self._full_pages}
+        return self._whole(), {"timeout": self._pages - self._whole()}
+
+    def _whole(self) -> int:
+        return self._received // self._out.page_bytes
+
+    def _scatter(self, view: memoryview) -> None:
+        page, place = divmod(self._received, self._out.page_bytes)
+        while view:
+            taken = min(len(view), self._out.page_bytes - place)
+            self._page[place : place + taken] = view[:taken]
+            view, place = view[taken:], place + taken
+            if place == self._out.page_bytes:
+                self._out.write(page, memoryview(self._page))
+                page, place = page + 1, 0
 
 
 def _chunks(pages: Regions, count: int) -> Iterator[bytes]:
     """The pages' bytes one after another, in pieces of CHUNK_BYTES, small pages together."""
+    flat = pages.flat()
+    if flat is not None:
+        for offset in range(0, len(flat), CHUNK_BYTES):
+            yield bytes(flat[offset : offset + CHUNK_BYTES])
+        return
     gathered = bytearray()
     for page in range(count):
-        view = pages.read(page)
-        for offset in range(0, len(view), CHUNK_BYTES):
-            piece = view[offset : offset + CHUNK_BYTES]
-            if len(gathered) + len(piece) > CHUNK_BYTES:
-                yield bytes(gathered)
-                gathered.clear()
-            gathered += piece
+        gathered += pages.read(page)
+        while len(gathered) >= CHUNK_BYTES:
+            yield bytes(gathered[:CHUNK_BYTES])
+            del gathered[:CHUNK_BYTES]
     if gathered:
         yield bytes(gathered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,9 +20,9 @@ from kvwarehouse.cli.bench.figures import Figure, print_figures
 from kvwarehouse.cli.bench.options import Bench, Options
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
-from kvwarehouse.client import connect
+from kvwarehouse.client import Client, connect
 from kvwarehouse.embedded import PrivateDaemon
-from kvwarehouse.errors import UsageError
+from kvwarehouse.errors import CapacityError, UsageError
 from kvwarehouse.sizes import parse_size
 
 MEASURES = {
@@ -45,6 +46,7 @@ room for them may evict pages of others.
 """
 
 _ROUNDS = 9
+_SETTLE_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +117,7 @@ def _started(name: str, options: Options, address: str | None) -> Iterator[Bench
             settings |= {"nvme_dir": folder, "nvme_capacity": options.nvme_bytes}
             settings |= {"write_queue": options.moved_bytes * 2}
         with PrivateDaemon(settings) as daemon, connect(daemon.address) as client:
+            _settle(client)
             yield Bench(options, client, daemon, folder)
 
 
@@ -128,6 +131,19 @@ def _scratch(options: Options | None) -> Iterator[str | None]:
             yield folder
     except OSError as error:
         raise _bad(f"--nvme-dir {options.nvme_dir}: {error.strerror or error}") from error
+
+
+def _settle(client: Client) -> None:
+    """Waits until the daemon has taken its memory: taking it would be measured too."""
+    end = time.monotonic() + _SETTLE_S
+    while client.status()["core"]["tiers"]["dram"]["health"] == "populating":
+        if time.monotonic() > end:
+            raise CapacityError(
+                f"the private daemon has not taken its memory within {_SETTLE_S:.0f} s; use a"
+                " smaller --bytes",
+                code="bench_room",
+            )
+        time.sleep(0.1)
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from itertools import count
 
 import numpy as np
 
-from kvwarehouse import engine
 from kvwarehouse.cli.bench.figures import GIGABYTE, Figure
-from kvwarehouse.cli.bench.load import check_filled
+from kvwarehouse.cli.bench.load import check_filled, copied
 from kvwarehouse.cli.bench.options import Bench, noise, prompt
 from kvwarehouse.cli.bench.rounds import alternate, timed
 
@@ -27,9 +26,7 @@ def measure(bench: Bench) -> list[Figure]:
         check_filled(ns.lookup(tokens).pages, options.pages)
         return taken
 
-    rounds = alternate(
-        options.rounds, ours, lambda: timed(lambda: engine.copy_streaming(other, pages))
-    )
+    rounds = alternate(options.rounds, ours, lambda: copied(other, pages))
     bench.client.clear(ns.space)
     return [
         Figure(
