@@ -119,8 +119,11 @@ ReserveAnswer Warehouse::reserve(SessionId session, uint16_t ordinal,
        fields.witness_kind != static_cast<uint32_t>(WitnessKind::engine_key)))
     return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
-  if (const auto open = open_.find(fields.key); open != open_.end())
+  if (const auto open = open_.find(fields.key); open != open_.end()) {
+    // A group has room for the owners of its own namespace's shards, not of any other's.
+    if (!(pool_.meta(open->second)->namespace_id == shape.id)) return drop(Reason::mismatch);
     return join(session, open->second, request);
+  }
   if (const auto view = catalog_.find(fields.key)) {
     touch(view->page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
@@ -132,6 +135,7 @@ ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveReque
   SlotMeta* meta = pool_.meta(slot);
   const Reserve& fields = *request.fields;
   if (meta->witness_bytes != fields.witness_bytes || !(meta->parent == fields.parent) ||
+      meta->position != fields.position || meta->witness_kind != fields.witness_kind ||
       std::memcmp(witness_of(meta), request.witness, fields.witness_bytes) != 0)
     return drop(Reason::mismatch);
   const uint64_t bit = 1ull << fields.shard;
