@@ -54,13 +54,14 @@ Registry::Registry(std::string directory, const Key& warehouse_id, const Clock& 
 }
 
 void Registry::adopt(const std::string& path) {
-  Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (!file.valid()) return;
   // The name is the truth about the id; the content belongs to the client.
   const char* name = path.c_str() + path.rfind('/') + 1;
   char* end = nullptr;
   const SessionId id = std::strtoull(name, &end, 16);
   if (end == name || *end != '\0' || id == 0) return;
+  // A session that is not read would count as gone, and what it pins or writes as free.
+  Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!file.valid()) throw storage_error("cannot open the session file " + path, errno);
   auto session = std::make_unique<Session>();
   session->id = id;
   session->file = std::move(file);

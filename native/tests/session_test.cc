@@ -1,0 +1,300 @@
+// Sessions: who is alive is the kernel's word (a file lock), what they pin survives the daemon, and
+// nothing that a client does to its own file harms anybody else.
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <set>
+
+#include "client/session.h"
+#include "session/registry.h"
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+namespace kvw {
+namespace {
+
+constexpr uint64_t kGrace = 5 * kSecondNs;
+
+struct Desk {
+  Desk() { open(); }
+  void open() {
+    registry = std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace);
+  }
+  std::string path(SessionId id) const {
+    char name[32];
+    std::snprintf(name, sizeof name, "/%016llx", static_cast<unsigned long long>(id));
+    return directory.path() + name;
+  }
+  // Dead as soon as the client's descriptor is gone, buried when the grace is over.
+  bool buries(SessionId id) {
+    for (const SessionId dead : registry->bury())
+      if (dead == id) return true;
+    return false;
+  }
+  TempDir directory;
+  FakeClock clock;
+  std::unique_ptr<Registry> registry;
+};
+
+TEST(session_is_locked_before_anybody_hears_of_it) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  Fd other(::open(desk.path(created.session->id).c_str(), O_RDWR | O_CLOEXEC));
+  CHECK(other.valid());
+  CHECK_EQ(::flock(other.get(), LOCK_EX | LOCK_NB), -1);
+  struct stat info {};
+  CHECK_EQ(::fstat(other.get(), &info), 0);
+  CHECK_EQ(info.st_mode & 0777, 0600);
+  CHECK_EQ(info.st_size, sizeof(SessionFile));
+}
+
+TEST(session_ids_are_not_given_twice) {
+  Desk desk;
+  std::set<SessionId> ids;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 20; ++i) CHECK(ids.insert(desk.registry->create(1).session->id).second);
+    desk.open();  // a new daemon
+  }
+}
+
+TEST(session_is_not_dead_when_only_its_socket_hung_up) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const SessionId id = created.session->id;
+  desk.registry->hung_up(id);
+  for (int i = 0; i < 5; ++i) {
+    desk.clock.advance_ns(kGrace * 10);
+    CHECK(!desk.buries(id));
+  }
+  CHECK(!desk.registry->gone(id));
+  CHECK(desk.registry->find(id) != nullptr);  // and it may come back
+}
+
+TEST(session_is_gone_only_when_the_grace_after_its_death_is_over) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const SessionId id = created.session->id;
+  created.descriptor.reset();
+  desk.registry->hung_up(id);
+  CHECK(!desk.buries(id));  // seen dead now
+  desk.clock.advance_ns(kGrace - 1);
+  CHECK(!desk.buries(id));
+  CHECK(!desk.registry->gone(id));
+  desk.clock.advance_ns(1);
+  CHECK(desk.buries(id));
+  CHECK(desk.registry->gone(id));
+  CHECK(!std::filesystem::exists(desk.path(id)));
+}
+
+TEST(session_is_not_found_when_its_lock_is_free) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const SessionId id = created.session->id;
+  CHECK(desk.registry->find(id) != nullptr);
+  created.descriptor.reset();
+  CHECK(desk.registry->find(id) == nullptr);
+  CHECK(desk.registry->find(id + 1) == nullptr);
+}
+
+TEST(session_lives_on_when_a_forked_child_closes_its_copy) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const SessionId id = created.session->id;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    created.descriptor.reset();  // closing, never unlocking: the lock is the parent's too
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+  desk.registry->hung_up(id);
+  desk.clock.advance_ns(kGrace * 2);
+  CHECK(!desk.buries(id));
+  CHECK(desk.registry->find(id) != nullptr);
+}
+
+TEST(session_pins_count_again_when_a_new_daemon_finds_its_file) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  ClientSession client(std::move(created.descriptor));
+  const int place = client.take_pin();
+  client.store_pin(place, slot_pin(17, 3));
+  CHECK(desk.registry->pins().slots.contains(17));
+  desk.open();
+  CHECK(desk.registry->pins().slots.contains(17));
+  client.drop_pin(place);
+  CHECK(!desk.registry->pins().slots.contains(17));
+}
+
+TEST(session_pins_count_until_the_grace_is_over_when_the_owner_died_with_the_daemon) {
+  Desk desk;
+  SessionId id = 0;
+  {
+    Registry::Created created = desk.registry->create(1);
+    id = created.session->id;
+    ClientSession client(std::move(created.descriptor));
+    client.store_pin(client.take_pin(), slot_pin(4, 1));
+  }
+  desk.open();
+  CHECK(!desk.buries(id));
+  CHECK(desk.registry->pins().slots.contains(4));
+  desk.clock.advance_ns(kGrace);
+  CHECK(desk.buries(id));
+  CHECK(!desk.registry->pins().slots.contains(4));
+}
+
+TEST(session_pin_words_name_what_they_pin) {
+  for (const SlotId slot : {0u, 1u, 12345u, 0x7ffffffdu}) {
+    CHECK(!is_segment_pin(slot_pin(slot, UINT32_MAX)));
+    CHECK_EQ(pinned_number(slot_pin(slot, UINT32_MAX)), slot);
+    CHECK(is_segment_pin(segment_pin(slot, 0)));
+    CHECK_EQ(pinned_number(segment_pin(slot, UINT32_MAX)), slot);
+    CHECK(slot_pin(slot, 0) != 0);  // 0 is no pin
+  }
+}
+
+TEST(session_pins_are_matched_by_slot_whatever_the_generation_says) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  ClientSession client(std::move(created.descriptor));
+  for (const uint32_t generation : {0u, 1u, UINT32_MAX})
+    client.store_pin(client.take_pin(), slot_pin(generation & 0xff, generation));
+  client.store_pin(client.take_pin(), segment_pin(9, 1));
+  const PinSet pins = desk.registry->pins();
+  CHECK_EQ(pins.slots.size(), 3);
+  CHECK(pins.slots.contains(0) && pins.slots.contains(1) && pins.slots.contains(255));
+  CHECK_EQ(pins.segments.size(), 1);
+}
+
+TEST(session_has_no_pins_when_its_file_was_truncated) {
+  Desk desk;
+  Registry::Created broken = desk.registry->create(1);
+  Registry::Created healthy = desk.registry->create(2);
+  ClientSession client(std::move(healthy.descriptor));
+  client.store_pin(client.take_pin(), slot_pin(8, 1));
+  client.count(Counter::loads, 3);
+  for (const off_t bytes : {off_t{200}, off_t{140}, off_t{0}}) {
+    CHECK_EQ(::ftruncate(broken.descriptor.get(), bytes), 0);
+    CHECK_EQ(desk.registry->pins().slots.size(), 1);
+    desk.registry->drain_touches([](PageId, uint32_t) {});
+    CHECK_EQ(desk.registry->totals()[static_cast<size_t>(Counter::loads)], 3);
+  }
+  desk.open();
+  CHECK_EQ(desk.registry->size(), 2);
+  CHECK_EQ(desk.registry->pins().slots.size(), 1);
+}
+
+TEST(session_pins_stay_bounded_when_the_file_claims_more) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const uint64_t absurd = UINT64_MAX;
+  CHECK_EQ(::pwrite(created.descriptor.get(), &absurd, 8, offsetof(SessionFile, pins_high)), 8);
+  CHECK_EQ(::pwrite(created.descriptor.get(), &absurd, 8, offsetof(SessionFile, touch_head)), 8);
+  CHECK(desk.registry->pins().slots.empty());
+  uint64_t visited = 0;
+  desk.registry->drain_touches([&](PageId, uint32_t) { ++visited; });
+  CHECK(visited <= kTouchCapacity);
+}
+
+TEST(session_refuses_a_pin_when_all_words_are_taken) {
+  Desk desk;
+  ClientSession client(desk.registry->create(1).descriptor);
+  for (uint32_t i = 0; i < kPinCapacity; ++i) CHECK_EQ(client.take_pin(), i);
+  CHECK_EQ(client.take_pin(), -1);
+  client.drop_pin(77);
+  CHECK_EQ(client.take_pin(), 77);
+  CHECK_EQ(client.take_pin(), -1);
+}
+
+TEST(session_touches_arrive_once_and_the_newest_win) {
+  Desk desk;
+  ClientSession client(desk.registry->create(1).descriptor);
+  EntryView entry;
+  entry.key.lo = 0x1122334455667788ull;
+  const auto drained = [&] {
+    std::vector<PageId> pages;
+    desk.registry->drain_touches([&](PageId page, uint32_t tag) {
+      CHECK_EQ(tag, 0x55667788u);
+      pages.push_back(page);
+    });
+    return pages;
+  };
+  for (entry.page = 0; entry.page < 10; ++entry.page) client.touch(entry);
+  CHECK_EQ(drained().size(), 10);
+  CHECK(drained().empty());
+  for (entry.page = 0; entry.page < 3 * kTouchCapacity; ++entry.page) client.touch(entry);
+  const std::vector<PageId> pages = drained();
+  CHECK(!pages.empty());
+  CHECK_EQ(pages.back(), 3 * kTouchCapacity - 1);
+}
+
+TEST(session_counters_stay_in_the_totals_when_it_is_buried) {
+  Desk desk;
+  SessionId id = 0;
+  {
+    Registry::Created created = desk.registry->create(1);
+    id = created.session->id;
+    ClientSession client(std::move(created.descriptor));
+    client.count(Counter::pages_loaded, 41);
+    client.count(Counter::pages_loaded);
+  }
+  desk.registry->hung_up(id);
+  desk.buries(id);
+  desk.clock.advance_ns(kGrace);
+  CHECK(desk.buries(id));
+  CHECK_EQ(desk.registry->totals()[static_cast<size_t>(Counter::pages_loaded)], 42);
+}
+
+TEST(session_is_refused_when_there_are_too_many) {
+  Desk desk;
+  // Files of an earlier daemon count, however small: their owners may hold pins.
+  for (uint64_t id = 1; id < Registry::kMaxSessions; ++id)
+    Fd(::open(desk.path(id).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  desk.open();
+  CHECK_EQ(desk.registry->size(), Registry::kMaxSessions - 1);
+  desk.registry->create(1);
+  CHECK_THROWS(desk.registry->create(1), "too_many_sessions");
+  desk.registry->bury();
+  desk.clock.advance_ns(kGrace);
+  CHECK_EQ(desk.registry->bury().size(), Registry::kMaxSessions - 1);
+  desk.registry->create(1);
+}
+
+TEST(registry_ignores_files_that_are_no_sessions) {
+  Desk desk;
+  for (const char* name : {"/README", "/12345g", "/0", "/00000000000000000000"})
+    Fd(::open((desk.directory.path() + name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  desk.open();
+  CHECK_EQ(desk.registry->size(), 0);
+  CHECK(std::filesystem::exists(desk.directory.path() + "/README"));
+}
+
+// A session that the daemon cannot look into may pin and write: it must not count as gone.
+TEST(registry_refuses_to_start_when_a_session_cannot_be_opened) {
+  Desk desk;
+  std::filesystem::create_directory(desk.path(0xabc));
+  CHECK_THROWS(desk.open(), "EISDIR");
+}
+
+TEST(client_session_is_refused_when_the_file_is_not_one) {
+  Desk desk;
+  const auto spoilt = [&](uint64_t value, off_t at, size_t bytes) {
+    Registry::Created created = desk.registry->create(1);
+    CHECK_EQ(::pwrite(created.descriptor.get(), &value, bytes, at), bytes);
+    return std::move(created.descriptor);
+  };
+  CHECK_THROWS(ClientSession(spoilt(1, 0, 8)), "bad_files");
+  CHECK_THROWS(ClientSession(spoilt(kSessionVersion + 1, 8, 4)), "bad_files");
+  Registry::Created cut = desk.registry->create(1);
+  CHECK_EQ(::ftruncate(cut.descriptor.get(), 4096), 0);
+  CHECK_THROWS(ClientSession(std::move(cut.descriptor)), "bad_files");
+  // A second opening of the file, while the first holds the lock.
+  Registry::Created held = desk.registry->create(1);
+  CHECK_THROWS(
+      ClientSession(Fd(::open(desk.path(held.session->id).c_str(), O_RDWR | O_CLOEXEC))),
+      "bad_files");
+}
+
+}  // namespace
+}  // namespace kvw
