@@ -1,0 +1,181 @@
+// The index: windows, and the sequence that keeps readers from ever seeing half an entry, also while
+// the writer hammers and after it died in one.
+#include "index/index.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <atomic>
+#include <thread>
+
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+namespace kvw {
+namespace {
+
+// An index file without a directory around it.
+struct Table {
+  explicit Table(uint64_t entries) : fd(::memfd_create("kvw-index", MFD_CLOEXEC)) {
+    if (::ftruncate(fd.get(), static_cast<off_t>(index_bytes(entries))) != 0)
+      throw storage_error("cannot size the table", errno);
+    const IndexHeader header{kIndexMagic, kIndexVersion, 0, kWarehouse, 1, entries};
+    if (::pwrite(fd.get(), &header, sizeof header, 0) != sizeof header)
+      throw storage_error("cannot write the header", errno);
+    mapping = Mapping(fd.get(), index_bytes(entries), true);
+    index = Index(mapping);
+  }
+  IndexEntry& raw(PageId page) {
+    return mapping.at<IndexEntry>(kBlockBytes)[page];
+  }
+  Fd fd;
+  Mapping mapping;
+  Index index;
+};
+
+EntryView entry_of(const Key& key, PageId page) {
+  EntryView view;
+  view.page = page;
+  view.key = key;
+  view.flags = kEntryUsed | kEntryDram;
+  return view;
+}
+
+// All fields follow from the version, so that any mixture shows.
+EntryView version_of(const Key& key, PageId page, uint64_t version) {
+  EntryView view = entry_of(key, page);
+  const auto word = [version](uint64_t salt) { return mixed(version * 16 + salt); };
+  view.space = static_cast<uint16_t>(version);
+  view.slot = static_cast<SlotId>(word(1));
+  view.generation = static_cast<uint32_t>(version);
+  view.extent = {static_cast<uint32_t>(word(2)), static_cast<uint32_t>(word(3)),
+                 static_cast<uint32_t>(word(4)), static_cast<uint32_t>(word(5))};
+  view.clear_epoch = word(6);
+  view.digest = version;
+  return view;
+}
+
+bool is_whole(const EntryView& view) {
+  const EntryView same = version_of(view.key, view.page, view.digest);
+  return view.space == same.space && view.slot == same.slot && view.generation == same.generation &&
+         view.extent == same.extent && view.clear_epoch == same.clear_epoch;
+}
+
+TEST(index_finds_what_was_written_and_nothing_else) {
+  Table table(1024);
+  std::vector<Key> keys;
+  for (uint64_t i = 0; i < 300; ++i) keys.push_back({mixed(i), i});
+  for (const Key& key : keys) {
+    const PageId page = table.index.empty_in_window(key);
+    CHECK(page != kNoPage);
+    table.index.write(version_of(key, page, key.hi));
+  }
+  for (const Key& key : keys) {
+    const auto found = table.index.find(key);
+    CHECK(found.has_value());
+    CHECK_EQ(found->digest, key.hi);
+    CHECK(is_whole(*found));
+    CHECK(!table.index.find({key.lo, key.hi + 1000}));  // same home, another key
+  }
+  for (const Key& key : keys) table.index.erase(table.index.find(key)->page);
+  for (const Key& key : keys) CHECK(!table.index.find(key));
+}
+
+TEST(index_keeps_a_key_found_when_others_of_its_window_leave) {
+  Table table(1024);
+  std::array<Key, kIndexWindow> keys;
+  for (uint32_t i = 0; i < kIndexWindow; ++i) {
+    keys[i] = {1020, i};  // the window wraps around the table's end
+    table.index.write(entry_of(keys[i], table.index.empty_in_window(keys[i])));
+  }
+  CHECK_EQ(table.index.empty_in_window({1020, 99}), kNoPage);
+  for (uint32_t i = 0; i < kIndexWindow; i += 2) table.index.erase(table.index.find(keys[i])->page);
+  for (uint32_t i = 0; i < kIndexWindow; ++i)
+    CHECK_EQ(table.index.find(keys[i]).has_value(), i % 2 == 1);
+  CHECK(table.index.empty_in_window({1020, 99}) != kNoPage);
+}
+
+TEST(index_entry_is_a_miss_when_its_writer_died_in_it) {
+  Table table(1024);
+  const Key key{5, 6};
+  table.index.write(version_of(key, 5, 7));
+  table.raw(5).sequence.fetch_add(1);  // odd for ever
+  CHECK(!table.index.find(key));
+  CHECK(!table.index.at(5));
+  // A writer that takes over makes it whole again.
+  table.index.write(version_of(key, 5, 8));
+  CHECK_EQ(table.index.find(key)->digest, 8);
+}
+
+TEST(index_at_is_nothing_outside_the_table) {
+  Table table(1024);
+  CHECK(!table.index.at(1024));
+  CHECK(!table.index.at(kNoPage));
+}
+
+// One writer, readers on other threads: every entry a reader gets is one version, whole.
+TEST(index_reader_never_sees_a_mixed_entry_under_a_hammering_writer) {
+  Table table(1024);
+  const std::array<Key, 3> keys{Key{40, 1}, Key{40, 2}, Key{41, 3}};
+  const uint64_t writes = check::rounds(400000);
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> mixed_seen{0}, backwards{0}, found{0};
+  std::vector<std::thread> readers;
+  for (int reader = 0; reader < 3; ++reader)
+    readers.emplace_back([&, reader] {
+      std::array<uint64_t, 3> newest{};
+      for (uint64_t i = 0; !done.load(std::memory_order_relaxed); ++i) {
+        const size_t which = (i + static_cast<uint64_t>(reader)) % keys.size();
+        const auto view = table.index.find(keys[which]);
+        if (!view) continue;
+        if (!is_whole(*view) || !(view->key == keys[which])) ++mixed_seen;
+        if (view->digest < newest[which]) ++backwards;
+        newest[which] = view->digest;
+        ++found;
+      }
+    });
+  for (uint64_t version = 1; version <= writes; ++version) {
+    const size_t which = version % keys.size();
+    const auto old = table.index.find(keys[which]);
+    const PageId page = old ? old->page : table.index.empty_in_window(keys[which]);
+    table.index.write(version_of(keys[which], page, version));
+    // Some leave: another key may get the place, and a reader must not take it for the first.
+    if (version % 7 == 0) table.index.erase(page);
+  }
+  for (uint64_t version = writes; found.load() == 0; ++version)  // readers that got no turn yet
+    table.index.write(version_of(keys[0], table.index.home(keys[0]), version));
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  CHECK_EQ(mixed_seen.load(), 0);
+  CHECK_EQ(backwards.load(), 0);
+}
+
+// The same across processes, the writer killed at any moment: a miss or a whole entry is left.
+TEST(index_entry_is_whole_or_a_miss_when_its_writer_was_killed) {
+  Table table(1024);
+  const Key key{77, 1};
+  auto random = check::random("index_entry_is_whole_or_a_miss_when_its_writer_was_killed");
+  for (uint64_t round = 0; round < check::rounds(20); ++round) {
+    const pid_t writer = ::fork();
+    if (writer == 0) {
+      Mapping own(table.fd.get(), index_bytes(1024), true);  // a parent's mapping does not follow
+      Index index(own);
+      for (uint64_t version = 1;; ++version) index.write(version_of(key, 77, version));
+    }
+    uint64_t seen = 0;
+    for (uint64_t i = 0; i < 2000 + random() % 5000; ++i)
+      if (const auto view = table.index.find(key)) {
+        CHECK(is_whole(*view));
+        ++seen;
+      }
+    ::kill(writer, SIGKILL);
+    ::waitpid(writer, nullptr, 0);
+    if (const auto view = table.index.find(key)) CHECK(is_whole(*view));
+    table.index.erase(77);  // the next writer of the entry, whatever state it is in
+    CHECK(!table.index.find(key));
+  }
+}
+
+}  // namespace
+}  // namespace kvw
