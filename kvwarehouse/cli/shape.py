@@ -15,7 +15,9 @@ from kvwarehouse.planner.models import find_model
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the model (one of --model, --config, --layers)")
-    group.add_argument("--model", metavar="NAME", help="Of the shipped table, such as llama-3.3-70b.")
+    group.add_argument(
+        "--model", metavar="NAME", help="Of the shipped table, such as llama-3.3-70b."
+    )
     group.add_argument("--config", metavar="PATH", help="A config.json, or the folder it is in.")
     group.add_argument("--layers", type=int, metavar="N", help="Layers of a shape that you give.")
     group.add_argument("--kv-heads", type=int, metavar="N", help="Its KV heads in each layer.")

@@ -10,7 +10,14 @@ from kvwarehouse.cli.output import print_json, print_table
 from kvwarehouse.cli.shape import add_shape, footprint_from
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.dtypes import find_dtype
-from kvwarehouse.planner.fit import GpuFit, PromptRate, TierLife, gpu_fit, tier_life
+from kvwarehouse.planner.fit import (
+    LONGEST_CONTEXT,
+    GpuFit,
+    PromptRate,
+    TierLife,
+    gpu_fit,
+    tier_life,
+)
 from kvwarehouse.planner.footprint import Footprint, Sharding
 from kvwarehouse.planner.models import MODELS, find_model
 from kvwarehouse.planner.size_report import DEFAULT_CONTEXTS, SizeQuestion, size_report
@@ -19,14 +26,12 @@ from kvwarehouse.sizes import parse_size
 EXAMPLES = """\
   kvwarehouse size --model llama-3.3-70b                  bytes per token and per context
   kvwarehouse size --config ./model/config.json --dtype fp8 --tp 8 --json
-  kvwarehouse size --layers 80 --kv-heads 8 --head-dim 128 --gpu-memory 320GB --weights 140GB --users 50
-  kvwarehouse size --model qwen2.5-7b --dram 512GiB --nvme 15TB --prompts-per-s 2 --prompt-tokens 8000
+  kvwarehouse size --model llama-3.3-70b --gpu-memory 320GB --weights 140GB --users 50
+  kvwarehouse size --model qwen2.5-7b --nvme 15TB --prompts-per-s 2 --prompt-tokens 8000
   kvwarehouse size --list                                 the models that are known by name
 
 docs/sizing.md has the formulas and their sources.
 """
-
-_LONGEST_CONTEXT = 1_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,10 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpu-memory", metavar="SIZE", help="Of all GPUs together, such as 320GB.")
     group.add_argument("--weights", metavar="SIZE", help="Of the model's weights, all of them.")
     group.add_argument(
-        "--reserve", metavar="SIZE", default="0", help="For activations and the engine (default: 0)."
+        "--reserve",
+        metavar="SIZE",
+        default="0",
+        help="For activations and the engine (default: 0).",
     )
     group.add_argument("--users", type=int, default=1, metavar="N", help="Served at once.")
 
@@ -66,7 +74,11 @@ def _add_tiers(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompts-per-s", type=float, metavar="RATE", help="Prompts a second.")
     group.add_argument("--prompt-tokens", type=int, metavar="N", help="Mean length of a prompt.")
     group.add_argument(
-        "--output-tokens", type=int, default=0, metavar="N", help="Stored of an answer (default: 0)."
+        "--output-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Stored of an answer (default: 0).",
     )
     group.add_argument(
         "--reuse",
@@ -100,9 +112,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_tokens(flag: str, least: int, most: int) -> None:
     for value in (least, most):
-        if not 1 <= value <= _LONGEST_CONTEXT:
+        if not 1 <= value <= LONGEST_CONTEXT:
             raise UsageError(
-                f"{flag} {value} cannot be; use 1 to {_LONGEST_CONTEXT:,}", code="bad_tokens"
+                f"{flag} {value} cannot be; use 1 to {LONGEST_CONTEXT:,}", code="bad_tokens"
             )
 
 

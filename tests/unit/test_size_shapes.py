@@ -1,0 +1,237 @@
+"""From config.json fields to layers, and from layers to bytes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvwarehouse.errors import UsageError
+from kvwarehouse.planner.architecture import Architecture, Attention, StateSpace, uniform
+from kvwarehouse.planner.config_fields import ConfigFields, read_config
+from kvwarehouse.planner.dtypes import find_dtype
+from kvwarehouse.planner.footprint import Footprint, Sharding
+from kvwarehouse.planner.model_config import architecture_of
+from kvwarehouse.planner.models import MODELS, find_model
+
+FP16 = find_dtype("fp16")
+BASE = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+PER_LAYER = 2 * 2 * 64 * 2
+
+
+def read(**fields: Any) -> Architecture:
+    return architecture_of(ConfigFields({**BASE, **fields}, "a test"))
+
+
+def spans(model: Architecture) -> list[int]:
+    return [layer.span_tokens for layer in model.attention]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.3-70b"),
+        ("Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "llama-4-maverick"),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5-1.5b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("llama3.3-70b", "llama-3.3-70b"),
+    ],
+)
+def test_model_is_found_however_its_name_is_written(written: str, name: str) -> None:
+    assert find_model(written).name == name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_known_model_has_a_footprint(name: str) -> None:
+    model = find_model(name)
+    footprint = Footprint(model, FP16)
+    assert footprint.context_bytes(100_000) <= (
+        footprint.bytes_per_token * 100_000 + footprint.state_bytes
+    )
+    assert footprint.bytes_per_token + footprint.state_bytes > 0
+    assert 0 < model.active_params <= model.params
+
+
+def test_missing_kv_heads_mean_one_for_each_head() -> None:
+    model = architecture_of(
+        ConfigFields({"n_layer": 12, "n_head": 12, "n_embd": 768, "model_type": "gpt2"}, "a test")
+    )
+    assert Footprint(model, FP16).bytes_per_token == 12 * 2 * 768 * 2
+
+
+def test_multi_query_has_one_head() -> None:
+    assert read(num_key_value_heads=None, multi_query=True).attention[0].kv_heads == 1
+
+
+def test_language_part_of_a_larger_model_is_read_from_its_section() -> None:
+    fields = ConfigFields({"vision_config": {}, "text_config": BASE}, "a test")
+    assert len(architecture_of(fields).layers) == 4
+
+
+def test_named_layer_types_are_believed() -> None:
+    model = read(
+        layer_types=["full_attention", "sliding_attention", "chunked_attention", "mamba"],
+        sliding_window=512,
+        attention_chunk_size=4096,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+    )
+    assert spans(model) == [0, 512, 4096]
+    assert [layer.span for layer in model.attention] == ["full", "window", "chunk"]
+    assert len(model.state) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"sliding_window": 100}, [100] * 4),
+        ({"sliding_window": None}, [0] * 4),
+        ({"sliding_window": 100, "use_sliding_window": False}, [0] * 4),
+        ({"sliding_window": 100, "max_window_layers": 3}, [0, 0, 0, 100]),
+        ({"sliding_window": 100, "sliding_window_pattern": 2}, [100, 0, 100, 0]),
+        ({"sliding_window": 100, "model_type": "gemma2"}, [100, 0, 100, 0]),
+        ({"attention_chunk_size": 100}, [100, 100, 100, 0]),
+        ({"attention_chunk_size": 100, "no_rope_layers": [0, 1, 0, 1]}, [0, 100, 0, 100]),
+    ],
+)
+def test_windows_stand_where_the_family_puts_them(
+    fields: dict[str, Any], expected: list[int]
+) -> None:
+    assert spans(read(**fields)) == expected
+
+
+def test_window_holds_its_span_and_full_layers_everything() -> None:
+    footprint = Footprint(read(sliding_window=100, sliding_window_pattern=2), FP16)
+    assert footprint.bytes_per_token == 4 * PER_LAYER
+    assert footprint.growing_bytes_per_token == 2 * PER_LAYER
+    assert footprint.context_bytes(1000) == 2 * PER_LAYER * (1000 + 100)
+
+
+def test_layers_that_share_keep_nothing() -> None:
+    model = read(num_kv_shared_layers=3)
+    assert Footprint(model, FP16).bytes_per_token == PER_LAYER
+    with pytest.raises(UsageError, match="num_kv_shared_layers"):
+        read(num_kv_shared_layers=4)
+
+
+def test_pattern_of_letters_says_every_layer() -> None:
+    state = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
+    model = read(hybrid_override_pattern="M-*E", **state)
+    assert (len(model.layers), len(model.attention), len(model.state)) == (4, 1, 1)
+    # State: heads x dimension x state. Convolution: (inner + 2 x groups x state) x (width - 1).
+    assert model.state[0] == StateSpace(4 * 16 * 8, (64 + 2 * 2 * 8) * 3, 4)
+
+
+def test_linear_attention_keeps_a_matrix_for_each_value_head() -> None:
+    model = find_model("qwen3-next-80b-a3b")
+    assert (len(model.attention), len(model.state)) == (12, 36)
+    assert model.state[0] == StateSpace(32 * 128 * 128, (2 * 16 * 128 + 32 * 128) * 3, 32)
+
+
+def test_pure_state_model_has_the_same_size_at_any_length() -> None:
+    footprint = Footprint(find_model("mamba-2.8b"), FP16)
+    assert footprint.bytes_per_token == 0
+    assert footprint.context_bytes(1) == footprint.context_bytes(10**6)
+    assert footprint.state_bytes == 64 * 5120 * (16 * 4 + 3 * 2)
+
+
+def test_sparse_mla_adds_its_index_keys_whatever_the_dtype() -> None:
+    model = find_model("deepseek-v3.2")
+    for name, bytes_each in (("fp16", 2), ("fp8", 1)):
+        assert Footprint(model, find_dtype(name)).bytes_per_token == 61 * (576 * bytes_each + 132)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, "8 attention heads over 3 KV heads"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"head_dim": None, "hidden_size": 100}, "no multiple of 8"),
+        ({"layer_types": ["full_attention"]}, "one name for each of 4"),
+        ({"layer_types": ["odd"] * 4}, "'odd'"),
+        ({"hybrid_override_pattern": "M?"}, "hybrid_override_pattern"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"sliding_window": -5}, "sliding_window"),
+        ({"text_config": 7}, "text_config"),
+    ],
+)
+def test_bad_fields_are_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read(**fields)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00", '{"num_hidden_layers": 3}'])
+def test_file_that_is_no_model_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=r"config\.json"):
+        architecture_of(read_config(tmp_path))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*BASE, "layer_types", "sliding_window", "kv_lora_rank", "text_config"]),
+        st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.lists(st.text()),
+    )
+)
+def test_fields_of_any_kind_are_read_or_refused(fields: dict[str, Any]) -> None:
+    decoded = json.loads(json.dumps({**BASE, **fields}))
+    with suppress(UsageError):
+        architecture_of(ConfigFields(decoded, "a test"))
+
+
+# --- number formats -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "row_bytes"),
+    [("fp32", 512), ("fp16", 256), ("bf16", 256), ("fp8", 128), ("int8", 132), ("int4", 72)],
+)
+def test_row_of_128_elements_has_the_bytes_of_its_format(name: str, row_bytes: int) -> None:
+    assert find_dtype(name).row_bytes(128) == row_bytes
+
+
+def test_scales_can_be_given() -> None:
+    assert find_dtype("int4", scale_group=128, scale_bytes=4).row_bytes(128) == 64 + 4
+    assert find_dtype("int8", scale_group=0).row_bytes(128) == 128
+    assert find_dtype("int4").row_bytes(33) == 17 + 2 * 2
+    with pytest.raises(UsageError, match="scale"):
+        find_dtype("int4", scale_group=32, scale_bytes=0)
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "rank", "together"),
+    [(1, 1, 80, 80), (8, 1, 10, 80), (16, 1, 10, 160), (1, 3, 27, 80), (2, 80, 0.5, 80)],
+)
+def test_ranks_split_heads_and_layers_and_repeat_scarce_heads(
+    tp: int, pp: int, rank: float, together: float
+) -> None:
+    footprint = Footprint(uniform(80, 8, 128), FP16)
+    layer = 8 * 128 * 4
+    assert footprint.rank_bytes_per_token(Sharding(tp, pp)) == rank * layer
+    assert footprint.all_ranks_bytes_per_token(Sharding(tp, pp)) == together * layer
+
+
+def test_latent_rows_stand_on_every_tensor_parallel_rank() -> None:
+    footprint = Footprint(find_model("deepseek-v3"), FP16)
+    assert footprint.rank_bytes_per_token(Sharding(tp=8)) == 70_272
+
+
+def test_fullest_stage_counts_where_layers_differ() -> None:
+    layers = (Attention(1, 64, 64),) * 3 + (StateSpace(10, 0),) * 3
+    footprint = Footprint(Architecture("mixed", layers), FP16)
+    assert footprint.rank_bytes_per_token(Sharding(pp=2)) == footprint.bytes_per_token
