@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvwarehouse.client.channel import Channel
+from kvwarehouse.client.channel import Channel, server_wait_s
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult, Namespace
 from kvwarehouse.wire import MAX_LIST_PAGES, namespace_from_wire, namespace_to_wire, plain
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 _CHECK_TIMEOUT_S = 3600.0
-# The answer to a call that waits comes back a little after the wait has ended.
-_MARGIN_S = 2.0
+# The service takes 0 for "as long as the call may last".
+_LEAST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Admin:
         return int(self._channel.call("Evict", request).pages)
 
     def flush(self, timeout_s: float) -> FlushResult:
-        request = pb.FlushRequest(timeout_s=timeout_s)
-        return _flushed(self._channel.call("Flush", request, timeout_s + _MARGIN_S))
+        request = pb.FlushRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
+        return _flushed(self._channel.call("Flush", request, timeout_s or None))
 
     def drain(self, timeout_s: float) -> FlushResult:
-        request = pb.DrainRequest(timeout_s=timeout_s)
-        return _flushed(self._channel.call("Drain", request, timeout_s + _MARGIN_S).flush)
+        request = pb.DrainRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
+        return _flushed(self._channel.call("Drain", request, timeout_s or None).flush)
 
     def sweep(self) -> int:
         return int(self._channel.call("Sweep", pb.SweepRequest()).pages)

@@ -27,6 +27,16 @@ Answers = Generator[Any, None, None]
 _OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 
+_ANSWER_SHARE = 0.1
+_ANSWER_MOST_S = 0.5
+
+
+def server_wait_s(timeout_s: float) -> float:
+    """Of a call's time, how long the daemon may wait: the rest is for its answer to come back
+    before the call is cut."""
+    return timeout_s - min(timeout_s * _ANSWER_SHARE, _ANSWER_MOST_S)
+
+
 @dataclass(frozen=True)
 class Credentials:
     """How a remote daemon is trusted and convinced. Nothing is needed for a local one."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from kvwarehouse.client.channel import Channel
+from kvwarehouse.client.channel import Channel, server_wait_s
 from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
@@ -18,10 +18,6 @@ from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import CHUNK_BYTES, prefix_to_wire
 from kvwarehouse.wire import warehouse_pb2 as pb
-
-# Of a load's time, what is kept for the answer to come back before the call is cut.
-_ANSWER_SHARE = 0.1
-_ANSWER_MOST_S = 0.5
 
 
 class RemotePath(DataPath):
@@ -52,7 +48,7 @@ class RemotePath(DataPath):
             first=window.first,
             pages=window.pages,
             shard=window.shard,
-            timeout_s=max(0.0, timeout_s - min(timeout_s * _ANSWER_SHARE, _ANSWER_MOST_S)),
+            timeout_s=server_wait_s(timeout_s),
         )
         filling = _Filling(out, window.pages)
         try:

@@ -1,0 +1,171 @@
+"""A daemon that stands still, a process that forks, threads that share a client: no call hangs, no
+byte is wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.embedded import PrivateDaemon
+
+WAIT_S = 60
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=65536
+)
+TOKENS = range(40)
+
+
+@pytest.fixture
+def daemon() -> Iterator[PrivateDaemon]:
+    with PrivateDaemon({"dram": "128MiB"}) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: PrivateDaemon) -> Iterator[kvw.Client]:
+    with kvw.connect(daemon.address, timeout_s=0.5) as client:
+        yield client
+
+
+@pytest.fixture
+def pages(seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (10, 65536), dtype=np.uint8)
+
+
+@contextmanager
+def stalled(daemon: PrivateDaemon) -> Iterator[None]:
+    os.kill(daemon.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.pid, os.WSTOPPED)  # the signal alone does not mean it has stopped
+    try:
+        yield
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+def test_lookups_and_loads_of_dram_go_on_while_the_daemon_is_stalled(
+    daemon: PrivateDaemon, client: kvw.Client, pages: Any
+) -> None:
+    ns = client.open(SPACE)
+    ns.store(TOKENS, pages)
+    out = np.zeros_like(pages)
+    with stalled(daemon):
+        assert ns.lookup(TOKENS).pages == 10
+        assert ns.load(TOKENS, out, timeout_s=0.5) == 10
+        assert ns.load(range(4000, 4040), out, timeout_s=0.5) == 0
+        pins = ns.pin(TOKENS)
+        assert pins.pages == 10
+        pins.release()
+    assert np.array_equal(ns_bytes(ns), pages)
+
+
+def ns_bytes(ns: kvw.OpenNamespace) -> Any:
+    out = np.zeros((10, 65536), np.uint8)
+    assert ns.load(TOKENS, out) == 10
+    return out
+
+
+def test_calls_that_need_the_daemon_end_with_their_deadline_while_it_is_stalled(
+    daemon: PrivateDaemon, client: kvw.Client, pages: Any
+) -> None:
+    ns = client.open(SPACE)
+    with stalled(daemon):
+        for call in (
+            lambda: ns.store(TOKENS, pages, timeout_s=0.3),
+            client.status,
+            lambda: client.clear(SPACE),
+            lambda: client.flush(0.1),
+            lambda: kvw.connect(daemon.address, timeout_s=0.3),
+        ):
+            with pytest.raises(kvw.TransportError):
+                call()
+    ns.store(TOKENS, pages, timeout_s=WAIT_S)
+    assert np.array_equal(ns_bytes(ns), pages)
+
+
+FORKING = """
+import os, sys
+import numpy as np
+import kvwarehouse as kvw
+client = kvw.connect(sys.argv[1])
+space = kvw.Namespace("m", "w", "uint8", "t/1", page_tokens=4, page_bytes=65536)
+ns = client.open(space)
+pages = np.full((10, 65536), 7, np.uint8)
+assert ns.store(range(40), pages).stored == 10
+pins = ns.pin(range(40))
+child = os.fork()
+if child == 0:
+    refused = 0
+    for call in (lambda: ns.lookup(range(40)), lambda: ns.load(range(40), pages), client.status):
+        try:
+            call()
+        except kvw.TransportError as error:
+            refused += error.code == "forked"
+    os._exit(refused)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 3, f"the child's client refused {status} of 3 calls"
+client.evict(space, 10)
+assert ns.lookup(range(40)).pages == 10, "the child took the parent's pins with it"
+pages[:] = 0
+assert ns.load(range(40), pages) == 10 and (pages == 7).all()
+assert ns.store(range(100, 140), pages).stored == 10
+"""
+
+
+def test_forked_child_is_refused_and_its_parent_goes_on(daemon: PrivateDaemon) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FORKING, daemon.address],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.concurrency
+def test_threads_that_share_a_client_load_what_each_of_them_stored(
+    daemon: PrivateDaemon, seed: int
+) -> None:
+    """Prompts branch off one another, so that threads store the same pages at the same time."""
+    failures: list[BaseException] = []
+
+    def page_of(prefix: tuple[int, ...]) -> Any:
+        return np.random.default_rng(abs(hash(prefix))).integers(0, 256, 65536, dtype=np.uint8)
+
+    def work(number: int) -> None:
+        rng = random.Random(f"{seed}:{number}")
+        try:
+            for _ in range(40):
+                tokens = [t for _ in range(rng.randint(1, 6)) for t in [rng.randint(0, 2)] * 4]
+                pages = [page_of(tuple(tokens[: 4 * n + 4])) for n in range(len(tokens) // 4)]
+                ns.store(tokens, np.stack(pages))
+                out = np.zeros((len(pages), 65536), np.uint8)
+                filled = ns.load(tokens, out)
+                for page in range(filled):
+                    assert np.array_equal(out[page], pages[page])
+        except BaseException as error:  # noqa: BLE001 - the thread's edge; raised below
+            failures.append(error)
+
+    with kvw.connect(daemon.address) as client:
+        ns = client.open(SPACE)
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        status = client.status()["core"]
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads)
+    assert status["loads"]["failed"].get("mismatch", 0) == 0
