@@ -64,7 +64,8 @@ class StridedBlocks final : public Regions {
       const int64_t number = blocks_[page * blocks_per_page_ + block];
       for (size_t j = 0; j < bases_.size(); ++j)
         out.push_back(
-            {reinterpret_cast<std::byte*>(bases_[j] + static_cast<uint64_t>(number * strides_[j])),
+            {reinterpret_cast<std::byte*>(  // NOLINT(performance-no-int-to-ptr): numpy's addresses
+                 bases_[j] + static_cast<uint64_t>(number * strides_[j])),
              bytes_[j]});
     }
   }

@@ -35,7 +35,7 @@ void raise(const Error& error) {
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-nb::object chain_keys_of(const nb::bytes& secret, const nb::bytes& id, nb::object tokens,
+nb::object chain_keys_of(const nb::bytes& secret, const nb::bytes& id, nb::handle tokens,
                          uint32_t page_tokens) {
   if (secret.size() != kSecretBytes)
     throw Error(ErrorKind::usage, "bad_secret", "the secret must have 192 bytes");

@@ -150,7 +150,7 @@ Client::Open Client::open(const Key& namespace_id, Prompt& prompt, bool need_dae
         retry_at_ns_ = now + kRetryNs;
         try {
           reconnect(std::min(deadline_ns, now + options_.timeout_ns));
-        } catch (const Error&) {
+        } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
           // No daemon: what it left in shared memory is still good.
         }
       }
@@ -232,7 +232,7 @@ void Client::report_mismatch(const EntryView& entry, const View& view, uint32_t 
   message.put(Report{entry.key, generation, entry.slot, shard});
   try {
     ask(message, MessageType::reported, system_clock().boot_ns() + options_.timeout_ns);
-  } catch (const Error&) {
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
     // Nobody to tell; the next reader will see the same and miss too.
   }
 }

@@ -18,6 +18,7 @@ inline constexpr uint16_t kProtocolVersion = 1;
 inline constexpr size_t kMessageBytes = 128 * 1024;
 
 enum class MessageType : uint16_t {
+  none = 0,
   hello = 1,
   welcome = 2,   // with descriptors: control, slots, index, arena and, for a new session, its file
   exchange = 3,  // seals of the last step, reservations of this one

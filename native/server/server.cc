@@ -247,7 +247,7 @@ void Server::populate() {
           },
           60000);
       if (err == 0) continue;
-    } catch (const std::exception&) {
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
       // The core is stopping, or too busy to answer for a minute: the next round finds out.
     }
     std::unique_lock lock(mutex_);

@@ -79,17 +79,14 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
   const PinSet pins = sessions_->pins();
   size_t left = 0;
   for (const SlotId slot : slots) {
-    const auto view = catalog_.at(pool_.page_at(slot));
-    if (gone == Gone::quarantined || gone == Gone::cleared) {
-      // These must not be found again, pinned or not; the slot waits until nobody reads it.
+    // What must not be found again goes, pinned or not; its slot waits until nobody reads it.
+    const bool must = gone == Gone::quarantined || gone == Gone::cleared;
+    if (must || !(pins.slots.contains(slot) || writing_.contains(slot))) {
       leave_dram(slot, gone);
       ++left;
-    } else if (pins.slots.contains(slot) || writing_.contains(slot)) {
-      pool_.reopen(slot);
-      if (view) touch(view->page);
     } else {
-      leave_dram(slot, gone);
-      ++left;
+      pool_.reopen(slot);
+      touch(pool_.page_at(slot));
     }
   }
   return left;
