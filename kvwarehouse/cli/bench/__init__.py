@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from kvwarehouse.cli.bench.conditions import conditions
+from kvwarehouse.cli.bench.conditions import conditions, load_average
 from kvwarehouse.cli.bench.figures import Figure, print_figures
 from kvwarehouse.cli.bench.options import Bench, Options
 from kvwarehouse.cli.exit_codes import Exit
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     for name in chosen:
         with _started(name, options, args.address) as bench:
             found += import_module(f"kvwarehouse.cli.bench.{name}").measure(bench)
+    conditions_now["load after"] = load_average()
     if args.json:
         print_json({"conditions": conditions_now, "figures": [_plain(each) for each in found]})
     else:
@@ -114,7 +116,10 @@ def _started(name: str, options: Options, address: str | None) -> Iterator[Bench
     with _scratch(options if name == "nvme" else None) as folder:
         settings: dict[str, Any] = {"dram": options.dram_bytes}
         if folder is not None:
-            settings |= {"nvme_dir": folder, "nvme_capacity": options.nvme_bytes}
+            settings |= {
+                "nvme_dir": os.path.join(folder, "tier"),
+                "nvme_capacity": options.nvme_bytes,
+            }
             settings |= {"write_queue": options.moved_bytes * 2}
         with PrivateDaemon(settings) as daemon, connect(daemon.address) as client:
             _settle(client)
@@ -147,7 +152,9 @@ def _settle(client: Client) -> None:
 
 
 def _plain(figure: Figure) -> dict[str, Any]:
-    return {**dataclasses.asdict(figure), "ratio": figure.ratio}
+    fields = dataclasses.asdict(figure)
+    del fields["ratio_of_rounds"]
+    return {**fields, "ratio": figure.ratio}
 
 
 def _bad(message: str) -> UsageError:

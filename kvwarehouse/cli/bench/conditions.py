@@ -15,11 +15,16 @@ def conditions(options: Options) -> dict[str, str]:
     return {
         "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores usable",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "load before": load_average(),
         "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
         "moved": f"{options.pages} pages of {format_size(options.page_bytes)} a round",
         "rounds": f"{options.rounds}, alternating with the limit's",
     }
+
+
+def load_average() -> str:
+    """Over 1, 5 and 15 minutes: above the cores there are, the figures say little."""
+    return " ".join(f"{load:.2f}" for load in os.getloadavg())
 
 
 def _processor() -> str:

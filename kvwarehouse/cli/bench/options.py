@@ -44,7 +44,7 @@ class Bench:
     daemon: PrivateDaemon | None
     """None where the daemon is the user's."""
     folder: str | None
-    """Of the NVMe tier, for the measure that has one."""
+    """On the disk of the NVMe tier, for the measure that has one."""
 
     def open(self, page_bytes: int) -> OpenNamespace:
         """The bench's own namespace for such pages, empty. Always the same one, because a

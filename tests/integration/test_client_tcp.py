@@ -1,0 +1,102 @@
+"""A client of another host: TLS, tokens, and the same answers as at home."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.cli import main
+from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.testing.served import Served
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=65536
+)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate of localhost, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl program to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+        "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        "-keyout", str(key), "-out", str(cert),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    key.chmod(0o600)
+    return str(cert), str(key)
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def address(tmp_path: Path, certificate: tuple[str, str], token_file: Path) -> Iterator[str]:
+    cert, key = certificate
+    tls = {"tls_cert": cert, "tls_key": key, "token_file": str(token_file)}
+    with Served(tmp_path, listen="0.0.0.0:0", **tls) as served:
+        yield f"localhost:{served.events('ready')[0]['listen'].rpartition(':')[2]}"
+
+
+def test_pages_are_stored_and_loaded_over_tls(
+    address: str, certificate: tuple[str, str], seed: int
+) -> None:
+    pages = np.random.default_rng(seed).integers(0, 256, (10, 65536), dtype=np.uint8)
+    out = np.zeros_like(pages)
+    with kvw.connect(address, token=TOKEN, tls=certificate[0]) as client:
+        ns = client.open(SPACE)
+        assert ns.store(range(40), pages).stored == 10
+        assert ns.load(range(40), out) == 10
+    assert np.array_equal(out, pages)
+
+
+@pytest.mark.parametrize("token", [None, "fedcba9876543210fedcba9876543210"])
+def test_missing_or_wrong_token_is_refused_when_connecting(
+    address: str, certificate: tuple[str, str], token: str | None
+) -> None:
+    with pytest.raises(kvw.UsageError) as caught:
+        kvw.connect(address, token=token, tls=certificate[0])
+    assert caught.value.code == "unauthenticated"
+
+
+def test_certificate_of_nobody_we_trust_is_refused(address: str) -> None:
+    with pytest.raises(kvw.TransportError):
+        kvw.connect(address, token=TOKEN, tls=True, timeout_s=5)
+
+
+def test_plain_connection_to_a_tls_port_is_refused(address: str) -> None:
+    with pytest.raises(kvw.TransportError):
+        kvw.connect(address, token=TOKEN, timeout_s=5)
+
+
+def test_missing_authority_file_is_refused_by_name(address: str) -> None:
+    with pytest.raises(kvw.UsageError, match=r"/no/ca\.pem"):
+        kvw.connect(address, token=TOKEN, tls="/no/ca.pem")
+
+
+def test_commands_reach_another_host(
+    address: str,
+    certificate: tuple[str, str],
+    token_file: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--address", address, "--tls", certificate[0], "--token-file", str(token_file)]
+    assert main(["status", *flags, "--json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["state"] == "serving"
