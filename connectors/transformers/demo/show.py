@@ -11,37 +11,19 @@ from kvwarehouse_connectors.transformers.demo.outcome import Outcome, Row
 from kvwarehouse_connectors.transformers.demo.pace import ANSWER_TOKENS
 from kvwarehouse_connectors.transformers.demo.sample import Sample
 
-_PIPE_COLUMNS = 120
-_COLUMNS = (
-    "prompt",
-    "reused",
-    "computed",
-    "DRAM",
-    "after kill -9",
-    "NVMe",
-    "same logits",
-    "same KV",
-)
-_INTRODUCTION = (
-    "One document was read once, to answer somebody's question. Then another question was asked"
-    " about it:",
-    "with the whole prompt computed again, and with the document's KV loaded from a warehouse.",
-)
+_PIPE_COLUMNS = 100
+_INTRODUCTION = """\
+A document was read once, to answer somebody's question. Now another question is asked about it: \
+with the whole prompt computed again, and with the document's KV loaded from the warehouse."""
 
 
 def show(outcome: Outcome) -> None:
-    """Prints to stdout."""
+    """Prints to stdout; fits 80 columns."""
     out = Console(
         width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False, markup=False
     )
-    out.print()
-    for line in _INTRODUCTION:
-        out.print(line)
-    out.print()
-    out.print(_table(outcome))
-    out.print()
-    for line in _remarks(outcome):
-        out.print(line)
+    for part in ("", _INTRODUCTION, "", _table(outcome), "", _remarks(outcome)):
+        out.print(part)
     for fault in outcome.faults:
         out.print(f"FAULT     {fault}", style="bold red")
 
@@ -54,8 +36,8 @@ def _table(outcome: Outcome) -> Table:
         pad_edge=False,
         padding=(0, 2, 0, 0),
     )
-    for column in _COLUMNS:
-        table.add_column(column, justify="right")
+    for column in ("prompt", "reused", "computed", "DRAM", "after kill -9", "NVMe", "same logits"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in outcome.rows:
         table.add_row(*_cells(row))
     return table
@@ -69,42 +51,58 @@ def _cells(row: Row) -> list[str]:
         f"{row.computed.first_token_s:.2f}",
         *loaded,
         "yes" if row.logits_equal else "NO",
-        "yes" if row.bytes_equal else "NO",
     ]
 
 
 def _faster(computed: Sample, loaded: Sample) -> str:
     times = computed.first_token_s / loaded.first_token_s
-    return f"{loaded.first_token_s:.2f} ({times:.1f}x)"
+    return (
+        f"{loaded.first_token_s:.2f} ({times:.1f}x)"
+        if times < 10
+        else (f"{loaded.first_token_s:.2f} ({times:.0f}x)")
+    )
 
 
-def _remarks(outcome: Outcome) -> list[str]:
-    control = outcome.control
-    same_answers = all(row.answers_equal for row in outcome.rows)
-    place = control.first_different_token
-    changed = f"its answer changed at token {place}" if place else "its answer did NOT change"
-    lines = [
-        "columns   prompt and reused are in tokens; computed: all of the prompt by the model; the"
-        " others: what is reused is\n          loaded, the rest computed; after kill -9: the"
-        " DRAM tier as the killed daemon left it; NVMe: the DRAM tier deleted",
-        f"same      bit for bit, on the same grid of chunks, in all four columns; the"
-        f" {ANSWER_TOKENS}-token answers {'too' if same_answers else 'are NOT the same'}",
-        f"control   one page of {outcome.page_tokens} tokens zeroed in the"
-        f" {control.prompt_tokens:,}-token prompt: {changed}",
-        f"hit rate  {outcome.pages_hit / outcome.pages_asked:.0%} of"
-        f" {outcome.pages_asked:,} pages asked",
-        f"moved     {_megabytes(outcome.pages_stored * outcome.page_bytes)} stored once,"
-        f" {_megabytes(outcome.bytes_loaded)} loaded and verified",
-        f"grid      chunks of {outcome.pace.chunk_tokens} tokens; 512 tokens take"
-        f" {outcome.pace.unit_s:.2f} s so, and {outcome.pace.piece_s:.2f} s in one piece",
-    ]
+def _remarks(outcome: Outcome) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    pace = outcome.pace
+    remarks = {
+        "columns": "tokens of the prompt, and of them reused; computed: all of it by the model;"
+        " then loaded and the rest computed: from DRAM, from the DRAM tier as a killed daemon left"
+        " it, from NVMe with the DRAM tier deleted",
+        "same": _sameness(outcome),
+        "control": _control(outcome),
+        "hit rate": f"{outcome.pages_hit / outcome.pages_asked:.0%} of {outcome.pages_asked:,}"
+        f" pages asked ({outcome.page_tokens} tokens, {outcome.page_bytes / 1e6:.2f} MB each)",
+        "moved": f"{outcome.pages_stored * outcome.page_bytes / 1e6:,.0f} MB stored once,"
+        f" {outcome.bytes_loaded / 1e6:,.0f} MB loaded and verified",
+        "grid": f"{pace.chunk_tokens} tokens: what makes bits comparable. 512 tokens take"
+        f" {pace.unit_s:.2f} s on it, {pace.piece_s:.2f} s in one piece",
+    }
     if outcome.random_weights:
-        lines.append(
-            "weights   random, so the answers are noise: what counts is that they are the same"
-            " noise (--model PATH for words)"
+        remarks["weights"] = (
+            "random, so the answers are noise; what counts is that they are the same noise"
+            " (--model PATH for words)"
         )
-    return lines
+    for name, text in remarks.items():
+        grid.add_row(name, text)
+    return grid
 
 
-def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.0f} MB"
+def _sameness(outcome: Outcome) -> str:
+    bytes_equal = all(row.bytes_equal for row in outcome.rows)
+    answers_equal = all(row.answers_equal for row in outcome.rows)
+    return (
+        "logits bit for bit in all four columns; the KV bytes"
+        f" {'too' if bytes_equal else 'are NOT'}, the {ANSWER_TOKENS}-token answers"
+        f" {'too' if answers_equal else 'are NOT'}"
+    )
+
+
+def _control(outcome: Outcome) -> str:
+    control = outcome.control
+    place = control.first_different_token
+    return (
+        f"one page of the {control.prompt_tokens:,}-token prompt zeroed after loading: the answer "
+        + (f"changed, at token {place}" if place else "did NOT change")
+    )

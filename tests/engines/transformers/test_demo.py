@@ -95,7 +95,7 @@ def test_demo_shows_a_table_and_says_that_weights_are_random(
     assert command(["--max-tokens", "512"]) == 0
     said = capsys.readouterr().out
     assert "after kill -9" in said
-    assert "weights   random" in said
+    assert "random, so the answers are noise" in said
     assert "FAULT" not in said
 
 
