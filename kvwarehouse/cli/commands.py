@@ -39,4 +39,5 @@ COMMANDS = (
     Command("check", "Verify the digests of stored pages."),
     Command("bench", "Measure a warehouse against this machine's own limits."),
     Command("size", "Say how large a model's KV is, and what fits where."),
+    Command("plan", "Say what loading KV instead of computing it would bring."),
 )
