@@ -1,0 +1,157 @@
+// The disk thread is fair: whichever of reads and writes is fewer in flight goes next, whatever the
+// length of the other's line.
+#include <poll.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "nvme/disk.h"
+#include "tests/nvme_world.h"
+
+using namespace kvw;
+using namespace kvw::nvme;
+
+namespace {
+
+// Keeps what is submitted until told to complete one, and remembers the order.
+class StubbornEngine final : public IoEngine {
+ public:
+  explicit StubbornEngine(unsigned depth) : depth_(depth) {}
+  const char* name() const override { return "stubborn"; }
+  unsigned depth() const override { return depth_; }
+  unsigned in_flight() const override {
+    std::lock_guard lock(mutex_);
+    return static_cast<unsigned>(held_.size());
+  }
+  void submit(IoOp op) override {
+    std::lock_guard lock(mutex_);
+    order_.push_back(op.kind);
+    held_.push_back(std::move(op));
+    changed_.notify_all();
+  }
+  void wait(std::vector<IoDone>& done, int timeout_ms) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                      [this] { return woken_ || (allowed_ > 0 && !held_.empty()); });
+    woken_ = false;
+    while (allowed_ > 0 && !held_.empty()) {
+      --allowed_;
+      int64_t bytes = 0;
+      for (const iovec& piece : held_.front().pieces) bytes += static_cast<int64_t>(piece.iov_len);
+      done.push_back({held_.front().user, bytes});
+      held_.erase(held_.begin());
+    }
+  }
+  void wake() override {
+    std::lock_guard lock(mutex_);
+    woken_ = true;
+    changed_.notify_all();
+  }
+  void allow(unsigned completions) {
+    std::lock_guard lock(mutex_);
+    allowed_ += completions;
+    changed_.notify_all();
+  }
+  std::vector<IoKind> order_when(size_t submitted) {
+    std::unique_lock lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60),
+                            [&] { return order_.size() >= submitted; }));
+    return order_;
+  }
+
+ private:
+  const unsigned depth_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<IoOp> held_;
+  std::vector<IoKind> order_;
+  unsigned allowed_ = 0;
+  bool woken_ = false;
+};
+
+struct Bench {
+  Bench() : files(dir.path(), nullptr) {
+    CHECK_EQ(files.prepare(0, 1 << 20), 0);
+    auto made = std::make_unique<StubbornEngine>(8);
+    engine = made.get();
+    disk = std::make_unique<Disk>(std::move(made), files, clock);
+    disk->start();
+  }
+  ~Bench() {
+    engine->allow(1000);
+    disk.reset();
+  }
+  void post(DiskJob::Kind kind, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) {
+      auto job = std::make_unique<DiskJob>();
+      job->kind = kind;
+      job->buffer = AlignedBuffer(kBlockBytes);
+      job->add_piece(job->buffer.data(), kBlockBytes);
+      job->done = [this, kind](int error) {
+        CHECK_EQ(error, 0);
+        ++ended[kind];
+      };
+      disk->post(std::move(job));
+    }
+  }
+  TempDir dir;
+  FakeClock clock;
+  SegmentFiles files;
+  std::map<DiskJob::Kind, unsigned> ended;
+  StubbornEngine* engine;
+  std::unique_ptr<Disk> disk;
+};
+
+size_t count_of(const std::vector<IoKind>& order, IoKind kind, size_t from, size_t to) {
+  return static_cast<size_t>(std::count(order.begin() + static_cast<std::ptrdiff_t>(from),
+                                        order.begin() + static_cast<std::ptrdiff_t>(to), kind));
+}
+
+void check_fair(DiskJob::Kind crowd, DiskJob::Kind few, IoKind few_kind) {
+  Bench bench;
+  bench.post(crowd, 100);
+  const auto first = bench.engine->order_when(6);
+  CHECK_EQ(first.size(), 6);  // two of eight places stay free for the other kind
+  bench.post(few, 10);
+  auto order = bench.engine->order_when(8);
+  CHECK_EQ(count_of(order, few_kind, 6, 8), 2);
+  bench.engine->allow(16);
+  order = bench.engine->order_when(24);
+  CHECK(count_of(order, few_kind, 6, 24) >= 8);
+  bench.engine->allow(1000);
+  while (bench.ended[crowd] < 100 || bench.ended[few] < 10) {
+    pollfd ready{bench.disk->event_fd(), POLLIN, 0};
+    CHECK_EQ(::poll(&ready, 1, 60000), 1);
+    bench.disk->deliver();
+  }
+}
+
+}  // namespace
+
+TEST(reads_do_not_starve_behind_a_line_of_writes) {
+  check_fair(DiskJob::Kind::write, DiskJob::Kind::read, IoKind::read);
+}
+
+TEST(writes_do_not_starve_behind_a_line_of_reads) {
+  check_fair(DiskJob::Kind::read, DiskJob::Kind::write, IoKind::write);
+}
+
+TEST(jobs_that_wait_are_cancelled_and_submitted_ones_completed_when_the_disk_stops) {
+  Bench bench;
+  unsigned done = 0, cancelled = 0;
+  for (int i = 0; i < 20; ++i) {
+    auto job = std::make_unique<DiskJob>();
+    job->kind = DiskJob::Kind::write;
+    job->buffer = AlignedBuffer(kBlockBytes);
+    job->add_piece(job->buffer.data(), kBlockBytes);
+    job->done = [&](int error) { ++(error == 0 ? done : cancelled); };
+    bench.disk->post(std::move(job));
+  }
+  bench.engine->order_when(6);
+  bench.engine->allow(6);
+  bench.engine->allow(1000);
+  bench.disk->stop();
+  bench.disk->deliver();
+  CHECK_EQ(done + cancelled, 20);
+  CHECK(done >= 6);
+}
