@@ -90,7 +90,10 @@ class RoomyLayer(DynamicLayer):
             return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _shown(self) -> bool:
-        return self.keys is self._key_view and self.values is self._value_view
+        """Whether keys and values are still the views of the rooms."""
+        return (
+            self.is_initialized and self.keys is self._key_view and self.values is self._value_view
+        )
 
     def _move(self, tokens: int, needed: int) -> None:
         old_keys, old_values = self.keys, self.values

@@ -56,11 +56,7 @@ def _cells(row: Row) -> list[str]:
 
 def _faster(computed: Sample, loaded: Sample) -> str:
     times = computed.first_token_s / loaded.first_token_s
-    return (
-        f"{loaded.first_token_s:.2f} ({times:.1f}x)"
-        if times < 10
-        else (f"{loaded.first_token_s:.2f} ({times:.0f}x)")
-    )
+    return f"{loaded.first_token_s:.2f} ({times:.{1 if times < 10 else 0}f}x)"
 
 
 def _remarks(outcome: Outcome) -> Table:

@@ -46,6 +46,15 @@ def test_layer_has_what_the_librarys_has_after_every_step(
         assert torch.equal(layer.keys, plain.keys)
 
 
+def test_empty_layer_can_be_cropped_and_reset(step: Any) -> None:
+    layer = RoomyLayer(8)
+    layer.crop(-1)
+    layer.reset()
+    layer.crop(-1)
+    layer.update(*step(3))
+    assert layer.get_seq_length() == 3
+
+
 def test_layer_does_not_move_while_its_room_suffices(step: Any) -> None:
     layer = RoomyLayer(8)
     layer.update(*step(5))
