@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MAX_PROMOTE_WAIT_S: Final = 120.0
 """Longest wait of one load for pages from NVMe, whatever its caller asks for."""
 
+# Of a store's time, what is kept for its answer.
+_ANSWER_SHARE: Final = 0.1
+_ANSWER_MOST_S: Final = 0.5
+
 
 @dataclass(frozen=True)
 class Span:
@@ -121,6 +125,9 @@ class Transfer:
     ) -> tuple[int, int, dict[str, int]]:
         """Stores the pages whose bytes `chunks` are: (stored, already, dropped by reason). Raises
         UsageError when there are more or fewer bytes; batches that were whole are stored then."""
+        # What was dropped is an answer: it has to leave before the call is cut.
+        budget_s = deadline.remaining_s()
+        waiting = Deadline(budget_s - min(budget_s * _ANSWER_SHARE, _ANSWER_MOST_S))
         stored, already, dropped = 0, 0, dict[str, int]()
         with self._staging.buffer(span.page_bytes, max(1, span.pages)) as buffer:
             for done, rows in _batches(span, chunks, buffer):
@@ -131,7 +138,7 @@ class Transfer:
                     span.first + done,
                     self._regions.pages(rows, False),
                     span.shard,
-                    deadline.remaining_s(),
+                    waiting.remaining_s(),
                 )
                 stored, already = stored + new, already + old
                 for reason, pages in refused.items():
