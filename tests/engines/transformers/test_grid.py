@@ -7,10 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvwarehouse as kvw
-
-pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
-pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
-
 from kvwarehouse_connectors.transformers.grid import ChunkGrid
 
 GRID = ChunkGrid(16, 64)
