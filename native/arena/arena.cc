@@ -71,7 +71,13 @@ uint64_t slab_bytes_for(uint64_t dram_bytes) {
 
 uint32_t slab_max_for(uint64_t dram_bytes, uint64_t slab_bytes) {
   const uint64_t now = (dram_bytes + slab_bytes - 1) / slab_bytes;
-  return static_cast<uint32_t>(std::bit_ceil(now * 8));
+  // Slot numbers stay below 2^31: a pin word has a bit of its own for segments.
+  const uint64_t most = (1ull << 31) / (slab_bytes / kBlockBytes) - 1;
+  if (now > most)
+    throw Error(ErrorKind::usage, "dram_too_large",
+                "a DRAM tier of " + std::to_string(dram_bytes) + " bytes is above the limit of " +
+                    std::to_string(most * slab_bytes));
+  return static_cast<uint32_t>(std::min(std::bit_ceil(now * 8), most));
 }
 
 Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
@@ -118,7 +124,7 @@ void Arena::open_control(const ArenaOptions& options) {
   control_fd_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   uint64_t last_incarnation = 0;
   bool usable = false;
-  if (control_fd_.valid() && size_of(control_fd_.get(), path) >= sizeof(ControlPage)) {
+  if (control_fd_.valid() && size_of(control_fd_.get(), path) >= bytes) {
     ControlPage* old = nullptr;
     Mapping mapping(control_fd_.get(), sizeof(ControlPage), false);
     old = mapping.at<ControlPage>(0);
@@ -142,8 +148,6 @@ void Arena::open_control(const ArenaOptions& options) {
   control_->segment_words = options.segment_words;
   std::memcpy(control_->secret, options.secret.data(), kSecretBytes);
   control_->magic = kControlMagic;
-  // The rows of the last daemon's namespaces are written anew by this one's ledger.
-  for (NamespaceWord& row : control_->namespaces) row.ready.store(0);
   incarnation_ = last_incarnation + 1;
 }
 
@@ -152,6 +156,9 @@ void Arena::open_slots(const ArenaOptions& options) {
   slots_fd_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   attached_ = slots_fd_.valid();
   if (!attached_) {
+    // Without its slots an old arena means nothing; and it must not be the same inode, or old
+    // clients would go on writing and reading where new pages are.
+    ::unlink((directory_ + "/arena").c_str());
     const uint64_t slab = slab_bytes_for(options.dram_bytes);
     const SlotsHeader header =
         slots_layout(options.warehouse_id, slab, slab_max_for(options.dram_bytes, slab));

@@ -1,3 +1,4 @@
+#include <array>
 #include <cstdio>
 #include <cstring>
 
@@ -12,6 +13,21 @@ std::string to_hex(const Key& key) {
   std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(key.hi),
                 static_cast<unsigned long long>(key.lo));
   return text;
+}
+
+namespace {
+
+constexpr std::array<const char*, 6> kKinds = {"usage",   "capacity",  "pin",
+                                               "storage", "transport", "internal"};
+
+}  // namespace
+
+const char* kind_name(ErrorKind kind) { return kKinds[static_cast<size_t>(kind)]; }
+
+ErrorKind kind_from(std::string_view name) {
+  for (size_t i = 0; i < kKinds.size(); ++i)
+    if (name == kKinds[i]) return static_cast<ErrorKind>(i);
+  return ErrorKind::internal;
 }
 
 Error storage_error(const std::string& what, int err) {

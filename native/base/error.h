@@ -5,11 +5,15 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace kvw {
 
 enum class ErrorKind { usage, capacity, pin, storage, transport, internal };
+const char* kind_name(ErrorKind kind);
+// internal for a name that is none.
+ErrorKind kind_from(std::string_view name);
 
 class Error : public std::runtime_error {
  public:

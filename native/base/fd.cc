@@ -4,10 +4,11 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/fork.h"
 
 namespace kvw {
 
-Mapping::Mapping(int fd, size_t bytes, bool writable) : bytes_(bytes) {
+Mapping::Mapping(int fd, size_t bytes, bool writable) : bytes_(bytes), forks_(fork_count()) {
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
   void* mapped = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED)
@@ -17,7 +18,7 @@ Mapping::Mapping(int fd, size_t bytes, bool writable) : bytes_(bytes) {
 }
 
 void Mapping::reset() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr && forks_ == fork_count()) ::munmap(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
 }

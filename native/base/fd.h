@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace kvw {
@@ -35,19 +36,23 @@ class Fd {
 };
 
 // A shared mapping of a whole file. Children of a fork do not inherit it: a forked engine must not
-// touch the warehouse through its parent's session.
+// touch the warehouse through its parent's session, and its destructors must not unmap what the
+// child has put at the same address since.
 class Mapping {
  public:
   Mapping() = default;
   // Throws Error (storage) when the kernel refuses.
   Mapping(int fd, size_t bytes, bool writable);
   Mapping(Mapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        forks_(other.forks_) {}
   Mapping& operator=(Mapping&& other) noexcept {
     if (this != &other) {
       reset();
       data_ = std::exchange(other.data_, nullptr);
       bytes_ = std::exchange(other.bytes_, 0);
+      forks_ = other.forks_;
     }
     return *this;
   }
@@ -66,6 +71,7 @@ class Mapping {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  uint64_t forks_ = 0;
 };
 
 }  // namespace kvw

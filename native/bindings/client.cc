@@ -259,7 +259,7 @@ void bind_client(nb::module_& m) {
           },
           arg("socket_path"), arg("verify_always"), arg("timeout_s"))
       .def("close", &Client::close, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("connected", &Client::connected)
+      .def_prop_ro("connected", &Client::connected, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("session_id", &Client::session_id)
       .def_prop_ro("incarnation", [](Client& client) { return client.view()->incarnation(); })
       .def("has_namespace",

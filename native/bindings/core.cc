@@ -65,12 +65,13 @@ class Core {
         [=](Warehouse& warehouse) { return warehouse.add_namespace(wish, shape, clear_epoch); });
   }
 
-  void add_tombstone(const nb::bytes& key, uint32_t life) {
+  void add_tombstone(const nb::bytes& key, uint64_t position) {
     if (started_) throw Error(ErrorKind::usage, "started", "tombstones are given before start()");
-    server_.warehouse_before_start().add_tombstone(key_from(key), life);
+    server_.warehouse_before_start().add_tombstone(key_from(key), position);
   }
 
   nb::dict start() {
+    if (started_) throw Error(ErrorKind::usage, "started", "this core was started before");
     {
       nb::gil_scoped_release release;
       recovery_ = server_.start();
@@ -80,7 +81,23 @@ class Core {
   }
 
   uint64_t clear(uint32_t ordinal, uint64_t epoch) {
-    return on_core([=](Warehouse& warehouse) { return warehouse.clear(ordinal, epoch); }, kLongMs);
+    on_core([=](Warehouse& warehouse) {
+      warehouse.begin_clear(ordinal, epoch);
+      return 0;
+    });
+    uint64_t cleared = 0;
+    PageId cursor = 0;
+    // A stretch of the index at a time: others are served in between.
+    while (cursor != kNoPage) {
+      const auto [count, next] = on_core([=](Warehouse& warehouse) {
+        PageId at = cursor;
+        const uint64_t left = warehouse.clear_some(ordinal, epoch, at);
+        return std::pair(left, at);
+      });
+      cleared += count;
+      cursor = next;
+    }
+    return cleared;
   }
   void raise_epoch(uint64_t epoch) {
     on_core([=](Warehouse& warehouse) {
@@ -97,7 +114,8 @@ class Core {
         },
         kLongMs);
     nb::list made;
-    for (const auto& [key, life] : tombstones) made.append(nb::make_tuple(bytes_of(key), life));
+    for (const auto& [key, position] : tombstones)
+      made.append(nb::make_tuple(bytes_of(key), position));
     return nb::make_tuple(left, made);
   }
   nb::dict flush(double timeout_s) {

@@ -1,71 +1,45 @@
 #include "client/client.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/error.h"
+#include "copy/copy.h"
 
 namespace kvw {
 
 namespace {
 
-constexpr uint64_t kRetryNs = 50 * kMillisecondNs;  // between attempts to find a new daemon
-
-// Forks counted by the child itself; every client alive at the fork closes its copies there.
-std::atomic<uint64_t> g_forks{0};
-std::mutex g_clients_mutex;
-std::set<Client*> g_clients;
-
-void before_fork() { g_clients_mutex.lock(); }
-void after_fork_parent() { g_clients_mutex.unlock(); }
-void after_fork_child() {
-  ++g_forks;
-  for (Client* client : g_clients) client->abandon();
-  g_clients_mutex.unlock();
-}
-
-void enlist(Client* client) {
-  static const bool registered =
-      ::pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
-  (void)registered;
-  const std::lock_guard lock(g_clients_mutex);
-  g_clients.insert(client);
-}
+// What a lookup or load may spend on a new daemon's hello, and how long it then leaves one alone
+// that did not answer: an engine's scheduler thread stands behind it.
+constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
+constexpr uint64_t kRetryNs = 500 * kMillisecondNs;
+constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
 
 }  // namespace
 
 void Pins::release() {
-  if (session_ == nullptr) return;
-  for (const int place : places_) session_->drop_pin(place);
-  pinned_bytes_ -= places_.size() * bytes_each_;
+  if (session_ != nullptr && forks_ == fork_count()) {
+    for (const int place : places_) session_->drop_pin(place);
+    pinned_bytes_ -= places_.size() * bytes_each_;
+  }
   places_.clear();
   session_.reset();
 }
 
-Client::Client(ClientOptions options) : options_(std::move(options)), forks_(g_forks) {
+Client::Client(ClientOptions options) : options_(std::move(options)), forks_(fork_count()) {
   copy_path();  // an impossible KVW_COPY_PATH is refused here, not by the first copy
-  {
-    const std::lock_guard lock(mutex_);
-    reconnect(system_clock().boot_ns() + options_.timeout_ns);
-  }
-  enlist(this);
+  const std::lock_guard lock(socket_mutex_);
+  reconnect(system_clock().boot_ns() + options_.timeout_ns);
 }
 
-Client::~Client() {
-  const std::lock_guard lock(g_clients_mutex);
-  g_clients.erase(this);
-}
-
-void Client::abandon() {
-  // Only descriptors: the child has one thread, and no lock of the parent's means anything here.
-  connection_.close();
-  if (session_) session_->abandon();
-}
+Client::~Client() = default;
 
 void Client::close() {
-  const std::lock_guard lock(mutex_);
+  if (forks_ != fork_count()) return;  // the parent's; nothing of it is the child's to close
+  const std::scoped_lock lock(socket_mutex_, state_mutex_);
   closed_ = true;
   connection_.close();
   view_.reset();
@@ -73,37 +47,76 @@ void Client::close() {
 }
 
 void Client::refuse_forked() const {
-  if (g_forks.load(std::memory_order_relaxed) != forks_)
+  if (fork_count() != forks_)
     throw Error(ErrorKind::transport, "forked",
                 "this client was connected before the process forked; connect again in the child");
 }
 
+void Client::refuse_closed() const {
+  if (closed_) throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
+}
+
+void Client::renew(bool patient, uint64_t deadline_ns) {
+  std::unique_lock lock(socket_mutex_, std::defer_lock);
+  if (patient)
+    lock = lock_socket(deadline_ns);
+  else if (!lock.try_lock())
+    return;  // another thread is talking to the daemon, or renewing already
+  const uint64_t now = system_clock().boot_ns();
+  if (!patient && now < retry_at_ns_) return;
+  {
+    const std::lock_guard state(state_mutex_);
+    refuse_closed();
+    if (!connection_.hung_up() && !view_->outdated()) return;
+  }
+  try {
+    reconnect(patient ? deadline_ns : std::min(deadline_ns, now + kImpatientNs));
+  } catch (const Error&) {
+    // No daemon: what it left in shared memory is still good.
+    if (patient) throw;
+    retry_at_ns_ = system_clock().boot_ns() + kRetryNs;
+  }
+}
+
 void Client::reconnect(uint64_t deadline_ns) {
   connection_.close();
+  exchanges_.clear();
   Connection fresh(options_.socket_path);
-  Writer hello(MessageType::hello, next_request());
-  hello.put(Hello{session_ ? session_->id() : 0, static_cast<uint64_t>(::getpid())});
-  hello.set_counts(0, 0, options_.read_only ? kHelloReadOnly : 0);
-  Connection::Reply reply = fresh.ask(hello.finish(), MessageType::welcome, deadline_ns);
-  Reader body = reply.body();
-  body.take<Welcome>();
-  const SlotRef* refs = body.take_array<SlotRef>(reply.head().first);
-  if (!body.ok() || reply.descriptors.size() != reply.head().second || reply.descriptors.size() < 4)
-    throw Error(ErrorKind::transport, "daemon_gone", "the daemon's welcome is malformed");
-  auto& fds = reply.descriptors;
-  auto view = std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
-                                           std::move(fds[3]), !options_.read_only);
-  if (fds.size() == 5) {
-    session_ = std::make_shared<ClientSession>(std::move(fds[4]));
-    writing_.clear();  // another session's reservations are nothing to this one
+  for (int round = 0; round < kHelloRounds; ++round) {
+    Writer hello(MessageType::hello, next_request());
+    {
+      const std::lock_guard state(state_mutex_);
+      hello.put(Hello{session_ ? session_->id() : 0, static_cast<uint64_t>(::getpid())});
+    }
+    hello.set_counts(0, 0, options_.read_only ? kHelloReadOnly : 0);
+    Connection::Reply reply = fresh.ask(hello.finish(), MessageType::welcome, deadline_ns);
+    Reader body = reply.body();
+    body.take<Welcome>();
+    const SlotRef* refs = body.take_array<SlotRef>(reply.head().first);
+    auto& fds = reply.descriptors;
+    if (!body.ok() || fds.size() != reply.head().second || fds.size() < 4)
+      throw Error(ErrorKind::transport, "daemon_gone", "the daemon's welcome is malformed");
+    auto view =
+        std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
+                                     std::move(fds[3]), !options_.read_only);
+    std::vector<SlotRef> idle;
+    {
+      const std::lock_guard state(state_mutex_);
+      if (fds.size() == 5) {
+        session_ = std::make_shared<ClientSession>(std::move(fds[4]));
+        writing_.clear();  // another session's reservations are nothing to this one
+      }
+      view_ = std::move(view);
+      // What this session was granted and no thread of it is writing, it never will.
+      for (uint32_t i = 0; i < reply.head().first; ++i)
+        if (!writing_.contains({refs[i].slot, refs[i].shard, refs[i].generation}))
+          idle.push_back(refs[i]);
+    }
+    std::swap(connection_, fresh);
+    settle(idle, deadline_ns);
+    if (reply.head().first < kUnsettledPerWelcome || idle.empty()) return;
+    std::swap(connection_, fresh);
   }
-  view_ = std::move(view);
-  connection_ = std::move(fresh);
-  // What this session was granted and is not writing now, it never will.
-  std::vector<SlotRef> idle;
-  for (uint32_t i = 0; i < reply.head().first; ++i)
-    if (!writing_.contains({refs[i].slot, refs[i].shard})) idle.push_back(refs[i]);
-  settle(std::move(idle), deadline_ns);
 }
 
 void Client::settle(std::vector<SlotRef> refs, uint64_t deadline_ns) {
@@ -114,50 +127,108 @@ void Client::settle(std::vector<SlotRef> refs, uint64_t deadline_ns) {
   connection_.ask(message.finish(), MessageType::settled, deadline_ns);
 }
 
-Connection::Reply Client::ask(Writer& message, MessageType expected, uint64_t deadline_ns) {
-  const std::lock_guard lock(mutex_);
-  return connection_.ask(message.finish(), expected, deadline_ns);
+void Client::forget(std::span<const SlotRef> refs) {
+  for (const SlotRef& ref : refs) writing_.erase({ref.slot, ref.shard, ref.generation});
 }
 
-Connection::Reply Client::exchange(Writer& message, size_t seals, size_t reserves, uint32_t shard,
-                                   uint64_t deadline_ns) {
-  const std::lock_guard lock(mutex_);
-  Connection::Reply reply = connection_.ask(message.finish(), MessageType::exchanged, deadline_ns);
-  Reader body = reply.body();
-  body.take_array<SealAnswer>(seals);
-  const auto* answers = body.take_array<ReserveAnswer>(reserves);
-  if (!body.ok() || reply.head().first != seals || reply.head().second != reserves) {
-    connection_.close();
-    throw Error(ErrorKind::transport, "daemon_gone", "the daemon's answer is malformed");
+void Client::settle_late(uint64_t deadline_ns) {
+  std::vector<SlotRef> owed;
+  {
+    const std::lock_guard state(state_mutex_);
+    owed.swap(owed_);
   }
-  for (size_t i = 0; i < reserves; ++i)
-    if (answers[i].answer == Answer::granted) writing_.insert({answers[i].slot, shard});
+  settle(std::move(owed), deadline_ns);
+  for (const Connection::Reply& reply : connection_.late()) {
+    const auto given_up = exchanges_.find(reply.head().request);
+    if (given_up == exchanges_.end()) continue;
+    const auto [seals, shard] = given_up->second;
+    exchanges_.erase(given_up);
+    Reader body = reply.body();
+    body.take_array<SealAnswer>(seals);
+    const auto* answers = body.take_array<ReserveAnswer>(reply.head().second);
+    if (reply.head().type != MessageType::exchanged || !body.ok()) continue;
+    std::vector<SlotRef> granted;
+    for (uint32_t i = 0; i < reply.head().second; ++i)
+      if (answers[i].answer == Answer::granted)
+        granted.push_back({answers[i].generation, answers[i].slot, shard});
+    settle(std::move(granted), deadline_ns);
+  }
+}
+
+std::unique_lock<std::timed_mutex> Client::lock_socket(uint64_t deadline_ns) {
+  const uint64_t now = system_clock().boot_ns();
+  std::unique_lock lock(socket_mutex_, std::defer_lock);
+  if (!lock.try_lock_for(std::chrono::nanoseconds(deadline_ns > now ? deadline_ns - now : 0)))
+    throw Error(ErrorKind::transport, "deadline",
+                "another thread of this client waits for the daemon, which does not answer");
+  return lock;
+}
+
+Connection::Reply Client::ask(Writer& message, MessageType expected, uint64_t deadline_ns) {
+  const auto lock = lock_socket(deadline_ns);
+  Connection::Reply reply = connection_.ask(message.finish(), expected, deadline_ns);
+  settle_late(deadline_ns);
   return reply;
+}
+
+Connection::Reply Client::exchange(const View& view, Writer& message, std::span<const Seal> seals,
+                                   size_t reserves, uint32_t shard, uint64_t deadline_ns) {
+  std::vector<SlotRef> sealed;
+  for (const Seal& seal : seals) sealed.push_back({seal.generation, seal.slot, seal.shard});
+  std::unique_lock<std::timed_mutex> lock;
+  try {
+    lock = lock_socket(deadline_ns);
+  } catch (const Error&) {
+    const std::lock_guard state(state_mutex_);
+    forget(sealed);
+    owed_.insert(owed_.end(), sealed.begin(), sealed.end());
+    throw;
+  }
+  bool replaced = false;
+  {
+    const std::lock_guard state(state_mutex_);
+    forget(sealed);
+    replaced = view_.get() != &view;
+  }
+  if (replaced) {
+    settle(sealed, deadline_ns);
+    throw Error(ErrorKind::transport, "daemon_replaced",
+                "the daemon was replaced during this store; its unfinished pages are given up, "
+                "store them again");
+  }
+  const std::span<const std::byte> bytes = message.finish();
+  const uint64_t number = reinterpret_cast<const MessageHead*>(bytes.data())->request;
+  try {
+    Connection::Reply reply = connection_.ask(bytes, MessageType::exchanged, deadline_ns);
+    Reader body = reply.body();
+    body.take_array<SealAnswer>(seals.size());
+    const auto* answers = body.take_array<ReserveAnswer>(reserves);
+    if (!body.ok() || reply.head().first != seals.size() || reply.head().second != reserves) {
+      connection_.close();
+      throw Error(ErrorKind::transport, "daemon_gone", "the daemon's answer is malformed");
+    }
+    {
+      const std::lock_guard state(state_mutex_);
+      for (size_t i = 0; i < reserves; ++i)
+        if (answers[i].answer == Answer::granted)
+          writing_.insert({answers[i].slot, shard, answers[i].generation});
+    }
+    settle_late(deadline_ns);
+    return reply;
+  } catch (const Error& error) {
+    if (error.code() == "deadline") exchanges_[number] = {seals.size(), shard};
+    if (error.kind() != ErrorKind::transport) settle(sealed, deadline_ns);
+    throw;
+  }
 }
 
 Client::Open Client::open(const Key& namespace_id, Prompt& prompt, bool need_daemon,
                           uint64_t deadline_ns) {
   refuse_forked();
+  renew(need_daemon, deadline_ns);
   Open open;
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed_) throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
-    const uint64_t now = system_clock().boot_ns();
-    if (connection_.hung_up() || view_->outdated()) {
-      if (need_daemon) {
-        reconnect(deadline_ns);
-      } else if (now >= retry_at_ns_) {
-        retry_at_ns_ = now + kRetryNs;
-        try {
-          reconnect(std::min(deadline_ns, now + options_.timeout_ns));
-        } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
-          // No daemon: what it left in shared memory is still good.
-        }
-      }
-    }
-    open.view = view_;
-    open.session = session_;
-  }
+  open.view = view();
+  open.session = session();
   const auto row = open.view->space(namespace_id);
   if (!row)
     throw Error(ErrorKind::usage, "namespace_unknown",
@@ -169,35 +240,30 @@ Client::Open Client::open(const Key& namespace_id, Prompt& prompt, bool need_dae
 }
 
 bool Client::connected() {
-  const std::lock_guard lock(mutex_);
-  return connection_.alive() && !connection_.hung_up();
+  refuse_forked();
+  const std::lock_guard lock(socket_mutex_);
+  return !connection_.hung_up();
 }
 
 uint64_t Client::session_id() { return session()->id(); }
 
 std::shared_ptr<const View> Client::view() {
   refuse_forked();
-  const std::lock_guard lock(mutex_);
-  if (view_ == nullptr)
-    throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
+  const std::lock_guard lock(state_mutex_);
+  refuse_closed();
   return view_;
 }
 
 std::shared_ptr<ClientSession> Client::session() {
   refuse_forked();
-  const std::lock_guard lock(mutex_);
-  if (session_ == nullptr)
-    throw Error(ErrorKind::usage, "closed", "this client is closed; connect again");
+  const std::lock_guard lock(state_mutex_);
+  refuse_closed();
   return session_;
 }
 
 bool Client::has_namespace(const Key& id) {
   refuse_forked();
-  {
-    const std::lock_guard lock(mutex_);
-    if (view_ != nullptr && (view_->outdated() || connection_.hung_up()))
-      reconnect(system_clock().boot_ns() + options_.timeout_ns);
-  }
+  renew(true, system_clock().boot_ns() + options_.timeout_ns);
   return view()->space(id).has_value();
 }
 

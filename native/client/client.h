@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "client/connection.h"
 #include "client/prompt.h"
 #include "client/session.h"
@@ -57,11 +58,11 @@ struct ClientOptions {
 
 class Client;
 
-// Pages held in DRAM. Released on destruction.
+// Pages held in DRAM. Released on destruction; a forked child's copy holds nothing.
 class Pins {
  public:
   Pins(std::shared_ptr<ClientSession> session, std::atomic<uint64_t>& pinned_bytes)
-      : session_(std::move(session)), pinned_bytes_(pinned_bytes) {}
+      : session_(std::move(session)), pinned_bytes_(pinned_bytes), forks_(fork_count()) {}
   ~Pins() { release(); }
   Pins(const Pins&) = delete;
   Pins& operator=(const Pins&) = delete;
@@ -74,6 +75,7 @@ class Pins {
   std::atomic<uint64_t>& pinned_bytes_;
   std::vector<int> places_;
   uint64_t bytes_each_ = 0;
+  uint64_t forks_;
 };
 
 class Client {
@@ -90,7 +92,8 @@ class Client {
   std::shared_ptr<const View> view();
   std::shared_ptr<ClientSession> session();
 
-  // False: the daemon does not know it (it must be opened over the service first).
+  // False: the daemon does not know it (it must be opened over the service first). Finds a new
+  // daemon if it must, within the client's timeout.
   bool has_namespace(const Key& id);
 
   // Longest stored prefix. Never calls the daemon, unless the view is outdated.
@@ -107,41 +110,59 @@ class Client {
   std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
                             uint64_t timeout_ns);
 
-  // The forked child's part: closes what the parent shares with it.
-  void abandon();
-
  private:
   struct Open {  // what one call works with
     std::shared_ptr<const View> view;
     std::shared_ptr<ClientSession> session;
     View::SpaceRow row;
   };
+  // A reservation that some thread of this client may be writing under.
+  struct Writing {
+    SlotId slot;
+    uint32_t shard;
+    uint64_t generation;
+    auto operator<=>(const Writing&) const = default;
+  };
   friend class Loader;
   friend class Storer;
 
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
   void refuse_forked() const;
-  void reconnect(uint64_t deadline_ns);  // under mutex_
+  void refuse_closed() const;
+  // Finds a new daemon if the old one went. `patient`: waits for the socket and raises when there
+  // is none; otherwise gives it a few milliseconds now and then, and goes on with what is mapped.
+  void renew(bool patient, uint64_t deadline_ns);
+  void reconnect(uint64_t deadline_ns);  // under socket_mutex_
+  std::unique_lock<std::timed_mutex> lock_socket(uint64_t deadline_ns);
   void settle(std::vector<SlotRef> refs, uint64_t deadline_ns);
+  void settle_late(uint64_t deadline_ns);      // what late replies granted, and what is owed
+  void forget(std::span<const SlotRef> refs);  // not written any more; under state_mutex_
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
-  // As ask(), and what is granted counts as being written before the lock is let go: a reconnect on
-  // another thread must not settle it.
-  Connection::Reply exchange(Writer& message, size_t seals, size_t reserves, uint32_t shard,
-                             uint64_t deadline_ns);
+  // One exchange of a store that works with `view`. What is granted counts as being written, and
+  // what was sealed does not any more, before another thread can say hello again and settle either.
+  // Throws Error transport "daemon_replaced" when the view is not the current one.
+  Connection::Reply exchange(const View& view, Writer& message, std::span<const Seal> seals,
+                             size_t reserves, uint32_t shard, uint64_t deadline_ns);
   uint64_t next_request() { return ++requests_; }
   void report_mismatch(const EntryView& entry, const View& view, uint32_t shard);
 
   ClientOptions options_;
-  std::mutex mutex_;  // the connection, the view and the session pointers
+  uint64_t forks_;
+  // Order: socket before state. The state's is only ever held for a moment; the socket's for a
+  // round trip, so that lookups and loads never wait for it.
+  std::timed_mutex socket_mutex_;  // connection_, exchanges_, retry_at_ns_
   Connection connection_;
+  std::map<uint64_t, std::pair<size_t, uint32_t>>
+      exchanges_;  // given up: seals and shard, by number
+  uint64_t retry_at_ns_ = 0;
+  std::mutex state_mutex_;  // the rest
   std::shared_ptr<const View> view_;
   std::shared_ptr<ClientSession> session_;
-  std::set<std::pair<SlotId, uint32_t>> writing_;  // granted and not yet settled by this client
-  uint64_t retry_at_ns_ = 0;
+  std::set<Writing> writing_;
+  std::vector<SlotRef> owed_;  // to be settled at the next round trip
+  bool closed_ = false;
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
-  uint64_t forks_;
-  bool closed_ = false;
 };
 
 }  // namespace kvw

@@ -1,9 +1,9 @@
 #include "client/connection.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -15,19 +15,13 @@ namespace kvw {
 
 namespace {
 
+// A daemon that owes more replies than this is given up as well.
+constexpr size_t kGivenUpKept = 64;
+
 Error gone(const std::string& why) {
   return Error(ErrorKind::transport, "daemon_gone",
                "the daemon ended the connection (" + why +
                    "); stored pages stay readable, a new daemon serves them again");
-}
-
-ErrorKind kind_from(std::string_view name) {
-  if (name == "usage") return ErrorKind::usage;
-  if (name == "capacity") return ErrorKind::capacity;
-  if (name == "pin") return ErrorKind::pin;
-  if (name == "storage") return ErrorKind::storage;
-  if (name == "transport") return ErrorKind::transport;
-  return ErrorKind::internal;
 }
 
 [[noreturn]] void throw_refusal(const Connection::Reply& reply) {
@@ -53,7 +47,7 @@ Connection::Connection(const std::string& socket_path) {
                 "the socket path " + socket_path + " is longer than the system allows (" +
                     std::to_string(sizeof address.sun_path - 1) + " characters)");
   std::memcpy(address.sun_path, socket_path.c_str(), socket_path.size() + 1);
-  fd_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  fd_ = ParentFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     const int err = errno;
     fd_.reset();
@@ -71,63 +65,83 @@ bool Connection::hung_up() const {
   return ::poll(&watch, 1, 0) > 0 && (watch.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
+void Connection::close() {
+  fd_.reset();
+  given_up_.clear();
+}
+
 void Connection::wait_for(short events, uint64_t deadline_ns) {
   for (;;) {
     const uint64_t now = system_clock().boot_ns();
     if (now >= deadline_ns)
-      throw Error(
-          ErrorKind::transport, "deadline",
-          "the daemon did not answer in time; it is busy or stopped (see kvwarehouse status)");
+      throw Error(ErrorKind::transport, "deadline",
+                  "the daemon did not answer in time; it is busy or stopped (see kvwarehouse "
+                  "status)");
+    const uint64_t left_ms = (deadline_ns - now) / kMillisecondNs + 1;
     pollfd watch{fd_.get(), events, 0};
-    const int ready = ::poll(&watch, 1, static_cast<int>((deadline_ns - now) / kMillisecondNs) + 1);
+    const int ready = ::poll(&watch, 1, static_cast<int>(std::min<uint64_t>(left_ms, 1000)));
     if (ready > 0) return;
     if (ready < 0 && errno != EINTR) throw gone(std::strerror(errno));
+  }
+}
+
+void Connection::send(std::span<const std::byte> request, uint64_t deadline_ns) {
+  while (::send(fd_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
+    if (errno != EAGAIN && errno != EINTR) throw gone(std::strerror(errno));
+    wait_for(POLLOUT, deadline_ns);
+  }
+}
+
+Connection::Reply Connection::receive(uint64_t deadline_ns) {
+  Reply reply;
+  reply.message.resize(kMessageBytes);
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(8 * sizeof(int))> control;
+  iovec piece{reply.message.data(), reply.message.size()};
+  for (;;) {
+    msghdr header{};
+    header.msg_iov = &piece;
+    header.msg_iovlen = 1;
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    const ssize_t got = ParentFd::receive(fd_.get(), header, reply.descriptors);
+    if (got == 0) throw gone("hang-up");
+    if (got > 0) {
+      reply.message.resize(static_cast<size_t>(got));
+      if (parse_head(reply.message) == nullptr) throw gone("garbage");
+      return reply;
+    }
+    if (errno != EAGAIN && errno != EINTR) throw gone(std::strerror(errno));
+    wait_for(POLLIN, deadline_ns);
   }
 }
 
 Connection::Reply Connection::ask(std::span<const std::byte> request, MessageType expected,
                                   uint64_t deadline_ns) {
   const uint64_t number = reinterpret_cast<const MessageHead*>(request.data())->request;
+  bool sent = false;
   try {
     if (!fd_.valid()) throw gone("closed");
-    while (::send(fd_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
-      if (errno != EAGAIN && errno != EINTR) throw gone(std::strerror(errno));
-      wait_for(POLLOUT, deadline_ns);
-    }
-    Reply reply;
-    reply.message.resize(kMessageBytes);
-    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(8 * sizeof(int))> control;
-    iovec piece{reply.message.data(), reply.message.size()};
-    msghdr header{};
-    ssize_t got;
+    send(request, deadline_ns);
+    sent = true;
     for (;;) {
-      header.msg_iov = &piece;
-      header.msg_iovlen = 1;
-      header.msg_control = control.data();
-      header.msg_controllen = control.size();
-      got = ::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-      if (got >= 0) break;
-      if (errno != EAGAIN && errno != EINTR) throw gone(std::strerror(errno));
-      wait_for(POLLIN, deadline_ns);
+      Reply reply = receive(deadline_ns);
+      const auto old = std::find(given_up_.begin(), given_up_.end(), reply.head().request);
+      if (old != given_up_.end()) {
+        given_up_.erase(old);
+        late_.push_back(std::move(reply));
+        continue;
+      }
+      if (reply.head().request != number) throw gone("garbage");
+      if (reply.head().type == MessageType::refused) throw_refusal(reply);
+      if (reply.head().type != expected) throw gone("unexpected reply");
+      return reply;
     }
-    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
-         part = CMSG_NXTHDR(&header, part)) {
-      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-      std::array<int, 8> numbers{};
-      const size_t bytes = std::min(part->cmsg_len - CMSG_LEN(0), sizeof numbers);
-      std::memcpy(numbers.data(), CMSG_DATA(part), bytes);
-      for (size_t i = 0; i < bytes / sizeof(int); ++i) reply.descriptors.emplace_back(numbers[i]);
-    }
-    if (got == 0) throw gone("hang-up");
-    reply.message.resize(static_cast<size_t>(got));
-    const MessageHead* head = parse_head(reply.message);
-    if (head == nullptr || head->request != number) throw gone("garbage");
-    if (head->type == MessageType::refused) throw_refusal(reply);
-    if (head->type != expected) throw gone("unexpected reply");
-    return reply;
   } catch (const Error& error) {
-    // A refusal is an answer; everything else leaves the stream in a state nobody knows.
-    if (error.kind() == ErrorKind::transport) fd_.reset();
+    // A refusal is an answer, and so is a deadline; after anything else nobody knows what comes
+    // next.
+    const bool late = error.code() == "deadline";
+    if (late && sent) given_up_.push_back(number);
+    if ((error.kind() == ErrorKind::transport && !late) || given_up_.size() > kGivenUpKept) close();
     throw;
   }
 }

@@ -1,47 +1,55 @@
 // One local socket to the daemon: requests and replies with deadlines. Not thread-safe.
-// Any failure, a late reply included, ends the connection: what a lost reply granted is listed at
-// the next hello.
+//
+// A deadline ends the wait, not the connection: a reply that comes later is recognised by its
+// number and handed to whoever takes late(), because it may have granted something. Garbage and
+// hang-ups end the connection; what a lost reply granted is then listed at the next hello.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/fd.h"
+#include "base/fork.h"
 #include "exchange/messages.h"
 
 namespace kvw {
 
 class Connection {
  public:
-  Connection() = default;
-  // Throws Error transport "no_daemon" at once when nobody listens.
-  explicit Connection(const std::string& socket_path);
-
-  bool alive() const { return fd_.valid(); }
-  // The daemon closed its end, or there never was one. One poll: about half a microsecond.
-  bool hung_up() const;
-  void close() { fd_.reset(); }
-  int fd() const { return fd_.get(); }
-
   struct Reply {
     std::vector<std::byte> message;
-    std::vector<Fd> descriptors;
+    std::vector<ParentFd> descriptors;
     const MessageHead& head() const {
       return *reinterpret_cast<const MessageHead*>(message.data());
     }
     Reader body() const { return Reader(std::span(message).subspan(sizeof(MessageHead))); }
   };
+
+  Connection() = default;
+  // Throws Error transport "no_daemon" at once when nobody listens.
+  explicit Connection(const std::string& socket_path);
+
+  // The daemon closed its end, or there never was one. One poll: about half a microsecond.
+  bool hung_up() const;
+  void close();
+
   // Sends and waits for the reply of the expected type until deadline_ns (boot clock). Throws Error
   // transport "daemon_gone" | "deadline", or what the daemon refused with.
   Reply ask(std::span<const std::byte> request, MessageType expected, uint64_t deadline_ns);
+  // Replies to requests that were given up, in the order they came.
+  std::vector<Reply> late() { return std::exchange(late_, {}); }
 
  private:
   void wait_for(short events, uint64_t deadline_ns);
+  void send(std::span<const std::byte> request, uint64_t deadline_ns);
+  Reply receive(uint64_t deadline_ns);
 
-  Fd fd_;
+  ParentFd fd_;
+  std::deque<uint64_t> given_up_;  // numbers of requests whose replies may still come
+  std::vector<Reply> late_;
 };
 
 }  // namespace kvw

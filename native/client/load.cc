@@ -95,7 +95,7 @@ class Loader {
       const bool first_is_ours = keys.front() == prompt_.key(page);
       for (size_t i = 0; i < keys.size(); ++i)
         if (answers[i] == PromoteAnswer::later) ask_again_ = true;
-      if (first_is_ours && answers[0] == PromoteAnswer::failed) why = Reason::mismatch;
+      if (first_is_ours && answers[0] == PromoteAnswer::failed) why = Reason::io_error;
       if (first_is_ours && answers[0] == PromoteAnswer::missing) why = Reason::missing;
       return !(first_is_ours &&
                (answers[0] == PromoteAnswer::failed || answers[0] == PromoteAnswer::missing));

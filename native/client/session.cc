@@ -7,7 +7,7 @@
 
 namespace kvw {
 
-ClientSession::ClientSession(Fd file) : fd_(std::move(file)) {
+ClientSession::ClientSession(ParentFd file) : fd_(std::move(file)) {
   struct stat info{};
   const bool whole =
       ::fstat(fd_.get(), &info) == 0 && static_cast<size_t>(info.st_size) >= sizeof(SessionFile);

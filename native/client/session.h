@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/fork.h"
 #include "index/index.h"
 #include "session/session_file.h"
 
@@ -17,7 +18,7 @@ namespace kvw {
 class ClientSession {
  public:
   // Takes the descriptor that hello passed. Throws Error storage "bad_files".
-  explicit ClientSession(Fd file);
+  explicit ClientSession(ParentFd file);
   ~ClientSession();
 
   uint64_t id() const { return id_; }
@@ -38,11 +39,8 @@ class ClientSession {
   // Release: everything read under the pin happened before.
   void drop_pin(int place);
 
-  // Closes the descriptors in a forked child without touching the parent's lock.
-  void abandon() { fd_.reset(); }
-
  private:
-  Fd fd_;
+  ParentFd fd_;
   Mapping mapping_;
   SessionFile* file_ = nullptr;
   uint64_t id_ = 0;

@@ -13,10 +13,9 @@ namespace {
 
 constexpr uint64_t kWindowBytes = 16ull << 20;
 constexpr uint64_t kRetryPauseNs = kMillisecondNs;
+constexpr uint64_t kSealGraceNs = 100 * kMillisecondNs;  // to seal what is copied when time is up
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
-
-bool retryable(Reason reason) { return reason == Reason::reserve_limit || reason == Reason::later; }
 
 }  // namespace
 
@@ -42,13 +41,13 @@ class Storer {
 
   StoreReport run() {
     while (page_ < end_ || !seals_.empty()) {
-      const size_t begin = page_;
-      step();
-      const bool stuck = page_ == begin && page_ < end_ && seals_.empty();
-      if (!stuck) continue;
+      // Late: what is copied is still sealed, nothing new is begun.
       if (now_ns() >= deadline_ns_)
         refuse_rest(refused_ == Reason::none ? Reason::timeout : refused_);
-      if (page_ < end_) pause();
+      if (page_ >= end_ && seals_.empty()) break;
+      const size_t begin = page_;
+      step();
+      if (page_ == begin && page_ < end_ && seals_.empty()) pause();
     }
     return report_;
   }
@@ -65,11 +64,11 @@ class Storer {
     message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(count));
     Connection::Reply reply;
     try {
-      reply = client_.exchange(message, seals.size(), count, shard_, deadline_ns_);
+      reply = client_.exchange(*call_.view, message, seals, count, shard_,
+                               std::max(deadline_ns_, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
       // Whether the seals arrived nobody knows: they are not counted as stored.
       report_.dropped[reason_name(Reason::unreachable)] += seals.size();
-      forget(seals);
       if (error.kind() != ErrorKind::transport || report_.stored + report_.already == 0) throw;
       refuse_rest(Reason::unreachable);
       return;
@@ -77,7 +76,6 @@ class Storer {
     Reader body = reply.body();
     const auto* sealed = body.take_array<SealAnswer>(seals.size());
     const auto* reserved = body.take_array<ReserveAnswer>(count);
-    forget(seals);
     for (size_t i = 0; i < seals.size(); ++i) {
       if (sealed[i].reason == Reason::none)
         ++report_.stored;
@@ -109,12 +107,14 @@ class Storer {
       switch (answer.answer) {
         case Answer::granted:
           copy(begin + i, answer);
+          if (stopped) early_.insert(begin + i);  // asked for again, it will be there already
           break;
+        // After a refusal these are asked for again, and counted then.
         case Answer::already:
-          ++report_.already;
+          if (!stopped && early_.erase(begin + i) == 0) ++report_.already;
           break;
         case Answer::busy:
-          ++report_.dropped[reason_name(Reason::busy)];
+          if (!stopped) ++report_.dropped[reason_name(Reason::busy)];
           break;
         case Answer::dropped:
           // Its descendants were refused with it; from here on it is tried again, or given up.
@@ -141,16 +141,13 @@ class Storer {
   }
 
   void refuse_rest(Reason reason) {
-    if (page_ >= end_) return;
-    ++report_.dropped[reason_name(reason)];
-    if (end_ - page_ > 1) report_.dropped[reason_name(Reason::refused_tail)] += end_ - page_ - 1;
-    page_ = end_;
+    for (bool first = true; page_ < end_; ++page_) {
+      if (early_.contains(page_)) continue;
+      ++report_.dropped[reason_name(first ? reason : Reason::refused_tail)];
+      first = false;
+    }
   }
 
-  void forget(std::span<const Seal> seals) {
-    const std::lock_guard lock(client_.mutex_);
-    for (const Seal& seal : seals) client_.writing_.erase({seal.slot, seal.shard});
-  }
   static void pause() {
     const timespec pause{0, static_cast<long>(kRetryPauseNs)};
     ::nanosleep(&pause, nullptr);
@@ -165,6 +162,7 @@ class Storer {
   uint64_t deadline_ns_;
   size_t page_, end_, window_;
   Reason refused_ = Reason::none;
+  std::set<size_t> early_;  // copied although a page before them was refused
   std::vector<Seal> seals_;
   std::vector<Piece> pieces_;
   StoreReport report_;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kFaultBytes = 2ull << 20;
 
-uint64_t file_bytes(const Fd& fd) {
+uint64_t file_bytes(const ParentFd& fd) {
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) throw storage_error("cannot stat a file of the daemon", errno);
   return static_cast<uint64_t>(info.st_size);
@@ -30,7 +30,8 @@ void require(bool good, const char* what) {
 
 }  // namespace
 
-View::View(Fd control, Fd slots, Fd index, Fd arena, bool writable) : writable_(writable) {
+View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable)
+    : writable_(writable) {
   require(file_bytes(control) >= sizeof(ControlPage), "control page");
   control_mapping_ = Mapping(control.get(), file_bytes(control), false);
   control_ = control_mapping_.at<const ControlPage>(0);

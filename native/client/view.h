@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/fork.h"
 #include "control/control.h"
 #include "copy/copy.h"
 #include "index/index.h"
@@ -38,7 +39,7 @@ class View {
  public:
   // Takes the descriptors of a welcome. Throws Error (storage "bad_files") when they are not the
   // files of this protocol version.
-  View(Fd control, Fd slots, Fd index, Fd arena, bool writable);
+  View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable);
 
   const ControlPage& control() const { return *control_; }
   const Index& index() const { return index_; }

@@ -44,7 +44,10 @@ struct MessageHead {
 };
 static_assert(sizeof(MessageHead) == 32);
 
-inline constexpr uint32_t kHelloReadOnly = 1;
+inline constexpr uint32_t kHelloReadOnly =
+    1;  // no exchange, and the arena's descriptor is read-only
+// A welcome lists at most so many unsettled slots; after settling them the client says hello again.
+inline constexpr uint32_t kUnsettledPerWelcome = 4096;
 
 struct Hello {
   uint64_t session;  // 0: a new one
@@ -97,6 +100,7 @@ enum class Reason : uint32_t {
   not_owner,
   cleared,  // the namespace was cleared meanwhile
   mismatch,
+  io_error,  // its record on NVMe cannot be read now
   timeout,
   busy,         // another session is writing the same shard
   unreachable,  // the daemon did not answer
@@ -104,6 +108,10 @@ enum class Reason : uint32_t {
   count
 };
 const char* reason_name(Reason reason);
+// Worth asking again within the same store.
+constexpr bool retryable(Reason reason) {
+  return reason == Reason::reserve_limit || reason == Reason::later;
+}
 
 enum class Answer : uint32_t { granted, already, busy, dropped };
 

@@ -39,6 +39,8 @@ struct Extent {
   uint32_t life = 0;
 
   bool valid() const { return segment != UINT32_MAX; }
+  // Orders all records ever written, in any segment.
+  uint64_t position() const { return uint64_t{life} << 32 | offset_blocks; }
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 

@@ -15,12 +15,6 @@ namespace {
 
 constexpr uint32_t kItemsPerMessage = 8192;
 
-const char* kind_name(ErrorKind kind) {
-  static constexpr const char* kNames[] = {"usage",   "capacity",  "pin",
-                                           "storage", "transport", "internal"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
 }  // namespace
 
 bool Server::send(Connection& connection, std::span<const std::byte> message,
@@ -96,11 +90,13 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
 
 bool Server::answer_hello(Connection& connection, const MessageHead& head, Reader& body) {
   const Hello* hello = body.take<Hello>();
-  if (!body.ok() || connection.session != 0) return false;
+  if (!body.ok() || (connection.session != 0 && connection.session != hello->session)) return false;
   Registry& sessions = warehouse_->sessions();
   Fd session_fd;
   SessionId id = 0;
-  if (hello->session != 0 && sessions.find(hello->session) != nullptr) {
+  if (connection.session != 0) {
+    id = connection.session;  // again, for the rest of its unsettled slots
+  } else if (hello->session != 0 && sessions.find(hello->session) != nullptr) {
     id = hello->session;
     // The owner is here, on a new connection: the old one is history.
     std::vector<int> old;
@@ -114,15 +110,14 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
     session_fd = std::move(created.descriptor);
   }
   connection.session = id;
+  connection.read_only = (head.flags & kHelloReadOnly) != 0;
   Arena& arena = warehouse_->arena();
-  const bool read_only = (head.flags & kHelloReadOnly) != 0;
   std::array<int, 5> descriptors{arena.control_fd(), arena.slots_fd(), arena.index_fd(),
-                                 read_only ? arena.arena_read_fd() : arena.arena_fd(),
+                                 connection.read_only ? arena.arena_read_fd() : arena.arena_fd(),
                                  session_fd.get()};
   const uint32_t count = session_fd.valid() ? 5 : 4;
   std::vector<SlotRef> unsettled = warehouse_->unsettled(id);
-  // More than a message holds: the rest is listed at the next hello.
-  if (unsettled.size() > kItemsPerMessage / 2) unsettled.resize(kItemsPerMessage / 2);
+  if (unsettled.size() > kUnsettledPerWelcome) unsettled.resize(kUnsettledPerWelcome);
   Writer writer(MessageType::welcome, head.request);
   writer.put(Welcome{id, arena.incarnation(), arena.control().warehouse_id});
   writer.put_bytes(unsettled.data(), unsettled.size() * sizeof(SlotRef));
@@ -131,6 +126,8 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
 }
 
 bool Server::answer_exchange(Connection& connection, const MessageHead& head, Reader& body) {
+  if (connection.read_only)
+    throw Error(ErrorKind::usage, "read_only", "this session is read-only: it cannot store");
   const Key* space = body.take<Key>();
   const Seal* seals = body.take_array<Seal>(head.first);
   std::vector<ReserveRequest> requests;

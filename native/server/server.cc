@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -38,11 +39,22 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-void watch(int epoll, int fd) {
+bool watch(int epoll, int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = fd;
-  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) throw storage_error("epoll", errno);
+  return ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+Fd spare_descriptor() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+// A client takes two descriptors here, its connection and its session file; the usual soft limit is
+// reached long before the bound on sessions.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace
@@ -55,14 +67,18 @@ Server::Server(WarehouseOptions options, std::string socket_path)
 Server::~Server() { stop(); }
 
 RecoverySummary Server::start() {
+  if (thread_.joinable() || stopping_)
+    throw Error(ErrorKind::usage, "started", "this core was started before");
   copy_path();  // an impossible KVW_COPY_PATH is refused here, not by the first copy
   const RecoverySummary summary = warehouse_->recover();
   bind_socket();
   epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  watch(epoll_.get(), listener_.get());
-  watch(epoll_.get(), wake_.get());
-  if (warehouse_->has_log()) watch(epoll_.get(), warehouse_->log_fd());
+  spare_ = spare_descriptor();
+  raise_descriptor_limit();
+  if (!watch(epoll_.get(), listener_.get()) || !watch(epoll_.get(), wake_.get()) ||
+      (warehouse_->has_log() && !watch(epoll_.get(), warehouse_->log_fd())))
+    throw storage_error("cannot watch the local socket", errno);
   thread_ = std::thread([this] { run(); });
   populator_ = std::thread([this] { populate(); });
   return summary;
@@ -108,7 +124,7 @@ void Server::stop() {
   if (populator_.joinable()) populator_.join();
   if (listener_.valid()) ::unlink(socket_path_.c_str());
   connections_.clear();
-  if (warehouse_) warehouse_->stop();
+  warehouse_.reset();
   listener_.reset();
 }
 
@@ -185,6 +201,14 @@ void Server::run_commands() {
 void Server::accept_all() {
   for (;;) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid() && (errno == EMFILE || errno == ENFILE)) {
+      // The listener would stay readable and the loop spin: take the client, to turn it away.
+      spare_.reset();
+      Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      spare_ = spare_descriptor();
+      warehouse_->on_event("peer_refused", "reason=no_descriptors");
+      return;
+    }
     if (!fd.valid()) return;
     ucred peer{};
     socklen_t size = sizeof peer;
@@ -196,8 +220,8 @@ void Server::accept_all() {
     }
     if (connections_.size() >= kMaxConnections) continue;
     const int number = fd.get();
-    watch(epoll_.get(), number);
-    connections_[number] = {std::move(fd), 0, system_clock().boot_ns()};
+    if (!watch(epoll_.get(), number)) continue;
+    connections_[number] = {std::move(fd), 0, false, system_clock().boot_ns()};
     connection_count_ = connections_.size();
   }
 }
@@ -268,14 +292,20 @@ FlushReport Server::flush(int timeout_ms) {
   };
   const bool has_log = call([](Warehouse& warehouse) { return warehouse.has_log(); }, patience);
   if (!has_log) return report();
-  while (!call([](Warehouse& warehouse) { return warehouse.spill(); }, patience)) {
+  auto backlog = std::make_shared<std::deque<PageId>>(
+      call([](Warehouse& warehouse) { return warehouse.unwritten_pages(); }, patience));
+  while (!call([backlog](Warehouse& warehouse) { return warehouse.spill(*backlog); }, patience)) {
     if (late()) return report();
     std::this_thread::sleep_for(kFlushPoll);
   }
   const uint64_t ticket =
       call([](Warehouse& warehouse) { return warehouse.request_flush(); }, patience);
   while (!call([ticket](Warehouse& warehouse) { return warehouse.flushed(ticket); }, patience)) {
-    if (late()) return report();
+    if (late()) {
+      FlushReport unfinished = report();
+      unfinished.pending = std::max<uint64_t>(unfinished.pending, 1);  // the flush itself
+      return unfinished;
+    }
     std::this_thread::sleep_for(kFlushPoll);
   }
   return report();

@@ -31,10 +31,12 @@ class Server {
   ~Server();
 
   // Before start() only: namespaces and tombstones from the ledger.
+  // Not after stop().
   Warehouse& warehouse_before_start() { return *warehouse_; }
   // Recovers, binds the socket (0600), starts the threads.
+  // Throws Error usage "started" the second time.
   RecoverySummary start();
-  // Ends the threads; the socket file goes away. Idempotent.
+  // Ends the threads and lets the directory go; the socket file goes away. Idempotent.
   void stop();
 
   // Runs `work` on the core thread and returns its result; its exceptions pass through. Throws
@@ -68,6 +70,7 @@ class Server {
   struct Connection {
     Fd fd;
     SessionId session = 0;
+    bool read_only = false;
     uint64_t since_ns = 0;
   };
 
@@ -98,6 +101,7 @@ class Server {
   std::string socket_path_;
   std::unique_ptr<Warehouse> warehouse_;
   Fd listener_, epoll_, wake_;
+  Fd spare_;  // given up for a moment to turn a client away when there are no descriptors left
   std::unordered_map<int, Connection> connections_;
   std::atomic<uint64_t> connection_count_{0};
   std::vector<std::byte> buffer_;

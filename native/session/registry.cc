@@ -84,33 +84,39 @@ Registry::Created Registry::create(uint64_t owner_pid) {
   // Created exclusively: an id is never given twice while its file could be pinned by anybody.
   Fd client(::open(session->path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!client.valid()) throw storage_error("cannot create " + session->path, errno);
+  try {
+    prepare(*session, client.get(), owner_pid);
+  } catch (...) {
+    ::unlink(session->path.c_str());
+    throw;
+  }
+  session->connected = true;
+  Session* raw = session.get();
+  sessions_[raw->id] = std::move(session);
+  return {raw, std::move(client)};
+}
+
+void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
   // The lock belongs to the open file that the client gets; ours is another one. So it is held
   // before anybody hears of the session, and for as long as any copy of that descriptor lives.
-  if (::flock(client.get(), LOCK_EX | LOCK_NB) != 0)
-    throw storage_error("cannot lock " + session->path, errno);
-  if (::ftruncate(client.get(), sizeof(SessionFile)) != 0)
-    throw storage_error("cannot size " + session->path, errno);
+  if (::flock(client, LOCK_EX | LOCK_NB) != 0)
+    throw storage_error("cannot lock " + session.path, errno);
+  if (::ftruncate(client, sizeof(SessionFile)) != 0)
+    throw storage_error("cannot size " + session.path, errno);
   // Backed now: a client must not meet a full filesystem as SIGBUS.
-  if (::fallocate(client.get(), 0, 0, sizeof(SessionFile)) != 0) {
-    const int err = errno;
-    ::unlink(session->path.c_str());
-    throw storage_error("no room for a session file in " + directory_, err);
-  }
-  session->file = Fd(::open(session->path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!session->file.valid()) throw storage_error("cannot open " + session->path, errno);
+  if (::fallocate(client, 0, 0, sizeof(SessionFile)) != 0)
+    throw storage_error("no room for a session file in " + directory_, errno);
+  session.file = Fd(::open(session.path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!session.file.valid()) throw storage_error("cannot open " + session.path, errno);
   struct {
     uint64_t magic;
     uint32_t version, pin_capacity;
     Key warehouse_id;
     uint64_t session_id, owner_pid;
-  } head{kSessionMagic, kSessionVersion, kPinCapacity, warehouse_id_, session->id, owner_pid};
+  } head{kSessionMagic, kSessionVersion, kPinCapacity, warehouse_id_, session.id, owner_pid};
   static_assert(sizeof head == offsetof(SessionFile, owner_pid) + 8);
-  if (::pwrite(session->file.get(), &head, sizeof head, 0) != sizeof head)
-    throw storage_error("cannot write " + session->path, errno);
-  session->connected = true;
-  Session* raw = session.get();
-  sessions_[raw->id] = std::move(session);
-  return {raw, std::move(client)};
+  if (::pwrite(session.file.get(), &head, sizeof head, 0) != sizeof head)
+    throw storage_error("cannot write " + session.path, errno);
 }
 
 Session* Registry::find(SessionId id) {

@@ -83,6 +83,7 @@ class Registry {
 
  private:
   void adopt(const std::string& path);
+  void prepare(Session& session, int client, uint64_t owner_pid);
   void drain(Session& session);
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;

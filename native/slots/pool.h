@@ -41,7 +41,7 @@ class Pool {
   // Class of a namespace's pages, made at first use. Throws Error (usage "page_too_large") when a
   // slot of it fits no slab.
   SlotClass& class_of(const NamespaceShape& shape);
-  SlotClass& class_of(SlotId slot) { return *classes_[slab_class_[slots_.slab_of(slot)]]; }
+  SlotClass& class_of(SlotId slot) const { return *classes_[slab_class_[slots_.slab_of(slot)]]; }
 
   // A slab's arena bytes are there (from populate_slab, or an earlier daemon).
   void slab_ready(uint32_t slab);

@@ -40,6 +40,7 @@ class Catalog {
   std::optional<EntryView> find(const Key& key) const { return index_.find(key); }
   std::optional<EntryView> at(PageId page) const { return index_.at(page); }
   PageNode& node(PageId page) { return nodes_[page]; }
+  const PageNode& node(PageId page) const { return nodes_[page]; }
   const Index& index() const { return index_; }
 
   bool full() const { return pages_ >= capacity_; }

@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kBatch = 64;        // slots closed per scan of the pins
 constexpr uint64_t kFreeShare = 50;  // a fiftieth of a class is kept free, so that what was
                                      // evicted stays readable for a while
-constexpr size_t kRetirePerTick = 256;
+constexpr size_t kSweepBatch = 1024;
+constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
 
 // What may not leave DRAM now, in terms of a class's residents.
 class KeepBusy final : public Keep {
@@ -42,7 +43,9 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
   if (cls.free.empty() && !pool_.grow(cls)) {
     apply_touches();
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
-    if (evict_some(cls, want, spare) == 0) rebalance(cls);
+    // A class that only waits for its own writes takes nothing from others.
+    const bool waits = cls.total() != 0 && !writing_.empty();
+    if (evict_some(cls, want, spare) == 0 && !waits) rebalance(cls);
   }
   return pool_.take(cls, state);
 }
@@ -74,13 +77,20 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
 }
 
 size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
-  for (const SlotId slot : slots) pool_.close(slot);
-  full_fence();
-  const PinSet pins = sessions_->pins();
+  // What must not be found again goes, pinned or not; its slot waits until nobody reads it.
+  const bool must = gone == Gone::quarantined || gone == Gone::cleared;
+  for (const SlotId slot : slots) {
+    // A crash must not bring a quarantined page back: its metadata says so before anything else.
+    if (gone == Gone::quarantined) pool_.meta(slot)->checksum = 0;
+    pool_.close(slot);
+  }
+  PinSet pins;
+  if (!must) {
+    full_fence();
+    pins = sessions_->pins();
+  }
   size_t left = 0;
   for (const SlotId slot : slots) {
-    // What must not be found again goes, pinned or not; its slot waits until nobody reads it.
-    const bool must = gone == Gone::quarantined || gone == Gone::cleared;
     if (must || !(pins.slots.contains(slot) || writing_.contains(slot))) {
       leave_dram(slot, gone);
       ++left;
@@ -92,11 +102,25 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
   return left;
 }
 
+size_t Warehouse::evict_views(std::span<const EntryView> views, Gone gone) {
+  size_t left = 0;
+  std::vector<SlotId> slots;
+  for (size_t begin = 0; begin < views.size(); begin += kBatch) {
+    slots.clear();
+    for (const EntryView& view : views.subspan(begin, std::min(kBatch, views.size() - begin)))
+      if (view.in_dram()) slots.push_back(view.slot);
+    left += evict_slots(slots, gone);
+  }
+  return left;
+}
+
 void Warehouse::leave_dram(SlotId slot, Gone gone) {
-  const bool held = gone == Gone::quarantined || gone == Gone::cleared;
+  const PageId page = pool_.page_at(slot);
   pool_.class_of(slot).policy->removed(pool_.resident(slot));
+  pool_.page_at(slot) = kNoPage;
+  unwritten_.erase(page);
   ++left_dram_[static_cast<size_t>(gone)];
-  if (auto view = catalog_.at(pool_.page_at(slot))) {
+  if (auto view = catalog_.at(page)) {
     if (view->in_nvme() && gone != Gone::cleared) {
       view->flags = static_cast<uint16_t>(view->flags & ~(kEntryDram | kEntryUnverified));
       view->slot = kNoSlot;
@@ -106,12 +130,10 @@ void Warehouse::leave_dram(SlotId slot, Gone gone) {
       catalog_.remove(*view);
     }
   }
-  if (held) {
-    pool_.page_at(slot) = kNoPage;
+  if (gone == Gone::quarantined || gone == Gone::cleared)
     zombies_.push_back(slot);
-  } else {
+  else
     pool_.release(slot);
-  }
 }
 
 void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
@@ -124,16 +146,7 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
   catalog_.update(view);
-}
-
-void Warehouse::banish(const EntryView& view, Gone gone) {
-  if (view.in_dram()) {
-    const std::array<SlotId, 1> slots{view.slot};
-    evict_slots(slots, gone);
-    if (const auto rest = catalog_.find(view.key); rest && rest->in_nvme()) leave_nvme(*rest, gone);
-  } else {
-    leave_nvme(view, gone);
-  }
+  unwritten_.insert(view.page);
 }
 
 void Warehouse::retry_zombies() {
@@ -148,58 +161,66 @@ void Warehouse::retry_zombies() {
 }
 
 bool Warehouse::rebalance(SlotClass& needy) {
-  // Another page size gives up a slab: the class with the most, its slab with the fewest pages.
+  // Another page size gives up a slab: the class with the most bytes, its slab with the fewest
+  // pages. A slab with a slot that is pinned, being written, or unfinished is left alone, so that
+  // nothing is evicted in vain.
   SlotClass* donor = nullptr;
+  const auto bytes = [](const SlotClass& cls) { return cls.total() * cls.cut.slot_bytes(); };
   for (const auto& cls : pool_.classes())
-    if (cls.get() != &needy && (donor == nullptr || cls->total() * cls->cut.slot_bytes() >
-                                                        donor->total() * donor->cut.slot_bytes()))
-      donor = cls.get();
+    if (cls.get() != &needy && (donor == nullptr || bytes(*cls) > bytes(*donor))) donor = cls.get();
   if (donor == nullptr) return false;
-  for (const uint32_t slab : std::vector<uint32_t>(donor->slabs)) {
+  const PinSet pins = sessions_->pins();
+  std::optional<uint32_t> emptiest;
+  std::vector<SlotId> fewest;
+  for (const uint32_t slab : donor->slabs) {
     if (slab == UINT32_MAX) continue;
     std::vector<SlotId> live;
     bool movable = true;
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
       const SlotId slot = arena_.slots().slot_id(slab, place);
       const SlotState state = pool_.load(slot).state;
-      if (state == SlotState::live)
-        live.push_back(slot);
-      else if (state != SlotState::free)
-        movable = false;  // somebody is writing or reading there
+      movable =
+          state == SlotState::free ||
+          (state == SlotState::live && !pins.slots.contains(slot) && !writing_.contains(slot));
+      if (state == SlotState::live) live.push_back(slot);
     }
-    if (!movable || evict_slots(live, Gone::rebalanced) != live.size()) continue;
-    pool_.retire(slab);
-    return pool_.grow(needy);
+    if (!movable || (emptiest && live.size() >= fewest.size())) continue;
+    emptiest = slab;
+    fewest = std::move(live);
   }
-  return false;
+  // Pinned since we looked: the pages that left are gone, the slab stays; another time.
+  if (!emptiest || evict_slots(fewest, Gone::rebalanced) != fewest.size()) return false;
+  pool_.retire(*emptiest);
+  return pool_.grow(needy);
 }
 
-bool Warehouse::make_window(const Key& key) {
-  // The window of 16 is full, or the index is: the coldest evictable page of the window goes.
+bool Warehouse::make_window(const Key& key, SlotId spare) {
+  // The window of 16 is full, or the index is: a page of the window goes, one without children
+  // before one with, the coldest of them first.
   const Index& index = catalog_.index();
   std::optional<EntryView> coldest;
-  uint64_t heat = UINT64_MAX;
+  std::pair<bool, uint64_t> best{true, UINT64_MAX};
   for (uint32_t step = 0; step < kIndexWindow; ++step) {
     const auto view = index.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
     if (!view) continue;
-    if (view->in_dram() && writing_.contains(view->slot)) continue;
-    const uint64_t own =
-        view->in_dram() ? 1 + pool_.class_of(view->slot).policy->heat(pool_.resident(view->slot))
-                        : 0;
-    if (own < heat) {
-      heat = own;
+    if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
+    const std::pair<bool, uint64_t> own{catalog_.node(view->page).first_child != kNoPage,
+                                        heat(*view)};
+    if (own < best) {
+      best = own;
       coldest = view;
     }
   }
   if (!coldest) return false;
-  if (coldest->in_dram()) {
-    const std::array<SlotId, 1> slots{coldest->slot};
-    if (evict_slots(slots, Gone::window) == 0) return false;
-  }
+  if (coldest->in_dram() && evict_views(std::span(&*coldest, 1), Gone::window) == 0) return false;
   if (const auto rest = catalog_.find(coldest->key); rest && rest->in_nvme())
     leave_nvme(*rest, Gone::window);
-  if (catalog_.full() && log_) log_->reclaim_one();
   return catalog_.has_room(key);
+}
+
+uint64_t Warehouse::heat(const EntryView& view) const {
+  if (!view.in_dram()) return 0;
+  return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));
 }
 
 uint64_t Warehouse::collect(int ordinal, std::vector<EntryView>& found) const {
@@ -216,19 +237,42 @@ void Warehouse::raise_epoch(uint64_t epoch) {
   if (log_) log_->set_epoch(epoch);
 }
 
-uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
+void Warehouse::begin_clear(uint32_t ordinal, uint64_t epoch) {
   if (ordinal >= spaces_.size() || spaces_[ordinal].shape.shards == 0)
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "there is no namespace number " + std::to_string(ordinal));
   raise_epoch(epoch);
-  spaces_[ordinal].clear_epoch = epoch;
-  // From here on no reader accepts a page of it, whatever its index says.
-  arena_.control().namespaces[ordinal].clear_epoch.store(epoch, std::memory_order_release);
+  Space& space = spaces_[ordinal];
+  space.clear_epoch = std::max(space.clear_epoch, epoch);
+  // From here on no reader accepts an older page of it, whatever its index says.
+  arena_.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
+                                                         std::memory_order_release);
+  for (auto& [slot, group] : groups_) {
+    const SlotMeta* meta = pool_.meta(slot);
+    if (meta->namespace_id == space.shape.id && meta->clear_epoch < epoch) give_up(slot, group);
+  }
+}
+
+uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor) {
+  const uint64_t end = std::min<uint64_t>(catalog_.index().entries(), cursor + kEntriesPerStep);
   std::vector<EntryView> found;
-  collect(static_cast<int>(ordinal), found);
-  for (const EntryView& view : found) banish(view, Gone::cleared);
-  retry_zombies();
+  for (; cursor < end; ++cursor)
+    if (const auto view = catalog_.at(cursor);
+        view && view->space == ordinal && view->clear_epoch < epoch)
+      found.push_back(*view);
+  if (cursor == catalog_.index().entries()) cursor = kNoPage;
+  evict_views(found, Gone::cleared);
+  for (const EntryView& view : found)
+    if (!view.in_dram()) leave_nvme(view, Gone::cleared);
   return found.size();
+}
+
+uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
+  begin_clear(ordinal, epoch);
+  uint64_t cleared = 0;
+  for (PageId cursor = 0; cursor != kNoPage;) cleared += clear_some(ordinal, epoch, cursor);
+  retry_zombies();
+  return cleared;
 }
 
 std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& found, size_t limit) {
@@ -240,10 +284,6 @@ std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& fo
   for (const EntryView& view : found)
     if (const auto above = place.find(catalog_.node(view.page).parent); above != place.end())
       ++children[above->second];
-  const auto heat = [this](const EntryView& view) -> uint64_t {
-    if (!view.in_dram()) return 0;
-    return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));
-  };
   using Candidate = std::pair<uint64_t, size_t>;  // heat, place
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> leaves;
   for (size_t i = 0; i < found.size(); ++i)
@@ -260,7 +300,7 @@ std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& fo
   return order;
 }
 
-std::vector<std::pair<Key, uint32_t>> Warehouse::evict(int ordinal, uint64_t pages,
+std::vector<std::pair<Key, uint64_t>> Warehouse::evict(int ordinal, uint64_t pages,
                                                        std::string_view tiers, uint64_t& left) {
   const bool dram = tiers == "dram" || tiers == "all";
   const bool nvme = tiers == "nvme" || tiers == "all";
@@ -273,21 +313,19 @@ std::vector<std::pair<Key, uint32_t>> Warehouse::evict(int ordinal, uint64_t pag
   std::erase_if(found, [&](const EntryView& view) {
     return !((dram && view.in_dram()) || (nvme && view.in_nvme()));
   });
-  std::vector<std::pair<Key, uint32_t>> tombstones;
+  const std::vector<EntryView> order = coldest_first(found, pages);
+  if (dram) evict_views(order, Gone::operator_);
+  std::vector<std::pair<Key, uint64_t>> tombstones;
   left = 0;
-  for (const EntryView& view : coldest_first(found, pages)) {
-    bool out = false;
-    if (dram && view.in_dram()) {
-      const std::array<SlotId, 1> slots{view.slot};
-      out = evict_slots(slots, Gone::operator_) != 0;
-    }
+  for (const EntryView& view : order) {
     const auto rest = catalog_.find(view.key);
-    if (nvme && rest && rest->in_nvme()) {
-      tombstones.emplace_back(view.key, rest->extent.life);
+    const bool gone_from_dram = view.in_dram() && !(rest && rest->in_dram());
+    const bool on_nvme = nvme && rest && rest->in_nvme();
+    if (on_nvme) {
+      tombstones.emplace_back(view.key, rest->extent.position());
       leave_nvme(*rest, Gone::operator_);
-      out = true;
     }
-    left += out ? 1 : 0;
+    left += gone_from_dram || on_nvme ? 1 : 0;
   }
   return tombstones;
 }
@@ -295,23 +333,21 @@ std::vector<std::pair<Key, uint32_t>> Warehouse::evict(int ordinal, uint64_t pag
 uint64_t Warehouse::sweep(size_t limit) {
   uint64_t dropped = 0;
   while (dropped < limit) {
-    const auto orphans =
-        catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kBatch),
-                                 [this](const Key& parent) { return open_.contains(parent); });
-    size_t left = 0;
-    for (const PageId page : orphans) {
-      const auto view = catalog_.at(page);
-      if (!view) continue;
-      if (view->in_dram()) {
-        const std::array<SlotId, 1> slots{view->slot};
-        if (evict_slots(slots, Gone::orphaned) == 0) continue;  // pinned: another time
-      }
-      if (const auto rest = catalog_.at(page); rest && rest->key == view->key && rest->in_nvme())
-        leave_nvme(*rest, Gone::orphaned);
+    std::vector<EntryView> found;
+    const auto awaited = [this](const Key& parent) { return open_.contains(parent); };
+    for (const PageId page :
+         catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kSweepBatch), awaited))
+      if (const auto view = catalog_.at(page)) found.push_back(*view);
+    evict_views(found, Gone::orphaned);
+    uint64_t left = 0;
+    for (const EntryView& view : found) {
+      const auto rest = catalog_.find(view.key);
+      if (rest && rest->in_dram()) continue;  // pinned: another time
+      if (rest && rest->in_nvme()) leave_nvme(*rest, Gone::orphaned);
       ++left;
     }
     if (left == 0) break;
-    dropped += left;
+    dropped += left;  // their children are orphans now: another round
   }
   return dropped;
 }
@@ -325,8 +361,7 @@ void Warehouse::report(const Report& report) {
   if (verify(report.slot, why)) return;  // the reporter's own trouble: nothing is wrong here
   ++quarantined_;
   on_event("page_quarantined", "tier=dram key=" + to_hex(report.key) + " reason=" + why);
-  const std::array<SlotId, 1> slots{report.slot};
-  evict_slots(slots, Gone::quarantined);
+  evict_views(std::span(&*view, 1), Gone::quarantined);
 }
 
 }  // namespace kvw

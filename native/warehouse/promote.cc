@@ -17,7 +17,6 @@ namespace {
 
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
 constexpr size_t kReadFailuresKept = 4096;
-constexpr size_t kSpillPerCall = 4096;
 
 }  // namespace
 
@@ -32,54 +31,51 @@ bool Warehouse::admissible(const PageNode& node, std::string& reason) const {
   return false;
 }
 
+bool Warehouse::append(const EntryView& view, SlotId slot) {
+  if (!log_->append(slot, facts_of(*pool_.meta(slot)), pool_.payload(slot))) return false;
+  writing_.insert(slot);
+  unwritten_.erase(view.page);
+  return true;
+}
+
 void Warehouse::admit(const EntryView& view, SlotId slot) {
   if (!log_ || view.in_nvme() || writing_.contains(slot)) return;
   std::string reason;
   if (admissible(catalog_.node(view.page), reason)) {
-    if (log_->append(slot, facts_of(*pool_.meta(slot)), pool_.payload(slot))) {
-      writing_.insert(slot);
-      return;
-    }
+    if (append(view, slot)) return;
     reason = log_->stats().health == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
+  unwritten_.insert(view.page);
   ++not_admitted_[reason];
 }
 
-bool Warehouse::spill() {
-  if (!log_) return true;
-  const uint64_t entries = catalog_.index().entries();
-  size_t offered = 0;
-  for (size_t step = 0; step < kSpillPerCall && spill_cursor_ < entries; ++step, ++spill_cursor_) {
-    const auto view = catalog_.at(spill_cursor_);
-    if (!view || !view->in_dram() || view->in_nvme() || writing_.contains(view->slot)) continue;
+std::deque<PageId> Warehouse::unwritten_pages() const {
+  std::deque<PageId> pages(unwritten_.begin(), unwritten_.end());
+  const auto position = [this](PageId page) { return catalog_.node(page).position; };
+  std::sort(pages.begin(), pages.end(),
+            [&](PageId a, PageId b) { return position(a) < position(b); });
+  return pages;
+}
+
+bool Warehouse::spill(std::deque<PageId>& backlog) {
+  for (; !backlog.empty(); backlog.pop_front()) {
+    const PageId page = backlog.front();
+    const auto view = catalog_.at(page);
     std::string reason;
-    if (!admissible(catalog_.node(view->page), reason)) continue;
-    if (!log_->append(view->slot, facts_of(*pool_.meta(view->slot)), pool_.payload(view->slot)))
-      return log_->stats().health != nvme::LogHealth::ok;  // full: wait for it, unless it is broken
-    writing_.insert(view->slot);
-    ++offered;
+    if (!unwritten_.contains(page) || !view || !admissible(catalog_.node(page), reason)) continue;
+    if (append(*view, view->slot)) continue;
+    const nvme::LogStats stats = log_->stats();
+    // Full: wait for the queue. A page that an empty queue refuses is refused for good.
+    if (stats.health == nvme::LogHealth::ok && stats.queued_records != 0) return false;
   }
-  spill_progress_ |= offered != 0;
-  if (spill_cursor_ < entries) return false;
-  // A pass is over. Pages whose parents were admitted in it get their turn in the next.
-  spill_cursor_ = 0;
-  return !std::exchange(spill_progress_, false);
+  return true;
 }
 
 FlushReport Warehouse::flush_report() const {
   FlushReport report;
-  if (!log_) {
-    report.not_admitted = catalog_.dram_pages();
-    return report;
-  }
+  report.not_admitted = log_ ? unwritten_.size() : catalog_.dram_pages();
   report.pending = writing_.size();
   report.flushed = catalog_.nvme_pages();
-  for (const auto& cls : pool_.classes()) report.not_admitted += cls->live;
-  uint64_t both = 0;
-  for (PageId page = 0; page < catalog_.index().entries(); ++page)
-    if (const auto view = catalog_.at(page); view && view->in_dram() && view->in_nvme()) ++both;
-  const uint64_t known = both + report.pending + zombies_.size();
-  report.not_admitted = report.not_admitted > known ? report.not_admitted - known : 0;
   return report;
 }
 
@@ -136,9 +132,9 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   promoting_.erase(key);
   promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
   const auto view = catalog_.find(key);
-  const bool wanted =
-      view && !view->in_dram() && facts.clear_epoch >= spaces_[view->space].clear_epoch;
+  const bool wanted = view && !view->in_dram();
   const bool usable = result == nvme::ReadResult::ok && wanted &&
+                      facts.clear_epoch >= spaces_[view->space].clear_epoch &&
                       facts.namespace_id == spaces_[view->space].shape.id &&
                       facts.shards == spaces_[view->space].shape.shards &&
                       facts.shard_bytes == spaces_[view->space].shape.shard_bytes &&
@@ -214,7 +210,9 @@ void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {
 }
 
 void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
-  writing_.erase(static_cast<SlotId>(ticket));
+  const auto slot = static_cast<SlotId>(ticket);
+  writing_.erase(slot);
+  if (const PageId page = pool_.page_at(slot); page != kNoPage) unwritten_.insert(page);
   ++not_admitted_[std::string(reason)];
 }
 

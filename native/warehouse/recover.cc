@@ -24,6 +24,8 @@ RecoverySummary Warehouse::recover() {
   }
   recover_slots(summary);
   recover_records(records, summary);
+  forget_undeclared();
+  note_unwritten();
   summary.orphans = catalog_.orphans();
   summary.sessions = sessions_->size();
   summary.epoch = epoch_;
@@ -39,6 +41,19 @@ RecoverySummary Warehouse::recover() {
   control.state.value.store(static_cast<uint64_t>(ControlState::serving),
                             std::memory_order_release);
   return summary;
+}
+
+void Warehouse::forget_undeclared() {
+  // Rows of the last daemon's namespaces stood until now, so that its clients' lookups went on.
+  for (uint32_t ordinal = 0; ordinal < kMaxNamespaces; ++ordinal)
+    if (spaces_[ordinal].shape.shards == 0) arena_.control().namespaces[ordinal].ready.store(0);
+}
+
+void Warehouse::note_unwritten() {
+  if (!log_) return;
+  for (PageId page = 0; page < catalog_.index().entries(); ++page)
+    if (const auto view = catalog_.at(page); view && view->in_dram() && !view->in_nvme())
+      unwritten_.insert(page);
 }
 
 void Warehouse::recover_slots(RecoverySummary& summary) {
@@ -78,7 +93,8 @@ void Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
         std::memset(static_cast<void*>(meta), 0, sizeof *meta);
         meta->shards = 1;
       }
-      const bool dma = word.state == SlotState::filling;
+      // The old daemon's reads may still land in FILLING, and in what a second crash left of it.
+      const bool dma = word.state != SlotState::reserved;
       pool_.restore(slot, SlotState::limbo);
       groups_[slot] = {word.generation, meta->key, 0,
                        dma ? clock_.boot_ns() + options_.grace_ns : 0, true};
@@ -160,14 +176,12 @@ void Warehouse::recover_records(std::vector<nvme::RecoveredRecord>& records,
     const int ordinal = recovered_space(facts, summary);
     if (ordinal < 0) continue;
     if (const auto dead = tombstones_.find(facts.key);
-        dead != tombstones_.end() && record.extent.life <= dead->second) {
+        dead != tombstones_.end() && record.extent.position() <= dead->second) {
       ++summary.cleared;
       continue;
     }
     if (auto view = catalog_.find(facts.key)) {
-      const bool newer = !view->in_nvme() || view->extent.life < record.extent.life ||
-                         (view->extent.life == record.extent.life &&
-                          view->extent.offset_blocks < record.extent.offset_blocks);
+      const bool newer = !view->in_nvme() || view->extent.position() < record.extent.position();
       if (!newer) continue;
       view->flags |= kEntryNvme;
       view->extent = record.extent;

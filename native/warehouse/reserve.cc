@@ -1,5 +1,6 @@
 // Stores: exchange, the groups that clients are writing, and limbo.
 #include <algorithm>
+#include <cassert>
 
 #include "base/error.h"
 #include "warehouse/warehouse.h"
@@ -8,10 +9,21 @@ namespace kvw {
 
 namespace {
 
+constexpr size_t kRefusedKept = 8192;
+constexpr uint64_t kRefusedNs = kSecondNs;  // ranks of one engine ask within a step of each other
+
 uint64_t all_shards(uint32_t shards) { return shards == 64 ? ~0ull : (1ull << shards) - 1; }
 
 void add_bits(std::atomic<uint64_t>& mask, uint64_t bits) {
   mask.store(mask.load(std::memory_order_relaxed) | bits, std::memory_order_release);
+}
+
+// A page whose witness no reader could present would be there for nobody.
+bool witness_fits(const Reserve& fields, const NamespaceShape& shape) {
+  if (fields.witness_kind == static_cast<uint32_t>(WitnessKind::tokens))
+    return fields.witness_bytes == shape.page_tokens * 4;
+  return fields.witness_kind == static_cast<uint32_t>(WitnessKind::engine_key) &&
+         fields.witness_bytes >= 1 && fields.witness_bytes <= kMaxEngineKeyBytes;
 }
 
 }  // namespace
@@ -60,18 +72,16 @@ Reason Warehouse::publish(SlotId slot) {
   SlotMeta* meta = pool_.meta(slot);
   const Key key = meta->key;
   const int ordinal = ordinal_of(meta->namespace_id);
-  auto old = catalog_.find(key);
+  assert(!catalog_.find(key));  // a key with an open group is never stored by another way
   Reason refusal = Reason::none;
   if (ordinal < 0 || meta->clear_epoch < spaces_[ordinal].clear_epoch)
     refusal = Reason::cleared;
-  else if (old && old->in_dram())
-    refusal = Reason::busy;  // the same page arrived by another way; its bytes are as good
-  else if (!old && !catalog_.has_room(key) && !make_window(key))
+  else if (!catalog_.has_room(key) && !make_window(key, kNoSlot))
     refusal = Reason::index_full;
   if (refusal != Reason::none) {
     give_up(slot, groups_.at(slot));
     close_group(slot);
-    return refusal == Reason::busy ? Reason::none : refusal;
+    return refusal;
   }
   meta->stored_at_ns = clock_.wall_ns();
   const uint64_t generation = groups_.at(slot).generation;
@@ -80,19 +90,16 @@ Reason Warehouse::publish(SlotId slot) {
   groups_.erase(slot);
   pool_.publish(slot);
 
-  EntryView view = old.value_or(EntryView{});
+  EntryView view;
   view.key = key;
   view.space = static_cast<uint16_t>(ordinal);
-  view.flags = static_cast<uint16_t>((view.flags | kEntryUsed | kEntryDram) & ~kEntryUnverified);
+  view.flags = kEntryUsed | kEntryDram;
   view.slot = slot;
   view.generation = static_cast<uint32_t>(generation);
   view.clear_epoch = meta->clear_epoch;
   view.digest = digests_of(meta)[0];
   std::vector<PageId> adopted;
-  if (old)
-    catalog_.update(view);
-  else
-    view.page = catalog_.insert(view, meta->parent, meta->position, adopted);
+  view.page = catalog_.insert(view, meta->parent, meta->position, adopted);
   make_resident(slot, view);
   ++pages_sealed_;
   bytes_sealed_ += meta->shard_bytes * meta->shards;
@@ -113,11 +120,7 @@ ReserveAnswer Warehouse::reserve(SessionId session, uint16_t ordinal,
                                  const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
   const NamespaceShape& shape = spaces_[ordinal].shape;
-  if (fields.shard >= shape.shards || fields.witness_bytes == 0 ||
-      fields.witness_bytes > shape.witness_capacity() ||
-      (fields.witness_kind != static_cast<uint32_t>(WitnessKind::tokens) &&
-       fields.witness_kind != static_cast<uint32_t>(WitnessKind::engine_key)))
-    return drop(Reason::mismatch);
+  if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
   if (const auto open = open_.find(fields.key); open != open_.end()) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
@@ -128,7 +131,15 @@ ReserveAnswer Warehouse::reserve(SessionId session, uint16_t ordinal,
     touch(view->page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
-  return open_group(session, ordinal, request);
+  if (const auto refused = refused_.find(fields.key);
+      refused != refused_.end() && clock_.boot_ns() < refused->second)
+    return drop(Reason::refused_tail);
+  const ReserveAnswer answer = open_group(session, ordinal, request);
+  // A page is refused once for all its shards: half a page would only hold room.
+  if (shape.shards > 1 && answer.answer == Answer::dropped && !retryable(answer.reason) &&
+      refused_.size() < kRefusedKept)
+    refused_[fields.key] = clock_.boot_ns() + kRefusedNs;
+  return answer;
 }
 
 ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveRequest& request) {
@@ -163,7 +174,8 @@ ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
   const uint64_t unfinished = pool_.unfinished_bytes();
   if (unfinished != 0 && unfinished + space.shape.slot_bytes() > reserve_limit_bytes_)
     return drop(Reason::reserve_limit);
-  if (!catalog_.has_room(fields.key) && !make_window(fields.key)) return drop(Reason::index_full);
+  if (!catalog_.has_room(fields.key) && !make_window(fields.key, parent_slot))
+    return drop(Reason::index_full);
   const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
   if (slot == kNoSlot) return drop(room_is_coming() ? Reason::later : Reason::no_room);
 
@@ -259,8 +271,9 @@ void Warehouse::settle_groups() {
     if (!group.limbo && (over || now >= group.deadline_ns)) {
       // Over without being published: every owner has gone or aborted; or it took too long.
       const SlotMeta* meta = pool_.meta(slot);
-      const bool owners_wait = (meta->granted.load() & ~meta->settled.load()) == 0;
-      if (!(owners_wait && now < group.deadline_ns)) give_up(slot, group);
+      // All that were granted have sealed, but a shard was not asked for yet: it has until then.
+      const bool incomplete = (meta->granted.load() & ~meta->settled.load()) == 0;
+      if (!incomplete || now >= group.deadline_ns) give_up(slot, group);
     }
     if (group.limbo && over) done.push_back(slot);
   }

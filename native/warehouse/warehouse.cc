@@ -29,13 +29,22 @@ uint32_t segment_words_for(const WarehouseOptions& options) {
 }
 
 // Pages are rarely smaller than 64 KiB; a table for more of them would cost memory for nothing.
-// Never more entries than pages of 4 KiB could fill.
+// Never more than pages of 4 KiB could fill, nor a table above a sixteenth of the DRAM tier beside
+// it.
 uint64_t index_entries_for(const WarehouseOptions& options) {
+  constexpr uint64_t kUsual = 65536, kMost = 1ull << 30;  // pages; a PageId has 32 bits
+  if (options.index_pages > kMost)
+    throw Error(ErrorKind::usage, "index_too_large",
+                "--index-pages " + std::to_string(options.index_pages) + " is above the limit of " +
+                    std::to_string(kMost));
   const uint64_t bytes = options.dram_bytes + options.nvme_capacity_bytes;
   uint64_t pages = options.index_pages;
-  if (pages == 0)
-    pages = std::min(std::max<uint64_t>(bytes / (64 * 1024), 65536), bytes / kBlockBytes);
-  return std::bit_ceil(std::max<uint64_t>(pages * 2, 1024));
+  if (pages == 0) {
+    const uint64_t most =
+        std::max<uint64_t>(options.dram_bytes / 16 / (2 * sizeof(IndexEntry)), 1024);
+    pages = std::clamp(bytes / (64 * 1024), std::min({kUsual, bytes / kBlockBytes, most}), most);
+  }
+  return std::bit_ceil(pages * 2);
 }
 
 ArenaOptions arena_options(const WarehouseOptions& options) {
@@ -97,7 +106,8 @@ void Warehouse::open_log() {
   log.flush_interval_ns = options_.flush_interval_ns;
   log.io_engine = options_.io_engine;
   log.epoch_now = epoch_;
-  for (const auto& [key, life] : tombstones_) log.life_floor = std::max(log.life_floor, life);
+  for (const auto& [key, position] : tombstones_)
+    log.life_floor = std::max(log.life_floor, static_cast<uint32_t>(position >> 32));
   log_ = nvme::open_log(log, *this, clock_);
 }
 
@@ -148,6 +158,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
   space.clear_epoch = clear_epoch;
   ordinals_[shape.id] = static_cast<uint16_t>(ordinal);
   NamespaceWord& row = arena_.control().namespaces[ordinal];
+  if (row.id_lo.load() != shape.id.lo || row.id_hi.load() != shape.id.hi) row.ready.store(0);
   row.id_lo.store(shape.id.lo);
   row.id_hi.store(shape.id.hi);
   row.clear_epoch.store(clear_epoch);
@@ -182,6 +193,7 @@ void Warehouse::make_resident(SlotId slot, const EntryView& view) {
 }
 
 void Warehouse::touch(PageId page) {
+  if (page == kNoPage) return;
   catalog_.node(page).used = true;
   const auto view = catalog_.at(page);
   if (view && view->in_dram())
@@ -205,6 +217,7 @@ void Warehouse::tick() {
   keep_free();
   sweep(kOrphansPerTick);
   std::erase_if(read_failures_, [now](const auto& item) { return item.second <= now; });
+  std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (log_) log_->tick();
   publish_rates();
 }
@@ -232,8 +245,9 @@ std::optional<uint32_t> Warehouse::next_slab_to_populate() const {
 
 void Warehouse::slab_populated(uint32_t slab, int err) {
   if (err != 0) {
-    growth_error_ = std::string("cannot grow the arena: ") + std::strerror(err);
-    on_event("arena_limited", growth_error_);
+    const std::string error = std::string("cannot grow the arena: ") + std::strerror(err);
+    if (error != growth_error_) on_event("arena_limited", error);
+    growth_error_ = error;
     return;
   }
   growth_error_.clear();
@@ -328,7 +342,7 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) 
     PageInfo info{page,
                   view->key,
                   {},
-                  const_cast<Catalog&>(catalog_).node(page).position,
+                  catalog_.node(page).position,
                   view->space,
                   view->in_dram(),
                   view->in_nvme(),
@@ -358,8 +372,7 @@ Warehouse::CheckReport Warehouse::check(int ordinal, PageId after, size_t limit,
     if (!repair) continue;
     ++report.quarantined;
     ++quarantined_;
-    const std::array<SlotId, 1> slots{view->slot};
-    evict_slots(slots, Gone::quarantined);
+    evict_views(std::span(&*view, 1), Gone::quarantined);
   }
   report.next = page < catalog_.index().entries() ? static_cast<int64_t>(page) : -1;
   return report;

@@ -6,6 +6,7 @@
 // ways · recover.cc: what an earlier daemon left · warehouse.cc: the rest.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -41,8 +42,8 @@ class Warehouse final : public nvme::LogHost {
   // or the one it has already. Throws Error: usage "page_too_large", "bad_namespace"; capacity
   // "too_many_namespaces".
   uint32_t add_namespace(uint32_t wish, const NamespaceShape& shape, uint64_t clear_epoch);
-  // Records of `key` of lives up to `life` are dead (operator's evict). Before recover().
-  void add_tombstone(const Key& key, uint32_t life) { tombstones_[key] = life; }
+  // Records of `key` up to a log position are dead (operator's evict). Before recover().
+  void add_tombstone(const Key& key, uint64_t position) { tombstones_[key] = position; }
   RecoverySummary recover();
 
   // --- sessions and stores (reserve.cc)
@@ -60,17 +61,25 @@ class Warehouse final : public nvme::LogHost {
   bool has_log() const { return log_ != nullptr; }
   int log_fd() const { return log_->event_fd(); }
   void poll_log() { log_->poll(); }
-  // Offers pages that are only in DRAM to the log again; true when nothing is left to offer.
-  bool spill();
+  // Pages that are in DRAM only, ancestors before descendants.
+  std::deque<PageId> unwritten_pages() const;
+  // Offers them to the log again, as far as its queue has room; true when none is left to offer.
+  bool spill(std::deque<PageId>& backlog);
   uint64_t request_flush() { return log_->request_flush(); }
   bool flushed(uint64_t ticket) const { return log_->durable_through() >= ticket; }
   FlushReport flush_report() const;
 
   // --- leaving (evict.cc)
+  // begin_clear() hides every page of the namespace that was reserved before `epoch` from readers
+  // at once; clear_some() then takes them out, from index position `cursor` on, a bounded stretch
+  // at a time (cursor becomes kNoPage at the end), and returns how many. clear() is both, whole.
+  void begin_clear(uint32_t ordinal, uint64_t epoch);
+  uint64_t clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor);
   uint64_t clear(uint32_t ordinal, uint64_t epoch);
   void raise_epoch(uint64_t epoch);
   // The coldest pages of a namespace (-1: of all), of "dram", "nvme" or "all" tiers.
-  std::vector<std::pair<Key, uint32_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
+  // Returns key and log position of what left NVMe, for tombstones.
+  std::vector<std::pair<Key, uint64_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
                                               uint64_t& left);
   uint64_t sweep(size_t limit);
   // A client saw bytes that are not the page's. Checked here before anything is believed.
@@ -144,18 +153,20 @@ class Warehouse final : public nvme::LogHost {
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
   // Closes the slots, scans the pins once; those unpinned leave DRAM. Returns how many left.
   size_t evict_slots(std::span<const SlotId> slots, Gone gone);
+  size_t evict_views(std::span<const EntryView> views, Gone gone);  // those of them in DRAM
   void leave_dram(SlotId slot, Gone gone);
   void leave_nvme(const EntryView& entry, Gone gone);
   bool rebalance(SlotClass& needy);
-  bool make_window(const Key& key);
-  void banish(const EntryView& view, Gone gone);  // out of every tier, pinned or not
+  bool make_window(const Key& key, SlotId spare);
   void keep_free();
+  uint64_t heat(const EntryView& view) const;
   void retry_zombies();
   std::vector<EntryView> coldest_first(const std::vector<EntryView>& found, size_t limit);
   uint64_t collect(int ordinal, std::vector<EntryView>& found) const;
 
   // promote.cc
   void admit(const EntryView& view, SlotId slot);
+  bool append(const EntryView& view, SlotId slot);
   bool admissible(const PageNode& node, std::string& reason) const;
   void end_promotion();
 
@@ -167,6 +178,8 @@ class Warehouse final : public nvme::LogHost {
   void recover_records(std::vector<nvme::RecoveredRecord>& records, RecoverySummary& summary);
   int recovered_space(const PageFacts& facts, RecoverySummary& summary);
   int adopt_namespace(const PageFacts& facts);
+  void forget_undeclared();
+  void note_unwritten();
 
   // warehouse.cc
   int ordinal_of(const Key& namespace_id) const;
@@ -187,15 +200,15 @@ class Warehouse final : public nvme::LogHost {
 
   std::vector<Space> spaces_;  // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
-  std::unordered_map<Key, uint32_t, KeyHash> tombstones_;
+  std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   std::unordered_map<SlotId, Group> groups_;
   std::unordered_map<Key, SlotId, KeyHash> open_;             // RESERVED groups by key
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_set<Key, KeyHash> promoting_;                // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
-  PageId spill_cursor_ = 0;
-  bool spill_progress_ = false;
+  std::unordered_set<PageId> unwritten_;  // in DRAM, neither on NVMe nor on the way there
+  std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
   uint64_t started_ns_, epoch_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
