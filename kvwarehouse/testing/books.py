@@ -37,14 +37,12 @@ class Snapshot:
 
     def left(self) -> int:
         """Pages that left some tier, whatever the reason, since the daemon started."""
-        return sum(self.dram["left"].values()) + sum(self.nvme["left"].values())
+        return int(sum(self.dram["left"].values()) + sum(self.nvme["left"].values()))
 
     def asked(self) -> int:
         """Pages asked for by lookups: hits of all tiers and misses."""
         lookups = self.core["lookups"]
-        return int(
-            lookups["pages_hit_dram"] + lookups["pages_hit_nvme"] + lookups["pages_missed"]
-        )
+        return int(lookups["pages_hit_dram"] + lookups["pages_hit_nvme"] + lookups["pages_missed"])
 
 
 def quiet_snapshot(client: Client, books: Iterable[Dictionary]) -> Snapshot:
@@ -83,9 +81,7 @@ def _motion(core: Mapping[str, Any]) -> Any:
 
 def _busy(core: Mapping[str, Any]) -> bool:
     nvme = core["tiers"]["nvme"]
-    return bool(
-        nvme["queued_records"] or nvme["promotions_in_flight"] or nvme["reads_in_flight"]
-    )
+    return bool(nvme["queued_records"] or nvme["promotions_in_flight"] or nvme["reads_in_flight"])
 
 
 def _listed(client: Client, book: Dictionary) -> dict[int, frozenset[str]]:

@@ -1,8 +1,8 @@
 """The warehouse as a dictionary: what a namespace may hold, and what it must.
 
 Prompts are paths of a growing tree; a node is a page and its tokens follow from its number. A page
-may be there once every shard of it was offered since the last clear (`possible`), and must be there,
-or be counted as gone, once every shard was reported stored or already there (`owed`). Not
+may be there once every shard of it was offered since the last clear (`possible`), and must be
+there, or be counted as gone, once every shard was reported stored or already there (`owed`). Not
 thread-safe.
 """
 
@@ -56,8 +56,8 @@ class Dictionary:
 
     def tokens(self, path: Sequence[int]) -> NDArray[np.uint32]:
         width = self.space.page_tokens
-        starts = np.asarray(path, np.uint32)[:, None] * width
-        return (starts + np.arange(width, dtype=np.uint32)).ravel()
+        starts = np.asarray(path, np.uint32)[:, None] * np.uint32(width)
+        return np.ravel(starts + np.arange(width, dtype=np.uint32)).astype(np.uint32)
 
     def node_of(self, key: bytes) -> int:
         """KeyError: no page of this namespace."""

@@ -3,8 +3,9 @@ readers that look up and load what writers have finished. Run as
 
     python -m kvwarehouse.testing.traffic JSON
 
-with the fields of Task. Told to go on and to stop, and watched, through a Board. What a client found
-is written as JSON to Task.report at its end; what must never happen ends it with a traceback there.
+with the fields of Task. Told to go on and to stop, and watched, through a Board. What a client
+found is written as JSON to Task.report at its end; what must never happen ends it with a traceback
+there.
 """
 
 from __future__ import annotations

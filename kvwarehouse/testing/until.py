@@ -16,7 +16,7 @@ _STEP_S = 0.01
 _T = TypeVar("_T")
 
 
-def until(ask: Callable[[], _T], what: str, *, deadline_s: float = DEADLINE_S) -> _T:
+def until(ask: Callable[[], _T | None], what: str, *, deadline_s: float = DEADLINE_S) -> _T:
     """The first answer of `ask` that is true; AssertionError naming `what`, and the last answer,
     when none was within deadline_s."""
     end = time.monotonic() + deadline_s

@@ -81,9 +81,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rounds(
-    moving: Traffic, rng: random.Random, kills: int, prompts: int
-) -> Iterator[int]:
+def rounds(moving: Traffic, rng: random.Random, kills: int, prompts: int) -> Iterator[int]:
     """Kills the daemon `kills` times, each at a random point of `prompts` prompts a writer."""
     for kill in range(kills):
         moving.board.quota += prompts

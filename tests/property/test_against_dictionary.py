@@ -146,7 +146,11 @@ class WarehouseMachine(RuleBasedStateMachine):
         self.steps += 1
         rng = random.Random(seed)
         for _ in range(count):
-            space, place, number = rng.randrange(len(SPACES)), rng.getrandbits(20), rng.getrandbits(8)
+            space, place, number = (
+                rng.randrange(len(SPACES)),
+                rng.getrandbits(20),
+                rng.getrandbits(8),
+            )
             getattr(self, rng.choice(TRAFFIC))(space, place, number, rng.randrange(3))
 
     def store_branch(self, space: int, place: int, number: int, client: int) -> None:
@@ -269,7 +273,9 @@ class WarehouseMachine(RuleBasedStateMachine):
     def evict(self, space: int | None, pages: int, tiers: str, by_command: bool) -> None:
         self.steps += 1
         if by_command and space is not None:
-            said = self.command("evict", SPACES[space].model, "--pages", str(pages), "--tier", tiers)
+            said = self.command(
+                "evict", SPACES[space].model, "--pages", str(pages), "--tier", tiers
+            )
             assert "evicted" in said
             return
         assert self.admin.evict(None if space is None else SPACES[space], pages, tiers) <= pages
@@ -362,7 +368,9 @@ class WarehouseMachine(RuleBasedStateMachine):
     def check_counters(self, after: books.Snapshot) -> None:
         assert after.asked() - self.snapshot.asked() == self.asked
         scraped = self.serving.metrics()
-        hits = [scraped[f'kvwarehouse_lookup_hit_pages_total{{tier="{t}"}}'] for t in ("dram", "nvme")]
+        hits = [
+            scraped[f'kvwarehouse_lookup_hit_pages_total{{tier="{t}"}}'] for t in ("dram", "nvme")
+        ]
         assert sum(hits) + scraped["kvwarehouse_lookup_missed_pages_total"] == after.asked()
         for tier, status in (("dram", after.dram), ("nvme", after.nvme)):
             for reason, count in status["left"].items():
