@@ -38,6 +38,12 @@ struct Desk {
   std::unique_ptr<Registry> registry;
 };
 
+// What a client does with the descriptor of its welcome.
+ClientSession attach(Fd&& descriptor) {
+  return ClientSession(ParentFd(descriptor.release()));
+}
+ClientSession attach(Fd& descriptor) { return attach(std::move(descriptor)); }
+
 TEST(session_is_locked_before_anybody_hears_of_it) {
   Desk desk;
   Registry::Created created = desk.registry->create(1);
@@ -117,7 +123,7 @@ TEST(session_lives_on_when_a_forked_child_closes_its_copy) {
 TEST(session_pins_count_again_when_a_new_daemon_finds_its_file) {
   Desk desk;
   Registry::Created created = desk.registry->create(1);
-  ClientSession client(std::move(created.descriptor));
+  ClientSession client = attach(created.descriptor);
   const int place = client.take_pin();
   client.store_pin(place, slot_pin(17, 3));
   CHECK(desk.registry->pins().slots.contains(17));
@@ -133,7 +139,7 @@ TEST(session_pins_count_until_the_grace_is_over_when_the_owner_died_with_the_dae
   {
     Registry::Created created = desk.registry->create(1);
     id = created.session->id;
-    ClientSession client(std::move(created.descriptor));
+    ClientSession client = attach(created.descriptor);
     client.store_pin(client.take_pin(), slot_pin(4, 1));
   }
   desk.open();
@@ -157,7 +163,7 @@ TEST(session_pin_words_name_what_they_pin) {
 TEST(session_pins_are_matched_by_slot_whatever_the_generation_says) {
   Desk desk;
   Registry::Created created = desk.registry->create(1);
-  ClientSession client(std::move(created.descriptor));
+  ClientSession client = attach(created.descriptor);
   for (const uint32_t generation : {0u, 1u, UINT32_MAX})
     client.store_pin(client.take_pin(), slot_pin(generation & 0xff, generation));
   client.store_pin(client.take_pin(), segment_pin(9, 1));
@@ -171,7 +177,7 @@ TEST(session_has_no_pins_when_its_file_was_truncated) {
   Desk desk;
   Registry::Created broken = desk.registry->create(1);
   Registry::Created healthy = desk.registry->create(2);
-  ClientSession client(std::move(healthy.descriptor));
+  ClientSession client = attach(healthy.descriptor);
   client.store_pin(client.take_pin(), slot_pin(8, 1));
   client.count(Counter::loads, 3);
   for (const off_t bytes : {off_t{200}, off_t{140}, off_t{0}}) {
@@ -199,7 +205,8 @@ TEST(session_pins_stay_bounded_when_the_file_claims_more) {
 
 TEST(session_refuses_a_pin_when_all_words_are_taken) {
   Desk desk;
-  ClientSession client(desk.registry->create(1).descriptor);
+  Registry::Created created = desk.registry->create(1);
+  ClientSession client = attach(created.descriptor);
   for (uint32_t i = 0; i < kPinCapacity; ++i) CHECK_EQ(client.take_pin(), i);
   CHECK_EQ(client.take_pin(), -1);
   client.drop_pin(77);
@@ -209,7 +216,8 @@ TEST(session_refuses_a_pin_when_all_words_are_taken) {
 
 TEST(session_touches_arrive_once_and_the_newest_win) {
   Desk desk;
-  ClientSession client(desk.registry->create(1).descriptor);
+  Registry::Created created = desk.registry->create(1);
+  ClientSession client = attach(created.descriptor);
   EntryView entry;
   entry.key.lo = 0x1122334455667788ull;
   const auto drained = [&] {
@@ -235,7 +243,7 @@ TEST(session_counters_stay_in_the_totals_when_it_is_buried) {
   {
     Registry::Created created = desk.registry->create(1);
     id = created.session->id;
-    ClientSession client(std::move(created.descriptor));
+    ClientSession client = attach(created.descriptor);
     client.count(Counter::pages_loaded, 41);
     client.count(Counter::pages_loaded);
   }
@@ -284,15 +292,15 @@ TEST(client_session_is_refused_when_the_file_is_not_one) {
     CHECK_EQ(::pwrite(created.descriptor.get(), &value, bytes, at), bytes);
     return std::move(created.descriptor);
   };
-  CHECK_THROWS(ClientSession(spoilt(1, 0, 8)), "bad_files");
-  CHECK_THROWS(ClientSession(spoilt(kSessionVersion + 1, 8, 4)), "bad_files");
+  CHECK_THROWS(attach(spoilt(1, 0, 8)), "bad_files");
+  CHECK_THROWS(attach(spoilt(kSessionVersion + 1, 8, 4)), "bad_files");
   Registry::Created cut = desk.registry->create(1);
   CHECK_EQ(::ftruncate(cut.descriptor.get(), 4096), 0);
-  CHECK_THROWS(ClientSession(std::move(cut.descriptor)), "bad_files");
+  CHECK_THROWS(attach(std::move(cut.descriptor)), "bad_files");
   // A second opening of the file, while the first holds the lock.
   Registry::Created held = desk.registry->create(1);
   CHECK_THROWS(
-      ClientSession(Fd(::open(desk.path(held.session->id).c_str(), O_RDWR | O_CLOEXEC))),
+      attach(Fd(::open(desk.path(held.session->id).c_str(), O_RDWR | O_CLOEXEC))),
       "bad_files");
 }
 

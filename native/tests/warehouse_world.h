@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "chain/chain.h"
 #include "client/session.h"
 #include "client/view.h"
@@ -112,8 +113,8 @@ inline std::vector<std::byte> bytes_of(const Key& key, uint32_t shard, size_t by
   return data;
 }
 
-inline Fd duplicate(int fd) {
-  Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+inline ParentFd duplicate(int fd) {
+  ParentFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!copy.valid()) throw storage_error("cannot duplicate a descriptor", errno);
   return copy;
 }
@@ -176,7 +177,14 @@ class World {
     return found->slot;
   }
 
-  uint64_t total_slots() {
+  // Slots of the test's own page size when all slabs are cut for it.
+  uint64_t capacity() {
+    SlabCut cut;
+    cut.slot_blocks = static_cast<uint32_t>(shape_.slot_bytes() / kBlockBytes);
+    cut.meta_units = static_cast<uint16_t>(meta_bytes_of(shape_) / 64);
+    return warehouse_->arena().slab_count() * uint64_t{slots().slots_in(cut)};
+  }
+  uint64_t total_slots() {  // of the slabs that are cut, for whatever
     uint64_t total = 0;
     for (uint32_t slab = 0; slab < warehouse_->arena().slab_count(); ++slab)
       total += slots().slots_in(slots().cut(slab));
@@ -221,7 +229,8 @@ class Peer {
  public:
   explicit Peer(World& world) : world_(&world), shape_(world.shape()) {
     Registry::Created created = (*world_)->sessions().create(1);
-    session_ = std::make_unique<ClientSession>(std::move(created.descriptor));
+    lock_ = Fd(::fcntl(created.descriptor.get(), F_DUPFD_CLOEXEC, 0));
+    session_ = std::make_unique<ClientSession>(ParentFd(created.descriptor.release()));
     map();
   }
   Peer(const Peer&) = delete;
@@ -336,6 +345,7 @@ class Peer {
   void die() {
     const SessionId gone = id();
     session_.reset();
+    lock_.reset();
     if (world_->operator->() != nullptr) (*world_)->sessions().hung_up(gone);
   }
   // hello again after a restart; what is listed as not settled.
@@ -349,6 +359,7 @@ class Peer {
  private:
   World* world_;
   NamespaceShape shape_;
+  Fd lock_;  // the session's lock, also in a forked child that plays this client
   std::unique_ptr<ClientSession> session_;
   std::shared_ptr<const View> view_;
 };

@@ -23,17 +23,18 @@ constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a 
 class KeepBusy final : public Keep {
  public:
   KeepBusy(const Pool& pool, const SlotClass& cls, const std::unordered_set<SlotId>& writing,
-           SlotId spare)
-      : pool_(pool), cls_(cls), writing_(writing), spare_(spare) {}
+           const PinSet& pins, SlotId spare)
+      : pool_(pool), cls_(cls), writing_(writing), pins_(pins), spare_(spare) {}
   bool operator()(PageId resident) const override {
     const SlotId slot = pool_.slot_of(cls_, resident);
-    return slot == spare_ || writing_.contains(slot);
+    return slot == spare_ || writing_.contains(slot) || pins_.slots.contains(slot);
   }
 
  private:
   const Pool& pool_;
   const SlotClass& cls_;
   const std::unordered_set<SlotId>& writing_;
+  const PinSet& pins_;
   SlotId spare_;
 };
 
@@ -60,18 +61,21 @@ void Warehouse::keep_free() {
 }
 
 size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
-  const KeepBusy keep(pool_, cls, writing_, spare);
+  PinSet pins;  // none, until a victim turns out to be pinned: then those pinned are passed over
+  const KeepBusy keep(pool_, cls, writing_, pins, spare);
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;
   size_t left = 0;
-  // Pinned victims are touched and not seen again this round; a few rounds bound the work.
+  // Pinned since we looked, a victim is touched; a few rounds bound the work.
   for (int round = 0; round < 4 && left < want; ++round) {
     const size_t found =
         cls.policy->victims(std::span(residents).first(std::min(want - left, kBatch)), keep);
     if (found == 0) break;
     slots.clear();
     for (size_t i = 0; i < found; ++i) slots.push_back(pool_.slot_of(cls, residents[i]));
-    left += evict_slots(slots, Gone::evicted);
+    const size_t out = evict_slots(slots, Gone::evicted);
+    if (out < found) pins = sessions_->pins();
+    left += out;
   }
   return left;
 }

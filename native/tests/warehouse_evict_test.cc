@@ -1,0 +1,429 @@
+// What leaves by construction: pins against reclaim, who goes first, how long an evicted page stays
+// readable, and that no old entry ever names another page's bytes.
+#include <algorithm>
+#include <set>
+
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+namespace {
+
+constexpr uint64_t kBig = 60 * 1024;  // two shards of it: 120 KiB a slot, 17 a slab, 68 in all
+constexpr uint64_t kGrace = 5 * kSecondNs;
+
+// Stores one-page chains [first, first + count).
+void fill(World& world, Peer& peer, uint64_t first, uint64_t count) {
+  for (uint64_t chain = first; chain < first + count; ++chain) CHECK(peer.store(world.page(chain)));
+}
+
+// Stores enough that every slot that can be reused was reused twice.
+void churn(World& world, Peer& peer, uint64_t first = 100000) {
+  fill(world, peer, first, 2 * world.capacity());
+}
+
+uint64_t evict_all(World& world) {
+  uint64_t left = 0;
+  world->evict(-1, UINT64_MAX, "dram", left);
+  return left;
+}
+
+// --- pins
+
+TEST(pinned_page_is_never_reused) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world), writer(world);
+  const TestPage page = world.page(1);
+  CHECK(writer.store(page));
+  const EntryView entry = *world.entry(page);
+  const int place = reader.pin(page);
+  CHECK(place >= 0);
+  churn(world, writer);
+  evict_all(world);
+  world.pass(1);
+  CHECK_EQ(world.word(entry.slot).state, SlotState::live);
+  CHECK_EQ(reader.load_as(entry, page, 0), Got::right);
+  CHECK_EQ(reader.load_as(entry, page, 1), Got::right);
+  CHECK(world.stored(page));  // it went back to LIVE, with its entry
+  reader.session().drop_pin(place);
+  churn(world, writer, 200000);
+  CHECK(reader.load_as(entry, page, 0) == Got::stale);
+}
+
+TEST(pinned_page_is_never_reused_after_a_restart) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world);
+  const TestPage page = world.page(1);
+  CHECK(reader.store(page));
+  const EntryView entry = *world.entry(page);
+  CHECK(reader.pin(page) >= 0);
+  for (int round = 0; round < 3; ++round) {
+    world.restart();  // the reader does not even say hello
+    Peer writer(world);
+    churn(world, writer, 100000 + static_cast<uint64_t>(round) * 1000);
+    for (int i = 0; i < 5; ++i) world.pass(10 * kGrace);
+    CHECK_EQ(reader.load_as(entry, page, 0), Got::right);  // through its old mapping and entry
+  }
+}
+
+TEST(pinned_page_is_let_go_when_its_owner_is_dead_for_the_grace) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer writer(world);
+  auto reader = std::make_unique<Peer>(world);
+  const TestPage page = world.page(1);
+  CHECK(writer.store(page));
+  const EntryView entry = *world.entry(page);
+  CHECK(reader->pin(page) >= 0);
+  reader->die();
+  world.pass(1);
+  world.pass(kGrace - 1);
+  churn(world, writer);
+  CHECK_EQ(writer.load_as(entry, page, 0), Got::right);  // its DMA may still read
+  world.pass(1);
+  churn(world, writer, 200000);
+  CHECK_EQ(writer.load_as(entry, page, 0), Got::stale);
+}
+
+TEST(pin_fails_when_it_comes_too_late) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world), writer(world);
+  const TestPage page = world.page(1);
+  CHECK(writer.store(page));
+  const EntryView entry = *world.entry(page);
+  CHECK_EQ(evict_all(world), 1);
+  const int place = reader.store_pin(entry);  // found before, pinned after
+  CHECK(!reader.confirm_pin(entry, place));
+  churn(world, writer);
+  const int again = reader.store_pin(entry);  // another generation is LIVE there now
+  CHECK(!reader.confirm_pin(entry, again));
+  CHECK_EQ(world->sessions().pins().slots.size(), 0);
+}
+
+TEST(pin_holds_when_it_is_stored_before_the_scan_of_an_eviction) {
+  // Stored and not yet checked: the reclaimer sees it all the same, and the check then succeeds.
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world), writer(world);
+  const TestPage page = world.page(1);
+  CHECK(writer.store(page));
+  const EntryView entry = *world.entry(page);
+  const int place = reader.store_pin(entry);
+  CHECK_EQ(evict_all(world), 0);
+  CHECK(reader.confirm_pin(entry, place));
+  churn(world, writer);
+  CHECK_EQ(reader.load_as(entry, page, 1), Got::right);
+}
+
+TEST(pin_through_an_old_index_holds_or_fails_but_never_names_another_page) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world);
+  const TestPage kept = world.page(1), gone = world.page(2);
+  CHECK(reader.store(kept));
+  CHECK(reader.store(gone));
+  const EntryView old_kept = *world.entry(kept), old_gone = *world.entry(gone);
+  world.restart();
+  Peer writer(world);
+  uint64_t left = 0;
+  CHECK(reader.pin(kept) >= 0);  // by the mapping of the index that is no more
+  world->evict(-1, UINT64_MAX, "dram", left);
+  CHECK_EQ(left, 1);
+  churn(world, writer);
+  CHECK_EQ(reader.pin(gone), -1);
+  CHECK_EQ(reader.load_as(old_kept, kept, 0), Got::right);
+  CHECK_EQ(reader.load_as(old_gone, gone, 0), Got::stale);
+}
+
+TEST(no_room_is_said_when_everything_is_pinned) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world), writer(world);
+  const uint64_t slots = world.capacity();
+  fill(world, writer, 0, slots);
+  for (uint64_t chain = 0; chain < slots; ++chain) CHECK(reader.pin(world.page(chain)) >= 0);
+  CHECK_EQ(writer.reserve(world.page(9000)).reason, Reason::no_room);
+  for (uint64_t chain = 0; chain < slots; ++chain)
+    CHECK_EQ(reader.load(world.page(chain)), Got::right);
+  reader.session().drop_pin(0);
+  CHECK(writer.store(world.page(9001)));
+  world.check_settled();
+}
+
+TEST(pinned_page_is_not_found_but_readable_when_it_was_cleared) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer reader(world), writer(world);
+  const TestPage page = world.page(1);
+  CHECK(writer.store(page));
+  const EntryView entry = *world.entry(page);
+  const int place = reader.pin(page);
+  CHECK_EQ(world->clear(0, 1), 1);
+  CHECK(!world.stored(page));
+  CHECK_EQ(world->status().zombie_slots, 1);
+  churn(world, writer);
+  CHECK_EQ(reader.load_as(entry, page, 0), Got::right);  // its holder may finish
+  world.check_no_slot_leaks();
+  world.clear_epoch = 1;  // as the ledger says
+  world.restart();
+  CHECK(!world.stored(page));
+  CHECK_EQ(reader.load_as(entry, page, 0), Got::right);
+  CHECK_EQ(world->status().zombie_slots, 1);
+  reader.session().drop_pin(place);
+  world.pass(1);
+  CHECK_EQ(reader.load_as(entry, page, 0), Got::stale);
+  world.check_settled();
+}
+
+// --- who leaves, and when
+
+TEST(descendants_leave_before_ancestors) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  auto random = check::random("descendants_leave_before_ancestors");
+  constexpr uint32_t kDepth = 6;
+  std::vector<uint32_t> depth(40, 0);  // pages stored of each chain
+  for (int step = 0; step < 600; ++step) {
+    const uint64_t chain = random() % depth.size();
+    if (depth[chain] < kDepth && peer.store(world.page(chain, depth[chain]))) ++depth[chain];
+    // A chain is now a prefix of what was stored of it, without a gap.
+    for (uint64_t other = 0; other < depth.size(); ++other) {
+      uint32_t prefix = 0;
+      while (prefix < depth[other] && world.stored(world.page(other, prefix))) ++prefix;
+      for (uint32_t at = prefix; at < depth[other]; ++at)
+        CHECK(!world.stored(world.page(other, at)));
+      depth[other] = prefix;
+    }
+    CHECK_EQ(world->status().orphan_pages, 0);
+  }
+  world.check_settled();
+}
+
+TEST(parent_is_not_evicted_for_its_own_child) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  const uint64_t slots = world.capacity();
+  for (uint32_t at = 0; at < slots; ++at) CHECK(peer.store(world.page(1, at)));
+  // The one chain fills the arena: its last page is the only leaf, and the parent of the next.
+  const ReserveAnswer answer = peer.reserve(world.page(1, static_cast<uint32_t>(slots)));
+  CHECK_EQ(answer.answer, Answer::dropped);
+  CHECK_EQ(answer.reason, Reason::no_room);
+  CHECK_EQ(world->status().dram_pages, slots);
+}
+
+TEST(evicted_page_stays_readable_until_its_slot_is_taken_again) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  const uint64_t slots = world.capacity();
+  fill(world, peer, 0, slots);
+  const TestPage page = world.page(0);
+  const EntryView entry = *world.entry(page);
+  CHECK_EQ(evict_all(world), slots);
+  CHECK(!world.stored(page));
+  // First in, first out: the first that left is the first to be taken, the last the last.
+  std::vector<EntryView> entries;
+  CHECK_EQ(peer.load_as(entry, page, 0), Got::right);
+  std::set<SlotId> taken;
+  for (uint64_t chain = 1000; chain < 1000 + slots; ++chain) {
+    const bool reused = taken.contains(entry.slot);
+    CHECK_EQ(peer.load_as(entry, page, 0), reused ? Got::stale : Got::right);
+    const ReserveAnswer grant = peer.reserve(world.page(chain), 0);
+    CHECK(taken.insert(grant.slot).second);  // no slot twice before each was taken once
+    peer.settle(grant);
+  }
+  CHECK_EQ(taken.size(), slots);
+}
+
+TEST(generation_ends_for_readers_before_a_byte_of_the_next_is_written) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1), next = world.page(2);
+  CHECK(peer.store(page));
+  const EntryView entry = *world.entry(page);
+  evict_all(world);
+  ReserveAnswer grant;
+  for (uint64_t chain = 100;; ++chain) {
+    grant = peer.reserve(chain == 100 ? next : world.page(chain));
+    if (grant.slot == entry.slot) break;
+    peer.settle(grant);
+  }
+  // Granted, and nothing written yet: the bytes are still right, and no longer accepted.
+  CHECK(std::memcmp(peer.place(entry.slot, 0), bytes_of(page.key, 0, kBig).data(), kBig) == 0);
+  CHECK_EQ(peer.load_as(entry, page, 0), Got::stale);
+}
+
+TEST(page_is_evicted_by_use_not_by_age) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  const uint64_t slots = world.capacity();
+  fill(world, peer, 0, slots);
+  peer.session().touch(*world.entry(world.page(0)));  // the oldest, loaded just now
+  CHECK(peer.store(world.page(9000)));
+  CHECK(world.stored(world.page(0)));
+  CHECK(!world.stored(world.page(1)));
+}
+
+TEST(touches_of_what_is_gone_are_ignored) {
+  World world(shape_of(5000));
+  world.start();
+  Peer peer(world);
+  CHECK(peer.store(world.page(1)));
+  EntryView entry = *world.entry(world.page(1));
+  evict_all(world);
+  for (const PageId page : {entry.page, PageId{0}, kNoPage, PageId{4095}, PageId{1u << 30}}) {
+    entry.page = page;
+    peer.session().touch(entry);
+  }
+  world.pass(1);
+  world.check_settled();
+}
+
+TEST(operator_evicts_the_coldest_first_and_says_how_many) {
+  World world(shape_of(5000));
+  world.start();
+  Peer peer(world);
+  for (uint32_t at = 0; at < 4; ++at) CHECK(peer.store(world.page(1, at)));
+  for (uint32_t at = 0; at < 4; ++at) CHECK(peer.store(world.page(2, at)));
+  uint64_t left = 0;
+  world->evict(0, 3, "dram", left);
+  CHECK_EQ(left, 3);
+  for (uint32_t at = 0; at < 4; ++at) {
+    CHECK_EQ(world.stored(world.page(1, at)), at == 0);
+    CHECK(world.stored(world.page(2, at)));
+  }
+  CHECK_THROWS(world->evict(0, 1, "hbm", left), "bad_tiers");
+}
+
+TEST(window_that_is_full_gives_its_coldest_page) {
+  World world(shape_of(5000, 1));
+  world.options.index_pages = 1;  // the smallest table there is
+  world.start();
+  Peer peer(world);
+  const uint64_t entries = world->arena().index().entries();
+  // More pages than windows can hold evenly: every one is stored, and the table stays a table.
+  for (uint64_t chain = 0; chain < 2 * entries; ++chain) CHECK(peer.store(world.page(chain)));
+  const WarehouseStatus status = world->status();
+  CHECK(status.index_pages <= status.index_capacity);
+  CHECK_EQ(status.index_pages, status.dram_pages);
+  uint64_t found = 0;
+  for (uint64_t chain = 0; chain < 2 * entries; ++chain)
+    if (world.stored(world.page(chain))) {
+      CHECK_EQ(peer.load(world.page(chain)), Got::right);
+      ++found;
+    }
+  CHECK_EQ(found, status.dram_pages);
+  world.check_settled();
+}
+
+TEST(index_full_is_said_when_every_page_of_the_window_is_pinned) {
+  World world(shape_of(5000, 1));
+  world.options.index_pages = 1;
+  world.start();
+  Peer reader(world), writer(world);
+  uint64_t refused = 0;
+  for (uint64_t chain = 0; chain < world->arena().index().entries(); ++chain) {
+    const TestPage page = world.page(chain);
+    if (writer.store(page))
+      CHECK(reader.pin(page) >= 0);
+    else
+      ++refused;
+  }
+  CHECK(refused != 0);
+  CHECK_EQ(world->status().dropped["index_full"] + world->status().dropped["no_room"], refused);
+  world.check_settled();
+}
+
+// --- slabs that go to another page size
+
+TEST(stale_entry_never_validates_when_its_slab_was_cut_anew) {
+  World world(shape_of(kBig));
+  const NamespaceShape small = shape_of(4096, 1, {8, 8});
+  world.declared.push_back(small);
+  world.start();
+  Peer peer(world), other(world);
+  other.use(small);
+  const uint64_t slots = world.capacity();
+  fill(world, peer, 0, slots);
+  std::vector<EntryView> old;
+  for (uint64_t chain = 0; chain < slots; ++chain) old.push_back(*world.entry(world.page(chain)));
+  for (uint64_t chain = 0; chain < 600; ++chain) CHECK(other.store(page_of(small, chain, 0)));
+  CHECK(world->status().left_dram[static_cast<size_t>(Gone::rebalanced)] != 0);
+  uint64_t stale = 0;
+  for (uint64_t chain = 0; chain < slots; ++chain) {
+    const Got got = peer.load_as(old[chain], world.page(chain), 1);
+    CHECK(got == Got::right || got == Got::stale);
+    CHECK(got == Got::right || !world.stored(world.page(chain)));
+    stale += got == Got::stale ? 1 : 0;
+  }
+  CHECK(stale != 0);
+  for (uint64_t chain = 0; chain < 600; ++chain)
+    if (world.stored(page_of(small, chain, 0)))
+      CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
+  // And back: the small pages' entries meet words of the old cut, raised.
+  std::vector<std::pair<TestPage, EntryView>> smalls;
+  for (uint64_t chain = 0; chain < 600; ++chain)
+    if (const auto entry = world.entry(page_of(small, chain, 0)))
+      smalls.emplace_back(page_of(small, chain, 0), *entry);
+  evict_all(world);
+  churn(world, peer, 300000);
+  for (const auto& [page, entry] : smalls) {
+    const Got got = other.load_as(entry, page, 0);
+    CHECK(got == Got::right || got == Got::stale);
+  }
+  world.check_settled();
+}
+
+TEST(slab_is_not_given_away_while_somebody_reads_or_writes_there) {
+  World world(shape_of(kBig));
+  const NamespaceShape small = shape_of(4096, 1, {8, 8});
+  world.declared.push_back(small);
+  world.start();
+  Peer reader(world), writer(world), other(world);
+  other.use(small);
+  const uint64_t slots = world.capacity();
+  const uint64_t per_slab = slots / world->arena().slab_count();
+  fill(world, writer, 0, slots - 1);
+  const ReserveAnswer grant = writer.reserve(world.page(7777));  // one being written, in the last
+  std::vector<EntryView> pinned;
+  for (uint64_t slab = 0; slab + 1 < world->arena().slab_count(); ++slab) {
+    const TestPage page = world.page(slab * per_slab + 3);
+    CHECK(reader.pin(page) >= 0);
+    pinned.push_back(*world.entry(page));
+  }
+  CHECK_EQ(other.store(page_of(small, 1, 0)), false);
+  for (uint64_t slab = 0; slab < pinned.size(); ++slab)
+    CHECK_EQ(reader.load_as(pinned[slab], world.page(slab * per_slab + 3), 0), Got::right);
+  writer.settle(grant);
+  CHECK(other.store(page_of(small, 1, 0)));
+  world.check_settled();
+}
+
+TEST(recovered_arena_keeps_its_cuts) {
+  World world(shape_of(kBig));
+  const NamespaceShape small = shape_of(4096, 1, {8, 8});
+  world.declared.push_back(small);
+  world.start();
+  Peer peer(world), other(world);
+  other.use(small);
+  fill(world, peer, 0, world.capacity());
+  for (uint64_t chain = 0; chain < 300; ++chain) CHECK(other.store(page_of(small, chain, 0)));
+  const uint64_t pages = world->status().dram_pages, total = world.total_slots();
+  CHECK_EQ(world.restart().pages_dram, pages);
+  CHECK_EQ(world.total_slots(), total);
+  other.map();
+  for (uint64_t chain = 0; chain < 300; ++chain)
+    CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
+  world.check_settled();
+}
+
+}  // namespace
+}  // namespace kvw
