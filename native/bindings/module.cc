@@ -14,12 +14,6 @@ namespace kvw::bindings {
 
 namespace {
 
-const char* kind_name(ErrorKind kind) {
-  static constexpr const char* kNames[] = {"usage",   "capacity",  "pin",
-                                           "storage", "transport", "internal"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
 // kvwarehouse.errors decides which class an Error becomes.
 void raise(const Error& error) {
   try {
