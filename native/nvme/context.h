@@ -19,9 +19,11 @@ struct LogContext {
         disk(make_engine(), files, log_clock),
         health(log_host, log_clock, log_options.retry_interval_ns) {}
 
+  // Two deeper than asked: reads alone or writes alone have the whole depth, and what arrives of
+  // the other kind need not wait for one of them.
   std::unique_ptr<IoEngine> make_engine() const {
     return options.make_engine ? options.make_engine()
-                               : make_io_engine(options.io_engine, options.depth);
+                               : make_io_engine(options.io_engine, options.depth + kReservedDepth);
   }
 
   const LogOptions options;

@@ -28,7 +28,7 @@ Disk::Disk(std::unique_ptr<IoEngine> engine, SegmentFiles& files, const Clock& c
       files_(files),
       clock_(clock),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      lane_limit_(engine_->depth() >= 4 ? engine_->depth() - 2 : std::max(1u, engine_->depth() - 1)) {
+      lane_limit_(engine_->depth() > kReservedDepth ? engine_->depth() - kReservedDepth : 1) {
   if (!event_.valid()) throw storage_error("cannot make an eventfd for the disk thread", errno);
 }
 

@@ -28,6 +28,9 @@
 
 namespace kvw::nvme {
 
+// Of the engine's depth, what neither reads nor writes may take from the other.
+inline constexpr unsigned kReservedDepth = 2;
+
 struct DiskJob {
   // prepare: make the file with `bytes` allocated. remove: unlink it.
   enum class Kind { read, write, sync, prepare, remove };
