@@ -104,7 +104,7 @@ class Ownership:
             owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise StorageError(
-                f"{os.path.dirname(path)} is in use by another daemon, pid {owner}; stop that one "
+                f"{_owned_by(path)} is in use by another daemon, pid {owner}; stop that one "
                 f"(kill {owner}), or give this one directories and a --name of its own",
                 code="owned",
                 context={"path": path, "pid": owner},
@@ -118,6 +118,12 @@ class Ownership:
     def close(self) -> None:
         """The file stays: removing it would let two daemons lock two files of one name."""
         os.close(self._fd)
+
+
+def _owned_by(lock: str) -> str:
+    """What the lock is of: its directory, or the socket beside it."""
+    folder, name = os.path.split(lock)
+    return folder if name == _LOCK_NAME else lock.removesuffix(".lock")
 
 
 def _open_private(path: str) -> int:

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -59,6 +60,8 @@ void Registry::adopt(const std::string& path) {
   char* end = nullptr;
   const SessionId id = std::strtoull(name, &end, 16);
   if (end == name || *end != '\0' || id == 0) return;
+  struct stat info{};  // links and directories are nobody's session
+  if (::lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return;
   // A session that is not read would count as gone, and what it pins or writes as free.
   Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!file.valid()) throw storage_error("cannot open the session file " + path, errno);
