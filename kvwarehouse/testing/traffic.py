@@ -36,11 +36,11 @@ _SHARED = 255  # in place of a writer's number: prompts that several writers sto
 
 
 class Board:
-    """Words in a file that every process maps: stop, quota, and for each writer the prompts it has
-    finished. Single words, each with one writer."""
+    """Words in a file that every process maps: stop, quota, for each writer the prompts it has
+    finished, and for each worker whether it is connected. Single words, each with one writer."""
 
     def __init__(self, path: Path) -> None:
-        size = _WORDS + _MOST_WORKERS
+        size = _WORDS + 2 * _MOST_WORKERS
         if not path.exists():
             path.write_bytes(bytes(8 * size))
         self._words: NDArray[np.int64] = np.memmap(path, np.int64, "r+", shape=(size,))
@@ -68,7 +68,14 @@ class Board:
         self._words[_WORDS + writer] = prompts
 
     def finished_by_all(self) -> int:
-        return int(self._words[_WORDS:].sum())
+        return int(self._words[_WORDS : _WORDS + _MOST_WORKERS].sum())
+
+    def arrive(self, worker: int) -> None:
+        self._words[_WORDS + _MOST_WORKERS + worker] = 1
+
+    def arrived(self) -> int:
+        """Workers that are connected."""
+        return int(self._words[_WORDS + _MOST_WORKERS :].sum())
 
 
 @dataclass
@@ -129,6 +136,7 @@ class Worker:
         connect = connect_grpc if task.remote else kvw.connect
         self.client = connect(task.address, timeout_s=task.timeout_s)
         self.opened = self.client.open(task.space())
+        self.board.arrive(task.number)
         self.never = threading.Event()
 
     def run(self) -> None:

@@ -364,7 +364,8 @@ def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
             check_alive(client)
 
 
-SMALL_SHM = """
+SMALL_SHM = r"""
+import re
 import sys
 from pathlib import Path
 import numpy as np
@@ -376,8 +377,9 @@ try:
         sys.exit("128 MiB were found in 64")
 except RefusedError as error:
     print(error.text)
+    advice = re.search(r"use --dram (\d+MiB)", error.text)[1]
 space = kvw.Namespace("m", "w", "uint8", "t/1", page_tokens=1, page_bytes=65536)
-with Serving(disk, dram="40MiB") as serving, serving.connect() as client:
+with Serving(disk, dram=advice) as serving, serving.connect() as client:
     ns = client.open(space)
     pages = np.random.default_rng(1).integers(0, 256, (100, 65536), dtype=np.uint8)
     assert ns.store(range(100), pages).stored == 100
@@ -419,5 +421,5 @@ def test_shared_memory_of_64_mib_is_refused_by_size_or_served_within(tmp_path: P
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for said in ("--dram 128MiB does not fit", "/dev/shm (64MiB)", "--shm-size", "served"):
+    for said in ("--dram 128 MiB does not fit", "/dev/shm (64 MiB)", "--shm-size", "served"):
         assert said in done.stdout, done.stdout

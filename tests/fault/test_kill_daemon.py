@@ -48,16 +48,20 @@ class Traffic:
             ]
         ]  # fmt: skip
         self.processes = [traffic.start(task) for task in self.tasks]
+        until(lambda: self.board.arrived() == len(self.tasks) or self.ended(), "all have connected")
 
     def advance(self, prompts: int) -> None:
         """Waits until the writers together have stored `prompts` more."""
         goal = self.board.finished_by_all() + prompts
 
         def moved() -> bool:
-            assert all(process.poll() is None for process in self.processes), self.failures()
+            assert not self.ended(), self.failures()
             return self.board.finished_by_all() >= goal
 
         until(moved, f"{prompts} more prompts are stored")
+
+    def ended(self) -> bool:
+        return any(process.poll() is not None for process in self.processes)
 
     def end(self) -> list[traffic.Report]:
         self.board.stop()
