@@ -88,9 +88,10 @@ Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
   if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST)
     throw storage_error("cannot create the arena directory " + directory_, errno);
   lock_directory();
-  open_control(options);
+  // What can be refused comes first: the control page of another warehouse must stay as it is.
   open_slots(options);
   open_arena();
+  open_control(options);
   create_index(options);
   control_->warehouse_id = options.warehouse_id;
   control_->slab_bytes = slab_bytes();
