@@ -119,7 +119,7 @@ void Client::reconnect(uint64_t deadline_ns) {
   }
 }
 
-void Client::settle(std::vector<SlotRef> refs, uint64_t deadline_ns) {
+void Client::settle(std::span<const SlotRef> refs, uint64_t deadline_ns) {
   if (refs.empty()) return;
   Writer message(MessageType::settle, next_request());
   message.put_bytes(refs.data(), refs.size() * sizeof(SlotRef));
@@ -131,13 +131,12 @@ void Client::forget(std::span<const SlotRef> refs) {
   for (const SlotRef& ref : refs) writing_.erase({ref.slot, ref.shard, ref.generation});
 }
 
-void Client::settle_late(uint64_t deadline_ns) {
+bool Client::settle_late(uint64_t deadline_ns) {
   std::vector<SlotRef> owed;
   {
     const std::lock_guard state(state_mutex_);
     owed.swap(owed_);
   }
-  settle(std::move(owed), deadline_ns);
   for (const Connection::Reply& reply : connection_.late()) {
     const auto given_up = exchanges_.find(reply.head().request);
     if (given_up == exchanges_.end()) continue;
@@ -147,12 +146,12 @@ void Client::settle_late(uint64_t deadline_ns) {
     body.take_array<SealAnswer>(seals);
     const auto* answers = body.take_array<ReserveAnswer>(reply.head().second);
     if (reply.head().type != MessageType::exchanged || !body.ok()) continue;
-    std::vector<SlotRef> granted;
     for (uint32_t i = 0; i < reply.head().second; ++i)
       if (answers[i].answer == Answer::granted)
-        granted.push_back({answers[i].generation, answers[i].slot, shard});
-    settle(std::move(granted), deadline_ns);
+        owed.push_back({answers[i].generation, answers[i].slot, shard});
   }
+  settle(owed, deadline_ns);
+  return !owed.empty();
 }
 
 std::unique_lock<std::timed_mutex> Client::lock_socket(uint64_t deadline_ns) {
@@ -171,7 +170,7 @@ Connection::Reply Client::ask(Writer& message, MessageType expected, uint64_t de
   return reply;
 }
 
-Connection::Reply Client::exchange(const View& view, Writer& message, std::span<const Seal> seals,
+Client::Exchanged Client::exchange(const View& view, Writer& message, std::span<const Seal> seals,
                                    size_t reserves, uint32_t shard, uint64_t deadline_ns) {
   std::vector<SlotRef> sealed;
   for (const Seal& seal : seals) sealed.push_back({seal.generation, seal.slot, seal.shard});
@@ -213,8 +212,8 @@ Connection::Reply Client::exchange(const View& view, Writer& message, std::span<
         if (answers[i].answer == Answer::granted)
           writing_.insert({answers[i].slot, shard, answers[i].generation});
     }
-    settle_late(deadline_ns);
-    return reply;
+    const bool settled = settle_late(deadline_ns);
+    return {std::move(reply), settled};
   } catch (const Error& error) {
     if (error.code() == "deadline") exchanges_[number] = {seals.size(), shard};
     if (error.kind() != ErrorKind::transport) settle(sealed, deadline_ns);

@@ -134,15 +134,20 @@ class Client {
   void renew(bool patient, uint64_t deadline_ns);
   void reconnect(uint64_t deadline_ns);  // under socket_mutex_
   std::unique_lock<std::timed_mutex> lock_socket(uint64_t deadline_ns);
-  void settle(std::vector<SlotRef> refs, uint64_t deadline_ns);
-  void settle_late(uint64_t deadline_ns);      // what late replies granted, and what is owed
+  void settle(std::span<const SlotRef> refs, uint64_t deadline_ns);
+  // Settles what late replies granted and what is owed otherwise; says whether there was any.
+  bool settle_late(uint64_t deadline_ns);
   void forget(std::span<const SlotRef> refs);  // not written any more; under state_mutex_
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
   // One exchange of a store that works with `view`. What is granted counts as being written, and
   // what was sealed does not any more, before another thread can say hello again and settle either.
   // Throws Error transport "daemon_replaced" when the view is not the current one.
-  Connection::Reply exchange(const View& view, Writer& message, std::span<const Seal> seals,
-                             size_t reserves, uint32_t shard, uint64_t deadline_ns);
+  struct Exchanged {
+    Connection::Reply reply;
+    bool settled_late;  // slots of this session became free: what was busy is worth asking again
+  };
+  Exchanged exchange(const View& view, Writer& message, std::span<const Seal> seals,
+                     size_t reserves, uint32_t shard, uint64_t deadline_ns);
   uint64_t next_request() { return ++requests_; }
   void report_mismatch(const EntryView& entry, const View& view, uint32_t shard);
 

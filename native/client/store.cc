@@ -62,10 +62,10 @@ class Storer {
     const size_t begin = page_;
     const size_t count = add_reserves(message);
     message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(count));
-    Connection::Reply reply;
+    Client::Exchanged exchanged;
     try {
-      reply = client_.exchange(*call_.view, message, seals, count, shard_,
-                               std::max(deadline_ns_, now_ns() + kSealGraceNs));
+      exchanged = client_.exchange(*call_.view, message, seals, count, shard_,
+                                   std::max(deadline_ns_, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
       // Whether the seals arrived nobody knows: they are not counted as stored.
       report_.dropped[reason_name(Reason::unreachable)] += seals.size();
@@ -73,7 +73,7 @@ class Storer {
       refuse_rest(Reason::unreachable);
       return;
     }
-    Reader body = reply.body();
+    Reader body = exchanged.reply.body();
     const auto* sealed = body.take_array<SealAnswer>(seals.size());
     const auto* reserved = body.take_array<ReserveAnswer>(count);
     for (size_t i = 0; i < seals.size(); ++i) {
@@ -82,7 +82,7 @@ class Storer {
       else
         ++report_.dropped[reason_name(sealed[i].reason)];
     }
-    copy_granted(begin, std::span(reserved, count));
+    copy_granted(begin, std::span(reserved, count), exchanged.settled_late);
   }
 
   size_t add_reserves(Writer& message) {
@@ -100,8 +100,14 @@ class Storer {
     return count;
   }
 
-  void copy_granted(size_t begin, std::span<const ReserveAnswer> answers) {
-    bool stopped = false;
+  void copy_granted(size_t begin, std::span<const ReserveAnswer> answers, bool retry_busy) {
+    bool stopped = false, over = false;
+    const auto stop = [&](size_t i, Reason reason) {
+      if (stopped) return;
+      stopped = true;
+      page_ = begin + i;
+      refused_ = reason;
+    };
     for (size_t i = 0; i < answers.size(); ++i) {
       const ReserveAnswer& answer = answers[i];
       switch (answer.answer) {
@@ -114,20 +120,20 @@ class Storer {
           if (!stopped && early_.erase(begin + i) == 0) ++report_.already;
           break;
         case Answer::busy:
-          if (!stopped) ++report_.dropped[reason_name(Reason::busy)];
+          if (retry_busy)
+            stop(i, Reason::busy);
+          else if (!stopped)
+            ++report_.dropped[reason_name(Reason::busy)];
           break;
         case Answer::dropped:
           // Its descendants were refused with it; from here on it is tried again, or given up.
-          if (!stopped) {
-            page_ = begin + i;
-            refused_ = answer.reason;
-            if (!retryable(answer.reason)) refuse_rest(answer.reason);
-          }
-          stopped = true;
+          over = over || (!stopped && !retryable(answer.reason));
+          stop(i, answer.reason);
           break;
       }
     }
     if (!stopped) page_ = begin + answers.size();
+    if (over) refuse_rest(refused_);
   }
 
   void copy(size_t page, const ReserveAnswer& answer) {
