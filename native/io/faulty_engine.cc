@@ -117,7 +117,8 @@ class FaultyEngine final : public IoEngine {
     mine.fault = faults_->strike(op.kind, mine.path);
     const uint64_t id = next_++;
     const bool struck = mine.fault.error != 0 || mine.fault.tear_bytes >= 0;
-    if (struck) cut(op, mine.fault.tear_bytes > 0 ? static_cast<uint64_t>(mine.fault.tear_bytes) : 0);
+    if (struck)
+      cut(op, mine.fault.tear_bytes > 0 ? static_cast<uint64_t>(mine.fault.tear_bytes) : 0);
     if (op.kind == IoKind::write)
       faults_->note({op.kind, false, id, mine.path, op.offset, copy_of(op)});
     if (op.kind == IoKind::sync && !struck)
@@ -158,8 +159,10 @@ class FaultyEngine final : public IoEngine {
     auto node = ops_.extract(each.user);
     const Op& op = node.mapped();
     int64_t result = each.result;
-    if (op.fault.error != 0) result = -op.fault.error;
-    else if (op.fault.tear_bytes >= 0) result = static_cast<int64_t>(op.bytes);
+    if (op.fault.error != 0)
+      result = -op.fault.error;
+    else if (op.fault.tear_bytes >= 0)
+      result = static_cast<int64_t>(op.bytes);
     if (op.kind != IoKind::read && result >= 0)
       faults_->note({op.kind, true, each.user, op.path, 0, {}});
     done.push_back({op.user, result});
@@ -168,7 +171,7 @@ class FaultyEngine final : public IoEngine {
   std::unique_ptr<IoEngine> inner_;
   std::shared_ptr<Faults> faults_;
   std::map<uint64_t, Op> ops_;
-  std::vector<uint64_t> ready_;   // struck, nothing to do
+  std::vector<uint64_t> ready_;  // struck, nothing to do
   std::vector<IoDone> held_;
   uint64_t next_ = 1;
 };

@@ -13,18 +13,18 @@ namespace kvw {
 // Which operations a fault strikes: of a kind, on paths that contain `path`, after `skip` others.
 struct Fault {
   IoKind kind = IoKind::write;
-  std::string path;            // empty: any
+  std::string path;  // empty: any
   uint64_t skip = 0;
   uint64_t count = UINT64_MAX;  // how many are struck
-  int error = 0;               // errno to report; 0 with tear_bytes: reports success
-  int64_t tear_bytes = -1;     // writes: this much reaches the file all the same; -1: nothing
+  int error = 0;                // errno to report; 0 with tear_bytes: reports success
+  int64_t tear_bytes = -1;      // writes: this much reaches the file all the same; -1: nothing
 };
 
 // A moment of the journal: a write or sync was submitted, or has completed well.
 struct IoMoment {
   IoKind kind;
   bool completed;
-  uint64_t op;                  // joins submission and completion
+  uint64_t op;  // joins submission and completion
   std::string path;
   uint64_t offset;
   std::vector<std::byte> data;  // of a submitted write
@@ -46,7 +46,8 @@ class Faults {
 
  private:
   friend class FaultyEngine;
-  // The fault that strikes this operation, with its count used up; error and tear both unset if none.
+  // The fault that strikes this operation, with its count used up; error and tear both unset if
+  // none.
   Fault strike(IoKind kind, const std::string& path);
   void note(IoMoment moment);
 

@@ -27,7 +27,8 @@ struct IoOp {
 
 struct IoDone {
   uint64_t user;
-  // Bytes moved or -errno. A short transfer has already been continued; short here means end of file.
+  // Bytes moved or -errno. A short transfer has already been continued; short here means end of
+  // file.
   int64_t result;
 };
 
@@ -50,7 +51,8 @@ class IoEngine {
 const char* probe_io_engine();
 
 // "auto" probes io_uring (it can be compiled in and still be refused by seccomp) and falls back.
-// Throws Error (usage) on an unknown name, Error (storage) if "io_uring" was asked for and is refused.
+// Throws Error (usage) on an unknown name, Error (storage) if "io_uring" was asked for and is
+// refused.
 std::unique_ptr<IoEngine> make_io_engine(std::string_view name, unsigned depth);
 
 }  // namespace kvw

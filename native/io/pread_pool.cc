@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "io/quiet_thread.h"
 #include "io/engines.h"
+#include "io/quiet_thread.h"
 #include "io/transfer.h"
 
 namespace kvw {
@@ -24,9 +24,15 @@ int64_t run_once(const Transfer& transfer) {
   const int count = static_cast<int>(transfer.piece_count());
   int64_t answer = 0;
   switch (op.kind) {
-    case IoKind::read: answer = ::preadv(op.fd, transfer.pieces(), count, offset); break;
-    case IoKind::write: answer = ::pwritev(op.fd, transfer.pieces(), count, offset); break;
-    case IoKind::sync: answer = ::fdatasync(op.fd); break;
+    case IoKind::read:
+      answer = ::preadv(op.fd, transfer.pieces(), count, offset);
+      break;
+    case IoKind::write:
+      answer = ::pwritev(op.fd, transfer.pieces(), count, offset);
+      break;
+    case IoKind::sync:
+      answer = ::fdatasync(op.fd);
+      break;
   }
   return answer < 0 ? -errno : answer;
 }

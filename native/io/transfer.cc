@@ -34,8 +34,7 @@ void Transfer::skip(uint64_t bytes) {
 bool Transfer::advance(int64_t answer) {
   if ((answer == -EINTR || answer == -EAGAIN) && ++retries_ <= kRetries) return false;
   // A direct read that met the end of a file inside a block cannot go on from there.
-  if (answer == -EINVAL && moved_ % kBlockBytes != 0)
-    return finish(static_cast<int64_t>(moved_));
+  if (answer == -EINVAL && moved_ % kBlockBytes != 0) return finish(static_cast<int64_t>(moved_));
   if (answer < 0) return finish(answer);
   if (op_.kind == IoKind::sync) return finish(0);
   if (answer > 0) skip(static_cast<uint64_t>(answer));

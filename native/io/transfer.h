@@ -28,7 +28,7 @@ class Transfer {
   void skip(uint64_t bytes);
 
   IoOp op_;
-  size_t first_ = 0;     // first piece with bytes left
+  size_t first_ = 0;  // first piece with bytes left
   uint64_t moved_ = 0;
   unsigned retries_ = 0;
   int64_t result_ = 0;

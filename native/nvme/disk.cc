@@ -15,9 +15,12 @@ constexpr int kIdleWaitMs = 1000;
 
 IoKind io_kind(DiskJob::Kind kind) {
   switch (kind) {
-    case DiskJob::Kind::read: return IoKind::read;
-    case DiskJob::Kind::write: return IoKind::write;
-    default: return IoKind::sync;
+    case DiskJob::Kind::read:
+      return IoKind::read;
+    case DiskJob::Kind::write:
+      return IoKind::write;
+    default:
+      return IoKind::sync;
   }
 }
 
@@ -132,7 +135,8 @@ void Disk::accept(JobPtr job) {
       const int error = files_.remove(job->segment);
       return post_back(std::move(job), error);
     }
-    default: lane_of(*job).waiting.push_back(std::move(job));
+    default:
+      lane_of(*job).waiting.push_back(std::move(job));
   }
 }
 

@@ -38,11 +38,11 @@ struct DiskJob {
   Kind kind = Kind::sync;
   uint32_t segment = 0;
   uint64_t offset = 0;
-  uint64_t bytes = 0;         // of a read or write: the sum of its pieces
-  std::vector<iovec> pieces;  // stay valid until done()
-  AlignedBuffer buffer;       // for pieces that belong to the job
-  std::function<void()> check;           // after a read that succeeded: verify, decode
-  std::function<void(int error)> done;   // 0, an errno; EIO for a short transfer
+  uint64_t bytes = 0;                   // of a read or write: the sum of its pieces
+  std::vector<iovec> pieces;            // stay valid until done()
+  AlignedBuffer buffer;                 // for pieces that belong to the job
+  std::function<void()> check;          // after a read that succeeded: verify, decode
+  std::function<void(int error)> done;  // 0, an errno; EIO for a short transfer
 
   void add_piece(std::byte* data, uint64_t size) {
     pieces.push_back({data, size});

@@ -43,9 +43,9 @@ SegmentFiles::SegmentFiles(const std::string& directory, Allocate allocate)
   std::error_code failed;
   std::filesystem::create_directories(directory_, failed);
   if (!std::filesystem::is_directory(directory_))
-    throw storage_error("cannot create the NVMe tier's directory " + directory_ +
-                            "; choose another --nvme-dir",
-                        failed ? failed.value() : ENOTDIR);
+    throw storage_error(
+        "cannot create the NVMe tier's directory " + directory_ + "; choose another --nvme-dir",
+        failed ? failed.value() : ENOTDIR);
   write_error_ = probe_writing();
 }
 
@@ -140,7 +140,7 @@ void SegmentFiles::close_idle() {
 }
 
 int SegmentFiles::grow(int fd, uint64_t bytes) const {
-  struct stat facts{};
+  struct stat facts {};
   if (::fstat(fd, &facts) != 0) return errno;
   if (static_cast<uint64_t>(facts.st_size) >= bytes) return 0;
   return allocate_(fd, bytes);

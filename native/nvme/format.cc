@@ -44,7 +44,8 @@ struct RecordWire {
 };
 static_assert(sizeof(RecordWire) == kRecordFixedBytes && offsetof(RecordWire, warehouse) == 24 &&
               offsetof(RecordWire, key) == 56 && offsetof(RecordWire, position) == 104 &&
-              offsetof(RecordWire, shard_bytes) == 128 && offsetof(RecordWire, stored_at_ns) == 144);
+              offsetof(RecordWire, shard_bytes) == 128 &&
+              offsetof(RecordWire, stored_at_ns) == 144);
 
 static_assert(sizeof(TocEntry) == 96 && offsetof(TocEntry, shard_bytes) == 48 &&
               offsetof(TocEntry, position) == 72 && offsetof(TocEntry, blocks) == 92);
@@ -133,8 +134,15 @@ bool entry_is_sound(const TocEntry& entry, uint64_t first_block, uint64_t end_bl
 }  // namespace
 
 void encode_segment_header(const SegmentHeader& header, std::span<std::byte> block) {
-  const SegmentWire wire{0, kSegmentMagic, kVersion, header.segment, header.warehouse, header.life,
-                         0, header.clear_epoch, header.segment_bytes};
+  const SegmentWire wire{0,
+                         kSegmentMagic,
+                         kVersion,
+                         header.segment,
+                         header.warehouse,
+                         header.life,
+                         0,
+                         header.clear_epoch,
+                         header.segment_bytes};
   std::memset(block.data(), 0, block.size());
   std::memcpy(block.data(), &wire, sizeof wire);
   seal(block.first(kBlockBytes));
@@ -250,10 +258,18 @@ uint32_t TocEntry::header_blocks() const {
 }
 
 TocEntry toc_entry(const PageFacts& facts, const Extent& extent) {
-  return {facts.key,          facts.parent,      facts.namespace_id,
-          facts.shard_bytes,  facts.clear_epoch, facts.stored_at_ns,
-          facts.position,     facts.shards,      facts.page_tokens,
-          static_cast<uint32_t>(facts.witness_kind), extent.offset_blocks, extent.blocks};
+  return {facts.key,
+          facts.parent,
+          facts.namespace_id,
+          facts.shard_bytes,
+          facts.clear_epoch,
+          facts.stored_at_ns,
+          facts.position,
+          facts.shards,
+          facts.page_tokens,
+          static_cast<uint32_t>(facts.witness_kind),
+          extent.offset_blocks,
+          extent.blocks};
 }
 
 uint64_t toc_entry_bytes(uint64_t entries) {

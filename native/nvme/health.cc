@@ -12,10 +12,14 @@ constexpr unsigned kFailuresInARow = 3;
 std::string_view reason_of(int error) {
   switch (error) {
     case ENOSPC:
-    case EDQUOT: return "no_space";
-    case EROFS: return "read_only";
-    case ECANCELED: return "stopped";
-    default: return "io_error";
+    case EDQUOT:
+      return "no_space";
+    case EROFS:
+      return "read_only";
+    case ECANCELED:
+      return "stopped";
+    default:
+      return "io_error";
   }
 }
 

@@ -29,17 +29,17 @@
 namespace kvw::nvme {
 
 struct LogOptions {
-  std::string directory;            // holds segments/NNNNNNNN.seg
-  Key warehouse_id;                 // a segment of another warehouse is refused, never overwritten
-  uint64_t capacity_bytes = 0;      // hard bound on all segment files together
+  std::string directory;        // holds segments/NNNNNNNN.seg
+  Key warehouse_id;             // a segment of another warehouse is refused, never overwritten
+  uint64_t capacity_bytes = 0;  // hard bound on all segment files together
   uint64_t segment_bytes = 256ull << 20;
-  uint64_t queue_bytes = 256ull << 20;   // write-behind queue; beyond it append() refuses
+  uint64_t queue_bytes = 256ull << 20;  // write-behind queue; beyond it append() refuses
   uint64_t flush_interval_ns = kSecondNs;
   uint64_t retry_interval_ns = 30 * kSecondNs;  // a read-only tier is probed again after this
   unsigned depth = 8;
   std::string io_engine = "auto";
-  uint64_t epoch_now = 0;           // the warehouse's clear epoch, stamped into segment headers
-  uint32_t life_floor = 0;          // new lives are above it: the ledger's highest tombstone
+  uint64_t epoch_now = 0;   // the warehouse's clear epoch, stamped into segment headers
+  uint32_t life_floor = 0;  // new lives are above it: the ledger's highest tombstone
   // Seams for tests; unset means the real thing.
   std::function<std::unique_ptr<IoEngine>()> make_engine;
   std::function<int(int fd, uint64_t bytes)> allocate;  // 0 or errno
@@ -51,7 +51,11 @@ inline constexpr uint32_t kMaxSegments = 1u << 16;
 // A tier needs an open segment, two free ones and one with pages.
 inline constexpr uint64_t kMinSegments = 4;
 
-enum class ReadResult { ok, io_error, mismatch };  // mismatch: header, life, key or digest is not what it should be
+enum class ReadResult {
+  ok,
+  io_error,
+  mismatch
+};  // mismatch: header, life, key or digest is not what it should be
 
 // How reclaim weighs a record.
 enum class RecordUse {
@@ -92,10 +96,10 @@ struct RecoveredRecord {
 struct RecoveryReport {
   uint64_t segments = 0;
   uint64_t records = 0;
-  uint64_t scanned_segments = 0;   // had no valid table of contents
-  uint64_t refused_records = 0;    // bad checksum, digest or life
+  uint64_t scanned_segments = 0;  // had no valid table of contents
+  uint64_t refused_records = 0;   // bad checksum, digest or life
   uint64_t foreign_segments = 0;
-  uint64_t epoch_seen = 0;         // the highest clear epoch in any segment header
+  uint64_t epoch_seen = 0;  // the highest clear epoch in any segment header
 };
 
 enum class LogHealth { ok, read_only };
@@ -103,7 +107,7 @@ enum class LogHealth { ok, read_only };
 struct LogStats {
   LogHealth health = LogHealth::ok;
   std::string health_reason;
-  uint64_t capacity_bytes = 0, used_bytes = 0;      // used: closed and open segments
+  uint64_t capacity_bytes = 0, used_bytes = 0;  // used: closed and open segments
   uint64_t segments = 0, free_segments = 0, closed_segments = 0;
   uint64_t live_records = 0;
   uint64_t queued_bytes = 0, queued_records = 0, reads_in_flight = 0;
@@ -112,7 +116,8 @@ struct LogStats {
   uint64_t read_records = 0, read_bytes = 0;
   uint64_t reclaimed_segments = 0, dropped_records = 0;
   uint64_t write_errors = 0, read_errors = 0, mismatches = 0, flush_errors = 0, flushes = 0;
-  uint64_t read_bytes_per_s = 0, write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
+  uint64_t read_bytes_per_s = 0,
+           write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
   std::string io_engine;
   bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
 };
@@ -139,9 +144,10 @@ class Log {
 
   virtual void set_epoch(uint64_t epoch) = 0;
   virtual int event_fd() const = 0;
-  virtual void poll() = 0;              // handle finished work
-  virtual void tick() = 0;              // flush interval, reclaim, probing of a read-only tier
-  // Drops all records of a segment as if it were reclaimed; for an index that is full. False: none to spare.
+  virtual void poll() = 0;  // handle finished work
+  virtual void tick() = 0;  // flush interval, reclaim, probing of a read-only tier
+  // Drops all records of a segment as if it were reclaimed; for an index that is full. False: none
+  // to spare.
   virtual bool reclaim_one() = 0;
   virtual LogStats stats() const = 0;
   // Ends the disk thread once what it has submitted is done; unwritten appends fail with "stopped",

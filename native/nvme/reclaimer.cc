@@ -10,10 +10,10 @@ namespace kvw::nvme {
 namespace {
 
 constexpr uint64_t kSpareWanted = 2;
-constexpr size_t kSampledRecords = 64;      // of a segment, for its score
-constexpr size_t kScoredSegments = 32;      // a choice; the others keep their old scores
-constexpr size_t kSortedRecords = 1024;     // a step
-constexpr size_t kPinScans = 4;             // a choice
+constexpr size_t kSampledRecords = 64;   // of a segment, for its score
+constexpr size_t kScoredSegments = 32;   // a choice; the others keep their old scores
+constexpr size_t kSortedRecords = 1024;  // a step
+constexpr size_t kPinScans = 4;          // a choice
 constexpr uint64_t kMovingBytes = 16ull << 20;
 constexpr uint64_t kPinnedRetryNs = 100 * kMillisecondNs;
 

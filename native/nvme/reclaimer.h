@@ -59,13 +59,13 @@ class Reclaimer {
 
   Stage stage_ = Stage::idle;
   Segment* victim_ = nullptr;
-  uint64_t round_ = 0;         // tells late completions of an abandoned victim apart
+  uint64_t round_ = 0;  // tells late completions of an abandoned victim apart
   size_t next_record_ = 0;
   uint64_t moved_bytes_ = 0;   // of this victim, read or written or under way
   uint64_t moving_bytes_ = 0;  // in memory now
   unsigned moving_ = 0;
   uint64_t cycle_ = 0;
-  uint64_t retry_at_ns_ = 0;   // after all candidates were pinned
+  uint64_t retry_at_ns_ = 0;  // after all candidates were pinned
   uint32_t score_cursor_ = 0;
   std::vector<Segment*> draining_;  // wait for reads in flight only
 };

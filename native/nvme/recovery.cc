@@ -185,8 +185,8 @@ void Recovery::scan(Segment& segment, const Found& found) {
     context_.host.on_event("nvme_scan_cut_short", event_detail(segment.number, result.error));
   // It is closed with a table, so that the next start need not scan it again; not after a read
   // error, which may pass and would then have cost what lies behind it.
-  const bool room = uint64_t{segment.next_block} * kBlockBytes + toc_bytes(segment.placed) <=
-                    segment.bytes;
+  const bool room =
+      uint64_t{segment.next_block} * kBlockBytes + toc_bytes(segment.placed) <= segment.bytes;
   if (result.error == 0 && room && !segment.records.empty()) {
     segment.writes_done = 1;  // the last process may not have flushed
     rotation_.close(segment);

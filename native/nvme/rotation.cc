@@ -122,9 +122,9 @@ void Rotation::write_header(Segment& segment) {
   job->kind = DiskJob::Kind::write;
   job->segment = segment.number;
   job->buffer = AlignedBuffer(kBlockBytes);
-  encode_segment_header({context_.options.warehouse_id, segment.number, segment.life,
-                         context_.epoch, segment.bytes},
-                        job->buffer.span());
+  encode_segment_header(
+      {context_.options.warehouse_id, segment.number, segment.life, context_.epoch, segment.bytes},
+      job->buffer.span());
   job->add_piece(job->buffer.data(), kBlockBytes);
   job->done = [this, number = segment.number](int error) { header_written(number, error); };
   context_.disk.post(std::move(job));
@@ -156,8 +156,7 @@ void Rotation::allocation_failed(Segment& segment, int error) {
   const bool full = reason_of(error) == "no_space";
   if (full) {
     // The tier serves with the files that it has, and asks again later.
-    allocation_blocked_until_ns_ =
-        context_.clock.boot_ns() + context_.options.retry_interval_ns;
+    allocation_blocked_until_ns_ = context_.clock.boot_ns() + context_.options.retry_interval_ns;
     context_.host.on_event("nvme_no_space", event_detail(number, error));
   } else {
     context_.host.on_event("nvme_open_failed", event_detail(number, error));

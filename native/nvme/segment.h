@@ -17,11 +17,11 @@
 namespace kvw::nvme {
 
 enum class SegmentState : uint8_t {
-  free,        // may begin a new life
-  opening,     // its file, header and flush are under way
-  standby,     // has a flushed header and no record: the next to be open
-  open,        // takes records
-  closing,     // takes no more; its table of contents is under way
+  free,     // may begin a new life
+  opening,  // its file, header and flush are under way
+  standby,  // has a flushed header and no record: the next to be open
+  open,     // takes records
+  closing,  // takes no more; its table of contents is under way
   closed,
   reclaiming,  // still read from, no longer pinned
   foreign,     // of another warehouse: never touched
@@ -49,14 +49,14 @@ struct Segment {
   std::vector<RecordRef> records;
   std::vector<TocEntry> toc;
 
-  uint32_t next_block = 1;   // where the next record goes
-  uint64_t placed = 0;       // records that have a place: written and in flight
+  uint32_t next_block = 1;  // where the next record goes
+  uint64_t placed = 0;      // records that have a place: written and in flight
   unsigned writes_in_flight = 0, reads_in_flight = 0;
   uint64_t writes_done = 0, writes_flushed = 0;
   size_t flushed_records = 0;  // a prefix of records
   bool flushing = false;
   bool has_file = false;
-  bool broken = false;         // a write or flush failed: takes no more records
+  bool broken = false;  // a write or flush failed: takes no more records
   CloseStep close_step = CloseStep::records;
 
   uint64_t hot_bytes = 0;  // an estimate, if scored

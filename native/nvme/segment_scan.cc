@@ -13,8 +13,7 @@ SegmentScan::SegmentScan(const Key& warehouse, const Segment& segment, ReadSegme
 
 std::span<const std::byte> SegmentScan::view(uint64_t offset, uint64_t bytes) {
   if (offset + bytes > segment_.bytes || error_ != 0) return {};
-  const bool inside =
-      offset >= window_offset_ && offset + bytes <= window_offset_ + window_bytes_;
+  const bool inside = offset >= window_offset_ && offset + bytes <= window_offset_ + window_bytes_;
   if (!inside) {
     const uint64_t wanted = std::min(std::max(bytes, kWindowBytes), segment_.bytes - offset);
     if (window_.bytes() < wanted) window_ = AlignedBuffer(wanted);

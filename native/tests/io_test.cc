@@ -64,8 +64,7 @@ TEST(engine_reads_back_what_it_wrote_in_pieces) {
     const Fd file = temporary_file();
     const auto data = filled(64 << 10, 1);
     std::vector<iovec> pieces;
-    for (size_t at = 0; at < data.bytes(); at += 8192)
-      pieces.push_back({data.data() + at, 8192});
+    for (size_t at = 0; at < data.bytes(); at += 8192) pieces.push_back({data.data() + at, 8192});
     CHECK_EQ(run_one(*engine, {IoKind::write, file.get(), 4096, pieces, 1}), data.bytes());
     CHECK_EQ(run_one(*engine, {IoKind::sync, file.get(), 0, {}, 2}), 0);
     AlignedBuffer back(data.bytes());
@@ -85,8 +84,8 @@ TEST(engine_completes_every_operation_once_when_its_depth_is_full) {
     uint64_t next = 0;
     while (seen.size() < 64) {
       while (next < 64 && engine->in_flight() < engine->depth()) {
-        engine->submit({IoKind::write, file.get(), next * 4096,
-                        {{data.data() + next * 4096, 4096}}, next});
+        engine->submit(
+            {IoKind::write, file.get(), next * 4096, {{data.data() + next * 4096, 4096}}, next});
         ++next;
       }
       done.clear();
@@ -166,14 +165,11 @@ TEST(engine_waits_for_what_is_in_flight_when_it_is_destroyed) {
   }
 }
 
-TEST(engine_name_is_refused_when_unknown) {
-  CHECK_THROWS(make_io_engine("aio", 4), "io_engine");
-}
+TEST(engine_name_is_refused_when_unknown) { CHECK_THROWS(make_io_engine("aio", 4), "io_engine"); }
 
 TEST(transfer_continues_inside_a_piece_after_a_short_write) {
   AlignedBuffer data(8192);
-  Transfer transfer(
-      {IoKind::write, 3, 100, {{data.data(), 4096}, {data.data() + 4096, 4096}}, 1});
+  Transfer transfer({IoKind::write, 3, 100, {{data.data(), 4096}, {data.data() + 4096, 4096}}, 1});
   CHECK(!transfer.advance(5000));
   CHECK_EQ(transfer.offset(), 5100);
   CHECK_EQ(transfer.piece_count(), 1);

@@ -15,7 +15,8 @@ constexpr uint64_t kRecordBytes = 5 * kBlockBytes;  // make_page's default: a he
 
 void overwrite(const std::string& path, uint64_t offset, std::span<const std::byte> bytes) {
   const Fd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  CHECK_EQ(::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset)), bytes.size());
+  CHECK_EQ(::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset)),
+           bytes.size());
 }
 
 Fault failing(IoKind kind, int error, uint64_t count = UINT64_MAX, uint64_t skip = 0) {

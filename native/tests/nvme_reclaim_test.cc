@@ -92,8 +92,10 @@ TEST(queue_refuses_while_every_segment_is_pinned_and_goes_on_when_they_are_not) 
   uint64_t number = 0;
   uint64_t refusals = 0;
   world.until([&] {
-    if (world.append(number)) ++number;
-    else ++refusals;
+    if (world.append(number))
+      ++number;
+    else
+      ++refusals;
     return refusals > 500;
   });
   CHECK(!world.waiting.empty());
@@ -151,8 +153,8 @@ TEST(reclaim_goes_on_after_relocations_fail) {
     // One at a time, however fast this loop is beside the device.
     if (world.faults->struck() == added && random() % 4 == 0) {
       ++added;
-      world.faults->add({random() % 2 == 0 ? IoKind::write : IoKind::read, ".seg", random() % 4, 1,
-                         EIO, -1});
+      world.faults->add(
+          {random() % 2 == 0 ? IoKind::write : IoKind::read, ".seg", random() % 4, 1, EIO, -1});
     }
     if (world.append(number)) ++number;
     world.clock.advance_ns(kSecondNs);

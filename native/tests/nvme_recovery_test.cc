@@ -246,8 +246,10 @@ TEST(recovery_with_another_segment_size_serves_the_old_segments_and_replaces_the
   for (uint64_t number = 0; number < 160; ++number) CHECK(world.read(number));
   world.append_all(1000, 1800);
   CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
-  world.until([&] { return !std::filesystem::exists(world.segment_path(0)) ||
-                           std::filesystem::file_size(world.segment_path(0)) == 1 << 19; });
+  world.until([&] {
+    return !std::filesystem::exists(world.segment_path(0)) ||
+           std::filesystem::file_size(world.segment_path(0)) == 1 << 19;
+  });
 }
 
 TEST(recovery_goes_on_when_a_file_cannot_be_read) {
@@ -332,7 +334,8 @@ class Image {
     std::set<uint64_t> durable = flushed(recording.journal, cut);
     for (size_t i = 0; i < cut; ++i) {
       const IoMoment& moment = recording.journal[i];
-      if (moment.kind == IoKind::write && !moment.completed) apply(moment, durable.contains(moment.op));
+      if (moment.kind == IoKind::write && !moment.completed)
+        apply(moment, durable.contains(moment.op));
     }
   }
 
@@ -351,7 +354,8 @@ class Image {
     std::set<uint64_t> durable;
     for (size_t i = 0; i < cut; ++i) {
       const IoMoment& moment = journal[i];
-      if (moment.kind == IoKind::write && moment.completed) completed[moment.path].insert(moment.op);
+      if (moment.kind == IoKind::write && moment.completed)
+        completed[moment.path].insert(moment.op);
       if (moment.kind == IoKind::sync && !moment.completed)
         covered[moment.op] = completed[moment.path];
       if (moment.kind == IoKind::sync && moment.completed)

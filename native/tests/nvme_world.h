@@ -1,6 +1,6 @@
-// A model of the log's owner: a dictionary from keys to extents, pages whose bytes follow from their
-// keys, and a clock that moves when told. One World is one directory; its log can be stopped, killed
-// and opened again.
+// A model of the log's owner: a dictionary from keys to extents, pages whose bytes follow from
+// their keys, and a clock that moves when told. One World is one directory; its log can be stopped,
+// killed and opened again.
 #pragma once
 
 #include <poll.h>
