@@ -40,4 +40,5 @@ COMMANDS = (
     Command("bench", "Measure a warehouse against this machine's own limits."),
     Command("size", "Say how large a model's KV is, and what fits where."),
     Command("plan", "Say what loading KV instead of computing it would bring."),
+    Command("replay", "Say what tiers of given sizes would hit on a recorded trace."),
 )

@@ -15,6 +15,7 @@ except ImportError as missing:
         name="kvwarehouse.engine._native",
     ) from missing
 
+ENDLESS = _native.ENDLESS
 MAX_ENGINE_KEY_BYTES = _native.MAX_ENGINE_KEY_BYTES
 MAX_NAMESPACES = _native.MAX_NAMESPACES
 MAX_PAGE_TOKENS = _native.MAX_PAGE_TOKENS
@@ -33,8 +34,11 @@ copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
 io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
+policy_names = _native.policy_names
+replay = _native.replay
 
 __all__ = [
+    "ENDLESS",
     "MAX_ENGINE_KEY_BYTES",
     "MAX_NAMESPACES",
     "MAX_PAGE_TOKENS",
@@ -51,4 +55,6 @@ __all__ = [
     "copy_streaming",
     "io_engine_probe",
     "page_digest",
+    "policy_names",
+    "replay",
 ]

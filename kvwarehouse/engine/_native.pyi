@@ -22,6 +22,21 @@ def chain_keys(
     secret: bytes, namespace_id: bytes, tokens: NDArray[Any], page_tokens: int
 ) -> NDArray[np.uint8]: ...  # (pages, 16)
 
+ENDLESS: int  # pages of a tier without a bound
+
+def policy_names() -> list[str]: ...
+def replay(
+    pages: NDArray[np.uint32],
+    ends: NDArray[np.uint64],
+    ids: int,
+    policy: str,
+    capacities: tuple[int, int],
+    leaves_first: bool,
+) -> dict[str, Any]: ...
+# A trace against the eviction policies: request i asks for the chain pages[ends[i-1]:ends[i]], root
+# first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
+# {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
+
 class CoreOptions:
     """All fields are plain attributes; sizes in bytes."""
 
@@ -36,7 +51,7 @@ class CoreOptions:
     secret: bytes  # SECRET_BYTES
     epoch: int  # the ledger's clear epoch
     ledger_lost: bool  # drop what a lost tombstone could bring back
-    policy: str  # "lru"
+    policy: str  # one of policy_names()
     io_engine: str  # "auto", "io_uring", "pread"
     limbo_after_s: float  # 30
     grace_s: float  # 5
@@ -54,7 +69,7 @@ class Core:
         self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, clear_epoch: int
     ) -> int: ...  # before start (from the ledger) or after (a new one). UsageError if it fits no slab.
     # `ordinal` is a wish; returns the one it has from now on.
-    def add_tombstone(self, key: bytes, life: int) -> None: ...  # before start: records of key up to life are dead
+    def add_tombstone(self, key: bytes, position: int) -> None: ...  # before start: see evict()
     def start(self) -> dict[str, Any]: ...
     # recovers, listens. Returns the recovery report: pages_dram, pages_nvme, dropped, seconds, ...
     # Raises StorageError "owned" with the owner's pid when another daemon has the directory.
@@ -62,7 +77,8 @@ class Core:
     def raise_epoch(self, epoch: int) -> None: ...
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]: ...
     # takes the coldest pages of a namespace (-1: of all) out of "dram", "nvme" or "all".
-    # Returns how many left, and (key, life) of those that leave NVMe, for tombstones.
+    # Returns how many left, and (key, log position) of those that leave NVMe, for tombstones: records of
+    # the key up to that position are dead.
     def flush(self, timeout_s: float) -> dict[str, int]: ...
     # waits until what was sealed before is durable: {"flushed", "not_admitted", "pending"}
     def drain(self) -> None: ...  # refuse new reservations from now on

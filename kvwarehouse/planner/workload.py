@@ -12,9 +12,8 @@ LONGEST_PROMPT = 100_000_000
 
 @dataclass(frozen=True)
 class Workload:
-    """Means over requests. `reuse` is the part of a prompt's tokens that is stored already (0 to
-    1); at least one token is always computed, for its logits. `steady`: the rate hardly changes over
-    the day."""
+    """Means over requests. `reuse` is the part of a prompt that is stored already, 0 to 1: at least
+    one token is always computed, for its logits. `steady`: the rate hardly changes over the day."""
 
     prompt_tokens: int
     output_tokens: int

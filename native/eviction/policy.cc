@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "eviction/lru.h"
+#include "eviction/s3fifo.h"
 
 namespace kvw {
 namespace {
@@ -16,7 +17,7 @@ std::unique_ptr<EvictionPolicy> made(size_t capacity) {
   return std::make_unique<Policy>(capacity);
 }
 
-constexpr Known kKnown[] = {{"lru", made<LruPolicy>}};
+constexpr Known kKnown[] = {{"lru", made<LruPolicy>}, {"s3fifo", made<S3FifoPolicy>}};
 
 }  // namespace
 

@@ -21,6 +21,12 @@ class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
 
+  // The next page that is inserted under this id is the one called `identity`, the same whenever
+  // it comes back (its key). For policies that remember what left; ids alone are used again.
+  virtual void announced(PageId page, uint64_t identity) {
+    (void)page;
+    (void)identity;
+  }
   // The page became resident. `parent` is its parent if that is resident, else kNoPage.
   // Ids are dense (below the capacity given at construction, or grown to). O(1).
   virtual void inserted(PageId page, PageId parent) = 0;
@@ -55,7 +61,8 @@ class KeepNone final : public Keep {
   bool operator()(PageId) const override { return false; }
 };
 
-// Names: "lru". Throws Error (usage) that lists the known names. `capacity` is a hint of ids.
+// Names: "lru", "s3fifo". Throws Error (usage) that lists the known names. `capacity` is a hint of
+// ids.
 std::unique_ptr<EvictionPolicy> make_policy(std::string_view name, size_t capacity);
 std::vector<std::string> policy_names();
 

@@ -1,0 +1,84 @@
+// Traces against tiers: one call a replay, over whole arrays.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "eviction/policy.h"
+#include "replay/replay.h"
+
+namespace kvw::bindings {
+
+namespace {
+
+using Pages = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ends = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Throws unless the ends rise to the number of pages and the ids are below `ids`.
+void check_trace(std::span<const uint32_t> pages, std::span<const uint64_t> ends, size_t ids) {
+  uint64_t begin = 0;
+  for (const uint64_t end : ends) {
+    if (end < begin || end > pages.size())
+      throw Error(ErrorKind::usage, "bad_trace",
+                  "a request ends at page " + std::to_string(end) + " of " +
+                      std::to_string(pages.size()) + ", the one before it at " +
+                      std::to_string(begin));
+    begin = end;
+  }
+  for (const uint32_t page : pages)
+    if (page >= ids)
+      throw Error(ErrorKind::usage, "bad_trace",
+                  "page id " + std::to_string(page) + " is not below " + std::to_string(ids));
+}
+
+nb::object array_of(std::vector<uint32_t>&& made) {
+  auto* kept = new std::vector<uint32_t>(std::move(made));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<uint32_t>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, uint32_t>(kept->data(), {kept->size()}, owner));
+}
+
+nb::dict counts_of(const TierCounts& counts) {
+  nb::dict made;
+  made["written"] = counts.written;
+  made["evicted"] = counts.evicted;
+  made["refused"] = counts.refused;
+  return made;
+}
+
+nb::dict replay(const Pages& pages, const Ends& ends, size_t ids, const std::string& policy,
+                std::pair<uint64_t, uint64_t> capacities, bool leaves_first) {
+  const std::span<const uint32_t> chain(pages.data(), pages.size());
+  const std::span<const uint64_t> limits(ends.data(), ends.size());
+  std::vector<uint32_t> dram(limits.size()), nvme(limits.size());
+  TierCounts dram_counts, nvme_counts;
+  {
+    nb::gil_scoped_release release;
+    check_trace(chain, limits, ids);
+    Replay run({policy, capacities.first, capacities.second, leaves_first}, ids);
+    uint64_t begin = 0;
+    for (size_t i = 0; i < limits.size(); ++i) {
+      const RequestHits hits = run.request(chain.subspan(begin, limits[i] - begin));
+      dram[i] = hits.dram;
+      nvme[i] = hits.nvme;
+      begin = limits[i];
+    }
+    dram_counts = run.dram();
+    nvme_counts = run.nvme();
+  }
+  nb::dict made;
+  made["dram_hits"] = array_of(std::move(dram));
+  made["nvme_hits"] = array_of(std::move(nvme));
+  made["dram"] = counts_of(dram_counts);
+  made["nvme"] = counts_of(nvme_counts);
+  return made;
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+  m.attr("ENDLESS") = kEndless;
+  m.def("policy_names", &policy_names);
+  m.def("replay", &replay, nb::arg("pages"), nb::arg("ends"), nb::arg("ids"), nb::arg("policy"),
+        nb::arg("capacities"), nb::arg("leaves_first"));
+}
+
+}  // namespace kvw::bindings
