@@ -8,7 +8,6 @@ written: another secret would make every stored page unreachable.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.whole_file import write_whole
 from kvwarehouse.errors import StorageError
 
 WAREHOUSE_ID_BYTES: Final = 16
@@ -103,32 +103,14 @@ def _decode(path: str, data: bytes) -> Identity:
 def _write(directory: str, identity: Identity) -> None:
     path = os.path.join(directory, FILE_NAME)
     body = _BODY.pack(_MAGIC, _VERSION, identity.warehouse_id, identity.secret)
-    scratch = f"{path}.{os.getpid()}.tmp"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
-        fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(body + _checksum(body))
-            file.flush()
-            os.fsync(fd)
-        os.rename(scratch, path)
-        sync_directory(directory)
+        write_whole(path, body + _checksum(body))
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}; make room, or name another directory",
             code="identity_unwritable",
             context={"path": path},
         ) from error
-
-
-def sync_directory(directory: str) -> None:
-    """Makes renames in `directory` durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _checksum(body: bytes) -> bytes:

@@ -24,7 +24,7 @@ from typing import Final
 
 import lmdb
 
-from kvwarehouse.daemon import ledger_file
+from kvwarehouse.daemon import epoch_file, ledger_file
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError, LedgerFile
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import CapacityError, InternalError, StorageError, UsageError
@@ -82,6 +82,9 @@ class Ledger:
         self._file: LedgerFile | None = None
         self._behind = False  # memory has what the file has not
         self._state = self._read(expected)
+        # The ledger may be lost, or be a step behind: the file of the epoch is written first.
+        known = (epoch_file.read(path, warehouse_id) for path in directories)
+        self._state.epoch = max(self._state.epoch, *known)
         self._by_id = {record.space.id: record for record in self._state.namespaces.values()}
         self._open()
 
@@ -138,34 +141,37 @@ class Ledger:
                 cleared = replace(self._state.namespaces[ordinal], clear_epoch=self._state.epoch)
                 self._remember(cleared)
                 puts.update([_encode_namespace(cleared)])
-            return self._state.epoch, self._commit(puts)
+            noted = self._write_epoch()
+            return self._state.epoch, self._commit(puts) and noted
 
     def adopt_epoch(self, seen: int) -> None:
         """The epoch is at least `seen`, which stood in some header that outlived the ledger."""
         with self._lock:
             if seen > self._state.epoch:
                 self._state.epoch = seen
+                self._write_epoch()
                 self._commit({_EPOCH_KEY: _U64.pack(seen)})
 
     def bury(self, graves: Iterable[tuple[bytes, int]]) -> bool:
-        """Tombstones: records of (key) up to (life) are dead. Returns whether that is durable."""
+        """Tombstones: records of (key) up to (log position) are dead. Returns whether that is
+        durable."""
         with self._lock:
             tombstones = self._state.tombstones
-            fresh = {key: life for key, life in graves if life > tombstones.get(key, -1)}
+            fresh = {key: at for key, at in graves if at > tombstones.get(key, -1)}
             tombstones.update(fresh)
             oldest = sorted(tombstones, key=tombstones.__getitem__)
             dropped = oldest[: max(0, len(oldest) - MAX_TOMBSTONES)]
             for key in dropped:
                 del tombstones[key]
                 fresh.pop(key, None)
-            puts = {_TOMBSTONE + key: _U64.pack(life) for key, life in fresh.items()}
+            puts = {_TOMBSTONE + key: _U64.pack(at) for key, at in fresh.items()}
             return self._commit(puts, [_TOMBSTONE + key for key in dropped])
 
-    def prune(self, oldest_life: int) -> int:
-        """Forgets tombstones of lives that no segment has any more. Returns how many."""
+    def prune(self, oldest: int) -> int:
+        """Forgets tombstones below the oldest position in the log. Returns how many."""
         with self._lock:
             tombstones = self._state.tombstones
-            moot = [key for key, life in tombstones.items() if life < oldest_life]
+            moot = [key for key, position in tombstones.items() if position < oldest]
             for key in moot:
                 del tombstones[key]
             if moot:
@@ -185,6 +191,13 @@ class Ledger:
                 self._file = None
 
     # The rest is called with the lock held, or before anyone else has the object.
+
+    def _write_epoch(self) -> bool:
+        try:
+            epoch_file.write(os.path.dirname(self._path), self._warehouse_id, self._state.epoch)
+        except OSError:
+            return False  # the ledger meets the same disk at once, and says what is wrong with it
+        return True
 
     def _remember(self, record: NamespaceRecord) -> None:
         self._state.namespaces[record.ordinal] = record
@@ -258,7 +271,7 @@ class Ledger:
             _SERIAL_KEY: _U64.pack(self._state.serial),
             _EPOCH_KEY: _U64.pack(self._state.epoch),
             **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
-            **{_TOMBSTONE + key: _U64.pack(life) for key, life in self._state.tombstones.items()},
+            **{_TOMBSTONE + key: _U64.pack(at) for key, at in self._state.tombstones.items()},
         }
 
     def _decode(self, path: str, records: dict[bytes, bytes]) -> _State:

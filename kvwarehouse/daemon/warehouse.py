@@ -68,8 +68,8 @@ class Warehouse:
                     namespace_id=record.space.id.hex(),
                     text=error.message,
                 )
-        for key, life in self._ledger.tombstones():
-            self._core.add_tombstone(key, life)
+        for key, position in self._ledger.tombstones():
+            self._core.add_tombstone(key, position)
 
     @property
     def draining(self) -> bool:
@@ -215,7 +215,7 @@ class Warehouse:
 
     def forget_moot_tombstones(self) -> None:
         """Drops tombstones of segments that are gone, and writes what a full disk has missed."""
-        oldest = int(self._core.status()["tiers"]["nvme"].get("oldest_life", 0))
+        oldest = int(self._core.status()["tiers"]["nvme"].get("oldest_position", 0))
         if oldest:
             self._ledger.prune(oldest)
         self._ledger.heal()

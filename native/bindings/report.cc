@@ -64,7 +64,7 @@ nb::dict nvme_of(const WarehouseStatus& status) {
   made["flush_errors"] = log.flush_errors;
   made["read_bytes_per_s"] = log.read_bytes_per_s;
   made["write_bytes_per_s"] = log.write_bytes_per_s;
-  made["oldest_life"] = uint64_t{0};
+  made["oldest_position"] = uint64_t{log.oldest_life} << 32;
   made["left"] = gone_of(status.left_nvme);
   made["not_admitted"] = counts_of(status.not_admitted);
   return made;

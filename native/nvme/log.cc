@@ -135,6 +135,7 @@ void count_segment(const Segment& segment, LogStats& stats) {
   stats.capacity_bytes += segment.bytes;
   if (!segment.readable()) return;
   if (segment.state == SegmentState::closed) ++stats.closed_segments;
+  if (stats.oldest_life == 0 || segment.life < stats.oldest_life) stats.oldest_life = segment.life;
   stats.used_bytes += segment.bytes;
   stats.live_records += segment.records.size();
 }
