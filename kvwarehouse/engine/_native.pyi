@@ -1,7 +1,6 @@
 """The native core as Python sees it. Everything that works on pages takes whole batches and
 releases the GIL. Errors are those of kvwarehouse.errors. Only kvwarehouse.engine imports this."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ def replay(
     capacities: tuple[int, int],
     leaves_first: bool,
 ) -> dict[str, Any]: ...
+
 # A trace against the eviction policies: request i asks for the chain pages[ends[i-1]:ends[i]], root
 # first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
 # {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
@@ -60,42 +60,59 @@ class CoreOptions:
     def __init__(self) -> None: ...
 
 class Core:
-    """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads of
-    its own. Methods may be called from any thread; they wait for the core thread, at most
-    ``timeout_s`` where given (else 10 s; then TransportError)."""
+    """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads
+    of its own. Methods may be called from any thread; they wait for the core thread, at most
+    ``timeout_s`` where given (else 10 s, 120 s over the whole index; then TransportError)."""
 
-    def __init__(self, options: CoreOptions) -> None: ...
+    def __init__(self, options: CoreOptions) -> None:
+        """Takes the directory's lock. StorageError "owned" names the pid of another daemon."""
     def add_namespace(
-        self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, clear_epoch: int
-    ) -> int: ...  # before start (from the ledger) or after (a new one). UsageError if it fits no slab.
-    # `ordinal` is a wish; returns the one it has from now on.
-    def add_tombstone(self, key: bytes, position: int) -> None: ...  # before start: see evict()
-    def start(self) -> dict[str, Any]: ...
-    # recovers, listens. Returns the recovery report: pages_dram, pages_nvme, dropped, seconds, ...
-    # Raises StorageError "owned" with the owner's pid when another daemon has the directory.
-    def clear(self, ordinal: int, epoch: int) -> int: ...  # pages removed, all tiers
+        self,
+        ordinal: int,
+        id: bytes,
+        page_tokens: int,
+        shards: int,
+        shard_bytes: int,
+        clear_epoch: int,
+    ) -> int:
+        """Before start (from the ledger) or after. `ordinal` is a wish; returns the one it has from
+        now on. UsageError if its pages fit no slab or segment."""
+    def add_tombstone(self, key: bytes, position: int) -> None:
+        """Before start: records of `key` up to a log position are dead. See evict()."""
+    def start(self) -> dict[str, Any]:
+        """Recovers and listens. Returns the recovery report."""
+    def clear(self, ordinal: int, epoch: int) -> int:
+        """Removes what was reserved before `epoch` from all tiers. Returns how many pages."""
     def raise_epoch(self, epoch: int) -> None: ...
-    def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]: ...
-    # takes the coldest pages of a namespace (-1: of all) out of "dram", "nvme" or "all".
-    # Returns how many left, and (key, log position) of those that leave NVMe, for tombstones: records of
-    # the key up to that position are dead.
-    def flush(self, timeout_s: float) -> dict[str, int]: ...
-    # waits until what was sealed before is durable: {"flushed", "not_admitted", "pending"}
-    def drain(self) -> None: ...  # refuse new reservations from now on
-    def sweep(self) -> int: ...  # drops orphan pages; returns how many
-    def status(self) -> dict[str, Any]: ...  # nested dicts of plain numbers and strings
-    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]: ...
-    # from index position `after`; each: id, key(bytes), parent(bytes), position, tiers, bytes, sealed_at_ns
-    def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]: ...
-    # verifies digests of the DRAM pages from index position `after`:
-    # {"next", "checked", "bytes", "bad": [{"key", "reason"}], "quarantined"}; next < 0 at the end
-    def events(self) -> list[tuple[str, dict[str, str]]]: ...  # and forgets them; bounded, drops are counted
-    def stop(self) -> None: ...
+    def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
+        """Takes the coldest pages of a namespace (-1: of all) out of "dram", "nvme" or "all".
+        Returns how many left, and (key, log position) of those that left NVMe, for tombstones."""
+    def flush(self, timeout_s: float) -> dict[str, int]:
+        """Waits until what was sealed before is on stable media: {"flushed", "not_admitted",
+        "pending"}; pending is 0 unless the time ran out."""
+    def drain(self) -> None:
+        """Refuses new reservations from now on."""
+    def sweep(self) -> int:
+        """Drops orphan pages; returns how many."""
+    def status(self) -> dict[str, Any]:
+        """One snapshot: kvwarehouse/engine/status.py."""
+    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
+        """From index position `after` on; each: id, namespace, key, parent, position, tiers, bytes,
+        sealed_at_ns."""
+    def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
+        """Verifies the digests of DRAM pages from index position `after` on: {"next", "checked",
+        "bytes", "bad": [{"key", "reason"}], "quarantined"}; next < 0 at the end."""
+    def events(self) -> list[tuple[str, dict[str, str]]]:
+        """What happened since the last call; bounded, drops are counted."""
+    def stop(self) -> None:
+        """Ends the threads and lets the directory go. Idempotent."""
 
 class NativeClient:
-    """One session with a daemon, over its local socket and shared memory. Thread-safe."""
+    """One session with a daemon, over its local socket and shared memory. Thread-safe. Pages are
+    named by `tokens` (one-dimensional, 32 or 64 bit integers) or by `keys`, exactly one of them."""
 
-    def __init__(self, socket_path: str, verify_always: bool, timeout_s: float) -> None: ...  # connects
+    def __init__(self, socket_path: str, verify_always: bool, timeout_s: float) -> None:
+        """Connects, or raises TransportError at once when there is no daemon."""
     def close(self) -> None: ...
     @property
     def connected(self) -> bool: ...
@@ -103,35 +120,47 @@ class NativeClient:
     def session_id(self) -> int: ...
     @property
     def incarnation(self) -> int: ...
-    def has_namespace(self, id: bytes) -> bool: ...  # from the control page
+    def has_namespace(self, id: bytes) -> bool:
+        """From the control page; finds a new daemon first if it must."""
     def lookup(
         self, id: bytes, tokens: NDArray[Any] | None, keys: list[bytes] | None
-    ) -> tuple[int, int, int]: ...  # pages, of them in dram, of them only in nvme. No call to the daemon.
+    ) -> tuple[int, int, int]:
+        """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. No call."""
     def load(
         self,
         id: bytes,
         tokens: NDArray[Any] | None,
         keys: list[bytes] | None,
         first: int,
-        regions: "Regions",
+        regions: Regions,
         shard: int,
         timeout_s: float,
-    ) -> tuple[int, dict[str, int]]: ...  # pages filled in order from `first`; reasons of what was not
+    ) -> tuple[int, dict[str, int]]:
+        """Pages filled in order from `first` on, and reasons of what was not."""
     def store(
         self,
         id: bytes,
         tokens: NDArray[Any] | None,
         keys: list[bytes] | None,
         first: int,
-        regions: "Regions",
+        regions: Regions,
         shard: int,
         timeout_s: float,
-    ) -> tuple[int, int, dict[str, int]]: ...  # stored, already, dropped by reason
+    ) -> tuple[int, int, dict[str, int]]:
+        """Pages stored, already there, and dropped by reason."""
     def pin(
-        self, id: bytes, tokens: NDArray[Any] | None, keys: list[bytes] | None, first: int, timeout_s: float
-    ) -> "Pins": ...  # promotes what is on NVMe, within timeout_s
-    def control(self) -> dict[str, Any]: ...  # the control page: incarnation, heartbeat, rates, queues
-    def counters(self) -> dict[str, int]: ...  # this session's own
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: list[bytes] | None,
+        first: int,
+        timeout_s: float,
+    ) -> Pins:
+        """Pins from `first` on; promotes what is on NVMe, within timeout_s."""
+    def control(self) -> dict[str, Any]:
+        """The control page: incarnation, heartbeat, rates, queues."""
+    def counters(self) -> dict[str, int]:
+        """This session's own."""
 
 class Pins:
     """Pages held in DRAM until release(). Survives the daemon."""
@@ -142,11 +171,11 @@ class Pins:
 class Regions:
     """Where the pages of a load or a store lie in client memory. Keeps the buffers alive.
     pages(array): one contiguous row a page, uint8 (n, page_bytes).
-    strided(...): page p is the pieces  bases[j] + blocks[p, b] * strides[j], of piece_bytes[j] bytes,
-    for each of its blocks b and each piece j, block by block."""
+    strided(...): page p is the pieces bases[j] + blocks[p, b] * strides[j], of piece_bytes[j]
+    bytes, for each of its blocks b and each piece j, block by block."""
 
     @staticmethod
-    def pages(array: Any, writable: bool) -> "Regions": ...
+    def pages(array: Any, writable: bool) -> Regions: ...
     @staticmethod
     def strided(
         owners: list[Any],
@@ -154,9 +183,8 @@ class Regions:
         strides: NDArray[np.int64],
         piece_bytes: NDArray[np.uint64],
         blocks: NDArray[np.int64],
-    ) -> "Regions": ...
+    ) -> Regions: ...
     @property
     def count(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
-
