@@ -104,7 +104,8 @@ def test_folder_of_sessions_is_one_trace(tmp_path: Path, write: Any) -> None:
 def test_recording_has_the_same_chains_and_nothing_that_was_in_the_trace(
     write: Any, tmp_path: Path
 ) -> None:
-    trace = read_trace(write(mooncake(1000, [111, 222]), mooncake(2000, [111, 333])))
+    ids = [10**14 + at for at in range(3)]
+    trace = read_trace(write(mooncake(1000, ids[:2]), mooncake(2000, [ids[0], ids[2]])))
     names = []
     for file in ("one", "two"):
         path = tmp_path / file
@@ -115,7 +116,7 @@ def test_recording_has_the_same_chains_and_nothing_that_was_in_the_trace(
         assert chains(again) == chains(trace)
         assert again.times_s.tolist() == [0, 1]
         text = path.read_text()
-        assert not any(secret in text for secret in ("111", "222", "333")) or len(text) > 100
+        assert not any(str(block) in text for block in ids)
         names.append(json.loads(text.splitlines()[1])["keys"])
     assert not set(names[0]) & set(names[1]), "each recording has a key of its own"
     with pytest.raises(UsageError, match="new file"):
