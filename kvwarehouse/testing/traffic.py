@@ -120,7 +120,8 @@ class Report:
     already: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     loaded: int = 0
-    short: int = 0  # loads that should have been whole and were not
+    short: int = 0  # loads that were not whole, with the newest index
+    shortest: str = ""  # the last of them
     missed: dict[str, int] = field(default_factory=dict)
     outages: int = 0  # calls that said there is no daemon
     longest_s: float = 0.0
@@ -189,6 +190,7 @@ class Worker:
         nodes = task.nodes(writer, self.rng.randrange(max(0, finished - 200), finished))
         tokens = task.tokens(nodes)
         out = np.zeros((len(nodes), task.page_bytes), np.uint8)
+        before = self.index()
         try:
             found = self.timed(lambda: self.opened.lookup(tokens)).pages
             loaded = self.timed(lambda: self.opened.load(tokens, out, timeout_s=5))
@@ -198,9 +200,20 @@ class Worker:
             return
         check_pages(out[:loaded], nodes[:loaded], 0, 0)
         report.loaded += loaded
-        report.short += min(found, loaded) < len(nodes)
+        if min(found, loaded) < len(nodes) and before == self.index() != "old":
+            report.short += 1
+            report.shortest = f"looked up {found}, loaded {loaded!r} of {len(nodes)} pages"
         for reason, pages in loaded.missed.items():
             report.missed[reason] = report.missed.get(reason, 0) + pages
+
+    def index(self) -> str:
+        """Which daemon's index lookups read. A local client goes on with the old one until it is
+        with the next daemon; what is stored meanwhile is not in it."""
+        if self.task.remote:
+            return "the daemon's own"
+        native: Any = self.client._path  # the only place that knows
+        mine, newest = native.native.incarnation, native.native.control()["incarnation"]
+        return "old" if mine != newest else str(mine)
 
     def timed(self, call: Any) -> Any:
         begin = time.monotonic()

@@ -307,16 +307,14 @@ def refused(serving: Serving) -> RefusedError:
 
 
 def test_second_daemon_on_the_same_directories_names_the_first(
-    serving: Serving, client: kvw.Client, tmp_path: Path
+    serving: Serving, tmp_path: Path
 ) -> None:
     error = refused(Serving(tmp_path, arena_dir=str(serving.arena_dir)))
     assert f"pid {serving.pid}" in error.text
     assert "--name" in error.text
 
 
-def test_socket_in_use_is_refused_with_its_path(
-    serving: Serving, client: kvw.Client, tmp_path: Path
-) -> None:
+def test_socket_in_use_is_refused_with_its_path(serving: Serving, tmp_path: Path) -> None:
     assert serving.socket in refused(Serving(tmp_path, socket=serving.socket)).text
     other = Serving(tmp_path)
     path = other.folder / "other.sock"
@@ -343,21 +341,21 @@ def test_connecting_to_no_daemon_says_at_once_how_to_start_one(tmp_path: Path) -
         assert "kvwarehouse serve" in str(caught.value)
 
 
-@pytest.mark.parametrize(("dram", "said"), [("8MiB", "--dram 8388608"), ("512MiB", "can grow to")])
 def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
-    tmp_path: Path, dram: str, said: str
+    tmp_path: Path,
 ) -> None:
     with Serving(tmp_path, dram="16MiB") as own:
         with own.connect() as client:
             ns = client.open(SPACE)
             for shard in (0, 1):
                 ns.store(TOKENS, whole(shard), shard)
-        own.stop()
-        own.settings["dram"] = dram
-        with pytest.raises(RefusedError) as caught:
-            own.start()
-        assert said in caught.value.text
-        assert "move the directory away" in caught.value.text
+        own.kill()
+        for dram, said in (("8MiB", "--dram 8388608"), ("512MiB", "can grow to")):
+            own.settings["dram"] = dram
+            with pytest.raises(RefusedError) as caught:
+                own.start()
+            assert said in caught.value.text
+            assert "move the directory away" in caught.value.text
         own.settings["dram"] = "16MiB"
         own.start()
         with own.connect() as client:

@@ -75,70 +75,150 @@ def core(client: kvw.Client) -> Any:
     return client.status()["core"]
 
 
-def on_nvme_alone(serving: Serving, client: kvw.Client) -> None:
-    assert client.flush().pending == 0
-    assert client.evict(SPACE, PAGES) == PAGES
+# --- live: one daemon for all, a namespace and bytes of its own for each test
 
 
-# --- the arena, live
+class Case:
+    """A prompt that is stored, in a namespace of the test's own, and counters from here on."""
+
+    def __init__(self, serving: Serving, client: kvw.Client, version: int) -> None:
+        self.serving, self.client, self.version = serving, client, version
+        fields = {**SPACE.to_fields(), "salt": str(version)}
+        self.space = kvw.Namespace(**fields)
+        self.ns = client.open(self.space)
+        self.before = core(client)
+        assert self.store().stored == PAGES
+
+    def store(self) -> kvw.StoreResult:
+        return self.ns.store(NODES, pages_of(NODES, 0, self.version, PAGE_BYTES))
+
+    def load(self, client: kvw.Client | None = None, first: int = 0) -> kvw.Loaded:
+        out = np.zeros((PAGES - first, PAGE_BYTES), np.uint8)
+        ns = (client or self.client).open(self.space)
+        loaded = ns.load(NODES, out, first=first, timeout_s=30)
+        check_pages(out[:loaded], NODES[first : first + loaded], 0, self.version)
+        return loaded
+
+    def in_arena(self, node: int) -> damage.Place:
+        page = page_of(node, 0, self.version, PAGE_BYTES)
+        return damage.find_one([self.serving.arena_dir / "arena"], page)
+
+    def in_segments(self, node: int) -> damage.Place:
+        page = page_of(node, 0, self.version, PAGE_BYTES)
+        return damage.find_one(self.serving.segments, page)
+
+    def on_nvme_alone(self) -> None:
+        assert self.client.flush().pending == 0
+        assert self.client.evict(self.space, PAGES) == PAGES
+
+    def risen(self, *path: str) -> int:
+        """By how much a counter of status has risen."""
+        before, now = self.before, core(self.client)
+        for name in path:
+            before, now = before.get(name, 0), now[name]
+        return int(now - before)
+
+
+@pytest.fixture(scope="module")
+def live_dram(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("live"), dram="8MiB", grace_s="0.1") as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def live_nvme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("live"), **SIZES) as serving:
+        yield serving
+
+
+@pytest.fixture
+def in_dram(live_dram: Serving, rng: random.Random) -> Iterator[Case]:
+    with live_dram.connect() as client:
+        yield Case(live_dram, client, 1 + rng.getrandbits(30))
+
+
+@pytest.fixture
+def in_both(live_nvme: Serving, rng: random.Random) -> Iterator[Case]:
+    with live_nvme.connect() as client:
+        yield Case(live_nvme, client, 1 + rng.getrandbits(30))
 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_page_with_a_flipped_bit_is_a_miss_and_is_quarantined(
-    dram_only: Serving, rng: random.Random, remote: bool
+    in_dram: Case, rng: random.Random, remote: bool
 ) -> None:
-    connect = dram_only.connect_remote if remote else dram_only.connect
-    with connect() as client:
-        store(client)
-        in_arena(dram_only, BAD).flip(rng.randrange(8), at=rng.randrange(PAGE_BYTES))
-        loaded = load(client)
+    serving = in_dram.serving
+    with serving.connect_remote() if remote else serving.connect() as client:
+        in_dram.in_arena(BAD).flip(rng.randrange(8), at=rng.randrange(PAGE_BYTES))
+        loaded = in_dram.load(client)
         assert loaded == BAD
         assert loaded.missed
-        status = core(client)
-        assert status["quarantined"] == 1
-        assert status["tiers"]["dram"]["left"]["quarantined"] == 1
-        assert status["loads"]["failed"]["mismatch"] >= 1
-        assert client.open(SPACE).lookup(NODES).pages == BAD
-        assert dram_only.metrics()["kvwarehouse_quarantined_pages_total"] == 1
+        assert in_dram.risen("quarantined") == 1
+        assert in_dram.risen("tiers", "dram", "left", "quarantined") == 1
+        assert in_dram.risen("loads", "failed", "mismatch") >= 1
+        assert in_dram.ns.lookup(NODES).pages == BAD
+        counted = serving.metrics()["kvwarehouse_quarantined_pages_total"]
+        assert counted == core(client)["quarantined"]
         # What can be stored again is stored again.
         client.sweep()
-        assert client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, PAGE_BYTES)).dropped == {}
-        assert load(client) == PAGES
+        assert in_dram.store().dropped == {}
+        assert in_dram.load(client) == PAGES
+
+
+def test_swapped_payloads_of_two_pages_are_two_misses(in_dram: Case) -> None:
+    damage.swap(in_dram.in_arena(BAD), in_dram.in_arena(BAD + 2), PAGE_BYTES)
+    assert in_dram.load() == BAD
+    assert list(in_dram.client.check(in_dram.space, repair=True))[-1].done
+    # The first was reported by the load, the second is found by the check, if no sweep was faster.
+    gone = in_dram.risen("quarantined") + in_dram.risen("tiers", "dram", "left", "orphaned")
+    assert gone >= 2
+    assert in_dram.ns.lookup(NODES).pages == BAD
+
+
+def test_check_finds_damage_that_nobody_has_loaded(in_dram: Case) -> None:
+    in_dram.in_arena(BAD).flip()
+    client = in_dram.client
+    found = [bad for progress in client.check(in_dram.space) for bad in progress.bad]
+    assert [reason for _, reason in found] == ["digest"]
+    assert in_dram.risen("quarantined") == 0
+    for _ in client.check(in_dram.space, repair=True):
+        pass
+    assert in_dram.risen("quarantined") == 1
+    assert in_dram.load() == BAD
 
 
 def test_flipped_page_is_loaded_from_its_good_copy_on_nvme(
-    both_tiers: Serving, rng: random.Random
+    in_both: Case, rng: random.Random
 ) -> None:
-    with both_tiers.connect() as client:
-        store(client)
-        assert client.flush().pending == 0
-        in_arena(both_tiers, BAD).flip(at=rng.randrange(PAGE_BYTES))
-        assert load(client) == PAGES
-        assert core(client)["quarantined"] == 1
+    assert in_both.client.flush().pending == 0
+    in_both.in_arena(BAD).flip(at=rng.randrange(PAGE_BYTES))
+    assert in_both.load() == PAGES
+    assert in_both.risen("quarantined") == 1
 
 
-def test_swapped_payloads_of_two_pages_are_two_misses(dram_only: Serving) -> None:
-    with dram_only.connect() as client:
-        store(client)
-        damage.swap(in_arena(dram_only, BAD), in_arena(dram_only, BAD + 2), PAGE_BYTES)
-        assert load(client) == BAD
-        progress = list(client.check(SPACE, repair=True))[-1]
-        assert progress.done
-        # The first was reported by the load, the second is found by the check.
-        assert core(client)["quarantined"] == 2
+@pytest.mark.parametrize("verify", ["always", "boundary"])
+def test_record_with_a_flipped_bit_is_a_miss_and_is_counted(
+    in_both: Case, rng: random.Random, verify: Any
+) -> None:
+    in_both.on_nvme_alone()
+    in_both.in_segments(BAD).flip(rng.randrange(8), at=rng.randrange(PAGE_BYTES))
+    with in_both.serving.connect(verify=verify) as client:
+        assert in_both.load(client) == BAD
+    assert in_both.risen("tiers", "nvme", "mismatches") == 1
+    assert in_both.risen("quarantined") == 1
+    assert in_both.risen("tiers", "nvme", "left", "quarantined") == 1
+    assert in_both.ns.lookup(NODES).pages == BAD
 
 
-def test_check_finds_damage_that_nobody_has_loaded(dram_only: Serving) -> None:
-    with dram_only.connect() as client:
-        store(client)
-        in_arena(dram_only, BAD).flip()
-        found = [bad for progress in client.check() for bad in progress.bad]
-        assert [reason for _, reason in found] == ["digest"]
-        assert core(client)["quarantined"] == 0
-        for _ in client.check(repair=True):
-            pass
-        assert core(client)["quarantined"] == 1
-        assert load(client) == BAD
+def test_swapped_records_are_two_misses_whether_payloads_or_whole(in_both: Case) -> None:
+    in_both.on_nvme_alone()
+    damage.swap(in_both.in_segments(BAD), in_both.in_segments(BAD + 1), PAGE_BYTES)
+    three, four = in_both.in_segments(BAD + 2), in_both.in_segments(BAD + 3)
+    damage.swap(three.before(4096), four.before(4096), 4096 + PAGE_BYTES)
+    assert in_both.load() == BAD
+    for node in (BAD + 1, BAD + 2, BAD + 3):
+        assert in_both.load(first=node) == 0
+    assert in_both.risen("tiers", "nvme", "mismatches") >= 1
 
 
 # --- the arena, while the daemon is down
@@ -205,38 +285,6 @@ def test_noise_over_all_slot_headers_serves_nothing_wrong(
 # --- segments
 
 
-@pytest.mark.parametrize("verify", ["always", "boundary"])
-def test_record_with_a_flipped_bit_is_a_miss_and_is_counted(
-    both_tiers: Serving, rng: random.Random, verify: Any
-) -> None:
-    with both_tiers.connect(verify=verify) as client:
-        store(client)
-        on_nvme_alone(both_tiers, client)
-        in_segments(both_tiers, BAD).flip(rng.randrange(8), at=rng.randrange(PAGE_BYTES))
-        assert load(client) == BAD
-        status = core(client)
-        assert status["tiers"]["nvme"]["mismatches"] == 1
-        assert status["quarantined"] == 1
-        assert status["tiers"]["nvme"]["left"]["quarantined"] == 1
-        assert client.open(SPACE).lookup(NODES).pages == BAD
-
-
-def test_swapped_records_are_two_misses_whether_payloads_or_whole(both_tiers: Serving) -> None:
-    with both_tiers.connect() as client:
-        store(client)
-        on_nvme_alone(both_tiers, client)
-        one, two = in_segments(both_tiers, BAD), in_segments(both_tiers, BAD + 1)
-        damage.swap(one, two, PAGE_BYTES)
-        three, four = in_segments(both_tiers, BAD + 2), in_segments(both_tiers, BAD + 3)
-        damage.swap(three.before(4096), four.before(4096), 4096 + PAGE_BYTES)
-        assert load(client) == BAD
-        ns = client.open(SPACE)
-        for node in (BAD + 1, BAD + 2, BAD + 3):
-            out = np.zeros((1, PAGE_BYTES), np.uint8)
-            assert ns.load(NODES[: node + 1], out, first=node, timeout_s=5) == 0
-        assert core(client)["tiers"]["nvme"]["mismatches"] >= 1
-
-
 @pytest.mark.parametrize("orderly", [True, False])
 def test_records_damaged_while_the_daemon_was_down_are_misses(
     both_tiers: Serving, rng: random.Random, orderly: bool
@@ -280,7 +328,7 @@ def test_segments_cut_short_zeroed_or_full_of_noise_are_no_obstacle(
         store(client)
         assert client.flush().pending == 0
         assert core(client)["tiers"]["nvme"]["health"] == "ok"
-        on_nvme_alone(both_tiers, client)
+        assert client.evict(SPACE, PAGES) == PAGES
         assert load(client) == PAGES
 
 
