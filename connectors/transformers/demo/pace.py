@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ class Pace:
         computed = self.prompt_s(max(lengths)) + sum(map(self.prompt_s, lengths))
         loaded = _WAYS_TO_LOAD * sum(map(self.rest_s, lengths))
         return computed + loaded + (1 + _WAYS_TO_LOAD) * len(lengths) * self.answer_s()
+
+    def seen(self, tokens: int, took_s: float) -> Pace:
+        """This pace, or a slower one, if a prompt took longer than expected: other work came."""
+        slower = max(1.0, took_s / self.prompt_s(tokens))
+        return replace(self, unit_s=self.unit_s * slower, step_s=self.step_s * slower)
 
     def lengths(self, longest: int, budget_s: float = BUDGET_S) -> tuple[int, ...]:
         """The prompt lengths up to `longest` that fit into budget_s: two at least, where `longest`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import time
@@ -72,7 +73,8 @@ def _measured(request: Request) -> Outcome:
         teller.expect(pace.demo_s(lengths))
         with DemoDaemon(_kv_bytes(subject, max(lengths)), request.disk) as daemon:
             trial = Trial(subject, work, daemon, teller, pace)
-            rows, control, pages_stored = trial.run(lengths)
+            budget_s = math.inf if request.max_tokens else pacing.BUDGET_S
+            rows, control, pages_stored = trial.run(lengths, budget_s)
         return Outcome(
             rows=rows,
             control=control,

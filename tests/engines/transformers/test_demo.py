@@ -145,6 +145,20 @@ def test_document_shrinks_on_a_slow_machine_and_the_demo_says_so(
     assert "cut to 1,024 tokens" in printed.err
 
 
+def test_document_shrinks_when_the_machine_gets_busy_after_it_was_measured(
+    daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = Pace(unit_s=1e-9, piece_s=1e-9, step_s=1e-9, chunk_tokens=128)
+    monkeypatch.setattr(run.pacing, "measure", lambda *given: idle)
+    monkeypatch.setattr(run.pacing, "BUDGET_S", 1e-6)
+    assert command(["--json"]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert [row["prompt_tokens"] for row in said["rows"]] == [512, 1024]
+    assert said["shrunk"] is True
+    assert "busier than when it was measured" in printed.err
+
+
 def test_all_lengths_fit_on_the_machine_they_were_fitted_to() -> None:
     assert Pace(0.36, 0.35, 0.04, 128).lengths(8192) == (512, 1024, 2048, 4096, 8192)
 
