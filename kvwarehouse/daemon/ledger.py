@@ -229,9 +229,12 @@ class Ledger:
         self._state.serial += 1
         try:
             self._file = LedgerFile(self._path, self._everything())
+            if self._state.epoch and not self._write_epoch():
+                return  # the others keep theirs
             for path in self._paths[1:]:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                for file in (path, os.path.join(os.path.dirname(path), epoch_file.FILE_NAME)):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file)
         except (OSError, lmdb.Error) as error:
             self._degrade(error)
 

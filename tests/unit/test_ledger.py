@@ -181,7 +181,7 @@ def test_damaged_ledger_is_set_aside_and_rebuilt(kept: Kept, kind: str, rng: ran
         return
     assert ledger.lost
     assert ledger.health == "rebuilt"
-    assert facts(ledger) == (0, [], {})
+    assert facts(ledger) == (before[0], [], {})  # the epoch stands in a file of its own
     events = [event for event in kept.events() if event["event"] == "ledger_rebuilt"]
     assert len(events) == 1
     assert os.path.exists(events[0]["kept"])
@@ -200,7 +200,7 @@ def test_any_flipped_byte_is_noticed_or_harmless(kept: Kept, rng: random.Random)
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         kept.file.write_bytes(data)
         ledger = kept.open()
-        assert facts(ledger) == ((0, [], {}) if ledger.lost else before)
+        assert facts(ledger) == ((before[0], [], {}) if ledger.lost else before)
         kept.close()
 
 
@@ -339,3 +339,22 @@ def test_of_two_ledgers_the_one_used_last_counts(tmp_path: Path) -> None:
     both = Kept(nvme, arena)
     assert facts(both.open(expected=True)) == now
     both.close()
+
+
+def test_epoch_survives_the_loss_of_the_whole_ledger_file(kept: Kept) -> None:
+    epoch = facts(filled(kept))[0]
+    kept.close()
+    os.unlink(kept.file)
+    ledger = kept.open(expected=True)
+    assert ledger.lost
+    assert ledger.epoch == epoch > 0
+
+
+def test_damaged_epoch_file_is_ignored(kept: Kept) -> None:
+    before = facts(filled(kept))
+    kept.close()
+    file = kept.file.parent / "epoch"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert facts(kept.open()) == before
