@@ -12,10 +12,12 @@ namespace kvw {
 
 namespace {
 
-// What a lookup or load may spend on a new daemon's hello, and how long it then leaves one alone
-// that did not answer: an engine's scheduler thread stands behind it.
+// What a lookup or load may spend on a new daemon's hello, and how long it then leaves it alone: an
+// engine's scheduler thread stands behind it. One that is not there refuses at once; one that is
+// stopped costs the whole time.
 constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
-constexpr uint64_t kRetryNs = 500 * kMillisecondNs;
+constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
+constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
 constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
 
 }  // namespace
@@ -71,10 +73,10 @@ void Client::renew(bool patient, uint64_t deadline_ns) {
   }
   try {
     reconnect(patient ? deadline_ns : std::min(deadline_ns, now + kImpatientNs));
-  } catch (const Error&) {
+  } catch (const Error& error) {
     // No daemon: what it left in shared memory is still good.
     if (patient) throw;
-    retry_at_ns_ = system_clock().boot_ns() + kRetryNs;
+    retry_at_ns_ = system_clock().boot_ns() + (error.code() == "deadline" ? kStalledNs : kRetryNs);
   }
 }
 

@@ -187,6 +187,7 @@ void Warehouse::make_resident(SlotId slot, const EntryView& view) {
     return pool_.resident(other->slot);
   };
   const uint32_t own = pool_.resident(slot);
+  cls.policy->announced(own, view.key.lo);
   cls.policy->inserted(own, resident_of(catalog_.node(view.page).parent));
   for (PageId child = catalog_.node(view.page).first_child; child != kNoPage;
        child = catalog_.node(child).next)
