@@ -33,7 +33,7 @@
 //    48  u32  offset of this header in the segment, in blocks
 //    52  u32  blocks of the record, header and payload
 //    56  u128 key
-//    72  u128 key of the parent; zero for the first page of a chain
+//    72  u128 key of the parent; the namespace's root key for the first page of a chain
 //    88  u128 namespace id
 //   104  u32  position of the page in its chain
 //   108  u32  shards
