@@ -1,6 +1,7 @@
 // Sessions: who is alive is the kernel's word (a file lock), what they pin survives the daemon, and
 // nothing that a client does to its own file harms anybody else.
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -39,9 +40,7 @@ struct Desk {
 };
 
 // What a client does with the descriptor of its welcome.
-ClientSession attach(Fd&& descriptor) {
-  return ClientSession(ParentFd(descriptor.release()));
-}
+ClientSession attach(Fd&& descriptor) { return ClientSession(ParentFd(descriptor.release())); }
 ClientSession attach(Fd& descriptor) { return attach(std::move(descriptor)); }
 
 TEST(session_is_locked_before_anybody_hears_of_it) {
@@ -50,7 +49,7 @@ TEST(session_is_locked_before_anybody_hears_of_it) {
   Fd other(::open(desk.path(created.session->id).c_str(), O_RDWR | O_CLOEXEC));
   CHECK(other.valid());
   CHECK_EQ(::flock(other.get(), LOCK_EX | LOCK_NB), -1);
-  struct stat info {};
+  struct stat info{};
   CHECK_EQ(::fstat(other.get(), &info), 0);
   CHECK_EQ(info.st_mode & 0777, 0600);
   CHECK_EQ(info.st_size, sizeof(SessionFile));
@@ -281,8 +280,18 @@ TEST(registry_ignores_files_that_are_no_sessions) {
 // A session that the daemon cannot look into may pin and write: it must not count as gone.
 TEST(registry_refuses_to_start_when_a_session_cannot_be_opened) {
   Desk desk;
-  std::filesystem::create_directory(desk.path(0xabc));
-  CHECK_THROWS(desk.open(), "EISDIR");
+  for (const uint64_t id : {0xabc, 0xdef})
+    Fd(::open(desk.path(id).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  // Descriptors for the listing, and then for the first file, but not for the second.
+  const int lowest = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ::close(lowest);
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(lowest) + 1;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  CHECK_THROWS(desk.open(), "EMFILE");
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(client_session_is_refused_when_the_file_is_not_one) {
@@ -299,9 +308,8 @@ TEST(client_session_is_refused_when_the_file_is_not_one) {
   CHECK_THROWS(attach(std::move(cut.descriptor)), "bad_files");
   // A second opening of the file, while the first holds the lock.
   Registry::Created held = desk.registry->create(1);
-  CHECK_THROWS(
-      attach(Fd(::open(desk.path(held.session->id).c_str(), O_RDWR | O_CLOEXEC))),
-      "bad_files");
+  CHECK_THROWS(attach(Fd(::open(desk.path(held.session->id).c_str(), O_RDWR | O_CLOEXEC))),
+               "bad_files");
 }
 
 }  // namespace
