@@ -11,7 +11,7 @@
 namespace kvw {
 namespace {
 
-constexpr uint64_t kBig = 60 * 1024;      // two shards of it: 120 KiB a slot, 17 a slab, 68 in all
+constexpr uint64_t kBig = 60 * 1024;  // two shards of it: 120 KiB a slot, 17 a slab, 68 in all
 constexpr uint64_t kLimbo = 30 * kSecondNs;
 constexpr uint64_t kGrace = 5 * kSecondNs;
 
@@ -183,6 +183,43 @@ TEST(reserve_is_refused_when_too_much_is_unfinished) {
   for (const SlotRef& ref : world->unsettled(peer.id()))
     world->settle(peer.id(), std::array<SlotRef, 1>{ref});
   CHECK_EQ(peer.reserve(world.page(101)).answer, Answer::granted);
+}
+
+// A window of a chain in one call, as a client asks: the part beyond the limit is granted later.
+TEST(reserve_is_granted_again_when_only_its_parent_had_to_wait) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  std::vector<TestPage> pages;
+  for (uint32_t at = 0; at < 12; ++at) pages.push_back(world.page(1, at));
+  const auto ask = [&](size_t from) {
+    std::vector<Reserve> fields;
+    for (size_t at = from; at < pages.size(); ++at)
+      fields.push_back({pages[at].key, pages[at].parent, pages[at].position, 0,
+                        static_cast<uint32_t>(WitnessKind::tokens), 64});
+    std::vector<ReserveRequest> requests;
+    for (size_t i = 0; i < fields.size(); ++i)
+      requests.push_back({&fields[i], pages[from + i].witness().data()});
+    std::vector<SealAnswer> sealed;
+    std::vector<ReserveAnswer> answers;
+    world->exchange(peer.id(), kSpace, {}, requests, sealed, answers);
+    return answers;
+  };
+  const std::vector<ReserveAnswer> first = ask(0);
+  CHECK_EQ(first[7].answer, Answer::granted);
+  CHECK_EQ(first[8].reason, Reason::reserve_limit);
+  CHECK_EQ(first[9].reason, Reason::parent_missing);
+  for (uint32_t at = 0; at < 8; ++at) {
+    CHECK_EQ(peer.seal(first[at], 0, peer.copy(first[at], pages[at], 0)), Reason::none);
+    const ReserveAnswer other = peer.reserve(pages[at], 1);
+    CHECK_EQ(peer.seal(other, 1, peer.copy(other, pages[at], 1)), Reason::none);
+  }
+  for (const ReserveAnswer& answer : ask(8)) CHECK_EQ(answer.answer, Answer::granted);
+  // Refused for good, a page is so for all its shards: half of it would only hold room.
+  CHECK_EQ(peer.reserve(world.page(2, 1), 0).reason, Reason::parent_missing);
+  CHECK_EQ(peer.reserve(world.page(2, 1), 1).reason, Reason::refused_tail);
+  world.pass(2 * kSecondNs);
+  CHECK_EQ(peer.reserve(world.page(2, 1), 1).reason, Reason::parent_missing);
 }
 
 TEST(reserve_is_refused_when_draining) {

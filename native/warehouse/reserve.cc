@@ -36,8 +36,15 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
   for (const Seal& item : seals) sealed.push_back({seal(session, item)});
-  for (const ReserveRequest& item : reserves)
-    reserved.push_back(reserve(session, static_cast<uint16_t>(ordinal), item));
+  bool again = false;  // a page was dropped that is worth asking for again
+  for (const ReserveRequest& item : reserves) {
+    const ReserveAnswer answer = reserve(session, static_cast<uint16_t>(ordinal), item);
+    reserved.push_back(answer);
+    if (answer.answer != Answer::dropped) continue;
+    again = again || retryable(answer.reason);
+    // What only lacks such a parent is asked for again with it: it was not refused for good.
+    if (again && answer.reason != Reason::refused_tail) refused_.erase(item.fields->key);
+  }
 }
 
 Reason Warehouse::seal(SessionId session, const Seal& seal) {
