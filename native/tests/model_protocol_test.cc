@@ -1,12 +1,12 @@
-// Sessions, reserve, seal, limbo, reclaim and restarts as a small-step model: one slot, two ranks that
-// store page K (a shard each), a writer of page L, a pinning reader, a daemon that may be killed at
-// every step, clients that die, give up, answer late and copy late, and DMA that outlives its owner.
-// Explored exhaustively; then each rule that core.md marks is left out, and the model must find what
-// it was for. Small models of pins, sessions and segments follow.
+// Sessions, reserve, seal, limbo, reclaim and restarts as a small-step model: one slot, two ranks
+// that store page K (a shard each), a writer of page L, a pinning reader, a daemon that may be
+// killed at every step, clients that die, give up, answer late and copy late, and DMA that outlives
+// its owner. Explored exhaustively; then each rule that core.md marks is left out, and the model
+// must find what it was for. Small models of pins, sessions and segments follow.
 //
-// Steps follow the code: Warehouse::reserve, join, open_group, seal, publish, settle, settle_groups,
-// settled, recover_slot, evict_slots; Registry::bury, find; Client::reconnect (which settles what
-// hello lists and it is not writing).
+// Steps follow the code: Warehouse::reserve, join, open_group, seal, publish, settle,
+// settle_groups, settled, recover_slot, evict_slots; Registry::bury, find; Client::reconnect (which
+// settles what hello lists and it is not writing).
 #include <array>
 #include <functional>
 
@@ -35,8 +35,18 @@ enum Doing : uint8_t {
   kDead
 };
 enum Message : uint8_t { kReserve = 1, kSeal, kSettle, kHello };
-enum Work : uint8_t { kNone, kOpenWord, kOpenMeta, kOpenGrant, kJoinGrant, kSealLive, kSealEntry,
-                      kEvictScan, kEvictEntry, kEvictFree };
+enum Work : uint8_t {
+  kNone,
+  kOpenWord,
+  kOpenMeta,
+  kOpenGrant,
+  kJoinGrant,
+  kSealLive,
+  kSealEntry,
+  kEvictScan,
+  kEvictEntry,
+  kEvictFree
+};
 
 struct State {
   uint8_t generation, slot, page;
@@ -58,12 +68,21 @@ struct State {
 };
 
 enum Wrong : uint8_t {
-  kFine, kTorn, kReusedUnderWriter, kReusedUnderDma, kReusedUnderPin, kUnsealed, kQueueFull
+  kFine,
+  kTorn,
+  kReusedUnderWriter,
+  kReusedUnderDma,
+  kReusedUnderPin,
+  kUnsealed,
+  kQueueFull
 };
-constexpr const char* kWrongs[] = {
-    nullptr, "I1: a sealed slot holds other bytes", "I2: handed on while a client may write",
-    "I2: handed on while DMA is in flight", "I3: reused under a validated pin",
-    "I4: an unsealed page came back", "the model's queue of messages is too short"};
+constexpr const char* kWrongs[] = {nullptr,
+                                   "I1: a sealed slot holds other bytes",
+                                   "I2: handed on while a client may write",
+                                   "I2: handed on while DMA is in flight",
+                                   "I3: reused under a validated pin",
+                                   "I4: an unsealed page came back",
+                                   "the model's queue of messages is too short"};
 
 struct Rules {
   bool limbo_waits_after_restart = true;  // recover_slot: LIMBO and RESERVED become LIMBO
@@ -137,8 +156,8 @@ class Protocol {
     for (int i = 0; i < kClients; ++i) {
       const State::Client& c = s.clients[i];
       const bool older = c.generation != 0 && c.generation < s.generation;
-      const bool may_write = c.locked && (c.doing == kGranted || c.doing == kCopying ||
-                                          c.doing == kCopyThenSettle);
+      const bool may_write =
+          c.locked && (c.doing == kGranted || c.doing == kCopying || c.doing == kCopyThenSettle);
       if (older && may_write) s.wrong = kReusedUnderWriter;
       if (older && c.dma) s.wrong = kReusedUnderDma;
       if (s.grant[i] != 0 && s.grant[i] < s.generation && c.doing == kWaiting)
@@ -184,7 +203,8 @@ class Protocol {
   void choose(const State& s, Emit& emit) const {
     for (int at = 0; at < s.messages; ++at) {
       bool is_first = true;  // of its sender
-      for (int earlier = 0; earlier < at; ++earlier) is_first = is_first && s.from[earlier] != s.from[at];
+      for (int earlier = 0; earlier < at; ++earlier)
+        is_first = is_first && s.from[earlier] != s.from[at];
       if (!is_first) continue;
       State after = s;
       take_message(after, at);
@@ -232,10 +252,12 @@ class Protocol {
         if (!(s.granted & shards) || !owns(s, from)) return;
         s.sealed |= shards;
         s.settled |= shards;
-        if (s.sealed == 3 && (s.slot == kReserved || !rules_.limbo_never_publishes)) s.work = kSealLive;
+        if (s.sealed == 3 && (s.slot == kReserved || !rules_.limbo_never_publishes))
+          s.work = kSealLive;
         return;
       case kSettle:
-        if (about != s.generation || (s.slot != kReserved && s.slot != kLimbo) || !owns(s, from)) return;
+        if (about != s.generation || (s.slot != kReserved && s.slot != kLimbo) || !owns(s, from))
+          return;
         s.settled |= static_cast<uint8_t>(shards & s.granted);
         s.slot = kLimbo;
         return;
@@ -398,7 +420,8 @@ class Protocol {
       return;
     }
     const bool owns_some = s.granted != 0 && (s.owner[0] == i || s.owner[1] == i);
-    if (scope_.deaths && c.doing != kIdle && (owns_some || (c.doing != kDone && c.doing != kRefused))) {
+    if (scope_.deaths && c.doing != kIdle &&
+        (owns_some || (c.doing != kDone && c.doing != kRefused))) {
       State after = s;
       const bool dma = c.doing == kCopying || c.doing == kCopyThenSettle;
       after.clients[i] = {kDead, c.generation, 0, 0, static_cast<uint8_t>(dma ? 1 : 0)};
@@ -525,7 +548,8 @@ TEST(a_slot_is_safe_with_everybody_at_once) {
 
 TEST(the_model_finds_what_each_rule_of_the_protocol_is_for) {
   const Scope pages{.rank1 = false};
-  breaks(Protocol({.rank1 = false, .kills = 2}, {.limbo_waits_after_restart = false}), "limbo", "I");
+  breaks(Protocol({.rank1 = false, .kills = 2}, {.limbo_waits_after_restart = false}), "limbo",
+         "I");
   breaks(Protocol(Scope{}, {.owner_per_shard = false}), "owner per shard", "I");
   breaks(Protocol(pages, {.grace = false}), "grace", "I2: handed on while DMA");
   breaks(Protocol(pages, {.meta_before_grant = false}), "metadata before grant", "I2");
@@ -556,7 +580,8 @@ class Threads {
   static constexpr bool kMustSettle = false;
   using Cell = std::array<uint8_t, kCells>;
 
-  Threads(Cell first, std::vector<std::vector<Line>> threads, std::function<const char*(const Cell&)> bad)
+  Threads(Cell first, std::vector<std::vector<Line>> threads,
+          std::function<const char*(const Cell&)> bad)
       : first_(first), threads_(std::move(threads)), bad_(std::move(bad)) {}
   State first() const { return {first_, {}}; }
   const char* error(const State& state) const { return bad_(state.cell); }
@@ -581,7 +606,10 @@ class Threads {
 
 using Cell = Threads::Cell;
 Line set(const char* what, int cell, uint8_t value) {
-  return {what, [=](Cell& c) { c[cell] = value; return Then::on; }};
+  return {what, [=](Cell& c) {
+            c[cell] = value;
+            return Then::on;
+          }};
 }
 Line need(const char* what, int cell, uint8_t value) {
   return {what, [=](Cell& c) { return c[cell] == value ? Then::on : Then::stop; }};
@@ -596,9 +624,14 @@ const char* reused_while_held(const Cell& c) {
 
 // A pin on a segment: 0 old index names it, 1 new index, 2 segment word, 3 pin.
 Threads segment_pins(int reads, int checks, bool word_closes, bool out_before_scan) {
-  std::vector<Line> reader{need("finds the extent", reads, 1), set("pins the segment", 3, 1),
-                           need("checks", checks, 1), set("reads", 7, 1),
-                           {"done", [](Cell& c) { c[7] = c[3] = 0; return Then::on; }}};
+  std::vector<Line> reader{need("finds the extent", reads, 1),
+                           set("pins the segment", 3, 1),
+                           need("checks", checks, 1),
+                           set("reads", 7, 1),
+                           {"done", [](Cell& c) {
+                              c[7] = c[3] = 0;
+                              return Then::on;
+                            }}};
   std::vector<Line> reclaim;
   if (word_closes) reclaim.push_back(set("segment word closing", 2, 0));
   const Line out = set("extents out of the index", 1, 0);
@@ -610,14 +643,20 @@ Threads segment_pins(int reads, int checks, bool word_closes, bool out_before_sc
 
 // 0 word LIVE, 1 session known, 2 sessions as listed, 3 pin.
 Threads sessions_listed(bool after_the_fence) {
-  const Line list{"lists the sessions", [](Cell& c) { c[2] = c[1]; return Then::on; }};
+  const Line list{"lists the sessions", [](Cell& c) {
+                    c[2] = c[1];
+                    return Then::on;
+                  }};
   const Line close = set("CLOSING, fence", 0, 0);
-  return Threads({1}, {{set("registers a session", 1, 1)},
-                       {until("welcome", 1, 1), set("pins", 3, 1), need("LIVE?", 0, 1), set("holds", 7, 1)},
-                       {after_the_fence ? close : list, after_the_fence ? list : close,
-                        {"no pin of those listed", [](Cell& c) { return c[2] && c[3] ? Then::stop : Then::on; }},
-                        set("reuses", 6, 1)}},
-                 reused_while_held);
+  return Threads(
+      {1},
+      {{set("registers a session", 1, 1)},
+       {until("welcome", 1, 1), set("pins", 3, 1), need("LIVE?", 0, 1), set("holds", 7, 1)},
+       {after_the_fence ? close : list,
+        after_the_fence ? list : close,
+        {"no pin of those listed", [](Cell& c) { return c[2] && c[3] ? Then::stop : Then::on; }},
+        set("reuses", 6, 1)}},
+      reused_while_held);
 }
 
 // 0 word LIVE, 1 and 2 pin words, 3 and 4 what the scan read of them.
@@ -626,25 +665,37 @@ Threads pin_moved(bool checked) {
   if (checked) client.push_back(need("LIVE? else it keeps the old one", 0, 1));
   client.push_back(set("clears the old one", 1, 0));
   const auto read = [](const char* what, int from, int to) {
-    return Line{what, [=](Cell& c) { c[to] = c[from]; return Then::on; }};
+    return Line{what, [=](Cell& c) {
+                  c[to] = c[from];
+                  return Then::on;
+                }};
   };
   return Threads({1, 1, 0, 0, 0, 0, 0, 1},
-                 {client, {set("CLOSING, fence", 0, 0), read("reads the lower", 2, 4), read("reads the old", 1, 3),
-                           {"no pin", [](Cell& c) { return c[3] || c[4] ? Then::stop : Then::on; }},
-                           set("reuses", 6, 1)}},
+                 {client,
+                  {set("CLOSING, fence", 0, 0),
+                   read("reads the lower", 2, 4),
+                   read("reads the old", 1, 3),
+                   {"no pin", [](Cell& c) { return c[3] || c[4] ? Then::stop : Then::on; }},
+                   set("reuses", 6, 1)}},
                  reused_while_held);
 }
 
 // 0 the word's generation; a pin word holds its low two bits (as 32 of 48 in the file).
 Threads pin_matched(bool by_slot_alone) {
-  const Line scan = by_slot_alone
-                        ? need("a pin of the slot?", 3, 0)
-                        : Line{"a pin of slot and generation?", [](Cell& c) {
-                                 return c[3] != 0 && c[4] == c[0] ? Then::stop : Then::on;
-                               }};
-  return Threads({5, 1}, {{{"pins", [](Cell& c) { c[3] = 1; c[4] = c[0] & 3; return Then::on; }},
-                           need("LIVE?", 1, 1), set("holds", 7, 1)},
-                          {set("CLOSING, fence", 1, 0), scan, set("reuses", 6, 1)}},
+  const Line scan = by_slot_alone ? need("a pin of the slot?", 3, 0)
+                                  : Line{"a pin of slot and generation?", [](Cell& c) {
+                                           return c[3] != 0 && c[4] == c[0] ? Then::stop : Then::on;
+                                         }};
+  return Threads({5, 1},
+                 {{{"pins",
+                    [](Cell& c) {
+                      c[3] = 1;
+                      c[4] = c[0] & 3;
+                      return Then::on;
+                    }},
+                   need("LIVE?", 1, 1),
+                   set("holds", 7, 1)},
+                  {set("CLOSING, fence", 1, 0), scan, set("reuses", 6, 1)}},
                  reused_while_held);
 }
 
@@ -653,17 +704,28 @@ Threads session_announced(bool locked_first) {
   const Line file = set("creates the file", 0, 1);
   std::vector<Line> made{file, set("locks it", 1, 1), set("announces it", 3, 1)};
   if (!locked_first) made = {file, set("announces it", 3, 1), set("locks it", 1, 1)};
-  return Threads({}, {made, {until("welcome", 3, 1), until("lock", 1, 1), set("pins", 7, 1)},
-                      {until("knows the session", 3, 1), need("can take the lock", 1, 0), set("reaps it, reuses", 6, 1)}},
+  return Threads({},
+                 {made,
+                  {until("welcome", 3, 1), until("lock", 1, 1), set("pins", 7, 1)},
+                  {until("knows the session", 3, 1), need("can take the lock", 1, 0),
+                   set("reaps it, reuses", 6, 1)}},
                  reused_while_held);
 }
 
 // 0 lock of session 1 held by A, 1 lock of B's session held; A still writes while 7.
 Threads session_ids(bool unique) {
-  std::vector<Line> second{{"B has a session", [=](Cell& c) { c[unique ? 1 : 0] = 1; return Then::on; }},
-                           {"B dies", [=](Cell& c) { c[unique ? 1 : 0] = 0; return Then::on; }}};
+  std::vector<Line> second{{"B has a session",
+                            [=](Cell& c) {
+                              c[unique ? 1 : 0] = 1;
+                              return Then::on;
+                            }},
+                           {"B dies", [=](Cell& c) {
+                              c[unique ? 1 : 0] = 0;
+                              return Then::on;
+                            }}};
   return Threads({1, 0, 0, 0, 0, 0, 0, 1},
-                 {second, {need("owner 1 dead?", 0, 0), set("hands its slot on", 6, 1)}}, reused_while_held);
+                 {second, {need("owner 1 dead?", 0, 0), set("hands its slot on", 6, 1)}},
+                 reused_while_held);
 }
 
 // A slots file made anew while an old client maps the old one: 0 old word, 1 bytes, 2 copied.
@@ -671,29 +733,49 @@ Threads slots_made_anew(bool words_retired) {
   std::vector<Line> upgrade;
   if (words_retired) upgrade.push_back(set("old words retired", 0, 0));
   upgrade.push_back(set("a writer of the new file", 1, 2));
-  return Threads({1, 1}, {{need("old word", 0, 1), {"copies", [](Cell& c) { c[2] = c[1]; return Then::on; }},
-                           need("old word again", 0, 1), set("accepts", 3, 1)},
-                          upgrade},
-                 [](const Cell& c) { return c[3] && c[2] == 2 ? "I1: new bytes under an old word" : nullptr; });
+  return Threads({1, 1},
+                 {{need("old word", 0, 1),
+                   {"copies",
+                    [](Cell& c) {
+                      c[2] = c[1];
+                      return Then::on;
+                    }},
+                   need("old word again", 0, 1),
+                   set("accepts", 3, 1)},
+                  upgrade},
+                 [](const Cell& c) {
+                   return c[3] && c[2] == 2 ? "I1: new bytes under an old word" : nullptr;
+                 });
 }
 
-// Entries hold fewer bits of the generation than words: 0 word, 1 bytes, 2 first look, 3 copied, 4 tokens.
+// Entries hold fewer bits of the generation than words: 0 word, 1 bytes, 2 first look, 3 copied, 4
+// tokens.
 Threads generation_wraps(bool whole_word, bool tokens_compared) {
   std::vector<Line> daemon;
   for (uint8_t generation = 2; generation <= 5; ++generation) {
     daemon.push_back(set("next generation", 0, generation));
-    daemon.push_back({"its tokens and bytes", [=](Cell& c) { c[1] = c[4] = generation; return Then::on; }});
+    daemon.push_back({"its tokens and bytes", [=](Cell& c) {
+                        c[1] = c[4] = generation;
+                        return Then::on;
+                      }});
   }
-  std::vector<Line> reader{
-      {"low bits agree", [](Cell& c) { c[2] = c[0]; return c[0] % 4 == 1 ? Then::on : Then::stop; }},
-      {"copies", [](Cell& c) { c[3] = c[1]; return Then::on; }}};
+  std::vector<Line> reader{{"low bits agree",
+                            [](Cell& c) {
+                              c[2] = c[0];
+                              return c[0] % 4 == 1 ? Then::on : Then::stop;
+                            }},
+                           {"copies", [](Cell& c) {
+                              c[3] = c[1];
+                              return Then::on;
+                            }}};
   if (tokens_compared) reader.push_back(need("tokens are its own", 4, 1));
   reader.push_back({"again", [=](Cell& c) {
                       return (whole_word ? c[0] == c[2] : c[0] % 4 == 1) ? Then::on : Then::stop;
                     }});
   reader.push_back(set("accepts", 5, 1));
-  return Threads({1, 1, 0, 0, 1}, {reader, daemon},
-                 [](const Cell& c) { return c[5] && c[3] != 1 ? "I1: another generation's bytes" : nullptr; });
+  return Threads({1, 1, 0, 0, 1}, {reader, daemon}, [](const Cell& c) {
+    return c[5] && c[3] != 1 ? "I1: another generation's bytes" : nullptr;
+  });
 }
 
 TEST(small_models_hold_with_the_rules) {

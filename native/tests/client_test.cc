@@ -1,0 +1,381 @@
+// The client against a real daemon core, and loads against damage: what is handed out is what was
+// stored, whatever happened to the bytes, the header, the daemon, or the process that forked.
+#include "client/client.h"
+
+#include <sys/mman.h>
+
+#include <thread>
+
+#include "tests/check.h"
+#include "tests/daemon_world.h"
+
+namespace kvw {
+namespace {
+
+constexpr uint64_t kShard = 5000;
+
+// --- View::load, step by step
+
+TEST(load_is_a_mismatch_when_any_byte_was_flipped) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1);
+  CHECK(peer.store(page));
+  auto random = check::random("load_is_a_mismatch_when_any_byte_was_flipped");
+  std::byte* bytes = world.payload(world.slot_of(page));
+  for (uint64_t round = 0; round < check::rounds(300); ++round) {
+    const auto shard = static_cast<uint32_t>(random() % 2);
+    const size_t at = shard * world.shape().shard_stride() +
+                      (round < 2 ? round * (kShard - 1) : random() % kShard);
+    const auto flip = static_cast<std::byte>(1u << random() % 8);
+    bytes[at] ^= flip;
+    CHECK_EQ(peer.load(page, shard), Got::mismatch);
+    CHECK_EQ(peer.load(page, 1 - shard), Got::right);
+    bytes[at] ^= flip;
+    CHECK_EQ(peer.load(page, shard), Got::right);
+  }
+}
+
+TEST(load_is_a_mismatch_when_two_pages_swapped_their_payloads_and_digests) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer peer(world);
+  const TestPage a = world.page(1), b = world.page(2);
+  CHECK(peer.store(a) && peer.store(b));
+  SlotMeta *one = world.meta(world.slot_of(a)), *two = world.meta(world.slot_of(b));
+  std::swap(digests_of(one)[0], digests_of(two)[0]);
+  CHECK_EQ(peer.load(a, 0), Got::mismatch);
+  CHECK_EQ(peer.load(b, 0), Got::mismatch);
+  std::byte *first = world.payload(world.slot_of(a)), *second = world.payload(world.slot_of(b));
+  std::swap_ranges(first, first + kShard, second);
+  CHECK_EQ(peer.load(a, 0), Got::mismatch);  // the digest is of key and shard as well
+  CHECK_EQ(peer.load(b, 0), Got::mismatch);
+  // Shards of one page are no more interchangeable.
+  std::swap(digests_of(one)[0], digests_of(one)[1]);
+  CHECK_EQ(peer.load(a, 1), Got::mismatch);
+}
+
+TEST(load_is_not_accepted_when_the_witness_differs) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1);
+  CHECK(peer.store(page));
+  for (size_t i = 0; i < page.tokens.size(); ++i) {
+    TestPage other = page;  // a collision: the same key from other tokens
+    other.tokens[i] ^= 0x100;
+    CHECK_EQ(peer.load(other), Got::stale);
+  }
+  TestPage other = page;
+  other.tokens.pop_back();
+  CHECK_EQ(peer.load(other), Got::stale);
+  other = page;
+  other.parent.hi ^= 1;
+  CHECK_EQ(peer.load(other), Got::stale);
+  other = page;
+  other.position = 1;
+  CHECK_EQ(peer.load(other), Got::stale);
+  CHECK_EQ(peer.load(page), Got::right);
+}
+
+TEST(load_accepts_no_header_with_a_flipped_field_and_reads_nothing_outside) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1);
+  CHECK(peer.store(page));
+  auto* bytes = reinterpret_cast<std::byte*>(world.meta(world.slot_of(page)));
+  const size_t size = meta_bytes_of(world.shape());
+  uint64_t refused = 0;
+  for (size_t bit = 0; bit < size * 8; ++bit) {
+    bytes[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+    const Got got = peer.load(page, 0);
+    CHECK(got != Got::wrong);
+    refused += got == Got::right ? 0 : 1;
+    bytes[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+  }
+  // Namespace, key, parent, shard bytes, position, shards, kind and length; digest; tokens.
+  CHECK_EQ(refused, (3 * 16 + 8 + 4 * 4 + 8 + 64) * 8);
+  CHECK_EQ(peer.load(page, 0), Got::right);
+}
+
+TEST(load_refuses_an_entry_that_leads_nowhere) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1);
+  CHECK(peer.store(page));
+  const EntryView good = *world.entry(page);
+  for (const SlotId slot : {good.slot + 1, SlotId{128}, SlotId{511}, SlotId{512}, SlotId{2048},
+                            SlotId{1u << 30}, kNoSlot, kNoSlot - 1}) {
+    EntryView entry = good;
+    entry.slot = slot;
+    CHECK_EQ(peer.load_as(entry, page, 0), Got::stale);
+  }
+  for (const uint32_t generation : {good.generation + 1, good.generation - 1, UINT32_MAX}) {
+    EntryView entry = good;
+    entry.generation = generation;
+    CHECK_EQ(peer.load_as(entry, page, 0), Got::stale);
+  }
+}
+
+TEST(load_accepts_no_slot_that_is_not_sealed) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1);
+  CHECK(peer.store(page));
+  const EntryView entry = *world.entry(page);
+  for (const SlotState state :
+       {SlotState::reserved, SlotState::filling, SlotState::limbo, static_cast<SlotState>(9)}) {
+    world.set_word(entry.slot, {entry.generation, state});
+    CHECK_EQ(peer.load_as(entry, page, 0), Got::stale);
+    CHECK(!peer.view().is_live(entry.slot, entry.generation));
+  }
+  for (const SlotState state : {SlotState::free, SlotState::closing, SlotState::live}) {
+    world.set_word(entry.slot, {entry.generation, state});
+    CHECK_EQ(peer.load_as(entry, page, 0), Got::right);
+  }
+}
+
+// --- the whole client
+
+TEST(damaged_page_is_reported_quarantined_and_never_data) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 5);
+  chain.store_all(client);
+  CHECK_EQ(chain.found(client), 5);
+  daemon.call([&](Warehouse& w) {
+    const auto entry = w.arena().index().find(chain.pages[2].key);
+    w.arena().payload(entry->slot, w.arena().slots().cut(0))[17] ^= std::byte{1};
+    return 0;
+  });
+  LoadReport report;
+  CHECK_EQ(chain.load(client, 0, &report), 2);
+  CHECK_EQ(daemon.status().quarantined, 1);
+  CHECK_EQ(client.session()->counter(Counter::load_mismatch), 1);
+  CHECK_EQ(chain.found(client), 2);
+  chain.store_all(client);  // stored anew, it is whole
+  CHECK_EQ(chain.load(client, 0), 5);
+}
+
+TEST(false_report_quarantines_nothing) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 1);
+  chain.store_all(client);
+  daemon.call([&](Warehouse& w) {
+    const auto entry = w.arena().index().find(chain.pages[0].key);
+    for (const uint64_t generation : {uint64_t{entry->generation}, uint64_t{99}})
+      for (const SlotId slot : {entry->slot, entry->slot + 1, kNoSlot})
+        w.report({entry->key, generation, slot, 0});
+    return 0;
+  });
+  CHECK_EQ(daemon.status().quarantined, 0);
+  CHECK_EQ(chain.load(client, 0), 1);
+}
+
+TEST(ranks_that_store_the_same_prompt_at_once_make_each_page_once) {
+  Daemon daemon(shape_of(kShard, 4), 16 * kMiB);
+  daemon.start();
+  constexpr uint32_t kPages = 60;
+  std::vector<std::unique_ptr<Chain>> chains;
+  for (uint64_t number = 0; number < 3; ++number)
+    chains.push_back(std::make_unique<Chain>(daemon.shape(), number, kPages));
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 4; ++i) clients.push_back(std::make_unique<Client>(daemon.client_options()));
+  std::vector<std::string> failures(4);
+  std::vector<std::thread> ranks;
+  for (uint32_t shard = 0; shard < 4; ++shard)
+    ranks.emplace_back([&, shard] {
+      try {
+        for (const auto& chain : chains) {
+          const StoreReport report = chain->store(*clients[shard], shard);
+          for (const auto& [reason, pages] : report.dropped)
+            failures[shard] += reason + " " + std::to_string(pages) + " ";
+        }
+      } catch (const std::exception& error) {
+        failures[shard] = error.what();
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  for (const std::string& failure : failures) CHECK_EQ(failure, "");
+  for (const auto& chain : chains)
+    for (uint32_t shard = 0; shard < 4; ++shard)
+      CHECK_EQ(chain->load(*clients[3 - shard], shard), kPages);
+  CHECK_EQ(daemon.status().dram_pages, 3 * kPages);
+  CHECK_EQ(daemon.status().pages_sealed, 3 * kPages);
+}
+
+TEST(pins_are_refused_beyond_the_budget_and_given_back) {
+  Daemon daemon(shape_of(60 * 1024));  // 120 KiB a page; half of 8 MiB is 34 of them
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 50);
+  chain.store_all(client);
+  CHECK_EQ(chain.found(client), 50);
+  Prompt all = chain.prompt();
+  CHECK_THROWS(client.pin(kSpace, all, 0, kSecondNs), "pin_budget");
+  CHECK_EQ(daemon.status().pins, 0);  // nothing is held by what failed
+  Prompt half = Prompt::of_tokens(std::span(chain.tokens).first(30 * 16));
+  {
+    const auto pins = client.pin(kSpace, half, 0, kSecondNs);
+    CHECK_EQ(pins->pages(), 30);
+    CHECK_EQ(daemon.status().pins, 30);
+    CHECK_THROWS(client.pin(kSpace, half, 0, kSecondNs), "pin_budget");
+    for (uint64_t other = 100; other < 200; ++other)
+      Chain(daemon.shape(), other, 1).store_all(client);
+    Chain front(daemon.shape(), 1, 30);
+    CHECK_EQ(front.load(client, 1), 30);
+  }
+  CHECK_EQ(daemon.status().pins, 0);
+  CHECK(client.pin(kSpace, half, 0, kSecondNs)->pages() <= 30);
+}
+
+TEST(no_daemon_is_said_at_once) {
+  Daemon daemon(shape_of(kShard));
+  CHECK_THROWS(Client(daemon.client_options()), "no_daemon");
+}
+
+TEST(closed_client_refuses_calls) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 2);
+  client.close();
+  CHECK_THROWS(chain.found(client), "closed");
+  CHECK_THROWS(chain.store(client, 0), "closed");
+  CHECK_THROWS(client.view(), "closed");
+  CHECK(!client.connected());
+}
+
+TEST(bad_arguments_are_refused_by_name) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 2);
+  CHECK_THROWS(chain.store(client, 2), "bad_shard");
+  CHECK_THROWS(chain.load(client, 7), "bad_shard");
+  Prompt prompt = chain.prompt();
+  Rows narrow(2, kShard - 1);
+  CHECK_THROWS(client.store(kSpace, prompt, 0, narrow, 0, kSecondNs), "bad_page_bytes");
+  CHECK_THROWS(client.load(kSpace, prompt, 0, narrow, 0, kSecondNs), "bad_page_bytes");
+  CHECK_THROWS(client.lookup(Key{4, 4}, prompt), "namespace_unknown");
+  ClientOptions reading = daemon.client_options();
+  reading.read_only = true;
+  Client reader(reading);
+  CHECK_THROWS(chain.store(reader, 0), "read_only");
+  chain.store_all(client);
+  CHECK_EQ(chain.load(reader, 1), 2);
+}
+
+TEST(client_keeps_its_session_and_pins_across_a_daemon) {
+  Daemon daemon(shape_of(60 * 1024));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 10);
+  chain.store_all(client);
+  const uint64_t session = client.session_id();
+  Prompt prompt = chain.prompt();
+  const auto pins = client.pin(kSpace, prompt, 0, kSecondNs);
+  CHECK_EQ(pins->pages(), 10);
+  for (int round = 0; round < 3; ++round) {
+    daemon.stop();
+    CHECK_EQ(chain.found(client), 10);  // there is nobody, and it goes on
+    CHECK_EQ(chain.load(client, 0), 10);
+    CHECK_THROWS(chain.store(client, 0), "no_daemon");
+    daemon.start();
+    for (uint64_t other = 100; other < 250; ++other)
+      Chain(daemon.shape(), other, 1).store_all(client);
+    CHECK_EQ(client.session_id(), session);
+    CHECK_EQ(daemon.status().pins, 10);
+    CHECK_EQ(chain.load(client, 1), 10);
+  }
+}
+
+TEST(killed_daemon_loses_nothing_sealed_for_a_client_that_goes_on) {
+  auto random = check::random("killed_daemon_loses_nothing_sealed_for_a_client_that_goes_on");
+  Daemon daemon(shape_of(kShard));
+  daemon.start_process();
+  Client client(daemon.client_options());
+  std::vector<std::unique_ptr<Chain>> stored;
+  for (uint64_t round = 0; round < check::rounds(6); ++round) {
+    for (uint64_t i = random() % 6; i > 0; --i) {
+      stored.push_back(std::make_unique<Chain>(daemon.shape(), stored.size(), 1 + random() % 4));
+      stored.back()->store_all(client);
+    }
+    daemon.kill(SIGKILL);
+    for (const auto& chain : stored) CHECK_EQ(chain->load(client, 0), chain->pages.size());
+    daemon.start_process();
+    for (const auto& chain : stored)
+      for (uint32_t shard = 0; shard < 2; ++shard)
+        CHECK_EQ(chain->load(client, shard), chain->pages.size());
+  }
+}
+
+TEST(stopped_daemon_stalls_no_lookup_and_no_load) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start_process();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 8), other(daemon.shape(), 2, 2);
+  chain.store_all(client);
+  daemon.kill(SIGSTOP);
+  for (int i = 0; i < 3; ++i) {
+    CHECK_EQ(chain.found(client), 8);
+    CHECK_EQ(chain.load(client, 1), 8);
+  }
+  CHECK_THROWS(other.store(client, 0, 50 * kMillisecondNs), "deadline");
+  daemon.kill(SIGCONT);
+  // What the late answers granted is settled; the same pages can be stored now.
+  other.store_all(client);
+  CHECK_EQ(other.load(client, 0), 2);
+  CHECK_EQ(chain.load(client, 0), 8);
+}
+
+TEST(forked_child_refuses_calls_and_harms_neither_its_parent_nor_its_own_memory) {
+  Daemon daemon(shape_of(60 * 1024));
+  daemon.start_process();
+  auto client = std::make_unique<Client>(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 10);
+  chain.store_all(*client);
+  Prompt prompt = chain.prompt();
+  auto pins = client->pin(kSpace, prompt, 0, kSecondNs);
+  const View* view = client->view().get();
+  void* where = const_cast<ControlPage*>(&view->control());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int trouble = 0;
+    try {
+      chain.found(*client);
+      trouble |= 1;
+    } catch (const Error& error) {
+      if (error.code() != "forked") trouble |= 2;
+    }
+    // The child's own memory, where the parent's mapping was.
+    auto* mine =
+        static_cast<char*>(::mmap(where, kBlockBytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0));
+    if (mine != where) ::_exit(64);
+    mine[0] = 'm';
+    pins.reset();
+    client->close();
+    client.reset();
+    if (mine[0] != 'm') trouble |= 4;
+    ::_exit(trouble);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ(WEXITSTATUS(status), 0);
+  CHECK_EQ(pins->pages(), 10);
+  for (uint64_t other = 100; other < 250; ++other)
+    Chain(daemon.shape(), other, 1).store_all(*client);
+  CHECK_EQ(chain.load(*client, 0), 10);  // still pinned
+}
+
+}  // namespace
+}  // namespace kvw
