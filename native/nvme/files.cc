@@ -30,8 +30,9 @@ int allocate_blocks(int fd, uint64_t bytes) {
 uint32_t number_of(std::string_view name) {
   if (name.size() != kNameDigits + kSuffix.size() || !name.ends_with(kSuffix)) return UINT32_MAX;
   uint32_t number = 0;
-  const char* end = name.data() + kNameDigits;
-  const auto [stopped, error] = std::from_chars(name.data(), end, number);
+  const std::string digits(name.substr(0, kNameDigits));
+  const char* end = digits.c_str() + digits.size();
+  const auto [stopped, error] = std::from_chars(digits.c_str(), end, number);
   return error == std::errc() && stopped == end ? number : UINT32_MAX;
 }
 
@@ -140,7 +141,7 @@ void SegmentFiles::close_idle() {
 }
 
 int SegmentFiles::grow(int fd, uint64_t bytes) const {
-  struct stat facts {};
+  struct stat facts{};
   if (::fstat(fd, &facts) != 0) return errno;
   if (static_cast<uint64_t>(facts.st_size) >= bytes) return 0;
   return allocate_(fd, bytes);

@@ -204,7 +204,7 @@ void Server::accept_all() {
     if (!fd.valid() && (errno == EMFILE || errno == ENFILE)) {
       // The listener would stay readable and the loop spin: take the client, to turn it away.
       spare_.reset();
-      Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const Fd turned_away(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       spare_ = spare_descriptor();
       warehouse_->on_event("peer_refused", "reason=no_descriptors");
       return;
