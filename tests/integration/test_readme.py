@@ -1,0 +1,34 @@
+"""What the README shows runs as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_python_of_the_readme_runs_as_it_is_written(tmp_path: Path) -> None:
+    found = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert found, "the README has no Python"
+    script = tmp_path / "readme.py"
+    script.write_text(found[1], encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "stored=10" in ran.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "status", "bench", "demo"])
+def test_commands_of_the_readme_exist(command: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvwarehouse", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert re.search(rf"^  {command}\b", ran.stdout, re.MULTILINE)
