@@ -1,5 +1,5 @@
-// The index: windows, and the sequence that keeps readers from ever seeing half an entry, also while
-// the writer hammers and after it died in one.
+// The index: windows, and the sequence that keeps readers from ever seeing half an entry, also
+// while the writer hammers and after it died in one.
 #include "index/index.h"
 
 #include <sys/mman.h>
@@ -26,9 +26,7 @@ struct Table {
     mapping = Mapping(fd.get(), index_bytes(entries), true);
     index = Index(mapping);
   }
-  IndexEntry& raw(PageId page) {
-    return mapping.at<IndexEntry>(kBlockBytes)[page];
-  }
+  IndexEntry& raw(PageId page) { return mapping.at<IndexEntry>(kBlockBytes)[page]; }
   Fd fd;
   Mapping mapping;
   Index index;

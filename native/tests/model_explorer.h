@@ -51,7 +51,8 @@ class Explorer {
   using State = typename Model::State;
   static_assert(std::has_unique_object_representations_v<State>, "padding would be compared");
 
-  Explorer(const Model& model, size_t limit) : model_(model), limit_(limit), table_(1 << 16, kNone) {}
+  Explorer(const Model& model, size_t limit)
+      : model_(model), limit_(limit), table_(1 << 16, kNone) {}
 
   Outcome run() {
     add(model_.first(), kNone, "", 0);

@@ -1,8 +1,8 @@
-// Memory order of one slot, exhaustively: published as generation 1, reclaimed, reused as generation
-// 2, under a reader that copies (View::load) or pins (Client::pin), with crash and recovery. Explored
-// under sequential consistency, under TSO (store buffers), and under TSO with streaming stores that
-// leave the buffer out of order. Every rule that core.md marks is then left out in turn, and the
-// model must find what it was for.
+// Memory order of one slot, exhaustively: published as generation 1, reclaimed, reused as
+// generation 2, under a reader that copies (View::load) or pins (Client::pin), with crash and
+// recovery. Explored under sequential consistency, under TSO (store buffers), and under TSO with
+// streaming stores that leave the buffer out of order. Every rule that core.md marks is then left
+// out in turn, and the model must find what it was for.
 //
 // What only a compiler or a weaker machine could reorder (relaxed accesses without their fence) is
 // modelled as the program with the two steps exchanged. Arm-like hardware is argued, not run.
@@ -21,9 +21,20 @@ enum class Memory { sc, tso, streaming };
 constexpr Memory kAll[] = {Memory::sc, Memory::tso, Memory::streaming};
 
 enum Cell : uint8_t {
-  kWord, kSeq, kEntryKey, kEntryGen, kMeta, kLow, kHigh, kPin,  // the slot, its entry, its bytes
-  kSealed1, kGranted2, kSealed2,                                // messages
-  kSeqNew, kKeyNew, kGenNew,                                    // a new incarnation's index
+  kWord,
+  kSeq,
+  kEntryKey,
+  kEntryGen,
+  kMeta,
+  kLow,
+  kHigh,
+  kPin,  // the slot, its entry, its bytes
+  kSealed1,
+  kGranted2,
+  kSealed2,  // messages
+  kSeqNew,
+  kKeyNew,
+  kGenNew,  // a new incarnation's index
   kCells
 };
 constexpr uint8_t kFree = 0, kReserved = 1, kLive = 2, kClosing = 3, kLimbo = 4;
@@ -66,19 +77,19 @@ constexpr const char* kErrors[] = {nullptr, "I1: bytes of another generation acc
 
 // What core.md marks, and what the code does. All true is the protocol.
 struct Rules {
-  bool reserved_fence = true;    // Pool::take: full fence after (generation + 1, RESERVED)
-  bool streaming_fence = true;   // copy.h: streaming stores end in a fence
-  bool reclaim_fence = true;     // evict_slots: full fence between CLOSING and the scan
-  bool pin_fence = true;         // Client::pin: full fence between pin and check
-  bool pin_needs_live = true;    // Client::pin: (generation, LIVE), not just the generation
-  bool unpin_last = true;        // drop_pin: release, after the loads
-  bool recheck_last = true;      // View::load: acquire fence between copy and re-check
-  bool witness_inside = true;    // View::load: witness and digests inside the window
-  bool odd_first = true;         // Index::write: odd before the fields
-  bool even_last = true;         // Index::write: even after the fields
-  bool sequence_again = true;    // Index::read: the sequence unchanged
-  bool limbo_after_crash = true; // recover_slot: RESERVED becomes LIMBO
-  bool scan_after_crash = true;  // recover_slot: pins of living sessions are honoured
+  bool reserved_fence = true;     // Pool::take: full fence after (generation + 1, RESERVED)
+  bool streaming_fence = true;    // copy.h: streaming stores end in a fence
+  bool reclaim_fence = true;      // evict_slots: full fence between CLOSING and the scan
+  bool pin_fence = true;          // Client::pin: full fence between pin and check
+  bool pin_needs_live = true;     // Client::pin: (generation, LIVE), not just the generation
+  bool unpin_last = true;         // drop_pin: release, after the loads
+  bool recheck_last = true;       // View::load: acquire fence between copy and re-check
+  bool witness_inside = true;     // View::load: witness and digests inside the window
+  bool odd_first = true;          // Index::write: odd before the fields
+  bool even_last = true;          // Index::write: even after the fields
+  bool sequence_again = true;     // Index::read: the sequence unchanged
+  bool limbo_after_crash = true;  // recover_slot: RESERVED becomes LIMBO
+  bool scan_after_crash = true;   // recover_slot: pins of living sessions are honoured
 };
 
 struct Scene {
@@ -241,8 +252,8 @@ class Order {
     }
   }
 
-  // Registers of a reader: 0 sequence, 1 entry's generation, 2 entry's key, 3 low, 4 high, 5 witness,
-  // 6 word or sequence again.
+  // Registers of a reader: 0 sequence, 1 entry's generation, 2 entry's key, 3 low, 4 high, 5
+  // witness, 6 word or sequence again.
   void judge(State& state, const Registers& registers) const {
     if (registers[3] != registers[1] || registers[4] != registers[1]) state.error = 1;
     if (registers[5] != registers[1] && state.error == 0) state.error = 2;
@@ -304,7 +315,8 @@ class Order {
       if (rules_.streaming_fence) p.push_back(simple(Step::fence, "streaming fence", unpinned));
     } else {
       p.push_back(store("grants 2", kGranted2, 1, unpinned));
-      p.push_back({.kind = Step::await, .what = "seal 2 arrives", .cell = kSealed2, .when = unpinned});
+      p.push_back(
+          {.kind = Step::await, .what = "seal 2 arrives", .cell = kSealed2, .when = unpinned});
     }
     p.push_back(store("metadata of 2", kMeta, 2, unpinned));
     p.push_back(store("word = (2, LIVE)", kWord, word(2, kLive), unpinned));
@@ -323,51 +335,56 @@ class Order {
       return (state_of(r[0]) == kLive || state_of(r[0]) == kClosing) && r[1] != 0;
     };
     const When reuse = [](const Registers& r) {
-      return state_of(r[0]) == kFree || (state_of(r[0]) != kLimbo && state_of(r[0]) != 7 && r[1] == 0);
+      return state_of(r[0]) == kFree ||
+             (state_of(r[0]) != kLimbo && state_of(r[0]) != 7 && r[1] == 0);
     };
     const Value same = [](const Registers& r) { return generation_of(r[0]); };
     const Value later = [](const Registers& r) {
       return static_cast<uint8_t>(generation_of(r[0]) + 1);
     };
     p.push_back(load("recovery: the word", kWord, 0));
-    p.push_back(put("recovery: (g, LIVE)", kWord,
-                    [](const Registers& r) { return word(generation_of(r[0]), kLive); }, sealed));
+    p.push_back(put(
+        "recovery: (g, LIVE)", kWord,
+        [](const Registers& r) { return word(generation_of(r[0]), kLive); }, sealed));
     p.push_back(store("new index: odd", kSeqNew, 1, sealed));
     p.push_back(put("new index: key", kKeyNew, same, sealed));
     p.push_back(put("new index: generation", kGenNew, same, sealed));
     p.push_back(store("new index: even", kSeqNew, 2, sealed));
     if (rules_.limbo_after_crash) {
-      p.push_back(put("recovery: (g, LIMBO)", kWord,
-                      [](const Registers& r) { return word(generation_of(r[0]), kLimbo); },
-                      unfinished));
-      p.push_back(simple(Step::require, "limbo waits for its writer", [](const Registers& r) {
-        return state_of(r[0]) != kReserved;
-      }));
+      p.push_back(put(
+          "recovery: (g, LIMBO)", kWord,
+          [](const Registers& r) { return word(generation_of(r[0]), kLimbo); }, unfinished));
+      p.push_back(simple(Step::require, "limbo waits for its writer",
+                         [](const Registers& r) { return state_of(r[0]) != kReserved; }));
     }
-    p.push_back(put("word = (g, CLOSING)", kWord,
-                    [](const Registers& r) { return word(generation_of(r[0]), kClosing); }, sealed));
+    p.push_back(put(
+        "word = (g, CLOSING)", kWord,
+        [](const Registers& r) { return word(generation_of(r[0]), kClosing); }, sealed));
     p.push_back(simple(Step::fence, "full fence"));
     if (rules_.scan_after_crash) p.push_back(load("reads all pins", kPin, 1));
-    p.push_back(put("pinned: back to LIVE", kWord,
-                    [](const Registers& r) { return word(generation_of(r[0]), kLive); }, keep));
+    p.push_back(put(
+        "pinned: back to LIVE", kWord,
+        [](const Registers& r) { return word(generation_of(r[0]), kLive); }, keep));
     p.push_back(store("new index: out, odd", kSeqNew, 3, reuse));
     p.push_back(store("new index: out, key", kKeyNew, 0, reuse));
     p.push_back(store("new index: out, generation", kGenNew, 0, reuse));
     p.push_back(store("new index: out, even", kSeqNew, 4, reuse));
-    p.push_back(put("word = (g + 1, RESERVED)", kWord,
-                    [](const Registers& r) {
-                      return word(static_cast<uint8_t>(generation_of(r[0]) + 1), kReserved);
-                    },
-                    reuse));
+    p.push_back(put(
+        "word = (g + 1, RESERVED)", kWord,
+        [](const Registers& r) {
+          return word(static_cast<uint8_t>(generation_of(r[0]) + 1), kReserved);
+        },
+        reuse));
     p.push_back(simple(Step::fence, "full fence", reuse));
     p.push_back(put("metadata of g + 1", kMeta, later, reuse));
     p.push_back(put("low bytes of g + 1", kLow, later, reuse));
     p.push_back(put("high bytes of g + 1", kHigh, later, reuse));
-    p.push_back(put("word = (g + 1, LIVE)", kWord,
-                    [](const Registers& r) {
-                      return word(static_cast<uint8_t>(generation_of(r[0]) + 1), kLive);
-                    },
-                    reuse));
+    p.push_back(put(
+        "word = (g + 1, LIVE)", kWord,
+        [](const Registers& r) {
+          return word(static_cast<uint8_t>(generation_of(r[0]) + 1), kLive);
+        },
+        reuse));
     p.push_back(store("new index: odd", kSeqNew, 5, reuse));
     p.push_back(put("new index: key", kKeyNew, later, reuse));
     p.push_back(put("new index: generation", kGenNew, later, reuse));
@@ -439,7 +456,8 @@ class Order {
   void writer(uint8_t generation, const char*, uint8_t granted, uint8_t sealed) {
     programs_.emplace_back();
     Program& p = programs_.back();
-    if (granted != kCells) p.push_back({.kind = Step::await, .what = "its grant arrives", .cell = granted});
+    if (granted != kCells)
+      p.push_back({.kind = Step::await, .what = "its grant arrives", .cell = granted});
     p.push_back(stream("copies low bytes in", kLow, generation));
     p.push_back(stream("copies high bytes in", kHigh, generation));
     if (rules_.streaming_fence) p.push_back(simple(Step::fence, "streaming fence"));
@@ -478,11 +496,14 @@ TEST(readers_are_safe_when_the_daemon_is_killed_at_any_step) {
 }
 
 TEST(the_model_finds_what_each_fence_is_for) {
-  breaks(Order({.memory = Memory::tso, .pinned = true}, {.reclaim_fence = false}), "reclaim fence", kReused);
-  breaks(Order({.memory = Memory::tso, .pinned = true}, {.pin_fence = false}), "pin fence", kReused);
+  breaks(Order({.memory = Memory::tso, .pinned = true}, {.reclaim_fence = false}), "reclaim fence",
+         kReused);
+  breaks(Order({.memory = Memory::tso, .pinned = true}, {.pin_fence = false}), "pin fence",
+         kReused);
   breaks(Order({.memory = Memory::streaming, .daemon_fills = true}, {.reserved_fence = false}),
          "fence after RESERVED", kWrongBytes);
-  breaks(Order({.memory = Memory::streaming}, {.streaming_fence = false}), "streaming fence", kWrongBytes);
+  breaks(Order({.memory = Memory::streaming}, {.streaming_fence = false}), "streaming fence",
+         kWrongBytes);
   breaks(Order({.memory = Memory::streaming, .daemon_fills = true}, {.streaming_fence = false}),
          "streaming fence of the daemon's copies", kWrongBytes);
   // Under sequential consistency no fence is missed: what is found above is found by the buffers.

@@ -12,8 +12,11 @@ namespace {
 struct Bench {
   Bench() : secret(test_secret()), arena(options()), pool(arena, "lru") {}
   ArenaOptions options() const {
-    return {directory.path() + "/arena", kWarehouse,
-            std::span<const std::byte, kSecretBytes>(secret.data(), kSecretBytes), 8 * kMiB, 1024,
+    return {directory.path() + "/arena",
+            kWarehouse,
+            std::span<const std::byte, kSecretBytes>(secret.data(), kSecretBytes),
+            8 * kMiB,
+            1024,
             0};
   }
   SlotClass& grown(const NamespaceShape& shape, uint32_t slabs = 1) {

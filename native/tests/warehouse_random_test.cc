@@ -25,23 +25,40 @@ class Riot {
 
   void step() {
     const uint64_t dice = below(100);
-    if (dice < 30) reserve();
-    else if (dice < 50) seal();
-    else if (dice < 54) write_late();
-    else if (dice < 57) settle();
-    else if (dice < 67) load();
-    else if (dice < 72) load_by_old_entry();
-    else if (dice < 77) pin();
-    else if (dice < 81) unpin();
-    else if (dice < 88) pass();
-    else if (dice < 90) evict();
-    else if (dice < 91) clear();
-    else if (dice < 92) damage();
-    else if (dice < 94) die();
-    else if (dice < 96) come();
-    else if (dice < 97) land_dma();
-    else if (dice < 98) restart();
-    else store_whole();
+    if (dice < 30)
+      reserve();
+    else if (dice < 50)
+      seal();
+    else if (dice < 54)
+      write_late();
+    else if (dice < 57)
+      settle();
+    else if (dice < 67)
+      load();
+    else if (dice < 72)
+      load_by_old_entry();
+    else if (dice < 77)
+      pin();
+    else if (dice < 81)
+      unpin();
+    else if (dice < 88)
+      pass();
+    else if (dice < 90)
+      evict();
+    else if (dice < 91)
+      clear();
+    else if (dice < 92)
+      damage();
+    else if (dice < 94)
+      die();
+    else if (dice < 96)
+      come();
+    else if (dice < 97)
+      land_dma();
+    else if (dice < 98)
+      restart();
+    else
+      store_whole();
   }
 
   void check() {
@@ -66,14 +83,16 @@ class Riot {
     pins_.clear();
     for (auto& peer : peers_) peer->die();
     peers_.clear();
-    for (const uint64_t wait : {uint64_t{1}, kGrace, kLimbo, kGrace, uint64_t{1}}) world_.pass(wait);
+    for (const uint64_t wait : {uint64_t{1}, kGrace, kLimbo, kGrace, uint64_t{1}})
+      world_.pass(wait);
     world_.check_settled();
     Peer reader(world_);
     uint64_t found = 0;
     for (uint64_t chain = 0; chain < kChains; ++chain)
       for (uint32_t at = 0; at < kDepth; ++at) {
         const Got got = reader.load(page(chain, at), at % 2);
-        CHECK(got == Got::right || got == Got::missing || damaged_.contains(page(chain, at).key.lo));
+        CHECK(got == Got::right || got == Got::missing ||
+              damaged_.contains(page(chain, at).key.lo));
         CHECK(got != Got::wrong);
         found += got != Got::missing ? 1 : 0;
       }
@@ -132,7 +151,8 @@ class Riot {
     const size_t which = below(grants_.size());
     const Grant grant = grants_[which];
     grants_.erase(grants_.begin() + static_cast<std::ptrdiff_t>(which));
-    grant.peer->seal(grant.answer, grant.shard, grant.peer->copy(grant.answer, grant.page, grant.shard));
+    grant.peer->seal(grant.answer, grant.shard,
+                     grant.peer->copy(grant.answer, grant.page, grant.shard));
   }
   // Half a copy, at any time that the slot is still the writer's: torn bytes, and no seal yet.
   void write_late() {
@@ -200,7 +220,8 @@ class Riot {
   void pass() {
     const uint64_t times[] = {1, kSecondNs, kGrace - 1, kGrace, kLimbo};
     world_.pass(times[below(5)]);
-    std::erase_if(ghosts_, [&](const Ghost& ghost) { return world_.clock.boot_ns() >= ghost.until_ns; });
+    std::erase_if(ghosts_,
+                  [&](const Ghost& ghost) { return world_.clock.boot_ns() >= ghost.until_ns; });
   }
   void evict() {
     uint64_t left = 0;
@@ -250,14 +271,15 @@ class Riot {
       if (below(3) == 0) continue;  // goes on with its old mapping; hello may come later
       for (const SlotRef& ref : peer->hello()) {
         const bool writing = std::any_of(grants_.begin(), grants_.end(), [&](const Grant& grant) {
-          return grant.peer == peer.get() && grant.answer.slot == ref.slot && grant.shard == ref.shard &&
-                 grant.answer.generation == ref.generation;
+          return grant.peer == peer.get() && grant.answer.slot == ref.slot &&
+                 grant.shard == ref.shard && grant.answer.generation == ref.generation;
         });
         CHECK(writing);  // nobody is asked about what it was never granted
         if (below(2) == 0) continue;
         world_->settle(peer->id(), std::array<SlotRef, 1>{ref});
         std::erase_if(grants_, [&](const Grant& grant) {
-          return grant.peer == peer.get() && grant.answer.slot == ref.slot && grant.shard == ref.shard;
+          return grant.peer == peer.get() && grant.answer.slot == ref.slot &&
+                 grant.shard == ref.shard;
         });
       }
     }

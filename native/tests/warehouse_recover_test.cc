@@ -149,7 +149,8 @@ TEST(recovery_frees_a_slot_whose_metadata_is_of_an_earlier_page) {
 
 // Which words of a record recovery's checksum covers: all but masks and owners.
 bool covered(size_t at, uint32_t shards, size_t witness_bytes) {
-  const size_t digests = sizeof(SlotMeta), owners = digests + 8 * shards, witness = owners + 8 * shards;
+  const size_t digests = sizeof(SlotMeta), owners = digests + 8 * shards,
+               witness = owners + 8 * shards;
   return at < offsetof(SlotMeta, granted) || (at >= digests && at < owners) ||
          (at >= witness && at < witness + witness_bytes);
 }

@@ -121,7 +121,8 @@ inline ParentFd duplicate(int fd) {
 
 inline std::shared_ptr<const View> view_of(Arena& arena) {
   return std::make_shared<const View>(duplicate(arena.control_fd()), duplicate(arena.slots_fd()),
-                                      duplicate(arena.index_fd()), duplicate(arena.arena_fd()), true);
+                                      duplicate(arena.index_fd()), duplicate(arena.arena_fd()),
+                                      true);
 }
 
 class World {
@@ -136,7 +137,8 @@ class World {
   // Opens or re-opens the directory; every slab is there before it returns.
   RecoverySummary start() {
     warehouse_ = std::make_unique<Warehouse>(options, clock);
-    for (const NamespaceShape& shape : declared) warehouse_->add_namespace(kMaxNamespaces, shape, 0);
+    for (const NamespaceShape& shape : declared)
+      warehouse_->add_namespace(kMaxNamespaces, shape, 0);
     if (declare_own) warehouse_->add_namespace(kMaxNamespaces, shape_, clear_epoch);
     const RecoverySummary summary = warehouse_->recover();
     while (const auto slab = warehouse_->next_slab_to_populate())
@@ -297,8 +299,8 @@ class Peer {
                         std::vector<std::byte>& data, bool verify = true) const {
     data.assign(shape_.shard_bytes, std::byte{0xcd});
     const std::array<Piece, 1> pieces{{{data.data(), data.size()}}};
-    const Expected expected{shape_.id,     page.key,            page.parent,
-                            page.position, WitnessKind::tokens, page.witness()};
+    const Expected expected{shape_.id,           page.key,      page.parent, page.position,
+                            WitnessKind::tokens, page.witness()};
     return view_->load(entry, expected, shape_, shard, pieces, verify);
   }
   Got load_as(const EntryView& entry, const TestPage& page, uint32_t shard) const {
