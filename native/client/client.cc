@@ -12,10 +12,12 @@ namespace kvw {
 
 namespace {
 
-// What a lookup or load may spend on a new daemon's hello, and how long it then leaves it alone: an
-// engine's scheduler thread stands behind it. One that is not there refuses at once; one that is
-// stopped costs the whole time.
+// What a lookup may spend on a new daemon's hello, since an engine's scheduler thread stands behind
+// it; a load spends up to a quarter of its own time, so that a busy machine does not keep it from
+// the new daemon for ever. And how long they then leave it alone: one that is not there refuses at
+// once, one that is stopped costs the whole time.
 constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
+constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
 constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
 constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
@@ -66,13 +68,14 @@ void Client::renew(bool patient, uint64_t deadline_ns) {
     return;  // another thread is talking to the daemon, or renewing already
   const uint64_t now = system_clock().boot_ns();
   if (!patient && now < retry_at_ns_) return;
+  const uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
   {
     const std::lock_guard state(state_mutex_);
     refuse_closed();
     if (!connection_.hung_up() && !view_->outdated()) return;
   }
   try {
-    reconnect(patient ? deadline_ns : std::min(deadline_ns, now + kImpatientNs));
+    reconnect(patient ? deadline_ns : now + std::clamp(left_ns / 4, kImpatientNs, kMostNs));
   } catch (const Error& error) {
     // No daemon: what it left in shared memory is still good.
     if (patient) throw;
@@ -269,8 +272,7 @@ bool Client::has_namespace(const Key& id) {
 }
 
 LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
-  const Open call =
-      open(namespace_id, prompt, false, system_clock().boot_ns() + options_.timeout_ns);
+  const Open call = open(namespace_id, prompt, false, system_clock().boot_ns() + kImpatientNs);
   constexpr size_t kPrefetchAhead = 16;
   const Index& index = call.view->index();
   const uint64_t epoch = call.view->clear_epoch(call.row.ordinal);
