@@ -18,6 +18,7 @@ Writer::Writer(MessageType type, uint64_t request) : data_(sizeof(MessageHead)) 
 }
 
 void Writer::put_bytes(const void* data, size_t bytes) {
+  if (bytes == 0) return;  // `data` may be nullptr then, which memcpy does not allow
   const size_t at = data_.size();
   data_.resize(at + round_up(bytes, 8));
   std::memcpy(data_.data() + at, data, bytes);
