@@ -35,8 +35,11 @@ def axis_over(values: Iterable[float], begin: float, end: float, *, log: bool) -
     low, high = (min(kept), max(kept)) if kept else (1.0, 10.0)
     if not log and low > 0:
         low = 0.0
-    if high <= low:
-        high = low * 10 if log else low + 1
+    if log and high <= low:
+        high = low * 10
+    # Values so close that no step between them can be told apart are one value.
+    if not log and high - low <= max(1e-290, 1e-12 * abs(high)):
+        high = low + max(1.0, abs(low))
     return Axis(low, high, begin, end, log)
 
 

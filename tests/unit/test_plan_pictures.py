@@ -58,6 +58,12 @@ def test_ticks_are_few_and_inside_the_axis(values: list[float], log: bool) -> No
     assert all(-0.1 <= axis.place(tick) <= 100.1 for tick in ticks)
 
 
+def test_axis_over_values_too_close_to_tell_apart_has_ticks() -> None:
+    for close in (5e-324, 1e-310, 0.0):
+        assert axis_over([0.0, close], 0, 100, log=False).ticks()
+    assert axis_over([-1e300, -1e300 * (1 + 1e-15)], 0, 100, log=False).ticks()
+
+
 @pytest.mark.parametrize(
     ("value", "label"),
     [(0, "0"), (0.05, "0.05"), (250_000, "250k"), (1.5e6, "1.5M"), (2e9, "2G"), (3e12, "3T")],
