@@ -162,7 +162,13 @@ bool Client::settle_late(uint64_t deadline_ns) {
 std::unique_lock<std::timed_mutex> Client::lock_socket(uint64_t deadline_ns) {
   const uint64_t now = system_clock().boot_ns();
   std::unique_lock lock(socket_mutex_, std::defer_lock);
-  if (!lock.try_lock_for(std::chrono::nanoseconds(deadline_ns > now ? deadline_ns - now : 0)))
+  const std::chrono::nanoseconds left(deadline_ns > now ? deadline_ns - now : 0);
+#if defined(__SANITIZE_THREAD__)  // gcc 12's does not know the call behind the steady clock's wait
+  const auto until = std::chrono::system_clock::now() + left;
+#else
+  const auto until = std::chrono::steady_clock::now() + left;
+#endif
+  if (!lock.try_lock_until(until))
     throw Error(ErrorKind::transport, "deadline",
                 "another thread of this client waits for the daemon, which does not answer");
   return lock;
