@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.lifecycle import Daemon
@@ -16,6 +16,9 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import InternalError, WarehouseError
 
 __all__ = ["serve"]
+
+
+_SIGNALS_EVERY_S: Final = 0.1
 
 
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
@@ -54,7 +57,10 @@ def _run(daemon: Daemon, on_ready: Callable[[], None]) -> None:
     with _signals(daemon):
         thread = threading.Thread(target=work, name="daemon")
         thread.start()
-        thread.join()
+        # In slices: the kernel may give a signal to any thread, and a wait without an end on this
+        # one would then not be interrupted for Python's handler to run.
+        while thread.is_alive():
+            thread.join(_SIGNALS_EVERY_S)
     if failures:
         error = failures[0]
         if isinstance(error, WarehouseError):

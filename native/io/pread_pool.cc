@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/quiet_thread.h"
 #include "io/engines.h"
-#include "io/quiet_thread.h"
 #include "io/transfer.h"
 
 namespace kvw {

@@ -6,7 +6,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "io/quiet_thread.h"
+#include "base/quiet_thread.h"
 
 namespace kvw::nvme {
 namespace {

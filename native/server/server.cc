@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -14,6 +13,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/quiet_thread.h"
 #include "copy/copy.h"
 
 namespace kvw {
@@ -79,8 +79,8 @@ RecoverySummary Server::start() {
   if (!watch(epoll_.get(), listener_.get()) || !watch(epoll_.get(), wake_.get()) ||
       (warehouse_->has_log() && !watch(epoll_.get(), warehouse_->log_fd())))
     throw storage_error("cannot watch the local socket", errno);
-  thread_ = std::thread([this] { run(); });
-  populator_ = std::thread([this] { populate(); });
+  thread_ = quiet_thread("kvw-core", [this] { run(); });
+  populator_ = quiet_thread("kvw-populate", [this] { populate(); });
   return summary;
 }
 
@@ -154,7 +154,6 @@ void Server::throw_stopped() {
 }
 
 void Server::run() {
-  ::prctl(PR_SET_NAME, "kvw-core");
   std::array<epoll_event, 64> events;
   uint64_t next_tick = 0;
   for (;;) {
@@ -257,7 +256,6 @@ void Server::serve(int fd) {
 }
 
 void Server::populate() {
-  ::prctl(PR_SET_NAME, "kvw-populate");
   for (;;) {
     std::optional<uint32_t> slab;
     try {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -58,6 +59,26 @@ def until(child: Any, event: str) -> dict[str, Any]:
         if found.get("event") == event:
             return dict(found)
     raise AssertionError(f"the daemon ended without {event}: {''.join(seen)}")
+
+
+def open_to_signals(pid: int) -> int:
+    """A thread of the process, not its first, that does not block SIGTERM."""
+    for thread in (int(name) for name in os.listdir(f"/proc/{pid}/task")):
+        status = Path(f"/proc/{pid}/task/{thread}/status").read_text(encoding="utf-8")
+        blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+        if thread != pid and not blocked >> (signal.SIGTERM - 1) & 1:
+            return thread
+    raise AssertionError("every other thread blocks SIGTERM")
+
+
+def test_signal_that_meets_another_thread_drains_too(tmp_path: Path) -> None:
+    """Incident: the kernel gave SIGTERM to another thread than Python's main one, which waited
+    without an end and so never ran the handler: the daemon served on."""
+    with process(flags(tmp_path)) as child:
+        until(child, "ready")
+        assert ctypes.CDLL(None).tgkill(child.pid, open_to_signals(child.pid), signal.SIGTERM) == 0
+        until(child, "draining")
+        assert child.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
