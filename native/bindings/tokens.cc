@@ -6,28 +6,33 @@ namespace {
 
 constexpr uint64_t kTokenLimit = 1ull << 32;
 
-// Widened compare in blocks without an early exit, so that it vectorises.
+// An id is out of range exactly when a bit above the 32nd is set (a sign extends into them), so one
+// OR over all of them decides; unlike a 64-bit compare, every vector unit has that.
 template <class T>
-void check_range(const T* ids, size_t count) {
-  constexpr size_t kBlock = 4096;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t end = begin + kBlock < count ? begin + kBlock : count;
-    bool bad = false;
-    for (size_t i = begin; i < end; ++i) bad |= static_cast<uint64_t>(ids[i]) >= kTokenLimit;
-    if (!bad) continue;
-    for (size_t i = begin; i < end; ++i)
-      if (static_cast<uint64_t>(ids[i]) >= kTokenLimit)
-        throw Error(ErrorKind::usage, "bad_tokens",
-                    "token " + std::to_string(i) + " is " + std::to_string(ids[i]) +
-                        "; token ids must be 0 to 4294967295");
-  }
+void refuse_out_of_range(uint64_t seen, const T* ids, size_t count) {
+  if (seen < kTokenLimit) return;
+  for (size_t i = 0; i < count; ++i)
+    if (static_cast<uint64_t>(ids[i]) >= kTokenLimit)
+      throw Error(ErrorKind::usage, "bad_tokens",
+                  "token " + std::to_string(i) + " is " + std::to_string(ids[i]) +
+                      "; token ids must be 0 to 4294967295");
+}
+
+void check_signs(const int32_t* ids, size_t count) {
+  int32_t seen = 0;
+  for (size_t i = 0; i < count; ++i) seen |= ids[i];
+  refuse_out_of_range(static_cast<uint64_t>(seen), ids, count);
 }
 
 template <class T>
 void convert(const T* ids, size_t count, std::vector<uint32_t>& copy) {
-  check_range(ids, count);
   copy.resize(count);
-  for (size_t i = 0; i < count; ++i) copy[i] = static_cast<uint32_t>(ids[i]);
+  uint64_t seen = 0;
+  for (size_t i = 0; i < count; ++i) {
+    seen |= static_cast<uint64_t>(ids[i]);
+    copy[i] = static_cast<uint32_t>(ids[i]);
+  }
+  refuse_out_of_range(seen, ids, count);
 }
 
 }  // namespace
@@ -43,7 +48,7 @@ Tokens::Tokens(nb::handle array) {
   if (type == nb::dtype<uint32_t>()) {
     view_ = {static_cast<const uint32_t*>(data), count};
   } else if (type == nb::dtype<int32_t>()) {
-    check_range(static_cast<const int32_t*>(data), count);
+    check_signs(static_cast<const int32_t*>(data), count);
     view_ = {static_cast<const uint32_t*>(data), count};
   } else {
     if (type == nb::dtype<int64_t>())
