@@ -120,7 +120,7 @@ struct LogStats {
            write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
   std::string io_engine;
   uint32_t oldest_life = 0;  // of any segment that can be read; 0: there is none
-  bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
+  bool direct_io = false;    // false: the filesystem refuses O_DIRECT and the page cache is used
 };
 
 class Log {

@@ -213,7 +213,7 @@ TEST(recovery_reuses_empty_short_and_garbage_files_of_ours) {
   World world(4);
   world.open();
   world.stop();
-  std::ofstream(world.segment_path(0));
+  const std::ofstream emptied(world.segment_path(0));
   std::ofstream(world.segment_path(1)) << std::string(10000, 'x');
   std::ofstream(world.segment_path(2)) << std::string(1 << 20, 'x');
   std::ofstream(world.segment_path(3)) << std::string(3 << 20, 'x');
