@@ -91,13 +91,13 @@ struct WarehouseStatus {
   uint64_t nvme_pages = 0;
   nvme::LogStats log;
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
-  uint64_t sessions = 0, connections = 0, pins = 0, promotions_in_flight = 0;
+  uint64_t sessions = 0, pins = 0, promotions_in_flight = 0;
   uint64_t pages_sealed = 0, bytes_sealed = 0, pages_promoted = 0;
   std::array<uint64_t, kCounters> clients{};
   std::map<std::string, uint64_t> dropped;       // refused reservations and seals, by reason
   std::map<std::string, uint64_t> not_admitted;  // to NVMe, by reason
   std::array<uint64_t, kGone> left_dram{}, left_nvme{};
-  uint64_t quarantined = 0, events_dropped = 0, retained_reports = 0;
+  uint64_t quarantined = 0, events_dropped = 0;
   struct Space {
     uint32_t ordinal;
     NamespaceShape shape;
