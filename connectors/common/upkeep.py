@@ -1,0 +1,174 @@
+"""A connection to the daemon that is kept up behind an engine's back.
+
+An engine starts before the daemon, outlives it, and must never wait for it. So one thread connects,
+notices a daemon that was replaced, and registers namespaces; everybody else asks what there is now
+and goes on without where there is nothing.
+
+Thread-safe. Only `close` blocks, for the thread's last call: at most its timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import kvwarehouse as kvw
+
+_log = logging.getLogger(__name__)
+
+# How long a daemon that does not answer holds this thread; nobody else waits for it.
+_CALL_TIMEOUT_S = 2.0
+# A heartbeat older than this: the daemon is stopped or gone. It beats every 0.1 s.
+_STALLED_S = 1.0
+
+
+@dataclass(frozen=True)
+class UpkeepOptions:
+    """verify, read_only: as of kvw.connect. tick_s: pause between two looks at the daemon."""
+
+    verify: str = "always"
+    read_only: bool = False
+    tick_s: float = 0.25
+
+
+class Upkeep:
+    """address: of the daemon of this host, unix:///...; it need not be there yet. Raises UsageError
+    where the address itself is bad."""
+
+    def __init__(self, address: str, options: UpkeepOptions | None = None) -> None:
+        self._address = address
+        self._options = options or UpkeepOptions()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._client: kvw.Client | None = None
+        self._wanted: dict[bytes, kvw.Namespace] = {}
+        self._opened: dict[bytes, kvw.OpenNamespace] = {}
+        self._refused: dict[bytes, kvw.UsageError] = {}
+        self._looked = threading.Condition(self._lock)
+        self._last_problem = ""
+        self._look()
+        self._thread = threading.Thread(target=self._run, name="kvw-upkeep", daemon=True)
+        self._thread.start()
+
+    @property
+    def client(self) -> kvw.Client | None:
+        """None until the first daemon was found. It may be out of date: what it maps stays valid."""
+        return self._client
+
+    @property
+    def problem(self) -> str:
+        """Why there is no daemon, for people; "" when there is one."""
+        return self._last_problem
+
+    def opened(self, space: kvw.Namespace) -> kvw.OpenNamespace | None:
+        """`space` at the daemon; None until the thread has registered it, which this asks for.
+        Never blocks."""
+        found = self._opened.get(space.id)
+        if found is None:
+            self._want(space)
+        return found
+
+    def wait_opened(self, space: kvw.Namespace, timeout_s: float) -> kvw.OpenNamespace | None:
+        """As `opened`, waiting for the thread at most timeout_s, and not at all without a daemon.
+        Raises UsageError where the daemon refuses the namespace: its pages fit no slab."""
+        self.opened(space)
+        with self._looked:
+            self._looked.wait_for(
+                lambda: space.id in self._opened or space.id in self._refused or bool(self.problem),
+                timeout_s,
+            )
+            if space.id in self._refused:
+                raise self._refused[space.id]
+            return self._opened.get(space.id)
+
+    def lost(self, space: kvw.Namespace) -> None:
+        """Says that the daemon did not know `space`: it is registered anew."""
+        with self._lock:
+            self._opened.pop(space.id, None)
+        self._want(space)
+
+    def control(self) -> kvw.Control | None:
+        """The daemon's control page; None without a daemon that is alive. Reads shared memory."""
+        client = self._client
+        if client is None:
+            return None
+        try:
+            control = client.control()
+        except kvw.WarehouseError:
+            return None
+        return control if control.heartbeat_age_s < _STALLED_S else None
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        self._thread.join(2 * _CALL_TIMEOUT_S)
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _want(self, space: kvw.Namespace) -> None:
+        with self._lock:
+            if space.id in self._wanted or space.id in self._refused:
+                return
+            self._wanted[space.id] = space
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._options.tick_s)
+            self._wake.clear()
+            if self._closed:
+                return
+            try:
+                self._look()
+            except Exception:  # a thread's edge: the next look may succeed
+                _log.exception("the warehouse could not be looked at")
+
+    def _look(self) -> None:
+        """One look: connects or reconnects, and registers what is wanted."""
+        try:
+            if self._client is None:
+                self._client = kvw.connect(
+                    self._address,
+                    verify=self._options.verify,  # type: ignore[arg-type]  # checked by connect
+                    timeout_s=_CALL_TIMEOUT_S,
+                    patience_s=0.0,
+                    read_only=self._options.read_only,
+                )
+            elif not self._client.refresh(timeout_s=_CALL_TIMEOUT_S):
+                self._tell("it does not answer")
+                return
+            self._register(self._client)
+            self._tell("")
+        except kvw.UsageError:
+            raise
+        except kvw.WarehouseError as error:
+            self._tell(str(error))
+
+    def _register(self, client: kvw.Client) -> None:
+        with self._lock:
+            wanted = list(self._wanted.values())
+        for space in wanted:
+            try:
+                opened = client.open(space, reopen=False)
+            except kvw.UsageError as error:
+                _log.error("the warehouse refuses this model's pages: %s", error)
+                with self._looked:
+                    self._refused[space.id] = error
+                    self._wanted.pop(space.id, None)
+                continue
+            with self._looked:
+                self._opened[space.id] = opened
+                self._wanted.pop(space.id, None)
+
+    def _tell(self, problem: str) -> None:
+        if problem and not self._last_problem:
+            _log.warning("no warehouse at %s, the engine computes: %s", self._address, problem)
+        elif self._last_problem and not problem:
+            _log.warning("the warehouse at %s serves again", self._address)
+        with self._looked:
+            self._last_problem = problem
+            self._looked.notify_all()

@@ -1,0 +1,161 @@
+"""Everything of vLLM that differs, or may come to differ, between its versions. Nothing else here
+knows a version; nothing else imports from vLLM but the connector's base classes, re-exported here.
+
+Written against 0.32.0, the first version served (KVConnectorBase_V1 as of its base.py). Imported
+in vLLM's processes only. Stateless.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import vllm
+from vllm.distributed.kv_events import MEDIUM_CPU, AllBlocksCleared, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+__all__ = [
+    "MEDIUM_CPU",
+    "VERSION",
+    "AllBlocksCleared",
+    "BlockStored",
+    "CacheHitSource",
+    "KVConnectorBase_V1",
+    "KVConnectorHandshakeMetadata",
+    "KVConnectorMetadata",
+    "KVConnectorPromMetrics",
+    "KVConnectorRole",
+    "KVConnectorStats",
+    "KVConnectorTransferResults",
+    "KVConnectorWorkerMetadata",
+    "SupportsHMA",
+]
+
+VERSION = str(vllm.__version__)
+
+# Exact types: a subclass may keep other things in its blocks.
+_KINDS = {
+    "FullAttentionSpec": "full_attention",
+    "SinkFullAttentionSpec": "full_attention",
+    "MLAAttentionSpec": "mla",
+    "SlidingWindowSpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "chunked_local",
+    "MambaSpec": "mamba",
+}
+
+
+def group_spec(group: Any) -> Any:
+    """The spec of a cache group; of layers that differ in size only, that of the first."""
+    spec = group.kv_cache_spec
+    return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def spec_kind(spec: Any) -> str:
+    """full_attention, mla, sliding_window, chunked_local or mamba; "" for what is not known."""
+    return _KINDS.get(type(spec).__name__, "")
+
+
+def group_problem(group: Any) -> str:
+    """Why a cache group cannot be served, as what "it" does; "" where it can."""
+    spec = group.kv_cache_spec
+    inner = (
+        list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+    )
+    names = sorted({type(one).__name__ for one in inner})
+    if len({spec_kind(one) for one in inner}) != 1 or not spec_kind(inner[0]):
+        return f"keeps its KV as {', '.join(names)}"
+    if not group.enable_kv_transfer or group.host_resident or not spec.prefix_cacheable:
+        return f"keeps KV ({names[0]}) that vLLM does not cache by prefix"
+    if group.is_eagle_group:
+        return "belongs to a draft model (EAGLE, MTP), whose KV depends on the token after it"
+    if names == ["MambaSpec"] and inner[0].mamba_cache_mode != "align":
+        return (
+            f"keeps states in the mode {inner[0].mamba_cache_mode!r}; only 'align' has checkpoints"
+            " (it is vLLM's own choice with --enable-prefix-caching)"
+        )
+    return ""
+
+
+def engine_problem(vllm_config: Any) -> str:
+    """Why an engine of this configuration cannot be served, as what "it" does; "" where it can."""
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        return "splits its layers over pipeline stages (pipeline_parallel_size > 1)"
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"splits the context over ranks ({name} > 1)"
+    if vllm_config.model_config.is_encoder_decoder:
+        return "is an encoder-decoder model"
+    return ""
+
+
+def tp_replicas(kv_cache_config: Any) -> int:
+    """Consecutive ranks that hold the same KV (MLA, or fewer KV heads than ranks)."""
+    return int(getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
+
+
+def by_manager_block(tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """A layer's cache with the scheduler's blocks as dimension 0, where kernels use smaller ones."""
+    return tensor if tensor.shape[0] == num_blocks else tensor.unflatten(0, (num_blocks, -1))
+
+
+def attention_backends(vllm_config: Any, layer_names: tuple[str, ...]) -> str:
+    """Names of the layers' attention backends, and on a CPU of the instruction set they pack KV
+    for: the bytes of a block depend on both."""
+    layers = vllm_config.compilation_config.static_forward_context
+    names = sorted({layers[name].get_attn_backend().get_name() for name in layer_names})
+    return "+".join(names)
+
+
+def instruction_set(vllm_config: Any, spec: Any) -> str:
+    """What a CPU's attention packs its blocks for, such as "AVX512/vec"."""
+    from vllm.v1.attention.backends import cpu_attn
+
+    capability = str(torch.backends.cpu.get_cpu_capability())
+    head_size = getattr(spec, "head_size", None)
+    try:
+        packed = cpu_attn._get_attn_isa(
+            spec.dtype, spec.block_size, head_size, vllm_config.cache_config.cache_dtype
+        )
+    except (AttributeError, NotImplementedError, TypeError):
+        packed = "?"
+    return f"{capability}/{packed}"
+
+
+def hash_algorithm(vllm_config: Any) -> str:
+    return str(vllm_config.cache_config.prefix_caching_hash_algo)
+
+
+def hash_scheme(vllm_config: Any) -> str:
+    """Names how this engine makes block hashes, with a probe of the function and its seed: what
+    hashes differently has another name. After the engine's start only: its seed is set late."""
+    algorithm = hash_algorithm(vllm_config)
+    function = kv_cache_utils.get_hash_fn_by_name(algorithm)
+    probe = kv_cache_utils.hash_block_tokens(function, None, [1, 2, 3], (("cache_salt", "x"),))
+    return f"vllm/{algorithm}/{hashlib.blake2b(bytes(probe), digest_size=8).hexdigest()}"
+
+
+def extra_keys(request: Any, begin: int, end: int, mm_index: int) -> tuple[Any, int]:
+    """What vLLM hashes beside the tokens begin..end of a request: LoRA, media, salt, embeddings."""
+    return kv_cache_utils.generate_block_hash_extra_keys(request, begin, end, mm_index)
+
+
+def event_hash(block_hash: bytes) -> Any:
+    """A block hash as vLLM's events carry it."""
+    return kv_cache_utils.maybe_convert_block_hash(block_hash)

@@ -1,0 +1,129 @@
+"""The namespaces of an engine: everything its blocks depend on besides their tokens.
+
+Stateless. Reads the files of the weights (their headers and samples: seconds for large models), so
+not on a thread that anybody waits for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm.groups import CacheGroup
+from kvwarehouse_connectors.vllm.messages import Facts
+from kvwarehouse_connectors.vllm.settings import Settings
+
+LAYOUT = "vllm/1"
+"""Layers of a cache group in vLLM's order, each block as it lies in memory; which order that is
+stands in extra["layout"] (layout.py)."""
+
+# What changes no KV. All else of a model's config counts: a field too many costs a miss, a field
+# left out could cost a wrong answer.
+_INCIDENTAL = ("_name_or_path", "transformers_version", "_commit_hash")
+
+
+def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
+    """Of the weights that this engine loaded, or the name given in their place. Raises UsageError
+    (code "no_weights") where there are no files to read."""
+    if settings.weights:
+        return settings.weights
+    load_format = str(vllm_config.load_config.load_format)
+    if load_format == "dummy":
+        raise _no_weights("load_format is dummy: such weights are in no file")
+    model = str(
+        getattr(vllm_config.model_config, "model_weights", "") or vllm_config.model_config.model
+    )
+    path = _local(model, vllm_config)
+    return kvw.fingerprint(path)
+
+
+def _local(model: str, vllm_config: Any) -> str:
+    if os.path.exists(model):
+        return model
+    try:
+        from huggingface_hub import snapshot_download
+
+        return str(
+            snapshot_download(
+                model,
+                revision=vllm_config.model_config.revision,
+                cache_dir=vllm_config.load_config.download_dir,
+                local_files_only=True,
+            )
+        )
+    except Exception as error:
+        raise _no_weights(f"{model} is not a path, and no local snapshot of it: {error}") from error
+
+
+def namespaces(
+    vllm_config: Any,
+    groups: Sequence[CacheGroup],
+    facts: Facts,
+    *,
+    weights: str,
+    settings: Settings,
+    hash_scheme: str,
+    shards: int,
+) -> tuple[kvw.Namespace, ...]:
+    """One for each group, in their order."""
+    model = vllm_config.model_config
+    made = []
+    for group, seen in zip(groups, facts.groups, strict=True):
+        made.append(
+            kvw.Namespace(
+                model=f"{_short(model.model)}/{_config_digest(model.hf_config)}",
+                weights=weights,
+                dtype=str(model.dtype).removeprefix("torch."),
+                layout=LAYOUT,
+                page_tokens=group.block_tokens,
+                page_bytes=seen.page_bytes,
+                shards=shards,
+                kv_dtype=seen.kv_dtype,
+                attention_backend=seen.attention_backend,
+                cache_group=_group_name(group, groups),
+                salt=settings.salt,
+                hash_scheme=hash_scheme,
+                extra={
+                    "device": facts.device,
+                    "layout": seen.layout,
+                    "quantization": str(model.quantization or ""),
+                    "rule": f"{group.rule.value}/{group.reach_tokens}",
+                    "vllm": compat.VERSION,
+                },
+            )
+        )
+    return tuple(made)
+
+
+def _group_name(group: CacheGroup, groups: Sequence[CacheGroup]) -> str:
+    """By its layers, so that two groups of equal shape stay apart."""
+    if len(groups) == 1:
+        return ""
+    digest = hashlib.blake2b("\n".join(group.layer_names).encode(), digest_size=8).hexdigest()
+    return f"{group.index}/{digest}"
+
+
+def _config_digest(config: Any) -> str:
+    values = {name: value for name, value in config.to_dict().items() if name not in _INCIDENTAL}
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _short(model: str) -> str:
+    """A name for people; what tells models apart stands beside it."""
+    name = Path(model).name or model
+    return "".join(c for c in name if c.isprintable())[:200] or "model"
+
+
+def _no_weights(problem: str) -> kvw.UsageError:
+    return kvw.UsageError(
+        f"kvwarehouse cannot fingerprint the weights: {problem}. Set kvwarehouse.weights in "
+        "kv_connector_extra_config to a name that changes whenever they do",
+        code="no_weights",
+    )

@@ -1,0 +1,92 @@
+"""The keys of a request's blocks.
+
+vLLM's own block hashes are used where they are a cryptographic digest of a reproducible chain:
+each then names its whole prefix, media, salt and adapter name, and is what a loaded page is
+confirmed against. Where they are not (xxhash: not collision resistant, and seeded at random for
+each process), the same chain is made here with SHA-256.
+
+What vLLM's hashes leave out is twisted in: which *weights* an adapter had, and the epoch of an
+engine whose weights or cache were reset while it ran.
+
+One per request; not thread-safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvwarehouse_connectors.vllm import compat
+
+CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
+OWN_SCHEME = "kvwarehouse-vllm/sha256-1"
+_OWN_ROOT = b"kvwarehouse vllm block chain 1"
+
+KeysOf = Callable[[Any], Sequence[bytes]]
+
+
+def chain_for(algorithm: str, hash_tokens: int) -> Callable[[], KeysOf]:
+    """Makes, for each new request, the function from the request to its hashes so far."""
+    if algorithm in CRYPTOGRAPHIC:
+        return lambda: _engine_hashes
+    return lambda: OwnChain(hash_tokens)
+
+
+def _engine_hashes(request: Any) -> Sequence[bytes]:
+    hashes: Sequence[bytes] = request.block_hashes
+    return hashes
+
+
+class OwnChain:
+    """SHA-256 over parent, token ids (little-endian, 4 bytes each) and vLLM's extra keys."""
+
+    def __init__(self, hash_tokens: int) -> None:
+        self._hash_tokens = hash_tokens
+        self._hashes: list[bytes] = []
+        self._mm_index = 0
+
+    def __call__(self, request: Any) -> Sequence[bytes]:
+        known, step = len(self._hashes), self._hash_tokens
+        for begin in range(known * step, request.num_tokens - step + 1, step):
+            end = begin + step
+            extra, self._mm_index = compat.extra_keys(request, begin, end, self._mm_index)
+            state = hashlib.sha256(self._hashes[-1] if self._hashes else _OWN_ROOT)
+            state.update(np.asarray(request.all_token_ids[begin:end], "<u4").tobytes())
+            state.update(repr(extra).encode())
+            self._hashes.append(state.digest())
+        return self._hashes
+
+
+class BlockKeys:
+    """Keys of a request's blocks in groups of different block sizes. twist: b"" for none."""
+
+    def __init__(self, request: Any, hashes: KeysOf, twist: bytes) -> None:
+        self._request = request
+        self._hashes = hashes
+        self._twist = twist
+        self._twisted: list[bytes] = []
+
+    def count(self, block_hashes: int) -> int:
+        """Whole blocks whose tokens are all known. block_hashes: hashes of a block."""
+        return len(self._hashes(self._request)) // block_hashes
+
+    def keys(self, begin: int, end: int, block_hashes: int) -> Sequence[bytes]:
+        """Keys of blocks begin to end - 1: of each the last hash inside it, which names the whole
+        prefix up to there."""
+        hashes = self._all()
+        if block_hashes == 1:
+            return hashes[begin:end]
+        return hashes[(begin + 1) * block_hashes - 1 : end * block_hashes : block_hashes]
+
+    def _all(self) -> Sequence[bytes]:
+        hashes = self._hashes(self._request)
+        if not self._twist:
+            return hashes
+        for fresh in hashes[len(self._twisted) :]:
+            self._twisted.append(
+                hashlib.blake2b(fresh, digest_size=32, key=self._twist).digest()
+            )
+        return self._twisted

@@ -1,0 +1,177 @@
+"""Moving blocks between an engine's cache and the warehouse.
+
+On the CPU the cache is host memory: a load copies straight from the arena into the blocks, and a
+store gathers them with one native call. On any other device blocks go through a bounded buffer in
+host memory, on a stream of their own that starts after the work the engine has queued so far.
+
+`gather` runs in the engine's thread; `load` in the connector's, for blocks that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm.layout import BlockLayout
+from kvwarehouse_connectors.vllm.messages import PageRun
+
+_BUFFER_BYTES = 64 << 20
+
+
+class BlockMemory(Protocol):
+    """The blocks of one cache group."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Copies blocks to the rows of `out`, as they are after what the engine has queued. Done
+        when `settle` has returned."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for the gathers so far. May be called by another thread."""
+        ...
+
+    def after_engine(self) -> None:
+        """What is loaded from now on comes after what the engine has queued. In its thread."""
+        ...
+
+    def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
+        """Overwrites blocks with rows. Done when it returns."""
+        ...
+
+    def load(
+        self, space: kvw.OpenNamespace, run: PageRun, begin: int, shard: int, timeout_s: float
+    ) -> kvw.Loaded:
+        """Fills the run's blocks from place `begin` on, in order, from the warehouse."""
+        ...
+
+
+class HostMemory:
+    """A cache in host memory. Copies are done when a call returns."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self._layout = layout
+
+    @property
+    def block_bytes(self) -> int:
+        return self._layout.block_bytes
+
+    def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        self._layout.regions(blocks).gather(out)
+
+    def settle(self) -> None:
+        return None
+
+    def after_engine(self) -> None:
+        return None
+
+    def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
+        self._layout.regions(blocks).scatter(rows)
+
+    def load(
+        self, space: kvw.OpenNamespace, run: PageRun, begin: int, shard: int, timeout_s: float
+    ) -> kvw.Loaded:
+        regions = self._layout.regions(run.blocks[begin:])
+        return space.load(keys=run.key_runs(begin), out=regions, shard=shard, timeout_s=timeout_s)
+
+
+class DeviceMemory:
+    """A cache on a device. views: each layer's tensor with the scheduler's blocks as dimension 0,
+    in the group's order."""
+
+    def __init__(self, views: Sequence[Any]) -> None:
+        self._views = [_by_memory(view) for view in views]
+        self._bytes = [view[0].numel() * view.element_size() for view in self._views]
+        self._device = self._views[0].device
+        self._streams = torch.accelerator if self._device.type != "cpu" else None
+        self._out = self._stream()
+        self._in = self._stream()
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self._bytes)
+
+    def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        ids = torch.as_tensor(list(blocks), device=self._device)
+        # In the engine's own stream, so that nothing writes the blocks before they are read.
+        parts = [view.index_select(0, ids) for view in self._views]
+        self._after_engine(self._out)
+        with self._on(self._out):
+            offset = 0
+            for part, size in zip(parts, self._bytes, strict=True):
+                rows = part.reshape(len(blocks), -1).view(torch.uint8)
+                torch.from_numpy(out[:, offset : offset + size]).copy_(rows, non_blocking=True)
+                if self._out is not None:
+                    part.record_stream(self._out)
+                offset += size
+
+    def settle(self) -> None:
+        if self._out is not None:
+            self._out.synchronize()
+
+    def load(
+        self, space: kvw.OpenNamespace, run: PageRun, begin: int, shard: int, timeout_s: float
+    ) -> kvw.Loaded:
+        most = max(1, _BUFFER_BYTES // self.block_bytes)
+        blocks = run.blocks[begin : begin + most]
+        buffer = np.empty((len(blocks), self.block_bytes), np.uint8)
+        runs = run.key_runs(begin)
+        loaded = space.load(keys=runs, out=buffer, shard=shard, timeout_s=timeout_s)
+        filled = int(loaded)
+        if filled:
+            self.scatter(blocks[:filled], buffer[:filled])
+        if filled == len(blocks) and begin + filled < len(run.blocks):
+            return kvw.Loaded(filled, {"timeout": len(run.blocks) - begin - filled})  # go on
+        return loaded
+
+    def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
+        with self._on(self._in):
+            self._scatter(blocks, rows)
+        if self._in is not None:
+            self._in.synchronize()
+
+    def _scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
+        ids = torch.as_tensor(list(blocks), device=self._device)
+        offset = 0
+        for view, size in zip(self._views, self._bytes, strict=True):
+            part = torch.from_numpy(np.ascontiguousarray(rows[:, offset : offset + size]))
+            shaped = part.to(self._device).view(view.dtype).view(len(blocks), *view.shape[1:])
+            view.index_copy_(0, ids, shaped)
+            offset += size
+
+    def after_engine(self) -> None:
+        self._after_engine(self._in)
+
+    def _stream(self) -> Any:
+        return torch.Stream(self._device) if self._streams is not None else None
+
+    def _after_engine(self, stream: Any) -> None:
+        if stream is not None:
+            event = torch.Event(self._device)
+            event.record(torch.accelerator.current_stream(self._device))
+            stream.wait_event(event)
+
+    def _on(self, stream: Any) -> Any:
+        return _Nothing() if stream is None else stream
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *unused: object) -> None:
+        return None
+
+
+def _by_memory(view: Any) -> Any:
+    """The tensor with its inner dimensions in the order of memory, as layout.py has the pieces."""
+    wide = [d for d in range(1, view.dim()) if view.shape[d] > 1]
+    narrow = [d for d in range(1, view.dim()) if view.shape[d] == 1]
+    return view.permute(0, *narrow, *sorted(wide, key=lambda d: -view.stride(d)))

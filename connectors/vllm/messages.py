@@ -1,0 +1,112 @@
+"""What the two halves of the connector tell each other, each step. Pickled by vLLM: plain values.
+
+Scheduler to workers: Orders. Workers to scheduler: Facts once, Outcomes with each step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm.compat import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """What a worker sees of a cache group in its own tensors."""
+
+    page_bytes: int
+    layout: str
+    kv_dtype: str
+    attention_backend: str
+
+
+@dataclass(frozen=True)
+class Facts(KVConnectorHandshakeMetadata):
+    """A worker's part of the namespaces' identity; the same on all ranks, or the start is refused."""
+
+    groups: tuple[GroupFacts, ...]
+    """In the order of groups.cache_groups."""
+    device: str
+    staging_bytes: int
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """Consecutive blocks of a request in one group, or single ones that stand alone."""
+
+    group: int
+    """Place in groups.cache_groups, and of its namespace in Orders.spaces."""
+    keys: Sequence[bytes]
+    blocks: Sequence[int]
+    """vLLM's block ids, one a key."""
+    chained: bool
+    position: int = 0
+    """Of the first in its request, where chained."""
+    parent: bytes | None = None
+
+    def key_runs(self, begin: int = 0) -> list[kvw.KeyRun]:
+        """From place `begin` of it on."""
+        if not self.chained:
+            return [kvw.KeyRun([key]) for key in self.keys[begin:]]
+        parent = self.keys[begin - 1] if begin else self.parent
+        return [kvw.KeyRun(self.keys[begin:], self.position + begin, parent)]
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """One request's load. Its blocks are the worker's until it reports the request."""
+
+    request_id: str
+    runs: tuple[PageRun, ...]
+    page_compute_s: float = 0.0
+    """What computing a block of the first run would cost; 0: no schedule, only the timeout."""
+    from_nvme: bool = False
+    """Whether a block was only there when it was found."""
+    refused: tuple[int, ...] = ()
+    """Blocks (of the first group) of a load that went wrong before it began; then there are no
+    runs."""
+
+
+@dataclass
+class Orders(KVConnectorMetadata):
+    """One step's work. `spaces` is there whenever there is any."""
+
+    spaces: tuple[kvw.Namespace, ...] = ()
+    loads: list[LoadOrder] = field(default_factory=list)
+    stores: list[PageRun] = field(default_factory=list)
+
+
+@dataclass
+class Outcomes(KVConnectorWorkerMetadata):
+    """What became of loads and stores since the last step, of one rank or, aggregated, of all."""
+
+    failed: set[str] = field(default_factory=set)
+    """Requests of which a block did not come."""
+    load_bytes_per_s: float = 0.0
+    """Of loads that were all in DRAM; the slowest rank's. 0: none since the last step."""
+    nvme_bytes_per_s: float = 0.0
+    stored: Counter[tuple[int, bytes]] = field(default_factory=Counter)
+    """(group, key) to ranks that stored it; only where events are wanted."""
+
+    def __bool__(self) -> bool:
+        return bool(self.failed or self.load_bytes_per_s or self.nvme_bytes_per_s or self.stored)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Outcomes:
+        assert isinstance(other, Outcomes)
+        return Outcomes(
+            self.failed | other.failed,
+            _slower(self.load_bytes_per_s, other.load_bytes_per_s),
+            _slower(self.nvme_bytes_per_s, other.nvme_bytes_per_s),
+            self.stored + other.stored,
+        )
+
+
+def _slower(one: float, other: float) -> float:
+    return min(one, other) if one and other else one or other

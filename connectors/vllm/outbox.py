@@ -1,0 +1,106 @@
+"""Copies of blocks on their way to the warehouse: one thread, a ring of memory, a bound on both.
+
+`put` copies and returns; the store itself happens behind the engine's back. Pages of one step go
+in one call for each group, so in one exchange with the daemon. While there is no daemon, what comes
+is dropped at once: a store that waits would only keep out the next.
+
+Thread-safe: the engine's thread puts, its own takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.common.ring import Ring
+from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_connectors.vllm.memory import BlockMemory
+from kvwarehouse_connectors.vllm.messages import PageRun
+from kvwarehouse_connectors.vllm.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    runs: list[PageRun]
+    space: kvw.Namespace
+    memory: BlockMemory
+    rows: Any
+
+
+class Outbox:
+    """on_stored is called in the storing thread with runs and what became of them together."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        settings: Settings,
+        shard: int,
+        on_stored: Callable[[list[PageRun], kvw.StoreResult], None],
+    ) -> None:
+        self._upkeep = upkeep
+        self._timeout_s = settings.store_timeout_s
+        self._shard = shard
+        self._on_stored = on_stored
+        self._ring = Ring(settings.staging_bytes)
+        self._queue: deque[_Parcel] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kvw-store", daemon=True)
+        self._thread.start()
+
+    def put(self, runs: list[PageRun], space: kvw.Namespace, memory: BlockMemory) -> bool:
+        """Copies the blocks of one step in one group, and queues them. False: there was no room,
+        nothing is stored."""
+        blocks = [block for run in runs for block in run.blocks]
+        rows = self._ring.take(len(blocks), memory.block_bytes)
+        if rows is None:
+            return False
+        memory.gather(blocks, rows)
+        with self._changed:
+            self._queue.append(_Parcel(runs, space, memory, rows))
+            self._changed.notify()
+        return True
+
+    def close(self) -> None:
+        """Stores what is queued, for at most two timeouts, and ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(2 * self._timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                parcel = self._queue.popleft()
+            try:
+                result = self._store(parcel)
+            except Exception as error:  # a thread's edge: a lost store is a miss later
+                level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
+                _log.log(level, "a store failed: %s: %s", type(error).__name__, error)
+                result = kvw.StoreResult(0, 0, {"unreachable": len(parcel.rows)})
+            self._ring.give_back()
+            self._on_stored(parcel.runs, result)
+
+    def _store(self, parcel: _Parcel) -> kvw.StoreResult:
+        parcel.memory.settle()
+        opened = self._upkeep.opened(parcel.space)
+        if opened is None and self._upkeep.control() is not None:
+            opened = self._upkeep.wait_opened(parcel.space, self._timeout_s)
+        if opened is None or self._upkeep.control() is None:
+            return kvw.StoreResult(0, 0, {"unreachable": len(parcel.rows)})
+        return opened.store(
+            keys=[part for run in parcel.runs for part in run.key_runs()],
+            pages=parcel.rows,
+            shard=self._shard,
+            timeout_s=self._timeout_s,
+        )
