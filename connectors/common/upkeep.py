@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 # How long a daemon that does not answer holds this thread; nobody else waits for it.
 _CALL_TIMEOUT_S = 2.0
+_UNKNOWN = ("namespace_unknown", "unknown_namespace")
 # A heartbeat older than this: the daemon is stopped or gone. It beats every 0.1 s.
 _STALLED_S = 1.0
 
@@ -54,7 +55,7 @@ class Upkeep:
 
     @property
     def client(self) -> kvw.Client | None:
-        """None until the first daemon was found. It may be out of date: what it maps stays valid."""
+        """None until a daemon was found. It may be out of date: what it maps stays valid."""
         return self._client
 
     @property
@@ -83,11 +84,13 @@ class Upkeep:
                 raise self._refused[space.id]
             return self._opened.get(space.id)
 
-    def lost(self, space: kvw.Namespace) -> None:
-        """Says that the daemon did not know `space`: it is registered anew."""
-        with self._lock:
-            self._opened.pop(space.id, None)
-        self._want(space)
+    def doubt(self, space: kvw.Namespace, error: BaseException) -> None:
+        """Says that a call for `space` raised: where the daemon did not know it, as a new one may
+        not, it is registered anew."""
+        if isinstance(error, kvw.UsageError) and error.code in _UNKNOWN:
+            with self._lock:
+                self._opened.pop(space.id, None)
+            self._want(space)
 
     def control(self) -> kvw.Control | None:
         """The daemon's control page; None without a daemon that is alive. Reads shared memory."""
@@ -124,7 +127,7 @@ class Upkeep:
                 return
             try:
                 self._look()
-            except Exception:  # a thread's edge: the next look may succeed
+            except Exception:  # noqa: BLE001 - a thread's edge: the next look may succeed
                 _log.exception("the warehouse could not be looked at")
 
     def _look(self) -> None:

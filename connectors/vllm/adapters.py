@@ -1,8 +1,8 @@
 """LoRA adapters by their weights: vLLM's hashes have only their names and paths.
 
-An adapter is fingerprinted when the engine first uses it, and looked at again with each request. One
-whose files changed since is ambiguous - the engine may have loaded the old ones or the new - so its
-requests neither load nor store until the engine loads it anew.
+An adapter is fingerprinted when the engine first uses it, and looked at again with each request.
+One whose files changed since is ambiguous - the engine may have loaded the old ones or the new - so
+its requests neither load nor store until the engine loads it anew.
 
 Not thread-safe.
 """

@@ -82,12 +82,14 @@ class Choice:
 
     def worth_tokens(self, hit: Hit, control: kvw.Control | None) -> int:
         """The end of the prefix worth loading; at most that of the hit."""
-        if self._always and control is not None:
-            return hit.tokens
         span = hit.spans[0]
         group = self._groups[span.place]
         tiers = span.tiers
         slow = tiers == kvw.Tier.NVME
+        if self._always:
+            if control is not None or not slow.any():
+                return hit.tokens
+            return (span.begin + int(slow.argmax())) * group.block_tokens
         if slow.any() and (control is None or self._avoids_nvme()):
             tiers = tiers[: int(slow.argmax())]  # nobody there to read them, or too slow of late
         pages = worth_loading(

@@ -26,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -111,7 +112,7 @@ def tp_replicas(kv_cache_config: Any) -> int:
 
 
 def by_manager_block(tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """A layer's cache with the scheduler's blocks as dimension 0, where kernels use smaller ones."""
+    """A layer's cache with the scheduler's blocks as dimension 0; kernels may use smaller ones."""
     return tensor if tensor.shape[0] == num_blocks else tensor.unflatten(0, (num_blocks, -1))
 
 
@@ -144,16 +145,18 @@ def hash_algorithm(vllm_config: Any) -> str:
 
 def hash_scheme(vllm_config: Any) -> str:
     """Names how this engine makes block hashes, with a probe of the function and its seed: what
-    hashes differently has another name. After the engine's start only: its seed is set late."""
+    hashes differently has another name."""
     algorithm = hash_algorithm(vllm_config)
-    function = kv_cache_utils.get_hash_fn_by_name(algorithm)
+    function = get_hash_fn_by_name(algorithm)
+    kv_cache_utils.init_none_hash(function)  # the engine does the same, later in its start
     probe = kv_cache_utils.hash_block_tokens(function, None, [1, 2, 3], (("cache_salt", "x"),))
     return f"vllm/{algorithm}/{hashlib.blake2b(bytes(probe), digest_size=8).hexdigest()}"
 
 
 def extra_keys(request: Any, begin: int, end: int, mm_index: int) -> tuple[Any, int]:
     """What vLLM hashes beside the tokens begin..end of a request: LoRA, media, salt, embeddings."""
-    return kv_cache_utils.generate_block_hash_extra_keys(request, begin, end, mm_index)
+    found = kv_cache_utils.generate_block_hash_extra_keys(request, begin, end, mm_index)
+    return found[0], int(found[1])
 
 
 def event_hash(block_hash: bytes) -> Any:

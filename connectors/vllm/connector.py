@@ -41,7 +41,7 @@ def _or(default: Callable[[], Any]) -> Callable[[_F], _F]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
                 return hook(*args, **kwargs)
-            except Exception:  # the engine's edge
+            except Exception:  # noqa: BLE001 - the engine's edge
                 _log.exception("kvwarehouse: %s failed; the engine goes on", hook.__name__)
                 return default()
 
@@ -93,7 +93,9 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # -- the scheduler's hooks -------------------------------------------------------------------
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+    def set_xfer_handshake_metadata(
+        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    ) -> None:
         self.scheduler_side.set_facts(metadata)  # type: ignore[arg-type]  # ours
 
     @_or(_nothing)
@@ -111,7 +113,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             tables = blocks.get_block_ids() if num_external_tokens else ()
             self.scheduler_side.allocated(request, tables, num_external_tokens)
-        except Exception:  # the engine's edge; it waits for this load
+        except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
             _log.exception("kvwarehouse: a load could not be ordered; the engine computes it")
             if num_external_tokens:
                 self.scheduler_side.refuse(request, tables, num_external_tokens)
@@ -208,7 +210,9 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.close()
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
         return WarehouseStats(data=data) if data is not None else WarehouseStats.empty()
 
     @classmethod

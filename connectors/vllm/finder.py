@@ -130,9 +130,7 @@ class Finder:
             ask *= _GROWTH
         return Span(place, begin, at, np.concatenate(found) if found else np.empty(0, np.uint8))
 
-    def _tails(
-        self, keys: BlockKeys, local_tokens: int, end: int
-    ) -> tuple[int, list[Span]] | None:
+    def _tails(self, keys: BlockKeys, local_tokens: int, end: int) -> tuple[int, list[Span]] | None:
         """The largest end, not beyond `end`, at which every group without a chain has what it
         needs; and what that is."""
         tails = {

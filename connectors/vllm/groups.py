@@ -67,7 +67,9 @@ def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         problem = compat.group_problem(group)
         if problem:
-            raise unsupported(f"cache group {index} ({', '.join(group.layer_names[:2])}, ...)", problem)
+            raise unsupported(
+                f"cache group {index} ({', '.join(group.layer_names[:2])}, ...)", problem
+            )
         spec = compat.group_spec(group)
         rule, reach = _rule(spec)
         block_tokens = int(spec.block_size)
@@ -76,9 +78,7 @@ def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
             raise unsupported(
                 f"cache group {index}", f"has blocks of {block_tokens} tokens and hashes of {each}"
             )
-        groups.append(
-            CacheGroup(index, rule, block_tokens, reach, each, tuple(group.layer_names))
-        )
+        groups.append(CacheGroup(index, rule, block_tokens, reach, each, tuple(group.layer_names)))
     if not groups:
         raise unsupported("this model", "has no KV cache")
     return tuple(sorted(groups, key=lambda group: not group.chained))

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ stands in extra["layout"] (layout.py)."""
 # What changes no KV. All else of a model's config counts: a field too many costs a miss, a field
 # left out could cost a wrong answer.
 _INCIDENTAL = ("_name_or_path", "transformers_version", "_commit_hash")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the namespaces of an engine have in common, beside its configuration."""
+
+    weights: str
+    hash_scheme: str
+    shards: int
+    salt: str
 
 
 def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
@@ -57,7 +68,7 @@ def _local(model: str, vllm_config: Any) -> str:
                 local_files_only=True,
             )
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the hub client raises
         raise _no_weights(f"{model} is not a path, and no local snapshot of it: {error}") from error
 
 
@@ -65,11 +76,7 @@ def namespaces(
     vllm_config: Any,
     groups: Sequence[CacheGroup],
     facts: Facts,
-    *,
-    weights: str,
-    settings: Settings,
-    hash_scheme: str,
-    shards: int,
+    shared: Shared,
 ) -> tuple[kvw.Namespace, ...]:
     """One for each group, in their order."""
     model = vllm_config.model_config
@@ -78,17 +85,17 @@ def namespaces(
         made.append(
             kvw.Namespace(
                 model=f"{_short(model.model)}/{_config_digest(model.hf_config)}",
-                weights=weights,
+                weights=shared.weights,
                 dtype=str(model.dtype).removeprefix("torch."),
                 layout=LAYOUT,
                 page_tokens=group.block_tokens,
                 page_bytes=seen.page_bytes,
-                shards=shards,
+                shards=shared.shards,
                 kv_dtype=seen.kv_dtype,
                 attention_backend=seen.attention_backend,
                 cache_group=_group_name(group, groups),
-                salt=settings.salt,
-                hash_scheme=hash_scheme,
+                salt=shared.salt,
+                hash_scheme=shared.hash_scheme,
                 extra={
                     "device": facts.device,
                     "layout": seen.layout,

@@ -86,7 +86,5 @@ class BlockKeys:
         if not self._twist:
             return hashes
         for fresh in hashes[len(self._twisted) :]:
-            self._twisted.append(
-                hashlib.blake2b(fresh, digest_size=32, key=self._twist).digest()
-            )
+            self._twisted.append(hashlib.blake2b(fresh, digest_size=32, key=self._twist).digest())
         return self._twisted

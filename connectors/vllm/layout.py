@@ -95,8 +95,11 @@ def _pieces(view: Any) -> tuple[list[tuple[int, int, int]], str]:
     """(base, stride, bytes) of each contiguous piece of a block, and what describes them."""
     item = view.element_size()
     inner = sorted(
-        ((stride, size) for stride, size in zip(view.stride()[1:], view.shape[1:], strict=True)
-         if size > 1),
+        (
+            (stride, size)
+            for stride, size in zip(view.stride()[1:], view.shape[1:], strict=True)
+            if size > 1
+        ),
         reverse=True,
     )
     run = 1

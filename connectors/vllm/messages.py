@@ -29,7 +29,7 @@ class GroupFacts:
 
 @dataclass(frozen=True)
 class Facts(KVConnectorHandshakeMetadata):
-    """A worker's part of the namespaces' identity; the same on all ranks, or the start is refused."""
+    """A worker's part of the namespaces' identity: the same on all ranks, or the start fails."""
 
     groups: tuple[GroupFacts, ...]
     """In the order of groups.cache_groups."""

@@ -84,7 +84,8 @@ class Outbox:
                 parcel = self._queue.popleft()
             try:
                 result = self._store(parcel)
-            except Exception as error:  # a thread's edge: a lost store is a miss later
+            except Exception as error:  # noqa: BLE001 - a thread's edge: a lost store is a miss later
+                self._upkeep.doubt(parcel.space, error)
                 level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
                 _log.log(level, "a store failed: %s: %s", type(error).__name__, error)
                 result = kvw.StoreResult(0, 0, {"unreachable": len(parcel.rows)})

@@ -11,6 +11,4 @@ def register() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if NAME not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(
-            NAME, "kvwarehouse_connectors.vllm.connector", NAME
-        )
+        KVConnectorFactory.register_connector(NAME, "kvwarehouse_connectors.vllm.connector", NAME)

@@ -1,10 +1,10 @@
 """The connector proves itself before it serves: known bytes go through the engine's own tensors and
 come back the same.
 
-At registration, when no block is in use yet, the geometry is proven: what torch wrote into blocks is
-what is gathered from them, and what is scattered is what torch reads, with the blocks beside them
-untouched. With the first load, in the blocks that the engine gave for it, the way through the
-warehouse is.
+At registration, when no block is in use yet, the geometry is proven: what torch wrote into blocks
+is what is gathered from them, and what is scattered is what torch reads, with the blocks beside them
+untouched. Then the way through the warehouse; where there is no daemon yet, with the first load, in
+the blocks that the engine gave for it.
 
 Thread-safe after registration.
 """
@@ -28,8 +28,10 @@ from kvwarehouse_connectors.vllm.messages import PageRun
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 0.5
 _BLOCKS = 2
+# Where it could not be made: a daemon that is full or gone must not cost every load another try.
+_MOST_TRIES = 3
 
 
 class Proof:
@@ -41,6 +43,7 @@ class Proof:
         self._stores = stores
         self._lock = threading.Lock()
         self._verdicts: dict[int, bool] = {}
+        self._tries: dict[int, int] = {}
 
     def check(self, memory: BlockMemory, views: Sequence[Any], num_blocks: int) -> None:
         """Raises UsageError (code "unsupported") where a block does not keep its bytes."""
@@ -75,7 +78,9 @@ class Proof:
             return True
         with self._lock:
             verdict = self._verdicts.get(id(memory))
-            if verdict is None:
+            tries = self._tries.get(id(memory), 0)
+            if verdict is None and tries < _MOST_TRIES:
+                self._tries[id(memory)] = tries + 1
                 verdict = self._try(memory, list(blocks[:_BLOCKS]))
                 if verdict is not None:
                     self._verdicts[id(memory)] = verdict

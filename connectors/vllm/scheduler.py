@@ -94,10 +94,7 @@ class SchedulerSide:
             self._vllm_config,
             self._groups,
             fact,
-            weights=self._weights,
-            settings=self._settings,
-            hash_scheme=OWN_SCHEME if self._own_chain else compat.hash_scheme(self._vllm_config),
-            shards=self._shards,
+            identity.Shared(self._weights, self._hash_scheme(), self._shards, self._settings.salt),
         )
         self._choice = Choice(self._settings, self._spaces, self._groups, fact.device)
         self._storing = StorePlanner(
@@ -106,6 +103,9 @@ class SchedulerSide:
         for space in self._spaces:
             self._upkeep.wait_opened(space, _START_WAIT_S)
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in self._spaces))
+
+    def _hash_scheme(self) -> str:
+        return OWN_SCHEME if self._own_chain else compat.hash_scheme(self._vllm_config)
 
     # -- a request's way -------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class SchedulerSide:
             return self._storing.plan(step, self._requests, finder, self._epoch)
         except kvw.WarehouseError as error:
             self._lost(error)
-        except Exception:  # the engine's edge; the step's loads must not be lost with it
+        except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
             _log.exception("kvwarehouse: a step's stores could not be planned")
         return []
 
@@ -300,7 +300,6 @@ class SchedulerSide:
         return now - tracked.asked_at_s < self._settings.handoff_wait_s
 
     def _lost(self, error: kvw.WarehouseError) -> None:
-        """Another daemon, which does not know our namespaces: they are registered in background."""
         _log.debug("the warehouse could not be asked: %s", error)
         for space in self._spaces:
-            self._upkeep.lost(space)
+            self._upkeep.doubt(space, error)

@@ -60,9 +60,7 @@ def read_settings(extra: Mapping[str, Any], role: str) -> Settings:
     """role: vLLM's kv_role; vLLM does not enforce it, this does. A producer loads nothing, a
     consumer stores nothing. Raises UsageError (code "bad_setting") naming the setting."""
     given = {
-        name.removeprefix(PREFIX): value
-        for name, value in extra.items()
-        if name.startswith(PREFIX)
+        name.removeprefix(PREFIX): value for name, value in extra.items() if name.startswith(PREFIX)
     }
     known = {field.name for field in fields(Settings)}
     for name in given:

@@ -64,8 +64,7 @@ class WarehousePromMetrics(KVConnectorPromMetrics):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters = {
             name: {
-                engine: counter.labels(*values)
-                for engine, values in per_engine_labelvalues.items()
+                engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
             for name, counter in (
                 (

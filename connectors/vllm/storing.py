@@ -63,8 +63,10 @@ class StorePlanner:
         return runs
 
     def handoff_wanted(self, tracked: Tracked) -> bool:
+        """A producer always says what it stored; others where the request asks."""
         params = tracked.request.kv_transfer_params or {}
-        return tracked.stores and params.get(WANT_HANDOFF) is True
+        asked = not self._settings.loads or params.get(WANT_HANDOFF) is True
+        return tracked.stores and asked
 
     def stored_tokens(self, tracked: Tracked) -> int:
         """Tokens from the first on that were given to be stored, at whole blocks of all groups."""
@@ -74,7 +76,7 @@ class StorePlanner:
             if group.rule is not Rule.STATE
         )
 
-    def _request(  # noqa: PLR0913  one step's facts about one request
+    def _request(
         self,
         tracked: Tracked,
         computed: int,

@@ -20,7 +20,7 @@ from kvwarehouse_connectors.common.loading import LoadResult, load_in_time
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.common.worth import Schedule
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.layout import block_layout
 from kvwarehouse_connectors.vllm.memory import BlockMemory, DeviceMemory, HostMemory
 from kvwarehouse_connectors.vllm.messages import (
@@ -96,6 +96,8 @@ class WorkerSide:
             memory: BlockMemory = HostMemory(layout) if device == "cpu" else DeviceMemory(views)
             self._memories.append(memory)
             self._proof.check(memory, views, blocks)
+            if not self._proof.of_the_way(memory, range(blocks)[-2:]):
+                raise unsupported("this engine", "gets other bytes back than it stored (self-test)")
             spec = compat.group_spec(self._kv_cache_config.kv_cache_groups[group.index])
             backend = compat.attention_backends(config, group.layer_names)
             if device == "cpu":
@@ -121,7 +123,7 @@ class WorkerSide:
                 for memory in self._memories:
                     memory.after_engine()
                 self._pool.submit(self._load, order, orders.spaces)
-            except Exception:  # the engine's edge; it waits for this load
+            except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
                 _log.exception("kvwarehouse: a load could not be begun")
                 self._report(order, [])
 
@@ -176,7 +178,9 @@ class WorkerSide:
                 results.append(self._load_run(order, run, spaces[run.group]))
                 if results[-1].pages < len(run.blocks):
                     break
-        except Exception as error:  # a thread's edge: what did not come is computed
+        except Exception as error:  # noqa: BLE001 - a thread's edge: what did not come is computed
+            for space in spaces:
+                self._upkeep.doubt(space, error)
             level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
             _log.log(level, "a load failed: %s: %s", type(error).__name__, error)
         self._report(order, results)
