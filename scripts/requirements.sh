@@ -8,11 +8,14 @@ VENV=${VENV:-.venv}
 names=$1
 shift
 
-# A torchvision built for another torch breaks `import transformers`, and nothing here needs one.
-without_torchvision() {
-  compgen -G "$VENV/lib/python3*/site-packages/torchvision" >/dev/null || return 0
-  echo "setup: removing torchvision"
-  "$VENV/bin/python" -m pip uninstall -qq --yes torchvision
+# Built for another torch they break `import transformers`, and nothing here needs them.
+without_torch_companions() {
+  local name
+  for name in torchvision torchaudio torchcodec; do
+    compgen -G "$VENV/lib/python3*/site-packages/$name" >/dev/null || continue
+    echo "setup: removing $name"
+    "$VENV/bin/python" -m pip uninstall -qq --yes "$name"
+  done
 }
 
 if [ "$names" = - ]; then wanted=(); else
@@ -34,12 +37,12 @@ wanted+=("$@")
 stamp="$VENV/.kvw-requirements-$(echo "$names $*" | sha256sum | cut -c1-12)"
 now=$(printf '%s\n' "${wanted[@]}")
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ]; then
-  without_torchvision
+  without_torch_companions
   exit 0
 fi
 
 echo "setup: installing ${wanted[*]}"
 rm -f "$stamp"
 "$VENV/bin/python" -m pip install -qq "${wanted[@]}"
-without_torchvision
+without_torch_companions
 echo "$now" >"$stamp"

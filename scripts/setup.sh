@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # Makes the virtual environment and installs the project into it, editable: see CONTRIBUTING.md.
-# usage: setup.sh EXTRA...
+# usage: setup.sh EXTRA... [-- REQUIREMENT...]
+# A REQUIREMENT is installed in the same step, so that pip weighs all of them together. BUILD is the
+# native build's directory: virtual environments must not share one.
 # Safe to repeat: each step compares what it depends on with what it left in $VENV the last time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export VENV=${VENV:-.venv}
 python=${PYTHON:-python3}
+build=${BUILD:-build/editable}
+extras=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do extras+=("$1"); shift; done
+[ $# -eq 0 ] || shift
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -49,7 +55,7 @@ install_project() {
   rm -f "$stamp"
   local log="$VENV/.kvw-build.log"
   if ! PATH="$PWD/$VENV/bin:$PATH" "$VENV/bin/python" -m pip install --no-deps \
-    --no-build-isolation --editable . >"$log" 2>&1; then
+    --no-build-isolation --config-settings="build-dir=$build" --editable . >"$log" 2>&1; then
     cat "$log" >&2
     fail "the build failed, see above"
   fi
@@ -58,6 +64,6 @@ install_project() {
 
 make_venv
 scripts/system_packages.sh
-scripts/requirements.sh build,core,"$(IFS=,; echo "$*")"
+scripts/requirements.sh "build,core,$(IFS=,; echo "${extras[*]}")" "$@"
 build_tools
 install_project
