@@ -1,0 +1,110 @@
+"""The checkpoints, daemon and engines that the tests of the vLLM connector share. An engine takes
+half a minute to start, so the tests of a file share one, and of most files the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_rig.daemon import Daemon
+from vllm_rig.bay import Bay
+from vllm_rig.checkpoints import Checkpoints
+from vllm_rig.engine import Engine
+from vllm_rig.options import engine_options, transfer_config
+from vllm_rig.pair import Pair
+from vllm_rig.shelf import Shelf
+
+_TEST_S = 600
+_ROOM = {"dram": "256MiB", "nvme_capacity": "512MiB", "nvme_segment": "16MiB", "grace_s": "0.1"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Time for the engines that a test may have to start."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_TEST_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """With a failure comes the end of the engine's log."""
+    report = yield
+    bay = getattr(item, "funcargs", {}).get("bay")
+    if report.failed and bay is not None and bay.log():
+        report.sections.append(("the engine's log", bay.log()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny llama of most tests, in a place where other weights may take its place."""
+    return checkpoints.copy(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
+    bay = Bay(tmp_path_factory.mktemp("engines"))
+    yield bay
+    bay.empty()
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("disk"), **_ROOM) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def shelf(shared_daemon: Daemon) -> Iterator[Shelf]:
+    with Shelf(shared_daemon) as shelf:
+        yield shelf
+
+
+@pytest.fixture
+def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+    """The daemon, running; whatever a test does to it, the next one finds it so again."""
+    yield shared_daemon
+    shared_daemon.revive()
+
+
+@pytest.fixture
+def plain(bay: Bay, checkpoint: Path) -> Engine:
+    """vLLM as it is, without a connector."""
+    engine: Engine = bay.get(Engine, engine_options(checkpoint))
+    engine.forget()
+    return engine
+
+
+Start = Callable[..., Pair]
+
+
+@pytest.fixture
+def start(bay: Bay, daemon: Daemon, shelf: Shelf, checkpoint: Path) -> Start:
+    """start(settings={...}, **options): an engine on the daemon, the running one if it is the same.
+    settings: the connector's; options: vLLM's."""
+
+    def started(settings: dict[str, Any] | None = None, **options: Any) -> Pair:
+        transfer = transfer_config(daemon.address, **(settings or {}))
+        chosen = engine_options(checkpoint, kv_transfer_config=transfer, **options)
+        return Pair(bay.get(Engine, chosen), daemon, shelf)
+
+    return started
+
+
+@pytest.fixture
+def pair(start: Start, rng: random.Random) -> Pair:
+    """The engine of most tests, connected, with nothing in vLLM's own cache."""
+    pair = start()
+    pair.connected(rng)
+    pair.engine.forget()
+    return pair

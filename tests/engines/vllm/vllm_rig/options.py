@@ -1,0 +1,41 @@
+"""Options of engines, as vLLM's AsyncEngineArgs and `vllm serve` take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vllm_rig.probe import PROBE
+
+CONNECTOR = "WarehouseConnector"
+
+
+def engine_options(checkpoint: Path, **changes: Any) -> dict[str, Any]:
+    """Of an engine without a connector. float32: nothing is then lost in rounding, and outputs are
+    compared to four digits."""
+    return {
+        "model": str(checkpoint),
+        "max_model_len": 2048,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": 32,
+        "max_num_batched_tokens": 2048,
+        "worker_extension_cls": PROBE,
+        **changes,
+    }
+
+
+def transfer_config(address: str, **settings: Any) -> dict[str, Any]:
+    """kv_transfer_config of an engine at that daemon. settings: the connector's, without their
+    prefix; `kv_role` and `kv_load_failure_policy` as vLLM names them."""
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_role": settings.pop("kv_role", "kv_both"),
+        "kv_load_failure_policy": settings.pop("kv_load_failure_policy", "recompute"),
+        "kv_connector_extra_config": {
+            "kvwarehouse.address": address,
+            # A tiny model is computed faster than anything is loaded.
+            "kvwarehouse.load": "always",
+            **{f"kvwarehouse.{name}": value for name, value in settings.items()},
+        },
+    }

@@ -1,0 +1,38 @@
+"""Runs in each worker, beside vLLM's own methods: looks at, and spoils, the cache's memory. For
+engines with the option `worker_extension_cls` = Probe's path (PROBE)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+PROBE = "vllm_rig.probe.Probe"
+
+
+class Probe:
+    """Names begin with `rig_`: they must meet none of the worker's."""
+
+    def rig_shapes(self) -> list[list[int]]:
+        """Of each layer's view of the cache: blocks first."""
+        return [list(view.shape) for view in self._rig_caches()]
+
+    def rig_zero_all(self) -> None:
+        """All keys and values of every block become 0."""
+        for view in self._rig_caches():
+            view.zero_()
+
+    def rig_digests(self, blocks: list[int]) -> list[str]:
+        """A digest over all layers for each block: equal where the bytes are."""
+        import torch
+
+        found = []
+        for block in blocks:
+            digest = hashlib.blake2b(digest_size=16)
+            for view in self._rig_caches():
+                page = view[block].contiguous().flatten().view(torch.uint8)
+                digest.update(page.numpy().tobytes())
+            found.append(digest.hexdigest())
+        return found
+
+    def _rig_caches(self) -> list[Any]:
+        return [view for view in self.model_runner.kv_caches if view is not None]  # type: ignore[attr-defined]
