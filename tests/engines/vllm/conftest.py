@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from vllm_rig.daemon import Daemon
 from vllm_rig.bay import Bay
 from vllm_rig.checkpoints import Checkpoints
+from vllm_rig.daemon import Daemon
 from vllm_rig.engine import Engine
 from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import Pair

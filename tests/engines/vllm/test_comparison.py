@@ -1,11 +1,10 @@
-"""What the other tests judge by can fail: a comparison that lets zeroed pages pass proves nothing."""
+"""What the other tests judge by can fail: a zeroed page has to be noticed."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-
 from vllm_rig.compare import FLOAT32_TOLERANCE, assert_same, difference
 from vllm_rig.engine import Engine
 from vllm_rig.messages import Answer, Ask

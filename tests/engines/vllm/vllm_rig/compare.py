@@ -1,8 +1,8 @@
 """Whether two answers to one prompt are the same.
 
-Tokens must be equal. Random weights nearly tie now and then, and other batches add in another order:
-where tokens part, each must have been as likely, within the tolerance, to the one who did not take
-it. Up to there all log-probabilities must agree within it too; afterwards contexts differ.
+Tokens must be equal. Random weights nearly tie now and then, and other batches add in another
+order: where tokens part, each must have been as likely, within the tolerance, to the one who did
+not take it. Up to there all log-probabilities must agree within it too; afterwards contexts differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The daemon beside the engines of a whole session: tests kill and stop it, and hand it on alive."""
+"""The daemon beside a session's engines: tests kill and stop it, and hand it on alive."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     with Engine(options, folder) as engine:
         engine.generate([Ask(tokens)])
 
-Every exchange has a deadline. `calls` may be made from several threads; start and end have one owner.
+Every exchange has a deadline. Calls may be made from several threads; start and end have one owner.
 """
 
 from __future__ import annotations

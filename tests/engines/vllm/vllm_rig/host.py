@@ -3,8 +3,8 @@
     python -m vllm_rig.host DESCRIPTOR OPTIONS
 
 Each line in is {"call": number, "do": name, "with": arguments}. Lines out are {"call": number,
-"said": "first" | "done" | "error", "what": value}; "first" is a request's first token. Call 0 is the
-start itself. Calls overlap. Ends when the socket does.
+"said": "first" | "done" | "error", "what": value}; "first" is a request's first token. Call 0 is
+the start itself. Calls overlap. Ends when the socket does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests ask an engine for, and what it answers. Plain values, as JSON between the processes."""
+"""What tests ask an engine for, and what it answers: plain values, JSON between the processes."""
 
 from __future__ import annotations
 

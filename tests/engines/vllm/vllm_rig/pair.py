@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vllm_rig.daemon import Daemon
 from kvwarehouse.testing.until import until
 from vllm_rig.checkpoints import VOCABULARY
+from vllm_rig.daemon import Daemon
 from vllm_rig.engine import Engine
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.shelf import Shelf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -72,10 +73,8 @@ class Group:
         if self._process is None:
             return
         group = self._process.pid
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         until(lambda: not _members(group), f"the end of process group {group}")
         self._process = None

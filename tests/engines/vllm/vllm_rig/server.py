@@ -44,11 +44,13 @@ class Server:
         self.group.start()
         try:
             until(self._ready, "a server that answers", deadline_s=timeout_s)
-        except BaseException as error:
+            self.started_in_s = time.monotonic() - begin
+        except AssertionError as error:
             tail = self.group.tail()
-            self.kill()
             raise StartError(f"{error}; its log ends with:\n{tail}") from None
-        self.started_in_s = time.monotonic() - begin
+        finally:
+            if not self.started_in_s:
+                self.kill()
 
     @property
     def alive(self) -> bool:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.damage import Place
-from vllm_rig.daemon import Daemon
 from kvwarehouse.testing.until import until
+from vllm_rig.daemon import Daemon
 
 _BLOCK = 4096
 _SELF_TEST = "kvwarehouse/self-test"

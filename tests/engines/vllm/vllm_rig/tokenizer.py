@@ -1,4 +1,4 @@
-"""A tokenizer with a token a byte, then made-up words `w0`, `w1`, ... up to the vocabulary's size."""
+"""A tokenizer with a token a byte, then made-up words `w0`, `w1`, ... to the vocabulary's size."""
 
 from __future__ import annotations
 
