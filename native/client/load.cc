@@ -150,9 +150,8 @@ LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,
     const auto entry = loader.in_dram(page, end, why);
     if (!entry) break;
     regions.pieces(page - first, pieces);
-    const Expected expected{namespace_id,          prompt.key(page),
-                            prompt.parent(page),   static_cast<uint32_t>(page),
-                            prompt.witness_kind(), prompt.witness(page)};
+    const Expected expected{namespace_id,          prompt.key(page),      prompt.parent(page),
+                            prompt.position(page), prompt.witness_kind(), prompt.witness(page)};
     const bool verify = options_.verify_always || (entry->flags & kEntryUnverified) != 0;
     if (call.view->slot_in_range(entry->slot))
       call.view->prefault(entry->slot,

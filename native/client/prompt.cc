@@ -1,6 +1,9 @@
 #include "client/prompt.h"
 
 #include <algorithm>
+#include <string>
+
+#include "base/error.h"
 
 namespace kvw {
 
@@ -20,6 +23,33 @@ Prompt Prompt::of_keys(std::vector<std::span<const std::byte>> keys) {
   Prompt prompt;
   prompt.kind_ = WitnessKind::engine_key;
   prompt.engine_keys_ = std::move(keys);
+  return prompt;
+}
+
+Prompt Prompt::of_runs(std::vector<std::span<const std::byte>> keys,
+                       const std::vector<KeyRun>& runs) {
+  const auto bad = [](const std::string& what) {
+    return Error(ErrorKind::usage, "bad_runs", what);
+  };
+  Prompt prompt = of_keys(std::move(keys));
+  const size_t pages = prompt.engine_keys_.size();
+  prompt.run_of_.reserve(pages);
+  for (const KeyRun& run : runs) {
+    const size_t begin = prompt.run_of_.size();
+    if (run.pages > pages - begin)
+      throw bad("the runs have more pages than the " + std::to_string(pages) + " keys");
+    if ((run.position == 0) != run.parent.empty() || run.position > UINT32_MAX - run.pages)
+      throw bad("run " + std::to_string(prompt.runs_.size()) + " begins at page " +
+                std::to_string(run.position) +
+                "; a run at page 0 has no parent, every other names the key of the page before");
+    prompt.run_of_.resize(begin + run.pages, static_cast<uint32_t>(prompt.runs_.size()));
+    prompt.begins_.push_back(begin);
+    prompt.runs_.push_back(run);
+  }
+  if (prompt.run_of_.size() != pages)
+    throw bad("the runs have " + std::to_string(prompt.run_of_.size()) + " pages, there are " +
+              std::to_string(pages) + " keys");
+  prompt.begins_.push_back(pages);
   return prompt;
 }
 
@@ -46,6 +76,21 @@ void Prompt::extend(size_t pages) {
     for (size_t page = begin; page < end; ++page)
       keys_[page] = engine_key(secret, namespace_id_, engine_keys_[page]);
   }
+}
+
+Key Prompt::parent(size_t page) {
+  if (run_of_.empty()) return page == 0 ? root_ : key(page - 1);
+  const size_t number = run(page);
+  if (page > begins_[number]) return key(page - 1);
+  const KeyRun& begun = runs_[number];
+  if (begun.position == 0) return root_;
+  return engine_key(Secret(secret_, kSecretBytes), namespace_id_, begun.parent);
+}
+
+uint32_t Prompt::position(size_t page) const {
+  if (run_of_.empty()) return static_cast<uint32_t>(page);
+  const size_t number = run(page);
+  return runs_[number].position + static_cast<uint32_t>(page - begins_[number]);
 }
 
 std::span<const std::byte> Prompt::witness(size_t page) const {
