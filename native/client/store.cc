@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "client/client.h"
@@ -19,7 +20,13 @@ uint64_t now_ns() { return system_clock().boot_ns(); }
 
 }  // namespace
 
-// One store in progress.
+// One store in progress. A page is fresh (from next_ on), asked for in the exchange under way,
+// waiting (refused for now, and asked for again before fresh ones), or answered for good and
+// counted. Pages are asked for in their order, so that a page's parent, where the call has it too,
+// was answered before it.
+//
+// A page that is refused for good ends its run: what follows it there could never be found. Other
+// runs of the call go on.
 class Storer {
  public:
   Storer(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
@@ -31,7 +38,7 @@ class Storer {
         regions_(regions),
         shard_(shard),
         deadline_ns_(deadline_ns),
-        page_(first),
+        next_(first),
         end_(std::min(prompt.pages(), first + regions.count())) {
     const uint64_t limit = call.view->control().reserve_limit_bytes.value.load();
     const uint64_t slot = call.row.shape.slot_bytes();
@@ -40,100 +47,119 @@ class Storer {
   }
 
   StoreReport run() {
-    while (page_ < end_ || !seals_.empty()) {
+    while (unanswered() || !seals_.empty()) {
       // Late: what is copied is still sealed, nothing new is begun.
-      if (now_ns() >= deadline_ns_)
-        refuse_rest(refused_ == Reason::none ? Reason::timeout : refused_);
-      if (page_ >= end_ && seals_.empty()) break;
-      const size_t begin = page_;
-      step();
-      if (page_ == begin && page_ < end_ && seals_.empty()) pause();
+      if (now_ns() >= deadline_ns_) refuse_rest(Reason::timeout);
+      if (!unanswered() && seals_.empty()) break;
+      if (!step() && unanswered() && seals_.empty()) pause();
     }
     return report_;
   }
 
  private:
-  // One exchange: seals what was copied last, reserves and copies the next window.
-  void step() {
+  struct Waiting {
+    size_t page;
+    Reason reason;  // none: only because its parent waits
+  };
+
+  bool unanswered() const { return !waiting_.empty() || next_ < end_; }
+  void drop(Reason reason) { ++report_.dropped[reason_name(reason)]; }
+
+  // One exchange: seals what was copied last, reserves and copies the next window. False when no
+  // page was answered for good.
+  bool step() {
     const std::vector<Seal> seals = std::exchange(seals_, {});
     Writer message(MessageType::exchange, client_.next_request());
     message.put(call_.row.shape.id);
     for (const Seal& seal : seals) message.put(seal);
-    const size_t begin = page_;
-    const size_t count = add_reserves(message);
-    message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(count));
+    const std::vector<size_t> asked = add_reserves(message);
+    message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(asked.size()));
     Client::Exchanged exchanged;
     try {
-      exchanged = client_.exchange(*call_.view, message, seals, count, shard_,
+      exchanged = client_.exchange(*call_.view, message, seals, asked.size(), shard_,
                                    std::max(deadline_ns_, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
       // Whether the seals arrived nobody knows: they are not counted as stored.
       report_.dropped[reason_name(Reason::unreachable)] += seals.size();
       if (error.kind() != ErrorKind::transport || report_.stored + report_.already == 0) throw;
-      refuse_rest(Reason::unreachable);
-      return;
+      give_up(asked);
+      return true;
     }
     Reader body = exchanged.reply.body();
     const auto* sealed = body.take_array<SealAnswer>(seals.size());
-    const auto* reserved = body.take_array<ReserveAnswer>(count);
+    const auto* reserved = body.take_array<ReserveAnswer>(asked.size());
     for (size_t i = 0; i < seals.size(); ++i) {
       if (sealed[i].reason == Reason::none)
         ++report_.stored;
       else
-        ++report_.dropped[reason_name(sealed[i].reason)];
+        drop(sealed[i].reason);
     }
-    copy_granted(begin, std::span(reserved, count), exchanged.settled_late);
+    return take(asked, std::span(reserved, asked.size()), exchanged.settled_late) > 0;
   }
 
-  size_t add_reserves(Writer& message) {
-    size_t count = 0;
-    while (page_ + count < end_ && count < window_) {
-      const size_t page = page_ + count;
+  // Fills a window with pages that wait, then with fresh ones, and returns them.
+  std::vector<size_t> add_reserves(Writer& message) {
+    std::vector<size_t> asked;
+    size_t again = 0;
+    while (asked.size() < window_ && (again < waiting_.size() || next_ < end_)) {
+      const size_t page = again < waiting_.size() ? waiting_[again].page : next_;
       const auto witness = prompt_.witness(page);
       if (message.bytes() + sizeof(Reserve) + witness.size() + 8 > kMessageBytes) break;
-      message.put(Reserve{prompt_.key(page), prompt_.parent(page), static_cast<uint32_t>(page),
-                          shard_, static_cast<uint32_t>(prompt_.witness_kind()),
+      message.put(Reserve{prompt_.key(page), prompt_.parent(page), prompt_.position(page), shard_,
+                          static_cast<uint32_t>(prompt_.witness_kind()),
                           static_cast<uint32_t>(witness.size())});
       message.put_bytes(witness.data(), witness.size());
-      ++count;
+      ++(again < waiting_.size() ? again : next_);
+      asked.push_back(page);
     }
-    return count;
+    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(again));
+    return asked;
   }
 
-  void copy_granted(size_t begin, std::span<const ReserveAnswer> answers, bool retry_busy) {
-    bool stopped = false, over = false;
-    const auto stop = [&](size_t i, Reason reason) {
-      if (stopped) return;
-      stopped = true;
-      page_ = begin + i;
-      refused_ = reason;
-    };
-    for (size_t i = 0; i < answers.size(); ++i) {
-      const ReserveAnswer& answer = answers[i];
-      switch (answer.answer) {
+  // Copies what was granted and counts what was answered for good; returns how many that were.
+  size_t take(std::span<const size_t> asked, std::span<const ReserveAnswer> answers,
+              bool retry_busy) {
+    std::vector<Waiting> again;
+    std::optional<size_t> ended;  // the last run that a page was refused in for good
+    for (size_t i = 0; i < asked.size(); ++i) {
+      const size_t page = asked[i];
+      switch (answers[i].answer) {
         case Answer::granted:
-          copy(begin + i, answer);
-          if (stopped) early_.insert(begin + i);  // asked for again, it will be there already
+          copy(page, answers[i]);
           break;
-        // After a refusal these are asked for again, and counted then.
         case Answer::already:
-          if (!stopped && early_.erase(begin + i) == 0) ++report_.already;
+          ++report_.already;
           break;
         case Answer::busy:
           if (retry_busy)
-            stop(i, Reason::busy);
-          else if (!stopped)
-            ++report_.dropped[reason_name(Reason::busy)];
+            again.push_back({page, Reason::busy});
+          else
+            drop(Reason::busy);
           break;
         case Answer::dropped:
-          // Its descendants were refused with it; from here on it is tried again, or given up.
-          over = over || (!stopped && !retryable(answer.reason));
-          stop(i, answer.reason);
+          if (ended == prompt_.run(page)) {
+            drop(Reason::refused_tail);
+          } else if (retryable(answers[i].reason)) {
+            again.push_back({page, answers[i].reason});
+          } else if (waits(again, prompt_.parent(page))) {
+            again.push_back({page, Reason::none});
+          } else {
+            drop(answers[i].reason);
+            ended = prompt_.run(page);
+          }
           break;
       }
     }
-    if (!stopped) page_ = begin + answers.size();
-    if (over) refuse_rest(refused_);
+    // Of the runs that ended here only the last one can go on in pages not asked for yet.
+    if (ended && *ended == prompt_.run(asked.back())) refuse_run(*ended);
+    waiting_.insert(waiting_.begin(), again.begin(), again.end());
+    return asked.size() - again.size();
+  }
+
+  // Whether the page with this key is one of those. Rare, and the parent is mostly the last.
+  bool waits(const std::vector<Waiting>& pages, const Key& key) {
+    return std::any_of(pages.rbegin(), pages.rend(),
+                       [&](const Waiting& each) { return prompt_.key(each.page) == key; });
   }
 
   void copy(size_t page, const ReserveAnswer& answer) {
@@ -146,12 +172,33 @@ class Storer {
     seals_.push_back({answer.generation, digest, answer.slot, shard_});
   }
 
+  // The unanswered pages of a run, behind one that was refused for good.
+  void refuse_run(size_t run) {
+    for (; !waiting_.empty() && prompt_.run(waiting_.front().page) == run;
+         waiting_.erase(waiting_.begin()))
+      drop(Reason::refused_tail);
+    for (; next_ < end_ && prompt_.run(next_) == run; ++next_) drop(Reason::refused_tail);
+  }
+
+  // All unanswered pages: the first of each run for what it waited for, or else for `reason`.
   void refuse_rest(Reason reason) {
-    for (bool first = true; page_ < end_; ++page_) {
-      if (early_.contains(page_)) continue;
-      ++report_.dropped[reason_name(first ? reason : Reason::refused_tail)];
-      first = false;
+    for (; next_ < end_; ++next_) waiting_.push_back({next_, reason});
+    std::optional<size_t> ended;
+    for (const Waiting& each : waiting_) {
+      const size_t run = prompt_.run(each.page);
+      drop(ended == run || each.reason == Reason::none ? Reason::refused_tail : each.reason);
+      ended = run;
     }
+    waiting_.clear();
+  }
+
+  // The daemon does not answer any more.
+  void give_up(std::span<const size_t> asked) {
+    std::vector<Waiting> all;
+    for (const size_t page : asked) all.push_back({page, Reason::unreachable});
+    for (const Waiting& each : waiting_) all.push_back({each.page, Reason::unreachable});
+    waiting_ = std::move(all);
+    refuse_rest(Reason::unreachable);
   }
 
   static void pause() {
@@ -166,9 +213,8 @@ class Storer {
   const Regions& regions_;
   uint32_t shard_;
   uint64_t deadline_ns_;
-  size_t page_, end_, window_;
-  Reason refused_ = Reason::none;
-  std::set<size_t> early_;  // copied although a page before them was refused
+  size_t next_, end_, window_;
+  std::vector<Waiting> waiting_;  // ascending, all before next_
   std::vector<Seal> seals_;
   std::vector<Piece> pieces_;
   StoreReport report_;
