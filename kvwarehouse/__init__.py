@@ -25,13 +25,14 @@ from kvwarehouse.errors import (
     WarehouseError,
 )
 from kvwarehouse.fingerprint import fingerprint
-from kvwarehouse.types import FlushResult, Loaded, Match, Namespace, StoreResult
+from kvwarehouse.types import FlushResult, KeyRun, Loaded, Match, Namespace, StoreResult
 
 __all__ = [
     "CapacityError",
     "Client",
     "FlushResult",
     "InternalError",
+    "KeyRun",
     "Loaded",
     "Match",
     "Namespace",

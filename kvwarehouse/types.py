@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
@@ -22,6 +22,7 @@ MAX_PAGE_BYTES = 1 << 30
 MAX_TEXT_CHARS = 1024
 MAX_EXTRA_FIELDS = 64
 MAX_TOKEN = 2**32 - 1
+MAX_POSITION = 2**31 - 1
 
 NAMESPACE_ID_BYTES = 16
 CHAIN_SCHEME = "kvw-xxh3-128/1"
@@ -116,6 +117,34 @@ class Namespace:
         return (Namespace.from_fields, (self.to_fields(),))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRun:
+    """Consecutive pages of one prompt, named by the engine's own keys, which chain the pages before
+    them. A page is found again only by the position and parent it was stored with: as part of a
+    list from the root, of any run of the same prompt, or, where it was, as a page that stands alone
+    (one key at position 0).
+
+    Checked when it is made: UsageError (code "bad_run"). The keys are checked by the call that they
+    are passed to, and must not change before it returns."""
+
+    keys: Sequence[bytes]
+    """1 to 64 bytes a page."""
+    position: int = 0
+    """Page number of the first within its prompt, below 2^31."""
+    parent: bytes | None = None
+    """The engine's key of the page before; None exactly where `position` is 0."""
+
+    def __post_init__(self) -> None:
+        # Engines make thousands a step, hence one expression for the good case.
+        position = self.position
+        if (
+            type(position) is not int
+            or not 0 <= position <= MAX_POSITION
+            or (position == 0) != (self.parent is None)
+        ):
+            raise _bad_run(position, self.parent)
+
+
 @dataclass(frozen=True)
 class Match:
     """The longest stored prefix: `pages` of them, `tokens` tokens long. `by_tier` says where each
@@ -167,6 +196,20 @@ class FlushResult:
     flushed: int
     not_admitted: int
     pending: int
+
+
+def _bad_run(position: object, parent: object) -> UsageError:
+    if type(position) is not int or not 0 <= position <= MAX_POSITION:
+        problem = f"position is no whole number from 0 to {MAX_POSITION}"
+    elif position == 0:
+        problem = "the first page of a prompt has no parent; leave parent out, or give the position"
+    else:
+        problem = "pass as parent the key of the page before, by which the page is checked"
+    return UsageError(
+        f"KeyRun(position={position!r}, parent={parent!r}): {problem}",
+        code="bad_run",
+        context={"position": position},
+    )
 
 
 def _check_text(name: str, value: object, *, required: bool) -> None:

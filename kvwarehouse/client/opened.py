@@ -5,9 +5,10 @@ Thread-safe. Every argument is checked here, once, whatever the data path beneat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.path import DataPath
 from kvwarehouse.client.pins import Pins
 from kvwarehouse.client.prefix import (
@@ -32,7 +33,11 @@ _UNKNOWN_NAMESPACE = ("unknown_namespace", "namespace_unknown")
 class OpenNamespace:
     """Made by `client.open`. A prompt is given as `tokens` (ids, any integer sequence or array, at
     most 1,048,576) or, by engines that hash their own blocks, as `keys` (1 to 64 bytes a page, each
-    chaining the ones before it). Only whole pages count."""
+    chaining the ones before it). Only whole pages count.
+
+    keys may also be a list of KeyRun: parts of several prompts in one call, in the order given.
+    lookup, load and pin then go on until the first page that is missing, over the ends of runs; a
+    store goes on with the other runs. `first` is then 0. Over gRPC: UsageError "unsupported"."""
 
     def __init__(
         self, space: Namespace, path: DataPath, register: Callable[[Namespace], None]
@@ -41,7 +46,7 @@ class OpenNamespace:
         self._path = path
         self._register = register
 
-    def lookup(self, tokens: Any = None, *, keys: Sequence[bytes] | None = None) -> Match:
+    def lookup(self, tokens: Any = None, *, keys: Keys | None = None) -> Match:
         """The longest stored prefix of the prompt. Reads shared memory, no call to a local daemon.
 
         Promises nothing: what matches now can be evicted before it is loaded, and is then a miss.
@@ -59,7 +64,7 @@ class OpenNamespace:
         shard: int = 0,
         timeout_s: float = 5.0,
         *,
-        keys: Sequence[bytes] | None = None,
+        keys: Keys | None = None,
         first: int = 0,
     ) -> Loaded:
         """Fills `out` with one shard of the longest stored prefix, from page `first` on.
@@ -92,7 +97,7 @@ class OpenNamespace:
         pages: Any = None,
         shard: int = 0,
         *,
-        keys: Sequence[bytes] | None = None,
+        keys: Keys | None = None,
         first: int = 0,
         timeout_s: float = 5.0,
     ) -> StoreResult:
@@ -104,8 +109,9 @@ class OpenNamespace:
         most timeout_s.
 
         Returns what was stored, was there already, and was dropped by reason (the warehouse is
-        full, draining, ...): dropping is not an error. Raises UsageError on bad input,
-        TransportError when there is no daemon; nothing half-stored is ever visible."""
+        full, draining, ...): dropping is not an error, and ends its own run of keys only. Raises
+        UsageError on bad input, TransportError when there is no daemon; nothing half-stored is ever
+        visible."""
         prefix = prefix_of(self.space, tokens, keys)
         first = checked_first(first, prefix)
         shard = checked_shard(shard, self.space)
@@ -124,7 +130,7 @@ class OpenNamespace:
         self,
         tokens: Any = None,
         *,
-        keys: Sequence[bytes] | None = None,
+        keys: Keys | None = None,
         first: int = 0,
         timeout_s: float = 0.0,
     ) -> Pins:

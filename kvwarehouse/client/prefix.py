@@ -1,4 +1,4 @@
-"""A prompt as calls pass it on: checked tokens or keys, and how many whole pages they make.
+"""The pages of a call as they are passed on: checked tokens or keys, and how many pages they make.
 
 Immutable; thread-safe.
 """
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.tokens import key_list, token_array
+from kvwarehouse.client.keys import Runs, checked_keys
+from kvwarehouse.client.tokens import token_array
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace
 
@@ -22,7 +23,7 @@ class Prefix:
     """Exactly one of `tokens` (uint32, flat, contiguous) and `keys` is set."""
 
     tokens: NDArray[np.uint32] | None
-    keys: list[bytes] | None
+    keys: list[bytes] | Runs | None
     pages: int
     """Whole pages; tokens after the last whole page do not count."""
 
@@ -37,21 +38,28 @@ class Window:
 
 
 def prefix_of(space: Namespace, tokens: Any, keys: Any) -> Prefix:
-    """Raises UsageError on both, on neither, and on what token_array and key_list refuse."""
+    """Raises UsageError on both, on neither, and on what token_array and checked_keys refuse."""
     if (tokens is None) == (keys is None):
         raise UsageError(
             "pass either tokens or keys=, " + ("not both" if keys is not None else "one of them"),
             code="bad_prefix",
         )
     if keys is not None:
-        listed = key_list(keys)
-        return Prefix(None, listed, len(listed))
+        checked = checked_keys(keys)
+        return Prefix(None, checked, len(checked.keys if isinstance(checked, Runs) else checked))
     array = token_array(tokens)
     return Prefix(array, None, len(array) // space.page_tokens)
 
 
 def checked_first(first: Any, prefix: Prefix) -> int:
-    """`first`, a page of the prefix or its end. Raises UsageError (code "bad_first")."""
+    """`first`, a page of the prefix or its end; runs are passed from where they begin. Raises
+    UsageError (code "bad_first")."""
+    if isinstance(prefix.keys, Runs) and first != 0:
+        raise UsageError(
+            f"first = {first!r} together with KeyRuns; pass runs that begin at the page you mean",
+            code="bad_first",
+            context={"first": first},
+        )
     return _index("first", first, prefix.pages, "the prefix has {} whole pages")
 
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from typing import Any
 
 from kvwarehouse.client.channel import Channel, server_wait_s
+from kvwarehouse.client.keys import Runs
 from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
@@ -30,9 +31,7 @@ class RemotePath(DataPath):
         return False  # only the daemon knows; it is asked once a namespace
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
-        request = pb.LookupRequest(
-            namespace_id=space.id, prefix=prefix_to_wire(prefix.tokens, prefix.keys)
-        )
+        request = pb.LookupRequest(namespace_id=space.id, prefix=self._to_wire(prefix))
         found = self._channel.call("Lookup", request)
         return found.pages, found.dram_pages, found.nvme_pages
 
@@ -44,7 +43,7 @@ class RemotePath(DataPath):
         deadline_s = timeout_s or self._channel.timeout_s
         request = pb.LoadRequest(
             namespace_id=space.id,
-            prefix=prefix_to_wire(prefix.tokens, prefix.keys),
+            prefix=self._to_wire(prefix),
             first=window.first,
             pages=window.pages,
             shard=window.shard,
@@ -71,7 +70,7 @@ class RemotePath(DataPath):
     ) -> tuple[int, int, dict[str, int]]:
         header = pb.StoreHeader(
             namespace_id=space.id,
-            prefix=prefix_to_wire(prefix.tokens, prefix.keys),
+            prefix=self._to_wire(prefix),
             first=window.first,
             pages=window.pages,
             shard=window.shard,
@@ -86,14 +85,25 @@ class RemotePath(DataPath):
         return answer.stored, answer.already, dict(answer.dropped)
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
-        raise UsageError(
-            f"pins hold pages of shared memory, and {self._channel.address} shares none; load them"
-            " instead, or connect to the daemon of this host by its unix:// address",
-            code="unsupported",
-        )
+        raise self._unsupported("pins hold pages of shared memory", "load them instead")
 
     def close(self) -> None:
         """Nothing of its own: the channel belongs to the client."""
+
+    def _to_wire(self, prefix: Prefix) -> pb.Prefix:
+        if isinstance(prefix.keys, Runs):
+            raise self._unsupported(
+                "KeyRuns are for clients that share memory",
+                "pass one prompt's keys from its root",
+            )
+        return prefix_to_wire(prefix.tokens, prefix.keys)
+
+    def _unsupported(self, what: str, instead: str) -> UsageError:
+        return UsageError(
+            f"{what}, and {self._channel.address} shares none; {instead}, or connect to the daemon"
+            " of this host by its unix:// address",
+            code="unsupported",
+        )
 
 
 class _Filling:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import MAX_TOKEN
-from kvwarehouse.wire import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
+from kvwarehouse.wire import MAX_TOKENS
 
 
 def token_array(tokens: Any) -> NDArray[np.uint32]:
@@ -34,26 +34,6 @@ def token_array(tokens: Any) -> NDArray[np.uint32]:
     if found.dtype.kind not in "iu":
         raise _bad(f"tokens is of type {found.dtype}; pass integers{_first_odd(tokens)}")
     return _narrowed(np.ascontiguousarray(found.astype(found.dtype.newbyteorder("="), copy=False)))
-
-
-def key_list(keys: Any) -> list[bytes]:
-    """An engine's own block hashes, one a page. Raises UsageError (code "bad_key") on anything
-    that is not a sequence of 1 to 64 bytes each, "too_many_keys" beyond 65,536."""
-    if isinstance(keys, bytes | bytearray | str) or not isinstance(keys, Sequence):
-        raise UsageError(
-            f"keys is of type {type(keys).__name__}; pass a list of bytes, one a page",
-            code="bad_key",
-        )
-    _check_count("too_many_keys", "keys", len(keys), MAX_KEYS)
-    for place, key in enumerate(keys):
-        if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
-            shown = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
-            raise UsageError(
-                f"keys[{place}] is {shown}; an engine's key is 1 to {MAX_KEY_BYTES} bytes",
-                code="bad_key",
-                context={"position": place},
-            )
-    return list(keys)
 
 
 def _as_array(tokens: Any) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """The native core as Python sees it. Everything that works on pages takes whole batches and
 releases the GIL. Errors are those of kvwarehouse.errors. Only kvwarehouse.engine imports this."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,10 @@ class Core:
     def stop(self) -> None:
         """Ends the threads and lets the directory go. Idempotent."""
 
+Keys: TypeAlias = list[bytes] | tuple[list[bytes], list[int], list[int], list[bytes | None]]
+# One prompt's pages from its root; or runs: the keys of all, then pages, position of the first page
+# and key of the page before (None at position 0) of each.
+
 class NativeClient:
     """One session with a daemon, over its local socket and shared memory. Thread-safe. Pages are
     named by `tokens` (one-dimensional, 32 or 64 bit integers) or by `keys`, exactly one of them."""
@@ -123,14 +127,14 @@ class NativeClient:
     def has_namespace(self, id: bytes) -> bool:
         """From the control page; finds a new daemon first if it must."""
     def lookup(
-        self, id: bytes, tokens: NDArray[Any] | None, keys: list[bytes] | None
+        self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None
     ) -> tuple[int, int, int]:
         """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. No call."""
     def load(
         self,
         id: bytes,
         tokens: NDArray[Any] | None,
-        keys: list[bytes] | None,
+        keys: Keys | None,
         first: int,
         regions: Regions,
         shard: int,
@@ -141,7 +145,7 @@ class NativeClient:
         self,
         id: bytes,
         tokens: NDArray[Any] | None,
-        keys: list[bytes] | None,
+        keys: Keys | None,
         first: int,
         regions: Regions,
         shard: int,
@@ -152,7 +156,7 @@ class NativeClient:
         self,
         id: bytes,
         tokens: NDArray[Any] | None,
-        keys: list[bytes] | None,
+        keys: Keys | None,
         first: int,
         timeout_s: float,
     ) -> Pins:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvwarehouse.client.tokens import key_list, token_array
+from kvwarehouse.client.tokens import token_array
 from kvwarehouse.errors import UsageError
 
 LARGEST = 2**32 - 1
@@ -112,21 +112,3 @@ def test_object_whose_array_protocol_fails_is_refused() -> None:
 @given(st.lists(st.integers(0, LARGEST)))
 def test_list_and_array_give_equal_tokens(tokens: list[int]) -> None:
     assert token_array(tokens).tolist() == token_array(np.array(tokens, np.uint64)).tolist()
-
-
-def test_keys_are_taken_as_they_are() -> None:
-    assert key_list((b"a", b"b" * 64)) == [b"a", b"b" * 64]
-
-
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        (b"abc", "type bytes"), ("abc", "type str"), (5, "type int"),
-        ([b""], r"keys\[0\] is 0 bytes"),
-        ([b"a", b"b" * 65], r"keys\[1\] is 65 bytes"), ([b"a", "b"], r"keys\[1\] is str"),
-    ],
-)  # fmt: skip
-def test_keys_of_the_wrong_kind_are_refused_by_name(keys: Any, named: str) -> None:
-    with pytest.raises(UsageError, match=named) as caught:
-        key_list(keys)
-    assert caught.value.code == "bad_key"
