@@ -25,7 +25,7 @@ from kvwarehouse.errors import (
     WarehouseError,
 )
 from kvwarehouse.fingerprint import fingerprint
-from kvwarehouse.types import FlushResult, KeyRun, Loaded, Match, Namespace, StoreResult
+from kvwarehouse.types import FlushResult, KeyRun, Loaded, Match, Namespace, StoreResult, Tier
 
 __all__ = [
     "CapacityError",
@@ -43,6 +43,7 @@ __all__ = [
     "Regions",
     "StorageError",
     "StoreResult",
+    "Tier",
     "TransportError",
     "UsageError",
     "WarehouseError",

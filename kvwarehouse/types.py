@@ -10,6 +10,7 @@ import hashlib
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -143,6 +144,14 @@ class KeyRun:
             or (position == 0) != (self.parent is None)
         ):
             raise _bad_run(position, self.parent)
+
+
+class Tier(IntEnum):
+    """Where a page is read from now: the fastest tier that has it."""
+
+    MISSING = 0
+    DRAM = 1
+    NVME = 2
 
 
 @dataclass(frozen=True)

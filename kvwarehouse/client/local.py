@@ -6,6 +6,9 @@ client reconnects by itself.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvwarehouse import engine
 from kvwarehouse.client.address import Address
 from kvwarehouse.client.path import DataPath, Pinned
@@ -25,6 +28,9 @@ class LocalPath(DataPath):
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
         return self.native.lookup(space.id, prefix.tokens, prefix.keys)
+
+    def tiers(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint8]:
+        return self.native.tiers(space.id, prefix.tokens, prefix.keys)
 
     def load(
         self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.path import DataPath
 from kvwarehouse.client.pins import Pins
@@ -56,6 +59,16 @@ class OpenNamespace:
             return Match(0, 0, {"dram": 0, "nvme": 0})
         pages, dram, nvme = self._reopening(lambda: self._path.lookup(self.space, prefix))
         return Match(pages, pages * self.space.page_tokens, {"dram": dram, "nvme": nvme})
+
+    def tiers(self, tokens: Any = None, *, keys: Keys | None = None) -> NDArray[np.uint8]:
+        """Where each page is now, as Tier numbers: 0 missing, 1 DRAM, 2 NVMe. Ends at the first gap
+        of the prompt, or of each run of keys: pages behind it are 0 too, and pages that stand alone
+        are each seen by themselves.
+
+        Reads shared memory, as lookup does, and counts as one; makes no call, touches no page.
+        Raises UsageError on bad input, and (code "unsupported") on a remote client."""
+        prefix = prefix_of(self.space, tokens, keys)
+        return self._reopening(lambda: self._path.tiers(self.space, prefix))
 
     def load(
         self,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.types import Namespace
@@ -31,6 +34,10 @@ class DataPath(Protocol):
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
         """Pages, of them in DRAM, of them only on NVMe."""
+        ...
+
+    def tiers(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint8]:
+        """A Tier for each page."""
         ...
 
     def load(

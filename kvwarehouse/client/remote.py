@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvwarehouse.client.channel import Channel, server_wait_s
 from kvwarehouse.client.keys import Runs
 from kvwarehouse.client.path import DataPath, Pinned
@@ -34,6 +37,9 @@ class RemotePath(DataPath):
         request = pb.LookupRequest(namespace_id=space.id, prefix=self._to_wire(prefix))
         found = self._channel.call("Lookup", request)
         return found.pages, found.dram_pages, found.nvme_pages
+
+    def tiers(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint8]:
+        raise self._unsupported("tiers are read from shared memory", "look the prompt up instead")
 
     def load(
         self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float

@@ -130,6 +130,9 @@ class NativeClient:
         self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None
     ) -> tuple[int, int, int]:
         """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. No call."""
+    def tiers(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None) -> NDArray[np.uint8]:
+        """Where each page is: 0 missing, 1 DRAM, 2 NVMe; 0 behind the first gap of a run. No
+        call."""
     def load(
         self,
         id: bytes,

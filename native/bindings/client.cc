@@ -201,6 +201,21 @@ nb::tuple lookup(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
   return nb::make_tuple(result.pages, result.dram, result.nvme);
 }
 
+nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys) {
+  const Key space = key_from(id);
+  const Pages pages(tokens, keys);
+  std::vector<PageTier> found;
+  {
+    nb::gil_scoped_release release;
+    Prompt prompt = pages.prompt();
+    found = client.tiers(space, prompt);
+  }
+  auto* kept = new std::vector<PageTier>(std::move(found));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<PageTier>*>(p); });
+  auto* numbers = reinterpret_cast<uint8_t*>(kept->data());
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t>(numbers, {kept->size()}, owner));
+}
+
 nb::tuple load(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys,
                size_t first, const Regions& regions, uint32_t shard, double timeout_s) {
   const Key space = key_from(id);
@@ -298,6 +313,7 @@ void bind_client(nb::module_& m) {
              return client.has_namespace(space);
            })
       .def("lookup", &lookup, arg("id"), arg("tokens").none(), arg("keys").none())
+      .def("tiers", &tiers, arg("id"), arg("tokens").none(), arg("keys").none())
       .def("load", &load, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("regions"), arg("shard"), arg("timeout_s"))
       .def("store", &store, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),

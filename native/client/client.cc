@@ -277,30 +277,6 @@ bool Client::has_namespace(const Key& id) {
   return view()->space(id).has_value();
 }
 
-LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
-  const Open call = open(namespace_id, prompt, false, system_clock().boot_ns() + kImpatientNs);
-  constexpr size_t kPrefetchAhead = 16;
-  const Index& index = call.view->index();
-  const uint64_t epoch = call.view->clear_epoch(call.row.ordinal);
-  LookupResult result;
-  const size_t pages = prompt.pages();
-  size_t prefetched = 0;
-  for (size_t page = 0; page < pages; ++page) {
-    for (; prefetched < std::min(pages, page + kPrefetchAhead); ++prefetched)
-      index.prefetch(prompt.key(prefetched));
-    const auto entry = index.find(prompt.key(page));
-    if (!entry || entry->space != call.row.ordinal || entry->clear_epoch < epoch) break;
-    ++result.pages;
-    ++(entry->in_dram() ? result.dram : result.nvme);
-  }
-  ClientSession& session = *call.session;
-  session.count(Counter::lookups);
-  session.count(Counter::lookup_hit_dram, result.dram);
-  session.count(Counter::lookup_hit_nvme, result.nvme);
-  session.count(Counter::lookup_missed, pages - result.pages);
-  return result;
-}
-
 void Client::report_mismatch(const EntryView& entry, const View& view, uint32_t shard) {
   Writer message(MessageType::report, next_request());
   const uint64_t generation = view.slots().load(entry.slot).generation;

@@ -39,6 +39,9 @@ struct LookupResult {
   uint64_t pages = 0, dram = 0, nvme = 0;
 };
 
+// Where a page is read from now: the fastest tier that has it. The numbers are public.
+enum class PageTier : uint8_t { missing = 0, dram = 1, nvme = 2 };
+
 struct LoadReport {
   uint64_t pages = 0;  // filled, in order
   std::map<std::string, uint64_t> reasons;
@@ -99,6 +102,9 @@ class Client {
   // Longest stored prefix. Never calls the daemon, unless the view is outdated.
   // Throws Error usage "namespace_unknown".
   LookupResult lookup(const Key& namespace_id, Prompt& prompt);
+  // Where each page is, as lookup finds it, up to the first gap of each run; what lies behind a gap
+  // is missing too.
+  std::vector<PageTier> tiers(const Key& namespace_id, Prompt& prompt);
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
   LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                   uint32_t shard, uint64_t timeout_ns);
@@ -123,10 +129,12 @@ class Client {
     uint64_t generation;
     auto operator<=>(const Writing&) const = default;
   };
+  friend class Finder;
   friend class Loader;
   friend class Storer;
 
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
+  static void count_lookup(ClientSession& session, const LookupResult& found, size_t asked);
   void refuse_forked() const;
   void refuse_closed() const;
   // Finds a new daemon if the old one went. `patient`: waits for the socket and raises when there
