@@ -13,7 +13,7 @@ from kvwarehouse.sizes import format_size
 
 def conditions(options: Options) -> dict[str, str]:
     return {
-        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores usable",
+        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "load before": load_average(),
         "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
@@ -27,7 +27,7 @@ def load_average() -> str:
     return " ".join(f"{load:.2f}" for load in os.getloadavg())
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
