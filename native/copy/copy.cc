@@ -1,6 +1,7 @@
 #include "copy/copy.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -96,6 +97,13 @@ uint64_t gather_digest(std::byte* to, std::span<const Piece> from, const Key& ke
       chosen_copy_routines().gather_digest(to, from.data(), from.size(), seed_of(from, key, shard));
   streaming_fence();
   return digest;
+}
+
+void gather(std::byte* to, std::span<const Piece> from) {
+  for (const Piece& piece : from) {
+    std::memcpy(to, piece.data, piece.bytes);
+    to += piece.bytes;
+  }
 }
 
 }  // namespace kvw

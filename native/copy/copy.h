@@ -37,5 +37,7 @@ uint64_t scatter_digest(std::span<const Piece> to, const std::byte* from, const 
 void scatter(std::span<const Piece> to, const std::byte* from);
 // client -> arena. Returns the digest of what was written. `to` is 4 KiB aligned.
 uint64_t gather_digest(std::byte* to, std::span<const Piece> from, const Key& key, uint32_t shard);
+// client -> a row of the client's, which is read again soon: by ordinary stores, into the caches.
+void gather(std::byte* to, std::span<const Piece> from);
 
 }  // namespace kvw
