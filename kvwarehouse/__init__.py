@@ -25,11 +25,21 @@ from kvwarehouse.errors import (
     WarehouseError,
 )
 from kvwarehouse.fingerprint import fingerprint
-from kvwarehouse.types import FlushResult, KeyRun, Loaded, Match, Namespace, StoreResult, Tier
+from kvwarehouse.types import (
+    Control,
+    FlushResult,
+    KeyRun,
+    Loaded,
+    Match,
+    Namespace,
+    StoreResult,
+    Tier,
+)
 
 __all__ = [
     "CapacityError",
     "Client",
+    "Control",
     "FlushResult",
     "InternalError",
     "KeyRun",

@@ -199,6 +199,29 @@ class Loaded(int):
 
 
 @dataclass(frozen=True)
+class Control:
+    """What the daemon publishes in shared memory, a few times a second while it lives. After its
+    death it stays as it was, and only the heartbeat ages."""
+
+    incarnation: int
+    """Rises with every daemon of this warehouse."""
+    heartbeat_age_s: float
+    """A daemon that serves beats ten times a second; one that is stopped or gone does not."""
+    draining: bool
+    """It refuses stores, because it is ending or was told to."""
+    nvme_read_bytes_per_s: int
+    """What the disk gave while it was busy, smoothed; 0 where it was not measured yet."""
+    nvme_reads_queued: int
+    """Pages (records of all their shards) that are being read from NVMe, or wait for it."""
+    nvme_write_queue_bytes: int
+    """Records that wait to be written to NVMe."""
+    reserve_limit_bytes: int
+    """What all clients together may have reserved and not finished storing."""
+    pin_limit_bytes: int
+    """What one session may pin."""
+
+
+@dataclass(frozen=True)
 class FlushResult:
     """What a flush reached. `pending` is not zero when its time ran out."""
 

@@ -55,10 +55,11 @@ class Admin:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def open_namespace(self, space: Namespace) -> None:
-        """Registers `space`, or finds it. Raises UsageError where its pages fit no slab."""
+    def open_namespace(self, space: Namespace, timeout_s: float | None = None) -> None:
+        """Registers `space`, or finds it, within timeout_s (None: the channel's). Raises UsageError
+        where its pages fit no slab."""
         request = pb.OpenNamespaceRequest(namespace=namespace_to_wire(space), id=space.id)
-        answer = self._channel.call("OpenNamespace", request)
+        answer = self._channel.call("OpenNamespace", request, timeout_s)
         if answer.namespace.id != space.id:
             raise UsageError(
                 f"{self._channel.address} computes another id for the namespace; client and daemon"

@@ -6,6 +6,7 @@ Thread-safe. After a fork the child must connect anew.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +17,7 @@ from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.path import DataPath
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
-from kvwarehouse.types import FlushResult, Namespace
+from kvwarehouse.types import Control, FlushResult, Namespace
 
 
 class Client:
@@ -28,6 +29,7 @@ class Client:
         self._path = path
         self._lock = threading.Lock()
         self._closed = False
+        self._reopened: dict[bytes, Namespace] = {}  # at a new daemon, by refresh
 
     @property
     def address(self) -> str:
@@ -38,8 +40,12 @@ class Client:
         """Whether pages move through shared memory, with pins."""
         return self._path.shares_memory
 
-    def open(self, space: Namespace) -> OpenNamespace:
+    def open(self, space: Namespace, *, reopen: bool = True) -> OpenNamespace:
         """`space`, ready for lookup, load and store; the daemon registers it if it is new.
+
+        A daemon that took another's place without its ledger does not know `space` any more. It is
+        registered anew by the next call that needs it, or by refresh; with reopen=False by neither:
+        those calls raise UsageError (code "namespace_unknown"), and the caller opens it again.
 
         Raises UsageError where its pages fit no slab of this daemon, TransportError without one."""
         if not isinstance(space, Namespace):
@@ -50,7 +56,39 @@ class Client:
         self._check_open()
         if not self._path.opened(space):
             self._register(space)
+        if not reopen:
+            return OpenNamespace(space, self._path, None)
+        with self._lock:
+            self._reopened[space.id] = space
         return OpenNamespace(space, self._path, self._register)
+
+    def refresh(self, timeout_s: float = 1.0) -> bool:
+        """Finds the daemon again if it was replaced: maps its memory and registers the namespaces
+        that it does not know. Quick where nothing changed. For clients without patience, from a
+        thread that may wait: at most timeout_s, while lookups of other threads go on.
+
+        Returns whether the client is connected to the daemon that is there now; False where none
+        answers in time. Raises UsageError (code "unsupported") on a remote client."""
+        timeout_s = checked_timeout(timeout_s)
+        end_s = time.monotonic() + timeout_s
+        self._check_open()
+        if not self._path.refresh(timeout_s):
+            return False
+        with self._lock:
+            spaces = list(self._reopened.values())
+        try:
+            for space in spaces:
+                if not self._path.sees(space):
+                    self._admin.open_namespace(space, max(0.0, end_s - time.monotonic()))
+        except TransportError:
+            return False
+        return True
+
+    def control(self) -> Control:
+        """What the daemon publishes about itself: rates, queues, limits, a heartbeat. Reads shared
+        memory, no call. Raises UsageError (code "unsupported") on a remote client."""
+        self._check_open()
+        return self._path.control()
 
     def status(self) -> dict[str, Any]:
         """One snapshot of the warehouse: nested dicts of plain values, as

@@ -6,6 +6,9 @@ client reconnects by itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,23 +17,55 @@ from kvwarehouse.client.address import Address
 from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.types import Namespace
+from kvwarehouse.types import Control, Namespace
+
+_DRAINING = 2
+"""ControlState::draining of native/control/control.h."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a client on the daemon's host works; `connect` explains the fields."""
+
+    verify: Literal["always", "boundary"] = "always"
+    patience_s: float | None = None
+    read_only: bool = False
 
 
 class LocalPath(DataPath):
     shares_memory = True
 
-    def __init__(self, address: Address, *, verify_always: bool, timeout_s: float) -> None:
-        self.native = engine.NativeClient(address.path, verify_always, timeout_s)
+    def __init__(self, address: Address, session: Session, timeout_s: float) -> None:
+        self.patient = session.patience_s != 0
+        self.native = engine.NativeClient(
+            address.path,
+            session.verify == "always",
+            timeout_s,
+            session.patience_s,
+            session.read_only,
+        )
 
     def opened(self, space: Namespace) -> bool:
         return self.native.has_namespace(space.id)
 
+    def sees(self, space: Namespace) -> bool:
+        return self.native.sees_namespace(space.id)
+
+    def refresh(self, timeout_s: float) -> bool:
+        return self.native.refresh(timeout_s)
+
+    def control(self) -> Control:
+        page = self.native.control()
+        return Control(
+            draining=page["state"] == _DRAINING,
+            **{name: page[name] for name in Control.__dataclass_fields__ if name != "draining"},
+        )
+
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
         return self.native.lookup(space.id, prefix.tokens, prefix.keys)
 
-    def tiers(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint8]:
-        return self.native.tiers(space.id, prefix.tokens, prefix.keys)
+    def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:
+        return self.native.tiers(space.id, prefix.tokens, prefix.keys, counted)
 
     def load(
         self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.path import DataPath
-from kvwarehouse.client.pins import Pins
+from kvwarehouse.client.pins import NoPins, Pins
 from kvwarehouse.client.prefix import (
     Prefix,
     Window,
@@ -43,7 +43,7 @@ class OpenNamespace:
     store goes on with the other runs. `first` is then 0. Over gRPC: UsageError "unsupported"."""
 
     def __init__(
-        self, space: Namespace, path: DataPath, register: Callable[[Namespace], None]
+        self, space: Namespace, path: DataPath, register: Callable[[Namespace], None] | None
     ) -> None:
         self.space = space
         self._path = path
@@ -57,18 +57,27 @@ class OpenNamespace:
         prefix = prefix_of(self.space, tokens, keys)
         if not prefix.pages:
             return Match(0, 0, {"dram": 0, "nvme": 0})
-        pages, dram, nvme = self._reopening(lambda: self._path.lookup(self.space, prefix))
+        pages, dram, nvme = self._reopening(
+            lambda: self._path.lookup(self.space, prefix), lambda: (0, 0, 0)
+        )
         return Match(pages, pages * self.space.page_tokens, {"dram": dram, "nvme": nvme})
 
-    def tiers(self, tokens: Any = None, *, keys: Keys | None = None) -> NDArray[np.uint8]:
+    def tiers(
+        self, tokens: Any = None, *, keys: Keys | None = None, counted: bool = True
+    ) -> NDArray[np.uint8]:
         """Where each page is now, as Tier numbers: 0 missing, 1 DRAM, 2 NVMe. Ends at the first gap
         of the prompt, or of each run of keys: pages behind it are 0 too, and pages that stand alone
         are each seen by themselves.
 
-        Reads shared memory, as lookup does, and counts as one; makes no call, touches no page.
+        Reads shared memory, as lookup does, and counts as one, unless counted=False (for who asks
+        what to store, not what to load); makes no call, touches no page.
+
         Raises UsageError on bad input, and (code "unsupported") on a remote client."""
         prefix = prefix_of(self.space, tokens, keys)
-        return self._reopening(lambda: self._path.tiers(self.space, prefix))
+        return self._reopening(
+            lambda: self._path.tiers(self.space, prefix, counted=counted),
+            lambda: np.zeros(prefix.pages, np.uint8),
+        )
 
     def load(
         self,
@@ -100,7 +109,8 @@ class OpenNamespace:
             return Loaded(0)
         regions = regions.head(window.pages)
         pages, missed = self._reopening(
-            lambda: self._path.load(self.space, prefix, window, regions, timeout_s)
+            lambda: self._path.load(self.space, prefix, window, regions, timeout_s),
+            lambda: (0, {"missing": window.pages}),
         )
         return Loaded(pages, missed)
 
@@ -155,16 +165,22 @@ class OpenNamespace:
         prefix = prefix_of(self.space, tokens, keys)
         first = checked_first(first, prefix)
         timeout_s = checked_timeout(timeout_s)
-        return Pins(self._reopening(lambda: self._path.pin(self.space, prefix, first, timeout_s)))
+        pinned = self._reopening(
+            lambda: self._path.pin(self.space, prefix, first, timeout_s), NoPins
+        )
+        return Pins(pinned)
 
-    def _reopening(self, call: Callable[[], _T]) -> _T:
+    def _reopening(self, call: Callable[[], _T], missed: Callable[[], _T] | None = None) -> _T:
         """`call`, once more if the daemon does not know the namespace: another one, or one whose
-        ledger was lost, took its place since."""
+        ledger was lost, took its place since. Registering is a call: a client without patience has
+        `missed` instead, where there is such a thing."""
         try:
             return call()
         except UsageError as error:
-            if error.code not in _UNKNOWN_NAMESPACE:
+            if error.code not in _UNKNOWN_NAMESPACE or self._register is None:
                 raise
+        if missed is not None and not self._path.patient:
+            return missed()
         self._register(self.space)
         return call()
 

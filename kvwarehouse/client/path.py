@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.types import Namespace
+from kvwarehouse.types import Control, Namespace
 
 
 class Pinned(Protocol):
@@ -28,16 +28,29 @@ class DataPath(Protocol):
     shares_memory: bool
     """Whether pages move through shared memory; a namespace opened must then show in it."""
 
+    patient: bool
+    """Whether calls that read may talk to a new daemon."""
+
     def opened(self, space: Namespace) -> bool:
-        """Whether the daemon is known to have `space`, without a call."""
+        """Whether the daemon is known to have `space`. Finds a new daemon first if it must."""
         ...
+
+    def sees(self, space: Namespace) -> bool:
+        """Whether shared memory shows `space`, as it is mapped now. No call."""
+        ...
+
+    def refresh(self, timeout_s: float) -> bool:
+        """Whether a daemon answers; finds a new one if it must."""
+        ...
+
+    def control(self) -> Control: ...
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
         """Pages, of them in DRAM, of them only on NVMe."""
         ...
 
-    def tiers(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint8]:
-        """A Tier for each page."""
+    def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:
+        """A Tier for each page; `counted` as a lookup."""
         ...
 
     def load(

@@ -8,6 +8,15 @@ from typing import Self
 from kvwarehouse.client.path import Pinned
 
 
+class NoPins:
+    """Nothing held."""
+
+    pages = 0
+
+    def release(self) -> None:
+        """There is nothing to let go."""
+
+
 class Pins:
     """Returned by `ns.pin`; also a context manager. Survives a restart of the daemon, ends with
     release(), with the block, or with this process."""

@@ -68,7 +68,7 @@ def checked_shard(shard: Any, space: Namespace) -> int:
     return _index("shard", shard, space.shards - 1, "the namespace's last shard is {}")
 
 
-def checked_timeout(timeout_s: Any) -> float:
+def checked_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
     """Seconds, 0 or more. Infinity is refused: every wait has an end. UsageError "bad_timeout"."""
     try:
         seconds = float(timeout_s)
@@ -76,7 +76,7 @@ def checked_timeout(timeout_s: Any) -> float:
         seconds = float("nan")
     if not 0 <= seconds <= MAX_TIMEOUT_S:
         raise UsageError(
-            f"timeout_s = {timeout_s!r} is not a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}",
+            f"{name} = {timeout_s!r} is not a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}",
             code="bad_timeout",
         )
     return seconds

@@ -19,13 +19,14 @@ from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.errors import TransportError, UsageError
-from kvwarehouse.types import Namespace
+from kvwarehouse.types import Control, Namespace
 from kvwarehouse.wire import CHUNK_BYTES, prefix_to_wire
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 
 class RemotePath(DataPath):
     shares_memory = False
+    patient = True
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -33,12 +34,21 @@ class RemotePath(DataPath):
     def opened(self, space: Namespace) -> bool:
         return False  # only the daemon knows; it is asked once a namespace
 
+    def sees(self, space: Namespace) -> bool:
+        return False
+
+    def refresh(self, timeout_s: float) -> bool:
+        raise self._unsupported("refresh maps new shared memory", "go on, calls reconnect")
+
+    def control(self) -> Control:
+        raise self._unsupported("the control page is shared memory", "ask for the status")
+
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
         request = pb.LookupRequest(namespace_id=space.id, prefix=self._to_wire(prefix))
         found = self._channel.call("Lookup", request)
         return found.pages, found.dram_pages, found.nvme_pages
 
-    def tiers(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint8]:
+    def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:
         raise self._unsupported("tiers are read from shared memory", "look the prompt up instead")
 
     def load(

@@ -115,8 +115,16 @@ class NativeClient:
     """One session with a daemon, over its local socket and shared memory. Thread-safe. Pages are
     named by `tokens` (one-dimensional, 32 or 64 bit integers) or by `keys`, exactly one of them."""
 
-    def __init__(self, socket_path: str, verify_always: bool, timeout_s: float) -> None:
-        """Connects, or raises TransportError at once when there is no daemon."""
+    def __init__(
+        self,
+        socket_path: str,
+        verify_always: bool,
+        timeout_s: float,
+        patience_s: float | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Connects, or raises TransportError at once when there is no daemon. patience_s: what a
+        lookup, load or pin may spend on a new daemon; 0: they never look for one."""
     def close(self) -> None: ...
     @property
     def connected(self) -> bool: ...
@@ -124,15 +132,21 @@ class NativeClient:
     def session_id(self) -> int: ...
     @property
     def incarnation(self) -> int: ...
+    def refresh(self, timeout_s: float) -> bool:
+        """Finds the daemon again if it was replaced. False: none answered in time."""
+    def sees_namespace(self, id: bytes) -> bool:
+        """From the mapped control page; no call."""
     def has_namespace(self, id: bytes) -> bool:
         """From the control page; finds a new daemon first if it must."""
     def lookup(
         self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None
     ) -> tuple[int, int, int]:
         """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. No call."""
-    def tiers(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None) -> NDArray[np.uint8]:
-        """Where each page is: 0 missing, 1 DRAM, 2 NVMe; 0 behind the first gap of a run. No
-        call."""
+    def tiers(
+        self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None, counted: bool = True
+    ) -> NDArray[np.uint8]:
+        """Where each page is: 0 missing, 1 DRAM, 2 NVMe; 0 behind the first gap of a run. No call.
+        counted: as a lookup, in the session's counters."""
     def load(
         self,
         id: bytes,
@@ -191,6 +205,10 @@ class Regions:
         piece_bytes: NDArray[np.uint64],
         blocks: NDArray[np.int64],
     ) -> Regions: ...
+    def gather(self, rows: NDArray[np.uint8]) -> None:
+        """Copies all pages to `rows`, (count, page_bytes), writable."""
+    def scatter(self, rows: NDArray[np.uint8]) -> None:
+        """Overwrites all pages with `rows`."""
     @property
     def count(self) -> int: ...
     @property

@@ -39,6 +39,7 @@ class Tokens {
 
 void bind_core(nb::module_& m);
 void bind_client(nb::module_& m);
+void bind_regions(nb::module_& m);
 void bind_replay(nb::module_& m);
 
 }  // namespace kvw::bindings

@@ -1,4 +1,4 @@
-// NativeClient, Pins and Regions.
+// NativeClient and Pins.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -15,110 +15,6 @@ namespace {
 
 uint64_t to_ns(double seconds) {
   return seconds <= 0 ? 0 : static_cast<uint64_t>(std::min(seconds, 1e9) * 1e9);
-}
-
-// One contiguous row a page.
-class PageRows final : public Regions {
- public:
-  PageRows(nb::object owner, std::byte* data, size_t count, size_t page_bytes, bool writable)
-      : owner_(std::move(owner)),
-        data_(data),
-        count_(count),
-        page_bytes_(page_bytes),
-        writable_(writable) {}
-  size_t count() const override { return count_; }
-  size_t page_bytes() const override { return page_bytes_; }
-  bool writable() const override { return writable_; }
-  void pieces(size_t page, std::vector<Piece>& out) const override {
-    out.assign(1, Piece{data_ + page * page_bytes_, page_bytes_});
-  }
-
- private:
-  nb::object owner_;
-  std::byte* data_;
-  size_t count_, page_bytes_;
-  bool writable_;
-};
-
-// A paged cache: bases[j] + blocks[p][b] * strides[j], piece_bytes[j] long, block by block.
-class StridedBlocks final : public Regions {
- public:
-  StridedBlocks(nb::object owners, std::vector<uint64_t> bases, std::vector<int64_t> strides,
-                std::vector<uint64_t> bytes, std::vector<int64_t> blocks, size_t pages)
-      : owners_(std::move(owners)),
-        bases_(std::move(bases)),
-        strides_(std::move(strides)),
-        bytes_(std::move(bytes)),
-        blocks_(std::move(blocks)),
-        pages_(pages),
-        blocks_per_page_(pages == 0 ? 0 : blocks_.size() / pages) {
-    for (const uint64_t piece : bytes_) page_bytes_ += piece;
-    page_bytes_ *= blocks_per_page_;
-  }
-  size_t count() const override { return pages_; }
-  size_t page_bytes() const override { return page_bytes_; }
-  bool writable() const override { return true; }
-  void pieces(size_t page, std::vector<Piece>& out) const override {
-    out.clear();
-    for (size_t block = 0; block < blocks_per_page_; ++block) {
-      const int64_t number = blocks_[page * blocks_per_page_ + block];
-      for (size_t j = 0; j < bases_.size(); ++j)
-        out.push_back(
-            {reinterpret_cast<std::byte*>(  // NOLINT(performance-no-int-to-ptr): numpy's addresses
-                 bases_[j] + static_cast<uint64_t>(number * strides_[j])),
-             bytes_[j]});
-    }
-  }
-
- private:
-  nb::object owners_;
-  std::vector<uint64_t> bases_;
-  std::vector<int64_t> strides_;
-  std::vector<uint64_t> bytes_;
-  std::vector<int64_t> blocks_;
-  size_t pages_, blocks_per_page_;
-  size_t page_bytes_ = 0;
-};
-
-Error bad_buffer(const std::string& what) {
-  return Error(ErrorKind::usage, "bad_buffer",
-               what + "; pages are a C-contiguous uint8 array of shape (pages, page_bytes)");
-}
-
-std::unique_ptr<Regions> rows_of(nb::object array, bool writable) {
-  nb::ndarray<nb::ro, nb::device::cpu> rows;
-  if (!nb::try_cast(array, rows)) throw bad_buffer("the buffer is no array in host memory");
-  if (rows.dtype() != nb::dtype<uint8_t>()) throw bad_buffer("the buffer's dtype is not uint8");
-  if (rows.ndim() != 2)
-    throw bad_buffer("the buffer has " + std::to_string(rows.ndim()) + " dimensions");
-  const size_t count = rows.shape(0), bytes = rows.shape(1);
-  const bool contiguous = (bytes <= 1 || rows.stride(1) == 1) &&
-                          (count <= 1 || rows.stride(0) == static_cast<int64_t>(bytes));
-  if (!contiguous) throw bad_buffer("the buffer is not contiguous");
-  if (writable) {
-    nb::ndarray<nb::device::cpu> probe;
-    if (!nb::try_cast(array, probe)) throw bad_buffer("the buffer to load into is read-only");
-  }
-  auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(rows.data()));
-  return std::make_unique<PageRows>(std::move(array), data, count, bytes, writable);
-}
-
-template <class T>
-using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-
-std::unique_ptr<Regions> strided_of(nb::object owners, const Array<uint64_t>& bases,
-                                    const Array<int64_t>& strides, const Array<uint64_t>& bytes,
-                                    const Array<int64_t>& blocks) {
-  const size_t pieces = bases.size();
-  if (bases.ndim() != 1 || strides.size() != pieces || bytes.size() != pieces || blocks.ndim() != 2)
-    throw Error(ErrorKind::usage, "bad_regions",
-                "bases, strides and piece_bytes must be one-dimensional and equally long, blocks "
-                "(pages, blocks per page)");
-  return std::make_unique<StridedBlocks>(
-      std::move(owners), std::vector<uint64_t>(bases.data(), bases.data() + pieces),
-      std::vector<int64_t>(strides.data(), strides.data() + pieces),
-      std::vector<uint64_t>(bytes.data(), bytes.data() + pieces),
-      std::vector<int64_t>(blocks.data(), blocks.data() + blocks.size()), blocks.shape(0));
 }
 
 // Tokens or keys, held for the length of a call that runs without the GIL. `keys` is a list of
@@ -201,14 +97,15 @@ nb::tuple lookup(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
   return nb::make_tuple(result.pages, result.dram, result.nvme);
 }
 
-nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys) {
+nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys,
+                 bool counted) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
   std::vector<PageTier> found;
   {
     nb::gil_scoped_release release;
     Prompt prompt = pages.prompt();
-    found = client.tiers(space, prompt);
+    found = client.tiers(space, prompt, counted);
   }
   auto* kept = new std::vector<PageTier>(std::move(found));
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<PageTier>*>(p); });
@@ -287,25 +184,29 @@ nb::dict counters_of(Client& client) {
 
 void bind_client(nb::module_& m) {
   using nb::arg;
-  nb::class_<Regions>(m, "Regions")
-      .def_static("pages", &rows_of, arg("array"), arg("writable"))
-      .def_static("strided", &strided_of, arg("owners"), arg("bases"), arg("strides"),
-                  arg("piece_bytes"), arg("blocks"))
-      .def_prop_ro("count", &Regions::count)
-      .def_prop_ro("page_bytes", &Regions::page_bytes);
   nb::class_<Pins>(m, "Pins").def_prop_ro("pages", &Pins::pages).def("release", &Pins::release);
   nb::class_<Client>(m, "NativeClient")
       .def(
           "__init__",
-          [](Client* self, const std::string& path, bool verify_always, double timeout_s) {
+          [](Client* self, const std::string& path, bool verify_always, double timeout_s,
+             std::optional<double> patience_s, bool read_only) {
+            ClientOptions options{path, verify_always, read_only, to_ns(timeout_s), {}};
+            if (patience_s) options.patience_ns = to_ns(*patience_s);
             nb::gil_scoped_release release;
-            new (self) Client(ClientOptions{path, verify_always, false, to_ns(timeout_s)});
+            new (self) Client(std::move(options));
           },
-          arg("socket_path"), arg("verify_always"), arg("timeout_s"))
+          arg("socket_path"), arg("verify_always"), arg("timeout_s"),
+          arg("patience_s") = nb::none(), arg("read_only") = false)
       .def("close", &Client::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("connected", &Client::connected, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("session_id", &Client::session_id)
       .def_prop_ro("incarnation", [](Client& client) { return client.view()->incarnation(); })
+      .def(
+          "refresh",
+          [](Client& client, double timeout_s) { return client.refresh(to_ns(timeout_s)); },
+          arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def("sees_namespace",
+           [](Client& client, const nb::bytes& id) { return client.sees_namespace(key_from(id)); })
       .def("has_namespace",
            [](Client& client, const nb::bytes& id) {
              const Key space = key_from(id);
@@ -313,7 +214,8 @@ void bind_client(nb::module_& m) {
              return client.has_namespace(space);
            })
       .def("lookup", &lookup, arg("id"), arg("tokens").none(), arg("keys").none())
-      .def("tiers", &tiers, arg("id"), arg("tokens").none(), arg("keys").none())
+      .def("tiers", &tiers, arg("id"), arg("tokens").none(), arg("keys").none(),
+           arg("counted") = true)
       .def("load", &load, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("regions"), arg("shard"), arg("timeout_s"))
       .def("store", &store, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),

@@ -92,6 +92,7 @@ NB_MODULE(_native, m) {
   });
   m.def("chain_keys", &chain_keys_of);
   bind_core(m);
+  bind_regions(m);
   bind_client(m);
   bind_replay(m);
 }

@@ -12,10 +12,10 @@ namespace kvw {
 
 namespace {
 
-// What a lookup may spend on a new daemon's hello, since an engine's scheduler thread stands behind
-// it; a load spends up to a quarter of its own time, so that a busy machine does not keep it from
-// the new daemon for ever. And how long they then leave it alone: one that is not there refuses at
-// once, one that is stopped costs the whole time.
+// What a lookup may spend on a new daemon's hello, unless the client was told; a load spends up to
+// a quarter of its own time, so that a busy machine does not keep it from the new daemon for ever.
+// And how long they then leave it alone: one that is not there refuses at once, one that is stopped
+// costs the whole time.
 constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
 constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
@@ -61,6 +61,7 @@ void Client::refuse_closed() const {
 }
 
 void Client::renew(bool patient, uint64_t deadline_ns) {
+  if (!patient && options_.patience_ns == 0) return;
   std::unique_lock lock(socket_mutex_, std::defer_lock);
   if (patient)
     lock = lock_socket(deadline_ns);
@@ -69,13 +70,15 @@ void Client::renew(bool patient, uint64_t deadline_ns) {
   const uint64_t now = system_clock().boot_ns();
   if (!patient && now < retry_at_ns_) return;
   const uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
+  const uint64_t patience_ns =
+      options_.patience_ns.value_or(std::clamp(left_ns / 4, kImpatientNs, kMostNs));
   {
     const std::lock_guard state(state_mutex_);
     refuse_closed();
     if (!connection_.hung_up() && !view_->outdated()) return;
   }
   try {
-    reconnect(patient ? deadline_ns : now + std::clamp(left_ns / 4, kImpatientNs, kMostNs));
+    reconnect(patient ? deadline_ns : now + patience_ns);
   } catch (const Error& error) {
     // No daemon: what it left in shared memory is still good.
     if (patient) throw;
@@ -270,6 +273,19 @@ std::shared_ptr<ClientSession> Client::session() {
   refuse_closed();
   return session_;
 }
+
+bool Client::refresh(uint64_t timeout_ns) {
+  refuse_forked();
+  try {
+    renew(true, system_clock().boot_ns() + timeout_ns);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::transport) throw;
+    return false;
+  }
+  return true;
+}
+
+bool Client::sees_namespace(const Key& id) { return view()->space(id).has_value(); }
 
 bool Client::has_namespace(const Key& id) {
   refuse_forked();

@@ -4,13 +4,15 @@
 //
 // It reconnects by itself: when the daemon was replaced, the next call says hello again, presents
 // its session and settles what a lost reply had granted. Lookups and loads go on from shared memory
-// while there is no daemon. After a fork the child's client refuses every call.
+// while there is no daemon, and without patience they leave the new one to refresh() and to stores.
+// After a fork the child's client refuses every call.
 #pragma once
 
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -57,6 +59,9 @@ struct ClientOptions {
   bool verify_always = true;
   bool read_only = false;
   uint64_t timeout_ns = 5 * kSecondNs;  // for hello and for calls without a deadline of their own
+  // What a lookup, load or pin may spend on the hello of a new daemon. 0: they never look for one.
+  // Nothing: 20 ms, or up to a quarter of a load's time.
+  std::optional<uint64_t> patience_ns;
 };
 
 class Client;
@@ -95,6 +100,11 @@ class Client {
   std::shared_ptr<const View> view();
   std::shared_ptr<ClientSession> session();
 
+  // Finds the daemon again if it was replaced, within the time given; other threads' lookups do not
+  // wait meanwhile. False: none answered.
+  bool refresh(uint64_t timeout_ns);
+  // Whether the mapped control page shows it. No call.
+  bool sees_namespace(const Key& id);
   // False: the daemon does not know it (it must be opened over the service first). Finds a new
   // daemon if it must, within the client's timeout.
   bool has_namespace(const Key& id);
@@ -103,8 +113,8 @@ class Client {
   // Throws Error usage "namespace_unknown".
   LookupResult lookup(const Key& namespace_id, Prompt& prompt);
   // Where each page is, as lookup finds it, up to the first gap of each run; what lies behind a gap
-  // is missing too.
-  std::vector<PageTier> tiers(const Key& namespace_id, Prompt& prompt);
+  // is missing too. `counted`: as a lookup, in the session's counters.
+  std::vector<PageTier> tiers(const Key& namespace_id, Prompt& prompt, bool counted = true);
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
   LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                   uint32_t shard, uint64_t timeout_ns);
@@ -138,7 +148,8 @@ class Client {
   void refuse_forked() const;
   void refuse_closed() const;
   // Finds a new daemon if the old one went. `patient`: waits for the socket and raises when there
-  // is none; otherwise gives it a few milliseconds now and then, and goes on with what is mapped.
+  // is none; otherwise gives it the client's patience now and then, and goes on with what is
+  // mapped.
   void renew(bool patient, uint64_t deadline_ns);
   void reconnect(uint64_t deadline_ns);  // under socket_mutex_
   std::unique_lock<std::timed_mutex> lock_socket(uint64_t deadline_ns);

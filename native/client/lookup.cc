@@ -58,7 +58,7 @@ LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
   return result;
 }
 
-std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt) {
+std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, bool counted) {
   const Open call = open(namespace_id, prompt, false, 0);
   Finder finder(call, prompt);
   std::vector<PageTier> tiers(prompt.pages(), PageTier::missing);
@@ -73,7 +73,7 @@ std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt) {
     ++(entry->in_dram() ? result.dram : result.nvme);
     tiers[page++] = entry->in_dram() ? PageTier::dram : PageTier::nvme;
   }
-  count_lookup(*call.session, result, prompt.pages());
+  if (counted) count_lookup(*call.session, result, prompt.pages());
   return tiers;
 }
 

@@ -222,11 +222,12 @@ class Storer {
 
 StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
                           const Regions& regions, uint32_t shard, uint64_t timeout_ns) {
+  if (options_.read_only)
+    throw Error(ErrorKind::usage, "read_only",
+                "this client was connected read-only; connect another one to store");
   const uint64_t deadline_ns = now_ns() + timeout_ns;
   const Open call = open(namespace_id, prompt, true, deadline_ns);
   const NamespaceShape& shape = call.row.shape;
-  if (options_.read_only)
-    throw Error(ErrorKind::usage, "read_only", "this client was connected read-only");
   if (shard >= shape.shards)
     throw Error(ErrorKind::usage, "bad_shard",
                 "shard is " + std::to_string(shard) + ", this namespace has " +

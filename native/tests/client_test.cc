@@ -336,6 +336,39 @@ TEST(stopped_daemon_stalls_no_lookup_and_no_load) {
   CHECK_EQ(chain.load(client, 0), 8);
 }
 
+TEST(reads_do_not_wait_while_refresh_waits_for_a_new_daemon) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start_process();
+  ClientOptions options = daemon.client_options();
+  options.patience_ns = 0;
+  Client client(options);
+  const Chain chain(daemon.shape(), 1, 8);
+  chain.store_all(client);
+  CHECK(client.refresh(0));
+  daemon.kill(SIGKILL);
+  CHECK(!client.refresh(options.timeout_ns));
+  daemon.start_process();
+  daemon.kill(SIGSTOP);
+  std::atomic<bool> ended{false};
+  bool refreshed = false;
+  std::thread waiting([&] {
+    refreshed = client.refresh(options.timeout_ns);
+    ended = true;
+  });
+  for (int i = 0; i < 1000; ++i) {
+    CHECK_EQ(chain.found(client), 8);
+    Prompt prompt = chain.prompt();
+    CHECK_EQ(client.tiers(kSpace, prompt).size(), 8);
+    CHECK_EQ(client.pin(kSpace, prompt, 0, 0)->pages(), 8);
+  }
+  CHECK_EQ(chain.load(client, 0), 8);
+  CHECK(!ended);
+  daemon.kill(SIGCONT);
+  waiting.join();
+  CHECK(refreshed);
+  CHECK_EQ(chain.load(client, 1), 8);
+}
+
 TEST(forked_child_refuses_calls_and_harms_neither_its_parent_nor_its_own_memory) {
   Daemon daemon(shape_of(60 * 1024));
   daemon.start_process();

@@ -47,12 +47,21 @@ def test_tiers_count_as_a_lookup(client: Client, ns: OpenNamespace, pages: Any) 
     after = client.status()["core"]["lookups"]
     rise = {name: after[name] - before[name] for name in after}
     assert rise == {"calls": 1, "pages_hit_dram": 4, "pages_hit_nvme": 0, "pages_missed": 7}
+    assert ns.tiers(keys=KEYS, counted=False).tolist() == [1] * 3 + [0] * 7
+    assert client.status()["core"]["lookups"] == after
 
 
 @pytest.mark.parametrize("path", ["remote", "model"])
-def test_remote_client_has_no_tiers(ns: OpenNamespace, path: str) -> None:
-    for call in (lambda: ns.tiers(TOKENS), lambda: ns.tiers(keys=[KeyRun(KEYS)])):
-        with pytest.raises(UsageError) as caught:
+def test_remote_client_has_nothing_of_shared_memory(
+    client: Client, ns: OpenNamespace, path: str
+) -> None:
+    for call in (
+        lambda: ns.tiers(TOKENS),
+        lambda: ns.tiers(keys=[KeyRun(KEYS)]),
+        client.control,
+        client.refresh,
+    ):
+        with pytest.raises(UsageError, match="unix://") as caught:
             call()
         assert caught.value.code == "unsupported"
 
