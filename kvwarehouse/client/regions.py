@@ -67,6 +67,30 @@ class Regions:
         """The first `pages` of it."""
         raise NotImplementedError
 
+    def gather(self, out: Any) -> None:
+        """Copies all pages to `out`: uint8 (count, page_bytes), C-contiguous, writable, in host
+        memory and not overlapping them. Releases the GIL.
+
+        Raises UsageError (code "bad_pages") on any other shape."""
+        self.native().gather(self._fitting(out, writable=True))
+
+    def scatter(self, rows: Any) -> None:
+        """Overwrites all pages with `rows`, as `gather` fills them. Releases the GIL.
+
+        Raises UsageError (code "bad_pages") on any other shape, (code "bad_buffer") where the pages
+        are not writable."""
+        self.native().scatter(self._fitting(rows, writable=False))
+
+    def _fitting(self, rows: Any, *, writable: bool) -> NDArray[np.uint8]:
+        array = page_rows(rows, self.page_bytes, writable=writable)
+        if len(array) != self.count:
+            raise UsageError(
+                f"the array has {len(array)} rows and the regions {self.count} pages; pass one row"
+                " for each",
+                code="bad_pages",
+            )
+        return array
+
     def native(self) -> engine.Regions:
         """The form the native client takes."""
         raise NotImplementedError
