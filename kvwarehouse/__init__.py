@@ -25,6 +25,8 @@ from kvwarehouse.errors import (
     WarehouseError,
 )
 from kvwarehouse.fingerprint import fingerprint
+from kvwarehouse.places import default_address
+from kvwarehouse.sizes import parse_size
 from kvwarehouse.types import (
     Control,
     FlushResult,
@@ -58,6 +60,8 @@ __all__ = [
     "UsageError",
     "WarehouseError",
     "connect",
+    "default_address",
     "embedded",
     "fingerprint",
+    "parse_size",
 ]

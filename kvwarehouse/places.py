@@ -33,6 +33,11 @@ def default_socket(environ: Mapping[str, str], name: str) -> str:
     return f"/tmp/kvwarehouse-{os.geteuid()}/{name}.sock"
 
 
+def default_address(name: str = "default") -> str:
+    """Where this user's daemon of that name listens when nobody says otherwise, for connect()."""
+    return f"unix://{default_socket(os.environ, name)}"
+
+
 def check_socket_path(socket: str) -> None:
     length = len(os.fsencode(socket))
     if length > MAX_SOCKET_PATH_BYTES:

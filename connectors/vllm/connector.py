@@ -54,7 +54,7 @@ def _nothing() -> None:
     return None
 
 
-class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     """Raises UsageError at the start where a setting is bad, the model cannot be served, or
     kv_load_failure_policy is not "recompute"; never later."""
 
@@ -96,7 +96,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def set_xfer_handshake_metadata(
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
-        self.scheduler_side.set_facts(metadata)  # type: ignore[arg-type]  # ours
+        self.scheduler_side.set_facts(metadata)
 
     @_or(_nothing)
     def on_new_request(self, request: Any) -> None:

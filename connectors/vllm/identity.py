@@ -68,7 +68,7 @@ def _local(model: str, vllm_config: Any) -> str:
                 local_files_only=True,
             )
         )
-    except Exception as error:  # noqa: BLE001 - whatever the hub client raises
+    except Exception as error:  # whatever the hub client raises
         raise _no_weights(f"{model} is not a path, and no local snapshot of it: {error}") from error
 
 

@@ -2,9 +2,9 @@
 come back the same.
 
 At registration, when no block is in use yet, the geometry is proven: what torch wrote into blocks
-is what is gathered from them, and what is scattered is what torch reads, with the blocks beside them
-untouched. Then the way through the warehouse; where there is no daemon yet, with the first load, in
-the blocks that the engine gave for it.
+is what is gathered from them, and what is scattered is what torch reads, with the blocks beside
+them untouched. Then the way through the warehouse; where there is no daemon yet, with the first
+load, in the blocks that the engine gave for it.
 
 Thread-safe after registration.
 """
