@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,8 +39,10 @@ from kvwarehouse_connectors.vllm.stats import WarehouseStats
 
 _log = logging.getLogger(__name__)
 
-# Loads of different requests side by side: one may wait for NVMe while another copies.
-_LOADERS = 4
+# Loads side by side. Those that wait for NVMe have threads of their own: they must not keep out
+# what only has to be copied.
+_COPIERS = 2
+_WAITERS = 16
 # A load's bytes below this say nothing of a tier's speed.
 _TELLING_BYTES = 1 << 20
 
@@ -78,7 +81,8 @@ class WorkerSide:
         self._memories: list[BlockMemory] = []
         self._facts: Facts | None = None
         self._proof = Proof(self._upkeep, stores=settings.stores)
-        self._pool = ThreadPoolExecutor(_LOADERS, thread_name_prefix="kvw-load")
+        self._copiers = ThreadPoolExecutor(_COPIERS, thread_name_prefix="kvw-copy")
+        self._waiters = ThreadPoolExecutor(_WAITERS, thread_name_prefix="kvw-wait")
         self._outbox = Outbox(self._upkeep, settings, self._shard, self._stored)
 
     # -- once ----------------------------------------------------------------------------------
@@ -122,7 +126,8 @@ class WorkerSide:
             try:
                 for memory in self._memories:
                     memory.after_engine()
-                self._pool.submit(self._load, order, orders.spaces)
+                pool = self._waiters if order.from_nvme else self._copiers
+                pool.submit(self._load, order, orders.spaces, time.monotonic())
             except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
                 _log.exception("kvwarehouse: a load could not be begun")
                 self._report(order, [])
@@ -164,18 +169,20 @@ class WorkerSide:
     def close(self) -> None:
         """Ends the threads: loads under way end by their own bounds, stores that are queued are
         made within their timeout."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._copiers.shutdown(wait=True, cancel_futures=True)
+        self._waiters.shutdown(wait=True, cancel_futures=True)
         self._outbox.close()
         self._upkeep.close()
 
     # -- in the loading threads ----------------------------------------------------------------
 
-    def _load(self, order: LoadOrder, spaces: tuple[kvw.Namespace, ...]) -> None:
-        """One request's load, from begin to report. Whatever happens, it is reported."""
+    def _load(self, order: LoadOrder, spaces: tuple[kvw.Namespace, ...], begin_s: float) -> None:
+        """One request's load, from begin to report. Whatever happens, it is reported. begin_s: when
+        it was ordered, from where on its schedule counts."""
         results: list[LoadResult] = []
         try:
             for run in order.runs:
-                results.append(self._load_run(order, run, spaces[run.group]))
+                results.append(self._load_run(order, run, spaces[run.group], begin_s))
                 if results[-1].pages < len(run.blocks):
                     break
         except Exception as error:  # noqa: BLE001 - a thread's edge: what did not come is computed
@@ -185,7 +192,9 @@ class WorkerSide:
             _log.log(level, "a load failed: %s: %s", type(error).__name__, error)
         self._report(order, results)
 
-    def _load_run(self, order: LoadOrder, run: PageRun, space: kvw.Namespace) -> LoadResult:
+    def _load_run(
+        self, order: LoadOrder, run: PageRun, space: kvw.Namespace, begin_s: float
+    ) -> LoadResult:
         opened = self._upkeep.wait_opened(space, self._settings.load_timeout_s)
         if opened is None:
             return LoadResult(0, 0.0, {"unreachable": len(run.blocks)})
@@ -203,6 +212,7 @@ class WorkerSide:
             len(run.blocks),
             schedule,
             most_s,
+            begin_s=begin_s,
         )
 
     def _report(self, order: LoadOrder, results: list[LoadResult]) -> None:
