@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -51,12 +52,10 @@ def _engine() -> Found:
 
 def _device() -> Found:
     platform = import_module("vllm.platforms").current_platform
-    name = ""
-    try:
-        name = str(platform.get_device_name())
-    except Exception:  # noqa: BLE001 - not every platform has one; it is only shown
-        pass
-    return {"device": str(platform.device_type), "device_name": name}
+    found = {"device": str(platform.device_type)}
+    with suppress(Exception):  # not every platform has one; it is only shown
+        found["device_name"] = str(platform.get_device_name())
+    return found
 
 
 def _plugin() -> Found:
@@ -78,9 +77,7 @@ def _hashes() -> Found:
 
 
 def _factory() -> Any:
-    return import_module(
-        "vllm.distributed.kv_transfer.kv_connector.factory"
-    ).KVConnectorFactory
+    return import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_wrong_arguments_are_refused(
 
 def test_facts_of_the_engine_are_read_line_by_line_past_what_imports_print() -> None:
     facts = facts_of(
-        "print('{\"step\": \"torch\"}')",
+        'print(\'{"step": "torch"}\')',
         "print('INFO 10:00 some library greets')",
         'print(\'{"torch": "2.13", "unheard_of": 1}\')',
         'print(\'{"version": "0.32.0"}\')',
@@ -71,7 +71,7 @@ def test_crash_of_the_engine_is_told_with_its_step_and_what_was_known_before() -
     facts = facts_of(
         "import os, sys",
         'print(\'{"torch": "2.13"}\')',
-        "print('{\"step\": \"engine\"}', flush=True)",
+        'print(\'{"step": "engine"}\', flush=True)',
         "print('illegal instruction', file=sys.stderr, flush=True)",
         "os.abort()",
     )
@@ -121,7 +121,9 @@ def test_requirements_of_this_environment_are_met() -> None:
     assert unmet_requirements("kvwarehouse") == ()
 
 
-def test_requirement_that_is_not_met_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirement_that_is_not_met_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("packaging", reason="an engine's environment has it, this one does not")
     info = tmp_path / "needy-1.0.dist-info"
     info.mkdir()
