@@ -1,0 +1,157 @@
+"""Which blocks a continuation needs, against vLLM's own cache managers; and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.single_type_kv_cache_manager import (
+    ChunkedLocalAttentionManager,
+    FullAttentionManager,
+    MambaManager,
+    SingleTypeKVCacheManager,
+    SlidingWindowManager,
+)
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    HiddenStateCacheSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm_parts.specs import chunk, config, full, group, state, window
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm.groups import CacheGroup, Rule, cache_groups
+
+MANAGERS: dict[Rule, type[SingleTypeKVCacheManager]] = {
+    Rule.PREFIX: FullAttentionManager,
+    Rule.WINDOW: SlidingWindowManager,
+    Rule.CHUNK: ChunkedLocalAttentionManager,
+    Rule.STATE: MambaManager,
+}
+
+
+def first_of_vllm(rule: Rule, spec: KVCacheSpec, tokens: int) -> int:
+    """The first block that vLLM keeps of a request of which `tokens` are computed."""
+    manager = MANAGERS[rule](
+        spec,
+        block_pool=BlockPool(4, True, spec.block_size),
+        enable_caching=True,
+        kv_cache_group_id=0,
+        scheduler_block_size=spec.block_size,
+    )
+    return max(0, manager.get_num_skipped_tokens(tokens)) // spec.block_size
+
+
+def only(spec: KVCacheSpec) -> CacheGroup:
+    (found,) = cache_groups(config(spec))
+    return found
+
+
+def specs(rule: Rule, block_tokens: int, reach_tokens: int) -> KVCacheSpec:
+    return {
+        Rule.PREFIX: lambda: full(block_tokens),
+        Rule.WINDOW: lambda: window(block_tokens, reach_tokens),
+        Rule.CHUNK: lambda: chunk(block_tokens, reach_tokens),
+        Rule.STATE: lambda: state(block_tokens),
+    }[rule]()
+
+
+@given(
+    st.sampled_from(list(Rule)),
+    st.sampled_from([1, 4, 16, 32, 160]),
+    st.integers(1, 700),
+    st.lists(st.integers(1, 300), min_size=1, max_size=30),
+)
+def test_first_block_needed_is_the_first_that_vllm_keeps(
+    rule: Rule, block_tokens: int, reach_tokens: int, lengths: list[int]
+) -> None:
+    spec = specs(rule, block_tokens, reach_tokens)
+    found = only(spec)
+    assert (found.rule, found.block_tokens) == (rule, block_tokens)
+    for blocks in lengths:
+        tokens = blocks * block_tokens
+        assert found.first_needed(tokens) == first_of_vllm(rule, spec, tokens)
+
+
+@pytest.mark.xfail(reason="extra_retained_tokens of a window are not counted")
+def test_first_block_needed_of_a_window_counts_what_vllm_keeps_beside_it() -> None:
+    spec = window(16, 64, extra_retained_tokens=20)
+    for tokens in range(16, 640, 16):
+        assert only(spec).first_needed(tokens) == first_of_vllm(Rule.WINDOW, spec, tokens)
+
+
+def test_groups_with_full_attention_come_first_and_keep_their_place_in_vllm() -> None:
+    found = cache_groups(config(window(16, 64), full(32), state(160), full(16)))
+    assert [one.index for one in found] == [1, 3, 0, 2]
+    assert [one.chained for one in found] == [True, True, False, False]
+    assert found[0].layer_names == ("layer.1",)
+
+
+def test_blocks_hold_a_whole_number_of_hashes() -> None:
+    found = cache_groups(config(full(32), window(16, 64), hash_tokens=16))
+    assert [one.block_hashes for one in found] == [2, 1]
+    assert {one.hash_tokens for one in found} == {16}
+    assert only(full(32)).block_hashes == 1
+    with pytest.raises(kvw.UsageError, match="blocks of 32 tokens and hashes of 24"):
+        cache_groups(config(full(32), hash_tokens=24))
+
+
+def test_layers_that_differ_in_size_are_one_group() -> None:
+    spec = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": full(16), "b": full(16)})
+    found = only(spec)
+    assert (found.rule, found.block_tokens) == (Rule.PREFIX, 16)
+
+
+def test_latent_attention_is_full_attention() -> None:
+    spec = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=full(16).dtype)
+    assert only(spec).rule is Rule.PREFIX
+
+
+def unserved() -> dict[str, tuple[Any, str]]:
+    sizes: dict[str, Any] = {
+        "block_size": 16,
+        "num_kv_heads": 1,
+        "head_size": 8,
+        "dtype": full(16).dtype,
+    }
+    mixed = UniformTypeKVCacheSpecs(
+        block_size=16, kv_cache_specs={"a": full(16), "b": window(16, 64)}
+    )
+    return {
+        "latent attention with a window": (
+            SlidingWindowMLASpec(sliding_window=64, **sizes),
+            "SlidingWindowMLASpec",
+        ),
+        "attention to an encoder": (CrossAttentionSpec(**sizes), "CrossAttentionSpec"),
+        "hidden states": (HiddenStateCacheSpec(**sizes), "HiddenStateCacheSpec"),
+        "two rules in one group": (mixed, "FullAttentionSpec, SlidingWindowSpec"),
+        "states without checkpoints": (state(16, "none"), "'none'"),
+        "states of every block": (state(16, "all"), "'all'"),
+        "a draft model": (group(full(16), is_eagle_group=True), "draft model"),
+        "host memory": (group(full(16), host_resident=True), "does not cache by prefix"),
+        "a replica": (group(full(16), enable_kv_transfer=False), "does not cache by prefix"),
+    }
+
+
+@pytest.mark.parametrize("name", unserved())
+def test_group_that_cannot_be_served_is_refused_by_name(name: str) -> None:
+    spec, words = unserved()[name]
+    with pytest.raises(kvw.UsageError) as refused:
+        cache_groups(config(full(16), spec))
+    assert refused.value.code == "unsupported"
+    for part in (words, "cache group 1", "docs/vllm.md"):
+        assert part in str(refused.value)
+
+
+def test_model_without_a_cache_is_refused() -> None:
+    with pytest.raises(kvw.UsageError, match="no KV cache"):
+        cache_groups(config())

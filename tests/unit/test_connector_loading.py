@@ -1,0 +1,145 @@
+"""A load that keeps to a schedule: simulated on a clock that only arrivals move."""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.common.loading import LoadResult, load_in_time
+from kvwarehouse_connectors.common.worth import Schedule
+
+PROMISE = 1.05
+NEVER = float("inf")
+CALL_S = 1e-6
+"""What a call costs by itself: without it, rounding could stop the clock for good."""
+NO_SCHEDULE = Schedule(0.0, 1e9)
+
+
+class Disk:
+    """Pages that come in order, each at its time; the clock moves with calls and waiting only."""
+
+    def __init__(self, arrivals_s: Sequence[float], *, lost_from: int | None = None) -> None:
+        self.arrivals_s = sorted(arrivals_s)
+        self.lost_from = lost_from
+        self.now_s = 1000.0
+        self.begin_s = self.now_s
+        self.calls = 0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def load(self, first: int, timeout_s: float) -> kvw.Loaded:
+        self.calls += 1
+        self.now_s += CALL_S
+        assert self.calls <= 2 * len(self.arrivals_s) + 10, "it asks without end"
+        assert timeout_s >= 0
+        until = self.now_s - self.begin_s + timeout_s
+        pages = len(self.arrivals_s)
+        if self.lost_from is not None and self._there(until) >= self.lost_from:
+            there = max(self.lost_from, first)
+            self._wait(self.arrivals_s[there - 1] if there else 0.0)
+            return kvw.Loaded(there - first, {"absent": pages - there})
+        there = self._there(until)
+        if there == pages:
+            self._wait(self.arrivals_s[-1])
+            return kvw.Loaded(pages - first)
+        self._wait(until)
+        return kvw.Loaded(max(0, there - first), {"timeout": pages - max(there, first)})
+
+    def _there(self, at_s: float) -> int:
+        return bisect.bisect_right(self.arrivals_s, at_s)
+
+    def _wait(self, until_s: float) -> None:
+        self.now_s = max(self.now_s, self.begin_s + until_s)
+
+
+def run(disk: Disk, schedule: Schedule, most_s: float = 1e9) -> LoadResult:
+    return load_in_time(disk.load, len(disk.arrivals_s), schedule, most_s, disk.clock)
+
+
+def test_load_is_whole_when_every_page_comes_in_time() -> None:
+    result = run(Disk([0.01, 0.02, 0.03]), Schedule(0.1, 0.01))
+    assert (result.pages, result.missed) == (3, {})
+    assert result.seconds == pytest.approx(0.03)
+
+
+def test_load_ends_at_the_first_page_that_is_late_and_keeps_those_before_it() -> None:
+    result = run(Disk([0.05, 0.15, NEVER]), Schedule(0.1, 0.01))
+    assert result.pages == 2
+    assert result.missed == {"late": 1}
+
+
+def test_load_of_nothing_in_time_is_given_up_when_the_first_page_is_late() -> None:
+    result = run(Disk([NEVER] * 100), Schedule(0.1, 0.01))
+    assert result.pages == 0
+    assert result.missed == {"late": 100}
+    assert result.seconds <= 0.1 + 0.01 + 10 * CALL_S
+
+
+def test_load_ends_at_once_when_a_page_cannot_come() -> None:
+    disk = Disk([0.01] * 10, lost_from=4)
+    result = run(disk, Schedule(1.0, 1.0))
+    assert result.pages == 4
+    assert result.missed == {"absent": 6}
+    assert result.seconds == pytest.approx(0.01)
+    assert disk.calls == 1
+
+
+def test_load_without_a_schedule_is_bounded_by_the_time_it_may_take() -> None:
+    result = run(Disk([0.1 * page for page in range(1, 101)]), NO_SCHEDULE, most_s=5.05)
+    assert result.pages == 50
+    assert result.missed == {"late": 50}
+    assert result.seconds == pytest.approx(5.05, abs=1e-3)
+
+
+def test_load_of_no_pages_asks_for_none() -> None:
+    disk = Disk([])
+    assert run(disk, NO_SCHEDULE).pages == 0
+    assert disk.calls == 0
+
+
+def arrivals(rng: random.Random, pages: int, page_compute_s: float) -> list[float]:
+    """A disk of any speed, even or in bursts, that may stall for a while or for ever."""
+    step_s = page_compute_s * 10 ** rng.uniform(-2, 2)
+    burst = rng.choice([1, 1, 4, 32])
+    noise = rng.choice([0.0, 1.0, 5.0])
+    at = rng.choice([0.0, 0.0, rng.uniform(0, 3) * page_compute_s * pages])
+    found = []
+    for page in range(pages):
+        if page % burst == 0:
+            at += step_s * burst * (1 + noise * rng.expovariate(1.0))
+        if rng.random() < 0.01:
+            at += rng.choice([rng.uniform(0, pages) * page_compute_s, NEVER])
+        found.append(at)
+    return found
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 2000), st.floats(1e-4, 1.0))
+def test_load_and_computing_the_rest_is_never_behind_by_more_than_slack_and_a_page(
+    chance: int, pages: int, page_compute_s: float
+) -> None:
+    disk = Disk(arrivals(random.Random(chance), pages, page_compute_s))
+    schedule = Schedule.of(pages, page_compute_s)
+    result = run(disk, schedule)
+    total_s = result.seconds + (pages - result.pages) * page_compute_s
+    bound_s = pages * page_compute_s + schedule.slack_s + page_compute_s
+    assert total_s <= bound_s + (disk.calls + 1) * CALL_S
+
+
+@pytest.mark.xfail(reason="the next page's own time counts as slack: short loads cost up to 2x")
+@given(st.integers(0, 1 << 32), st.integers(1, 2000), st.floats(1e-4, 1.0))
+def test_load_and_computing_the_rest_costs_at_most_5_percent_at_any_speed(
+    chance: int, pages: int, page_compute_s: float
+) -> None:
+    disk = Disk(arrivals(random.Random(chance), pages, page_compute_s))
+    compute_s = pages * page_compute_s
+    result = run(disk, Schedule.of(pages, page_compute_s))
+    total_s = result.seconds + (pages - result.pages) * page_compute_s
+    # A load costs the scheduler a step or two whatever it brings: 2 ms, once.
+    assert total_s <= max(PROMISE * compute_s, compute_s + 0.002) + (disk.calls + 1) * CALL_S
