@@ -50,8 +50,8 @@ def test_keys_are_equal_exactly_as_far_as_prompts_are(
 ) -> None:
     rng = random.Random(chance)
     shared = tokens(rng, common)
-    one = shared + [1, *tokens(rng, one_more)]
-    other = shared + [2, *tokens(rng, other_more)]
+    one = [*shared, 1, *tokens(rng, one_more)]
+    other = [*shared, 2, *tokens(rng, other_more)]
     first, second = keys_of(one, algorithm), keys_of(other, algorithm)
     whole = common // STEP
     assert (len(first), len(second)) == (len(one) // STEP, len(other) // STEP)

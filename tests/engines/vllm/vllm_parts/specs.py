@@ -23,9 +23,7 @@ def full(block_tokens: int) -> FullAttentionSpec:
 
 
 def window(block_tokens: int, reach_tokens: int, **more: Any) -> SlidingWindowSpec:
-    return SlidingWindowSpec(
-        block_size=block_tokens, sliding_window=reach_tokens, **_HEADS, **more
-    )
+    return SlidingWindowSpec(block_size=block_tokens, sliding_window=reach_tokens, **_HEADS, **more)
 
 
 def chunk(block_tokens: int, reach_tokens: int) -> ChunkedLocalAttentionSpec:

@@ -1,0 +1,150 @@
+"""A block is announced when every rank has stored it, in vLLM's own words."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm_parts.requests import adapter, request, tokens
+from vllm_parts.specs import config, full, window
+
+import kvwarehouse_connectors.vllm.events as events_module
+from kvwarehouse_connectors.vllm.events import StoreEvents
+from kvwarehouse_connectors.vllm.groups import cache_groups
+
+WANTED = SimpleNamespace(kv_events_config=SimpleNamespace(enable_kv_cache_events=True))
+UNWANTED = [
+    SimpleNamespace(kv_events_config=None),
+    SimpleNamespace(kv_events_config=SimpleNamespace(enable_kv_cache_events=False)),
+    SimpleNamespace(),
+]
+GROUPS = cache_groups(config(window(16, 64), full(32), hash_tokens=16))
+FULL, WINDOW = GROUPS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(events_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def asked(rng: random.Random) -> Any:
+    return request(tokens(rng, 100), hash_tokens=16, lora_request=adapter("/a"))
+
+
+def stored(place: int, *keys: bytes, ranks: int = 1) -> Counter[tuple[int, bytes]]:
+    return Counter({(place, key): ranks for key in keys})
+
+
+def test_event_says_what_vllm_says_of_its_own_blocks(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events.ordered(asked, FULL, [1], [b"key"])
+    events.stored(stored(0, b"key"))
+    (event,) = events.take()
+    hashes = [maybe_convert_block_hash(one) for one in asked.block_hashes]
+    assert isinstance(event, BlockStored)
+    assert event.block_hashes == [hashes[3]]
+    assert event.parent_block_hash == hashes[1]
+    assert event.token_ids == list(asked.all_token_ids[32:64])
+    assert (event.block_size, event.group_idx, event.medium) == (32, 1, "CPU")
+    assert (event.lora_id, event.lora_name) == (1, "a")
+
+
+def test_first_block_has_no_parent(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events.ordered(asked, WINDOW, [0], [b"key"])
+    events.stored(stored(1, b"key"))
+    (event,) = events.take()
+    assert event.parent_block_hash is None
+    assert event.group_idx == 0
+
+
+def test_block_is_announced_once_and_only_when_every_rank_has_stored_it(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=3)
+    events.ordered(asked, FULL, [0, 1], [b"a", b"b"])
+    events.stored(stored(0, b"a", ranks=2))
+    events.stored(stored(0, b"b"))
+    assert list(events.take()) == []
+    assert events.pending()
+    events.stored(stored(0, b"a"))
+    events.stored(stored(0, b"a", ranks=3))
+    assert [event.block_hashes for event in events.take()] == [
+        [maybe_convert_block_hash(asked.block_hashes[1])]
+    ]
+    assert list(events.take()) == []
+
+
+def test_block_of_one_group_is_not_that_of_another(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events.ordered(asked, FULL, [0], [b"key"])
+    events.stored(stored(1, b"key"))
+    assert list(events.take()) == []
+
+
+@pytest.mark.parametrize("config_", UNWANTED)
+def test_nothing_is_remembered_where_the_engine_publishes_nothing(config_: Any, asked: Any) -> None:
+    events = StoreEvents(config_, GROUPS, ranks=1)
+    events.ordered(asked, FULL, [0], [b"key"])
+    events.stored(stored(0, b"key"))
+    events.cleared()
+    assert list(events.take()) == []
+    assert not events.pending()
+
+
+def test_engine_is_kept_awake_for_a_moment_only(asked: Any, clock: Clock) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    assert not events.pending()
+    events.ordered(asked, FULL, [0], [b"key"])
+    assert events.pending()
+    clock.now_s += 1.9
+    assert events.pending()
+    clock.now_s += 0.2
+    assert not events.pending()
+    events.stored(stored(0, b"key"))
+    assert list(events.take()) == []
+
+
+def test_engine_is_not_kept_awake_once_all_is_told(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events.ordered(asked, FULL, [0], [b"key"])
+    events.stored(stored(0, b"key"))
+    assert not events.pending()
+
+
+def test_reset_announces_that_all_is_cleared_and_nothing_older(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events.ordered(asked, FULL, [0, 1], [b"a", b"b"])
+    events.stored(stored(0, b"a"))
+    events.cleared()
+    events.stored(stored(0, b"b"))
+    (event,) = events.take()
+    assert isinstance(event, AllBlocksCleared)
+
+
+def test_blocks_that_are_never_confirmed_are_bounded(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "_MOST_WAITING", 3)
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    for key in (b"a", b"b", b"c", b"d"):
+        events.ordered(asked, FULL, [0], [key])
+    events.stored(stored(0, b"a", b"b", b"c", b"d"))
+    assert len(list(events.take())) == 3
