@@ -76,9 +76,10 @@ class LoadOrder:
 
 @dataclass
 class Orders(KVConnectorMetadata):
-    """One step's work. `spaces` is there whenever there is any."""
+    """One step's work."""
 
     spaces: tuple[kvw.Namespace, ...] = ()
+    """With the first work; they hold from then on."""
     loads: list[LoadOrder] = field(default_factory=list)
     stores: list[PageRun] = field(default_factory=list)
 

@@ -71,6 +71,7 @@ class SchedulerSide:
         self._loading: dict[str, Hit] = {}
         self._new_loads: list[LoadOrder] = []
         self._spaces: tuple[kvw.Namespace, ...] = ()
+        self._told = False  # the workers know the namespaces
         self._choice: Choice | None = None
         self._stats = WarehouseStats.empty()
         self._epoch = 0
@@ -190,8 +191,9 @@ class SchedulerSide:
             self._choice.step_begins(step.total_num_scheduled_tokens)
         orders = Orders(loads=self._new_loads, stores=self._stores_of(step))
         self._new_loads = []
-        if orders.loads or orders.stores:
+        if not self._told and (orders.loads or orders.stores):
             orders.spaces = self._spaces
+            self._told = True
         return orders
 
     def finished(self, request: Any) -> dict[str, Any] | None:

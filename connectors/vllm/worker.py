@@ -80,6 +80,7 @@ class WorkerSide:
         self._stats = WarehouseStats.empty()
         self._memories: list[BlockMemory] = []
         self._facts: Facts | None = None
+        self._spaces: tuple[kvw.Namespace, ...] = ()
         self._proof = Proof(self._upkeep, stores=settings.stores)
         self._copiers = ThreadPoolExecutor(_COPIERS, thread_name_prefix="kvw-copy")
         self._waiters = ThreadPoolExecutor(_WAITERS, thread_name_prefix="kvw-wait")
@@ -122,12 +123,14 @@ class WorkerSide:
     # -- each step ---------------------------------------------------------------------------
 
     def start_loads(self, orders: Orders) -> None:
+        """Called before take_copies in every step."""
+        self._spaces = orders.spaces or self._spaces
         for order in orders.loads:
             try:
                 for memory in self._memories:
                     memory.after_engine()
                 pool = self._waiters if order.from_nvme else self._copiers
-                pool.submit(self._load, order, orders.spaces, time.monotonic())
+                pool.submit(self._load, order, time.monotonic())
             except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
                 _log.exception("kvwarehouse: a load could not be begun")
                 self._report(order, [])
@@ -138,7 +141,7 @@ class WorkerSide:
             return
         for group, memory in enumerate(self._memories):
             runs = [run for run in orders.stores if run.group == group]
-            if runs and not self._outbox.put(runs, orders.spaces[group], memory):
+            if runs and not self._outbox.put(runs, self._spaces[group], memory):
                 self._stats_add(dropped_blocks=sum(len(run.blocks) for run in runs))
 
     def results(self) -> tuple[set[str], set[str]]:
@@ -176,26 +179,24 @@ class WorkerSide:
 
     # -- in the loading threads ----------------------------------------------------------------
 
-    def _load(self, order: LoadOrder, spaces: tuple[kvw.Namespace, ...], begin_s: float) -> None:
+    def _load(self, order: LoadOrder, begin_s: float) -> None:
         """One request's load, from begin to report. Whatever happens, it is reported. begin_s: when
         it was ordered, from where on its schedule counts."""
         results: list[LoadResult] = []
         try:
             for run in order.runs:
-                results.append(self._load_run(order, run, spaces[run.group], begin_s))
+                results.append(self._load_run(order, run, begin_s))
                 if results[-1].pages < len(run.blocks):
                     break
         except Exception as error:  # noqa: BLE001 - a thread's edge: what did not come is computed
-            for space in spaces:
+            for space in self._spaces:
                 self._upkeep.doubt(space, error)
             level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
             _log.log(level, "a load failed: %s: %s", type(error).__name__, error)
         self._report(order, results)
 
-    def _load_run(
-        self, order: LoadOrder, run: PageRun, space: kvw.Namespace, begin_s: float
-    ) -> LoadResult:
-        opened = self._upkeep.wait_opened(space, self._settings.load_timeout_s)
+    def _load_run(self, order: LoadOrder, run: PageRun, begin_s: float) -> LoadResult:
+        opened = self._upkeep.wait_opened(self._spaces[run.group], self._settings.load_timeout_s)
         if opened is None:
             return LoadResult(0, 0.0, {"unreachable": len(run.blocks)})
         memory = self._memories[run.group]
