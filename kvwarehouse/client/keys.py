@@ -59,14 +59,11 @@ def _runs(runs: list[Any]) -> Runs:
             )
     keys = list(chain.from_iterable(lists))
     _check_count("keys", len(keys))
+    positions = list(map(attrgetter("position"), runs))
     parents = list(map(attrgetter("parent"), runs))
-    _checked("parents of runs", [parent for parent in parents if parent is not None])
-    return Runs(
-        _checked("keys of all runs", keys),
-        list(map(len, lists)),
-        list(map(attrgetter("position"), runs)),
-        parents,
-    )
+    if any(positions):
+        _checked("parents of runs", [parent for parent in parents if parent is not None])
+    return Runs(_checked("keys of all runs", keys), list(map(len, lists)), positions, parents)
 
 
 def _checked(name: str, keys: list[Any]) -> list[bytes]:
