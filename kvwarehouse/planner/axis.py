@@ -62,6 +62,8 @@ def _ticks(low: float, high: float) -> list[float]:
 def _log_ticks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, (last - first) // 8)
-    found = [10.0**power for power in range(first, last + 1, every)]
+    # Over few powers of ten there is room for what lies between them.
+    between = (1, 2, 5) if last - first <= 3 else (1,)
+    found = [step * 10.0**power for power in range(first, last + 1, every) for step in between]
     inside = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
     return inside or [low, high]

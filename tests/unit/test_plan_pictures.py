@@ -50,6 +50,10 @@ def test_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
     assert axis.ticks() == [1, 10, 100, 1000, 10_000]
 
 
+def test_log_axis_over_few_powers_of_ten_has_ticks_between_them() -> None:
+    assert axis_over([30, 700], 0, 100, log=True).ticks() == [50, 100, 200, 500]
+
+
 @given(st.lists(st.floats(0, 1e15), min_size=1), st.booleans())
 def test_ticks_are_few_and_inside_the_axis(values: list[float], log: bool) -> None:
     axis = axis_over(values, 0, 100, log=log)
