@@ -91,8 +91,17 @@ proto: setup-lint  ## regenerate the wire code after a change of proto/
 	@$(BIN)/python scripts/generate_proto.py
 
 .PHONY: bench
-bench: setup  ## this machine's figures, as ratios to its limits (ARGS="--json")
+bench: setup  ## this machine's figures, as ratios to its limits (ARGS="--json"); bench-vllm: with an engine
 	@$(BIN)/kvwarehouse bench $(ARGS)
+
+# Each script of it has --help.
+BENCHES ?= ttft overhead sweep
+.PHONY: bench-vllm
+bench-vllm: setup-vllm  ## with vLLM, an hour and more (ARGS=--quick: minutes; BENCHES=ttft: one of them)
+	@mkdir -p build/bench
+	@for name in $(BENCHES); do out=build/bench/vllm_$$name; \
+	  $(VLLM_VENV)/bin/python bench/vllm_$$name.py --json $$out.json --html $$out.html --png $$out.png $(ARGS); \
+	done
 
 .PHONY: asan tsan
 asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
@@ -107,4 +116,4 @@ docs: setup  ## check that what the documents refer to exists
 .PHONY: clean
 clean:  ## remove everything that make has made
 	@rm -rf build dist $(VENV) $(VLLM_VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
-	@find kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -35,6 +35,7 @@ judge "ruff check" "$bin/ruff" check --quiet .
 judge "ruff format" "$bin/ruff" format --check --quiet .
 # By package, so that connectors/ has the name it is imported by.
 judge "mypy --strict" "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connectors
+judge "mypy --strict bench" env MYPYPATH=bench "$bin/mypy" --strict bench
 judge "import layers" "$bin/lint-imports" --no-logo --cache-dir build/import_linter
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
 judge "clang-format" native_format

@@ -1,0 +1,31 @@
+"""The environment of an engine's processes, the same for every engine of a run. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_BENCH = Path(__file__).resolve().parent.parent
+
+
+def engine_environment(folder: Path, cache_gib: int) -> dict[str, str]:
+    """Threads are bound to all cores: left to itself vLLM keeps one for its front end in some runs
+    and none in others, and figures differ twofold."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVW_", "VLLM_"))}
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    path = os.pathsep.join([str(_BENCH), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "PYTHONSAFEPATH": "1",  # a source tree in the working directory hides no package
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hub"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_CONFIG_ROOT": str(folder / "config"),
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOGGING_COLOR": "0",
+        "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+    }

@@ -1,0 +1,185 @@
+"""What bench/vllm_ttft.py found, as tables, a plot and figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
+from kvwarehouse.sizes import format_size
+from vllm_bench.checkpoint import BLOCK_TOKENS, Shape
+from vllm_bench.sides import (
+    DRAM,
+    NVME,
+    PEER_FILES,
+    PEER_MEMORY,
+    PEER_PREFIX_CACHE,
+    PEER_RECOMPUTED,
+    PREFIX_CACHE,
+    RECOMPUTED,
+    Sample,
+)
+from vllm_bench.spread import Spread, middle_half, ratios
+
+_SHOWN = (RECOMPUTED, PREFIX_CACHE, DRAM, NVME, PEER_MEMORY, PEER_FILES)
+_RATIOS = (
+    (RECOMPUTED, DRAM),
+    (RECOMPUTED, NVME),
+    (DRAM, PREFIX_CACHE),
+    (NVME, PEER_FILES),
+    (DRAM, PEER_MEMORY),
+    (PEER_MEMORY, PEER_PREFIX_CACHE),
+    (RECOMPUTED, PEER_RECOMPUTED),
+)
+_NOTES = (
+    "Medians over rounds, with the middle half of them in brackets. A ratio is the median of the"
+    " rounds' own ratios: both sides of it ran within the same round.",
+    "recomputed / peer recomputed compares like with like: how far it is from 1 says how far the"
+    " other ratios between the engines can be trusted.",
+    "The peer's copies between the engine's cache and its memory are the bench's own: vLLM ships"
+    " them for GPUs only. Its memory is emptied before each read of files.",
+    "The warehouse verifies every page that it loads; the peer's tiers have no checksums.",
+)
+
+
+@dataclass
+class Found:
+    """samples: by way and prompt length, one a round."""
+
+    shape: Shape
+    lengths: Sequence[int]
+    conditions: dict[str, str]
+    copy_bytes_per_s: float
+    samples: dict[str, dict[int, list[Sample]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+
+    def add(self, way: str, tokens: int, sample: Sample) -> None:
+        self.samples[way][tokens].append(sample)
+
+    def seconds(self, way: str, tokens: int) -> list[float]:
+        return [sample.seconds for sample in self.samples[way][tokens]]
+
+    def spread(self, way: str, tokens: int) -> Spread:
+        return middle_half(self.seconds(way, tokens))
+
+    def ratio(self, over: str, under: str, tokens: int) -> Spread:
+        return ratios(self.seconds(over, tokens), self.seconds(under, tokens))
+
+    def share(self, way: str, tokens: int) -> float:
+        return statistics.fmean(sample.share for sample in self.samples[way][tokens])
+
+    def copy_s(self, tokens: int) -> float:
+        """Of a plain copy of the KV that a load of such a prompt moves."""
+        whole = (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        return whole * self.shape.kv_bytes_per_token / self.copy_bytes_per_s
+
+
+def ttft_report(found: Found) -> Report:
+    ways = [way for way in _SHOWN if way in found.samples]
+    compared = [pair for pair in _RATIOS if set(pair) <= set(found.samples)]
+    return Report(
+        title="Time to first token with vLLM",
+        summary=_summary(found),
+        blocks=[
+            TableBlock("conditions", ("", ""), [*found.conditions.items()]),
+            _times(found, ways),
+            _compared(found, compared),
+            _limit(found),
+            _plot(found, ways),
+        ],
+        figures=_figures(found, compared),
+        notes=_NOTES,
+    )
+
+
+def _summary(found: Found) -> str:
+    longest = found.lengths[-1]
+    return (
+        f"A prompt of {longest:,} tokens: {found.ratio(RECOMPUTED, DRAM, longest).median:.1f} times"
+        f" as fast from the warehouse's DRAM as recomputed,"
+        f" {found.ratio(RECOMPUTED, NVME, longest).median:.1f} times from its NVMe."
+    )
+
+
+def _times(found: Found, ways: Sequence[str]) -> TableBlock:
+    rows = [
+        [f"{tokens:,}", *(_cell(found, way, tokens) for way in ways)] for tokens in found.lengths
+    ]
+    return TableBlock(
+        "time to first token, ms",
+        ("tokens", *(f">{way}" for way in ways)),
+        rows,
+        "A share after a time: so much of the prompt came that way, the rest was computed.",
+    )
+
+
+def _cell(found: Found, way: str, tokens: int) -> str:
+    spread = found.spread(way, tokens)
+    low, high = spread.low * 1e3, spread.high * 1e3
+    share = found.share(way, tokens)
+    partly = "" if share > 0.999 else f" {share:.0%}"
+    return f"{spread.median * 1e3:,.1f} ({low:,.0f} to {high:,.0f}){partly}"
+
+
+def _compared(found: Found, pairs: Sequence[tuple[str, str]]) -> TableBlock:
+    rows = [
+        [f"{tokens:,}", *(f"{found.ratio(*pair, tokens):.2f}" for pair in pairs)]
+        for tokens in found.lengths
+    ]
+    return TableBlock("ratios", ("tokens", *(f">{over} / {under}" for over, under in pairs)), rows)
+
+
+def _limit(found: Found) -> TableBlock:
+    """What a DRAM hit costs beyond a prefix cache hit, which moves nothing, beside a plain copy."""
+    rows = []
+    for tokens in found.lengths:
+        beyond_s = statistics.median(
+            dram - cached
+            for dram, cached in zip(
+                found.seconds(DRAM, tokens), found.seconds(PREFIX_CACHE, tokens), strict=True
+            )
+        )
+        copy_s = found.copy_s(tokens)
+        moved = round(copy_s * found.copy_bytes_per_s)
+        times = (f"{beyond_s * 1e3:.2f}", f"{copy_s * 1e3:.2f}", f"{beyond_s / copy_s:.1f}")
+        rows.append([f"{tokens:,}", format_size(moved), *times])
+    return TableBlock(
+        "a DRAM hit beyond a prefix cache hit",
+        ("tokens", ">KV", ">beyond, ms", ">copy, ms", ">ratio"),
+        rows,
+        "The limit is this machine's memory: a streaming copy by one thread,"
+        f" {found.copy_bytes_per_s / 1e9:.1f} GB/s.",
+    )
+
+
+def _plot(found: Found, ways: Sequence[str]) -> Plot:
+    lines = [
+        Series(way, [(n, found.spread(way, n).median * 1e3) for n in found.lengths]) for way in ways
+    ]
+    return Plot(
+        "Time to first token", "prompt, tokens", "ms, median", lines, log_x=True, log_y=True
+    )
+
+
+def _figures(found: Found, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "conditions": found.conditions,
+        "copy_bytes_per_s": found.copy_bytes_per_s,
+        "lengths": [_of_length(found, pairs, tokens) for tokens in found.lengths],
+    }
+
+
+def _of_length(found: Found, pairs: Sequence[tuple[str, str]], tokens: int) -> dict[str, Any]:
+    return {
+        "tokens": tokens,
+        "copy_s": found.copy_s(tokens),
+        "ttft_s": {way: found.seconds(way, tokens) for way in found.samples},
+        "share": {way: [s.share for s in found.samples[way][tokens]] for way in found.samples},
+        "ratios": {
+            f"{over} / {under}": vars(found.ratio(over, under, tokens)) for over, under in pairs
+        },
+    }

@@ -1,0 +1,177 @@
+"""Time to first token by prompt length: recomputed, from vLLM's prefix cache, from the warehouse's
+DRAM and NVMe, and from vLLM's own offloading to memory and files.
+
+    .venv-vllm/bin/python bench/vllm_ttft.py --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from kvwarehouse.cli.bench.conditions import load_average
+from kvwarehouse.planner.report import Report
+from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
+from vllm_bench.conditions import conditions, copy_bytes_per_s
+from vllm_bench.engine import Engine, Offline
+from vllm_bench.environment import engine_environment
+from vllm_bench.frame import bench_parser, numbers, run
+from vllm_bench.options import engine_options, peer_transfer, warehouse_transfer
+from vllm_bench.progress import Teller
+from vllm_bench.serving import Serving
+from vllm_bench.shared_memory import offload_region
+from vllm_bench.sides import PeerSide, Side, WarehouseSide
+from vllm_bench.ttft_report import Found, ttft_report
+from vllm_bench.warehouse import private_warehouse
+
+ABOUT = """\
+Time to first token: one prompt at a time, one token generated, wall time. Both engines run at once
+and take turns within each round, so whatever else the machine does meets both, and each round gives
+one ratio. Every sample is checked against vLLM's own count of where the prompt's tokens came from.
+
+  recomputed        nothing is reused
+  prefix cache      vLLM's own cache, in the engine's memory: the least that any reuse can cost
+  warehouse DRAM    the engine's cache emptied, the KV in the daemon's DRAM
+  warehouse NVMe    and evicted from its DRAM too
+  peer CPU tier     vLLM's OffloadingConnector (TieringOffloadingSpec), its memory
+  peer file tier    and its `fs` tier, its memory emptied
+
+The model is made on the spot with random weights; nothing is downloaded."""
+
+EXAMPLES = """\
+  bench/vllm_ttft.py                            all lengths; 20 to 30 minutes on two cores
+  bench/vllm_ttft.py --quick
+  bench/vllm_ttft.py --lengths 1024,4096 --rounds 9 --json ttft.json --html ttft.html --png ttft.png
+  bench/vllm_ttft.py --serve --no-peer          through `vllm serve` and HTTP streaming
+  bench/vllm_ttft.py --dir /nvme/scratch        the disk to measure"""
+
+_T = TypeVar("_T")
+
+_LENGTHS, _QUICK_LENGTHS = "64,256,1024,2048,4096,8192,16384", "64,512,2048"
+_ROUNDS, _QUICK_ROUNDS = 5, 3
+_STEP_TOKENS = 2048
+_LONGEST = 131_072
+# An engine's worker looks for work without sleeping for a second after its last step.
+_SETTLE_S = 1.2
+_WARM_TOKENS = 256
+_SPARE_BYTES = 256 << 20
+
+
+def main() -> int:
+    parser = bench_parser("vllm_ttft", ABOUT, EXAMPLES)
+    parser.add_argument(
+        "--lengths", metavar="N,...", help=f"Prompt lengths in tokens. Default: {_LENGTHS}."
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"Default: {_ROUNDS}.")
+    parser.add_argument("--no-peer", action="store_true", help="Only ours.")
+    parser.add_argument(
+        "--serve", action="store_true", help="Through `vllm serve` instead of LLM.generate."
+    )
+    parser.add_argument(
+        "--load",
+        choices=("worth", "always"),
+        default="worth",
+        help="kvwarehouse.load. Default: worth, as users have it.",
+    )
+    return run(parser, measure)
+
+
+def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+    lengths = numbers(
+        args.lengths or (_QUICK_LENGTHS if args.quick else _LENGTHS),
+        "--lengths",
+        BLOCK_TOKENS + 1,
+        _LONGEST,
+    )
+    rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
+    numbers(str(rounds), "--rounds", 1, 1000)
+    shape = SHAPES[args.model]
+    found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s())
+    found.conditions["rounds"] = f"{rounds}, ways and engines in turns"
+    found.conditions["through"] = "vllm serve" if args.serve else "LLM.generate"
+    teller.step("a model is made and the engines start")
+    with _sides(args, folder, found, lengths[-1]) as sides:
+        numbers_of_run = random.Random(0)
+        total = sum(lengths) * (rounds + 1) * len(sides)
+        teller.expect(total)
+        _warm(sides, _prompt(shape, _WARM_TOKENS, numbers_of_run))
+        for length in lengths:
+            prompt = _prompt(shape, length, numbers_of_run)
+            for side in sides:
+                teller.step(f"{length} tokens: stored", length)
+                side.prepare(prompt)
+            for turn in range(rounds):
+                for side in _turned(sides, turn):
+                    teller.step(f"{length} tokens: round {turn + 1} of {rounds}", length)
+                    _round(side, prompt, turn, found)
+    found.conditions["load after"] = load_average()
+    return ttft_report(found)
+
+
+def _round(side: Side, prompt: Sequence[int], turn: int, found: Found) -> None:
+    time.sleep(_SETTLE_S)
+    for way in _turned(list(side.ways), turn):
+        found.add(way, len(prompt), side.ways[way](prompt))
+
+
+def _warm(sides: Sequence[Side], prompt: Sequence[int]) -> None:
+    """What runs for the first time is slower."""
+    for side in sides:
+        side.prepare(prompt)
+        for way in side.ways.values():
+            way(prompt)
+
+
+@contextlib.contextmanager
+def _sides(
+    args: argparse.Namespace, folder: Path, found: Found, longest: int
+) -> Iterator[list[Side]]:
+    """The engines, ready; the peer's after ours."""
+    shape = found.shape
+    held = shape.kv_bytes_per_token * longest
+    most_tokens = longest + BLOCK_TOKENS
+    checkpoint = write_checkpoint(shape, most_tokens, folder / "model")
+    environment = engine_environment(folder, 1 + (2 * held >> 30))
+    kind: type[Serving | Offline] = Serving if args.serve else Offline
+    with contextlib.ExitStack() as stack:
+
+        def started(transfer: dict[str, object]) -> Engine:
+            options = engine_options(checkpoint, most_tokens, _STEP_TOKENS, transfer)
+            engine: Engine = kind(options, environment, folder)
+            return stack.enter_context(engine)
+
+        warehouse = stack.enter_context(
+            private_warehouse(folder / "nvme", 2 * held + _SPARE_BYTES, 4 * held + (1 << 30))
+        )
+        found.conditions["disk"] = (
+            "direct I/O" if warehouse.direct else "no direct I/O here: the page cache is measured"
+        )
+        ours = started(warehouse_transfer(warehouse.address, load=args.load))
+        sides: list[Side] = [WarehouseSide(ours, warehouse)]
+        if not args.no_peer:
+            files = folder / "files"
+            files.mkdir()
+            engine_id = stack.enter_context(offload_region())
+            transfer = peer_transfer(engine_id, 2 * held + _SPARE_BYTES, files)
+            sides.append(PeerSide(started(transfer), files))
+        yield sides
+
+
+def _prompt(shape: Shape, tokens: int, numbers_of_run: random.Random) -> list[int]:
+    return numbers_of_run.choices(shape.words, k=tokens)
+
+
+def _turned(ways: Sequence[_T], turn: int) -> list[_T]:
+    """Each begins now and then."""
+    at = turn % len(ways)
+    return [*ways[at:], *ways[:at]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
