@@ -42,6 +42,15 @@ def warehouse_transfer(address: str, **settings: Any) -> dict[str, Any]:
     }
 
 
+def toggled_transfer(address: str) -> dict[str, Any]:
+    """The connector with a switch (toggled.py)."""
+    return {
+        **warehouse_transfer(address),
+        "kv_connector": "Toggled",
+        "kv_connector_module_path": "vllm_bench.toggled",
+    }
+
+
 def peer_transfer(engine_id: str, cpu_bytes: int, files: Path) -> dict[str, Any]:
     """vLLM's own offloading to memory and to files, with a worker for the CPU (peer.py)."""
     return {

@@ -88,16 +88,14 @@ class Warehouse:
 
 @contextlib.contextmanager
 def private_warehouse(
-    folder: Path, dram_bytes: int, nvme_bytes: int, **settings: Any
+    folder: Path | None, dram_bytes: int, nvme_bytes: int, **settings: Any
 ) -> Iterator[Warehouse]:
-    """With its NVMe tier in `folder`. Returns when it has taken its memory: taking it would be
-    measured too."""
-    settings |= {
-        "dram": dram_bytes,
-        "nvme_dir": str(folder),
-        "nvme_capacity": nvme_bytes,
-        "write_queue": dram_bytes,
-    }
+    """folder: of its NVMe tier; None: it has none. Returns when it has taken its memory: taking it
+    would be measured too."""
+    settings |= {"dram": dram_bytes}
+    if folder is not None:
+        settings |= {"nvme_dir": str(folder), "nvme_capacity": nvme_bytes}
+        settings |= {"write_queue": dram_bytes}
     with kvw.PrivateDaemon(settings) as daemon, kvw.connect(daemon.address) as client:
         warehouse = Warehouse(client, daemon.address)
         if not wait_for(warehouse.populated, _WAIT_S):
