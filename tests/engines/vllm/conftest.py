@@ -22,10 +22,16 @@ _ROOM = {"dram": "256MiB", "nvme_capacity": "512MiB", "nvme_segment": "16MiB", "
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Time for the engines that a test may have to start."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(_TEST_S))
+    """Tests that share an engine follow each other, and have time for it to start."""
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    items[:] = [item for item in items if item not in ours] + sorted(ours, key=_turn)
+    for item in ours:
+        item.add_marker(pytest.mark.timeout(_TEST_S))
+
+
+def _turn(item: pytest.Item) -> int:
+    shared = [name in getattr(item, "fixturenames", ()) for name in ("plain", "pair")]
+    return shared.index(True) if any(shared) else len(shared)
 
 
 @pytest.hookimpl(wrapper=True)

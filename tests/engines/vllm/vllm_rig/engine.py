@@ -111,7 +111,7 @@ class Engine:
         except BaseException as error:
             self.kill()
             if isinstance(error, CallError):
-                raise StartError(str(error)) from None
+                raise StartError(str(error), self.group.text()) from None
             raise
         self.started_in_s = time.monotonic() - begin
 

@@ -14,13 +14,19 @@ from pathlib import Path
 
 from kvwarehouse.testing.until import until
 
-_TAIL_BYTES = 12_000
+_TAIL_CHARACTERS = 12_000
+_CHATTER = "Successfully reset prefix cache"
 _POLL_S = 0.05
 _RIG = Path(__file__).resolve().parent.parent
 
 
 class StartError(AssertionError):
-    """The program ended, or did nothing in time, before it was ready. Its log is in the text."""
+    """The program ended, or did nothing in time, before it was ready. The text has the end of its
+    log, `log` all of it."""
+
+    def __init__(self, text: str, log: str) -> None:
+        super().__init__(text)
+        self.log = log
 
 
 class Group:
@@ -80,8 +86,9 @@ class Group:
         self._process = None
 
     def tail(self) -> str:
-        data = self.log.read_bytes() if self.log.exists() else b""
-        return data[-_TAIL_BYTES:].decode("utf-8", "replace")
+        """The end of the log, without what it says all the time."""
+        lines = self.text().splitlines(keepends=True)
+        return "".join(line for line in lines if _CHATTER not in line)[-_TAIL_CHARACTERS:]
 
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""

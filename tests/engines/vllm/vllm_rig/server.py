@@ -46,8 +46,8 @@ class Server:
             until(self._ready, "a server that answers", deadline_s=timeout_s)
             self.started_in_s = time.monotonic() - begin
         except AssertionError as error:
-            tail = self.group.tail()
-            raise StartError(f"{error}; its log ends with:\n{tail}") from None
+            text = f"{error}; its log ends with:\n{self.group.tail()}"
+            raise StartError(text, self.group.text()) from None
         finally:
             if not self.started_in_s:
                 self.kill()
@@ -72,7 +72,10 @@ class Server:
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache, once no block is in use."""
-        self._request("POST", "/reset_prefix_cache")
+        until(
+            lambda: json.loads(self._request("POST", "/reset_prefix_cache"))["success"],
+            "a server without blocks in use",
+        )
 
     def metrics(self) -> dict[str, float]:
         """Sums over labels."""

@@ -63,8 +63,7 @@ class Shelf:
     def only_on_nvme(self) -> None:
         """Takes every page out of DRAM; what was not on NVMe yet is, before."""
         assert self.client.flush().pending == 0
-        for space in self.spaces():
-            self.client.evict(space, 100_000)
+        self.client.evict(None, 100_000)
         held = self.client.status()["core"]["tiers"]["dram"]["pages"]
         assert held == 0, f"{held} pages are in DRAM still"
 

@@ -1,0 +1,70 @@
+"""Starting an engine: what refuses it, and what must not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from vllm_rig.bay import Bay
+from vllm_rig.compare import assert_same
+from vllm_rig.daemon import Daemon
+from vllm_rig.engine import Engine
+from vllm_rig.messages import Ask
+from vllm_rig.options import engine_options, transfer_config
+from vllm_rig.pair import Pair, hit, prompt
+from vllm_rig.process import StartError
+from vllm_rig.shelf import Shelf
+
+Start = Callable[..., Pair]
+
+
+def refusal(start: Start, settings: dict[str, object]) -> str:
+    """The log of an engine that does not start."""
+    with pytest.raises(StartError) as refused:
+        start(settings=settings)
+    return refused.value.log
+
+
+def test_engine_refuses_to_start_when_a_failed_load_would_fail_its_request(start: Start) -> None:
+    said = refusal(start, {"kv_load_failure_policy": "fail"})
+    assert "kv_load_failure_policy" in said
+    assert '"kv_load_failure_policy": "recompute"' in said
+
+
+@pytest.mark.slow_engine
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mod", "read_only"), ("mode", "readonly"), ("staging_bytes", -1), ("load_timeout_s", "5 s")],
+)
+def test_engine_refuses_to_start_when_a_setting_is_bad(
+    start: Start, name: str, value: object
+) -> None:
+    said = refusal(start, {name: value})
+    assert f"kvwarehouse.{name}" in said
+
+
+def test_engine_starts_and_serves_when_the_daemon_comes_later(
+    bay: Bay, checkpoint: Path, tmp_path: Path, rng: random.Random
+) -> None:
+    late = Daemon(tmp_path, dram="64MiB", grace_s="0.1")
+    transfer = transfer_config(late.address)
+    try:
+        engine: Engine = bay.get(Engine, engine_options(checkpoint, kv_transfer_config=transfer))
+        ask = Ask(prompt(rng, 300))
+        alone = engine.ask(ask)
+        engine.forget()
+        late.start()
+        with Shelf(late) as shelf:
+            pair = Pair(engine, late, shelf)
+            pair.connected(rng)
+            pair.engine.forget()
+            (cold,) = pair.stored(ask)
+            warm = pair.reloaded(ask)
+        assert warm.cached == hit(ask)
+        assert_same(alone, cold)
+        assert_same(cold, warm)
+    finally:
+        bay.empty()
+        late.remove()
