@@ -23,7 +23,7 @@ from vllm_bench.process import EngineError, Group, wait_for
 
 START_S = 300.0
 EXCHANGE_S = 900.0
-_QUIT_S = 20.0
+_QUIT_S = 60.0
 _FORGET_S = 30.0
 
 

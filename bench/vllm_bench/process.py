@@ -12,6 +12,7 @@ from pathlib import Path
 
 _TAIL_BYTES = 6_000
 _POLL_S = 0.05
+_MADE = ("/dev/shm/psm_", "/dev/shm/sem.mp-", "/dev/shm/vllm_")
 
 
 class EngineError(RuntimeError):
@@ -56,13 +57,32 @@ class Group:
         process, self._process = self._process, None
         if process is None:
             return
+        left = _shared_memory(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for path in left:
+            path.unlink(missing_ok=True)
 
     def tail(self) -> str:
         data = self._log.read_bytes() if self._log.exists() else b""
         return data[-_TAIL_BYTES:].decode("utf-8", "replace")
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """What Python and vLLM made in /dev/shm for the processes of a group, and what would stay there
+    when they are killed."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(folder.name)) == group:
+                mapped = (folder / "maps").read_text(encoding="utf-8", errors="replace")
+                found |= {
+                    Path(line.split(maxsplit=5)[5])
+                    for line in mapped.splitlines()
+                    if any(f" {name}" in line for name in _MADE)
+                }
+    return {path for path in found if path.exists()}
 
 
 def wait_for(met: Callable[[], bool], timeout_s: float) -> bool:
