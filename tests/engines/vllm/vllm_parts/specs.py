@@ -18,8 +18,8 @@ from vllm.v1.kv_cache_interface import (
 _HEADS = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.float16}
 
 
-def full(block_tokens: int) -> FullAttentionSpec:
-    return FullAttentionSpec(block_size=block_tokens, **_HEADS)
+def full(block_tokens: int, *, heads: int = 2) -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=block_tokens, **{**_HEADS, "num_kv_heads": heads})
 
 
 def window(block_tokens: int, reach_tokens: int, **more: Any) -> SlidingWindowSpec:

@@ -1,0 +1,228 @@
+"""Copies of blocks on their way out: bounded, in order, and nobody waits for the warehouse."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+
+import kvwarehouse as kvw
+from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_connectors.vllm.messages import PageRun
+from kvwarehouse_connectors.vllm.outbox import Outbox
+from kvwarehouse_connectors.vllm.settings import Settings, read_settings
+
+PAGE = 1 << 18
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=PAGE
+)
+
+
+class Memory:
+    """Blocks that are full of their own number."""
+
+    block_bytes = PAGE
+    fails = False
+
+    def gather(self, blocks: Sequence[int], out: np.ndarray) -> None:
+        if self.fails:
+            raise RuntimeError("the blocks cannot be read")
+        for row, block in zip(out, blocks, strict=True):
+            row[:] = block
+
+    def settle(self) -> None:
+        pass
+
+
+class Warehouse:
+    """Stands in for the upkeep and what it opens: a contract model. Stores wait at a gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.there = True
+        self.error: Exception | None = None
+        self.pages: list[tuple[bytes, int, bool]] = []
+        self.shards: set[int] = set()
+        self.doubts: list[BaseException] = []
+
+    # -- as an Upkeep
+
+    def opened(self, space: kvw.Namespace) -> Any:
+        return self if self.there else None
+
+    wait_opened = opened
+
+    def control(self) -> Any:
+        return object() if self.there else None
+
+    def doubt(self, space: kvw.Namespace, error: BaseException) -> None:
+        self.doubts.append(error)
+
+    # -- as an OpenNamespace
+
+    def store(
+        self, *, keys: list[kvw.KeyRun], pages: np.ndarray, shard: int, timeout_s: float
+    ) -> kvw.StoreResult:
+        assert self.gate.wait(DEADLINE_S)
+        if self.error is not None:
+            raise self.error
+        self.shards.add(shard)
+        names = [key for run in keys for key in run.keys]
+        for name, row in zip(names, pages, strict=True):
+            # Read only now: what was written over them since would show.
+            self.pages.append((bytes(name), int(row[0]), bool((row == row[0]).all())))
+        return kvw.StoreResult(len(names), 0, {})
+
+
+def settings(staging: int = 8 * PAGE) -> Settings:
+    return read_settings({"kvwarehouse.staging_bytes": staging}, "kv_both")
+
+
+@pytest.fixture
+def warehouse() -> Warehouse:
+    return Warehouse()
+
+
+Make = Callable[..., tuple[Outbox, list[kvw.StoreResult]]]
+
+
+@pytest.fixture
+def make(warehouse: Warehouse) -> Iterator[Make]:
+    every: list[Outbox] = []
+
+    def made(**options: Any) -> tuple[Outbox, list[kvw.StoreResult]]:
+        results: list[kvw.StoreResult] = []
+        outbox = Outbox(
+            warehouse,  # type: ignore[arg-type]
+            settings(**options),
+            3,
+            lambda runs, result: results.append(result),
+        )
+        every.append(outbox)
+        return outbox, results
+
+    yield made
+    warehouse.gate.set()
+    for outbox in every:
+        outbox.close()
+
+
+def run(*blocks: int) -> PageRun:
+    keys = [bytes([block]) * 32 for block in blocks]
+    return PageRun(0, keys, list(blocks), False)
+
+
+def names(warehouse: Warehouse) -> list[int]:
+    return [name[0] for name, _, _ in warehouse.pages]
+
+
+def test_blocks_of_a_step_are_stored_in_one_call_as_they_were(
+    make: Make, warehouse: Warehouse
+) -> None:
+    outbox, results = make()
+    assert outbox.put([run(1, 2), run(5)], SPACE, Memory())
+    until(lambda: results, "it is stored")
+    assert results == [kvw.StoreResult(3, 0, {})]
+    assert warehouse.pages == [(bytes([block]) * 32, block, True) for block in (1, 2, 5)]
+    assert warehouse.shards == {3}
+    until(lambda: outbox._ring.used_bytes == 0, "its room is given back")
+
+
+def test_full_outbox_leaves_out_the_newest_and_nobody_waits(
+    make: Make, warehouse: Warehouse
+) -> None:
+    outbox, results = make()
+    warehouse.gate.clear()
+    taken = [outbox.put([run(block, block + 1)], SPACE, Memory()) for block in range(0, 12, 2)]
+    assert taken == [True] * 4 + [False] * 2
+    warehouse.gate.set()
+    until(lambda: len(results) == 4, "the others are stored")
+    assert names(warehouse) == list(range(8))
+    assert outbox.put([run(20)], SPACE, Memory())
+    until(lambda: len(results) == 5, "there is room again")
+
+
+def test_step_that_is_larger_than_the_outbox_is_left_out(make: Make) -> None:
+    outbox, results = make()
+    assert not outbox.put([run(*range(9))], SPACE, Memory())
+    assert outbox.put([run(*range(8))], SPACE, Memory())
+    until(lambda: results, "it is stored")
+
+
+def test_blocks_may_be_written_again_as_soon_as_they_are_put(
+    make: Make, warehouse: Warehouse
+) -> None:
+    """Random sizes, a slow warehouse: what arrives is what each block was when it was put."""
+    outbox, _ = make()
+    expected = []
+    for number in range(100):
+        blocks = [(number * 7 + place) % 251 for place in range(number % 4 + 1)]
+        if outbox.put([run(*blocks)], SPACE, Memory()):
+            expected += blocks
+    until(lambda: len(names(warehouse)) == len(expected), "all are stored")
+    assert names(warehouse) == expected
+    assert all(content == name[0] and whole for name, content, whole in warehouse.pages)
+
+
+@pytest.mark.parametrize(
+    "error", [kvw.TransportError("gone", code="no_daemon"), RuntimeError("odd")]
+)
+def test_store_that_fails_is_told_and_the_next_is_made(
+    make: Make, warehouse: Warehouse, error: Exception
+) -> None:
+    outbox, results = make()
+    warehouse.error = error
+    assert outbox.put([run(1, 2)], SPACE, Memory())
+    until(lambda: results, "the failure is told")
+    assert results == [kvw.StoreResult(0, 0, {"unreachable": 2})]
+    assert warehouse.doubts == [error]
+    warehouse.error = None
+    assert outbox.put([run(3)], SPACE, Memory())
+    until(lambda: len(results) == 2, "the next is stored")
+    assert names(warehouse) == [3]
+    until(lambda: outbox._ring.used_bytes == 0, "all room is given back")
+
+
+def test_what_comes_while_there_is_no_daemon_is_dropped_at_once(
+    make: Make, warehouse: Warehouse
+) -> None:
+    outbox, results = make()
+    warehouse.there = False
+    for block in range(50):
+        until(lambda block=block: outbox.put([run(block)], SPACE, Memory()), "there is room")
+    until(lambda: len(results) == 50, "all are told")
+    assert {result.dropped_pages for result in results} == {1}
+    assert warehouse.pages == []
+
+
+def test_close_stores_what_is_queued_and_is_bounded(make: Make, warehouse: Warehouse) -> None:
+    outbox, results = make()
+    for block in range(4):
+        outbox.put([run(block)], SPACE, Memory())
+    outbox.close()
+    assert len(results) == 4
+    assert not outbox._thread.is_alive()
+
+
+@pytest.mark.xfail(reason="the room of a step whose copy failed is given back in another's place")
+def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) -> None:
+    """Room is given back in the order in which it was taken. If the failed step's stays taken, the
+    next one's is given away while it is still being stored: pages of wrong bytes."""
+    outbox, results = make()
+    warehouse.gate.clear()
+    broken = Memory()
+    broken.fails = True
+    with pytest.raises(RuntimeError):
+        outbox.put([run(1, 2)], SPACE, broken)
+    assert outbox._ring.used_bytes == 0
+    for block in (10, 20, 30, 40):
+        assert outbox.put([run(block, block + 1)], SPACE, Memory())
+    warehouse.gate.set()
+    until(lambda: len(results) == 4, "the others are stored")
+    assert all(content == name[0] and whole for name, content, whole in warehouse.pages)
