@@ -167,16 +167,17 @@ def _device(facts: Facts) -> Finding:
 
 
 def _hashes(facts: Facts) -> Finding:
-    """PYTHONHASHSEED mattered to vLLM before 0.29, and does to xxhash still; not to us."""
     check, algorithm = "block hashes", facts.engine.hash_algorithm
     if not algorithm:
         return skip(check, "vLLM was not imported")
-    seed = facts.environment.get("PYTHONHASHSEED", "unset")
-    if algorithm in _HASHES_AS_THEY_ARE:
-        how = "the same in every process, whatever PYTHONHASHSEED is"
-    else:
+    seed = facts.environment.get("PYTHONHASHSEED")
+    if algorithm not in _HASHES_AS_THEY_ARE:
         how = "not kept: the connector makes SHA-256 keys of its own from the tokens"
-    return ok(check, f"{algorithm} by default, {how} ({seed})")
+    elif seed is None:
+        how = "the same in every process"
+    else:
+        how = f"made from PYTHONHASHSEED={seed}: only engines that have it too share KV"
+    return ok(check, f"{algorithm} by default, {how}")
 
 
 def _layout(facts: Facts) -> Finding:

@@ -304,6 +304,14 @@ def test_hashes_that_are_seeded_at_random_are_no_fault_since_keys_are_made_anew(
     assert "SHA-256 keys of its own" in found.what
 
 
+def test_seed_of_hashes_is_said_where_it_is_set() -> None:
+    seeded = {"PYTHONHASHSEED": "7"}
+    assert "PYTHONHASHSEED=7" in finding(machine(environment=seeded), "block hashes").what
+    assert "every process" in finding(HEALTHY, "block hashes").what
+    other = machine(engine={"hash_algorithm": "xxhash"}, environment=seeded)
+    assert "PYTHONHASHSEED" not in finding(other, "block hashes").what
+
+
 def test_layout_of_the_environment_is_said() -> None:
     found = finding(machine(environment={"VLLM_KV_CACHE_LAYOUT": "HND"}), "layout")
     assert "HND" in found.what

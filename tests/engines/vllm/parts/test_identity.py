@@ -1,0 +1,204 @@
+"""Namespaces of engines: equal exactly where their blocks mean the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+
+import torch
+from safetensors.numpy import save_file
+from vllm_parts.halves import engine_config
+from vllm_parts.specs import config, full, window
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm.groups import CacheGroup, cache_groups
+from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
+from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts
+from kvwarehouse_connectors.vllm.settings import read_settings
+
+GROUPS = cache_groups(config(full(16), window(16, 64)))
+SEEN = GroupFacts(4096, "layout", "float16/auto", "CPU_ATTN/AVX512/vec")
+FACTS = Facts((SEEN, SEEN), "cpu", 1 << 28)
+SHARED = Shared("weights", "scheme", 1, "")
+
+
+def model(**fields: Any) -> Any:
+    return engine_config([], **fields)
+
+
+def ids(
+    engine: Any = None,
+    *,
+    groups: tuple[CacheGroup, ...] = GROUPS,
+    facts: Facts = FACTS,
+    shared: Shared = SHARED,
+) -> list[bytes]:
+    return [space.id for space in namespaces(engine or model(), groups, facts, shared)]
+
+
+def hf(**values: Any) -> Any:
+    return SimpleNamespace(to_dict=lambda: {"hidden_size": 8, **values})
+
+
+def seen(**fields: Any) -> Facts:
+    return replace(FACTS, groups=(replace(SEEN, **fields),) * 2)
+
+
+def relabelled(**fields: Any) -> tuple[CacheGroup, ...]:
+    return tuple(replace(group, **fields) for group in GROUPS)
+
+
+DIFFERENT: dict[str, Callable[[], list[bytes]]] = {
+    "weights": lambda: ids(shared=replace(SHARED, weights="others")),
+    "hashes": lambda: ids(shared=replace(SHARED, hash_scheme="others")),
+    "shards": lambda: ids(shared=replace(SHARED, shards=2)),
+    "salt": lambda: ids(shared=replace(SHARED, salt="tenant")),
+    "model": lambda: ids(model(model="folder/other")),
+    "config": lambda: ids(model(hf_config=hf(rope_theta=1e6))),
+    "dtype": lambda: ids(model(dtype=torch.bfloat16)),
+    "quantization": lambda: ids(model(quantization="fp8")),
+    "bytes of a page": lambda: ids(facts=seen(page_bytes=8192)),
+    "layout": lambda: ids(facts=seen(layout="other")),
+    "type of KV": lambda: ids(facts=seen(kv_dtype="uint8/fp8")),
+    "backend": lambda: ids(facts=seen(attention_backend="CPU_ATTN/AVX2/vec")),
+    "device": lambda: ids(facts=replace(FACTS, device="cuda")),
+    "tokens of a block": lambda: ids(groups=relabelled(block_tokens=32)),
+    "reach": lambda: ids(groups=relabelled(reach_tokens=128)),
+    "layers": lambda: ids(groups=relabelled(layer_names=("another",))),
+    "place among the groups": lambda: ids(groups=relabelled(index=5)),
+}
+
+
+def test_groups_of_one_engine_are_apart_though_they_look_the_same() -> None:
+    assert len(set(ids())) == 2
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_engines_that_differ_share_nothing(name: str) -> None:
+    assert not set(DIFFERENT[name]()) & set(ids())
+
+
+def test_another_version_of_vllm_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ids()
+    monkeypatch.setattr(compat, "VERSION", "0.99.0")
+    assert not set(ids()) & set(before)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda: ids(),
+        lambda: ids(model(model="another/folder/tiny")),
+        lambda: ids(model(hf_config=hf(_name_or_path="/x", transformers_version="9"))),
+        lambda: ids(facts=replace(FACTS, staging_bytes=1 << 20)),
+    ],
+)
+def test_what_changes_no_kv_changes_no_namespace(same: Callable[[], list[bytes]]) -> None:
+    assert same() == ids()
+
+
+def test_only_group_of_a_model_needs_no_name() -> None:
+    (space,) = namespaces(model(), GROUPS[:1], replace(FACTS, groups=(SEEN,)), SHARED)
+    assert space.cache_group == ""
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+def weights_of(folder: Path, *, load_format: str = "auto", **settings: Any) -> str:
+    engine = model(model=str(folder), revision=None)
+    engine.load_config = SimpleNamespace(load_format=load_format, download_dir=None)
+    extra = {f"kvwarehouse.{name}": value for name, value in settings.items()}
+    return weights_fingerprint(engine, read_settings(extra, "kv_both"))
+
+
+def checkpoint(folder: Path, value: float) -> Path:
+    folder.mkdir()
+    save_file({"w": np.full((64, 64), value, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_weights_are_told_apart_by_their_content(tmp_path: Path) -> None:
+    one, same = checkpoint(tmp_path / "one", 1.0), checkpoint(tmp_path / "same", 1.0)
+    other = checkpoint(tmp_path / "other", 2.0)
+    assert weights_of(one) == weights_of(same)
+    assert weights_of(one) != weights_of(other)
+
+
+def test_name_that_was_given_stands_for_the_weights(tmp_path: Path) -> None:
+    assert weights_of(tmp_path / "absent", weights="seven") == "seven"
+    assert weights_of(tmp_path / "absent", load_format="dummy", weights="seven") == "seven"
+
+
+@pytest.mark.parametrize(
+    ("name", "load_format", "words"),
+    [("one", "dummy", "dummy"), ("no-such-model", "auto", "no-such-model")],
+)
+def test_weights_that_cannot_be_read_are_refused_with_what_to_do(
+    name: str, load_format: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    checkpoint(tmp_path / "one", 1.0)
+    with pytest.raises(kvw.UsageError, match=words) as refused:
+        weights_of(tmp_path / name, load_format=load_format)
+    assert refused.value.code == "no_weights"
+    assert "kvwarehouse.weights" in str(refused.value)
+
+
+# -- hashes ----------------------------------------------------------------------------------------
+
+
+def scheme(algorithm: str) -> str:
+    engine = model()
+    engine.cache_config.prefix_caching_hash_algo = algorithm
+    return compat.hash_scheme(engine)
+
+
+def test_scheme_is_named_by_the_function_and_what_it_answers() -> None:
+    assert scheme("sha256").startswith("vllm/sha256/")
+    assert scheme("sha256") == scheme("sha256")
+    assert scheme("sha256") != scheme("sha256_cbor")
+
+
+def scheme_of_another_process(seed: str | None) -> str:
+    code = (
+        "from types import SimpleNamespace as N\n"
+        "from kvwarehouse_connectors.vllm import compat\n"
+        "print(compat.hash_scheme(N(cache_config=N(prefix_caching_hash_algo='sha256'))))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment if seed is None else {**environment, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return ran.stdout.split()[-1]
+
+
+def test_scheme_is_the_same_in_every_process_of_the_same_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or nothing that is stored would ever be found again. vLLM hashes from PYTHONHASHSEED, where
+    that is set: other seeds are other names, and no hits."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    here = scheme("sha256")
+    assert scheme_of_another_process(None) == here
+    seven = scheme_of_another_process("7")
+    assert seven != here
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert scheme("sha256") == seven
