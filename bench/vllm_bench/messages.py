@@ -36,6 +36,9 @@ DEVICE = "vllm:prompt_tokens_cached_by_source_total/device"
 HOST = "vllm:prompt_tokens_cached_by_source_total/host"
 DISK = "vllm:prompt_tokens_cached_by_source_total/disk"
 """Tokens of prompts by the tier that they came from, as vLLM 0.32 counts them at admission."""
+LOADED_BLOCKS = "kvwarehouse_connector_loaded_blocks_total"
+MISSED_BLOCKS = "kvwarehouse_connector_missed_blocks_total"
+"""Blocks that the connector was to load and that came, and that did not: they were computed."""
 _KEPT = ("vllm:prompt_tokens_cached_by_source_total", "kvwarehouse_connector_")
 
 

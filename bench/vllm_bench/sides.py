@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_bench.checkpoint import BLOCK_TOKENS
 from vllm_bench.engine import Engine
-from vllm_bench.messages import DEVICE, DISK, HOST, Ask
+from vllm_bench.messages import DEVICE, DISK, HOST, MISSED_BLOCKS, Ask
 from vllm_bench.options import ALONE, PEER_ALONE
 from vllm_bench.process import EngineError, wait_for
 from vllm_bench.warehouse import Warehouse
@@ -65,8 +65,10 @@ class Side:
 
     def timed(self, tokens: Sequence[int], source: str) -> Sample:
         answer = self.engine.ask([Ask(tokens)])
-        whole = (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-        return Sample(answer.seconds, min(1.0, answer.counts.get(source, 0.0) / whole))
+        whole = (len(tokens) - 1) // BLOCK_TOKENS
+        blocks = answer.counts.get(source, 0.0) / BLOCK_TOKENS
+        came = blocks - answer.counts.get(MISSED_BLOCKS, 0.0)
+        return Sample(answer.seconds, max(0.0, min(1.0, came / whole)))
 
 
 class WarehouseSide(Side):

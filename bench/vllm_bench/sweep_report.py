@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
 from vllm_bench.checkpoint import BLOCK_TOKENS, Shape
-from vllm_bench.messages import Answer
+from vllm_bench.messages import LOADED_BLOCKS, MISSED_BLOCKS, Answer
 from vllm_bench.spread import Spread, percentile
 
 RECOMPUTED, AGAIN, CHOICE = "recomputed", "again", "choice"
 GOAL = 1.05
 """p99 of the choice over p99 of recomputing."""
-_LOADED = "kvwarehouse_connector_loaded_blocks_total"
-_MISSED = "kvwarehouse_connector_missed_blocks_total"
 _RESAMPLES = 2000
 _NOTES = (
     "Ratios are of percentiles over all samples at a speed, with their 95 % interval by bootstrap:"
@@ -48,8 +46,8 @@ class Speed:
         """One ask at a time is measured from outside, several by the engine's own clock."""
         one = len(answer.ttft_s) == 1
         self.ttft_s[way] += [answer.seconds] if one else answer.ttft_s
-        self.loaded_blocks += answer.counts.get(_LOADED, 0.0)
-        self.missed_blocks += answer.counts.get(_MISSED, 0.0)
+        self.loaded_blocks += answer.counts.get(LOADED_BLOCKS, 0.0)
+        self.missed_blocks += answer.counts.get(MISSED_BLOCKS, 0.0)
 
     def at(self, way: str, share: float) -> float:
         return percentile(self.ttft_s[way], share)
