@@ -46,6 +46,11 @@ class Ring:
             self._taken.append((begin, begin + size))
         return self._memory[begin : begin + rows * row_bytes].reshape(rows, row_bytes)
 
+    def undo(self) -> None:
+        """Gives back what was taken last, by the one who took it: it is not used after all."""
+        with self._lock:
+            self._taken.pop()
+
     def give_back(self) -> None:
         """Ends the use of what was taken first of all that is taken now."""
         with self._lock:

@@ -20,6 +20,8 @@ import kvwarehouse as kvw
 
 # What a load costs the engine besides its bytes: a step of the scheduler or two.
 _LOAD_OVERHEAD_S = 0.002
+# Of one read of a common disk, and of asking for it.
+_READ_LATENCY_S = 0.0005
 # Until a tier has been measured: a slow memory and a common disk.
 ASSUMED_DRAM_BYTES_PER_S = 4e9
 ASSUMED_NVME_BYTES_PER_S = 1e9
@@ -28,20 +30,23 @@ SLACK = 0.03
 
 
 class PrefillRate:
-    """Tokens a second of this engine's prefill: the median of its last large steps."""
+    """Tokens a second of this engine's prefill, from its last steps that did little else: the upper
+    quartile, since decoding beside it only makes a step look slower."""
 
     _LEAST_TOKENS = 64
+    _LEAST_SHARE = 0.5
     _KEPT = 15
 
     def __init__(self, assumed_tokens_per_s: float) -> None:
         self._assumed = assumed_tokens_per_s
         self._rates: deque[float] = deque(maxlen=self._KEPT)
 
-    def step(self, tokens: int, seconds: float) -> None:
-        """A step that computed `tokens` tokens took `seconds`. Small steps say little and do not
-        count."""
-        if tokens >= self._LEAST_TOKENS and seconds > 0:
-            self._rates.append(tokens / seconds)
+    def step(self, prefill_tokens: int, tokens: int, seconds: float) -> None:
+        """A step that computed `tokens` tokens, prefill_tokens of them of prompts, took `seconds`.
+        Small steps, and those that mostly decode, say little and do not count."""
+        telling = prefill_tokens >= max(self._LEAST_TOKENS, self._LEAST_SHARE * tokens)
+        if telling and seconds > 0:
+            self._rates.append(prefill_tokens / seconds)
 
     @property
     def measured(self) -> bool:
@@ -49,7 +54,9 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float:
-        return statistics.median(self._rates) if self._rates else self._assumed
+        if len(self._rates) < 2:
+            return self._rates[0] if self._rates else self._assumed
+        return statistics.quantiles(self._rates, n=4, method="inclusive")[2]
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,11 @@ def worth_loading(
     )
     saved_s = np.cumsum(page_compute_s - costs_s) - _LOAD_OVERHEAD_S
     if from_nvme.any():
-        saved_s[int(np.argmax(from_nvme)) :] -= rates.nvme_wait_s
+        first = int(np.argmax(from_nvme))
+        saved_s[first:] -= rates.nvme_wait_s
+        arrives_s = rates.nvme_wait_s + page_bytes / rates.nvme_bytes_per_s + _READ_LATENCY_S
+        if arrives_s > Schedule.of(pages, page_compute_s).due_s(first):
+            saved_s[first:] = -np.inf  # it would be given up as late
     best = int(np.argmax(saved_s))
     return best + 1 if saved_s[best] > 0 else 0
 
@@ -86,16 +97,16 @@ def worth_loading(
 class Schedule:
     """By when the pages of a load must have come, in seconds from its begin.
 
-    Page i is in time at (i + 1) * page_s + slack_s: at no moment is the load further behind
-    computing than slack_s."""
+    Page i is in time at i * page_s + slack_s: the pages before it are worth their computing, and at
+    no moment is the load further behind than slack_s."""
 
     page_s: float
     slack_s: float
 
     @staticmethod
     def of(pages: int, page_compute_s: float) -> Schedule:
-        return Schedule(page_compute_s, max(SLACK * pages * page_compute_s, _LOAD_OVERHEAD_S))
+        return Schedule(page_compute_s, SLACK * pages * page_compute_s)
 
     def due_s(self, loaded: int) -> float:
         """When the next page, after `loaded`, is due."""
-        return (loaded + 1) * self.page_s + self.slack_s
+        return loaded * self.page_s + self.slack_s

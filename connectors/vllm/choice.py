@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import kvwarehouse as kvw
@@ -25,6 +25,9 @@ _ASSUMED_ELSEWHERE_TOKENS_PER_S = 20_000.0
 _NEWEST = 0.3
 # A tier that was found too slow is tried again after this long: disks recover.
 _TRY_AGAIN_S = 2.0
+_SURE_SHARE = 0.25
+# More of one request in a step than speculative decoding tries.
+_PREFILL_TOKENS = 32
 # Steps under way at once; more means that the engine skipped reporting some.
 _MOST_STEPS = 8
 
@@ -45,20 +48,22 @@ class Choice:
         self._spaces = spaces
         self._groups = groups
         self._rates = TierRates()
-        self._steps: deque[tuple[float, int]] = deque(maxlen=_MOST_STEPS)
+        self._steps: deque[tuple[float, int, int]] = deque(maxlen=_MOST_STEPS)
         self._ended_at_s = 0.0
         self._avoids_nvme_until_s = 0.0
 
-    def step_begins(self, tokens: int) -> None:
-        self._steps.append((time.monotonic(), tokens))
+    def step_begins(self, scheduled: Mapping[str, int]) -> None:
+        """scheduled: tokens of each request in this step. Few of one request are decoding."""
+        prefill = sum(tokens for tokens in scheduled.values() if tokens >= _PREFILL_TOKENS)
+        self._steps.append((time.monotonic(), prefill, sum(scheduled.values())))
 
     def step_ends(self) -> None:
         """Steps end in the order they began. One that waited for the one before it began then."""
         if not self._steps:
             return
-        begun, tokens = self._steps.popleft()
+        begun, prefill, tokens = self._steps.popleft()
         now = time.monotonic()
-        self._rate.step(tokens, now - max(begun, self._ended_at_s))
+        self._rate.step(prefill, tokens, now - max(begun, self._ended_at_s))
         self._ended_at_s = now
 
     def delivered(self, outcomes: Outcomes) -> None:
@@ -76,36 +81,49 @@ class Choice:
 
     def page_compute_s(self, hit: Hit) -> float:
         """Of one block of the hit's first span; 0 where loads keep to no schedule."""
-        if self._always:
-            return 0.0
-        return self._tokens_each(hit) / self._rate.tokens_per_s
+        return 0.0 if self._always else self._page_compute_s(hit)
 
     def worth_tokens(self, hit: Hit, control: kvw.Control | None) -> int:
-        """The end of the prefix worth loading; at most that of the hit."""
+        """The end of the prefix worth loading; at most that of the hit. Nothing is read from NVMe
+        by a daemon that does not answer, or of late does not keep up."""
         span = hit.spans[0]
-        group = self._groups[span.place]
-        tiers = span.tiers
-        slow = tiers == kvw.Tier.NVME
-        if self._always:
-            if control is not None or not slow.any():
-                return hit.tokens
-            return (span.begin + int(slow.argmax())) * group.block_tokens
-        if slow.any() and (control is None or self._avoids_nvme()):
-            tiers = tiers[: int(slow.argmax())]  # nobody there to read them, or too slow of late
-        pages = worth_loading(
-            tiers,
-            self._bytes_each(hit),
-            self._tokens_each(hit) / self._rate.tokens_per_s,
-            self._tier_rates(control),
-        )
-        if pages < len(span.tiers) and slow.any() and not self._avoids_nvme():
-            self._avoids_nvme_until_s = time.monotonic() + _TRY_AGAIN_S
-        if pages == len(span.tiers):
+        avoid_nvme = control is None or time.monotonic() < self._avoids_nvme_until_s
+        if avoid_nvme and any((other.tiers == kvw.Tier.NVME).any() for other in hit.spans[1:]):
+            return hit.local_tokens
+        slow = span.tiers == kvw.Tier.NVME
+        reach = int(slow.argmax()) if avoid_nvme and slow.any() else len(slow)
+        if not self._always:
+            rates = self._tier_rates(control)
+            pages = worth_loading(
+                span.tiers[:reach], self._bytes_each(hit), self._page_compute_s(hit), rates
+            )
+            if not avoid_nvme and self._too_slow(hit, rates):
+                self._avoids_nvme_until_s = time.monotonic() + _TRY_AGAIN_S
+            reach = pages
+            if len(hit.spans) > 1 and not self._surely(hit, rates):
+                return hit.local_tokens
+        if reach == len(span.tiers):
             return hit.tokens
-        return (span.begin + pages) * group.block_tokens
+        return (span.begin + reach) * self._groups[span.place].block_tokens
 
-    def _avoids_nvme(self) -> bool:
-        return time.monotonic() < self._avoids_nvme_until_s
+    def _surely(self, hit: Hit, rates: TierRates) -> bool:
+        """Of several cache groups all of a hit has to come, or all is computed: so what is read
+        from NVMe must take a small part of computing it."""
+        size = sum(
+            int((span.tiers == kvw.Tier.NVME).sum()) * self._spaces[span.place].page_bytes
+            for span in hit.spans
+        )
+        if not size:
+            return True
+        computing_s = self._page_compute_s(hit) * len(hit.spans[0].tiers)
+        return rates.nvme_wait_s + size / rates.nvme_bytes_per_s < _SURE_SHARE * computing_s
+
+    def _too_slow(self, hit: Hit, rates: TierRates) -> bool:
+        """Whether a page from NVMe takes longer than computing it, whatever else a load costs."""
+        return self._bytes_each(hit) / rates.nvme_bytes_per_s > self._page_compute_s(hit)
+
+    def _page_compute_s(self, hit: Hit) -> float:
+        return self._tokens_each(hit) / self._rate.tokens_per_s
 
     def _tokens_each(self, hit: Hit) -> float:
         return (hit.tokens - hit.local_tokens) / max(1, len(hit.spans[0].tiers))

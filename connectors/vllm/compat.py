@@ -8,6 +8,7 @@ in vLLM's processes only. Stateless.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import torch
@@ -50,6 +51,10 @@ __all__ = [
 
 VERSION = str(vllm.__version__)
 
+# Methods of speculative decoding that keep no KV of their own.
+_DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
+_CONTENT_DIGEST = re.compile(r"[0-9a-f]{32,128}")
+
 # Exact types: a subclass may keep other things in its blocks.
 _KINDS = {
     "FullAttentionSpec": "full_attention",
@@ -85,6 +90,8 @@ def group_problem(group: Any) -> str:
         return f"keeps KV ({names[0]}) that vLLM does not cache by prefix"
     if group.is_eagle_group:
         return "belongs to a draft model (EAGLE, MTP), whose KV depends on the token after it"
+    if getattr(inner[0], "extra_retained_tokens", 0):
+        return "keeps more of a window than it attends to, for a draft model"
     if names == ["MambaSpec"] and inner[0].mamba_cache_mode != "align":
         return (
             f"keeps states in the mode {inner[0].mamba_cache_mode!r}; only 'align' has checkpoints"
@@ -103,7 +110,22 @@ def engine_problem(vllm_config: Any) -> str:
             return f"splits the context over ranks ({name} > 1)"
     if vllm_config.model_config.is_encoder_decoder:
         return "is an encoder-decoder model"
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_KV:
+        return (
+            f"drafts tokens by {speculative.method!r}: a draft's KV depends on tokens that are not"
+            f" in a block's key (served: {', '.join(_DRAFTS_WITHOUT_KV)})"
+        )
     return ""
+
+
+def own_media(request: Any) -> bool:
+    """Whether media of a request are named by anything but a digest of their content: by a counter
+    of this engine, or by the client. Such a name means nothing to another engine."""
+    return any(
+        not _CONTENT_DIGEST.fullmatch(str(feature.identifier).rpartition(":")[2])
+        for feature in request.mm_features or ()
+    )
 
 
 def tp_replicas(kv_cache_config: Any) -> int:

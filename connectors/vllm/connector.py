@@ -116,7 +116,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
             _log.exception("kvwarehouse: a load could not be ordered; the engine computes it")
             if num_external_tokens:
-                self.scheduler_side.refuse(request, tables, num_external_tokens)
+                self.scheduler_side.refuse(request)
 
     @_or(dict)
     def get_external_cache_hit_sources(

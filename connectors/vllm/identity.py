@@ -99,6 +99,9 @@ def namespaces(
                 extra={
                     "device": facts.device,
                     "layout": seen.layout,
+                    # Some models scale positions or attention by it.
+                    "max_model_len": str(model.max_model_len),
+                    "overrides": _digest(model.override_generation_config or {}),
                     "quantization": str(model.quantization or ""),
                     "rule": f"{group.rule.value}/{group.reach_tokens}",
                     "vllm": compat.VERSION,
@@ -117,7 +120,10 @@ def _group_name(group: CacheGroup, groups: Sequence[CacheGroup]) -> str:
 
 
 def _config_digest(config: Any) -> str:
-    values = {name: value for name, value in config.to_dict().items() if name not in _INCIDENTAL}
+    return _digest({n: value for n, value in config.to_dict().items() if n not in _INCIDENTAL})
+
+
+def _digest(values: Any) -> str:
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -69,9 +69,8 @@ class LoadOrder:
     """What computing a block of the first run would cost; 0: no schedule, only the timeout."""
     from_nvme: bool = False
     """Whether a block was only there when it was found."""
-    refused: tuple[int, ...] = ()
-    """Blocks (of the first group) of a load that went wrong before it began; then there are no
-    runs."""
+    refused: bool = False
+    """Whether it went wrong before it began: it is reported as failed, and has no runs."""
 
 
 @dataclass

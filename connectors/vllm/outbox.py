@@ -62,7 +62,11 @@ class Outbox:
         rows = self._ring.take(len(blocks), memory.block_bytes)
         if rows is None:
             return False
-        memory.gather(blocks, rows)
+        try:
+            memory.gather(blocks, rows)
+        except BaseException:
+            self._ring.undo()
+            raise
         with self._changed:
             self._queue.append(_Parcel(runs, space, memory, rows))
             self._changed.notify()

@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 # At the engine's start only: it is then not serving anybody.
 _START_WAIT_S = 3.0
+# A request that waits for another engine's pages is looked up this often.
+_ASK_AGAIN_S = 0.005
 # Hits that wait for room in the engine keep their pins; more of them do not.
 _MOST_PINNED_HITS = 64
 
@@ -74,6 +76,7 @@ class SchedulerSide:
         self._told = False  # the workers know the namespaces
         self._choice: Choice | None = None
         self._stats = WarehouseStats.empty()
+        self._held = 0  # hits that wait for room in the engine
         self._epoch = 0
         self._epoch_twist = b""
         self._events = StoreEvents(vllm_config, self._groups, self._shards)
@@ -102,7 +105,10 @@ class SchedulerSide:
             self._groups, self._spaces, self._settings, fact.staging_bytes // 2, self._events
         )
         for space in self._spaces:
-            self._upkeep.wait_opened(space, _START_WAIT_S)
+            try:
+                self._upkeep.wait_opened(space, _START_WAIT_S)
+            except kvw.UsageError:
+                break  # refused, and said so in the log: the engine computes
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in self._spaces))
 
     def _hash_scheme(self) -> str:
@@ -113,7 +119,8 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         params = request.kv_transfer_params
         adapter = self._adapters.fingerprint(request.lora_request)
-        known = adapter is not None
+        # Tokens of a session may be taken back, and media may have names of their own.
+        known = adapter is not None and not request.resumable and not compat.own_media(request)
         twist = self._epoch_twist + (adapter or b"")
         self._requests[request.request_id] = Tracked(
             request=request,
@@ -132,13 +139,14 @@ class SchedulerSide:
             return 0, False
         hit = tracked.hit
         if hit is None or hit.local_tokens != local_tokens:
-            tracked.drop_hit()
-            hit = tracked.hit = self._find(tracked, local_tokens)
-        found = hit.tokens if hit is not None else local_tokens
-        whole = (request.num_tokens - 1) // self._align * self._align
-        if found < min(tracked.expected_tokens, whole) and self._waits(tracked):
-            tracked.drop_hit()
-            return None, False
+            self._drop_hit(tracked)
+            if time.monotonic() < tracked.ask_again_s:
+                return None, False
+            hit, comes = self._find(tracked, local_tokens)
+            if comes:
+                return None, False
+            tracked.hit = hit
+            self._held += hit is not None
         return (hit.tokens - local_tokens, True) if hit is not None else (0, False)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], tokens: int) -> None:
@@ -146,14 +154,16 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
-        hit, tracked.hit = tracked.hit, None
+        hit = tracked.hit
         if not tokens:
-            if hit is not None:
-                hit.release()
+            self._drop_hit(tracked)
             return
         if hit is None or self._choice is None or tokens != hit.tokens - hit.local_tokens:
-            self.refuse(request, tables, tokens)
+            self._drop_hit(tracked)
+            self.refuse(request)
             return
+        tracked.hit = None
+        self._held -= 1
         self._loading[request.request_id] = hit
         runs = load_runs(self._groups, hit, tracked.keys, tables)
         self._new_loads.append(
@@ -165,14 +175,9 @@ class SchedulerSide:
             )
         )
 
-    def refuse(self, request: Any, tables: Sequence[Sequence[int]], tokens: int) -> None:
+    def refuse(self, request: Any) -> None:
         """The engine waits for a load that cannot be made: the workers report it as failed."""
-        group = self._groups[0]
-        blocks = tables[group.index]
-        count = max(1, tokens // group.block_tokens)
-        self._new_loads.append(
-            LoadOrder(request.request_id, (), refused=tuple(b for b in blocks[-count:] if b))
-        )
+        self._new_loads.append(LoadOrder(request.request_id, (), refused=True))
 
     def hit_sources(self, request: Any, tokens: int) -> dict[Any, int]:
         """`tokens` by the tier they come from."""
@@ -188,7 +193,7 @@ class SchedulerSide:
     def orders(self, step: Any) -> Orders:
         """This step's work for the workers."""
         if self._choice is not None:
-            self._choice.step_begins(step.total_num_scheduled_tokens)
+            self._choice.step_begins(step.num_scheduled_tokens)
         orders = Orders(loads=self._new_loads, stores=self._stores_of(step))
         self._new_loads = []
         if not self._told and (orders.loads or orders.stores):
@@ -201,7 +206,7 @@ class SchedulerSide:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
-        tracked.drop_hit()
+        self._drop_hit(tracked)
         if self._storing is None or not self._storing.handoff_wanted(tracked):
             return None
         return {HANDOFF: {"tokens": self._storing.stored_tokens(tracked)}}
@@ -243,14 +248,14 @@ class SchedulerSide:
         self._epoch += 1
         self._epoch_twist = os.urandom(16)
         for tracked in self._requests.values():
-            tracked.drop_hit()
+            self._drop_hit(tracked)
             tracked.loads = tracked.stores = False
         self._adapters.forget()
         self._events.cleared()
 
     def close(self) -> None:
         for tracked in self._requests.values():
-            tracked.drop_hit()
+            self._drop_hit(tracked)
         self._upkeep.close()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -274,32 +279,44 @@ class SchedulerSide:
             return None
         return Finder(self._groups, opened, self._align)  # type: ignore[arg-type]
 
-    def _find(self, tracked: Tracked, local_tokens: int) -> Hit | None:
-        finder = self._finder()
+    def _find(self, tracked: Tracked, local_tokens: int) -> tuple[Hit | None, bool]:
+        """What is worth loading, pinned; and whether more is about to come, so that the engine
+        should ask again instead."""
+        finder, control = self._finder(), self._upkeep.control()
         if finder is None or self._choice is None:
-            return None
+            return None, False
         # The last token is always computed: its logits are what the engine is after.
         limit = tracked.request.num_tokens - 1
-        control = self._upkeep.control()
         try:
             hit = finder.find(tracked.keys, local_tokens, limit)
+            stored = hit.tokens if hit is not None else local_tokens
+            expected = min(tracked.expected_tokens, limit // self._align * self._align)
+            if stored < expected and control is not None and self._waits(tracked):
+                return None, True
             while hit is not None:
                 worth = self._choice.worth_tokens(hit, control)
                 if worth >= hit.tokens:
                     break
-                hit = finder.find(tracked.keys, local_tokens, worth)
-            pinned = sum(1 for other in self._requests.values() if other.hit is not None)
-            if hit is not None and pinned < _MOST_PINNED_HITS:
+                shorter = worth > local_tokens
+                hit = finder.find(tracked.keys, local_tokens, worth) if shorter else None
+            if hit is not None and self._held < _MOST_PINNED_HITS:
                 finder.pin(hit, tracked.keys)
         except kvw.WarehouseError as error:
             self._lost(error)
-            return None
-        return hit
+            return None, False
+        return hit, False
 
     def _waits(self, tracked: Tracked) -> bool:
+        """Whether to wait on for pages that another engine stores."""
         now = time.monotonic()
         tracked.asked_at_s = tracked.asked_at_s or now
-        return now - tracked.asked_at_s < self._settings.handoff_wait_s
+        waits = now - tracked.asked_at_s < self._settings.handoff_wait_s
+        tracked.ask_again_s = now + _ASK_AGAIN_S if waits else 0.0
+        return waits
+
+    def _drop_hit(self, tracked: Tracked) -> None:
+        self._held -= tracked.hit is not None
+        tracked.drop_hit()
 
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)

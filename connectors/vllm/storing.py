@@ -40,6 +40,7 @@ class StorePlanner:
         self._step_bytes = step_bytes
         self._events = events
         self._least_tokens = min(group.block_tokens for group in groups)
+        self._planned: set[tuple[int, bytes]] = set()  # requests of a step may share blocks
         self._states = [p for p, group in enumerate(groups) if group.rule is Rule.STATE]
 
     def plan(
@@ -48,6 +49,7 @@ class StorePlanner:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
         runs: list[PageRun] = []
         left = self._step_bytes
+        self._planned.clear()
         for request_id, scheduled in step.num_scheduled_tokens.items():
             tracked = requests.get(request_id)
             if tracked is None or not tracked.stores or tracked.epoch != epoch:
@@ -98,6 +100,7 @@ class StorePlanner:
             behind = behind or end < full  # its last token is not known yet
             fresh = [b for b in range(tracked.considered[place], end) if table[b]]
             wanted = finder.missing(place, tracked.keys, fresh) if fresh else []
+            wanted = [b for b in wanted if self._first(place, group, tracked, b)]
             room = max(0, left) // self._page_bytes[place]
             if group.chained and len(wanted) > room:
                 behind = True
@@ -112,6 +115,14 @@ class StorePlanner:
                 self._events.ordered(tracked.request, group, part, run.keys)
         tracked.next_tokens = 0 if behind else _next(computed, self._least_tokens)
         return left
+
+    def _first(self, place: int, group: CacheGroup, tracked: Tracked, block: int) -> bool:
+        """Whether no other request of this step stores the same block."""
+        name = (place, tracked.keys.keys(block, block + 1, group.block_hashes)[0])
+        if name in self._planned:
+            return False
+        self._planned.add(name)
+        return True
 
     def _boundaries(
         self,
@@ -136,7 +147,9 @@ class StorePlanner:
                 block, rest = divmod(tokens, group.block_tokens)
                 if rest or block > tracked.keys.count(group.block_hashes):
                     continue  # inside a block: it has no key of its own
-                if finder.missing(place, tracked.keys, [block - 1]):
+                if finder.missing(place, tracked.keys, [block - 1]) and self._first(
+                    place, group, tracked, block - 1
+                ):
                     key = tracked.keys.keys(block - 1, block, group.block_hashes)[0]
                     runs.append(PageRun(place, [key], [block_id], False))
 

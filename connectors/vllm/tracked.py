@@ -28,6 +28,8 @@ class Tracked:
     """What another engine said it stores of this prompt."""
     asked_at_s: float = 0.0
     """When the scheduler first asked about it; 0: not yet."""
+    ask_again_s: float = 0.0
+    """While it waits for pages that another engine stores: not before then."""
     hit: Hit | None = None
     """Found, and not loaded yet."""
     considered: list[int] = field(default_factory=list)

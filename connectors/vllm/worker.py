@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 import kvwarehouse as kvw
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 # what only has to be copied.
 _COPIERS = 2
 _WAITERS = 16
+# Of computing a prefix: how long a load of several cache groups may take before it is given up.
+_WHOLE_SHARE = 0.5
 # A load's bytes below this say nothing of a tier's speed.
 _TELLING_BYTES = 1 << 20
 
@@ -202,12 +205,7 @@ class WorkerSide:
         memory = self._memories[run.group]
         if not self._proof.of_the_way(memory, run.blocks):
             return LoadResult(0, 0.0, {"self_test": len(run.blocks)})
-        most_s = self._settings.load_timeout_s
-        schedule = (
-            Schedule.of(len(run.blocks), order.page_compute_s)
-            if order.page_compute_s and run is order.runs[0]
-            else Schedule(0.0, most_s)
-        )
+        schedule, most_s = self._schedule(order, run)
         return load_in_time(
             lambda first, timeout_s: memory.load(opened, run, first, self._shard, timeout_s),
             len(run.blocks),
@@ -216,8 +214,20 @@ class WorkerSide:
             begin_s=begin_s,
         )
 
+    def _schedule(self, order: LoadOrder, run: PageRun) -> tuple[Schedule, float]:
+        """By when pages of a run are due, and the whole load. Of several cache groups a part is of
+        no use, so there is one bound for all."""
+        most_s = self._settings.load_timeout_s
+        if not order.page_compute_s:
+            return Schedule(0.0, most_s), most_s
+        if len(self._groups) == 1:
+            return Schedule.of(len(run.blocks), order.page_compute_s), most_s
+        computing_s = order.page_compute_s * len(order.runs[0].blocks)
+        most_s = min(most_s, _WHOLE_SHARE * computing_s)
+        return Schedule(0.0, most_s), most_s
+
     def _report(self, order: LoadOrder, results: list[LoadResult]) -> None:
-        bad = list(order.refused)
+        bad: list[int] = []
         loaded = 0
         loaded_bytes = 0
         for place, run in enumerate(order.runs):
@@ -225,11 +235,12 @@ class WorkerSide:
             bad += run.blocks[pages:]
             loaded += pages
             loaded_bytes += pages * self._memories[run.group].block_bytes
+            self._clear(run, pages)
         with self._lock:
             self._done.received.add(order.request_id)
-            if bad:
+            if bad or order.refused:
                 self._done.outcomes.failed.add(order.request_id)
-                if len(self._groups) > 1:
+                if len(self._groups) > 1 or order.refused:
                     self._done.failed.add(order.request_id)
                 else:
                     self._done.bad_blocks.update(bad)
@@ -246,6 +257,18 @@ class WorkerSide:
                     self._done.outcomes.nvme_bytes_per_s = rate
                 else:
                     self._done.outcomes.load_bytes_per_s = rate
+
+    def _clear(self, run: PageRun, pages: int) -> None:
+        """Zeroes the blocks that did not come: a load may have left bytes in them that failed their
+        check, which can be NaN, and attention reads a block's unused end."""
+        blocks = run.blocks[pages:]
+        memory = self._memories[run.group]
+        zeros = np.zeros((1, memory.block_bytes), np.uint8)
+        try:
+            for block in blocks:
+                memory.scatter([block], zeros)
+        except Exception:  # noqa: BLE001 - a thread's edge: the report must be made
+            _log.exception("kvwarehouse: blocks of a failed load could not be cleared")
 
     # -- in the storing thread -----------------------------------------------------------------
 

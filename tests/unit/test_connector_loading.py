@@ -60,17 +60,17 @@ class Disk:
 
 
 def run(disk: Disk, schedule: Schedule, most_s: float = 1e9) -> LoadResult:
-    return load_in_time(disk.load, len(disk.arrivals_s), schedule, most_s, disk.clock)
+    return load_in_time(disk.load, len(disk.arrivals_s), schedule, most_s, clock=disk.clock)
 
 
 def test_load_is_whole_when_every_page_comes_in_time() -> None:
-    result = run(Disk([0.01, 0.02, 0.03]), Schedule(0.1, 0.01))
+    result = run(Disk([0.01, 0.02, 0.03]), Schedule(0.1, 0.02))
     assert (result.pages, result.missed) == (3, {})
     assert result.seconds == pytest.approx(0.03)
 
 
 def test_load_ends_at_the_first_page_that_is_late_and_keeps_those_before_it() -> None:
-    result = run(Disk([0.05, 0.15, NEVER]), Schedule(0.1, 0.01))
+    result = run(Disk([0.005, 0.105, NEVER]), Schedule(0.1, 0.01))
     assert result.pages == 2
     assert result.missed == {"late": 1}
 
@@ -79,7 +79,7 @@ def test_load_of_nothing_in_time_is_given_up_when_the_first_page_is_late() -> No
     result = run(Disk([NEVER] * 100), Schedule(0.1, 0.01))
     assert result.pages == 0
     assert result.missed == {"late": 100}
-    assert result.seconds <= 0.1 + 0.01 + 10 * CALL_S
+    assert result.seconds <= 0.01 + 10 * CALL_S
 
 
 def test_load_ends_at_once_when_a_page_cannot_come() -> None:
@@ -121,18 +121,17 @@ def arrivals(rng: random.Random, pages: int, page_compute_s: float) -> list[floa
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 2000), st.floats(1e-4, 1.0))
-def test_load_and_computing_the_rest_is_never_behind_by_more_than_slack_and_a_page(
+def test_load_and_computing_the_rest_is_never_behind_by_more_than_slack(
     chance: int, pages: int, page_compute_s: float
 ) -> None:
     disk = Disk(arrivals(random.Random(chance), pages, page_compute_s))
     schedule = Schedule.of(pages, page_compute_s)
     result = run(disk, schedule)
     total_s = result.seconds + (pages - result.pages) * page_compute_s
-    bound_s = pages * page_compute_s + schedule.slack_s + page_compute_s
+    bound_s = pages * page_compute_s + schedule.slack_s
     assert total_s <= bound_s + (disk.calls + 1) * CALL_S
 
 
-@pytest.mark.xfail(reason="the next page's own time counts as slack: short loads cost up to 2x")
 @given(st.integers(0, 1 << 32), st.integers(1, 2000), st.floats(1e-4, 1.0))
 def test_load_and_computing_the_rest_costs_at_most_5_percent_at_any_speed(
     chance: int, pages: int, page_compute_s: float
@@ -141,5 +140,14 @@ def test_load_and_computing_the_rest_costs_at_most_5_percent_at_any_speed(
     compute_s = pages * page_compute_s
     result = run(disk, Schedule.of(pages, page_compute_s))
     total_s = result.seconds + (pages - result.pages) * page_compute_s
-    # A load costs the scheduler a step or two whatever it brings: 2 ms, once.
-    assert total_s <= max(PROMISE * compute_s, compute_s + 0.002) + (disk.calls + 1) * CALL_S
+    assert total_s <= PROMISE * compute_s + (disk.calls + 1) * CALL_S
+
+
+def test_load_that_comes_late_itself_takes_what_is_at_hand() -> None:
+    disk = Disk([0.0] * 4 + [NEVER] * 4)
+    begin_s = disk.now_s - 100.0
+    schedule = Schedule(0.1, 0.01)
+    result = load_in_time(disk.load, 8, schedule, 1e9, begin_s=begin_s, clock=disk.clock)
+    assert result.pages == 4
+    assert result.missed == {"late": 4}
+    assert result.seconds < 0.001
