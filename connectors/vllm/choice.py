@@ -100,7 +100,8 @@ class Choice:
             if not avoid_nvme and self._too_slow(hit, rates):
                 self._avoids_nvme_until_s = time.monotonic() + _TRY_AGAIN_S
             reach = pages
-            if len(hit.spans) > 1 and not self._surely(hit, rates):
+            whole = len(hit.spans) > 1 or not self._groups[span.place].chained
+            if whole and not self._surely(hit, rates):
                 return hit.local_tokens
         if reach == len(span.tiers):
             return hit.tokens

@@ -46,10 +46,15 @@ class OwnChain:
     def __init__(self, hash_tokens: int) -> None:
         self._hash_tokens = hash_tokens
         self._hashes: list[bytes] = []
+        self._sources: list[bytes] = []  # vLLM's own, of the same blocks
         self._mm_index = 0
 
     def __call__(self, request: Any) -> Sequence[bytes]:
-        known, step = len(self._hashes), self._hash_tokens
+        step = self._hash_tokens
+        known = _still(self._sources, request.block_hashes)
+        if known < len(self._hashes):
+            self._mm_index = 0
+        del self._hashes[known:]
         for begin in range(known * step, request.num_tokens - step + 1, step):
             end = begin + step
             extra, self._mm_index = compat.extra_keys(request, begin, end, self._mm_index)
@@ -57,7 +62,18 @@ class OwnChain:
             state.update(np.asarray(request.all_token_ids[begin:end], "<u4").tobytes())
             state.update(repr(extra).encode())
             self._hashes.append(state.digest())
+        self._sources[known:] = request.block_hashes[known : len(self._hashes)]
         return self._hashes
+
+
+def _still(sources: list[bytes], hashes: Sequence[bytes]) -> int:
+    """How many of `sources` are still the first of `hashes`; cuts the others off. Hashes only grow,
+    but for sessions whose last tokens are taken back."""
+    known = min(len(sources), len(hashes))
+    while known and sources[known - 1] != hashes[known - 1]:
+        known -= 1
+    del sources[known:]
+    return known
 
 
 class BlockKeys:
@@ -68,6 +84,7 @@ class BlockKeys:
         self._hashes = hashes
         self._twist = twist
         self._twisted: list[bytes] = []
+        self._sources: list[bytes] = []
 
     def count(self, block_hashes: int) -> int:
         """Whole blocks whose tokens are all known. block_hashes: hashes of a block."""
@@ -85,6 +102,9 @@ class BlockKeys:
         hashes = self._hashes(self._request)
         if not self._twist:
             return hashes
-        for fresh in hashes[len(self._twisted) :]:
+        known = _still(self._sources, hashes)
+        del self._twisted[known:]
+        for fresh in hashes[known:]:
+            self._sources.append(fresh)
             self._twisted.append(hashlib.blake2b(fresh, digest_size=32, key=self._twist).digest())
         return self._twisted

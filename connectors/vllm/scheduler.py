@@ -290,7 +290,7 @@ class SchedulerSide:
         try:
             hit = finder.find(tracked.keys, local_tokens, limit)
             stored = hit.tokens if hit is not None else local_tokens
-            expected = min(tracked.expected_tokens, limit // self._align * self._align)
+            expected = min(tracked.expected_tokens, limit) // self._align * self._align
             if stored < expected and control is not None and self._waits(tracked):
                 return None, True
             while hit is not None:

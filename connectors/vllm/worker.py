@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 # what only has to be copied.
 _COPIERS = 2
 _WAITERS = 16
-# Of computing a prefix: how long a load of several cache groups may take before it is given up.
+# Of computing a prefix: how long a load that is of use only as a whole may take.
 _WHOLE_SHARE = 0.5
 # A load's bytes below this say nothing of a tier's speed.
 _TELLING_BYTES = 1 << 20
@@ -68,6 +68,9 @@ class WorkerSide:
         self._settings = settings
         self._kv_cache_config = kv_cache_config
         self._groups = cache_groups(kv_cache_config)
+        # Whether a part of a load is of no use: of several groups, or of a window, whose blocks
+        # before the last ones were never loaded.
+        self._whole = len(self._groups) > 1 or not self._groups[0].chained
         replicas = compat.tp_replicas(kv_cache_config)
         rank = int(vllm_config.parallel_config.rank) % int(
             vllm_config.parallel_config.tensor_parallel_size
@@ -215,12 +218,12 @@ class WorkerSide:
         )
 
     def _schedule(self, order: LoadOrder, run: PageRun) -> tuple[Schedule, float]:
-        """By when pages of a run are due, and the whole load. Of several cache groups a part is of
-        no use, so there is one bound for all."""
+        """By when pages of a run are due, and the whole load. Where a part is of no use, there is
+        one bound for all."""
         most_s = self._settings.load_timeout_s
         if not order.page_compute_s:
             return Schedule(0.0, most_s), most_s
-        if len(self._groups) == 1:
+        if not self._whole:
             return Schedule.of(len(run.blocks), order.page_compute_s), most_s
         computing_s = order.page_compute_s * len(order.runs[0].blocks)
         most_s = min(most_s, _WHOLE_SHARE * computing_s)
@@ -240,7 +243,7 @@ class WorkerSide:
             self._done.received.add(order.request_id)
             if bad or order.refused:
                 self._done.outcomes.failed.add(order.request_id)
-                if len(self._groups) > 1 or order.refused:
+                if self._whole or order.refused:
                     self._done.failed.add(order.request_id)
                 else:
                     self._done.bad_blocks.update(bad)

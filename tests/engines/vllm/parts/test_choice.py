@@ -142,7 +142,7 @@ def test_pages_of_all_groups_share_the_time_of_the_first(clock: Clock) -> None:
 def test_rate_is_measured_on_the_engines_own_steps(clock: Clock) -> None:
     chosen = choice(1.0)
     for _ in range(3):
-        chosen.step_begins(1_600)
+        chosen.step_begins({"a": 1_600})
         clock.now_s += 1.0
         chosen.step_ends()
     assert chosen.page_compute_s(hit((DRAM, 5))) == pytest.approx(0.01)
@@ -151,12 +151,12 @@ def test_rate_is_measured_on_the_engines_own_steps(clock: Clock) -> None:
 def test_step_that_waited_for_the_one_before_it_began_when_that_ended(clock: Clock) -> None:
     """Asynchronous scheduling: two steps under way, each taking a second."""
     chosen = choice(1.0)
-    chosen.step_begins(1_600)
-    chosen.step_begins(1_600)
+    chosen.step_begins({"a": 1_600})
+    chosen.step_begins({"a": 1_600})
     for _ in range(3):
         clock.now_s += 1.0
         chosen.step_ends()
-        chosen.step_begins(1_600)
+        chosen.step_begins({"a": 1_600})
     assert chosen.page_compute_s(hit((DRAM, 5))) == pytest.approx(0.01)
 
 
@@ -169,5 +169,5 @@ def test_end_of_a_step_that_never_began_is_no_measurement(clock: Clock) -> None:
 def test_steps_whose_end_is_never_told_are_bounded(clock: Clock) -> None:
     chosen = choice(1.0)
     for _ in range(10_000):
-        chosen.step_begins(1_600)
+        chosen.step_begins({"a": 1_600})
     assert len(chosen._steps) <= 8

@@ -82,11 +82,9 @@ def test_first_block_needed_is_the_first_that_vllm_keeps(
         assert found.first_needed(tokens) == first_of_vllm(rule, spec, tokens)
 
 
-@pytest.mark.xfail(reason="extra_retained_tokens of a window are not counted")
-def test_first_block_needed_of_a_window_counts_what_vllm_keeps_beside_it() -> None:
-    spec = window(16, 64, extra_retained_tokens=20)
-    for tokens in range(16, 640, 16):
-        assert only(spec).first_needed(tokens) == first_of_vllm(Rule.WINDOW, spec, tokens)
+def test_window_that_keeps_more_than_it_attends_to_is_refused() -> None:
+    with pytest.raises(kvw.UsageError, match="keeps more of a window"):
+        cache_groups(config(window(16, 64, extra_retained_tokens=20)))
 
 
 def test_groups_with_full_attention_come_first_and_keep_their_place_in_vllm() -> None:

@@ -23,7 +23,6 @@ from vllm_parts.requests import adapter, request, tokens
 from kvwarehouse_connectors.vllm.keys import BlockKeys, OwnChain, chain_for
 
 STEP = 16
-_STALE = "hashes are remembered: a session that replaces its last token keeps the key of the old"
 ALGORITHMS = ["sha256", "sha256_cbor", "own"]
 
 
@@ -164,8 +163,8 @@ def continued(one: Any, ids: list[int]) -> None:
     ("algorithm", "twist"),
     [
         ("sha256", b""),
-        pytest.param("sha256", b"t", marks=pytest.mark.xfail(reason=_STALE)),
-        pytest.param("own", b"", marks=pytest.mark.xfail(reason=_STALE)),
+        ("sha256", b"t"),
+        ("own", b""),
     ],
 )
 def test_keys_follow_a_session_whose_last_token_was_thrown_away(

@@ -210,7 +210,6 @@ def test_close_stores_what_is_queued_and_is_bounded(make: Make, warehouse: Wareh
     assert not outbox._thread.is_alive()
 
 
-@pytest.mark.xfail(reason="the room of a step whose copy failed is given back in another's place")
 def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) -> None:
     """Room is given back in the order in which it was taken. If the failed step's stays taken, the
     next one's is given away while it is still being stored: pages of wrong bytes."""

@@ -42,6 +42,8 @@ def engine_config(layers: Sequence[str], *, rank: int = 0, ranks: int = 1, **mor
                 "hf_config": SimpleNamespace(to_dict=lambda: {"hidden_size": 8}),
                 "dtype": torch.float16,
                 "quantization": None,
+                "max_model_len": 1024,
+                "override_generation_config": {},
                 **more,
             }
         ),
@@ -50,6 +52,7 @@ def engine_config(layers: Sequence[str], *, rank: int = 0, ranks: int = 1, **mor
         ),
         load_config=SimpleNamespace(load_format="auto"),
         kv_events_config=None,
+        speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, layer)),
     )
 

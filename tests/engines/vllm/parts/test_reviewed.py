@@ -1,0 +1,138 @@
+"""What a review of the connector found, each with the incident it could have been."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm_parts.halves import Engine, engine_config
+from vllm_parts.requests import request, tokens
+from vllm_parts.specs import config, full
+from vllm_parts.tensors import caches, shapes
+
+import kvwarehouse as kvw
+from kvwarehouse.testing.until import until
+from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.vllm import compat, identity
+from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder, PageRun
+from kvwarehouse_connectors.vllm.proof import Proof
+from kvwarehouse_connectors.vllm.settings import read_settings
+from kvwarehouse_connectors.vllm.worker import WorkerSide
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[kvw.PrivateDaemon]:
+    with kvw.PrivateDaemon({"dram": "64MiB"}) as daemon:
+        yield daemon
+
+
+def test_self_test_through_the_warehouse_leaves_blocks_as_they_were(
+    daemon: kvw.PrivateDaemon,
+) -> None:
+    """Random bytes can be NaN; a CPU's attention multiplies a block's unused end by 0, and 0 * NaN
+    is NaN: whoever was given such a block later would have answered nonsense, and stored it."""
+    cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, 9)
+    before = cache.memory.copy()
+    upkeep = Upkeep(daemon.address, UpkeepOptions(tick_s=0.01))
+    try:
+        until(lambda: upkeep.control() is not None, "a daemon")
+        proof = Proof(upkeep, stores=True)
+        assert proof.of_the_way(cache.host(0), [3, 4])
+        assert proof._verdicts, "the test was not made"
+    finally:
+        upkeep.close()
+    assert np.array_equal(before, cache.memory)
+
+
+def test_blocks_of_a_load_that_failed_hold_zeros(
+    daemon: kvw.PrivateDaemon, rng: random.Random
+) -> None:
+    """A load copies before it compares: what failed its check must not stay."""
+    cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, 9)
+    layers = [name for group in cache.config.kv_cache_groups for name in group.layer_names]
+    cache.config.hash_block_size = 16
+    settings = read_settings({"kvwarehouse.address": daemon.address}, "kv_both")
+    worker = WorkerSide(engine_config(layers), cache.config, settings)
+    try:
+        worker.register(cache.by_layer)
+        cache.host(0).scatter([5], np.full((1, cache.host(0).block_bytes), 0xFF, np.uint8))
+        run = PageRun(0, [b"k" * 32], [5], True)
+        worker._report(LoadOrder("r", (run,)), [])
+        rows = np.full((1, cache.host(0).block_bytes), 1, np.uint8)
+        cache.host(0).gather([5], rows)
+        assert not rows.any()
+        assert worker.results()[0] == {"r"}
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("identifier", "own"),
+    [
+        ("0" * 64, False),
+        ("adapter:" + "ab12" * 16, False),
+        ("renderer0-mm-1-image-0", True),  # a counter: another engine's first image has it too
+        ("my-picture", True),
+    ],
+)
+def test_media_are_shared_only_by_a_digest_of_their_content(identifier: str, own: bool) -> None:
+    asked = SimpleNamespace(mm_features=[SimpleNamespace(identifier=identifier)])
+    assert compat.own_media(asked) is own
+    assert compat.own_media(SimpleNamespace(mm_features=[])) is False
+
+
+@pytest.mark.parametrize(
+    ("method", "served"), [("ngram", True), ("suffix", True), ("eagle3", False), ("mtp", False)]
+)
+def test_drafts_of_another_model_are_refused_and_drafts_without_kv_are_not(
+    method: str, served: bool
+) -> None:
+    """vLLM does not mark the groups of most draft models."""
+    engine = engine_config(["layer.0"])
+    engine.speculative_config = SimpleNamespace(method=method)
+    problem = compat.engine_problem(engine)
+    assert (problem == "") is served
+    assert served or method in problem
+
+
+def _spaces(engine: Any) -> Any:
+    groups = cache_groups(config(full(16), hash_tokens=16))
+    facts = Facts((GroupFacts(4096, "layout", "bfloat16", "CPU"),), "cpu", 1 << 20)
+    return identity.namespaces(engine, groups, facts, identity.Shared("w", "h/1", 1, ""))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"max_model_len": 131_072}, {"override_generation_config": {"attn_temperature_tuning": True}}],
+)
+def test_engines_that_scale_positions_otherwise_share_nothing(other: dict[str, Any]) -> None:
+    """LongRoPE picks its factors, and Llama 4 its attention's temperature, by the length that an
+    engine was started with."""
+    one, another = engine_config(["layer.0"]), engine_config(["layer.0"])
+    for name, value in other.items():
+        setattr(another.model_config, name, value)
+    assert [s.id for s in _spaces(one)] != [s.id for s in _spaces(another)]
+    assert [s.id for s in _spaces(one)] == [s.id for s in _spaces(engine_config(["layer.0"]))]
+
+
+def test_sessions_whose_tokens_may_be_taken_back_are_neither_loaded_nor_stored(
+    daemon: kvw.PrivateDaemon, rng: random.Random
+) -> None:
+    def groups() -> Any:
+        return config(full(16), hash_tokens=16).kv_cache_groups
+
+    with Engine(daemon.address, groups) as engine:
+        session = request(tokens(rng, 64), name="session", resumable=True)
+        engine.scheduler.on_new_request(session)
+        tracked = engine.scheduler._requests["session"]
+        assert not tracked.loads
+        assert not tracked.stores
