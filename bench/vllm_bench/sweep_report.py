@@ -22,7 +22,9 @@ _NOTES = (
     " the first samples after a change of speed, when the connector still believes the old one,"
     " count like all others.",
     "again / recomputed is what the machine alone does to such a ratio.",
-    "Given up: blocks whose load was begun and then left to the engine, as they came too late.",
+    "Given up: blocks whose load was begun and then left to the engine, as they came too late. In"
+    " vain: requests with such blocks. Each costs its wait; p99 shows it where they are more than"
+    " one in a hundred.",
 )
 
 
@@ -33,8 +35,9 @@ class Speed:
     multiple: float
     bytes_per_s: float
     ttft_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    loaded_blocks: float = 0.0
-    missed_blocks: float = 0.0
+    loaded_blocks: list[float] = field(default_factory=list)
+    missed_blocks: list[float] = field(default_factory=list)
+    """Of each call of the choice: what came, and what was begun and given up."""
 
     @property
     def name(self) -> str:
@@ -46,8 +49,9 @@ class Speed:
         """One ask at a time is measured from outside, several by the engine's own clock."""
         one = len(answer.ttft_s) == 1
         self.ttft_s[way] += [answer.seconds] if one else answer.ttft_s
-        self.loaded_blocks += answer.counts.get(LOADED_BLOCKS, 0.0)
-        self.missed_blocks += answer.counts.get(MISSED_BLOCKS, 0.0)
+        if way == CHOICE:
+            self.loaded_blocks.append(answer.counts.get(LOADED_BLOCKS, 0.0))
+            self.missed_blocks.append(answer.counts.get(MISSED_BLOCKS, 0.0))
 
     def at(self, way: str, share: float) -> float:
         return percentile(self.ttft_s[way], share)
@@ -77,11 +81,11 @@ class Found:
     break_even_bytes_per_s: float = 0.0
     speeds: list[Speed] = field(default_factory=list)
 
-    def share(self, speed: Speed, blocks: float) -> float:
+    def share(self, speed: Speed, blocks: Sequence[float]) -> float:
         """Of what could be loaded."""
         each = (self.tokens - 1) // BLOCK_TOKENS
         asked = len(speed.ttft_s[CHOICE]) * each
-        return blocks / asked if asked else 0.0
+        return sum(blocks) / asked if asked else 0.0
 
 
 def sweep_report(found: Found) -> Report:
@@ -126,13 +130,14 @@ def _times(found: Found, speeds: Sequence[Speed]) -> TableBlock:
             *(f"{speed.at(way, 0.99) * 1e3:,.1f}" for way in (RECOMPUTED, CHOICE)),
             f"{found.share(speed, speed.loaded_blocks):.0%}",
             f"{found.share(speed, speed.missed_blocks):.0%}",
+            f"{sum(1 for missed in speed.missed_blocks if missed)} of {len(speed.missed_blocks)}",
         )
         for speed in speeds
     ]
     columns = (">p50 recomputed", ">p50 choice", ">p99 recomputed", ">p99 choice")
     return TableBlock(
         "time to first token, ms, by speed of the disk",
-        ("break-even x", *columns, ">loaded", ">given up"),
+        ("break-even x", *columns, ">loaded", ">given up", ">in vain"),
         rows,
     )
 
@@ -183,6 +188,8 @@ def _figures(found: Found, speeds: Sequence[Speed]) -> dict[str, object]:
                 "p99_ratio_again": vars(speed.ratio(AGAIN, 0.99)),
                 "loaded_share": found.share(speed, speed.loaded_blocks),
                 "given_up_share": found.share(speed, speed.missed_blocks),
+                "loaded_blocks": speed.loaded_blocks,
+                "given_up_blocks": speed.missed_blocks,
             }
             for speed in speeds
         ],
