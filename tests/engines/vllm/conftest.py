@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vllm_rig.bay import Bay
 from vllm_rig.checkpoints import Checkpoints
 from vllm_rig.daemon import Daemon
@@ -30,8 +31,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    shared = [name in getattr(item, "fixturenames", ()) for name in ("plain", "pair")]
-    return shared.index(True) if any(shared) else len(shared)
+    """First the engine of most tests, then the tests that begin with it and end with plain vLLM."""
+    used = getattr(item, "fixturenames", ())
+    turns = ("pair" in used, item.path.name == "test_restarts.py", "plain" in used, True)
+    return turns.index(True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import random
 
 import pytest
+
+from kvwarehouse.testing.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
-
-from kvwarehouse.testing.until import until
 
 LONG = 1500
 

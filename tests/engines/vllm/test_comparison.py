@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from vllm_rig.compare import FLOAT32_TOLERANCE, assert_same, difference
 from vllm_rig.engine import Engine
 from vllm_rig.messages import Answer, Ask
@@ -53,7 +54,7 @@ def test_outputs_differ_when_the_pages_beneath_them_are_zeroed(
     again = plain.ask(ask)
     assert again.cached == hit(ask)
     assert_same(computed, again)
-    plain.probe("rig_zero_all")
+    plain.probe("rig_fill_all", 0)
     spoilt = plain.ask(ask)
     assert spoilt.cached == hit(ask)
     assert difference(computed, spoilt)

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+
+from kvwarehouse.testing.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
-
-from kvwarehouse.testing.until import until
 
 LONG = 1200
 SOON_S = 60.0

@@ -1,22 +1,23 @@
 """Stored bytes that change where they lie are never computed on: the output is right, what was
-damaged is taken out and stored again, good."""
+damaged is taken out and stored again, good. A page has two copies, in the arena and on NVMe."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm_rig.compare import assert_same
-from vllm_rig.messages import Answer, Ask
-from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt
-from vllm_rig.shelf import flip_each
 
 from kvwarehouse.testing import damage
 from kvwarehouse.testing.damage import Place
 from kvwarehouse.testing.until import until
+from vllm_rig.compare import assert_same
+from vllm_rig.messages import Answer, Ask
+from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt
+from vllm_rig.shelf import flip_each
 
 TOKENS = 330
 PAGES = TOKENS // BLOCK
@@ -38,10 +39,29 @@ def stored_page(pair: Pair, ask: Ask, page: int) -> tuple[Answer, Place]:
     return cold, places[0]
 
 
+def stored_pages(pair: Pair, ask: Ask) -> tuple[Answer, list[Place]]:
+    """Stores the prompt, and finds where all its pages lie: which is which nobody says."""
+    before = pair.shelf.arena()
+    (cold,) = pair.stored(ask)
+    places = pair.shelf.changed(before, page_bytes(pair))
+    assert len(places) == blocks(ask)
+    return cold, places
+
+
+def copies(pair: Pair, places: Sequence[Place]) -> list[Place]:
+    """Of pages in the arena: these, and where they lie on NVMe."""
+    assert pair.shelf.client.flush().pending == 0
+    size = page_bytes(pair)
+    pages = [np.frombuffer(place.read(size), np.uint8) for place in places]
+    return [*places, *(damage.find_one(pair.daemon.segments, page) for page in pages)]
+
+
 def check_recovery(pair: Pair, ask: Ask, expected: Answer) -> None:
-    """The output is right at once; then the pages are there again, and good."""
+    """The output is right at once, by computing; then the pages are there again, and good."""
+    failed, bad = pair.counted("failed_loads"), taken_out(pair)
     assert_same(expected, pair.reloaded(ask))
-    until(lambda: taken_out(pair), "a page taken out")
+    until(lambda: pair.counted("failed_loads") > failed, "a load that failed")
+    until(lambda: taken_out(pair) > bad, "a page taken out")
     until(lambda: pair.reloaded(ask).cached == hit(ask), "the whole prompt is stored again")
     assert_same(expected, pair.reloaded(ask))
     following = Ask(ask.tokens + expected.tokens + ask.tokens[:40])
@@ -60,20 +80,16 @@ def test_output_is_right_when_a_bit_of_a_stored_page_flips(
 ) -> None:
     ask = Ask(prompt(rng, TOKENS))
     cold, place = stored_page(pair, ask, page)
-    before = taken_out(pair)
-    place.flip(rng.randrange(8), at=rng.randrange(page_bytes(pair)))
+    for copy in copies(pair, [place]):
+        copy.flip(rng.randrange(8), at=rng.randrange(page_bytes(pair)))
     check_recovery(pair, ask, cold)
-    assert taken_out(pair) > before
 
 
 def test_output_is_right_when_every_stored_page_is_zeroed(pair: Pair, rng: random.Random) -> None:
     ask = Ask(prompt(rng, TOKENS))
-    before = pair.shelf.arena()
-    (cold,) = pair.stored(ask)
-    places = pair.shelf.changed(before, page_bytes(pair))
-    assert len(places) == blocks(ask)
-    for place in places:
-        place.write(bytes(page_bytes(pair)))
+    cold, places = stored_pages(pair, ask)
+    for copy in copies(pair, places):
+        copy.write(bytes(page_bytes(pair)))
     check_recovery(pair, ask, cold)
 
 
@@ -81,10 +97,37 @@ def test_output_is_right_when_two_stored_pages_change_places(
     pair: Pair, rng: random.Random
 ) -> None:
     ask = Ask(prompt(rng, TOKENS))
-    before = pair.shelf.arena()
-    (cold,) = pair.stored(ask)
-    places = pair.shelf.changed(before, page_bytes(pair))
-    damage.swap(places[1], places[2], page_bytes(pair))
+    cold, places = stored_pages(pair, ask)
+    one, other, one_on_nvme, other_on_nvme = copies(pair, places[1:3])
+    damage.swap(one, other, page_bytes(pair))
+    damage.swap(one_on_nvme, other_on_nvme, page_bytes(pair))
+    check_recovery(pair, ask, cold)
+
+
+def test_prompt_is_loaded_from_the_good_copy_when_only_one_is_bad(
+    pair: Pair, rng: random.Random
+) -> None:
+    ask = Ask(prompt(rng, TOKENS))
+    cold, places = stored_pages(pair, ask)
+    copies(pair, places)
+    flip_each(places[2:4])
+    failed = pair.counted("failed_loads")
+    warm = pair.reloaded(ask)
+    assert warm.cached == hit(ask)
+    assert_same(cold, warm)
+    assert_same(cold, pair.reloaded(ask))
+    assert pair.counted("failed_loads") == failed
+    assert pair.shelf.bad_pages() == []
+
+
+def test_output_is_right_when_a_page_is_bad_that_is_only_on_nvme(
+    pair: Pair, rng: random.Random
+) -> None:
+    ask = Ask(prompt(rng, TOKENS))
+    cold, places = stored_pages(pair, ask)
+    _, _, *on_nvme = copies(pair, places[2:4])
+    pair.shelf.only_on_nvme()
+    flip_each(on_nvme, at=17)
     check_recovery(pair, ask, cold)
 
 
@@ -95,33 +138,19 @@ def test_outputs_are_right_when_many_prompts_begin_with_a_bad_page(
     _, place = stored_page(pair, common, 3)
     asks = [Ask(common.tokens + prompt(rng, rng.randrange(1, 100))) for _ in range(16)]
     expected = pair.all_recomputed(asks)
-    place.flip(5)
-    pair.engine.forget()
-    for right, found in zip(expected, pair.engine.generate(asks), strict=True):
-        assert_same(right, found)
-    pair.engine.forget()
-    for right, found in zip(expected, pair.engine.generate(asks), strict=True):
-        assert_same(right, found)
+    flip_each(copies(pair, [place]))
+    for _ in range(2):
+        pair.engine.forget()
+        for right, found in zip(expected, pair.engine.generate(asks), strict=True):
+            assert_same(right, found)
     assert pair.shelf.bad_pages() == []
     pair.idle()
-
-
-def test_output_is_right_when_a_page_on_nvme_is_bad(pair: Pair, rng: random.Random) -> None:
-    ask = Ask(prompt(rng, TOKENS))
-    before = pair.shelf.arena()
-    (cold,) = pair.stored(ask)
-    places = pair.shelf.changed(before, page_bytes(pair))
-    pages = [np.frombuffer(place.read(page_bytes(pair)), np.uint8) for place in places]
-    pair.shelf.only_on_nvme()
-    on_disk = [damage.find_one(pair.daemon.segments, page) for page in pages]
-    flip_each(on_disk[2:4], at=17)
-    check_recovery(pair, ask, cold)
 
 
 def test_bad_page_harms_nobody_who_does_not_load_it(pair: Pair, rng: random.Random) -> None:
     ask = Ask(prompt(rng, TOKENS))
     cold, place = stored_page(pair, ask, 8)
-    place.flip(1)
+    flip_each(copies(pair, [place]))
     shorter = replace(ask, tokens=ask.tokens[: 8 * BLOCK + 5])
     warm = pair.reloaded(shorter)
     assert warm.cached == 8 * BLOCK

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from vllm_rig import adapters
 from vllm_rig.bay import Bay
 from vllm_rig.checkpoints import SHAPES, Checkpoints

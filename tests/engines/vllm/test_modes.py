@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+
 from vllm_rig.bay import Bay
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask

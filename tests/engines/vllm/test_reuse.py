@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+
+from kvwarehouse.testing.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt
-
-from kvwarehouse.testing.until import until
 
 
 @pytest.mark.parametrize("tokens", [33, 64, 65, 333, 1500])
@@ -39,12 +39,10 @@ def test_loaded_blocks_are_counted_when_they_came_from_the_warehouse(
     """A hit that nobody loaded would be vLLM's own, and prove nothing."""
     ask = Ask(prompt(rng, 333))
     pair.stored(ask)
-    name = "kvwarehouse_connector_loaded_blocks_total"
-    before = pair.engine.metrics().get(name, 0)
+    before, more = pair.counted("loaded_blocks"), hit(ask) // BLOCK
     pair.reloaded(ask)
-    loaded = hit(ask) // BLOCK
-    until(lambda: pair.engine.metrics()[name] >= before + loaded, f"{loaded} more blocks loaded")
-    assert pair.engine.metrics()[name] == before + loaded
+    until(lambda: pair.counted("loaded_blocks") >= before + more, f"{more} more blocks loaded")
+    assert pair.counted("loaded_blocks") == before + more
 
 
 @pytest.mark.parametrize("shared", [320, 330])

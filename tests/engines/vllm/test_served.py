@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from kvwarehouse.testing.until import until
 from vllm_rig.bay import Bay
 from vllm_rig.daemon import Daemon
 from vllm_rig.messages import Ask
@@ -14,8 +16,6 @@ from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import ALONE, hit, prompt
 from vllm_rig.server import Server
 from vllm_rig.shelf import Shelf
-
-from kvwarehouse.testing.until import until
 
 CLIENTS = 16
 MAX_TOKENS = 40

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+
+from kvwarehouse.testing.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, hit, prompt
-
-from kvwarehouse.testing.until import until
 
 BLOCKS = 24
 
@@ -46,13 +46,13 @@ def test_prompt_is_loaded_when_it_was_computed_in_pieces(
 
 
 def test_outputs_are_right_when_requests_are_preempted(small: Pair, rng: random.Random) -> None:
-    asks = [Ask(prompt(rng, 60), max_tokens=150) for _ in range(8)]
+    asks = [Ask(prompt(rng, 60), max_tokens=80) for _ in range(8)]
     expected = small.all_recomputed(asks)
     before = preemptions(small)
     for right, found in zip(expected, small.engine.generate(asks), strict=True):
         assert_same(right, found)
     until(lambda: preemptions(small) > before, "a preemption: the engine was too large")
-    for ask, right in zip(asks, expected, strict=True):
+    for ask, right in zip(asks[:3], expected[:3], strict=True):
         longer = Ask(ask.tokens + right.tokens)
         assert_same(small.recomputed(longer), small.reloaded(longer))
     small.idle()

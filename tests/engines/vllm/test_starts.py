@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from vllm_rig.bay import Bay
-from vllm_rig.compare import assert_same
+from vllm_rig.compare import BFLOAT16_TOLERANCE, assert_same
 from vllm_rig.daemon import Daemon
 from vllm_rig.engine import Engine
 from vllm_rig.messages import Ask
@@ -48,10 +49,12 @@ def test_engine_refuses_to_start_when_a_setting_is_bad(
 def test_engine_starts_and_serves_when_the_daemon_comes_later(
     bay: Bay, checkpoint: Path, tmp_path: Path, rng: random.Random
 ) -> None:
+    """In bfloat16, as models are served."""
     late = Daemon(tmp_path, dram="64MiB", grace_s="0.1")
     transfer = transfer_config(late.address)
+    options = engine_options(checkpoint, dtype="bfloat16", kv_transfer_config=transfer)
     try:
-        engine: Engine = bay.get(Engine, engine_options(checkpoint, kv_transfer_config=transfer))
+        engine: Engine = bay.get(Engine, options)
         ask = Ask(prompt(rng, 300))
         alone = engine.ask(ask)
         engine.forget()
@@ -63,8 +66,8 @@ def test_engine_starts_and_serves_when_the_daemon_comes_later(
             (cold,) = pair.stored(ask)
             warm = pair.reloaded(ask)
         assert warm.cached == hit(ask)
-        assert_same(alone, cold)
-        assert_same(cold, warm)
+        assert_same(alone, cold, BFLOAT16_TOLERANCE)
+        assert_same(cold, warm, BFLOAT16_TOLERANCE)
     finally:
         bay.empty()
         late.remove()

@@ -24,6 +24,7 @@ from typing import Any, Self
 from kvwarehouse.testing.until import until
 from vllm_rig.environment import engine_environment
 from vllm_rig.messages import Answer, Ask
+from vllm_rig.probe import SPOILT
 from vllm_rig.process import Group, StartError
 
 START_S = 300.0
@@ -82,7 +83,7 @@ class Call:
 
 
 class Engine:
-    """options: those of vLLM's AsyncEngineArgs."""
+    """options: those of vLLM's AsyncEngineArgs, as vllm_rig.options makes them."""
 
     def __init__(self, options: dict[str, Any], folder: Path) -> None:
         self.options = options
@@ -166,18 +167,19 @@ class Engine:
 
     def forget(self, *, connector: bool = False) -> None:
         """Empties vLLM's own prefix cache; `connector`: and what the connector has. Waits until no
-        block is in use."""
+        block is in use; their bytes are spoilt then."""
         until(
             lambda: self.call("forget", connector=connector).result(),
             "an engine without blocks in use",
         )
+        self.probe("rig_fill_all", SPOILT)
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = self.call("metrics").result()
         return found
 
     def probe(self, method: str, *arguments: Any) -> list[Any]:
-        """See vllm_rig/probe.py; needs that option."""
+        """See vllm_rig/probe.py."""
         found: list[Any] = self.call("probe", method=method, arguments=list(arguments)).result()
         return found
 

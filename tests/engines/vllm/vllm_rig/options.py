@@ -19,6 +19,7 @@ def engine_options(checkpoint: Path, **changes: Any) -> dict[str, Any]:
         "dtype": "float32",
         "enforce_eager": True,
         "block_size": 32,
+        "num_gpu_blocks_override": 1024,
         "max_num_batched_tokens": 2048,
         "worker_extension_cls": PROBE,
         **changes,

@@ -62,6 +62,10 @@ class Pair:
     def all_recomputed(self, asks: Sequence[Ask]) -> list[Answer]:
         return [self.recomputed(ask) for ask in asks]
 
+    def counted(self, name: str) -> float:
+        """One of the connector's counters, as vLLM's metrics have it; a step or two late."""
+        return self.engine.metrics().get(f"kvwarehouse_connector_{name}_total", 0)
+
     def connected(self, rng: random.Random) -> None:
         """Waits until the engine stores at the daemon that runs now, and loads from it: it finds
         one behind its own back."""

@@ -7,6 +7,9 @@ import hashlib
 from typing import Any
 
 PROBE = "vllm_rig.probe.Probe"
+SPOILT = 3.0
+"""What blocks that nobody uses are filled with. Else a load that does not come is not noticed: the
+blocks may be those that held the same prompt before."""
 
 
 class Probe:
@@ -16,10 +19,10 @@ class Probe:
         """Of each layer's view of the cache: blocks first."""
         return [list(view.shape) for view in self._rig_caches()]
 
-    def rig_zero_all(self) -> None:
-        """All keys and values of every block become 0."""
+    def rig_fill_all(self, value: float | str) -> None:
+        """All keys and values of every block become `value`."""
         for view in self._rig_caches():
-            view.zero_()
+            view.fill_(float(value))
 
     def rig_digests(self, blocks: list[int]) -> list[str]:
         """A digest over all layers for each block: equal where the bytes are."""

@@ -18,6 +18,7 @@ from kvwarehouse.testing.until import until
 from vllm_rig.engine import EXCHANGE_S, START_S
 from vllm_rig.environment import engine_environment
 from vllm_rig.messages import Ask
+from vllm_rig.probe import SPOILT
 from vllm_rig.process import Group, StartError
 
 _HOST = "127.0.0.1"
@@ -71,11 +72,13 @@ class Server:
         return Stream(self.port, ask)
 
     def forget(self) -> None:
-        """Empties vLLM's own prefix cache, once no block is in use."""
+        """Empties vLLM's own prefix cache, once no block is in use, and spoils their bytes."""
         until(
             lambda: json.loads(self._request("POST", "/reset_prefix_cache"))["success"],
             "a server without blocks in use",
         )
+        fill = {"method": "rig_fill_all", "args": [str(SPOILT)]}
+        self._request("POST", "/collective_rpc", json.dumps(fill))
 
     def metrics(self) -> dict[str, float]:
         """Sums over labels."""
@@ -87,8 +90,10 @@ class Server:
                 found[name] = found.get(name, 0) + float(value)
         return found
 
-    def _request(self, method: str, path: str) -> str:
-        request = urllib.request.Request(f"http://{_HOST}:{self.port}{path}", method=method)
+    def _request(self, method: str, path: str, body: str = "") -> str:
+        url, headers = f"http://{_HOST}:{self.port}{path}", {"Content-Type": "application/json"}
+        data = body.encode() if body else None
+        request = urllib.request.Request(url, data, headers, method=method)
         with urllib.request.urlopen(request, timeout=EXCHANGE_S) as answer:
             return str(answer.read().decode())
 

@@ -1,0 +1,130 @@
+"""Two ranks: each keeps its own part of every page, and a page is there when both are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from vllm_rig.bay import Bay
+from vllm_rig.compare import assert_same
+from vllm_rig.kinds import DEEPSEEK3
+from vllm_rig.messages import Ask
+from vllm_rig.pair import Pair, blocks, hit, prompt
+from vllm_rig.settle import settle
+from vllm_rig.stock import copies, differing, stock
+
+Start = Callable[..., Pair]
+
+
+@pytest.fixture
+def pair(start: Start, rng: random.Random) -> Pair:
+    pair = start(tensor_parallel_size=2)
+    pair.connected(rng)
+    pair.engine.forget()
+    return pair
+
+
+def test_each_rank_stores_and_loads_its_own_part(pair: Pair, rng: random.Random) -> None:
+    ask = Ask(prompt(rng, 300))
+    cold = pair.engine.ask(ask)
+    settle(pair, rng)
+    stored = stock(pair, ask.tokens)
+    assert sorted((page.shard, page.block) for page in stored) == [
+        (shard, block) for shard in (0, 1) for block in range(blocks(ask))
+    ]
+    by_name = {(page.shard, page.block): data for page, data in stored.items()}
+    assert not any(np.array_equal(by_name[0, b], by_name[1, b]) for b in range(blocks(ask)))
+    warm = pair.reloaded(ask)
+    assert warm.cached == hit(ask)
+    assert_same(cold, warm)
+    assert_same(warm, pair.recomputed(ask))
+
+
+def test_prompts_at_once_load_on_both_ranks(pair: Pair, rng: random.Random) -> None:
+    shared = prompt(rng, 140)
+    asks = [Ask(shared[: rng.randrange(140)] + prompt(rng, 200)) for _ in range(6)]
+    pair.engine.generate(asks)
+    settle(pair, rng)
+    together = pair.engine.generate(asks)
+    assert [answer.cached for answer in together] == [hit(ask) for ask in asks]
+    for ask, answer in zip(asks, together, strict=True):
+        assert_same(answer, pair.recomputed(ask))
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_damaged_part_of_one_rank_costs_computing_and_no_wrong_answer(
+    pair: Pair, rng: random.Random, shard: int
+) -> None:
+    ask = Ask(prompt(rng, 300))
+    cold = pair.engine.ask(ask)
+    settle(pair, rng)
+    before = stock(pair, ask.tokens)
+    (part,) = (data for page, data in before.items() if (page.shard, page.block) == (shard, 4))
+    for place in copies(pair, part):
+        place.flip(3, at=100)
+    computed = pair.reloaded(ask)
+    assert computed.cached <= 4 * 32
+    assert_same(cold, computed)
+    settle(pair, rng)
+    assert differing(before, stock(pair, ask.tokens)) == []
+    warm = pair.reloaded(ask)
+    assert warm.cached == hit(ask)
+    assert_same(cold, warm)
+
+
+def test_both_parts_outlive_a_daemon_that_is_killed(pair: Pair, rng: random.Random) -> None:
+    ask = Ask(prompt(rng, 300))
+    cold = pair.engine.ask(ask)
+    settle(pair, rng)
+    pair.daemon.kill()
+    alone = pair.reloaded(ask)
+    assert alone.cached == 0
+    assert_same(cold, alone)
+    pair.daemon.start()
+    pair.connected(rng)
+    warm = pair.reloaded(ask)
+    assert warm.cached == hit(ask)
+    assert_same(cold, warm)
+
+
+@pytest.mark.slow_engine
+def test_both_parts_outlive_the_engine(
+    pair: Pair, bay: Bay, start: Start, rng: random.Random
+) -> None:
+    ask = Ask(prompt(rng, 300))
+    cold = pair.engine.ask(ask)
+    settle(pair, rng)
+    bay.empty()
+    warm = start(tensor_parallel_size=2).engine.ask(ask)
+    assert warm.cached == hit(ask)
+    assert_same(cold, warm)
+
+
+@pytest.mark.slow_engine
+def test_one_rank_reads_nothing_of_two(pair: Pair, start: Start, rng: random.Random) -> None:
+    """Its pages are others: twice the heads."""
+    ask = Ask(prompt(rng, 300))
+    cold = pair.engine.ask(ask)
+    settle(pair, rng)
+    alone = start()
+    alone.connected(rng)
+    answer = alone.reloaded(ask)
+    assert answer.cached == 0
+    assert_same(cold, answer)
+
+
+@pytest.mark.slow_engine
+def test_what_both_ranks_hold_is_stored_once(start_model: Start, rng: random.Random) -> None:
+    """The latents of DeepSeek's attention are the same on all ranks."""
+    pair = start_model(DEEPSEEK3.shape, **DEEPSEEK3.options, tensor_parallel_size=2)
+    ask = Ask(prompt(rng, 300))
+    pair.engine.ask(ask)
+    settle(pair, rng)
+    stored = stock(pair, ask.tokens)
+    assert sorted((page.shard, page.block) for page in stored) == [
+        (0, block) for block in range(blocks(ask))
+    ]
+    assert pair.reloaded(ask).cached == hit(ask)
