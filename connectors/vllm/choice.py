@@ -26,6 +26,8 @@ _NEWEST = 0.3
 # A tier that was found too slow is tried again after this long: disks recover.
 _TRY_AGAIN_S = 2.0
 _SURE_SHARE = 0.25
+_HOPED_BYTES_PER_S = 4e9
+_AGAIN_FAST = 1.5
 # More of one request in a step than speculative decoding tries.
 _PREFILL_TOKENS = 32
 # Steps under way at once; more means that the engine skipped reporting some.
@@ -51,6 +53,7 @@ class Choice:
         self._steps: deque[tuple[float, int, int]] = deque(maxlen=_MOST_STEPS)
         self._ended_at_s = 0.0
         self._avoids_nvme_until_s = 0.0
+        self._nvme_measured = False
 
     def step_begins(self, scheduled: Mapping[str, int]) -> None:
         """scheduled: tokens of each request in this step. Few of one request are decoding."""
@@ -78,6 +81,11 @@ class Choice:
                 self._rates,
                 nvme_bytes_per_s=_mixed(self._rates.nvme_bytes_per_s, outcomes.nvme_bytes_per_s),
             )
+            self._nvme_measured = True
+            if outcomes.nvme_bytes_per_s > _AGAIN_FAST * self._rates.nvme_bytes_per_s:
+                # Far faster than believed: the disk has recovered.
+                self._rates = replace(self._rates, nvme_bytes_per_s=outcomes.nvme_bytes_per_s)
+                self._avoids_nvme_until_s = 0.0
 
     def page_compute_s(self, hit: Hit) -> float:
         """Of one block of the hit's first span; 0 where loads keep to no schedule."""
@@ -87,18 +95,23 @@ class Choice:
         """The end of the prefix worth loading; at most that of the hit. Nothing is read from NVMe
         by a daemon that does not answer, or of late does not keep up."""
         span = hit.spans[0]
-        avoid_nvme = control is None or time.monotonic() < self._avoids_nvme_until_s
+        now = time.monotonic()
+        avoid_nvme = control is None or now < self._avoids_nvme_until_s
         if avoid_nvme and any((other.tiers == kvw.Tier.NVME).any() for other in hit.spans[1:]):
             return hit.local_tokens
         slow = span.tiers == kvw.Tier.NVME
         reach = int(slow.argmax()) if avoid_nvme and slow.any() else len(slow)
         if not self._always:
             rates = self._tier_rates(control)
+            if slow.any() and not avoid_nvme and self._avoids_nvme_until_s:
+                # Once in a while as if it were fast: what is believed changes only by reading.
+                self._avoids_nvme_until_s = now + _TRY_AGAIN_S
+                rates = replace(rates, nvme_bytes_per_s=_HOPED_BYTES_PER_S, nvme_wait_s=0.0)
             pages = worth_loading(
                 span.tiers[:reach], self._bytes_each(hit), self._page_compute_s(hit), rates
             )
-            if not avoid_nvme and self._too_slow(hit, rates):
-                self._avoids_nvme_until_s = time.monotonic() + _TRY_AGAIN_S
+            if slow.any() and not avoid_nvme and self._too_slow(hit, rates):
+                self._avoids_nvme_until_s = now + _TRY_AGAIN_S
             reach = pages
             whole = len(hit.spans) > 1 or not self._groups[span.place].chained
             if whole and not self._surely(hit, rates):
@@ -139,11 +152,12 @@ class Choice:
             return self._rates
         # The disk reads all shards of a page, a rank copies one.
         shards = self._spaces[0].shards
-        disk = float(control.nvme_read_bytes_per_s) or self._rates.nvme_bytes_per_s
+        told = 0.0 if self._nvme_measured else float(control.nvme_read_bytes_per_s)
+        disk = told or self._rates.nvme_bytes_per_s
         queued = control.nvme_reads_queued * max(s.page_bytes for s in self._spaces) * shards
         return replace(
             self._rates,
-            nvme_bytes_per_s=min(disk, self._rates.nvme_bytes_per_s) / shards,
+            nvme_bytes_per_s=disk / shards,
             nvme_wait_s=queued / disk,
         )
 

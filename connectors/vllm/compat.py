@@ -8,6 +8,7 @@ in vLLM's processes only. Stateless.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from typing import Any
 
@@ -47,9 +48,21 @@ __all__ = [
     "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata",
     "SupportsHMA",
+    "join_logs",
 ]
 
 VERSION = str(vllm.__version__)
+
+
+def join_logs() -> None:
+    """Lets the connector's log lines go where vLLM's go; by itself only warnings would be seen."""
+    ours, theirs = logging.getLogger("kvwarehouse_connectors"), logging.getLogger("vllm")
+    if not ours.handlers:
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+        ours.setLevel(theirs.level)
+        ours.propagate = not theirs.handlers
+
 
 # Methods of speculative decoding that keep no KV of their own.
 _DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")

@@ -21,6 +21,7 @@ from kvwarehouse_connectors.vllm.compat import (
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
+    join_logs,
 )
 from kvwarehouse_connectors.vllm.messages import Orders, Outcomes
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
@@ -60,6 +61,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        join_logs()
         transfer = vllm_config.kv_transfer_config
         if transfer.kv_load_failure_policy != "recompute":
             raise kvw.UsageError(

@@ -231,8 +231,10 @@ class SchedulerSide:
     def step_ends(self) -> WarehouseStats | None:
         if self._choice is not None:
             self._choice.step_ends()
+        if self._stats.is_empty():
+            return None
         stats, self._stats = self._stats, WarehouseStats.empty()
-        return None if stats.is_empty() else stats
+        return stats
 
     def take_events(self) -> Iterable[Any]:
         return self._events.take()

@@ -254,12 +254,11 @@ class WorkerSide:
             ):
                 self._stats.add(name, amount)
             seconds = sum(result.seconds for result in results)
-            if loaded_bytes >= _TELLING_BYTES and seconds > 0:
-                rate = loaded_bytes / seconds
-                if order.from_nvme:
-                    self._done.outcomes.nvme_bytes_per_s = rate
-                else:
-                    self._done.outcomes.load_bytes_per_s = rate
+            if order.from_nvme and (loaded_bytes >= _TELLING_BYTES or bad) and seconds > 0:
+                # What was given up says most: how slow it is.
+                self._done.outcomes.nvme_bytes_per_s = max(loaded_bytes, 1) / seconds
+            elif loaded_bytes >= _TELLING_BYTES and seconds > 0:
+                self._done.outcomes.load_bytes_per_s = loaded_bytes / seconds
 
     def _clear(self, run: PageRun, pages: int) -> None:
         """Zeroes the blocks that did not come: a load may have left bytes in them that failed their

@@ -88,11 +88,28 @@ def test_disk_that_was_too_slow_is_tried_again_after_a_while(clock: Clock) -> No
     delivers(chosen, dram=4e9, nvme=1e8)
     where = hit((DRAM, 50), (NVME, 50))
     assert chosen.worth_tokens(where, control()) == 800
-    delivers(chosen, nvme=5e9)
     clock.now_s += 1.9
     assert chosen.worth_tokens(where, control()) == 800
     clock.now_s += 0.2
+    assert chosen.worth_tokens(where, control()) == where.tokens, "one tries"
+    assert chosen.worth_tokens(where, control()) == 800, "the others wait for how it goes"
+
+
+def test_disk_that_recovered_is_used_again_as_soon_as_one_load_shows_it(clock: Clock) -> None:
+    chosen = choice(20_000)
+    delivers(chosen, dram=4e9, nvme=1e6)
+    where = hit((DRAM, 50), (NVME, 50))
+    assert chosen.worth_tokens(where, control()) == 800
+    chosen.delivered(Outcomes(nvme_bytes_per_s=5e9))
     assert chosen.worth_tokens(where, control()) == where.tokens
+
+
+def test_short_prompt_on_disk_does_not_turn_the_disk_off_for_others(clock: Clock) -> None:
+    chosen = choice(20_000)
+    fast = control(nvme_read_bytes_per_s=5 * 10**9)
+    assert chosen.worth_tokens(hit((NVME, 1)), fast) == 0
+    where = hit((DRAM, 50), (NVME, 50))
+    assert chosen.worth_tokens(where, fast) == where.tokens
 
 
 def test_reads_that_wait_at_the_disk_count_against_it(clock: Clock) -> None:

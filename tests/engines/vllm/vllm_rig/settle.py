@@ -11,7 +11,7 @@ from vllm_rig.pair import BLOCK, Pair, prompt
 
 def settle(pair: Pair, rng: random.Random, block: int = BLOCK) -> None:
     """Waits until what was asked so far is stored, on all ranks and in all groups: an engine's
-    stores keep their order, and those of one more prompt are seen. Leaves vLLM's own cache empty."""
+    stores keep their order, and those of one more prompt are seen. Empties vLLM's own cache."""
     last = Ask(prompt(rng, block + 1), max_tokens=1)
     pair.engine.ask(last)
     until(lambda: pair.reloaded(last).cached == block, "the engine's last store")
