@@ -65,8 +65,9 @@ def test_damaged_part_of_one_rank_costs_computing_and_no_wrong_answer(
     (part,) = (data for page, data in before.items() if (page.shard, page.block) == (shard, 4))
     for place in copies(pair, part):
         place.flip(3, at=100)
-    computed = pair.reloaded(ask)
-    assert computed.cached <= 4 * 32
+    failed = pair.engine.metrics()["kvwarehouse_connector_failed_loads_total"]
+    computed = pair.reloaded(ask)  # vLLM goes on counting as cached what did not come
+    assert pair.engine.metrics()["kvwarehouse_connector_failed_loads_total"] > failed
     assert_same(cold, computed)
     settle(pair, rng)
     assert differing(before, stock(pair, ask.tokens)) == []
@@ -80,8 +81,7 @@ def test_both_parts_outlive_a_daemon_that_is_killed(pair: Pair, rng: random.Rand
     cold = pair.engine.ask(ask)
     settle(pair, rng)
     pair.daemon.kill()
-    alone = pair.reloaded(ask)
-    assert alone.cached == 0
+    alone = pair.reloaded(ask)  # from memory that is still mapped
     assert_same(cold, alone)
     pair.daemon.start()
     pair.connected(rng)
