@@ -66,7 +66,8 @@ def join_logs() -> None:
 
 # Methods of speculative decoding that keep no KV of their own.
 _DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
-_CONTENT_DIGEST = re.compile(r"[0-9a-f]{32,128}")
+# blake3 and sha256, or sha512: a plain UUID has 32 digits.
+_CONTENT_DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")
 
 # Exact types: a subclass may keep other things in its blocks.
 _KINDS = {

@@ -100,12 +100,13 @@ class StorePlanner:
             behind = behind or end < full  # its last token is not known yet
             fresh = [b for b in range(tracked.considered[place], end) if table[b]]
             wanted = finder.missing(place, tracked.keys, fresh) if fresh else []
-            wanted = [b for b in wanted if self._first(place, group, tracked, b)]
+            wanted = [b for b in wanted if self._name(place, tracked, b) not in self._planned]
             room = max(0, left) // self._page_bytes[place]
             if group.chained and len(wanted) > room:
                 behind = True
                 end = wanted[room]
             taken = wanted[:room]
+            self._planned.update(self._name(place, tracked, block) for block in taken)
             left -= len(taken) * self._page_bytes[place]
             tracked.considered[place] = max(end, tracked.considered[place])
             parts = consecutive(taken) if group.chained else [taken] if taken else []
@@ -116,13 +117,10 @@ class StorePlanner:
         tracked.next_tokens = 0 if behind else _next(computed, self._least_tokens)
         return left
 
-    def _first(self, place: int, group: CacheGroup, tracked: Tracked, block: int) -> bool:
-        """Whether no other request of this step stores the same block."""
-        name = (place, tracked.keys.keys(block, block + 1, group.block_hashes)[0])
-        if name in self._planned:
-            return False
-        self._planned.add(name)
-        return True
+    def _name(self, place: int, tracked: Tracked, block: int) -> tuple[int, bytes]:
+        """What the same block of another request has too."""
+        each = self._groups[place].block_hashes
+        return place, tracked.keys.keys(block, block + 1, each)[0]
 
     def _boundaries(
         self,
@@ -147,9 +145,9 @@ class StorePlanner:
                 block, rest = divmod(tokens, group.block_tokens)
                 if rest or block > tracked.keys.count(group.block_hashes):
                     continue  # inside a block: it has no key of its own
-                if finder.missing(place, tracked.keys, [block - 1]) and self._first(
-                    place, group, tracked, block - 1
-                ):
+                name = self._name(place, tracked, block - 1)
+                if name not in self._planned and finder.missing(place, tracked.keys, [block - 1]):
+                    self._planned.add(name)
                     key = tracked.keys.keys(block - 1, block, group.block_hashes)[0]
                     runs.append(PageRun(place, [key], [block_id], False))
 
