@@ -33,9 +33,15 @@ def default_socket(environ: Mapping[str, str], name: str) -> str:
     return f"/tmp/kvwarehouse-{os.geteuid()}/{name}.sock"
 
 
-def default_address(name: str = "default") -> str:
-    """Where this user's daemon of that name listens when nobody says otherwise, for connect()."""
-    return f"unix://{default_socket(os.environ, name)}"
+def default_address(environ: Mapping[str, str] | None = None) -> str:
+    """The address of a client that was told none: $KVW_ADDRESS, else the socket where this user's
+    daemon listens, by $KVW_SOCKET, by $KVW_NAME or by default."""
+    environ = os.environ if environ is None else environ
+    if environ.get("KVW_ADDRESS"):
+        return environ["KVW_ADDRESS"]
+    if environ.get("KVW_SOCKET"):
+        return f"unix://{os.path.abspath(environ['KVW_SOCKET'])}"
+    return f"unix://{default_socket(environ, environ.get('KVW_NAME', 'default'))}"
 
 
 def check_socket_path(socket: str) -> None:

@@ -25,7 +25,7 @@ def look(address: str, engine_timeout_s: float) -> Facts:
         software=software,
         engine=engine_facts(software, engine_timeout_s),
         host=host_facts(),
-        daemon=daemon_facts(address or os.environ.get("KVW_ADDRESS", "") or kvw.default_address()),
+        daemon=daemon_facts(address or kvw.default_address()),
         environment=dict(os.environ),
     )
 

@@ -5,9 +5,8 @@ Unknown names that begin with "kvwarehouse." refuse the start: a misspelt settin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import kvwarehouse as kvw
@@ -68,8 +67,8 @@ def read_settings(extra: Mapping[str, Any], role: str) -> Settings:
             raise _bad(name, given[name], f"is unknown; known are {', '.join(sorted(known))}")
     values = {name: _CHECKS[name](name, value) for name, value in given.items()}
     settings = Settings(**values)
-    address = settings.address or os.environ.get("KVW_ADDRESS", "") or kvw.default_address()
-    return _with(settings, address=address, mode=_mode(settings.mode, role))
+    address = settings.address or kvw.default_address()
+    return replace(settings, address=address, mode=_mode(settings.mode, role))
 
 
 def _mode(mode: str, role: str) -> str:
@@ -78,10 +77,6 @@ def _mode(mode: str, role: str) -> str:
     if role == "kv_consumer" and mode == "write_only":
         raise _bad("mode", mode, "does not go with kv_role kv_consumer, which loads")
     return {"kv_producer": "write_only", "kv_consumer": "read_only"}.get(role, mode)
-
-
-def _with(settings: Settings, **changes: Any) -> Settings:
-    return Settings(**{**{f.name: getattr(settings, f.name) for f in fields(settings)}, **changes})
 
 
 def _text(name: str, value: Any) -> str:

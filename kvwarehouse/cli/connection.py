@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kvwarehouse.client import Client
 from kvwarehouse.client.connect import connect_grpc
-from kvwarehouse.config import default_socket
 from kvwarehouse.errors import UsageError
+from kvwarehouse.places import default_address
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
@@ -67,11 +67,7 @@ def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
         return str(args.address)
     if args.socket:
         return f"unix://{os.path.abspath(args.socket)}"
-    if environ.get("KVW_ADDRESS"):
-        return environ["KVW_ADDRESS"]
-    if environ.get("KVW_SOCKET"):
-        return f"unix://{os.path.abspath(environ['KVW_SOCKET'])}"
-    return f"unix://{default_socket(environ, environ.get('KVW_NAME', 'default'))}"
+    return default_address(environ)
 
 
 def _token(path: str | None, environ: Mapping[str, str]) -> str | None:
