@@ -21,7 +21,6 @@ from vllm_bench.process import EngineError, Group, wait_for
 
 _HOST = "127.0.0.1"
 _QUIT_S = 60.0
-_FORGET_S = 30.0
 
 
 class Serving:

@@ -142,6 +142,12 @@ def own_media(request: Any) -> bool:
     )
 
 
+def publishes_events(vllm_config: Any) -> bool:
+    """Whether the engine has been asked to publish KV events."""
+    config = getattr(vllm_config, "kv_events_config", None)
+    return bool(config is not None and config.enable_kv_cache_events)
+
+
 def tp_replicas(kv_cache_config: Any) -> int:
     """Consecutive ranks that hold the same KV (MLA, or fewer KV heads than ranks)."""
     return int(getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)

@@ -30,8 +30,7 @@ class _Waiting:
 
 class StoreEvents:
     def __init__(self, vllm_config: Any, groups: Sequence[CacheGroup], ranks: int) -> None:
-        config = getattr(vllm_config, "kv_events_config", None)
-        self.wanted = bool(config is not None and config.enable_kv_cache_events)
+        self.wanted = compat.publishes_events(vllm_config)
         self._groups = groups
         self._ranks = ranks
         self._waiting: dict[tuple[int, bytes], _Waiting] = {}

@@ -55,9 +55,6 @@ class CacheGroup:
             return tokens // self.reach_tokens * self.reach_tokens // self.block_tokens
         return max(0, tokens - 1) // self.block_tokens
 
-    def blocks_in(self, tokens: int) -> int:
-        return tokens // self.block_tokens
-
 
 def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
     """The groups of a model, full attention first. Raises UsageError (code "unsupported") naming

@@ -84,6 +84,7 @@ class WorkerSide:
         self._lock = threading.Lock()
         self._done = _Done()
         self._stats = WarehouseStats.empty()
+        self._wants_events = compat.publishes_events(vllm_config)
         self._memories: list[BlockMemory] = []
         self._facts: Facts | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
@@ -286,11 +287,6 @@ class WorkerSide:
             with self._lock:
                 for run in runs:
                     self._done.outcomes.stored.update((run.group, key) for key in run.keys)
-
-    @property
-    def _wants_events(self) -> bool:
-        config = getattr(self._vllm_config, "kv_events_config", None)
-        return bool(config is not None and config.enable_kv_cache_events)
 
     def _stats_add(self, **amounts: int) -> None:
         with self._lock:

@@ -298,24 +298,26 @@ def test_whatever_a_loading_thread_meets_is_reported(engine: Engine, rng: random
     assert engine.bad_blocks == set(blocks)
 
 
+def held(client: kvw.Client) -> int:
+    """Pins, of all sessions."""
+    return int(client.status()["core"]["pins"]["held"])
+
+
 def test_request_that_ends_while_it_loads_gives_its_pins_back(
     serving: Serving, rng: random.Random
 ) -> None:
     with Engine(serving.address, one_group) as engine, serving.connect() as client:
         ids, _ = stored_prompt(engine, rng)
 
-        def held() -> int:
-            return int(client.status()["core"]["pins"]["held"])
-
         one = request([*ids, 7], name="second")
         engine.scheduler.on_new_request(one)
         promised, _ = engine.scheduler.matched(one, 0)
-        assert held() == 10
+        assert held(client) == 10
         engine.scheduler.allocated(one, [list(range(30, 40))], promised or 0)
         engine.scheduler.finished(one)
-        assert held() == 10, "a load under way was let go"
+        assert held(client) == 10, "a load under way was let go"
         engine.ended(one)
-        assert held() == 0
+        assert held(client) == 0
 
 
 def test_hits_that_are_not_loaded_after_all_give_their_pins_back(
@@ -324,18 +326,15 @@ def test_hits_that_are_not_loaded_after_all_give_their_pins_back(
     with Engine(serving.address, one_group) as engine, serving.connect() as client:
         ids, _ = stored_prompt(engine, rng)
 
-        def held() -> int:
-            return int(client.status()["core"]["pins"]["held"])
-
         one = request([*ids, 7], name="second")
         engine.scheduler.on_new_request(one)
         for _ in range(20):
             assert engine.scheduler.matched(one, 0) == (160, True)
-        assert held() == 10
+        assert held(client) == 10
         assert engine.scheduler.matched(one, 32) == (128, True)
-        assert held() == 8
+        assert held(client) == 8
         engine.scheduler.allocated(one, [list(range(30, 40))], 0)
-        assert held() == 0
+        assert held(client) == 0
 
 
 # -- daemons that come and go ----------------------------------------------------------------------
