@@ -2,6 +2,7 @@
 # Installs the requirements of pyproject.toml into $VENV, once per content.
 # usage: requirements.sh NAME[,NAME...] [REQUIREMENT...]
 # A NAME is "build", "core", or an extra; "-" stands for none. A REQUIREMENT narrows what they say.
+# What earlier calls asked for is weighed with it: pip lets a later install break an earlier one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
@@ -43,6 +44,15 @@ fi
 
 echo "setup: installing ${wanted[*]}"
 rm -f "$stamp"
-"$VENV/bin/python" -m pip install -qq "${wanted[@]}"
+mapfile -t before < <(find "$VENV" -maxdepth 1 -name '.kvw-requirements-*' -exec cat {} +)
+"$VENV/bin/python" -m pip install -qq "${wanted[@]}" "${before[@]}"
 without_torch_companions
+if broken=$("$VENV/bin/python" -m pip check); then :; else
+  broken=$(grep -vE 'torch(vision|audio|codec)' <<<"$broken" || true)
+fi
+if [ -n "${broken//No broken requirements found./}" ]; then
+  echo "setup: what is installed in $VENV does not fit together:" >&2
+  echo "$broken" >&2
+  exit 1
+fi
 echo "$now" >"$stamp"
