@@ -55,6 +55,8 @@ _T = TypeVar("_T")
 
 _LENGTHS, _QUICK_LENGTHS = "64,256,1024,2048,4096,8192,16384", "64,512,2048"
 _ROUNDS, _QUICK_ROUNDS = 5, 3
+# Prompts of users end inside a block.
+_TAIL_TOKENS = 9
 _STEP_TOKENS = 2048
 _LONGEST = 131_072
 # An engine's worker looks for work without sleeping for a second after its last step.
@@ -69,6 +71,14 @@ def main() -> int:
         "--lengths", metavar="N,...", help=f"Prompt lengths in tokens. Default: {_LENGTHS}."
     )
     parser.add_argument("--rounds", type=int, metavar="N", help=f"Default: {_ROUNDS}.")
+    parser.add_argument(
+        "--tail",
+        type=int,
+        default=_TAIL_TOKENS,
+        metavar="N",
+        help="Tokens of a prompt behind those, in a block that is not whole. 0: prompts of whole"
+        f" blocks, the last of which vLLM's own cache computes again. Default: {_TAIL_TOKENS}.",
+    )
     parser.add_argument("--no-peer", action="store_true", help="Only ours.")
     parser.add_argument(
         "--serve", action="store_true", help="Through `vllm serve` instead of LLM.generate."
@@ -91,9 +101,11 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     )
     rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
     numbers(str(rounds), "--rounds", 1, 1000)
+    numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]
     found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s())
     found.conditions["rounds"] = f"{rounds}, ways and engines in turns"
+    found.conditions["prompts"] = f"{args.tail} tokens longer than said" if args.tail else "as said"
     found.conditions["through"] = "vllm serve" if args.serve else "LLM.generate"
     teller.step("a model is made and the engines start")
     with _sides(args, folder, found, lengths[-1]) as sides:
@@ -102,22 +114,18 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         teller.expect(total)
         _warm(sides, _prompt(shape, _WARM_TOKENS, numbers_of_run))
         for length in lengths:
-            prompt = _prompt(shape, length, numbers_of_run)
+            prompt = _prompt(shape, length + args.tail, numbers_of_run)
             for side in sides:
                 teller.step(f"{length} tokens: stored", length)
                 side.prepare(prompt)
             for turn in range(rounds):
                 for side in _turned(sides, turn):
                     teller.step(f"{length} tokens: round {turn + 1} of {rounds}", length)
-                    _round(side, prompt, turn, found)
+                    time.sleep(_SETTLE_S)
+                    for way in _turned(list(side.ways), turn):
+                        found.add(way, length, side.ways[way](prompt))
     found.conditions["load after"] = load_average()
     return ttft_report(found)
-
-
-def _round(side: Side, prompt: Sequence[int], turn: int, found: Found) -> None:
-    time.sleep(_SETTLE_S)
-    for way in _turned(list(side.ways), turn):
-        found.add(way, len(prompt), side.ways[way](prompt))
 
 
 def _warm(sides: Sequence[Side], prompt: Sequence[int]) -> None:

@@ -37,6 +37,7 @@ judge "ruff format" "$bin/ruff" format --check --quiet .
 judge "mypy --strict" "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connectors
 judge "mypy --strict bench" env MYPYPATH=bench "$bin/mypy" --strict bench
 judge "import layers" "$bin/lint-imports" --no-logo --cache-dir build/import_linter
+judge "documents" "$bin/python" scripts/check_docs.py
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
 judge "clang-format" native_format
 judge "clang-tidy" native_tidy

@@ -61,10 +61,12 @@ class Side:
     def prefix_cache(self, tokens: Sequence[int]) -> Sample:
         """The first time fills vLLM's cache, the second is measured."""
         self.engine.ask([Ask(tokens)])
-        return self.timed(tokens, DEVICE)
+        return self.timed(tokens, DEVICE, self._alone)
 
-    def timed(self, tokens: Sequence[int], source: str) -> Sample:
-        answer = self.engine.ask([Ask(tokens)])
+    def timed(
+        self, tokens: Sequence[int], source: str, params: Mapping[str, object] | None = None
+    ) -> Sample:
+        answer = self.engine.ask([Ask(tokens, params=params or {})])
         whole = (len(tokens) - 1) // BLOCK_TOKENS
         blocks = answer.counts.get(source, 0.0) / BLOCK_TOKENS
         came = blocks - answer.counts.get(MISSED_BLOCKS, 0.0)

@@ -34,6 +34,12 @@ _RATIOS = (
     (PEER_MEMORY, PEER_PREFIX_CACHE),
     (RECOMPUTED, PEER_RECOMPUTED),
 )
+_BEYOND = (
+    (DRAM, PREFIX_CACHE),
+    (NVME, PREFIX_CACHE),
+    (PEER_MEMORY, PEER_PREFIX_CACHE),
+    (PEER_FILES, PEER_PREFIX_CACHE),
+)
 _NOTES = (
     "Medians over rounds, with the middle half of them in brackets. A ratio is the median of the"
     " rounds' own ratios: both sides of it ran within the same round.",
@@ -69,12 +75,17 @@ class Found:
     def ratio(self, over: str, under: str, tokens: int) -> Spread:
         return ratios(self.seconds(over, tokens), self.seconds(under, tokens))
 
+    def beyond(self, way: str, least: str, tokens: int) -> Spread:
+        """Seconds more than `least` took in the same round."""
+        pairs = zip(self.seconds(way, tokens), self.seconds(least, tokens), strict=True)
+        return middle_half([taken - base for taken, base in pairs])
+
     def share(self, way: str, tokens: int) -> float:
         return statistics.fmean(sample.share for sample in self.samples[way][tokens])
 
     def copy_s(self, tokens: int) -> float:
         """Of a plain copy of the KV that a load of such a prompt moves."""
-        whole = (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
         return whole * self.shape.kv_bytes_per_token / self.copy_bytes_per_s
 
 
@@ -88,7 +99,7 @@ def ttft_report(found: Found) -> Report:
             TableBlock("conditions", ("", ""), [*found.conditions.items()]),
             _times(found, ways),
             _compared(found, compared),
-            _limit(found),
+            _beyond(found),
             _plot(found, ways),
         ],
         figures=_figures(found, compared),
@@ -133,23 +144,21 @@ def _compared(found: Found, pairs: Sequence[tuple[str, str]]) -> TableBlock:
     return TableBlock("ratios", ("tokens", *(f">{over} / {under}" for over, under in pairs)), rows)
 
 
-def _limit(found: Found) -> TableBlock:
-    """What a DRAM hit costs beyond a prefix cache hit, which moves nothing, beside a plain copy."""
+def _beyond(found: Found) -> TableBlock:
+    """What a hit costs beyond a prefix cache hit, which moves nothing, in the same engine and
+    round, beside a plain copy: how fast the engine computes falls out."""
+    pairs = [pair for pair in _BEYOND if set(pair) <= set(found.samples)]
     rows = []
     for tokens in found.lengths:
-        beyond_s = statistics.median(
-            dram - cached
-            for dram, cached in zip(
-                found.seconds(DRAM, tokens), found.seconds(PREFIX_CACHE, tokens), strict=True
-            )
-        )
         copy_s = found.copy_s(tokens)
         moved = round(copy_s * found.copy_bytes_per_s)
-        times = (f"{beyond_s * 1e3:.2f}", f"{copy_s * 1e3:.2f}", f"{beyond_s / copy_s:.1f}")
-        rows.append([f"{tokens:,}", format_size(moved), *times])
+        times = [found.beyond(*pair, tokens) for pair in pairs]
+        cells = [f"{1e3 * time.median:.1f}" for time in times]
+        over_copy = f"{times[0].median / copy_s:.1f}"
+        rows.append([f"{tokens:,}", format_size(moved), f"{copy_s * 1e3:.1f}", *cells, over_copy])
     return TableBlock(
-        "a DRAM hit beyond a prefix cache hit",
-        ("tokens", ">KV", ">beyond, ms", ">copy, ms", ">ratio"),
+        "a hit beyond a prefix cache hit of the same engine, ms",
+        ("tokens", ">KV", ">plain copy", *(f">{way}" for way, _ in pairs), f">{DRAM} / copy"),
         rows,
         "The limit is this machine's memory: a streaming copy by one thread,"
         f" {found.copy_bytes_per_s / 1e9:.1f} GB/s.",
@@ -179,6 +188,11 @@ def _of_length(found: Found, pairs: Sequence[tuple[str, str]], tokens: int) -> d
         "copy_s": found.copy_s(tokens),
         "ttft_s": {way: found.seconds(way, tokens) for way in found.samples},
         "share": {way: [s.share for s in found.samples[way][tokens]] for way in found.samples},
+        "beyond_s": {
+            way: vars(found.beyond(way, least, tokens))
+            for way, least in _BEYOND
+            if {way, least} <= set(found.samples)
+        },
         "ratios": {
             f"{over} / {under}": vars(found.ratio(over, under, tokens)) for over, under in pairs
         },

@@ -15,11 +15,19 @@ from kvwarehouse_connectors.common.worth import Schedule
 
 @dataclass
 class LoadResult:
-    """pages: how many came, in order, each verified. missed: reasons of the others."""
+    """pages: how many came, in order, each verified. missed: reasons of others."""
 
     pages: int = 0
     seconds: float = 0.0
     missed: dict[str, int] = field(default_factory=dict)
+
+    def then(self, rest: LoadResult, pages: int) -> LoadResult:
+        """Of `pages` pages, this one, and `rest` of those after them, which were loaded beside it:
+        what of both came in order."""
+        seconds = max(self.seconds, rest.seconds)
+        if self.pages < pages:
+            return LoadResult(self.pages, seconds, self.missed)
+        return LoadResult(pages + rest.pages, seconds, rest.missed)
 
 
 def load_in_time(

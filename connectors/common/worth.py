@@ -107,6 +107,10 @@ class Schedule:
     def of(pages: int, page_compute_s: float) -> Schedule:
         return Schedule(page_compute_s, SLACK * pages * page_compute_s)
 
+    def after(self, pages: int) -> Schedule:
+        """Of the pages from page `pages` on."""
+        return Schedule(self.page_s, self.slack_s + pages * self.page_s)
+
     def due_s(self, loaded: int) -> float:
         """When the next page, after `loaded`, is due."""
         return loaded * self.page_s + self.slack_s

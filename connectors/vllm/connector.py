@@ -172,6 +172,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self.worker_side.facts()
 
+    @_or(_nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.worker_side.start_loads(self._orders())
 
@@ -187,10 +188,12 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         self.worker_side.take_copies(self._orders())
 
+    @_or(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         received, failed = self.worker_side.results()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
+    @_or(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker_side.bad_blocks()
 

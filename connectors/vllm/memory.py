@@ -29,6 +29,11 @@ class BlockMemory(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
+    @property
+    def takes_loads_at_once(self) -> bool:
+        """Whether several threads may load parts of a run side by side."""
+        ...
+
     def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
         """Copies blocks to the rows of `out`, as they are after what the engine has queued. Done
         when `settle` has returned."""
@@ -62,6 +67,10 @@ class HostMemory:
     @property
     def block_bytes(self) -> int:
         return self._layout.block_bytes
+
+    @property
+    def takes_loads_at_once(self) -> bool:
+        return True
 
     def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
         self._layout.regions(blocks).gather(out)
@@ -97,6 +106,10 @@ class DeviceMemory:
     @property
     def block_bytes(self) -> int:
         return sum(self._bytes)
+
+    @property
+    def takes_loads_at_once(self) -> bool:
+        return False  # one stream, which each scatter waits for
 
     def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
         ids = torch.as_tensor(list(blocks), device=self._device)

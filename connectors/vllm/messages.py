@@ -51,12 +51,20 @@ class PageRun:
     """Of the first in its request, where chained."""
     parent: bytes | None = None
 
+    def cut(self, begin: int, end: int) -> PageRun:
+        """Places begin to end - 1 of it."""
+        keys, blocks = self.keys[begin:end], self.blocks[begin:end]
+        if not self.chained:
+            return PageRun(self.group, keys, blocks, False)
+        parent = self.keys[begin - 1] if begin else self.parent
+        return PageRun(self.group, keys, blocks, True, self.position + begin, parent)
+
     def key_runs(self, begin: int = 0) -> list[kvw.KeyRun]:
         """From place `begin` of it on."""
         if not self.chained:
             return [kvw.KeyRun([key]) for key in self.keys[begin:]]
-        parent = self.keys[begin - 1] if begin else self.parent
-        return [kvw.KeyRun(self.keys[begin:], self.position + begin, parent)]
+        rest = self.cut(begin, len(self.keys)) if begin else self
+        return [kvw.KeyRun(rest.keys, rest.position, rest.parent)]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kvwarehouse_connectors.vllm.adapters import Adapters
 from kvwarehouse_connectors.vllm.choice import Choice
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.finder import Finder, Hit, load_runs
-from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.groups import Rule, cache_groups, unsupported
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
 from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes, PageRun
 from kvwarehouse_connectors.vllm.settings import Settings
@@ -59,6 +59,10 @@ class SchedulerSide:
         self._shards = vllm_config.parallel_config.tensor_parallel_size // compat.tp_replicas(
             kv_cache_config
         )
+        # The last token is always computed: its logits are what the engine is after. In full
+        # attention its KV may be there already: vLLM takes a hit of all tokens, and computes that
+        # one alone. A state would then have it twice, and a window may begin a block earlier.
+        self._computed_tokens = 0 if all(g.rule is Rule.PREFIX for g in self._groups) else 1
         self._align = math.lcm(*(group.block_tokens for group in self._groups))
         algorithm = compat.hash_algorithm(vllm_config)
         self._own_chain = algorithm not in CRYPTOGRAPHIC
@@ -287,8 +291,7 @@ class SchedulerSide:
         finder, control = self._finder(), self._upkeep.control()
         if finder is None or self._choice is None:
             return None, False
-        # The last token is always computed: its logits are what the engine is after.
-        limit = tracked.request.num_tokens - 1
+        limit = tracked.request.num_tokens - self._computed_tokens
         try:
             hit = finder.find(tracked.keys, local_tokens, limit)
             stored = hit.tokens if hit is not None else local_tokens

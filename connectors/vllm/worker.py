@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 # what only has to be copied.
 _COPIERS = 2
 _WAITERS = 16
+# A load of so much from DRAM alone is made in two halves by two threads: one does not reach what
+# the memory delivers.
+_HALVED_BYTES = 4 << 20
 # Of computing a prefix: how long a load that is of use only as a whole may take.
 _WHOLE_SHARE = 0.5
 # A load's bytes below this say nothing of a tier's speed.
@@ -91,6 +94,8 @@ class WorkerSide:
         self._proof = Proof(self._upkeep, stores=settings.stores)
         self._copiers = ThreadPoolExecutor(_COPIERS, thread_name_prefix="kvw-copy")
         self._waiters = ThreadPoolExecutor(_WAITERS, thread_name_prefix="kvw-wait")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="kvw-half")
+        self._helper_free = threading.Semaphore()
         self._outbox = Outbox(self._upkeep, settings, self._shard, self._stored)
 
     # -- once ----------------------------------------------------------------------------------
@@ -122,7 +127,19 @@ class WorkerSide:
                     attention_backend=backend,
                 )
             )
+        self._check_staging()
         self._facts = Facts(tuple(facts), device, self._settings.staging_bytes)
+
+    def _check_staging(self) -> None:
+        """A step may fill half of the ring: the other half is then on its way."""
+        least = 2 * max(memory.block_bytes for memory in self._memories)
+        if self._stores and self._settings.staging_bytes < least:
+            raise kvw.UsageError(
+                f"kvwarehouse.staging_bytes is {self._settings.staging_bytes}: no block of this"
+                f" model, of {least // 2} bytes, could be stored. Use at least {least}; the default"
+                ' is "256MiB"',
+                code="bad_setting",
+            )
 
     def facts(self) -> Facts | None:
         return self._facts
@@ -181,6 +198,7 @@ class WorkerSide:
         made within their timeout."""
         self._copiers.shutdown(wait=True, cancel_futures=True)
         self._waiters.shutdown(wait=True, cancel_futures=True)
+        self._helper.shutdown(wait=True)
         self._outbox.close()
         self._upkeep.close()
 
@@ -210,13 +228,37 @@ class WorkerSide:
         if not self._proof.of_the_way(memory, run.blocks):
             return LoadResult(0, 0.0, {"self_test": len(run.blocks)})
         schedule, most_s = self._schedule(order, run)
-        return load_in_time(
-            lambda first, timeout_s: memory.load(opened, run, first, self._shard, timeout_s),
-            len(run.blocks),
-            schedule,
-            most_s,
-            begin_s=begin_s,
-        )
+
+        def load(begin: int, end: int) -> LoadResult:
+            part = run.cut(begin, end)
+            return load_in_time(
+                lambda first, timeout_s: memory.load(opened, part, first, self._shard, timeout_s),
+                end - begin,
+                schedule.after(begin),
+                most_s,
+                begin_s=begin_s,
+            )
+
+        pages = len(run.blocks)
+        large = pages > 1 and pages * memory.block_bytes >= _HALVED_BYTES
+        if large and memory.takes_loads_at_once and not order.from_nvme:
+            return self._halved(load, pages)
+        return load(0, pages)
+
+    def _halved(self, load: Callable[[int, int], LoadResult], pages: int) -> LoadResult:
+        """load(begin, end) in two halves, the second in a thread that helps where it is free."""
+        if not self._helper_free.acquire(blocking=False):
+            return load(0, pages)
+        middle = pages // 2
+        try:
+            second = self._helper.submit(load, middle, pages)
+            try:
+                first = load(0, middle)
+            finally:
+                wait([second])  # until then it writes blocks
+        finally:
+            self._helper_free.release()
+        return first.then(second.result(), middle)
 
     def _schedule(self, order: LoadOrder, run: PageRun) -> tuple[Schedule, float]:
         """By when pages of a run are due, and the whole load. Where a part is of no use, there is

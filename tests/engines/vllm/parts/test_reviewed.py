@@ -75,6 +75,27 @@ def test_blocks_of_a_load_that_failed_hold_zeros(
         worker.close()
 
 
+def test_staging_in_which_no_block_fits_refuses_the_start(daemon: kvw.PrivateDaemon) -> None:
+    """Else nothing is ever stored, and nobody is told."""
+    cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, 9)
+    layers = [name for group in cache.config.kv_cache_groups for name in group.layer_names]
+    block_bytes = cache.host(0).block_bytes
+
+    def register(staging_bytes: int, role: str = "kv_both") -> None:
+        extra = {"address": daemon.address, "staging_bytes": staging_bytes}
+        settings = read_settings({f"kvwarehouse.{k}": v for k, v in extra.items()}, role)
+        worker = WorkerSide(engine_config(layers), cache.config, settings)
+        try:
+            worker.register(cache.by_layer)
+        finally:
+            worker.close()
+
+    with pytest.raises(kvw.UsageError, match=f"Use at least {2 * block_bytes}"):
+        register(2 * block_bytes - 1)
+    register(2 * block_bytes)
+    register(2 * block_bytes - 1, "kv_consumer")
+
+
 @pytest.mark.parametrize(
     ("identifier", "own"),
     [

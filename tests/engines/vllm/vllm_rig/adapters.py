@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-_RANK = 8
+RANK = 8
 _STRENGTH = 0.2
 
 
@@ -23,7 +23,7 @@ def write(folder: Path, checkpoint: Path, seed: int) -> Path:
     for layer in range(config["num_hidden_layers"]):
         for name, width in outputs.items():
             key = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            for part, shape in (("lora_A", (_RANK, hidden)), ("lora_B", (width, _RANK))):
+            for part, shape in (("lora_A", (RANK, hidden)), ("lora_B", (width, RANK))):
                 weights = torch.randn(shape, generator=noise) * _STRENGTH
                 tensors[f"{key}.{part}.weight"] = weights
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,8 +31,8 @@ def write(folder: Path, checkpoint: Path, seed: int) -> Path:
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": _RANK,
-        "lora_alpha": 2 * _RANK,
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": list(outputs),

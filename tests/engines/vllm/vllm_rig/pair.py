@@ -31,8 +31,9 @@ def blocks(ask: Ask) -> int:
 
 
 def hit(ask: Ask) -> int:
-    """Tokens that a full hit gives: whole blocks, and the last token is always computed."""
-    return (len(ask.tokens) - 1) // BLOCK * BLOCK
+    """Tokens that a full hit gives, in full attention: whole blocks. The last token of a prompt is
+    computed again where it ends one, and vLLM counts it as cached all the same."""
+    return len(ask.tokens) // BLOCK * BLOCK
 
 
 class Pair:
