@@ -83,7 +83,7 @@ class Found:
 
     def share(self, speed: Speed, blocks: Sequence[float]) -> float:
         """Of what could be loaded."""
-        each = (self.tokens - 1) // BLOCK_TOKENS
+        each = self.tokens // BLOCK_TOKENS
         asked = len(speed.ttft_s[CHOICE]) * each
         return sum(blocks) / asked if asked else 0.0
 

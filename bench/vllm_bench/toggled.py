@@ -118,7 +118,10 @@ class Turns:
         self._arms, self.log = [], []
 
     def step(self, tokens: int) -> str:
-        """A step of so many tokens begins. Returns its arm; `arm` is then the next step's."""
+        """A step of so many tokens begins. Returns its arm; `arm` is then the next step's. One of
+        none, as the engine makes between others, belongs to the step before it."""
+        if not tokens and self._last is not None:
+            return self._last[2]
         now = time.perf_counter_ns()
         if self._last is not None:
             begun, its_tokens, its_arm = self._last

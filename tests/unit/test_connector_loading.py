@@ -104,6 +104,29 @@ def test_load_of_no_pages_asks_for_none() -> None:
     assert disk.calls == 0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "pages"),
+    [
+        (LoadResult(4, 0.1), LoadResult(3, 0.3), 7),
+        (LoadResult(4, 0.1), LoadResult(1, 0.3, {"absent": 2}), 5),
+        (LoadResult(2, 0.1, {"late": 2}), LoadResult(3, 0.3), 2),
+        (LoadResult(0, 0.1, {"late": 4}), LoadResult(0, 0.3, {"absent": 3}), 0),
+    ],
+)
+def test_of_two_parts_that_load_side_by_side_only_what_came_in_order_counts(
+    first: LoadResult, second: LoadResult, pages: int
+) -> None:
+    both = first.then(second, 4)
+    assert both.pages == pages
+    assert both.seconds == 0.3
+    assert bool(both.missed) == (pages < 7)
+
+
+def test_pages_of_a_later_part_are_due_when_they_are_in_the_whole() -> None:
+    whole = Schedule.of(10, 0.5)
+    assert whole.after(4).due_s(3) == pytest.approx(whole.due_s(7))
+
+
 def arrivals(rng: random.Random, pages: int, page_compute_s: float) -> list[float]:
     """A disk of any speed, even or in bursts, that may stall for a while or for ever."""
     step_s = page_compute_s * 10 ** rng.uniform(-2, 2)

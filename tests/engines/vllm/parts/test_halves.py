@@ -89,11 +89,29 @@ def test_what_one_request_computed_another_loads_bit_for_bit(
     assert engine.bad_blocks == engine.failed == set()
 
 
-def test_last_token_is_always_left_to_compute(engine: Engine, rng: random.Random) -> None:
+def test_a_prompt_of_whole_blocks_is_promised_whole_in_full_attention(
+    engine: Engine, rng: random.Random
+) -> None:
+    """vLLM then computes its last token alone, over KV that is there."""
     ids, _ = stored_prompt(engine, rng)
-    assert engine.promised(request(ids)) == 144
+    assert engine.promised(request(ids)) == 160
     assert engine.promised(request(ids[:145])) == 144
-    assert engine.promised(request(ids[:144])) == 128
+    assert engine.promised(request(ids[:144])) == 144
+    assert engine.promised(request(ids[:143])) == 128
+
+
+def test_a_block_is_left_to_compute_where_the_last_token_cannot_be_computed_again(
+    shared: Serving, rng: random.Random
+) -> None:
+    """Its window may begin a block earlier than the next token's."""
+    with Engine(shared.address, one_window) as engine:
+        ids = tokens(rng, 160)
+        first = request(ids, name="first")
+        engine.scheduler.on_new_request(first)
+        engine.compute(first, [list(range(1, 11))], 160)
+        engine.stored(request([*ids, 1], name="asks"), 160)
+        assert engine.promised(request(ids)) == 144
+        assert engine.promised(request([*ids, 1])) == 160
 
 
 def test_what_the_engine_has_itself_is_not_loaded(engine: Engine, rng: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -225,3 +226,11 @@ def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) 
     warehouse.gate.set()
     until(lambda: len(results) == 4, "the others are stored")
     assert all(content == name[0] and whole for name, content, whole in warehouse.pages)
+
+
+def test_storing_makes_way_for_the_engines_threads(make: Make) -> None:
+    """On a CPU they compute on every core."""
+    outbox, _ = make()
+    thread = outbox._thread.native_id or 0
+    until(lambda: os.getpriority(os.PRIO_PROCESS, thread) == 10, "a nice thread")
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 0, "and it alone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_blocks_of_a_load_that_failed_hold_zeros(
         worker.register(cache.by_layer)
         cache.host(0).scatter([5], np.full((1, cache.host(0).block_bytes), 0xFF, np.uint8))
         run = PageRun(0, [b"k" * 32], [5], True)
-        worker._report(LoadOrder("r", (run,)), [])
+        worker._loads.report(LoadOrder("r", (run,)), [])
         rows = np.full((1, cache.host(0).block_bytes), 1, np.uint8)
         cache.host(0).gather([5], rows)
         assert not rows.any()
@@ -82,8 +83,8 @@ def test_staging_in_which_no_block_fits_refuses_the_start(daemon: kvw.PrivateDae
     block_bytes = cache.host(0).block_bytes
 
     def register(staging_bytes: int, role: str = "kv_both") -> None:
-        extra = {"address": daemon.address, "staging_bytes": staging_bytes}
-        settings = read_settings({f"kvwarehouse.{k}": v for k, v in extra.items()}, role)
+        settings = read_settings({"kvwarehouse.address": daemon.address}, role)
+        settings = replace(settings, staging_bytes=staging_bytes)
         worker = WorkerSide(engine_config(layers), cache.config, settings)
         try:
             worker.register(cache.by_layer)
