@@ -288,7 +288,7 @@ class SchedulerSide:
     def _find(self, tracked: Tracked, local_tokens: int) -> tuple[Hit | None, bool]:
         """What is worth loading, pinned; and whether more is about to come, so that the engine
         should ask again instead."""
-        finder, control = self._finder(), self._upkeep.control()
+        finder = self._finder()
         if finder is None or self._choice is None:
             return None, False
         limit = tracked.request.num_tokens - self._computed_tokens
@@ -296,6 +296,9 @@ class SchedulerSide:
             hit = finder.find(tracked.keys, local_tokens, limit)
             stored = hit.tokens if hit is not None else local_tokens
             expected = min(tracked.expected_tokens, limit) // self._align * self._align
+            if hit is None and stored >= expected:
+                return None, False
+            control = self._upkeep.control()
             if stored < expected and control is not None and self._waits(tracked):
                 return None, True
             while hit is not None:

@@ -7,8 +7,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from vllm_rig.bay import Bay
 from vllm_rig.checkpoints import Checkpoints
 from vllm_rig.compare import assert_same, difference
@@ -18,7 +16,6 @@ from vllm_rig.options import engine_options
 from vllm_rig.pair import Pair, hit, prompt
 
 
-@pytest.mark.slow_engine
 def test_pages_are_found_by_the_next_engine_and_not_with_other_weights_at_the_same_path(
     start: Callable[..., Pair],
     bay: Bay,

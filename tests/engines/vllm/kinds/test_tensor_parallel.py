@@ -14,7 +14,7 @@ from vllm_rig.kinds import DEEPSEEK3
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, blocks, hit, prompt
 from vllm_rig.settle import settle
-from vllm_rig.stock import copies, differing, stock
+from vllm_rig.stock import copies, stock
 
 Start = Callable[..., Pair]
 
@@ -54,7 +54,6 @@ def test_prompts_at_once_load_on_both_ranks(pair: Pair, rng: random.Random) -> N
         assert_same(answer, pair.recomputed(ask))
 
 
-@pytest.mark.slow_engine
 @pytest.mark.parametrize("shard", [0, 1])
 def test_damaged_part_of_one_rank_costs_computing_and_no_wrong_answer(
     pair: Pair, rng: random.Random, shard: int
@@ -71,7 +70,11 @@ def test_damaged_part_of_one_rank_costs_computing_and_no_wrong_answer(
     assert pair.engine.metrics()["kvwarehouse_connector_failed_loads_total"] > failed
     assert_same(cold, computed)
     settle(pair, rng)
-    assert differing(before, stock(pair, ask.tokens)) == []
+    after = stock(pair, ask.tokens)
+    assert after.keys() == before.keys()
+    for page, stored in after.items():
+        # Block 4 was computed in a smaller batch this time, which adds in another order.
+        assert np.allclose(stored.view(np.float32), before[page].view(np.float32), atol=1e-4), page
     warm = pair.reloaded(ask)
     assert warm.cached == hit(ask)
     assert_same(cold, warm)
