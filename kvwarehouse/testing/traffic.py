@@ -37,10 +37,11 @@ _SHARED = 255  # in place of a writer's number: prompts that several writers sto
 
 class Board:
     """Words in a file that every process maps: stop, quota, for each writer the prompts it has
-    finished, and for each worker whether it is connected. Single words, each with one writer."""
+    finished, for each worker whether it is connected, and for each reader the pages it has loaded.
+    Single words, each with one writer."""
 
     def __init__(self, path: Path) -> None:
-        size = _WORDS + 2 * _MOST_WORKERS
+        size = _WORDS + 3 * _MOST_WORKERS
         if not path.exists():
             path.write_bytes(bytes(8 * size))
         self._words: NDArray[np.int64] = np.memmap(path, np.int64, "r+", shape=(size,))
@@ -75,7 +76,13 @@ class Board:
 
     def arrived(self) -> int:
         """Workers that are connected."""
-        return int(self._words[_WORDS + _MOST_WORKERS :].sum())
+        return int(self._words[_WORDS + _MOST_WORKERS : _WORDS + 2 * _MOST_WORKERS].sum())
+
+    def load(self, reader: int, pages: int) -> None:
+        self._words[_WORDS + 2 * _MOST_WORKERS + reader] = pages
+
+    def loaded(self, reader: int) -> int:
+        return int(self._words[_WORDS + 2 * _MOST_WORKERS + reader])
 
 
 @dataclass
@@ -200,6 +207,7 @@ class Worker:
             return
         check_pages(out[:loaded], nodes[:loaded], 0, 0)
         report.loaded += loaded
+        self.board.load(task.number, report.loaded)
         if min(found, loaded) < len(nodes) and before == self.index() != "old":
             report.short += 1
             report.shortest = f"looked up {found}, loaded {loaded!r} of {len(nodes)} pages"

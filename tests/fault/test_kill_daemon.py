@@ -60,6 +60,17 @@ class Traffic:
 
         until(moved, f"{prompts} more prompts are stored")
 
+    def read(self) -> None:
+        """Waits until every reader has loaded more."""
+        readers = [task.number for task in self.tasks if task.role == "read"]
+        before = {reader: self.board.loaded(reader) for reader in readers}
+
+        def moved() -> bool:
+            assert not self.ended(), self.failures()
+            return all(self.board.loaded(reader) > before[reader] for reader in readers)
+
+        until(moved, "every reader has loaded more")
+
     def ended(self) -> bool:
         return any(process.poll() is not None for process in self.processes)
 
@@ -95,6 +106,7 @@ def rounds(moving: Traffic, rng: random.Random, kills: int, prompts: int) -> Ite
         moving.serving.start()
     moving.board.quota += prompts
     moving.advance(1)  # they have found the last daemon too
+    moving.read()
 
 
 def check_sane(reports: list[traffic.Report]) -> None:
