@@ -47,6 +47,7 @@ class Upkeep:
         self._wanted: dict[bytes, kvw.Namespace] = {}
         self._opened: dict[bytes, kvw.OpenNamespace] = {}
         self._refused: dict[bytes, kvw.UsageError] = {}
+        self._refused_by = 0  # the incarnation that did
         self._looked = threading.Condition(self._lock)
         self._last_problem = ""
         self._look()
@@ -152,7 +153,11 @@ class Upkeep:
             self._tell(str(error))
 
     def _register(self, client: kvw.Client) -> None:
+        incarnation = client.control().incarnation
         with self._lock:
+            if self._last_problem or incarnation != self._refused_by:
+                self._refused.clear()  # another daemon may have the room
+            self._refused_by = incarnation
             wanted = list(self._wanted.values())
         for space in wanted:
             try:

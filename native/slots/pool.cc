@@ -33,7 +33,8 @@ SlotClass& Pool::class_of(const NamespaceShape& shape) {
                     std::to_string(shape.shard_bytes) + " bytes needs a slot of " +
                     std::to_string(slot_bytes) + " bytes, but a slab has " +
                     std::to_string(arena_.slab_bytes()) +
-                    "; use fewer tokens per page, or a larger --dram");
+                    "; use fewer tokens per page, or a larger --dram and a new --arena-dir: an "
+                    "arena keeps its slabs");
   SlabCut cut;
   cut.slot_blocks = static_cast<uint32_t>(slot_bytes / kBlockBytes);
   cut.meta_units = static_cast<uint16_t>(meta_bytes / 64);

@@ -218,6 +218,21 @@ def test_namespace_that_is_refused_is_said_once_and_not_asked_for_again(
     assert opened(upkeep).space == SPACE
 
 
+def test_namespace_that_was_refused_is_opened_by_a_daemon_with_room_for_its_pages(
+    tmp_path: Path, made: Callable[..., Upkeep]
+) -> None:
+    large = space("large", page_bytes=16 << 20)
+    with Serving(tmp_path, dram="32MiB") as serving:
+        upkeep = made(serving.address)
+        with pytest.raises(kvw.UsageError):
+            upkeep.wait_opened(large, DEADLINE_S)
+        serving.kill()
+        shutil.rmtree(serving.arena_dir)  # its slabs keep their size
+        serving.settings["dram"] = "1GiB"
+        serving.start()
+        until(lambda: upkeep.opened(large), "the namespace at the new daemon")
+
+
 def test_doubt_about_something_else_changes_nothing(upkeep: Upkeep) -> None:
     before = opened(upkeep)
     for error in (
