@@ -74,11 +74,20 @@ def taken_out(pair: Pair) -> int:
     return int(core["quarantined"])
 
 
-@pytest.mark.parametrize("page", [0, 4, PAGES - 1])
+@pytest.mark.parametrize(
+    ("tokens", "page"),
+    [
+        (TOKENS, 0),
+        (TOKENS, 4),
+        (TOKENS, PAGES - 1),
+        # Whole blocks: of a good last one only its last token would be computed.
+        (PAGES * BLOCK, PAGES - 1),
+    ],
+)
 def test_output_is_right_when_a_bit_of_a_stored_page_flips(
-    pair: Pair, rng: random.Random, page: int
+    pair: Pair, rng: random.Random, tokens: int, page: int
 ) -> None:
-    ask = Ask(prompt(rng, TOKENS))
+    ask = Ask(prompt(rng, tokens))
     cold, place = stored_page(pair, ask, page)
     for copy in copies(pair, [place]):
         copy.flip(rng.randrange(8), at=rng.randrange(page_bytes(pair)))
