@@ -50,11 +50,8 @@ def fetching(pair: Pair) -> float:
 def test_what_was_stored_is_right_when_the_request_is_aborted_under_it(
     pair: Pair, rng: random.Random, tokens: int
 ) -> None:
-    ask = Ask(prompt(rng, tokens), max_tokens=400)
-    begun = pair.engine.begin(ask)
-    begun.first()
-    begun.abort()
-    assert begun.answer().finish == "abort"
+    ask = Ask(prompt(rng, tokens), max_tokens=500, gives_up=True)
+    assert pair.engine.ask(ask).finish == "abort"
     pair.idle()
     again = Ask(ask.tokens)
     assert_same(pair.recomputed(again), pair.reloaded(again))

@@ -63,10 +63,9 @@ def test_outputs_differ_when_the_pages_beneath_them_are_zeroed(
 
 
 def test_request_ends_when_it_is_aborted(plain: Engine, rng: random.Random) -> None:
-    call = plain.begin(Ask(prompt(rng, 50), max_tokens=1900))
-    call.first()
-    call.abort()
-    assert call.answer().finish == "abort"
+    given_up = plain.ask(Ask(prompt(rng, 50), max_tokens=1900, gives_up=True))
+    assert given_up.finish == "abort"
+    assert given_up.tokens
     plain.forget()
 
 

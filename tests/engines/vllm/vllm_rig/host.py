@@ -47,6 +47,8 @@ class Host:
         ):
             if output.outputs[0].token_ids and not output.finished:
                 self._say(call, "first", None)
+                if ask.gives_up:
+                    await self._engine.abort(str(call))
         assert output is not None, "the engine answered nothing"
         return asdict(_answer(output))
 

@@ -21,6 +21,9 @@ class Ask:
     prompt_logprobs: int | None = None
     lora: tuple[str, str] | None = None
     """Name and folder of an adapter."""
+    gives_up: bool = False
+    """Its client aborts it at its first token. From the process that hears the tokens: a test that
+    is told of the first, and then aborts, may be a thousand tokens late on a busy machine."""
 
 
 @dataclass(frozen=True)
