@@ -53,10 +53,13 @@ demo: setup-transformers  ## a real model over real text: what reuse saves (ARGS
 .PHONY: test
 test: test-native test-python  ## every test that needs no engine and no GPU
 
+.PHONY: native-tests
+native-tests: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(BUILD) --target native_tests -j $(JOBS)
+
 .PHONY: test-native
-test-native: setup
+test-native: native-tests
 	@cmake=$$(PATH="$(BIN):$$PATH" command -v cmake); \
-	PATH="$(CURDIR)/$(BIN):$$PATH" "$$cmake" --build $(BUILD) --target native_tests -j $(JOBS); \
 	"$$(dirname "$$cmake")/ctest" --test-dir $(BUILD) --output-on-failure --no-tests=ignore -j 2
 
 .PHONY: test-python
@@ -106,6 +109,11 @@ bench-vllm: setup-vllm  ## with vLLM, an hour and more (ARGS=--quick: minutes; B
 	@for name in $(BENCHES); do out=build/bench/vllm_$$name; \
 	  $(VLLM_VENV)/bin/python bench/vllm_$$name.py --json $$out.json --html $$out.html --png $$out.png $(ARGS); \
 	done
+
+# With its counts it writes docs/guarantees.md; see python -m kvwarehouse.testing.fault_run --help.
+.PHONY: faults
+faults: setup-fuzz native-tests  ## break it on purpose, 100,000 times: half an hour (ARGS="--seed N")
+	@$(BIN)/python -m kvwarehouse.testing.fault_run --build $(BUILD) --write docs/guarantees.md $(ARGS)
 
 .PHONY: asan tsan
 asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
