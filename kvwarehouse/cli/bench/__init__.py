@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from kvwarehouse.cli.bench import restart
 from kvwarehouse.cli.bench.conditions import conditions, load_average
 from kvwarehouse.cli.bench.figures import Figure, print_figures
 from kvwarehouse.cli.bench.options import Bench, Options
@@ -31,6 +32,8 @@ MEASURES = {
     "load": "verified loads from DRAM, against a plain streaming copy",
     "store": "stores with digests, against a plain streaming copy",
     "nvme": "writes to NVMe and loads from it, against fio",
+    "verify": "what digests cost loads from DRAM and, with --nvme-dir, from NVMe",
+    "restart": "until a killed daemon serves again, with and without its arena",
     "rpc": "gRPC calls and streams, against shared memory",
     "idle": "what an idle daemon costs",
 }
@@ -39,12 +42,19 @@ EXAMPLES = """\
   kvwarehouse bench                             all of them but nvme, on a private daemon
   kvwarehouse bench load store --page 8MiB
   kvwarehouse bench nvme --nvme-dir /nvme/scratch
+  kvwarehouse bench verify restart --nvme-dir /nvme/scratch      restart takes 11 GB of it
   kvwarehouse bench lookup --address unix:///run/kvwarehouse/kvw.sock --json
 
 Ratios mean more than rates: both sides of each ran in this run, in turns. The table says under
 which conditions. On a daemon of yours (--address) the bench's own namespaces are cleared; making
 room for them may evict pages of others.
 """
+
+_PRIVATE = {"nvme", "verify", "restart", "idle"}
+"""Measures that need a daemon of their own."""
+
+_ON_DISK = {"nvme", "verify", "restart"}
+"""Measures that have an NVMe tier where --nvme-dir is given."""
 
 _ROUNDS = 9
 _SETTLE_S = 60.0
@@ -63,12 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nvme-dir",
         metavar="DIR",
-        help="For nvme: a directory on the disk to measure; what is written there is removed.",
+        help="For nvme, verify, restart: a directory on the disk to measure; what is written there"
+        " is removed.",
     )
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="Measure this daemon (unix:///path). Default: a private one. Not for nvme and idle.",
+        help="Measure this daemon (unix:///path). Default: a private one, which"
+        f" {', '.join(sorted(_PRIVATE))} need.",
     )
     add_json(parser)
 
@@ -93,8 +105,9 @@ def _options(args: argparse.Namespace) -> Options:
     for name in args.measures:
         if name not in MEASURES:
             raise _bad(f"{name!r} is no measure; there are {', '.join(MEASURES)}")
-    if args.address and {"nvme", "idle"} & set(args.measures or MEASURES):
-        raise _bad("--address does not go with nvme and idle: name the measures, such as load")
+    if args.address and _PRIVATE & set(args.measures or MEASURES):
+        alone = ", ".join(sorted(_PRIVATE))
+        raise _bad(f"--address does not go with {alone}: name the measures, such as load")
     if "nvme" in args.measures and not args.nvme_dir:
         raise _bad("nvme needs --nvme-dir, a directory on the disk to measure")
     if not 3 <= args.rounds <= 1000:
@@ -113,29 +126,35 @@ def _started(name: str, options: Options, address: str | None) -> Iterator[Bench
         with connect(address) as client:
             yield Bench(options, client, None, None)
         return
-    with _scratch(options if name == "nvme" else None) as folder:
-        settings: dict[str, Any] = {"dram": options.dram_bytes}
+    with _scratch(options.nvme_dir if name in _ON_DISK else None) as folder:
+        settings = restart.settings(folder) if name == "restart" else _settings(options, folder)
         if folder is not None:
-            settings |= {
-                "nvme_dir": os.path.join(folder, "tier"),
-                "nvme_capacity": options.nvme_bytes,
-            }
-            settings |= {"write_queue": options.moved_bytes * 2}
+            settings["nvme_dir"] = os.path.join(folder, "tier")
         with PrivateDaemon(settings) as daemon, connect(daemon.address) as client:
             _settle(client)
             yield Bench(options, client, daemon, folder)
 
 
+def _settings(options: Options, folder: str | None) -> dict[str, Any]:
+    if folder is None:
+        return {"dram": options.dram_bytes}
+    return {
+        "dram": options.dram_bytes,
+        "nvme_capacity": options.nvme_bytes,
+        "write_queue": options.moved_bytes * 2,
+    }
+
+
 @contextmanager
-def _scratch(options: Options | None) -> Iterator[str | None]:
-    if options is None:
+def _scratch(nvme_dir: str | None) -> Iterator[str | None]:
+    if nvme_dir is None:
         yield None
         return
     try:
-        with tempfile.TemporaryDirectory(prefix="kvw-bench-", dir=options.nvme_dir) as folder:
+        with tempfile.TemporaryDirectory(prefix="kvw-bench-", dir=nvme_dir) as folder:
             yield folder
     except OSError as error:
-        raise _bad(f"--nvme-dir {options.nvme_dir}: {error.strerror or error}") from error
+        raise _bad(f"--nvme-dir {nvme_dir}: {error.strerror or error}") from error
 
 
 def _settle(client: Client) -> None:

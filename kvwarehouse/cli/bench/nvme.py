@@ -26,7 +26,7 @@ def measure(bench: Bench) -> list[Figure]:
     ns = bench.open(options.page_bytes)
     measured = [
         ("write to nvme, durable", "write", _writes(bench, ns)),
-        ("load from nvme, verified", "read", _loads(bench, ns)),
+        ("load from nvme, verified", "read", loads_from_nvme(bench, ns)),
     ]
     return [_compared(bench, disk, *each) for each in measured]
 
@@ -84,7 +84,8 @@ def _writes(bench: Bench, ns: OpenNamespace) -> Callable[[], float]:
     return ours
 
 
-def _loads(bench: Bench, ns: OpenNamespace) -> Callable[[], float]:
+def loads_from_nvme(bench: Bench, ns: OpenNamespace) -> Callable[[], float]:
+    """Seconds of loading a round's pages, all of them on NVMe alone."""
     options = bench.options
     pages, tokens = noise(options.pages, options.page_bytes), prompt(options.pages, seed=0)
     out = np.ones_like(pages)

@@ -1,0 +1,101 @@
+"""How soon a daemon serves again: after kill -9 with a full arena, and after a reboot that left the
+NVMe tier alone. Small pages, because recovery costs by the page."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from kvwarehouse.cli.bench.figures import Figure
+from kvwarehouse.cli.bench.load import check_filled
+from kvwarehouse.cli.bench.options import Bench, noise, prompt
+from kvwarehouse.cli.bench.rounds import timed
+from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse.errors import CapacityError, UsageError
+
+PAGE_BYTES = 4096
+ARENA_PAGES = 100_000
+NVME_PAGES = 1_000_000
+_CHAIN = 1000
+_WAIT_S = 120.0
+
+
+def settings(folder: str | None) -> dict[str, Any]:
+    """Of a daemon that holds the pages, with room beside them."""
+    dram = 2 * ARENA_PAGES * PAGE_BYTES
+    if folder is None:
+        return {"dram": dram, "index_pages": 2 * ARENA_PAGES}
+    # A record is a header of 4 KiB and the page.
+    capacity = NVME_PAGES * 2 * PAGE_BYTES * 5 // 4
+    return {"dram": dram, "nvme_capacity": capacity, "index_pages": NVME_PAGES * 5 // 4}
+
+
+def measure(bench: Bench) -> list[Figure]:
+    daemon = bench.daemon
+    if daemon is None:
+        raise UsageError("restart measures a private daemon only", code="bad_bench")
+    rounds = bench.options.rounds
+    empty = _starts(bench, daemon, rounds, lambda: None)
+    _fill(bench, NVME_PAGES if bench.folder else ARENA_PAGES)
+    arena = _starts(bench, daemon, rounds, lambda: None)
+    found = [
+        *_figures(f"kill -9, {_in(bench, 'dram'):,} pages in the arena", "1 s", arena, empty),
+    ]
+    if bench.folder:
+        nvme = _starts(bench, daemon, rounds, lambda: shutil.rmtree(daemon.arena_dir))
+        held = _in(bench, "nvme")
+        check_filled(held, NVME_PAGES)
+        found += _figures(f"arena lost, {held:,} pages on nvme", "3 s", nvme, empty)
+    return found
+
+
+def _fill(bench: Bench, pages: int) -> None:
+    ns = bench.open(PAGE_BYTES)
+    rows = noise(_CHAIN, PAGE_BYTES)
+    for begin in range(0, pages, _CHAIN):
+        stored = ns.store(prompt(_CHAIN, seed=begin), rows, timeout_s=_WAIT_S)
+        check_filled(stored.stored, _CHAIN)
+        if bench.folder and begin // _CHAIN % 50 == 49 and bench.client.flush(_WAIT_S).pending:
+            raise CapacityError(
+                f"pages were not durable within {_WAIT_S:.0f} s: the disk of --nvme-dir is too"
+                " slow for this measure",
+                code="bench_room",
+            )
+
+
+def _starts(
+    bench: Bench, daemon: PrivateDaemon, rounds: int, lose: Callable[[], None]
+) -> tuple[float, float]:
+    """Medians of a start after SIGKILL: seconds until it serves, and those of recovery in them."""
+    serving, recovering = [], []
+    for _ in range(rounds):
+        if bench.folder:
+            bench.client.flush(_WAIT_S)
+        daemon.kill()
+        lose()
+        serving.append(timed(daemon.start))
+        recovering.append(float(bench.client.status()["core"]["recovery"]["seconds"]))
+    return statistics.median(serving), statistics.median(recovering)
+
+
+def _figures(
+    what: str, goal: str, ours: tuple[float, float], empty: tuple[float, float]
+) -> list[Figure]:
+    serving, recovering = ours
+    return [
+        Figure(
+            name=f"{what}: until it serves",
+            value=serving,
+            unit="s",
+            limit=empty[0],
+            limit_name="a start with nothing stored",
+            goal=f"under {goal}",
+        ),
+        Figure(name=f"{what}: recovery alone", value=recovering, unit="s", goal=f"under {goal}"),
+    ]
+
+
+def _in(bench: Bench, tier: str) -> int:
+    return int(bench.client.status()["core"]["tiers"][tier]["pages"])
