@@ -40,5 +40,6 @@ COMMANDS = (
     Command("bench", "Measure a warehouse against this machine's own limits."),
     Command("size", "Say how large a model's KV is, and what fits where."),
     Command("plan", "Say what loading KV instead of computing it would bring."),
+    Command("advise", "Say what more or less DRAM and NVMe would bring a running warehouse."),
     Command("replay", "Say what tiers of given sizes would hit on a recorded trace."),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvwarehouse.client.channel import Channel, server_wait_s
 from kvwarehouse.errors import UsageError
+from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import FlushResult, Namespace
 from kvwarehouse.wire import MAX_LIST_PAGES, namespace_from_wire, namespace_to_wire, plain
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -122,6 +123,17 @@ class Admin:
 
     def sweep(self) -> int:
         return int(self._channel.call("Sweep", pb.SweepRequest()).pages)
+
+    def miss_ratio(self, space: Namespace | None) -> MissRatio:
+        answer = self._channel.call("MissRatio", pb.MissRatioRequest(**_target(space)))
+        return MissRatio(
+            answer.uses,
+            answer.uses_lost,
+            answer.since_s,
+            answer.share,
+            tuple(answer.sizes_bytes),
+            tuple(answer.hits),
+        )
 
     def check(self, space: Namespace | None, *, repair: bool) -> Iterator[CheckProgress]:
         request = pb.CheckRequest(repair=repair, **_target(space))

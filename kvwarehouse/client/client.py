@@ -17,6 +17,7 @@ from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.path import DataPath
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import Control, FlushResult, Namespace
 
 
@@ -125,6 +126,10 @@ class Client:
     def pages(self, space: Namespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""
         return self._admin.pages(space)
+
+    def miss_ratio(self, space: Namespace | None = None) -> MissRatio:
+        """What tiers of other sizes would have hit, of `space` (None: of all)."""
+        return self._admin.miss_ratio(space)
 
     def check(
         self, space: Namespace | None = None, *, repair: bool = False

@@ -154,6 +154,12 @@ class WarehouseService(wire.WarehouseServicer):
         flushed = self._warehouse.flush(deadline.within_s(request.timeout_s))
         return pb.DrainResponse(flush=_flushed(flushed))
 
+    def MissRatio(
+        self, request: pb.MissRatioRequest, context: grpc.ServicerContext
+    ) -> pb.MissRatioResponse:
+        ordinal = self._warehouse.ordinal(self._target(request))
+        return pb.MissRatioResponse(**self._warehouse.miss_ratio(ordinal))
+
     def Sweep(self, request: pb.SweepRequest, context: grpc.ServicerContext) -> pb.SweepResponse:
         return pb.SweepResponse(pages=self._warehouse.sweep())
 

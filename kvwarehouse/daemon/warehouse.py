@@ -207,6 +207,9 @@ class Warehouse:
             )
             yield progress
 
+    def miss_ratio(self, ordinal: int) -> dict[str, Any]:
+        return self._core.miss_ratio(ordinal)
+
     def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
         return self._core.pages(ordinal, after, limit)
 

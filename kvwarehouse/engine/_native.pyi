@@ -96,6 +96,9 @@ class Core:
         """Drops orphan pages; returns how many."""
     def status(self) -> dict[str, Any]:
         """One snapshot: kvwarehouse/engine/status.py."""
+    def miss_ratio(self, ordinal: int) -> dict[str, Any]:
+        """Of a namespace, or -1 for all: "uses", "uses_lost", "since_s", "share", "samples", and
+        "sizes_bytes" with "hits": of the uses, those that a cache of each size would have hit."""
     def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
         """From index position `after` on; each: id, namespace, key, parent, position, tiers, bytes,
         sealed_at_ns."""

@@ -144,6 +144,9 @@ class Core {
     const Key id = server_.warehouse_before_start().arena().control().warehouse_id;
     return dict_of(now, recovery_, id, server_.connections());
   }
+  nb::dict miss_ratio(int ordinal) {
+    return dict_of(on_core([=](Warehouse& warehouse) { return warehouse.miss_ratio(ordinal); }));
+  }
   nb::list pages(int ordinal, uint32_t after, size_t limit) {
     const auto found =
         on_core([=](Warehouse& warehouse) { return warehouse.pages(ordinal, after, limit); });
@@ -209,6 +212,7 @@ void bind_core(nb::module_& m) {
       .def("drain", &Core::drain)
       .def("sweep", &Core::sweep)
       .def("status", &Core::status)
+      .def("miss_ratio", &Core::miss_ratio, nb::arg("ordinal"))
       .def("pages", &Core::pages, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"))
       .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),
            nb::arg("repair"))

@@ -188,6 +188,28 @@ nb::dict dict_of(const PageInfo& page) {
   return made;
 }
 
+// Only sizes at which the curve rises: few of them, where few distances occurred.
+nb::dict dict_of(const MissRatioReport& report) {
+  nb::dict made;
+  nb::list sizes, hits;
+  double before = 0;
+  for (size_t step = 0; step < MissRatioCurve::kSizes; ++step) {
+    const double now = report.curve.hits[step];
+    if (now <= before) continue;
+    sizes.append(MissRatioCurve::size_bytes(step));
+    hits.append(now);
+    before = now;
+  }
+  made["uses"] = report.curve.uses;
+  made["uses_lost"] = report.uses_lost;
+  made["since_s"] = static_cast<double>(report.since_ns) / 1e9;
+  made["share"] = report.curve.share;
+  made["samples"] = report.curve.samples;
+  made["sizes_bytes"] = sizes;
+  made["hits"] = hits;
+  return made;
+}
+
 nb::dict dict_of(const Warehouse::CheckReport& report) {
   nb::dict made;
   nb::list bad;

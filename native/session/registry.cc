@@ -196,6 +196,7 @@ void Registry::drain(Session& session) {
   // Only the newest are still there, and only so many are worth a pass.
   const uint64_t lag = head - session.touch_read;
   uint64_t from = lag > kTouchesPerDrain ? head - kTouchesPerDrain : session.touch_read;
+  touches_lost_ += from - session.touch_read;
   session.touch_read = head;
   const size_t base = offsetof(SessionFile, touches);
   while (from != head) {

@@ -75,6 +75,9 @@ class Registry {
     touched_.clear();
   }
 
+  // Those that were overwritten, or too many for one pass.
+  uint64_t touches_lost() const { return touches_lost_; }
+
   // Sums of all sessions, dead ones included.
   std::array<uint64_t, kCounters> totals() const;
   size_t size() const { return sessions_.size(); }
@@ -95,6 +98,7 @@ class Registry {
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::array<uint64_t, kCounters> buried_{};
   std::vector<uint64_t> touched_;
+  uint64_t touches_lost_ = 0;
 };
 
 }  // namespace kvw

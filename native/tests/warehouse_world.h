@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -293,6 +294,32 @@ class Peer {
             seal(grant, shard, copy(grant, page, shard)) == Reason::none;
     }
     return all;
+  }
+
+  // Pages of one shard, in one exchange each way. False when any was not granted or not taken.
+  bool store_all(std::span<const TestPage> pages) {
+    std::vector<Reserve> fields;
+    for (const TestPage& page : pages)
+      fields.push_back({page.key, page.parent, page.position, 0,
+                        static_cast<uint32_t>(WitnessKind::tokens),
+                        static_cast<uint32_t>(page.witness().size())});
+    std::vector<ReserveRequest> requests;
+    for (size_t at = 0; at < pages.size(); ++at)
+      requests.push_back({&fields[at], pages[at].witness().data()});
+    std::vector<SealAnswer> sealed;
+    std::vector<ReserveAnswer> answers;
+    (*world_)->exchange(id(), shape_.id, {}, requests, sealed, answers);
+    std::vector<Seal> seals;
+    for (size_t at = 0; at < pages.size(); ++at) {
+      if (answers[at].answer != Answer::granted) continue;
+      const uint64_t digest = copy(answers[at], pages[at]);
+      seals.push_back({answers[at].generation, digest, answers[at].slot, 0});
+    }
+    answers.clear();
+    (*world_)->exchange(id(), shape_.id, seals, {}, sealed, answers);
+    return seals.size() == pages.size() && std::ranges::all_of(sealed, [](const SealAnswer& seal) {
+             return seal.reason == Reason::none;
+           });
   }
 
   LoadResult load_entry(const EntryView& entry, const TestPage& page, uint32_t shard,

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/types.h"
+#include "eviction/miss_ratio.h"
 #include "nvme/log.h"
 #include "session/session_file.h"
 
@@ -45,6 +46,12 @@ struct RecoverySummary {
   uint64_t epoch = 0;  // the highest clear epoch seen anywhere: the ledger's from now on
   double seconds = 0;
   nvme::RecoveryReport log;
+};
+
+struct MissRatioReport {
+  MissRatioCurve::Curve curve;
+  uint64_t uses_lost = 0;  // that came too fast to be counted
+  uint64_t since_ns = 0;   // how long it was watched
 };
 
 struct FlushReport {

@@ -45,6 +45,22 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
     // What only lacks such a parent is asked for again with it: it was not refused for good.
     if (again && answer.reason != Reason::refused_tail) refused_.erase(item.fields->key);
   }
+  count_stores(reserves, reserved);
+}
+
+// What was granted to its first shard is a page that no tier had.
+void Warehouse::count_stores(std::span<const ReserveRequest> reserves,
+                             std::span<const ReserveAnswer> answers) {
+  std::vector<MissRatioCurve::Use> used;
+  for (size_t at = 0; at < reserves.size(); ++at) {
+    if (answers[at].answer != Answer::granted) continue;
+    const SlotMeta* meta = pool_.meta(answers[at].slot);
+    if (meta->granted.load() != 1ull << reserves[at].fields->shard) continue;
+    const int ordinal = ordinal_of(meta->namespace_id);
+    const uint64_t bytes = spaces_[ordinal].shape.slot_bytes();
+    used.push_back({meta->key, static_cast<uint16_t>(ordinal), bytes, 0});
+  }
+  curve_.use(used);
 }
 
 Reason Warehouse::seal(SessionId session, const Seal& seal) {

@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kEventsKept = 1024;
 constexpr uint64_t kMiB = 1ull << 20;
 constexpr size_t kOrphansPerTick = 1024;
+constexpr uint64_t kUseNs = kSecondNs / 2;  // one use of a page takes less than two of them
 
 uint64_t segment_bytes_for(const WarehouseOptions& options) {
   if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
@@ -204,10 +205,33 @@ void Warehouse::touch(PageId page) {
 }
 
 void Warehouse::apply_touches() {
-  sessions_->drain_touches([this](PageId page, uint32_t tag) {
+  std::vector<MissRatioCurve::Use> used;
+  sessions_->drain_touches([this, &used](PageId page, uint32_t tag) {
     const auto view = catalog_.at(page);
-    if (view && static_cast<uint32_t>(view->key.lo) == tag) touch(page);
+    if (!view || static_cast<uint32_t>(view->key.lo) != tag) return;
+    touch(page);
+    if (is_new_use(page)) used.push_back(use_of(*view));
   });
+  curve_.use(used);
+}
+
+// A pin and the load behind it, and the loads of all ranks, are one use of a page.
+bool Warehouse::is_new_use(PageId page) {
+  const auto now = static_cast<uint16_t>(1 + clock_.boot_ns() / kUseNs);
+  uint16_t& used_at = catalog_.node(page).used_at;
+  const bool again = used_at == now || static_cast<uint16_t>(used_at + 1) == now;
+  used_at = now;
+  return !again;
+}
+
+MissRatioCurve::Use Warehouse::use_of(const EntryView& view) const {
+  const uint64_t dram = arena_.slab_count() * arena_.slab_bytes();
+  const uint64_t held = view.in_dram() ? dram : std::max(dram, options_.nvme_capacity_bytes);
+  return {view.key, view.space, spaces_[view.space].shape.slot_bytes(), held};
+}
+
+MissRatioReport Warehouse::miss_ratio(int ordinal) const {
+  return {curve_.curve(ordinal), sessions_->touches_lost(), clock_.boot_ns() - started_ns_};
 }
 
 void Warehouse::tick() {

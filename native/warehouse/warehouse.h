@@ -96,6 +96,8 @@ class Warehouse final : public nvme::LogHost {
   void slab_populated(uint32_t slab, int err);
 
   WarehouseStatus status() const;
+  // What other sizes of the tiers would have hit, in a namespace (-1: in all).
+  MissRatioReport miss_ratio(int ordinal) const;
   std::vector<PageInfo> pages(int ordinal, PageId after, size_t limit) const;
   struct CheckReport {
     int64_t next = -1;
@@ -186,6 +188,10 @@ class Warehouse final : public nvme::LogHost {
   void make_resident(SlotId slot, const EntryView& view);
   void touch(PageId page);
   void apply_touches();
+  bool is_new_use(PageId page);
+  MissRatioCurve::Use use_of(const EntryView& view) const;
+  void count_stores(std::span<const ReserveRequest> reserves,
+                    std::span<const ReserveAnswer> answers);
   void publish_rates();
   void count_drop(Reason reason) { ++dropped_[static_cast<size_t>(reason)]; }
   bool verify(SlotId slot, std::string& why) const;
@@ -210,6 +216,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_set<PageId> unwritten_;  // in DRAM, neither on NVMe nor on the way there
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
+  MissRatioCurve curve_;
   uint64_t started_ns_, epoch_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
   bool draining_ = false;

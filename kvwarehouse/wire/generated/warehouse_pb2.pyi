@@ -270,6 +270,32 @@ class SweepResponse(_message.Message):
     pages: int
     def __init__(self, pages: _Optional[int] = ...) -> None: ...
 
+class MissRatioRequest(_message.Message):
+    __slots__ = ("namespace_id", "all")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    all: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., all: bool = ...) -> None: ...
+
+class MissRatioResponse(_message.Message):
+    __slots__ = ("uses", "uses_lost", "since_s", "share", "samples", "sizes_bytes", "hits")
+    USES_FIELD_NUMBER: _ClassVar[int]
+    USES_LOST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    uses: int
+    uses_lost: int
+    since_s: float
+    share: float
+    samples: int
+    sizes_bytes: _containers.RepeatedScalarFieldContainer[int]
+    hits: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, uses: _Optional[int] = ..., uses_lost: _Optional[int] = ..., since_s: _Optional[float] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., hits: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class CheckRequest(_message.Message):
     __slots__ = ("namespace_id", "all", "repair")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]

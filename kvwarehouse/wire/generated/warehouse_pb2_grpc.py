@@ -92,6 +92,11 @@ class WarehouseStub(object):
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.MissRatio = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/MissRatio',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioResponse.FromString,
+                _registered_method=True)
         self.Sweep = channel.unary_unary(
                 '/kvwarehouse.v1.Warehouse/Sweep',
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.SweepRequest.SerializeToString,
@@ -184,6 +189,13 @@ class WarehouseServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MissRatio(self, request, context):
+        """What tiers of other sizes would hit, from what was used since the daemon's start.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Sweep(self, request, context):
         """Drops pages whose ancestors are in no tier.
         """
@@ -255,6 +267,11 @@ def add_WarehouseServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainRequest.FromString,
                     response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainResponse.SerializeToString,
+            ),
+            'MissRatio': grpc.unary_unary_rpc_method_handler(
+                    servicer.MissRatio,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioResponse.SerializeToString,
             ),
             'Sweep': grpc.unary_unary_rpc_method_handler(
                     servicer.Sweep,
@@ -564,6 +581,33 @@ class Warehouse(object):
             '/kvwarehouse.v1.Warehouse/Drain',
             kvwarehouse_dot_v1_dot_warehouse__pb2.DrainRequest.SerializeToString,
             kvwarehouse_dot_v1_dot_warehouse__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MissRatio(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/MissRatio',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioResponse.FromString,
             options,
             channel_credentials,
             insecure,
