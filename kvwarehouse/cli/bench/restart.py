@@ -39,16 +39,17 @@ def measure(bench: Bench) -> list[Figure]:
     rounds = bench.options.rounds
     empty = _starts(bench, daemon, rounds, lambda: None)
     _fill(bench, NVME_PAGES if bench.folder else ARENA_PAGES)
-    arena = _starts(bench, daemon, rounds, lambda: None)
-    found = [
-        *_figures(f"kill -9, {_in(bench, 'dram'):,} pages in the arena", "1 s", arena, empty),
+    killed = _starts(bench, daemon, rounds, lambda: None)
+    in_arena = f"kill -9, {_in(bench, 'dram'):,} pages in the arena"
+    if not bench.folder:
+        return _figures(in_arena, "1 s", killed, empty)
+    held = _in(bench, "nvme")
+    check_filled(held, NVME_PAGES)
+    lost = _starts(bench, daemon, rounds, lambda: shutil.rmtree(daemon.arena_dir))
+    return [
+        *_figures(f"{in_arena} and {held:,} on nvme", "3 s", killed, empty),
+        *_figures(f"arena lost, {held:,} pages on nvme", "3 s", lost, empty),
     ]
-    if bench.folder:
-        nvme = _starts(bench, daemon, rounds, lambda: shutil.rmtree(daemon.arena_dir))
-        held = _in(bench, "nvme")
-        check_filled(held, NVME_PAGES)
-        found += _figures(f"arena lost, {held:,} pages on nvme", "3 s", nvme, empty)
-    return found
 
 
 def _fill(bench: Bench, pages: int) -> None:
