@@ -34,6 +34,7 @@ MEASURES = {
     "nvme": "writes to NVMe and loads from it, against fio",
     "verify": "what digests cost loads from DRAM and, with --nvme-dir, from NVMe",
     "restart": "until a killed daemon serves again, with and without its arena",
+    "crowd": "eight client processes at once, against as many that only copy",
     "rpc": "gRPC calls and streams, against shared memory",
     "idle": "what an idle daemon costs",
 }
