@@ -1,0 +1,34 @@
+"""Both halves of the connector over a real daemon, with the test in the place of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
+
+from vllm_parts.halves import Engine
+from vllm_parts.prompts import one_group
+
+from kvwarehouse.testing.serving import Serving
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("disk"), dram="64MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    """For tests that do things to it."""
+    with Serving(tmp_path, dram="64MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def engine(shared: Serving) -> Iterator[Engine]:
+    with Engine(shared.address, one_group) as engine:
+        yield engine
