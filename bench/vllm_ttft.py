@@ -118,12 +118,12 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
             for side in sides:
                 teller.step(f"{length} tokens: stored", length)
                 side.prepare(prompt)
-            for turn in range(rounds):
-                for side in _turned(sides, turn):
-                    teller.step(f"{length} tokens: round {turn + 1} of {rounds}", length)
-                    time.sleep(_SETTLE_S)
-                    for way in _turned(list(side.ways), turn):
-                        found.add(way, length, side.ways[way](prompt))
+            turns = [(turn, side) for turn in range(rounds) for side in _turned(sides, turn)]
+            for turn, side in turns:
+                teller.step(f"{length} tokens: round {turn + 1} of {rounds}", length)
+                time.sleep(_SETTLE_S)
+                for way in _turned(list(side.ways), turn):
+                    found.add(way, length, side.ways[way](prompt))
     found.conditions["load after"] = load_average()
     return ttft_report(found)
 
