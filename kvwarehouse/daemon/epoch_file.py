@@ -14,6 +14,7 @@ import struct
 from typing import Final
 
 from kvwarehouse.daemon.whole_file import write_whole
+from kvwarehouse.errors import StorageError
 
 FILE_NAME: Final = "epoch"
 
@@ -24,9 +25,11 @@ _BODY: Final = struct.Struct("<8sI16sQ")
 
 def read(directory: str, warehouse_id: bytes) -> int:
     """The epoch, or 0 when there is no such file of this warehouse or it is damaged: the headers of
-    segments and pages are asked as well."""
+    segments and pages are asked as well. Raises StorageError for a newer version: writing over it
+    would lose its clears."""
+    path = os.path.join(directory, FILE_NAME)
     try:
-        with open(os.path.join(directory, FILE_NAME), "rb") as file:
+        with open(path, "rb") as file:
             data = file.read(_BODY.size + 32)
     except OSError:
         return 0
@@ -34,6 +37,13 @@ def read(directory: str, warehouse_id: bytes) -> int:
     if len(body) < _BODY.size or _checksum(body) != data[_BODY.size :]:
         return 0
     magic, version, owner, epoch = _BODY.unpack(body)
+    if magic == _MAGIC and version > _VERSION:
+        raise StorageError(
+            f"{path} has version {version}, and this daemon knows {_VERSION}; start the newer "
+            "daemon that wrote it, or move the file away and lose its clears",
+            code="newer_epoch",
+            context={"path": path},
+        )
     return int(epoch) if (magic, version, owner) == (_MAGIC, _VERSION, warehouse_id) else 0
 
 

@@ -70,7 +70,8 @@ class Ledger:
         that is in another of them, as after an NVMe tier was added, moves there. `expected`: there
         are pages already, so that a missing ledger is a lost one. A damaged ledger, or one of
         another warehouse, is set aside and `lost` is True. Raises StorageError only for a ledger
-        of a newer version, which setting aside would lose silently, or that cannot be probed."""
+        of a newer version, or beside an epoch file of one, which would be lost silently, or that
+        cannot be probed."""
         self._paths = [os.path.join(path, ledger_file.FILE_NAME) for path in directories]
         self._path = self._paths[0]
         self._warehouse_id = warehouse_id
@@ -81,9 +82,10 @@ class Ledger:
         self.lost = False
         self._file: LedgerFile | None = None
         self._behind = False  # memory has what the file has not
+        # Before a damaged ledger is set aside: a newer epoch file is refused as all was.
+        known = [epoch_file.read(path, warehouse_id) for path in directories]
         self._state = self._read(expected)
         # The ledger may be lost, or be a step behind: the file of the epoch is written first.
-        known = (epoch_file.read(path, warehouse_id) for path in directories)
         self._state.epoch = max(self._state.epoch, *known)
         self._by_id = {record.space.id: record for record in self._state.namespaces.values()}
         self._open()

@@ -82,6 +82,8 @@ class Daemon:
         directories.check_room(config, log)
         self._open_http(stack)
         places = [path for path in (config.nvme_dir, config.arena_dir) if path]
+        # Before the first of them is written anew.
+        self._engine.refuse_newer_files(config.arena_dir, config.nvme_dir)
         expected = _has_pages(config)
         who = identity.establish(places, log)
         ledger = Ledger(places, who.warehouse_id, log, expected=expected)

@@ -35,6 +35,7 @@ copy_streaming = _native.copy_streaming
 io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
 policy_names = _native.policy_names
+refuse_newer_files = _native.refuse_newer_files
 replay = _native.replay
 
 __all__ = [
@@ -56,5 +57,6 @@ __all__ = [
     "io_engine_probe",
     "page_digest",
     "policy_names",
+    "refuse_newer_files",
     "replay",
 ]

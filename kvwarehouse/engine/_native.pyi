@@ -24,6 +24,7 @@ def chain_keys(
 ENDLESS: int  # pages of a tier without a bound
 
 def policy_names() -> list[str]: ...
+def refuse_newer_files(arena_dir: str, nvme_dir: str) -> None: ...
 def replay(
     pages: NDArray[np.uint32],
     ends: NDArray[np.uint64],

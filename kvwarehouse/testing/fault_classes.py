@@ -27,6 +27,69 @@ CLASSES: Final = (
         "every page reported stored is there, every byte is right, clients go on by themselves",
         live=True,
     ),
+    FaultClass(
+        "reader held between two steps of a load",
+        "never wrong",
+        "its page is evicted, reused, cut anew, cleared, damaged or re-attached meanwhile: the load "
+        "is right where the slot's generation stands, and a miss where it does not",
+        live=False,
+    ),
+    FaultClass(
+        "pin stored between two steps of an eviction",
+        "never wrong",
+        "the pin holds, through every reuse that is tried, or fails at once",
+        live=False,
+    ),
+    FaultClass(
+        "daemon held between two steps, read meanwhile",
+        "never wrong",
+        "loads through old and new entries are right or a miss",
+        live=False,
+    ),
+    FaultClass(
+        "daemon ended at a step of reserve, seal, evict or reuse",
+        "nothing lost",
+        "the next daemon serves all that was sealed, nothing else, and no slot is lost",
+        live=False,
+    ),
+    FaultClass(
+        "writer held between grant and seal",
+        "never wrong",
+        "its page is given up and stored by another, under the same daemon or the next: the late "
+        "bytes are in no page",
+        live=False,
+    ),
+    FaultClass(
+        "client held between lookup and load",
+        "never wrong",
+        "its pages are evicted and reused, or the daemon replaced: right bytes or a miss",
+        live=False,
+    ),
+    FaultClass(
+        "client held between lookup and pin",
+        "never wrong",
+        "a pin that was stored in time holds, a later one may find nothing; what is pinned stays",
+        live=False,
+    ),
+    FaultClass(
+        "warehouse of an earlier format opened",
+        "nothing lost",
+        "every page of the fixture is served from both tiers or from NVMe alone; what was cleared "
+        "or evicted stays away",
+        live=True,
+    ),
+    FaultClass(
+        "file or message of a newer version",
+        "nothing lost",
+        "refused with file, versions and advice; no file is changed; the old version serves all",
+        live=True,
+    ),
+    FaultClass(
+        "segment or slots file of a newer version, opened by the core",
+        "nothing lost",
+        "refused with file, versions and advice; no file is changed; the old version serves all",
+        live=False,
+    ),
 )
 
 BY_NAME: Final = {each.name: each for each in CLASSES}

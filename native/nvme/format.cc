@@ -21,7 +21,6 @@ constexpr uint64_t magic(const char (&text)[9]) {
 constexpr uint64_t kSegmentMagic = magic("KVWSEGM1");
 constexpr uint64_t kRecordMagic = magic("KVWRECD1");
 constexpr uint64_t kFooterMagic = magic("KVWTOCF1");
-constexpr uint32_t kVersion = 1;
 
 struct SegmentWire {
   uint64_t checksum, magic;
@@ -77,7 +76,7 @@ std::optional<Wire> open_block(std::span<const std::byte> block, uint64_t expect
   if (block.size() != kBlockBytes) return std::nullopt;
   Wire wire;
   std::memcpy(&wire, block.data(), sizeof wire);
-  if (wire.magic != expected_magic || wire.version != kVersion) return std::nullopt;
+  if (wire.magic != expected_magic || wire.version != kFormatVersion) return std::nullopt;
   if (wire.checksum != self_checksum(block)) return std::nullopt;
   return wire;
 }
@@ -134,15 +133,9 @@ bool entry_is_sound(const TocEntry& entry, uint64_t first_block, uint64_t end_bl
 }  // namespace
 
 void encode_segment_header(const SegmentHeader& header, std::span<std::byte> block) {
-  const SegmentWire wire{0,
-                         kSegmentMagic,
-                         kVersion,
-                         header.segment,
-                         header.warehouse,
-                         header.life,
-                         0,
-                         header.clear_epoch,
-                         header.segment_bytes};
+  const SegmentWire wire{
+      0, kSegmentMagic,      kFormatVersion,      header.segment, header.warehouse, header.life,
+      0, header.clear_epoch, header.segment_bytes};
   std::memset(block.data(), 0, block.size());
   std::memcpy(block.data(), &wire, sizeof wire);
   seal(block.first(kBlockBytes));
@@ -153,6 +146,15 @@ std::optional<SegmentHeader> decode_segment_header(std::span<const std::byte> bl
   if (!wire || !segment_size_is_sound(wire->segment_bytes)) return std::nullopt;
   return SegmentHeader{wire->warehouse, wire->segment, wire->life, wire->clear_epoch,
                        wire->segment_bytes};
+}
+
+std::optional<uint32_t> newer_segment_version(std::span<const std::byte> block) {
+  if (block.size() != kBlockBytes) return std::nullopt;
+  SegmentWire wire;
+  std::memcpy(&wire, block.data(), sizeof wire);
+  const bool newer = wire.magic == kSegmentMagic && wire.version > kFormatVersion;
+  if (!newer || wire.checksum != self_checksum(block)) return std::nullopt;
+  return wire.version;
 }
 
 uint32_t header_blocks(const PageFacts& facts) {
@@ -175,7 +177,7 @@ void encode_record_header(const Key& warehouse, const Extent& extent, const Page
                           std::span<std::byte> header) {
   RecordWire wire{};
   wire.magic = kRecordMagic;
-  wire.version = kVersion;
+  wire.version = kFormatVersion;
   wire.header_bytes = static_cast<uint32_t>(header.size());
   wire.warehouse = warehouse;
   wire.segment = extent.segment;
@@ -205,7 +207,7 @@ std::optional<size_t> record_header_bytes(std::span<const std::byte> first_block
   if (first_block.size() < kBlockBytes) return std::nullopt;
   RecordWire wire;
   std::memcpy(&wire, first_block.data(), sizeof wire);
-  if (wire.magic != kRecordMagic || wire.version != kVersion) return std::nullopt;
+  if (wire.magic != kRecordMagic || wire.version != kFormatVersion) return std::nullopt;
   if (wire.header_bytes == 0 || wire.header_bytes % kBlockBytes != 0) return std::nullopt;
   if (wire.header_bytes > kMaxHeaderBytes) return std::nullopt;
   return wire.header_bytes;
@@ -283,7 +285,7 @@ void encode_toc(std::span<const TocEntry> entries, TocFooter footer, std::span<s
   if (!entries.empty()) std::memcpy(padded.data(), entries.data(), entries.size_bytes());
   const FooterWire wire{0,
                         kFooterMagic,
-                        kVersion,
+                        kFormatVersion,
                         footer.segment,
                         footer.warehouse,
                         footer.life,

@@ -76,6 +76,8 @@
 
 namespace kvw::nvme {
 
+inline constexpr uint32_t kFormatVersion = 1;
+
 // The widest header: 64 digests and the token ids of 4096 tokens.
 inline constexpr size_t kMaxWitnessBytes = kMaxPageTokens * 4;
 inline constexpr size_t kRecordFixedBytes = 160;
@@ -93,6 +95,9 @@ struct SegmentHeader {
 // `block` has 4096 bytes.
 void encode_segment_header(const SegmentHeader& header, std::span<std::byte> block);
 std::optional<SegmentHeader> decode_segment_header(std::span<const std::byte> block);
+// The version of a segment header that a newer program wrote. Its checksum must hold: where magic,
+// version and checksum of this block stand is the same in all versions, whatever else changes.
+std::optional<uint32_t> newer_segment_version(std::span<const std::byte> block);
 
 struct RecordHeader {
   Key warehouse;

@@ -93,6 +93,11 @@ void check_slots_header(const SlotsHeader& header, const Key& warehouse_id) {
     refuse("belongs to warehouse " + to_hex(header.warehouse_id) + ", not " + to_hex(warehouse_id));
 }
 
+bool slots_header_is_newer(const SlotsHeader& header) {
+  return header.magic == kSlotsMagic && header.version > kSlotsVersion &&
+         header.checksum == header_checksum(header);
+}
+
 Slots::Slots(const Mapping& mapping)
     : base_(mapping.data()), header_(mapping.at<const SlotsHeader>(0)) {
   cuts_ = mapping.at<std::atomic<uint64_t>>(kBlockBytes);

@@ -122,6 +122,8 @@ struct SlotsHeader {
 SlotsHeader slots_layout(const Key& warehouse_id, uint64_t slab_bytes, uint32_t slab_max);
 // Throws Error (storage) that says what is wrong: magic, version, checksum, another warehouse.
 void check_slots_header(const SlotsHeader& header, const Key& warehouse_id);
+// Written whole by a newer program, whose header has its checksum where ours has.
+bool slots_header_is_newer(const SlotsHeader& header);
 
 // Places inside a mapped slots file. Copyable; does not own the mapping.
 class Slots {

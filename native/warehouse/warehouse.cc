@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "digest/digest.h"
+#include "warehouse/versions.h"
 
 namespace kvw {
 
@@ -62,6 +63,12 @@ ArenaOptions arena_options(const WarehouseOptions& options) {
   return arena;
 }
 
+// Before anything is opened: what opens also writes.
+WarehouseOptions readable(WarehouseOptions options) {
+  refuse_newer_files(options.arena_dir, options.nvme_dir);
+  return options;
+}
+
 }  // namespace
 
 const char* gone_name(Gone gone) {
@@ -73,7 +80,7 @@ const char* gone_name(Gone gone) {
 }
 
 Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
-    : options_(std::move(options)),
+    : options_(readable(std::move(options))),
       clock_(clock),
       arena_(arena_options(options_)),
       pool_(arena_, options_.policy),
