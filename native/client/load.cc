@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/sequence_point.h"
 #include "client/client.h"
 
 namespace kvw {
@@ -149,6 +150,7 @@ LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,
   while (page < end) {
     const auto entry = loader.in_dram(page, end, why);
     if (!entry) break;
+    KVW_SEQUENCE_POINT("load: entry found");
     regions.pieces(page - first, pieces);
     const Expected expected{namespace_id,          prompt.key(page),      prompt.parent(page),
                             prompt.position(page), prompt.witness_kind(), prompt.witness(page)};
@@ -216,12 +218,14 @@ std::unique_ptr<Pins> Client::pin(const Key& namespace_id, Prompt& prompt, size_
                         std::to_string(kPinCapacity) +
                         " pages; release pins, or pin fewer pages at a time");
       }
+      KVW_SEQUENCE_POINT("pin: entry found");
       session.store_pin(place, slot_pin(entry->slot, entry->generation));
       batch.emplace_back(place, *entry);
     }
     // The one fence of the batch: the reclaimer's stands between its CLOSING and its scan, so one
     // of the two sees the other.
     full_fence();
+    KVW_SEQUENCE_POINT("pin: stored");
     size_t held = 0;
     while (held < batch.size() && call.view->slot_in_range(batch[held].second.slot) &&
            call.view->is_live(batch[held].second.slot, batch[held].second.generation))

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/sequence_point.h"
 #include "client/client.h"
 
 namespace kvw {
@@ -168,7 +169,9 @@ class Storer {
     view.prefault(answer.slot, cut, true);
     regions_.pieces(page - first_, pieces_);
     std::byte* to = view.payload(answer.slot, cut) + shard_ * call_.row.shape.shard_stride();
+    KVW_SEQUENCE_POINT("store: granted");
     const uint64_t digest = gather_digest(to, pieces_, prompt_.key(page), shard_);
+    KVW_SEQUENCE_POINT("store: copied");
     seals_.push_back({answer.generation, digest, answer.slot, shard_});
   }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/sequence_point.h"
 
 namespace kvw {
 
@@ -85,6 +86,7 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
   const SlotWord before = slots_.load(entry.slot);
   if (!before.readable() || static_cast<uint32_t>(before.generation) != entry.generation)
     return LoadResult::stale;
+  KVW_SEQUENCE_POINT("load: word read");
 
   // Everything below may be garbage until the word is seen unchanged: bounds first, belief last.
   const SlotMeta* shared = slots_.meta(entry.slot, cut);
@@ -95,6 +97,7 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
       cut.slot_bytes() >= shape.slot_bytes() && meta.witness_bytes == expected.witness.size() &&
       sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <= cut.meta_bytes();
   if (!usable) return LoadResult::stale;
+  KVW_SEQUENCE_POINT("load: metadata read");
   const uint64_t digest = digests_of(shared)[shard];
   const std::byte* witness =
       reinterpret_cast<const std::byte*>(digests_of(shared) + 2ull * shape.shards);
@@ -110,6 +113,7 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
     else
       scatter(to, from);
   }
+  KVW_SEQUENCE_POINT("load: copied");
   acquire_fence();
   const SlotWord after = slots_.load(entry.slot);
   if (after.generation != before.generation || !after.readable()) return LoadResult::stale;

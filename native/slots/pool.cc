@@ -5,6 +5,7 @@
 
 #include "base/atomics.h"
 #include "base/error.h"
+#include "base/sequence_point.h"
 
 namespace kvw {
 
@@ -90,6 +91,7 @@ bool Pool::grow(SlotClass& cls) {
   // What an older cut left there must not look like metadata of this one.
   std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, 0), cls.cut)), 0,
               cls.slots_per_slab * cls.cut.meta_bytes());
+  KVW_SEQUENCE_POINT("grow: metadata cleared");
   slots_.cut_word(slab).store(cls.cut.pack(), std::memory_order_release);
   for (uint32_t place = 0; place < cls.slots_per_slab; ++place)
     cls.free.push_back(slots_.slot_id(slab, place));
@@ -103,6 +105,7 @@ void Pool::retire(uint32_t slab) {
     store(slot, {slots_.load(slot).generation + 1, SlotState::free}, std::memory_order_relaxed);
   }
   full_fence();
+  KVW_SEQUENCE_POINT("retire: generations raised");
   std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
   cls.slabs[slab_place_[slab]] = UINT32_MAX;
   slab_class_[slab] = kNoClass;
@@ -130,6 +133,7 @@ SlotId Pool::take(SlotClass& cls, SlotState state) {
   // Before anybody may write a byte of the new generation, every reader of the old one must see
   // that it ended.
   full_fence();
+  KVW_SEQUENCE_POINT("reuse: generation raised");
   ++cls.reserved;
   unfinished_bytes_ += cls.cut.slot_bytes();
   return slot;

@@ -7,6 +7,7 @@
 #include <queue>
 
 #include "base/error.h"
+#include "base/sequence_point.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -88,11 +89,13 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
     if (gone == Gone::quarantined) pool_.meta(slot)->checksum = 0;
     pool_.close(slot);
   }
+  KVW_SEQUENCE_POINT("evict: closed");
   PinSet pins;
   if (!must) {
     full_fence();
     pins = sessions_->pins();
   }
+  KVW_SEQUENCE_POINT("evict: pins read");
   size_t left = 0;
   for (const SlotId slot : slots) {
     if (must || !(pins.slots.contains(slot) || writing_.contains(slot))) {
@@ -134,6 +137,7 @@ void Warehouse::leave_dram(SlotId slot, Gone gone) {
       catalog_.remove(*view);
     }
   }
+  KVW_SEQUENCE_POINT("evict: entry out");
   if (gone == Gone::quarantined || gone == Gone::cleared)
     zombies_.push_back(slot);
   else
@@ -194,6 +198,7 @@ bool Warehouse::rebalance(SlotClass& needy) {
   }
   // Pinned since we looked: the pages that left are gone, the slab stays; another time.
   if (!emptiest || evict_slots(fewest, Gone::rebalanced) != fewest.size()) return false;
+  KVW_SEQUENCE_POINT("rebalance: pages out");
   pool_.retire(*emptiest);
   return pool_.grow(needy);
 }

@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "base/error.h"
+#include "base/sequence_point.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -78,6 +79,7 @@ Reason Warehouse::seal(SessionId session, const Seal& seal) {
   const uint64_t bit = 1ull << seal.shard;
   if (meta->settled.load() & bit) return found->second.limbo ? Reason::stale : Reason::none;
   digests_of(meta)[seal.shard] = seal.digest;
+  KVW_SEQUENCE_POINT("seal: digest stored");
   add_bits(meta->sealed, bit);
   add_bits(meta->settled, bit);
   if (found->second.limbo) {
@@ -109,9 +111,11 @@ Reason Warehouse::publish(SlotId slot) {
   meta->stored_at_ns = clock_.wall_ns();
   const uint64_t generation = groups_.at(slot).generation;
   meta->checksum = meta_checksum(*meta, generation);
+  KVW_SEQUENCE_POINT("publish: checksum stored");
   open_.erase(key);
   groups_.erase(slot);
   pool_.publish(slot);
+  KVW_SEQUENCE_POINT("publish: live");
 
   EntryView view;
   view.key = key;
@@ -123,6 +127,7 @@ Reason Warehouse::publish(SlotId slot) {
   view.digest = digests_of(meta)[0];
   std::vector<PageId> adopted;
   view.page = catalog_.insert(view, meta->parent, meta->position, adopted);
+  KVW_SEQUENCE_POINT("publish: in the index");
   make_resident(slot, view);
   ++pages_sealed_;
   bytes_sealed_ += meta->shard_bytes * meta->shards;
@@ -201,6 +206,7 @@ ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
     return drop(Reason::index_full);
   const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
   if (slot == kNoSlot) return drop(room_is_coming() ? Reason::later : Reason::no_room);
+  KVW_SEQUENCE_POINT("reserve: slot taken");
 
   SlotMeta* meta = pool_.meta(slot);
   meta->checksum = 0;
@@ -226,6 +232,7 @@ ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
   meta->granted.store(1ull << fields.shard, std::memory_order_release);
   std::memcpy(witness_of(meta), request.witness, fields.witness_bytes);
   full_fence();
+  KVW_SEQUENCE_POINT("reserve: metadata stored");
 
   const uint64_t generation = pool_.load(slot).generation;
   groups_[slot] = {generation, fields.key, clock_.boot_ns() + options_.limbo_after_ns, 0, false};

@@ -1,0 +1,435 @@
+// Races on the real code, one interleaving after the other: one side stands at a named place of the
+// protocol (base/sequence_point.h) while the other goes on, or the daemon ends there as by a kill.
+// The models of this folder explore every order of a few stores; here is all the code and all the
+// bytes.
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
+
+#include "base/sequence_point.h"
+#include "tests/check.h"
+#include "tests/daemon_world.h"
+#include "tests/tally.h"
+#include "tests/warehouse_world.h"
+
+namespace kvw {
+namespace {
+
+constexpr uint64_t kShard = 24 * 1024;  // two of them a slot, 42 slots a slab, 168 in all
+constexpr uint64_t kGrace = 5 * kSecondNs;
+constexpr uint32_t kOthers = 8;  // page sizes, more than there are slabs
+
+NamespaceShape other_shape(uint64_t number) {
+  return shape_of((1 + number) * kBlockBytes, 1, {0x61, 1 + number});
+}
+
+// While it lives, this thread does `then` at the first of `place` that it reaches. Not while it is
+// doing it.
+class At {
+ public:
+  At(std::string place, std::function<void()> then) : place_(std::move(place)) {
+    at_sequence_point = [this, then = std::move(then)](std::string_view reached) {
+      if (reached_ || reached != place_) return;
+      reached_ = true;
+      then();
+    };
+  }
+  ~At() { at_sequence_point = nullptr; }
+  At(const At&) = delete;
+  At& operator=(const At&) = delete;
+  bool reached() const { return reached_; }
+
+ private:
+  std::string place_;
+  bool reached_ = false;
+};
+
+// Takes the slot for another page: reserved and full of other bytes, or sealed as well.
+// Reservations that get other slots are given back, so this goes through the free list once.
+void reuse(World& world, Peer& writer, SlotId slot, bool sealed) {
+  static uint64_t chain = 1ull << 30;
+  for (uint64_t tries = 0; tries < 2 * world.total_slots(); ++tries) {
+    const TestPage page = world.page(++chain);
+    const ReserveAnswer grant = writer.reserve(page);
+    if (grant.answer != Answer::granted) return;  // its slab has another cut by now
+    if (grant.slot != slot) {
+      writer.settle(grant);
+      continue;
+    }
+    const uint64_t digest = writer.copy(grant, page);
+    if (!sealed) return;
+    writer.seal(grant, 0, digest);
+    const ReserveAnswer rest = writer.reserve(page, 1);
+    if (rest.answer == Answer::granted) writer.seal(rest, 1, writer.copy(rest, page, 1));
+    return;
+  }
+}
+
+void evict_all(World& world) {
+  uint64_t left = 0;
+  world->evict(-1, UINT64_MAX, "dram", left);
+}
+
+enum class Move {
+  nothing,
+  evict,
+  reserve_over_it,
+  store_over_it,
+  clear,
+  quarantine,
+  restart,
+  restart_and_store_over_it,
+  cut_anew,
+  count
+};
+
+// A world in which pages come and go, and the epochs that clears have used.
+struct Scene {
+  explicit Scene(uint64_t index_pages = 0) : world(shape_of(kShard)) {
+    for (uint64_t number = 0; number < kOthers; ++number)
+      world.declared.push_back(other_shape(number));
+    world.options.index_pages = index_pages;
+    world.start();
+    open();
+  }
+  void open() {
+    reader = std::make_unique<Peer>(world);
+    writer = std::make_unique<Peer>(world);
+  }
+  // As after a kill of the daemon; the peers live and come again.
+  void restart() {
+    world.restart();
+    writer->use(world.shape());  // it may have been in the middle of others
+    for (Peer* peer : {reader.get(), writer.get()}) settle(*peer);
+  }
+  static void settle(Peer& peer) {
+    for (const SlotRef& ref : peer.hello()) {
+      ReserveAnswer owed{};
+      owed.slot = ref.slot;
+      owed.generation = ref.generation;
+      peer.settle(owed, ref.shard);
+    }
+  }
+
+  void make(Move move, const TestPage& page, const EntryView& entry) {
+    switch (move) {
+      case Move::evict:
+        return evict_all(world);
+      case Move::restart_and_store_over_it:
+        restart();
+        [[fallthrough]];
+      case Move::reserve_over_it:
+      case Move::store_over_it:
+        evict_all(world);
+        return reuse(world, *writer, entry.slot, move != Move::reserve_over_it);
+      case Move::clear: {
+        world->clear(kOthers, ++epoch);  // ordinals are given in the order of declaration
+        return;
+      }
+      case Move::quarantine:
+        world.payload(entry.slot)[7] ^= std::byte{0x10};
+        return writer->report(entry);
+      case Move::restart:
+        return restart();
+      case Move::cut_anew:
+        return cut_anew();
+      default:
+        (void)page;
+    }
+  }
+  // A page size that lost its last slab to others takes one: of the size that has the most.
+  void cut_anew() {
+    static uint64_t chain = 1ull << 40;
+    for (int i = 0; i < 4; ++i) {
+      const NamespaceShape shape = other_shape(++chain % kOthers);
+      writer->use(shape);
+      writer->store(page_of(shape, chain, 0));
+    }
+    writer->use(world.shape());
+  }
+
+  World world;
+  std::unique_ptr<Peer> reader, writer;
+  uint64_t epoch = 0;
+};
+
+TEST(load_that_is_held_between_two_steps_returns_its_page_or_a_miss) {
+  auto random = check::random("load_that_is_held_between_two_steps");
+  const std::vector<std::string> places{"load: word read", "load: metadata read", "load: copied"};
+  Scene scene;
+  World& world = scene.world;
+  std::set<std::pair<size_t, Move>> seen;
+  for (uint64_t round = 0; round < check::rounds(700); ++round) {
+    const size_t place = random() % places.size();
+    const auto move = static_cast<Move>(random() % static_cast<uint64_t>(Move::count));
+    const TestPage page = world.page(round);
+    CHECK(scene.writer->store(page));
+    const EntryView entry = *world.entry(page);
+    const auto shard = static_cast<uint32_t>(random() % 2);
+    Got got = Got::missing;
+    {
+      const At at(places[place], [&] { scene.make(move, page, entry); });
+      got = scene.reader->load_as(entry, page, shard);
+      CHECK(at.reached());
+    }
+    const SlotWord now = world.word(entry.slot);
+    const bool moved = static_cast<uint32_t>(now.generation) != entry.generation;
+    if (moved)
+      CHECK_EQ(got, Got::stale);
+    else if (move == Move::quarantine && shard == 0 && places[place] != "load: copied")
+      CHECK_EQ(got, Got::mismatch);  // one byte of its first shard
+    else
+      CHECK_EQ(got, Got::right);
+    seen.insert({place, move});
+    Scene::settle(*scene.writer);
+    check::tally("reader held between two steps of a load");
+  }
+  CHECK(seen.size() >= 24);  // of 27
+  world.pass(kGrace);
+  world.check_no_slot_leaks();
+}
+
+TEST(pin_that_meets_an_eviction_at_any_step_holds_or_fails) {
+  auto random = check::random("pin_that_meets_an_eviction_at_any_step");
+  const std::vector<std::string> places{"evict: closed", "evict: pins read", "evict: entry out"};
+  Scene scene;
+  World& world = scene.world;
+  for (uint64_t round = 0; round < check::rounds(600); ++round) {
+    const size_t place = random() % places.size();
+    const bool at_once = random() % 2 == 0;
+    const TestPage page = world.page(round);
+    evict_all(world);
+    CHECK(scene.writer->store(page));
+    const EntryView entry = *world.entry(page);
+    int pin = -1;
+    bool held = false;
+    {
+      const At at(places[place], [&] {
+        pin = scene.reader->store_pin(entry);
+        if (at_once) held = scene.reader->confirm_pin(entry, pin);
+        // Whatever becomes of it, its bytes are there until it is reused.
+        CHECK_EQ(scene.reader->load_as(entry, page, 1), Got::right);
+      });
+      evict_all(world);
+      CHECK(at.reached());
+    }
+    if (!at_once) held = scene.reader->confirm_pin(entry, pin);
+    // Seen by the scan, and then back to LIVE; or too late for both.
+    CHECK_EQ(held, place == 0 && !at_once);
+    evict_all(world);
+    reuse(world, *scene.writer, entry.slot, random() % 2 == 0);
+    CHECK_EQ(scene.reader->load_as(entry, page, 0), held ? Got::right : Got::stale);
+    if (held) scene.reader->session().drop_pin(pin);
+    Scene::settle(*scene.writer);
+    check::tally("pin stored between two steps of an eviction");
+  }
+}
+
+TEST(load_at_any_step_of_reuse_and_of_a_new_cut_is_right_or_a_miss) {
+  auto random = check::random("load_at_any_step_of_reuse");
+  const std::vector<std::string> places{
+      "reuse: generation raised", "reserve: slot taken",      "reserve: metadata stored",
+      "seal: digest stored",      "publish: checksum stored", "publish: live",
+      "publish: in the index",    "evict: entry out",         "retire: generations raised",
+      "grow: metadata cleared",   "rebalance: pages out"};
+  Scene scene(1024);  // small enough for full windows
+  World& world = scene.world;
+  std::vector<std::pair<TestPage, EntryView>> old;
+  std::set<std::string> seen;
+  for (uint64_t round = 0; round < check::rounds(250); ++round) {
+    const std::string& place = places[random() % places.size()];
+    const TestPage page = world.page(round);
+    if (scene.writer->store(page)) old.emplace_back(page, *world.entry(page));
+    if (old.size() > 400) old.erase(old.begin());
+    {
+      const At at(place, [&] {
+        for (const auto& [each, entry] : old) {
+          const Got got = scene.reader->load_as(entry, each, 0);
+          CHECK(got == Got::right || got == Got::stale);
+        }
+      });
+      if (random() % 2 == 0) {
+        scene.cut_anew();
+      } else {
+        for (uint64_t i = 0; i < 8 && !at.reached(); ++i)
+          scene.writer->store(world.page((1ull << 20) + round * 8 + i));
+      }
+      if (!at.reached()) continue;
+    }
+    seen.insert(place);
+    check::tally("daemon held between two steps, read meanwhile");
+  }
+  std::string never;
+  for (const std::string& place : places)
+    if (!seen.contains(place)) never += " " + place;
+  CHECK_EQ(never, "");
+}
+
+struct Ended {};
+
+TEST(daemon_that_ends_at_any_step_loses_nothing_sealed_and_serves_nothing_wrong) {
+  auto random = check::random("daemon_that_ends_at_any_step");
+  for (const bool full : {false, true}) {
+    Scene scene(1024);
+    World& world = scene.world;
+    std::set<uint64_t> stored;
+    uint64_t chain = 0;
+    for (uint64_t round = 0; round < check::rounds(full ? 60 : 120); ++round) {
+      // Without room for all nothing is promised to stay; with it, everything is.
+      if (!full && stored.size() > 120) {
+        evict_all(world);
+        stored.clear();
+      }
+      uint64_t left = random() % (full ? 200 : 30);
+      uint64_t said = 0;
+      try {
+        at_sequence_point = [&](std::string_view place) {
+          if (place.starts_with("load:") || left-- > 0) return;
+          at_sequence_point = nullptr;
+          throw Ended{};
+        };
+        for (;; ++chain) {
+          said = chain;
+          if (scene.writer->store(world.page(chain)) && !full) stored.insert(chain);
+          if (full && chain % 16 == 0) scene.cut_anew();
+        }
+      } catch (const Ended&) {
+        ++chain;
+      }
+      scene.restart();
+      for (const uint64_t each : stored)
+        CHECK_EQ(scene.reader->load(world.page(each), 1), Got::right);
+      for (uint64_t each = said > 300 ? said - 300 : 0; each <= said; ++each) {
+        const Got got = scene.reader->load(world.page(each), 0);
+        if (got != Got::missing) CHECK_EQ(got, Got::right);
+      }
+      world.pass(1);
+      world.pass(kGrace);
+      world.check_settled();
+      check::tally("daemon ended at a step of reserve, seal, evict or reuse");
+    }
+  }
+}
+
+// --- the client's own steps, against a daemon with its threads
+
+std::vector<std::byte> version_of(const TestPage& page, uint64_t version, size_t bytes) {
+  return bytes_of(Key{page.key.lo + version, page.key.hi}, 0, bytes);
+}
+
+// Stores the chain with bytes of a version; how many pages were taken.
+uint64_t store_version(Client& client, const Chain& chain, uint64_t version) {
+  Rows rows(chain.pages.size(), chain.shape.shard_bytes);
+  for (size_t at = 0; at < chain.pages.size(); ++at) {
+    const auto bytes = version_of(chain.pages[at], version, chain.shape.shard_bytes);
+    std::memcpy(rows.row(at), bytes.data(), bytes.size());
+  }
+  Prompt asked = chain.prompt();
+  return client.store(chain.shape.id, asked, 0, rows, 0, uint64_t{kPatienceMs} * kMillisecondNs)
+      .stored;
+}
+
+// How many pages are there; each is of one of the versions, whole. Said: of which.
+uint64_t load_version(Client& client, const Chain& chain, std::set<uint64_t>& versions) {
+  Rows rows(chain.pages.size(), chain.shape.shard_bytes);
+  Prompt asked = chain.prompt();
+  const uint64_t pages = client.load(chain.shape.id, asked, 0, rows, 0, kSecondNs).pages;
+  for (size_t at = 0; at < pages; ++at) {
+    uint64_t found = 0;
+    for (const uint64_t version : {1, 2}) {
+      const auto bytes = version_of(chain.pages[at], version, chain.shape.shard_bytes);
+      if (std::memcmp(rows.row(at), bytes.data(), bytes.size()) == 0) found = version;
+    }
+    CHECK(found != 0);
+    versions.insert(found);
+  }
+  return pages;
+}
+
+TEST(writer_held_between_grant_and_seal_never_lands_in_a_page_that_another_sealed) {
+  auto random = check::random("writer_held_between_grant_and_seal");
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.options.limbo_after_ns = 20 * kMillisecondNs;
+  daemon.start();
+  Client late(daemon.client_options()), other(daemon.client_options());
+  for (uint64_t round = 0; round < check::rounds(60); ++round) {
+    const Chain chain(daemon.shape(), round, 1 + random() % 4);
+    const bool replaced = random() % 4 == 0;
+    uint64_t by_late = 0;
+    {
+      const At at(random() % 2 == 0 ? "store: granted" : "store: copied", [&] {
+        if (replaced) {
+          daemon.stop();
+          daemon.start();
+        }
+        while (daemon.status().reserved_slots != 0) daemon.tick();  // until its time is over
+        // On a busy machine the other's own time may be over too: then once more.
+        for (std::set<uint64_t> found; load_version(other, chain, found) < chain.pages.size();)
+          store_version(other, chain, 2);
+      });
+      try {
+        by_late = store_version(late, chain, 1);
+      } catch (const Error& error) {
+        CHECK(replaced);
+        CHECK_EQ(error.kind(), ErrorKind::transport);
+      }
+      CHECK(at.reached());
+    }
+    CHECK_EQ(by_late, 0);
+    std::set<uint64_t> versions;
+    CHECK_EQ(load_version(other, chain, versions), chain.pages.size());
+    CHECK(versions == std::set<uint64_t>{2});
+    check::tally("writer held between grant and seal");
+  }
+  daemon.tick();
+}
+
+TEST(client_held_between_lookup_and_load_or_pin_gets_its_pages_or_a_miss) {
+  auto random = check::random("client_held_between_lookup_and_load_or_pin");
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.start();
+  Client client(daemon.client_options()), other(daemon.client_options());
+  uint64_t fresh = 1ull << 32;
+  const auto disturb = [&](uint64_t how) {
+    if (how % 3 == 0) {
+      daemon.stop();
+      daemon.start();
+    }
+    daemon.call([](Warehouse& w) {
+      uint64_t left = 0;
+      w.evict(-1, UINT64_MAX, "dram", left);
+      return left;
+    });
+    if (how % 2 == 0) return;
+    for (int i = 0; i < 200; ++i) Chain(daemon.shape(), ++fresh, 2).store(other, 0);
+  };
+  for (uint64_t round = 0; round < check::rounds(40); ++round) {
+    const Chain chain(daemon.shape(), round, 6);
+    const uint64_t how = random();
+    CHECK_EQ(chain.store(client, 0).stored, 6);
+    if (random() % 2 == 0) {
+      const At at(random() % 2 == 0 ? "load: entry found" : "load: copied", [&] { disturb(how); });
+      chain.load(client, 0);  // compares every page
+      CHECK(at.reached());
+      check::tally("client held between lookup and load");
+      continue;
+    }
+    const bool stored = random() % 2 == 0;
+    Prompt prompt = chain.prompt();
+    std::unique_ptr<Pins> pins;
+    {
+      const At at(stored ? "pin: stored" : "pin: entry found", [&] { disturb(how); });
+      pins = client.pin(kSpace, prompt, 0, kSecondNs);
+      CHECK(at.reached());
+    }
+    // Pins that were in the session's file before the scan hold; later ones may find nothing.
+    if (stored) CHECK_EQ(pins->pages(), 6);
+    disturb(1);
+    CHECK(chain.load(client, 0) >= pins->pages());
+    check::tally("client held between lookup and pin");
+  }
+}
+
+}  // namespace
+}  // namespace kvw
