@@ -72,6 +72,38 @@ CLASSES: Final = (
         live=False,
     ),
     FaultClass(
+        "daemon core killed (SIGKILL) under traffic of native clients",
+        "nothing lost",
+        "every chain that was reported stored is there, no byte is wrong, clients go on by "
+        "themselves",
+        live=True,
+    ),
+    FaultClass(
+        "client killed (SIGKILL) in a store, load or pin",
+        "nothing lost",
+        "the others go on, its slots and pins come back, what was stored stays, no byte is wrong",
+        live=True,
+    ),
+    FaultClass(
+        "client stopped (SIGSTOP) beyond every deadline, and continued",
+        "never wrong",
+        "the others go on meanwhile; its late writes are in no page, and it goes on itself",
+        live=True,
+    ),
+    FaultClass(
+        "daemon stopped (SIGSTOP) beyond every deadline, and continued",
+        "never wrong",
+        "every call of every client ends meanwhile; nothing is wrong and nothing lost afterwards",
+        live=True,
+    ),
+    FaultClass(
+        "client forked at a step of a store, load or pin",
+        "never wrong",
+        "the child's copy refuses every call, its own connection works, the parent's call, pins "
+        "and pages are as if nothing had happened",
+        live=True,
+    ),
+    FaultClass(
         "warehouse of an earlier format opened",
         "nothing lost",
         "every page of the fixture is served from both tiers or from NVMe alone; what was cleared "

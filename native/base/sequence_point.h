@@ -15,7 +15,7 @@ namespace kvw {
 inline thread_local std::function<void(std::string_view)> at_sequence_point;
 
 inline void reach(std::string_view place) {
-  if (at_sequence_point) at_sequence_point(place);
+  if (const auto act = at_sequence_point) act(place);  // a copy: it may take itself away
 }
 
 }  // namespace kvw
