@@ -121,6 +121,16 @@ asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
 tsan: setup  ## native tests under ThreadSanitizer
 	@VENV="$(VENV)" JOBS="$(JOBS)" scripts/sanitize.sh thread
 
+.PHONY: setup-fuzz
+setup-fuzz: setup  ## clang with libFuzzer, and atheris, for make fuzz
+	@EXTRA=fuzz scripts/system_packages.sh
+	@VENV="$(VENV)" scripts/requirements.sh fuzz
+
+FUZZ_S ?= 30
+.PHONY: fuzz
+fuzz: setup-fuzz  ## every fuzz target for FUZZ_S seconds, under sanitizers (ARGS=NAME: one of them)
+	@VENV="$(VENV)" JOBS="$(JOBS)" FUZZ_S="$(FUZZ_S)" scripts/fuzz.sh $(ARGS)
+
 .PHONY: docs
 docs: setup  ## check that what the documents refer to exists
 	@$(BIN)/python scripts/check_docs.py

@@ -269,7 +269,8 @@ def _from_file(path: str) -> dict[str, tuple[Any, str, str]]:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise _bad(f"--config {path!r} cannot be read: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # ValueError: text of another encoding, numbers of thousands of digits; RecursionError: nesting.
+    except (ValueError, RecursionError) as error:
         raise _bad(f"--config {path!r} is not TOML: {error}; see --print-config") from error
     unknown = sorted(set(table) - set(_FIELDS))
     if unknown:

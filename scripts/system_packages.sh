@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the build needs from the system: a C++20 compiler, xxhash.h (both needed), liburing (used if
 # there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed.
+# EXTRA=fuzz: a clang with libFuzzer instead, used if there.
 set -euo pipefail
 compiler=${CXX:-c++}
 
@@ -8,8 +9,21 @@ compiles() {  # the code on stdin
   "$compiler" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
 }
 
+has_libfuzzer() {
+  local clang
+  for clang in clang++ clang++-{20..14}; do
+    echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+      "$clang" -fsanitize=fuzzer,address -x c++ -o /dev/null - >/dev/null 2>&1 && return
+  done
+  return 1
+}
+
 missing() {
   packages=()
+  if [ "${EXTRA:-}" = fuzz ]; then
+    has_libfuzzer || packages+=("clang-${CLANG:-14}" "libclang-rt-${CLANG:-14}-dev")
+    return
+  fi
   if ! echo 'int main() {}' | compiles; then
     packages+=(g++)
     # Without a compiler there is no telling what else is there; apt leaves alone what is.
@@ -50,6 +64,10 @@ missing
 sudo_word=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
 echo "setup: could not install: ${packages[*]}. Install them with" >&2
 echo "    ${sudo_word}apt-get update && ${sudo_word}apt-get install -y ${wanted[*]}" >&2
+if [ "${EXTRA:-}" = fuzz ]; then
+  echo "or another clang with libFuzzer. Going on without: make fuzz changes inputs blindly" >&2
+  exit 0
+fi
 echo "or, on other systems, a C++20 compiler, the headers of xxHash and those of liburing." >&2
 if [ "${packages[*]}" = liburing-dev ]; then
   echo "setup: going on without liburing: NVMe I/O will use the pread pool" >&2

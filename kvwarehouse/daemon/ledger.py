@@ -43,6 +43,11 @@ _EPOCH_KEY: Final = b"f/epoch"
 _NAMESPACE: Final = b"n/"
 _TOMBSTONE: Final = b"t/"
 
+# What reading records raises that were not written by us.
+_SENSELESS: Final = (
+    KeyError, ValueError, TypeError, OverflowError, RecursionError, struct.error, UsageError,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class NamespaceRecord:
@@ -291,7 +296,7 @@ class Ledger:
             if records[_WAREHOUSE_KEY] != self._warehouse_id:
                 raise DamagedLedgerError(f"it is of warehouse {records[_WAREHOUSE_KEY].hex()}")
             return _decode_state(records)
-        except (KeyError, ValueError, TypeError, struct.error, UsageError) as error:
+        except _SENSELESS as error:
             raise DamagedLedgerError(f"its records make no sense: {error!r}") from error
 
 

@@ -23,6 +23,7 @@ from kvwarehouse.wire import namespace_pb2, status_pb2
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 _DEFAULT_TIERS = "dram"
+_LAST_PAGE = 2**32 - 1  # PageId of native/base/types.h
 
 
 class WarehouseService(wire.WarehouseServicer):
@@ -121,6 +122,12 @@ class WarehouseService(wire.WarehouseServicer):
                 f"limit {request.limit} is over {wire.MAX_LIST_PAGES} pages an answer; ask again "
                 "with the answer's next",
                 code="limit_too_large",
+            )
+        if request.after > _LAST_PAGE:
+            raise UsageError(
+                f"after {request.after} is no page's place in the index; begin with 0, then give "
+                "the last answer's next",
+                code="bad_page",
             )
         limit = request.limit or wire.MAX_LIST_PAGES
         pages = self._warehouse.pages(self._warehouse.ordinal(record), request.after, limit)

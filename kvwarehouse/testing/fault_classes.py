@@ -30,8 +30,8 @@ CLASSES: Final = (
     FaultClass(
         "reader held between two steps of a load",
         "never wrong",
-        "its page is evicted, reused, cut anew, cleared, damaged or re-attached meanwhile: the load "
-        "is right where the slot's generation stands, and a miss where it does not",
+        "its page is evicted, reused, cut anew, cleared, damaged or re-attached meanwhile: the "
+        "load is right where the slot's generation stands, and a miss where it does not",
         live=False,
     ),
     FaultClass(
@@ -102,6 +102,49 @@ CLASSES: Final = (
         "the child's copy refuses every call, its own connection works, the parent's call, pins "
         "and pages are as if nothing had happened",
         live=True,
+    ),
+    FaultClass(
+        "hostile input: messages",
+        "never wrong",
+        "what is read of it lies inside the message",
+        live=False,
+    ),
+    FaultClass(
+        "hostile input: records",
+        "never wrong",
+        "nothing is taken that is out of bounds",
+        live=False,
+    ),
+    FaultClass(
+        "hostile input: segment",
+        "never wrong",
+        "what is found lies inside, apart, with the payload of its digests",
+        live=False,
+    ),
+    FaultClass(
+        "hostile input: server",
+        "bounded",
+        "each message is answered or hung up on; what others stored is served",
+        live=False,
+    ),
+    FaultClass(
+        "hostile input: sessions",
+        "bounded",
+        "pins, touches and counters are bounded; the session is buried",
+        live=False,
+    ),
+    FaultClass(
+        "hostile input: slots",
+        "never wrong",
+        "refused, or served without a wrong byte and without a lost slot",
+        live=False,
+    ),
+    FaultClass(
+        "hostile input: Python",
+        "bounded",
+        "requests, settings, small files, ledger records and traces of noise are refused with a "
+        "word or served; what others stored is served",
+        live=False,
     ),
     FaultClass(
         "warehouse of an earlier format opened",

@@ -23,3 +23,17 @@ target_compile_definitions(kvw_hooked PUBLIC KVW_SEQUENCE_POINTS)
 foreach(name fault_process_test fault_race_test)
   target_link_libraries(${name} PRIVATE kvw_hooked)
 endforeach()
+
+# All fuzz targets in one program, each under a name of its own.
+file(GLOB KVW_FUZZ CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*.cc)
+list(FILTER KVW_FUZZ EXCLUDE REGEX "/driver\\.cc$")
+foreach(source ${KVW_FUZZ})
+  get_filename_component(name ${source} NAME_WE)
+  add_library(fuzz_${name}_object OBJECT EXCLUDE_FROM_ALL ${source})
+  target_compile_definitions(
+    fuzz_${name}_object PRIVATE LLVMFuzzerTestOneInput=fuzz_${name} KVW_CHECK_NO_MAIN)
+  target_link_libraries(fuzz_${name}_object PUBLIC kvw_core)
+  target_link_libraries(fault_input_test PRIVATE fuzz_${name}_object)
+endforeach()
+target_compile_definitions(
+  fault_input_test PRIVATE KVW_FUZZ_CORPUS="${CMAKE_CURRENT_SOURCE_DIR}/../tests/fuzz/corpus")

@@ -193,4 +193,6 @@ inline int run_all(int argc, char** argv) {
 #define CHECK_THROWS(expression, code) \
   kvw::check::throws([&] { (void)(expression); }, (code), #expression, __FILE__, __LINE__)
 
+#ifndef KVW_CHECK_NO_MAIN
 int main(int argc, char** argv) { return kvw::check::run_all(argc, argv); }
+#endif

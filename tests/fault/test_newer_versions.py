@@ -119,9 +119,11 @@ def test_file_of_a_newer_version_is_refused_and_nothing_is_changed(
         before = contents(serving)
         with pytest.raises(RefusedError) as refused:
             serving.start()
-        assert str(path) in refused.value.text or str(path).replace(
-            str(serving.nvme_dir), str(serving.arena_dir)
-        ) in refused.value.text
+        assert (
+            str(path) in refused.value.text
+            or str(path).replace(str(serving.nvme_dir), str(serving.arena_dir))
+            in refused.value.text
+        )
         assert f"version {version}" in refused.value.text
         assert "newer" in refused.value.text
         assert contents(serving) == before

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets of native/fuzz in build/fuzz and runs each for FUZZ_S seconds over its
+# corpus, then those of kvwarehouse/testing/fuzz.py. With clang: libFuzzer, AddressSanitizer and UBSan. With
+# another compiler, or without atheris, the same targets over blindly changed inputs.
+# usage: fuzz.sh [NAME...]
+# An input that ends a target is left in build/fuzz/findings: fix what it found, and keep it in
+# tests/fuzz/corpus. KVW_SEED repeats a blind run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$PWD/${VENV:-.venv}
+seconds=${FUZZ_S:-30}
+build=$PWD/build/fuzz
+export PATH="$venv/bin:$PATH"
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0:strict_string_checks=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+
+compiler=()
+for clang in clang++ clang++-{20..14}; do
+  command -v "$clang" >/dev/null || continue
+  # Its runtime library is a package of its own.
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+    "$clang" -fsanitize=fuzzer,address -x c++ -o /dev/null - 2>/dev/null || continue
+  compiler=(-DCMAKE_CXX_COMPILER="$clang")
+  break
+done
+[ ${#compiler[@]} -gt 0 ] || echo "fuzz: no clang with libFuzzer (make setup-fuzz): inputs are changed blindly"
+
+cmake -S native -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DKVW_SANITIZE=address \
+  -DKVW_BUILD_MODULE=OFF -DKVW_BUILD_FUZZ=ON "${compiler[@]}" >/dev/null
+cmake --build "$build" --target fuzz_targets -j "${JOBS:-2}"
+
+names=("$@")
+if [ ${#names[@]} -eq 0 ]; then
+  mapfile -t names < <(find tests/fuzz/corpus -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort)
+fi
+mkdir -p "$build/findings"
+for name in "${names[@]}"; do
+  corpus=tests/fuzz/corpus/$name
+  # What is found to be worth keeping goes here; the project's own corpus is only read.
+  mkdir -p "$build/corpus/$name"
+  if [ -f "native/fuzz/$name.cc" ]; then
+    echo "fuzz: $name, $seconds s"
+    "$build/fuzz_$name" -max_total_time="$seconds" -max_len=4096 -timeout=60 -rss_limit_mb=4096 \
+      -seed="${KVW_SEED:-1}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$build/findings/$name-" \
+      "$build/corpus/$name" "$corpus" 2>&1 |
+      { grep -vE '^stat::(new|slow|peak|average)' || true; }
+  else
+    echo "fuzz: $name, $seconds s, Python"
+    python -P -m kvwarehouse.testing.fuzz "$name" "$seconds" "$build/findings/$name-" \
+      "$build/corpus/$name" "$corpus"
+  fi
+done
