@@ -147,6 +147,20 @@ CLASSES: Final = (
         live=False,
     ),
     FaultClass(
+        "second daemon started on directories in use",
+        "nothing lost",
+        "refused with the first one's pid, by whatever path it came; the first one serves on, "
+        "untouched",
+        live=True,
+    ),
+    FaultClass(
+        "read under eviction and reuse at full speed",
+        "never wrong",
+        "loads through stale entries, full index windows, new cuts and a growing arena are right "
+        "or a miss; what is pinned is there, whole",
+        live=True,
+    ),
+    FaultClass(
         "warehouse of an earlier format opened",
         "nothing lost",
         "every page of the fixture is served from both tiers or from NVMe alone; what was cleared "

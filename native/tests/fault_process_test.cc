@@ -35,7 +35,7 @@ TEST(daemon_killed_under_traffic_loses_nothing_that_was_reported_stored) {
   auto random = check::random("daemon_killed_under_traffic");
   Field field;
   field.swarm.start_all(random);
-  for (uint64_t round = 0; round < check::rounds(12); ++round) {
+  for (uint64_t round = 0; round < check::rounds(10); ++round) {
     field.swarm.advance(1 + random() % 20);
     a_while(random);
     field.daemon.kill(SIGKILL);

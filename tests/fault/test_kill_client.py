@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.testing import tally
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import Serving
@@ -115,6 +116,7 @@ def test_slots_of_a_killed_writer_come_back_and_its_pages_can_be_stored(
     store_others(client)
     check_stored(client, OTHER)
     assert dram(client)["pages"] == PAGES
+    tally.count("client killed (SIGKILL) in a store, load or pin")
 
 
 def test_late_writer_never_lands_in_a_page_that_another_sealed(
@@ -140,6 +142,7 @@ def test_late_writer_never_lands_in_a_page_that_another_sealed(
         process.tell(True)
         assert process.hear() == [PAGES, 0, {}]
         check_stored(client, LATE)
+    tally.count("client stopped (SIGSTOP) beyond every deadline, and continued")
 
 
 def test_late_writer_of_a_daemon_that_was_killed_meanwhile_harms_nobody(
@@ -160,6 +163,7 @@ def test_late_writer_of_a_daemon_that_was_killed_meanwhile_harms_nobody(
         assert process.hear() == [0, PAGES, {}]
         until(lambda: dram(client)["limbo_slots"] == 0, "the late writer has let its slots go")
         check_stored(client, OTHER)
+    tally.count("client stopped (SIGSTOP) beyond every deadline, and continued")
 
 
 FORKER = """
@@ -214,3 +218,4 @@ def test_pins_of_a_parent_outlive_its_child_and_end_with_it_while_the_child_live
         alive = Path(f"/proc/{child}/cmdline").read_bytes()
         assert alive, "the child was to outlive its parent"
         parent.tell("end")
+    tally.count("client forked at a step of a store, load or pin")

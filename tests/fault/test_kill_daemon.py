@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse.testing import traffic
+from kvwarehouse.testing import tally, traffic
 from kvwarehouse.testing.pages import check_pages
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
-pytestmark = pytest.mark.timeout(300)
+LONG = tally.rounds(1) > 1  # `make faults`
+pytestmark = pytest.mark.timeout(1500 if LONG else 300)
 
+CLASS = "daemon killed (SIGKILL) under traffic"
 WAIT_S = 60.0
 HANGS_S = 45.0  # far beyond every call's own time, even on a machine with much else to do
 
@@ -121,10 +123,11 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
     folder: Path, rng: random.Random, seed: int
 ) -> None:
     """With room for all of it, so that nothing may be missing."""
+    kills, prompts_each = (80, 5) if LONG else (7, 60)
     with Serving(folder, dram="192MiB", index_pages=1 << 17, grace_s="0.2") as serving:
         moving = Traffic(serving, folder, seed, prompt_pages=24, complete=True)
         try:
-            for _ in rounds(moving, rng, kills=7, prompts=60):
+            for _ in rounds(moving, rng, kills=kills, prompts=prompts_each):
                 pass
             until(
                 lambda: moving.board.finished_by_all() >= 2 * moving.board.quota,
@@ -159,16 +162,18 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
                 return dram["reserved_slots"] == dram["limbo_slots"] == 0
 
             until(settled, "what killed daemons and ended clients had reserved is free again")
+        tally.count(CLASS, kills)
 
 
 def test_no_byte_is_wrong_after_kills_in_the_middle_of_evictions_and_reclaim(
     folder: Path, rng: random.Random, seed: int
 ) -> None:
+    kills, prompts = (120, 30) if LONG else (4, 80)
     sizes = {"dram": "16MiB", "nvme_capacity": "32MiB", "nvme_segment": "2MiB", "grace_s": "0.2"}
     with Serving(folder, **sizes) as serving:
         moving = Traffic(serving, folder, seed, prompt_pages=16, page_bytes=16384, complete=False)
         try:
-            for _ in rounds(moving, rng, kills=4, prompts=80):
+            for _ in rounds(moving, rng, kills=kills, prompts=prompts):
                 pass
             reports = moving.end()
         finally:
@@ -178,3 +183,4 @@ def test_no_byte_is_wrong_after_kills_in_the_middle_of_evictions_and_reclaim(
             core = client.status()["core"]
         assert core["quarantined"] == core["tiers"]["nvme"]["mismatches"] == 0
         assert core["loads"]["failed"].get("mismatch", 0) == 0
+        tally.count(CLASS, kills)
