@@ -65,8 +65,9 @@ class Mutator {
       case 2:
         return put_number(made, at);
       case 3:
-        made.erase(made.begin() + static_cast<ptrdiff_t>(at),
-                   made.begin() + static_cast<ptrdiff_t>(std::min(made.size(), at + random_() % 9)));
+        made.erase(
+            made.begin() + static_cast<ptrdiff_t>(at),
+            made.begin() + static_cast<ptrdiff_t>(std::min(made.size(), at + random_() % 9)));
         return;
       case 4: {
         Bytes fresh(1 + random_() % 16);

@@ -8,7 +8,7 @@
 namespace kvw::fuzz {
 namespace {
 
-constexpr int kMost = 16;           // messages of an input
+constexpr int kMost = 16;             // messages of an input
 constexpr uint64_t kCheckEach = 256;  // inputs
 
 // The peer: one session, presented again after each hang-up, so that inputs leave no files behind.
@@ -116,7 +116,8 @@ std::vector<std::byte> message_of(Input& input, const Chain& good) {
   const Key known[] = {kSpace, good.pages[0].key, good.pages[1].key};
   for (size_t at = sizeof(MessageHead), bit = 16; at + sizeof(Key) <= message.size() && bit != 0;
        at += sizeof(Key), bit = bit << 1 & 0xff)
-    if ((how & bit) != 0) std::memcpy(message.data() + at, &known[at / sizeof(Key) % 3], sizeof(Key));
+    if ((how & bit) != 0)
+      std::memcpy(message.data() + at, &known[at / sizeof(Key) % 3], sizeof(Key));
   return message;
 }
 

@@ -97,8 +97,8 @@ void check_pages(World& world) {
     const TestPage page = world.page(chain);
     const auto entry = view->index().find(page.key);
     if (!entry || !entry->in_dram()) continue;
-    const Expected expected{world.shape().id, page.key,           page.parent,
-                            page.position,    WitnessKind::tokens, page.witness()};
+    const Expected expected{world.shape().id,    page.key,      page.parent, page.position,
+                            WitnessKind::tokens, page.witness()};
     for (uint32_t shard = 0; shard < 2; ++shard)
       if (view->load(*entry, expected, world.shape(), shard, pieces, true) == LoadResult::ok)
         require(data == bytes_of(page.key, shard, data.size()), "what is loaded is right");

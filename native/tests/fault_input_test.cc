@@ -30,8 +30,9 @@ void feed(const std::string& name, int (*target)(const uint8_t*, size_t), uint64
     const fuzz::Bytes input = mutator.next();
     CHECK_EQ(target(input.data(), input.size()), 0);
   }
-  std::printf("(%llu inputs) ", static_cast<unsigned long long>(corpus.size() + rounds));
-  check::tally("hostile input: " + name, corpus.size() + rounds);
+  const uint64_t inputs = corpus.size() + rounds;
+  std::printf("(%s inputs) ", std::to_string(inputs).c_str());
+  check::tally("hostile input: " + name, inputs);
 }
 
 TEST(message_of_noise_is_read_within_its_bounds) { feed("messages", fuzz_messages, 20000); }
