@@ -34,6 +34,23 @@ if [ ${#names[@]} -eq 0 ]; then
   mapfile -t names < <(find tests/fuzz/corpus -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort)
 fi
 mkdir -p "$build/findings"
+
+# Runs are hostile inputs, counted as in kvwarehouse/testing/tally.py. A target's output on stdin, in
+# our words, atheris's or those of libFuzzer's statistics; its class.
+counted() {
+  local class=$1 line runs=0
+  while IFS= read -r line; do
+    if [[ $line =~ ^(Done\ |stat::number_of_executed_units:\ )([0-9]+) ]]; then
+      runs=${BASH_REMATCH[2]}
+    elif [[ ! $line =~ ^stat:: ]]; then
+      echo "$line"
+    fi
+  done
+  echo "fuzz: $class, $runs runs"
+  [ "$runs" -eq 0 ] || [ -z "${KVW_TALLY:-}" ] ||
+    echo "{\"hostile input: $class\": $runs}" >"$KVW_TALLY/fuzz-$class-$$-$RANDOM.tally"
+}
+
 for name in "${names[@]}"; do
   corpus=tests/fuzz/corpus/$name
   # What is found to be worth keeping goes here; the project's own corpus is only read.
@@ -42,11 +59,10 @@ for name in "${names[@]}"; do
     echo "fuzz: $name, $seconds s"
     "$build/fuzz_$name" -max_total_time="$seconds" -max_len=4096 -timeout=60 -rss_limit_mb=4096 \
       -seed="${KVW_SEED:-1}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$build/findings/$name-" \
-      "$build/corpus/$name" "$corpus" 2>&1 |
-      { grep -vE '^stat::(new|slow|peak|average)' || true; }
+      "$build/corpus/$name" "$corpus" 2>&1 | counted "$name"
   else
     echo "fuzz: $name, $seconds s, Python"
     python -P -m kvwarehouse.testing.fuzz "$name" "$seconds" "$build/findings/$name-" \
-      "$build/corpus/$name" "$corpus"
+      "$build/corpus/$name" "$corpus" 2>&1 | counted Python
   fi
 done

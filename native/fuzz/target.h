@@ -32,7 +32,7 @@ class Input {
   T number() {
     T value{};
     const auto bytes = take(sizeof value);
-    std::memcpy(&value, bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(&value, bytes.data(), bytes.size());
     return value;
   }
 

@@ -112,7 +112,7 @@ def control(serving: Serving, version: int) -> Path:
 def test_file_of_a_newer_version_is_refused_and_nothing_is_changed(
     serving: Serving, rng: random.Random, harm: Callable[[Serving, int], Path]
 ) -> None:
-    for round_ in range(tally.rounds(1)):
+    for round_ in range(min(4, tally.rounds(1))):
         serving.kill()
         version = 2 if round_ == 0 else rng.randrange(2, 1 << 31)
         path = harm(serving, version)
