@@ -39,7 +39,8 @@ class SegmentLog final : public Log {
   }
 
   bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload) override {
-    if (stopped_ || !writes_.append(ticket, facts, payload)) return false;
+    if (stopped_ || context_.options.inspect || !writes_.append(ticket, facts, payload))
+      return false;
     // Sent in the next poll(), so that what is appended in one go travels as one batch.
     if (!std::exchange(signalled_, true)) context_.disk.signal();
     return true;
@@ -47,20 +48,14 @@ class SegmentLog final : public Log {
 
   bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) override {
     if (reads_ >= kMaxReads || stopped_) return false;
-    ++reads_;
-    Segment* segment = context_.table.find(extent.segment);
-    const RecordRef* ref = segment == nullptr ? nullptr : segment->find(extent, key);
-    if (ref == nullptr) {
-      // Told in the next poll(): a caller is never called back from inside its call.
-      mismatches_.push_back(ticket);
-      context_.disk.signal();
-      return true;
-    }
-    post_record_read(context_, *segment, *ref, payload,
-                     [this, ticket](ReadResult result, PageFacts&& facts) {
-                       --reads_;
-                       context_.host.on_read(ticket, result, std::move(facts));
-                     });
+    post_read(extent, key, payload, [this, ticket](RecordEnd&& end) {
+      context_.host.on_read(ticket, end.result, std::move(end.facts));
+    });
+    return true;
+  }
+  bool check(const Extent& extent, const Key& key, ReadEnd end) override {
+    if (reads_ >= kMaxReads || stopped_) return false;
+    post_read(extent, key, nullptr, std::move(end));
     return true;
   }
 
@@ -96,17 +91,34 @@ class SegmentLog final : public Log {
   }
 
  private:
+  void post_read(const Extent& extent, const Key& key, std::byte* payload, ReadEnd end) {
+    ++reads_;
+    Segment* segment = context_.table.find(extent.segment);
+    const RecordRef* ref = segment == nullptr ? nullptr : segment->find(extent, key);
+    if (ref == nullptr) {
+      // Told in the next poll(): a caller is never called back from inside its call.
+      mismatches_.push_back(std::move(end));
+      context_.disk.signal();
+      return;
+    }
+    post_record_read(context_, *segment, *ref, payload,
+                     [this, end = std::move(end)](RecordEnd&& read) {
+                       --reads_;
+                       end(std::move(read));
+                     });
+  }
+
   void tell_mismatches() {
-    for (const uint64_t ticket : std::exchange(mismatches_, {})) {
+    for (const ReadEnd& end : std::exchange(mismatches_, {})) {
       --reads_;
       ++context_.stats.mismatches;
-      context_.host.on_read(ticket, ReadResult::mismatch, {});
+      end({ReadResult::mismatch, "unknown", {}});
     }
   }
 
   // Twice: what one part frees, another takes at once.
   void advance() {
-    if (stopped_) return;
+    if (stopped_ || context_.options.inspect) return;
     for (int pass = 0; pass < 2; ++pass) {
       if (!context_.health.writable()) {
         reclaimer_.abandon();
@@ -124,7 +136,7 @@ class SegmentLog final : public Log {
   Rotation rotation_;
   WriteBehind writes_;
   Reclaimer reclaimer_;
-  std::vector<uint64_t> mismatches_;  // tickets of reads that need no device
+  std::vector<ReadEnd> mismatches_;  // reads that need no device
   uint64_t reads_ = 0;
   bool signalled_ = false, stopped_ = false;
 };

@@ -38,6 +38,8 @@ struct LogOptions {
   uint64_t retry_interval_ns = 30 * kSecondNs;  // a read-only tier is probed again after this
   unsigned depth = 8;
   std::string io_engine = "auto";
+  // Nothing is written, removed or reclaimed: for a look at a directory. Appends are refused.
+  bool inspect = false;
   uint64_t epoch_now = 0;   // the warehouse's clear epoch, stamped into segment headers
   uint32_t life_floor = 0;  // new lives are above it: the ledger's highest tombstone
   // Seams for tests; unset means the real thing.
@@ -56,6 +58,16 @@ enum class ReadResult {
   io_error,
   mismatch
 };  // mismatch: header, life, key or digest is not what it should be
+
+// How a read or a check of a record ended. `reason`, unless ok: "io_error" or "stopped"; of a
+// mismatch "header" (no header, or a damaged one), "place" (a good record of another place, life or
+// warehouse), "key", "digest", or "unknown" (the log has no such record).
+struct RecordEnd {
+  ReadResult result;
+  const char* reason;
+  PageFacts facts;  // filled when ok
+};
+using ReadEnd = std::function<void(RecordEnd&&)>;
 
 // How reclaim weighs a record.
 enum class RecordUse {
@@ -99,7 +111,9 @@ struct RecoveryReport {
   uint64_t scanned_segments = 0;  // had no valid table of contents
   uint64_t refused_records = 0;   // bad checksum, digest or life
   uint64_t foreign_segments = 0;
-  uint64_t epoch_seen = 0;  // the highest clear epoch in any segment header
+  uint64_t bad_headers = 0;          // of ours, without a header that can be believed: lost
+  uint64_t unreadable_segments = 0;  // the device gave an error: left alone until the next start
+  uint64_t epoch_seen = 0;           // the highest clear epoch in any segment header
 };
 
 enum class LogHealth { ok, read_only };
@@ -137,6 +151,10 @@ class Log {
   virtual bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload) = 0;
   // Reads and verifies a record into `payload`. False: too many reads queued; ask again later.
   virtual bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) = 0;
+
+  // Reads and verifies a record into a buffer of its own, which is gone by the time `end` is called
+  // (in poll(), or in stop()). False as above.
+  virtual bool check(const Extent& extent, const Key& key, ReadEnd end) = 0;
 
   // Everything appended before this call: returns a number that durable_through() reaches when it
   // is on stable media (or is known to have failed).

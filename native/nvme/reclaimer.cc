@@ -137,8 +137,8 @@ void Reclaimer::move(const RecordRef& ref) {
   // std::function wants copyable captures.
   auto owned = std::make_shared<AlignedBuffer>(std::move(payload));
   post_record_read(context_, *victim_, ref, into,
-                   [this, round = round_, ref, owned](ReadResult result, PageFacts&& facts) {
-                     read_for_move(round, ref, std::move(*owned), result, std::move(facts));
+                   [this, round = round_, ref, owned](RecordEnd&& end) {
+                     read_for_move(round, ref, std::move(*owned), end.result, std::move(end.facts));
                    });
 }
 

@@ -12,18 +12,27 @@ struct Reading {
   Extent extent;
   std::span<const std::byte> header;
   const std::byte* payload;
-  bool matches = false;
+  const char* problem = "header";  // null: it is the record that was asked for
   PageFacts facts;
 
   void verify() {
     auto decoded = decode_record_header(header);
-    if (!decoded || decoded->warehouse != warehouse || decoded->extent != extent) return;
-    if (decoded->facts.key != key || decoded->header_blocks * kBlockBytes != header.size()) return;
-    if (!payload_matches(decoded->facts, payload)) return;
-    facts = std::move(decoded->facts);
-    matches = true;
+    if (!decoded) return;
+    if (decoded->warehouse != warehouse || decoded->extent != extent) {
+      problem = "place";
+    } else if (decoded->facts.key != key) {
+      problem = "key";
+    } else if (decoded->header_blocks * kBlockBytes == header.size()) {
+      problem = payload_matches(decoded->facts, payload) ? nullptr : "digest";
+    }
+    if (problem == nullptr) facts = std::move(decoded->facts);
   }
 };
+
+ReadResult result_of(int error, const char* problem) {
+  if (error != 0) return ReadResult::io_error;
+  return problem == nullptr ? ReadResult::ok : ReadResult::mismatch;
+}
 
 }  // namespace
 
@@ -31,31 +40,33 @@ void post_record_read(LogContext& context, Segment& segment, const RecordRef& re
                       std::byte* payload, ReadEnd end) {
   auto job = std::make_unique<DiskJob>();
   const uint64_t header_bytes = uint64_t{ref.header_blocks} * kBlockBytes;
+  const uint64_t payload_bytes = uint64_t{ref.blocks} * kBlockBytes - header_bytes;
   job->kind = DiskJob::Kind::read;
   job->segment = segment.number;
   job->offset = uint64_t{ref.offset_blocks} * kBlockBytes;
-  job->buffer = AlignedBuffer(header_bytes);
+  job->buffer = AlignedBuffer(header_bytes + (payload == nullptr ? payload_bytes : 0));
+  if (payload == nullptr) payload = job->buffer.data() + header_bytes;
   job->add_piece(job->buffer.data(), header_bytes);
-  job->add_piece(payload, uint64_t{ref.blocks} * kBlockBytes - header_bytes);
+  job->add_piece(payload, payload_bytes);
   auto reading = std::make_shared<Reading>();
   reading->warehouse = context.options.warehouse_id;
   reading->key = ref.key;
   reading->extent = segment.extent_of(ref);
-  reading->header = job->buffer.span();
+  reading->header = job->buffer.part(0, header_bytes);
   reading->payload = payload;
   job->check = [reading] { reading->verify(); };
   ++segment.reads_in_flight;
   job->done = [&context, &segment, reading, bytes = job->bytes, end = std::move(end)](int error) {
     --segment.reads_in_flight;
-    ReadResult result = reading->matches ? ReadResult::ok : ReadResult::mismatch;
-    if (error != 0) result = ReadResult::io_error;
+    const ReadResult result = result_of(error, reading->problem);
     if (result == ReadResult::io_error && error != ECANCELED) ++context.stats.read_errors;
     if (result == ReadResult::mismatch) ++context.stats.mismatches;
     if (result == ReadResult::ok) {
       ++context.stats.read_records;
       context.stats.read_bytes += bytes;
     }
-    end(result, std::move(reading->facts));
+    const char* reason = error == ECANCELED ? "stopped" : "io_error";
+    end({result, error != 0 ? reason : reading->problem, std::move(reading->facts)});
   };
   context.disk.post(std::move(job));
 }

@@ -2,17 +2,13 @@
 // not exactly the record that was asked for is a mismatch, whatever the reason. Core thread only.
 #pragma once
 
-#include <functional>
-#include <memory>
-
 #include "nvme/context.h"
 
 namespace kvw::nvme {
 
-using ReadEnd = std::function<void(ReadResult, PageFacts&&)>;
-
 // Counts itself in segment.reads_in_flight until `end` is called, inside Disk::deliver().
-// `payload` must have room for the record's payload, 4 KiB aligned, until then.
+// `payload` must have room for the record's payload, 4 KiB aligned, until then; null: the read has
+// its own buffer, for one who only wants to know whether the record is good.
 void post_record_read(LogContext& context, Segment& segment, const RecordRef& ref,
                       std::byte* payload, ReadEnd end);
 

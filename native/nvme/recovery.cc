@@ -11,6 +11,10 @@ namespace {
 constexpr uint64_t kTailBytes = 64ull << 10;  // holds the footer and most tables whole
 constexpr uint64_t kSmallestSegment = 4 * kBlockBytes;
 
+bool is_zero(std::span<const std::byte> bytes) {
+  return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
+}
+
 }  // namespace
 
 Recovery::Recovery(LogContext& context, Rotation& rotation)
@@ -30,9 +34,10 @@ int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
 RecoveryReport Recovery::run(const Found& found) {
   for (const auto& file : context_.files.list()) classify(file.number, file.bytes);
   context_.table.saw_life(context_.options.life_floor);
-  shrink_to_capacity();
+  if (!context_.options.inspect) shrink_to_capacity();
   for (auto& [number, segment] : context_.table.all())
     if (segment.state == SegmentState::closed) load(segment, found);
+  if (context_.options.inspect) return report_;
   for (auto& [number, segment] : context_.table.all())
     if (segment.state == SegmentState::free) rotation_.give_back(segment);
   return report_;
@@ -44,6 +49,7 @@ void Recovery::classify(uint32_t number, uint64_t bytes) {
   if (bytes < kSmallestSegment) return classify_headless(number, bytes);
   if (const int error = read(number, 0, block.span()); error != 0) {
     context_.table.add(number, bytes, SegmentState::bad).has_file = true;
+    ++report_.unreadable_segments;
     context_.host.on_event("nvme_bad_segment", event_detail(number, error));
     return;
   }
@@ -65,32 +71,40 @@ void Recovery::classify(uint32_t number, uint64_t bytes) {
 // A crash can cut a header or a file short, so that such a file of ours is free again; but not
 // before everything in it that could name another owner has been looked at.
 void Recovery::classify_headless(uint32_t number, uint64_t bytes) {
-  if (belongs_to_others(number, bytes)) return mark_foreign(number, bytes, "content");
+  const Content content = content_of(number, bytes);
+  if (content == Content::others) return mark_foreign(number, bytes, "content");
   ++report_.segments;
   const uint64_t grown = std::max(bytes, context_.options.segment_bytes);
   context_.table.add(number, grown, SegmentState::free).has_file = true;
-  if (bytes > 0)
-    context_.host.on_event("nvme_bad_header", "segment=" + std::to_string(number) + " reused=1");
+  // A file that was made and never begun has nothing to lose.
+  if (content == Content::blank) return;
+  ++report_.bad_headers;
+  context_.host.on_event("nvme_bad_header", "segment=" + std::to_string(number) + " reused=1");
 }
 
-bool Recovery::belongs_to_others(uint32_t number, uint64_t bytes) {
+Recovery::Content Recovery::content_of(uint32_t number, uint64_t bytes) {
   const Key& ours = context_.options.warehouse_id;
-  if (bytes % kBlockBytes != 0 || bytes < kSmallestSegment) return false;
+  if (bytes == 0) return Content::blank;
+  if (bytes % kBlockBytes != 0 || bytes < kSmallestSegment) return Content::ours;
+  Content content = Content::ours;
   AlignedBuffer block(kBlockBytes);
+  if (read(number, 0, block.span()) == 0 && is_zero(block.span())) content = Content::blank;
   if (read(number, bytes - kBlockBytes, block.span()) == 0) {
     if (const auto footer = decode_toc_footer(block.span())) {
-      if (footer->warehouse != ours) return true;
+      if (footer->warehouse != ours) return Content::others;
       context_.table.saw_life(footer->life);
+      content = Content::ours;
     }
   }
   AlignedBuffer first(std::min<uint64_t>(kMaxHeaderBytes, bytes - kBlockBytes));
   if (read(number, kBlockBytes, first.span()) == 0) {
     if (const auto record = decode_record_header(first.span())) {
-      if (record->warehouse != ours) return true;
+      if (record->warehouse != ours) return Content::others;
       context_.table.saw_life(record->extent.life);
+      content = Content::ours;
     }
   }
-  return false;
+  return content;
 }
 
 void Recovery::mark_foreign(uint32_t number, uint64_t bytes, const char* why) {
@@ -179,6 +193,10 @@ void Recovery::scan(Segment& segment, const Found& found) {
     found({header.extent, std::move(header.facts)});
   });
   report_.refused_records += result.refused;
+  if (result.refused != 0)
+    context_.host.on_event(
+        "nvme_records_refused",
+        "segment=" + std::to_string(segment.number) + " records=" + std::to_string(result.refused));
   segment.next_block = result.next_block;
   segment.placed = segment.records.size();
   if (result.error != 0)
@@ -187,7 +205,8 @@ void Recovery::scan(Segment& segment, const Found& found) {
   // error, which may pass and would then have cost what lies behind it.
   const bool room =
       uint64_t{segment.next_block} * kBlockBytes + toc_bytes(segment.placed) <= segment.bytes;
-  if (result.error == 0 && room && !segment.records.empty()) {
+  const bool close = result.error == 0 && room && !context_.options.inspect;
+  if (close && !segment.records.empty()) {
     segment.writes_done = 1;  // the last process may not have flushed
     rotation_.close(segment);
   } else {

@@ -23,9 +23,12 @@ class Recovery {
   RecoveryReport run(const Found& found);
 
  private:
+  // Of a file without a header that can be believed.
+  enum class Content { blank, ours, others };
+
   void classify(uint32_t number, uint64_t bytes);
   void classify_headless(uint32_t number, uint64_t bytes);
-  bool belongs_to_others(uint32_t number, uint64_t bytes);
+  Content content_of(uint32_t number, uint64_t bytes);
   void mark_foreign(uint32_t number, uint64_t bytes, const char* why);
   void shrink_to_capacity();
   void load(Segment& segment, const Found& found);

@@ -38,13 +38,22 @@ std::optional<RecordHeader> SegmentScan::header_at(uint32_t block) {
   return extent.offset_blocks == block ? std::move(header) : std::nullopt;
 }
 
+std::optional<RecordHeader> SegmentScan::next_header(uint32_t block) {
+  std::optional<RecordHeader> header;
+  const uint64_t blocks = segment_.bytes / kBlockBytes;
+  for (uint64_t at = block; at < blocks && !header && error_ == 0; ++at)
+    header = header_at(static_cast<uint32_t>(at));
+  return header;
+}
+
 ScanResult SegmentScan::run(const std::function<void(RecordHeader&&)>& found) {
   ScanResult result;
-  while (auto header = header_at(result.next_block)) {
-    const uint64_t offset = uint64_t{result.next_block} * kBlockBytes;
+  while (auto header = next_header(result.next_block)) {
+    if (header->extent.offset_blocks != result.next_block) ++result.refused;
+    const uint64_t offset = uint64_t{header->extent.offset_blocks} * kBlockBytes;
     const auto record = view(offset, uint64_t{header->extent.blocks} * kBlockBytes);
     if (record.empty()) break;
-    result.next_block += header->extent.blocks;
+    result.next_block = header->extent.offset_blocks + header->extent.blocks;
     const std::byte* payload = record.data() + header->header_blocks * kBlockBytes;
     if (payload_matches(header->facts, payload))
       found(std::move(*header));

@@ -1,6 +1,6 @@
-// Walks the records of a segment without a table of contents, from the first block to the first
-// header that is not of this life. Payloads are verified: nobody else has flushed them for us.
-// Used by recovery; blocks.
+// Walks the records of a segment without a table of contents. A damaged or torn header costs its
+// own record: the walk goes on at the next header of this life and place. Payloads are verified:
+// nobody else has flushed them for us. Used by recovery; blocks.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 namespace kvw::nvme {
 
 struct ScanResult {
-  uint64_t refused = 0;     // a good header over a bad payload: skipped
+  uint64_t refused = 0;     // a good header over a bad payload, or a stretch without a good header
+                            // between two records
   uint32_t next_block = 1;  // behind the last record
   int error = 0;            // the device's; what was found before it stands
 };
@@ -31,6 +32,7 @@ class SegmentScan {
   // Bytes of the segment, read in windows; empty at its end or after an error.
   std::span<const std::byte> view(uint64_t offset, uint64_t bytes);
   std::optional<RecordHeader> header_at(uint32_t block);
+  std::optional<RecordHeader> next_header(uint32_t block);
 
   Key warehouse_;
   const Segment& segment_;

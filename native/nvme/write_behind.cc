@@ -147,7 +147,8 @@ void WriteBehind::deliver(Batch& batch) {
     context_.host.on_event("nvme_write_failed", event_detail(segment.number, batch.error));
     context_.health.write_failed(batch.error);
   }
-  // After a failed write the scan of a recovery would stop, so what lies behind it fails as well.
+  // A segment that refused a write is not relied on any more, so what lies behind it fails as well
+  // (the scan of a recovery may find it all the same, with the right bytes).
   const bool good = batch.error == 0 && !segment.broken;
   if (good) {
     ++segment.writes_done;

@@ -96,14 +96,18 @@ TEST(recovery_skips_a_scanned_record_whose_payload_is_torn) {
   CHECK(world.read(8));
 }
 
-TEST(recovery_stops_a_scan_at_the_first_header_that_is_damaged) {
+TEST(recovery_goes_on_behind_a_header_that_is_damaged) {
   World world;
   world.open();
   world.append_all(0, 20);
   const Extent torn = world.index.at(7);
   world.kill();
   flip(world.segment_path(torn.segment), uint64_t{torn.offset_blocks} * kBlockBytes + 70);
-  CHECK_EQ(world.open().records, 7);
+  const auto report = world.open();
+  CHECK_EQ(report.records, 19);
+  CHECK_EQ(report.refused_records, 1);
+  CHECK(!world.index.contains(7));
+  CHECK(world.read(8));
 }
 
 TEST(recovery_never_believes_a_record_of_an_earlier_life) {
