@@ -66,7 +66,8 @@ class Pool {
                SlotState state);  // recovery: stores the state under the old generation
 
   SlotWord load(SlotId slot) const { return slots_.load(slot); }
-  SlabCut cut_of(SlotId slot) const { return slots_.cut(slots_.slab_of(slot)); }
+  // Of a slab that has a class; from memory of our own, whatever became of the shared word.
+  const SlabCut& cut_of(SlotId slot) const { return class_of(slot).cut; }
   SlotMeta* meta(SlotId slot) const { return slots_.meta(slot, cut_of(slot)); }
   std::byte* payload(SlotId slot) const { return arena_.payload(slot, cut_of(slot)); }
   uint32_t resident(SlotId slot) const;  // dense number in the class

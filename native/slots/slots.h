@@ -131,11 +131,11 @@ class Slots {
   Slots() = default;
   explicit Slots(const Mapping& mapping);
 
-  const SlotsHeader& header() const { return *header_; }
+  const SlotsHeader& header() const { return header_; }
   uint32_t slab_of(SlotId slot) const { return slot / per_slab_; }
   uint32_t place_of(SlotId slot) const { return slot % per_slab_; }
   SlotId slot_id(uint32_t slab, uint32_t place) const { return slab * per_slab_ + place; }
-  bool in_range(SlotId slot) const { return slab_of(slot) < header_->slab_max; }
+  bool in_range(SlotId slot) const { return slab_of(slot) < header_.slab_max; }
 
   std::atomic<uint64_t>& cut_word(uint32_t slab) const { return cuts_[slab]; }
   SlabCut cut(uint32_t slab) const {
@@ -148,19 +148,19 @@ class Slots {
     return SlotWord::unpack(words_[slot].load(std::memory_order_acquire));
   }
   uint64_t meta_offset(SlotId slot, const SlabCut& cut) const {
-    return header_->metas_offset + slab_of(slot) * header_->meta_region_bytes +
+    return header_.metas_offset + slab_of(slot) * header_.meta_region_bytes +
            place_of(slot) * cut.meta_bytes();
   }
   SlotMeta* meta(SlotId slot, const SlabCut& cut) const {
     return reinterpret_cast<SlotMeta*>(base_ + meta_offset(slot, cut));
   }
   uint64_t arena_offset(SlotId slot, const SlabCut& cut) const {
-    return slab_of(slot) * header_->slab_bytes + place_of(slot) * cut.slot_bytes();
+    return slab_of(slot) * header_.slab_bytes + place_of(slot) * cut.slot_bytes();
   }
 
  private:
   std::byte* base_ = nullptr;
-  const SlotsHeader* header_ = nullptr;
+  SlotsHeader header_{};  // a copy: what it says was checked, and must not change under a reader
   std::atomic<uint64_t>* cuts_ = nullptr;
   std::atomic<uint64_t>* words_ = nullptr;
   uint32_t per_slab_ = 1;

@@ -1,16 +1,38 @@
 #include "warehouse/catalog.h"
 
+#include <new>
+#include <type_traits>
+
 namespace kvw {
 
 Catalog::Catalog(Index& index)
     : index_(index),
       capacity_(index.entries() / 2),
+      entries_(static_cast<EntryView*>(std::calloc(index.entries(), sizeof(EntryView)))),
       nodes_(index.entries()),
-      spaces_(kMaxNamespaces) {}
-
-bool Catalog::has_room(const Key& key) const {
-  return !full() && index_.empty_in_window(key) != kNoPage;
+      spaces_(kMaxNamespaces) {
+  static_assert(std::is_trivially_destructible_v<EntryView> &&
+                std::is_trivially_copyable_v<EntryView>);
+  if (!entries_) throw std::bad_alloc();
 }
+
+std::optional<EntryView> Catalog::find(const Key& key) const {
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const EntryView& entry = entries_[(index_.home(key) + step) % index_.entries()];
+    if ((entry.flags & kEntryUsed) != 0 && entry.key == key) return entry;
+  }
+  return std::nullopt;
+}
+
+PageId Catalog::empty_in_window(const Key& key) const {
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const auto page = static_cast<PageId>((index_.home(key) + step) % index_.entries());
+    if ((entries_[page].flags & kEntryUsed) == 0) return page;
+  }
+  return kNoPage;
+}
+
+bool Catalog::has_room(const Key& key) const { return !full() && empty_in_window(key) != kNoPage; }
 
 void Catalog::count(const EntryView& view, int sign) {
   SpaceCounts& space = spaces_[view.space];
@@ -27,16 +49,16 @@ void Catalog::count(const EntryView& view, int sign) {
 
 PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position,
                        std::vector<PageId>& adopted) {
-  view.page = index_.empty_in_window(view.key);
+  view.page = empty_in_window(view.key);
   view.flags |= kEntryUsed;
   nodes_[view.page] = PageNode{};
   nodes_[view.page].position = position;
   ++pages_;
   ++spaces_[view.space].pages;
   count(view, +1);
-  index_.write(view);
+  write(view);
   if (position > 0) {
-    if (const auto above = index_.find(parent))
+    if (const auto above = find(parent))
       link(view.page, above->page);
     else
       make_orphan(view.page, parent);
@@ -55,9 +77,9 @@ PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position,
 }
 
 void Catalog::update(const EntryView& view) {
-  if (const auto old = index_.at(view.page)) count(*old, -1);
+  if (const auto old = at(view.page)) count(*old, -1);
   count(view, +1);
-  index_.write(view);
+  write(view);
 }
 
 void Catalog::remove(const EntryView& view) {
@@ -78,7 +100,8 @@ void Catalog::remove(const EntryView& view) {
     make_orphan(child, view.key);
     child = next;
   }
-  if (const auto old = index_.at(view.page)) count(*old, -1);
+  if (const auto old = at(view.page)) count(*old, -1);
+  entries_[view.page] = {};
   index_.erase(view.page);
   --pages_;
   --spaces_[view.space].pages;

@@ -1,6 +1,9 @@
 // The pages of the warehouse, whatever tier they are in: the index's writer, and the private links
 // between parents and children that the shared table does not need. Owned by the core thread.
 //
+// The shared table is for readers: what the daemon itself goes by is a copy of its own, so that a
+// table that was damaged costs readers a miss and the daemon nothing.
+//
 // Invariants:
 //  - A page has an entry exactly while it is in some tier.
 //  - Every page above position 0 is linked to its parent's entry, or it is an orphan: listed under
@@ -8,7 +11,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -38,8 +43,11 @@ class Catalog {
   // `capacity` pages at most: half the table, so that windows stay short.
   explicit Catalog(Index& index);
 
-  std::optional<EntryView> find(const Key& key) const { return index_.find(key); }
-  std::optional<EntryView> at(PageId page) const { return index_.at(page); }
+  std::optional<EntryView> find(const Key& key) const;
+  std::optional<EntryView> at(PageId page) const {
+    if (page >= index_.entries() || (entries_[page].flags & kEntryUsed) == 0) return std::nullopt;
+    return entries_[page];
+  }
   PageNode& node(PageId page) { return nodes_[page]; }
   const PageNode& node(PageId page) const { return nodes_[page]; }
   const Index& index() const { return index_; }
@@ -66,6 +74,15 @@ class Catalog {
                                       const std::function<bool(const Key&)>& awaited) const;
 
  private:
+  struct Free {
+    void operator()(EntryView* entries) const { std::free(entries); }
+  };
+
+  PageId empty_in_window(const Key& key) const;
+  void write(const EntryView& view) {
+    entries_[view.page] = view;
+    index_.write(view);
+  }
   void count(const EntryView& view, int sign);
   void link(PageId page, PageId parent);
   void unlink(PageId page);
@@ -73,6 +90,8 @@ class Catalog {
 
   Index& index_;
   uint64_t capacity_;
+  // Zeros from the system, so that what is never used takes no memory. No flag: empty.
+  std::unique_ptr<EntryView[], Free> entries_;
   std::vector<PageNode> nodes_;
   std::vector<SpaceCounts> spaces_;
   std::unordered_multimap<Key, PageId, KeyHash> orphans_;  // by the parent's key
