@@ -19,7 +19,7 @@ struct CoreOptions {
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
   nb::bytes warehouse_id{"", 0}, secret{"", 0};
   uint64_t epoch = 0, write_queue_bytes = 0;
-  bool ledger_lost = false;
+  bool ledger_lost = false, inspect = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1;
 
   WarehouseOptions warehouse() const {
@@ -35,6 +35,7 @@ struct CoreOptions {
     made.secret.assign(bytes, bytes + secret.size());
     made.epoch = epoch;
     made.ledger_lost = ledger_lost;
+    made.inspect = inspect;
     made.policy = policy;
     made.io_engine = io_engine;
     made.limbo_after_ns = static_cast<uint64_t>(limbo_after_s * 1e9);
@@ -44,6 +45,12 @@ struct CoreOptions {
     return made;
   }
 };
+
+nb::list list_of(const std::vector<std::pair<Key, uint64_t>>& graves) {
+  nb::list made;
+  for (const auto& [key, position] : graves) made.append(nb::make_tuple(bytes_of(key), position));
+  return made;
+}
 
 // The server and what start() found. Before start() its warehouse is driven from the caller's
 // thread.
@@ -113,10 +120,7 @@ class Core {
           return std::pair(count, std::move(dead));
         },
         kLongMs);
-    nb::list made;
-    for (const auto& [key, position] : tombstones)
-      made.append(nb::make_tuple(bytes_of(key), position));
-    return nb::make_tuple(left, made);
+    return nb::make_tuple(left, list_of(tombstones));
   }
   nb::dict flush(double timeout_s) {
     FlushReport report;
@@ -155,8 +159,15 @@ class Core {
     return made;
   }
   nb::dict check(int ordinal, uint32_t after, size_t limit, bool repair) {
-    return dict_of(on_core(
-        [=](Warehouse& warehouse) { return warehouse.check(ordinal, after, limit, repair); }));
+    CheckReport report;
+    {
+      nb::gil_scoped_release release;
+      report = server_.check({ordinal, after, limit, repair}, kLongMs);
+    }
+    return dict_of(report);
+  }
+  nb::list take_graves() {
+    return list_of(on_core([](Warehouse& warehouse) { return warehouse.take_graves(); }));
   }
   nb::list events() {
     nb::list made;
@@ -192,6 +203,7 @@ void bind_core(nb::module_& m) {
       .def_rw("secret", &CoreOptions::secret)
       .def_rw("epoch", &CoreOptions::epoch)
       .def_rw("ledger_lost", &CoreOptions::ledger_lost)
+      .def_rw("inspect", &CoreOptions::inspect)
       .def_rw("policy", &CoreOptions::policy)
       .def_rw("io_engine", &CoreOptions::io_engine)
       .def_rw("limbo_after_s", &CoreOptions::limbo_after_s)
@@ -216,6 +228,7 @@ void bind_core(nb::module_& m) {
       .def("pages", &Core::pages, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"))
       .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),
            nb::arg("repair"))
+      .def("take_graves", &Core::take_graves)
       .def("events", &Core::events)
       .def("stop", &Core::stop);
 }

@@ -120,6 +120,17 @@ nb::list spaces_of(const WarehouseStatus& status) {
   return made;
 }
 
+nb::dict dict_of(const char* name, const TierCheck& tier) {
+  nb::dict made;
+  made["tier"] = name;
+  made["pages"] = tier.pages;
+  made["bytes"] = tier.bytes;
+  made["bad"] = tier.bad;
+  made["dropped"] = tier.dropped;
+  made["dropped_bytes"] = tier.dropped_bytes;
+  return made;
+}
+
 }  // namespace
 
 nb::dict dict_of(const RecoverySummary& summary) {
@@ -137,6 +148,8 @@ nb::dict dict_of(const RecoverySummary& summary) {
   made["scanned_segments"] = summary.log.scanned_segments;
   made["refused_records"] = summary.log.refused_records;
   made["foreign_segments"] = summary.log.foreign_segments;
+  made["bad_headers"] = summary.log.bad_headers;
+  made["unreadable_segments"] = summary.log.unreadable_segments;
   made["epoch_seen"] = summary.epoch;
   made["seconds"] = summary.seconds;
   return made;
@@ -210,20 +223,21 @@ nb::dict dict_of(const MissRatioReport& report) {
   return made;
 }
 
-nb::dict dict_of(const Warehouse::CheckReport& report) {
+nb::dict dict_of(const CheckReport& report) {
   nb::dict made;
-  nb::list bad;
-  for (const auto& [key, reason] : report.bad) {
+  nb::list bad, tiers;
+  for (const CheckReport::Bad& each : report.bad) {
     nb::dict row;
-    row["key"] = bytes_of(key);
-    row["reason"] = reason;
+    row["key"] = bytes_of(each.key);
+    row["tier"] = each.tier;
+    row["reason"] = each.reason;
     bad.append(row);
   }
+  tiers.append(dict_of("dram", report.dram));
+  tiers.append(dict_of("nvme", report.nvme));
   made["next"] = report.next;
-  made["checked"] = report.checked;
-  made["bytes"] = report.bytes;
+  made["tiers"] = tiers;
   made["bad"] = bad;
-  made["quarantined"] = report.quarantined;
   return made;
 }
 

@@ -11,7 +11,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
                  const Key& warehouse_id, uint64_t connections);
 nb::dict dict_of(const PageInfo& page);
 nb::dict dict_of(const MissRatioReport& report);
-nb::dict dict_of(const Warehouse::CheckReport& report);
+nb::dict dict_of(const CheckReport& report);
 // "a=1 b=two" as {"a": "1", "b": "two"}; text without '=' becomes {"detail": text}.
 nb::dict fields_of(const std::string& detail);
 

@@ -309,4 +309,23 @@ FlushReport Server::flush(int timeout_ms) {
   return report();
 }
 
+CheckReport Server::check(const CheckRequest& request, int timeout_ms) {
+  const auto promise = std::make_shared<std::promise<CheckReport>>();
+  std::future<CheckReport> result = promise->get_future();
+  call(
+      [request, promise](Warehouse& warehouse) {
+        warehouse.check(request,
+                        [promise](CheckReport&& report) { promise->set_value(std::move(report)); });
+        return 0;
+      },
+      timeout_ms);
+  if (result.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
+    throw_busy(timeout_ms);
+  try {
+    return result.get();
+  } catch (const std::future_error&) {
+    throw_stopped();
+  }
+}
+
 }  // namespace kvw

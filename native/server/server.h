@@ -61,6 +61,10 @@ class Server {
   // the core's.
   FlushReport flush(int timeout_ms);
 
+  // A stretch of Warehouse::check(). Any thread but the core's; blocks for the device, and throws
+  // Error transport "core_busy" after timeout_ms (the stretch then ends without anybody to tell).
+  CheckReport check(const CheckRequest& request, int timeout_ms);
+
   uint64_t connections() const { return connection_count_.load(); }
 
   static constexpr size_t kMaxConnections =

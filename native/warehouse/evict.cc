@@ -210,7 +210,7 @@ bool Warehouse::make_window(const Key& key, SlotId spare) {
   std::optional<EntryView> coldest;
   std::pair<bool, uint64_t> best{true, UINT64_MAX};
   for (uint32_t step = 0; step < kIndexWindow; ++step) {
-    const auto view = index.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
+    const auto view = catalog_.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
     if (!view) continue;
     if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
     const std::pair<bool, uint64_t> own{catalog_.node(view->page).first_child != kNoPage,
@@ -359,18 +359,6 @@ uint64_t Warehouse::sweep(size_t limit) {
     dropped += left;  // their children are orphans now: another round
   }
   return dropped;
-}
-
-void Warehouse::report(const Report& report) {
-  const auto view = catalog_.find(report.key);
-  if (!view || !view->in_dram() || view->slot != report.slot ||
-      pool_.load(report.slot).generation != report.generation)
-    return;
-  std::string why;
-  if (verify(report.slot, why)) return;  // the reporter's own trouble: nothing is wrong here
-  ++quarantined_;
-  on_event("page_quarantined", "tier=dram key=" + to_hex(report.key) + " reason=" + why);
-  evict_views(std::span(&*view, 1), Gone::quarantined);
 }
 
 }  // namespace kvw

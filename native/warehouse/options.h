@@ -32,6 +32,9 @@ struct WarehouseOptions {
   uint64_t grace_ns = 5 * kSecondNs;
   uint64_t flush_interval_ns = kSecondNs;
   uint64_t write_queue_bytes = 0;  // 0: a quarter of the DRAM tier
+  // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
+  // to NVMe, and no memory is taken.
+  bool inspect = false;
 };
 
 struct RecoverySummary {

@@ -32,6 +32,8 @@ bool Warehouse::admissible(const PageNode& node, std::string& reason) const {
 }
 
 bool Warehouse::append(const EntryView& view, SlotId slot) {
+  // A damaged header must not become a record, nor be followed.
+  if (!has_good_header(slot)) return false;
   if (!log_->append(slot, facts_of(*pool_.meta(slot)), pool_.payload(slot))) return false;
   writing_.insert(slot);
   unwritten_.erase(view.page);
@@ -126,6 +128,13 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
   }
 }
 
+bool Warehouse::fits_namespace(const EntryView& view, const PageFacts& facts) const {
+  const Space& space = spaces_[view.space];
+  return facts.clear_epoch >= space.clear_epoch && facts.namespace_id == space.shape.id &&
+         facts.shards == space.shape.shards && facts.shard_bytes == space.shape.shard_bytes &&
+         facts.witness.size() <= space.shape.witness_capacity();
+}
+
 void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
   const auto slot = static_cast<SlotId>(ticket);
   const Key key = pool_.meta(slot)->key;
@@ -133,12 +142,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
   const auto view = catalog_.find(key);
   const bool wanted = view && !view->in_dram();
-  const bool usable = result == nvme::ReadResult::ok && wanted &&
-                      facts.clear_epoch >= spaces_[view->space].clear_epoch &&
-                      facts.namespace_id == spaces_[view->space].shape.id &&
-                      facts.shards == spaces_[view->space].shape.shards &&
-                      facts.shard_bytes == spaces_[view->space].shape.shard_bytes &&
-                      facts.witness.size() <= spaces_[view->space].shape.witness_capacity();
+  const bool usable = result == nvme::ReadResult::ok && wanted && fits_namespace(*view, facts);
   if (!usable) {
     pool_.to_limbo(slot);
     pool_.release(slot);
@@ -146,9 +150,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
       if (read_failures_.size() < kReadFailuresKept)
         read_failures_[key] = clock_.boot_ns() + kReadRetryNs;
     } else if (wanted && view->in_nvme()) {
-      ++quarantined_;
-      on_event("page_quarantined", "tier=nvme key=" + to_hex(key));
-      leave_nvme(*view, Gone::quarantined);
+      quarantine_nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
     }
     end_promotion();
     return;

@@ -29,7 +29,7 @@ RecoverySummary Warehouse::recover() {
   summary.orphans = catalog_.orphans();
   summary.sessions = sessions_->size();
   summary.epoch = epoch_;
-  retry_zombies();
+  if (!options_.inspect) retry_zombies();
   while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
     ++next_slab_;
   summary.pages_dram = catalog_.dram_pages();
@@ -83,6 +83,7 @@ void Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
     case SlotState::closing:
       pool_.restore(slot, SlotState::live);
       if (fits && recover_live(slot, *meta, summary)) return;
+      if (!fits) ++summary.dropped_slots;
       // Not believed, but perhaps pinned: it waits, closed, until nobody reads it.
       pool_.close(slot);
       zombies_.push_back(slot);

@@ -87,7 +87,8 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
       catalog_(arena_.index()),
       spaces_(kMaxNamespaces),
       started_ns_(clock.boot_ns()),
-      epoch_(options_.epoch) {
+      epoch_(options_.epoch),
+      draining_(options_.inspect) {
   const uint64_t arena_bytes = arena_.slab_count() * arena_.slab_bytes();
   reserve_limit_bytes_ = arena_bytes / 8;
   promote_limit_bytes_ = std::min(arena_bytes / 8, 64 * kMiB);
@@ -114,6 +115,7 @@ void Warehouse::open_log() {
   log.flush_interval_ns = options_.flush_interval_ns;
   log.io_engine = options_.io_engine;
   log.epoch_now = epoch_;
+  log.inspect = options_.inspect;
   for (const auto& [key, position] : tombstones_)
     log.life_floor = std::max(log.life_floor, static_cast<uint32_t>(position >> 32));
   log_ = nvme::open_log(log, *this, clock_);
@@ -244,6 +246,8 @@ MissRatioReport Warehouse::miss_ratio(int ordinal) const {
 void Warehouse::tick() {
   const uint64_t now = clock_.boot_ns();
   arena_.control().heartbeat_ns.value.store(now, std::memory_order_release);
+  checker_.step();
+  if (options_.inspect) return;
   sessions_->bury();
   settle_groups();
   retry_zombies();
@@ -273,7 +277,7 @@ void Warehouse::drain() {
 }
 
 std::optional<uint32_t> Warehouse::next_slab_to_populate() const {
-  if (next_slab_ >= arena_.slab_count()) return std::nullopt;
+  if (next_slab_ >= arena_.slab_count() || options_.inspect) return std::nullopt;
   return next_slab_;
 }
 
@@ -288,25 +292,6 @@ void Warehouse::slab_populated(uint32_t slab, int err) {
   pool_.slab_ready(slab);
   while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
     ++next_slab_;
-}
-
-bool Warehouse::verify(SlotId slot, std::string& why) const {
-  const SlotWord word = pool_.load(slot);
-  const SlotMeta* meta = pool_.meta(slot);
-  const SlabCut cut = pool_.cut_of(slot);
-  if (!meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) ||
-      meta->checksum != meta_checksum(*meta, word.generation)) {
-    why = "header";
-    return false;
-  }
-  const uint64_t stride = round_up(meta->shard_bytes, kBlockBytes);
-  for (uint32_t shard = 0; shard < meta->shards; ++shard)
-    if (page_digest(pool_.payload(slot) + shard * stride, meta->shard_bytes, meta->key, shard) !=
-        digests_of(meta)[shard]) {
-      why = "digest";
-      return false;
-    }
-  return true;
 }
 
 void Warehouse::on_event(std::string_view name, std::string_view detail) {
@@ -390,26 +375,6 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) 
     found.push_back(info);
   }
   return found;
-}
-
-Warehouse::CheckReport Warehouse::check(int ordinal, PageId after, size_t limit, bool repair) {
-  CheckReport report;
-  PageId page = after;
-  for (; page < catalog_.index().entries() && report.checked < limit; ++page) {
-    const auto view = catalog_.at(page);
-    if (!view || !view->in_dram() || (ordinal >= 0 && view->space != ordinal)) continue;
-    ++report.checked;
-    report.bytes += spaces_[view->space].shape.slot_bytes();
-    std::string why;
-    if (verify(view->slot, why)) continue;
-    report.bad.emplace_back(view->key, why);
-    if (!repair) continue;
-    ++report.quarantined;
-    ++quarantined_;
-    evict_views(std::span(&*view, 1), Gone::quarantined);
-  }
-  report.next = page < catalog_.index().entries() ? static_cast<int64_t>(page) : -1;
-  return report;
 }
 
 }  // namespace kvw

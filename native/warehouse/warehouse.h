@@ -2,8 +2,9 @@
 // no thread and no socket of its own, time comes from the clock it is given, and every method runs
 // on the core thread. server/ feeds it messages, bindings/ commands.
 //
-// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · promote.cc: NVMe both
-// ways · recover.cc: what an earlier daemon left · warehouse.cc: the rest.
+// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · quarantine.cc: what is
+// not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
+// warehouse.cc: the rest. check.h verifies what is stored.
 #pragma once
 
 #include <deque>
@@ -24,6 +25,7 @@
 #include "session/registry.h"
 #include "slots/pool.h"
 #include "warehouse/catalog.h"
+#include "warehouse/check.h"
 #include "warehouse/options.h"
 
 namespace kvw {
@@ -60,7 +62,10 @@ class Warehouse final : public nvme::LogHost {
   void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
   bool has_log() const { return log_ != nullptr; }
   int log_fd() const { return log_->event_fd(); }
-  void poll_log() { log_->poll(); }
+  void poll_log() {
+    log_->poll();
+    checker_.step();  // what waited for promotions to end
+  }
   // Pages that are in DRAM only, ancestors before descendants.
   std::deque<PageId> unwritten_pages() const;
   // Offers them to the log again, as far as its queue has room; true when none is left to offer.
@@ -82,8 +87,17 @@ class Warehouse final : public nvme::LogHost {
   std::vector<std::pair<Key, uint64_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
                                               uint64_t& left);
   uint64_t sweep(size_t limit);
+
+  // --- what is not believed any more (quarantine.cc)
   // A client saw bytes that are not the page's. Checked here before anything is believed.
   void report(const Report& report);
+  // Key and log position of records that were quarantined since the last call, for tombstones: a
+  // restart must not find them again. Bounded; what did not fit is found, and quarantined, again.
+  std::vector<std::pair<Key, uint64_t>> take_graves() { return std::exchange(graves_, {}); }
+  // Verifies pages in both tiers; see Checker.
+  void check(const CheckRequest& request, Checker::End end) {
+    checker_.begin(request, std::move(end));
+  }
 
   void tick();
   void drain();
@@ -99,14 +113,6 @@ class Warehouse final : public nvme::LogHost {
   // What other sizes of the tiers would have hit, in a namespace (-1: in all).
   MissRatioReport miss_ratio(int ordinal) const;
   std::vector<PageInfo> pages(int ordinal, PageId after, size_t limit) const;
-  struct CheckReport {
-    int64_t next = -1;
-    uint64_t checked = 0, bytes = 0, quarantined = 0;
-    std::vector<std::pair<Key, std::string>> bad;
-  };
-  // Digests of the DRAM pages from position `after` on.
-  CheckReport check(int ordinal, PageId after, size_t limit, bool repair);
-
   std::vector<std::pair<std::string, std::string>> take_events();
 
   // LogHost
@@ -121,6 +127,8 @@ class Warehouse final : public nvme::LogHost {
   void on_event(std::string_view name, std::string_view detail) override;
 
  private:
+  friend class Checker;
+
   struct Space {
     NamespaceShape shape;
     uint64_t clear_epoch = 0;
@@ -166,7 +174,20 @@ class Warehouse final : public nvme::LogHost {
   std::vector<EntryView> coldest_first(const std::vector<EntryView>& found, size_t limit);
   uint64_t collect(int ordinal, std::vector<EntryView>& found) const;
 
+  // quarantine.cc
+  bool has_good_header(SlotId slot) const;
+  // Null: its header and its bytes are what was sealed.
+  const char* problem_of(const EntryView& view) const;
+  void quarantine_dram(const EntryView& view, const char* reason);
+  // `unreadable`: the device gave no bytes, so that a restart may look again.
+  void quarantine_nvme(const EntryView& view, const char* reason, bool unreadable);
+
   // promote.cc
+  // On its way out: a clear takes a whole index in steps.
+  bool is_cleared(const EntryView& view) const {
+    return view.clear_epoch < spaces_[view.space].clear_epoch;
+  }
+  bool fits_namespace(const EntryView& view, const PageFacts& facts) const;
   void admit(const EntryView& view, SlotId slot);
   bool append(const EntryView& view, SlotId slot);
   bool admissible(const PageNode& node, std::string& reason) const;
@@ -194,7 +215,6 @@ class Warehouse final : public nvme::LogHost {
                     std::span<const ReserveAnswer> answers);
   void publish_rates();
   void count_drop(Reason reason) { ++dropped_[static_cast<size_t>(reason)]; }
-  bool verify(SlotId slot, std::string& why) const;
 
   WarehouseOptions options_;
   const Clock& clock_;
@@ -226,6 +246,8 @@ class Warehouse final : public nvme::LogHost {
   std::array<uint64_t, static_cast<size_t>(Reason::count)> dropped_{};
   std::map<std::string, uint64_t> not_admitted_;
   std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
+  std::vector<std::pair<Key, uint64_t>> graves_;
+  Checker checker_{*this};
   std::vector<std::pair<std::string, std::string>> events_;
   uint64_t events_dropped_ = 0;
 };

@@ -1,0 +1,126 @@
+// The check of both tiers, from the core's side: it never waits, it is bounded, and what it judges
+// is the copy that a load would get.
+#include <poll.h>
+
+#include "base/error.h"
+#include "tests/arena_image.h"
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+using namespace kvw;
+
+namespace {
+
+constexpr uint64_t kPageBytes = 5000;
+
+// Pages in both tiers.
+struct Both {
+  Both() : world(shape_of(kPageBytes, 1)) {
+    world.options.nvme_dir = world.directory.path() + "/nvme";
+    std::filesystem::create_directory(world.options.nvme_dir);
+    world.options.nvme_capacity_bytes = 8 * kMiB;
+    world.start();
+    Peer peer(world);
+    for (uint64_t chain = 0; chain < 40; ++chain) CHECK(peer.store(world.page(chain)));
+    until([&] { return world->status().nvme_pages == 40; });
+  }
+  void until(const std::function<bool()>& done) {
+    for (int round = 0; round < 20000; ++round) {
+      world->poll_log();
+      world->tick();
+      if (done()) return;
+      pollfd ready{world->log_fd(), POLLIN, 0};
+      ::poll(&ready, 1, 5);
+    }
+    CHECK(!"the warehouse never got there");
+  }
+  CheckReport check(const CheckRequest& request) {
+    std::optional<CheckReport> report;
+    world->check(request, [&](CheckReport&& found) { report = std::move(found); });
+    until([&] { return report.has_value(); });
+    return *report;
+  }
+
+  World world;
+};
+
+}  // namespace
+
+TEST(check_reads_every_copy_once_stretch_by_stretch) {
+  Both both;
+  uint64_t dram = 0, nvme = 0, stretches = 0;
+  for (int64_t after = 0; after >= 0; ++stretches) {
+    const CheckReport report = both.check({-1, static_cast<PageId>(after), 16, false});
+    CHECK(report.bad.empty());
+    CHECK(report.dram.pages <= 16);
+    dram += report.dram.pages;
+    nvme += report.nvme.pages;
+    after = report.next;
+  }
+  CHECK_EQ(dram, 40);
+  CHECK_EQ(nvme, 40);
+  CHECK(stretches >= 3);
+}
+
+TEST(check_does_not_wait_for_the_device_and_ends_with_what_it_read) {
+  Both both;
+  bool ended = false;
+  both.world->check({}, [&](CheckReport&& report) {
+    ended = true;
+    CHECK_EQ(report.nvme.pages, 16);
+  });
+  CHECK(!ended);  // the reads end in poll_log()
+  both.until([&] { return ended; });
+}
+
+TEST(check_refuses_what_is_above_its_bound) {
+  Both both;
+  size_t ended = 0;
+  const auto count = [&](CheckReport&&) { ++ended; };
+  for (size_t i = 0; i < Checker::kMaxStretches; ++i) both.world->check({}, count);
+  CHECK_THROWS(both.world->check({}, count), "check_busy");
+  both.until([&] { return ended == Checker::kMaxStretches; });
+  both.world->check({}, count);
+  both.until([&] { return ended == Checker::kMaxStretches + 1; });
+}
+
+TEST(check_passes_over_what_left_while_it_waited) {
+  Both both;
+  std::optional<CheckReport> report;
+  both.world->check({}, [&](CheckReport&& found) { report = std::move(found); });
+  uint64_t left = 0;
+  both.world->evict(-1, 100, "all", left);
+  CHECK_EQ(left, 40);
+  both.until([&] { return report.has_value(); });
+  CHECK(report->bad.empty());
+  CHECK_EQ(report->nvme.pages, 0);
+}
+
+TEST(check_that_the_warehouse_does_not_live_to_end_is_no_damage) {
+  Both both;
+  both.world->check({-1, 0, 16, true}, [&](CheckReport&&) {});
+  both.world->stop();  // reads that the disk thread has not begun end here
+  CHECK_EQ(both.world->status().quarantined, 0);
+  CHECK(both.world->take_graves().empty());
+}
+
+TEST(quarantined_record_is_told_once_for_its_tombstone) {
+  Both both;
+  const TestPage page = both.world.page(7);
+  const auto entry = both.world.entry(page);
+  char name[32];
+  std::snprintf(name, sizeof name, "/segments/%08u.seg", entry->extent.segment);
+  FilePart(both.world.options.nvme_dir + name)
+      .flip((uint64_t{entry->extent.offset_blocks} + 1) * kBlockBytes + 17, 3);
+  const CheckReport report = both.check({-1, 0, 1000, true});
+  CHECK_EQ(report.bad.size(), 1);
+  CHECK_EQ(std::string(report.bad[0].reason), "digest");
+  const auto graves = both.world->take_graves();
+  CHECK_EQ(graves.size(), 1);
+  CHECK(graves[0].first == page.key);
+  CHECK_EQ(graves[0].second, entry->extent.position());
+  CHECK(both.world->take_graves().empty());
+  // Good in DRAM, it is written again, further on.
+  both.until([&] { return both.world->status().nvme_pages == 40; });
+  CHECK(both.world.entry(page)->extent.position() > entry->extent.position());
+}

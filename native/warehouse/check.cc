@@ -1,0 +1,136 @@
+#include "warehouse/check.h"
+
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kStretchBytes = 32ull << 20;  // of DRAM; a few milliseconds of digesting
+constexpr size_t kReads = 4;
+constexpr size_t kReadsBesidePromotions = 1;
+
+uint64_t bytes_of(const nvme::Extent& extent) { return uint64_t{extent.blocks} * kBlockBytes; }
+
+}  // namespace
+
+void Checker::begin(const CheckRequest& request, End end) {
+  if (stretches_.size() >= kMaxStretches)
+    throw Error(ErrorKind::capacity, "check_busy",
+                std::to_string(kMaxStretches) +
+                    " checks are waiting already, the bound; try again when one has ended");
+  stretches_.push_back({request, std::move(end), {}, false, {}});
+  step();
+}
+
+void Checker::step() {
+  if (std::exchange(stepping_, true)) return;
+  while (!stretches_.empty()) {
+    Stretch& stretch = stretches_.front();
+    if (!stretch.collected) collect(stretch);
+    while (!stretch.unread.empty() && read_next(stretch)) {
+    }
+    if (!stretch.unread.empty() || reads_ != 0) break;
+    Stretch done = std::move(stretch);
+    stretches_.pop_front();
+    done.end(std::move(done.report));
+  }
+  stepping_ = false;
+}
+
+void Checker::collect(Stretch& stretch) {
+  const CheckRequest& request = stretch.request;
+  const uint64_t entries = warehouse_.catalog_.index().entries();
+  PageId page = request.after;
+  for (size_t found = 0; page < entries && found < request.limit; ++page) {
+    if (stretch.report.dram.bytes >= kStretchBytes) break;
+    const auto view = warehouse_.catalog_.at(page);
+    if (!view || (request.ordinal >= 0 && view->space != request.ordinal)) continue;
+    if (warehouse_.is_cleared(*view)) continue;
+    ++found;
+    if (view->in_nvme()) stretch.unread.push_back(view->key);
+    if (view->in_dram()) check_dram(stretch, *view);
+  }
+  stretch.report.next = page < entries ? static_cast<int64_t>(page) : -1;
+  stretch.collected = true;
+}
+
+void Checker::check_dram(Stretch& stretch, const EntryView& view) {
+  TierCheck& tier = stretch.report.dram;
+  const uint64_t bytes = warehouse_.spaces_[view.space].shape.slot_bytes();
+  ++tier.pages;
+  tier.bytes += bytes;
+  const char* problem = warehouse_.problem_of(view);
+  if (problem == nullptr) return;
+  ++tier.bad;
+  stretch.report.bad.push_back({view.key, "dram", problem});
+  if (!stretch.request.repair) return;
+  ++tier.dropped;
+  tier.dropped_bytes += bytes;
+  warehouse_.quarantine_dram(view, problem);
+}
+
+bool Checker::may_read(uint64_t bytes) const {
+  if (reads_ == 0) return true;
+  const size_t most = warehouse_.promoting_.empty() ? kReads : kReadsBesidePromotions;
+  return reads_ < most && read_bytes_ + bytes <= kMaxReadBytes;
+}
+
+// False: not now.
+bool Checker::read_next(Stretch& stretch) {
+  const auto view = warehouse_.catalog_.find(stretch.unread.front());
+  if (!view || !view->in_nvme()) {  // it left while it waited
+    stretch.unread.pop_front();
+    return true;
+  }
+  const nvme::Extent extent = view->extent;
+  if (!may_read(bytes_of(extent))) return false;
+  const auto end = [this, key = view->key, extent](nvme::RecordEnd&& read) {
+    read_ended(key, extent, read);
+  };
+  if (!warehouse_.log_->check(extent, view->key, end)) return false;
+  stretch.unread.pop_front();
+  ++reads_;
+  read_bytes_ += bytes_of(extent);
+  return true;
+}
+
+void Checker::read_ended(const Key& key, const nvme::Extent& extent, const nvme::RecordEnd& end) {
+  --reads_;
+  read_bytes_ -= bytes_of(extent);
+  Stretch& stretch = stretches_.front();
+  const auto view = warehouse_.catalog_.find(key);
+  if (view && view->in_nvme() && !warehouse_.is_cleared(*view)) {
+    // Reclaim moved it meanwhile: what counts is the copy that a promotion would read.
+    if (view->extent == extent)
+      judge(stretch, *view, end);
+    else
+      stretch.unread.push_back(key);
+  }
+  step();
+}
+
+void Checker::judge(Stretch& stretch, const EntryView& view, const nvme::RecordEnd& end) {
+  const char* problem = end.reason;
+  if (end.result == nvme::ReadResult::ok)
+    problem = warehouse_.fits_namespace(view, end.facts) ? nullptr : "namespace";
+  else if (std::string_view(problem) == "stopped")
+    return;  // the warehouse is ending: nothing was found out
+  TierCheck& tier = stretch.report.nvme;
+  const uint64_t bytes = bytes_of(view.extent);
+  ++tier.pages;
+  tier.bytes += bytes;
+  if (problem == nullptr) return;
+  ++tier.bad;
+  stretch.report.bad.push_back({view.key, "nvme", problem});
+  if (!stretch.request.repair) return;
+  ++tier.dropped;
+  tier.dropped_bytes += bytes;
+  warehouse_.quarantine_nvme(view, problem, end.result == nvme::ReadResult::io_error);
+}
+
+}  // namespace kvw

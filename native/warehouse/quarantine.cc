@@ -1,0 +1,64 @@
+// What is not believed any more: pages whose bytes are not those that were sealed leave their tier,
+// and stay out of it over restarts. The other tier's copy is judged by itself.
+#include "digest/digest.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr size_t kGravesKept = 8192;
+
+std::string described(const char* tier, const Key& key, const char* reason) {
+  return std::string("tier=") + tier + " key=" + to_hex(key) + " reason=" + reason;
+}
+
+}  // namespace
+
+bool Warehouse::has_good_header(SlotId slot) const {
+  const SlotMeta* meta = pool_.meta(slot);
+  const SlabCut& cut = pool_.cut_of(slot);
+  return meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) &&
+         meta->checksum == meta_checksum(*meta, pool_.load(slot).generation);
+}
+
+const char* Warehouse::problem_of(const EntryView& view) const {
+  const SlotId slot = view.slot;
+  const SlotMeta* meta = pool_.meta(slot);
+  if (!has_good_header(slot)) return "header";
+  if (!(meta->key == view.key)) return "key";
+  const uint64_t stride = round_up(meta->shard_bytes, kBlockBytes);
+  for (uint32_t shard = 0; shard < meta->shards; ++shard)
+    if (page_digest(pool_.payload(slot) + shard * stride, meta->shard_bytes, meta->key, shard) !=
+        digests_of(meta)[shard])
+      return "digest";
+  return nullptr;
+}
+
+void Warehouse::report(const Report& report) {
+  const auto view = catalog_.find(report.key);
+  if (!view || !view->in_dram() || view->slot != report.slot ||
+      pool_.load(report.slot).generation != report.generation)
+    return;
+  // Nothing wrong here: the reporter's own trouble.
+  if (const char* problem = problem_of(*view)) quarantine_dram(*view, problem);
+}
+
+void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {
+  ++quarantined_;
+  on_event("page_quarantined", described("dram", view.key, reason));
+  evict_views(std::span(&view, 1), Gone::quarantined);
+}
+
+void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool unreadable) {
+  ++quarantined_;
+  on_event("page_quarantined", described("nvme", view.key, reason));
+  if (!unreadable && graves_.size() < kGravesKept)
+    graves_.emplace_back(view.key, view.extent.position());
+  leave_nvme(view, Gone::quarantined);
+  // The copy in DRAM is all there is now: it goes to NVMe again.
+  if (view.in_dram())
+    if (const auto rest = catalog_.find(view.key)) admit(*rest, rest->slot);
+}
+
+}  // namespace kvw
