@@ -28,6 +28,8 @@ from kvwarehouse.fingerprint import fingerprint
 from kvwarehouse.places import default_address
 from kvwarehouse.sizes import parse_size
 from kvwarehouse.types import (
+    BadCopy,
+    CheckProgress,
     Control,
     FlushResult,
     KeyRun,
@@ -36,10 +38,13 @@ from kvwarehouse.types import (
     Namespace,
     StoreResult,
     Tier,
+    TierCheck,
 )
 
 __all__ = [
+    "BadCopy",
     "CapacityError",
+    "CheckProgress",
     "Client",
     "Control",
     "FlushResult",
@@ -56,6 +61,7 @@ __all__ = [
     "StorageError",
     "StoreResult",
     "Tier",
+    "TierCheck",
     "TransportError",
     "UsageError",
     "WarehouseError",

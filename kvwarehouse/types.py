@@ -230,6 +230,73 @@ class FlushResult:
     pending: int
 
 
+@dataclass(frozen=True)
+class TierCheck:
+    """What a check found in one tier, "dram" or "nvme". Counts are copies: a page that is in both
+    tiers has one in each."""
+
+    tier: str
+    pages: int = 0
+    size_bytes: int = 0
+    damaged: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class BadCopy:
+    """A page that is not what was stored, in one tier. reason: "header", "digest"; on NVMe also
+    "place" (a record of another place or time), "key", "namespace", "io_error" (not readable)."""
+
+    key: bytes
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckProgress:
+    """What a check has found so far; `bad`: what is new since the one before."""
+
+    tiers: tuple[TierCheck, ...] = ()
+    bad: tuple[BadCopy, ...] = ()
+    done: bool = False
+
+    @property
+    def checked(self) -> int:
+        return sum(tier.pages for tier in self.tiers)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tier.size_bytes for tier in self.tiers)
+
+    @property
+    def damaged(self) -> int:
+        return sum(tier.damaged for tier in self.tiers)
+
+    @property
+    def quarantined(self) -> int:
+        return sum(tier.dropped for tier in self.tiers)
+
+    def advanced(
+        self, tiers: Sequence[TierCheck], bad: Sequence[BadCopy], *, done: bool
+    ) -> CheckProgress:
+        """With the next stretch of pages; its tiers in the order of ours."""
+        known = self.tiers or [TierCheck(tier.tier) for tier in tiers]
+        summed = (_sum(old, new) for old, new in zip(known, tiers, strict=True))
+        return CheckProgress(tuple(summed), tuple(bad), done)
+
+
+def _sum(old: TierCheck, new: TierCheck) -> TierCheck:
+    return TierCheck(
+        old.tier,
+        old.pages + new.pages,
+        old.size_bytes + new.size_bytes,
+        old.damaged + new.damaged,
+        old.dropped + new.dropped,
+        old.dropped_bytes + new.dropped_bytes,
+    )
+
+
 def _bad_run(position: object, parent: object) -> UsageError:
     if type(position) is not int or not 0 <= position <= MAX_POSITION:
         problem = f"position is no whole number from 0 to {MAX_POSITION}"

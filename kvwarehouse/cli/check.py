@@ -1,39 +1,39 @@
-"""`kvwarehouse check`: verifies stored pages against their digests, while the daemon serves."""
+"""`kvwarehouse check`: verifies stored pages, of a daemon that serves or of directories without one."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from kvwarehouse.cli.check_report import Report, show
 from kvwarehouse.cli.connection import add_connection, connect_from
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.output import add_json, console, print_json, print_table
+from kvwarehouse.cli.output import add_json, console
 from kvwarehouse.cli.selection import find_namespace
-from kvwarehouse.client import Client
+from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import format_size
-from kvwarehouse.types import Namespace
+from kvwarehouse.types import CheckProgress
 
 EXAMPLES = """\
-  kvwarehouse check                     all pages; nothing is changed
+  kvwarehouse check                     all pages in both tiers; nothing is changed
   kvwarehouse check my-model --repair   one namespace; damaged pages are quarantined
+  kvwarehouse check --nvme-dir DIR      segments without a running daemon
 
-Exit status 4: damaged pages were found. A damaged page is never served either way: every load
-verifies, and a mismatch is a miss.
+A page that is in DRAM and on NVMe has two copies, and each is read and judged by itself: its header,
+its place, its key and the digest of every shard. --repair drops the bad copy alone; a page that is
+good in DRAM is then written to NVMe again, and a bad record stays away over restarts. A record that
+the device could not read (io_error) is dropped only until the next start, which looks again.
+
+With --nvme-dir, --arena-dir or both, the directories of a stopped daemon are opened. Segments and
+ledger stay as they are unless --repair drops something; an arena gets a new index, and what was
+being stored in it ends, as at every start. Namespaces and tombstones come from the ledger, so the
+directory that has it (the NVMe one, if there is one) must be named.
+
+Exit status 4: damage was found. A damaged page is never served either way: every load verifies,
+and a mismatch is a miss.
 """
-
-_MOST_KEPT = 10_000
-
-
-@dataclass
-class Report:
-    checked: int = 0
-    size_bytes: int = 0
-    quarantined: int = 0
-    damaged: int = 0
-    bad: list[tuple[bytes, str]] = field(default_factory=list)
-    """(key, reason), at most 10,000 of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,54 +41,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "namespace", nargs="?", metavar="NAMESPACE", help="Only this one. Default: all."
     )
     parser.add_argument("--repair", action="store_true", help="Quarantine what is damaged.")
+    parser.add_argument(
+        "--nvme-dir", default="", metavar="DIR", help="Of a daemon that does not run: its segments."
+    )
+    parser.add_argument(
+        "--arena-dir", default="", metavar="DIR", help="Of a daemon that does not run: its arena."
+    )
     add_connection(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    report = _directories(args) if args.nvme_dir or args.arena_dir else _daemon(args)
+    show(report, as_json=args.json, repaired=args.repair)
+    return Exit.FOUND if report.has_damage else Exit.OK
+
+
+def _daemon(args: argparse.Namespace) -> Report:
     with connect_from(args) as client:
         space = find_namespace(client, args.namespace).space if args.namespace else None
-        report = _check(client, space, repair=args.repair)
-    if args.json:
-        _print_json(report)
-    else:
-        _print(report, repaired=args.repair)
-    return Exit.FOUND if report.damaged else Exit.OK
-
-
-def _check(client: Client, space: Namespace | None, *, repair: bool) -> Report:
-    report = Report()
-    columns = (TextColumn("checking: {task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("0 pages", total=None)
-        for part in client.check(space, repair=repair):
-            report.checked, report.size_bytes = part.checked, part.size_bytes
-            report.quarantined = part.quarantined
-            report.damaged += len(part.bad)
-            report.bad += part.bad[: _MOST_KEPT - len(report.bad)]
-            shown = f"{part.checked:,} pages, {format_size(part.size_bytes)}, {report.damaged} bad"
-            progress.update(task, description=shown)
+        report = Report(client.status()["core"]["recovery"])
+        _follow(report, client.check(space, repair=args.repair))
     return report
 
 
-def _print_json(report: Report) -> None:
-    print_json(
-        {
-            "checked": report.checked,
-            "size_bytes": report.size_bytes,
-            "quarantined": report.quarantined,
-            "damaged": report.damaged,
-            "bad": [{"key": key, "reason": reason} for key, reason in report.bad],
-        }
-    )
+def _directories(args: argparse.Namespace) -> Report:
+    if args.namespace or args.address or args.socket:
+        raise UsageError(
+            "--nvme-dir and --arena-dir are for directories without a daemon; leave NAMESPACE, "
+            "--address and --socket out",
+            code="two_targets",
+        )
+    from kvwarehouse import engine
+    from kvwarehouse.daemon.inspection import Inspection
+    from kvwarehouse.daemon.logs import Log
+
+    with Inspection(args.nvme_dir, args.arena_dir, Log("text"), engine) as inspection:
+        report = Report(inspection.recovery, inspection.findings)
+        _follow(report, inspection.check(repair=args.repair))
+    return report
 
 
-def _print(report: Report, *, repaired: bool) -> None:
-    if report.bad:
-        print_table("", ("damaged page", "reason"), report.bad)
-    print(
-        f"checked {report.checked:,} pages ({format_size(report.size_bytes)}):"
-        f" {report.damaged:,} damaged, {report.quarantined:,} quarantined"
-    )
-    if report.damaged and not repaired:
-        print("run it with --repair to quarantine them; loads treat them as misses already")
+def _follow(report: Report, parts: Iterator[CheckProgress]) -> None:
+    columns = (TextColumn("checking: {task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("0 pages", total=None)
+        for part in parts:
+            report.add(part)
+            size = format_size(part.size_bytes)
+            shown = f"{part.checked:,} copies of pages, {size}, {part.damaged:,} bad"
+            progress.update(task, description=shown)

@@ -9,7 +9,7 @@ from typing import Any
 from kvwarehouse.client.channel import Channel, server_wait_s
 from kvwarehouse.errors import UsageError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import FlushResult, Namespace
+from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
 from kvwarehouse.wire import MAX_LIST_PAGES, namespace_from_wire, namespace_to_wire, plain
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -39,17 +39,6 @@ class StoredPage:
     tiers: tuple[str, ...]
     size_bytes: int
     sealed_at_ns: int
-
-
-@dataclass(frozen=True)
-class CheckProgress:
-    """What a check has found so far; `bad`: (key, reason) since the one before."""
-
-    checked: int
-    size_bytes: int
-    quarantined: int
-    bad: tuple[tuple[bytes, str], ...]
-    done: bool
 
 
 class Admin:
@@ -139,16 +128,18 @@ class Admin:
         request = pb.CheckRequest(repair=repair, **_target(space))
         for answer in self._channel.stream("Check", request, _CHECK_TIMEOUT_S):
             yield CheckProgress(
-                answer.checked,
-                answer.bytes,
-                answer.quarantined,
-                tuple((page.key, page.reason) for page in answer.bad),
+                tuple(_tier_check(tier) for tier in answer.tiers),
+                tuple(BadCopy(page.key, page.tier, page.reason) for page in answer.bad),
                 answer.done,
             )
 
 
 def _target(space: Namespace | None) -> dict[str, Any]:
     return {"all": True} if space is None else {"namespace_id": space.id}
+
+
+def _tier_check(tier: Any) -> TierCheck:
+    return TierCheck(tier.tier, tier.pages, tier.bytes, tier.bad, tier.dropped, tier.dropped_bytes)
 
 
 def _flushed(answer: Any) -> FlushResult:

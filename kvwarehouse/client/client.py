@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from kvwarehouse.client.admin import Admin, CheckProgress, StoredNamespace, StoredPage
+from kvwarehouse.client.admin import Admin, StoredNamespace, StoredPage
 from kvwarehouse.client.channel import Channel
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.path import DataPath
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import Control, FlushResult, Namespace
+from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 
 
 class Client:
@@ -134,8 +134,8 @@ class Client:
     def check(
         self, space: Namespace | None = None, *, repair: bool = False
     ) -> Iterator[CheckProgress]:
-        """Verifies the digests of stored pages of `space` (None: of all); `repair` quarantines what
-        is bad. Yields totals so far, the last with done=True."""
+        """Verifies stored pages of `space` (None: of all) in both tiers; `repair` quarantines what
+        is bad, in its tier alone. Yields totals so far, the last with done=True."""
         return self._admin.check(space, repair=repair)
 
     def close(self) -> None:

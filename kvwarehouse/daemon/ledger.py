@@ -69,14 +69,21 @@ class Ledger:
     """Opened once at the start, by the one daemon that owns the directory."""
 
     def __init__(
-        self, directories: Sequence[str], warehouse_id: bytes, log: Log, *, expected: bool
+        self,
+        directories: Sequence[str],
+        warehouse_id: bytes,
+        log: Log,
+        *,
+        expected: bool,
+        lazy: bool = False,
     ) -> None:
         """Reads the ledger (in a child process), or makes one, in the first of `directories`. One
         that is in another of them, as after an NVMe tier was added, moves there. `expected`: there
         are pages already, so that a missing ledger is a lost one. A damaged ledger, or one of
-        another warehouse, is set aside and `lost` is True. Raises StorageError only for a ledger
-        of a newer version, or beside an epoch file of one, which would be lost silently, or that
-        cannot be probed."""
+        another warehouse, is set aside and `lost` is True. `lazy`: nothing is written before the
+        first change, for a look at directories. Raises StorageError only for a ledger of a newer
+        version, or beside an epoch file of one, which would be lost silently, or that cannot be
+        probed."""
         self._paths = [os.path.join(path, ledger_file.FILE_NAME) for path in directories]
         self._path = self._paths[0]
         self._warehouse_id = warehouse_id
@@ -93,7 +100,8 @@ class Ledger:
         # The ledger may be lost, or be a step behind: the file of the epoch is written first.
         self._state.epoch = max(self._state.epoch, *known)
         self._by_id = {record.space.id: record for record in self._state.namespaces.values()}
-        self._open()
+        if not lazy:
+            self._open()
 
     @property
     def epoch(self) -> int:

@@ -185,8 +185,9 @@ class Daemon:
         tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
         while not self._stop.wait(_EVENTS_EVERY_S):
             self._watch_core(self._drain_events)
+            assert self._warehouse is not None
+            self._watch_core(self._warehouse.bury_quarantined)
             if time.monotonic() >= tombstones_at:
-                assert self._warehouse is not None
                 self._watch_core(self._warehouse.forget_moot_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
 
@@ -230,6 +231,7 @@ class Daemon:
         try:
             self._warehouse.drain()
             flushed = self._warehouse.flush(self._config.drain_timeout_s)
+            self._warehouse.bury_quarantined()
         except WarehouseError as error:
             self._log.event(Event.CORE_UNRESPONSIVE, code=error.code, text=error.message)
             return

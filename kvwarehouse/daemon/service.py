@@ -18,7 +18,7 @@ from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import Transfer, span
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.errors import UsageError
-from kvwarehouse.types import FlushResult
+from kvwarehouse.types import FlushResult, TierCheck
 from kvwarehouse.wire import namespace_pb2, status_pb2
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -180,8 +180,9 @@ class WarehouseService(wire.WarehouseServicer):
                 checked=part.checked,
                 bytes=part.size_bytes,
                 quarantined=part.quarantined,
-                bad=[pb.BadPage(key=key, reason=reason) for key, reason in part.bad],
+                bad=[pb.BadPage(key=bad.key, reason=bad.reason, tier=bad.tier) for bad in part.bad],
                 done=part.done,
+                tiers=[_tier_check(tier) for tier in part.tiers],
             )
 
     def _info(self, record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
@@ -222,6 +223,17 @@ def _page(page: dict[str, Any]) -> pb.PageInfo:
     message = pb.PageInfo()
     wire.fill(message, page)
     return message
+
+
+def _tier_check(tier: TierCheck) -> pb.TierCheck:
+    return pb.TierCheck(
+        tier=tier.tier,
+        pages=tier.pages,
+        bytes=tier.size_bytes,
+        bad=tier.damaged,
+        dropped=tier.dropped,
+        dropped_bytes=tier.dropped_bytes,
+    )
 
 
 def _flushed(result: FlushResult) -> pb.FlushResponse:

@@ -104,8 +104,12 @@ class Core:
         """From index position `after` on; each: id, namespace, key, parent, position, tiers, bytes,
         sealed_at_ns."""
     def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
-        """Verifies the digests of DRAM pages from index position `after` on: {"next", "checked",
-        "bytes", "bad": [{"key", "reason"}], "quarantined"}; next < 0 at the end."""
+        """Verifies a stretch of at most `limit` pages, in both tiers, from index position `after`
+        on: {"next", "tiers": [{"tier", "pages", "bytes", "bad", "dropped", "dropped_bytes"}],
+        "bad": [{"key", "tier", "reason"}]}; next < 0 at the end. Blocks for the device.
+        CapacityError "check_busy" at the bound of checks at a time."""
+    def take_graves(self) -> list[tuple[bytes, int]]:
+        """(key, log position) of records quarantined since the last call, for tombstones."""
     def events(self) -> list[tuple[str, dict[str, str]]]:
         """What happened since the last call; bounded, drops are counted."""
     def stop(self) -> None:

@@ -124,6 +124,8 @@ class RecoveryStatus(TypedDict):
     scanned_segments: int
     refused_records: int
     foreign_segments: int
+    bad_headers: int
+    unreadable_segments: int
     epoch_seen: int  # the highest clear epoch met in any header; the ledger must not be behind it
     seconds: float
 

@@ -66,6 +66,11 @@ class FakeOptions:
         self.ledger_lost = False
 
 
+def _tier(name: str, **counts: int) -> dict[str, Any]:
+    zeros = dict.fromkeys(("pages", "bytes", "bad", "dropped", "dropped_bytes"), 0)
+    return {"tier": name, **zeros, **counts}
+
+
 class FakeCore:
     def __init__(self, options: FakeOptions) -> None:
         self.options = options
@@ -80,6 +85,7 @@ class FakeCore:
         self.slots: dict[tuple[int, bytes], dict[int, bytes]] = {}
         self.counts = dict.fromkeys(("hit", "missed", "loaded", "sealed"), 0)
         self.log: list[tuple[str, dict[str, str]]] = []
+        self.graves: list[tuple[bytes, int]] = []
 
     def add_namespace(
         self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, epoch: int
@@ -153,8 +159,14 @@ class FakeCore:
     def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
         self._check()
         done = len(self.slots)
-        bad = [{"key": bytes(16), "reason": "digest"}] if after == 0 else []
-        return {"next": -1, "checked": done, "bytes": done, "bad": bad, "quarantined": int(repair)}
+        bad = [{"key": bytes(16), "tier": "dram", "reason": "digest"}] if after == 0 else []
+        dram = _tier("dram", pages=done, bytes=done, bad=len(bad), dropped=int(repair))
+        return {"next": -1, "tiers": [dram, _tier("nvme")], "bad": bad}
+
+    def take_graves(self) -> list[tuple[bytes, int]]:
+        self._check()
+        graves, self.graves = self.graves, []
+        return graves
 
     def events(self) -> list[tuple[str, dict[str, str]]]:
         self._check()

@@ -20,7 +20,81 @@ class FaultClass:
     """Against processes of a running warehouse; else inside a test's own process."""
 
 
+_SEGMENTS: Final = (
+    "every page is right or a miss, those that were not touched are there, the damage is counted"
+)
+_ARENA: Final = (
+    "every page is right or a miss, those that were not touched are there, no slot is forgotten"
+)
+_LIVE: Final = "every byte that a client is given is right, and the warehouse goes on"
+
+
+def _in_process(names: tuple[str, ...], holds: str) -> tuple[FaultClass, ...]:
+    return tuple(FaultClass(name, "never wrong", holds, live=False) for name in names)
+
+
+_SEGMENT_DAMAGE: Final = (
+    "segment header flipped",
+    "record header, digests or witness flipped",
+    "record payload flipped",
+    "padding of a record flipped",
+    "table of contents flipped",
+    "footer of a table of contents flipped",
+    "free space of a segment flipped",
+    "segment cut at a random length",
+    "good record copied over another",
+    "payloads of two records exchanged",
+    "older version of a whole segment",
+    "some blocks of a segment as they were before",
+    "segment of another warehouse copied in",
+    "segment copied to another number",
+    "stretch of a segment overwritten with noise",
+)
+_ARENA_DAMAGE: Final = (
+    "slot word flipped",
+    "slot metadata flipped",
+    "slot payload flipped",
+    "padding of a slot flipped",
+    "cut of a slab flipped",
+    "header of the slots file flipped",
+    "control page flipped",
+    "index entry flipped under readers",
+    "metadata of a slot copied over another",
+    "payloads of two slots exchanged",
+    "older metadata of a slot brought back",
+    "stretch of the slots file overwritten with noise",
+    "file of the arena cut at a random length",
+)
+
 CLASSES: Final = (
+    *_in_process(_SEGMENT_DAMAGE, _SEGMENTS),
+    *_in_process(_ARENA_DAMAGE, _ARENA),
+    FaultClass(
+        "session file filled with garbage",
+        "never wrong",
+        "the daemon goes on, and what another session pins stays",
+        live=False,
+    ),
+    FaultClass(
+        "stored bytes, files or ledger damaged, with a live daemon",
+        "never wrong",
+        "a miss or the other tier's good copy, counted; or a refusal that names the file",
+        live=True,
+    ),
+    FaultClass(
+        "copy of a page flipped, found by check",
+        "never wrong",
+        "check names exactly the copies that are bad, with tier and reason",
+        live=True,
+    ),
+    FaultClass(
+        "bytes of the arena flipped under a running daemon", "never wrong", _LIVE, live=True
+    ),
+    FaultClass("bytes of slots flipped under a running daemon", "never wrong", _LIVE, live=True),
+    FaultClass(
+        "bytes of the index flipped under a running daemon", "never wrong", _LIVE, live=True
+    ),
+    FaultClass("bytes of segments flipped under a running daemon", "never wrong", _LIVE, live=True),
     FaultClass(
         "daemon killed (SIGKILL) under traffic",
         "nothing lost",

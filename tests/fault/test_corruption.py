@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import damage
+from kvwarehouse.testing import damage, tally
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.pages import check_pages, page_of, pages_of
 from kvwarehouse.testing.serving import RefusedError, Serving
@@ -36,6 +36,15 @@ OTHER_SPACE = kvw.Namespace(
     model="other", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=PAGE_BYTES
 )
 SIZES = {"dram": "8MiB", "nvme_capacity": "32MiB", "nvme_segment": "2MiB", "grace_s": "0.1"}
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test that holds is a fault against a live daemon."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed == failed:
+        tally.count("stored bytes, files or ledger damaged, with a live daemon")
 
 
 @pytest.fixture
@@ -179,7 +188,7 @@ def test_check_finds_damage_that_nobody_has_loaded(in_dram: Case) -> None:
     in_dram.in_arena(BAD).flip()
     client = in_dram.client
     found = [bad for progress in client.check(in_dram.space) for bad in progress.bad]
-    assert [reason for _, reason in found] == ["digest"]
+    assert [(bad.tier, bad.reason) for bad in found] == [("dram", "digest")]
     assert in_dram.risen("quarantined") == 0
     for _ in client.check(in_dram.space, repair=True):
         pass

@@ -129,7 +129,8 @@ def test_check_exits_with_4_and_names_what_is_damaged(served: Served, shown: Any
     status, report = shown("check", "--json")
     assert status == Exit.FOUND
     assert report["checked"] == 13
-    assert report["bad"] == [{"key": "00" * 16, "reason": "digest"}]
+    assert report["bad"] == [{"key": "00" * 16, "tier": "dram", "reason": "digest"}]
+    assert report["tiers"]["dram"]["damaged"] == 1
     assert "--repair" in shown("check", "alpha")[1]
 
 

@@ -292,7 +292,7 @@ class NamespaceStatus(_message.Message):
     def __init__(self, ordinal: _Optional[int] = ..., id: _Optional[str] = ..., pages: _Optional[int] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ..., clear_epoch: _Optional[int] = ...) -> None: ...
 
 class RecoveryStatus(_message.Message):
-    __slots__ = ("pages_dram", "pages_nvme", "dropped_slots", "unfinished_slots", "cleared", "unknown_namespace", "orphans", "sessions", "segments", "records", "scanned_segments", "refused_records", "foreign_segments", "epoch_seen", "seconds")
+    __slots__ = ("pages_dram", "pages_nvme", "dropped_slots", "unfinished_slots", "cleared", "unknown_namespace", "orphans", "sessions", "segments", "records", "scanned_segments", "refused_records", "foreign_segments", "epoch_seen", "seconds", "bad_headers", "unreadable_segments")
     PAGES_DRAM_FIELD_NUMBER: _ClassVar[int]
     PAGES_NVME_FIELD_NUMBER: _ClassVar[int]
     DROPPED_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,8 @@ class RecoveryStatus(_message.Message):
     FOREIGN_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_SEEN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_HEADERS_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     pages_dram: int
     pages_nvme: int
     dropped_slots: int
@@ -323,4 +325,6 @@ class RecoveryStatus(_message.Message):
     foreign_segments: int
     epoch_seen: int
     seconds: float
-    def __init__(self, pages_dram: _Optional[int] = ..., pages_nvme: _Optional[int] = ..., dropped_slots: _Optional[int] = ..., unfinished_slots: _Optional[int] = ..., cleared: _Optional[int] = ..., unknown_namespace: _Optional[int] = ..., orphans: _Optional[int] = ..., sessions: _Optional[int] = ..., segments: _Optional[int] = ..., records: _Optional[int] = ..., scanned_segments: _Optional[int] = ..., refused_records: _Optional[int] = ..., foreign_segments: _Optional[int] = ..., epoch_seen: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    bad_headers: int
+    unreadable_segments: int
+    def __init__(self, pages_dram: _Optional[int] = ..., pages_nvme: _Optional[int] = ..., dropped_slots: _Optional[int] = ..., unfinished_slots: _Optional[int] = ..., cleared: _Optional[int] = ..., unknown_namespace: _Optional[int] = ..., orphans: _Optional[int] = ..., sessions: _Optional[int] = ..., segments: _Optional[int] = ..., records: _Optional[int] = ..., scanned_segments: _Optional[int] = ..., refused_records: _Optional[int] = ..., foreign_segments: _Optional[int] = ..., epoch_seen: _Optional[int] = ..., seconds: _Optional[float] = ..., bad_headers: _Optional[int] = ..., unreadable_segments: _Optional[int] = ...) -> None: ...

@@ -307,23 +307,43 @@ class CheckRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., all: bool = ..., repair: bool = ...) -> None: ...
 
 class CheckResponse(_message.Message):
-    __slots__ = ("checked", "bytes", "quarantined", "bad", "done")
+    __slots__ = ("checked", "bytes", "quarantined", "bad", "done", "tiers")
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     BAD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     checked: int
     bytes: int
     quarantined: int
     bad: _containers.RepeatedCompositeFieldContainer[BadPage]
     done: bool
-    def __init__(self, checked: _Optional[int] = ..., bytes: _Optional[int] = ..., quarantined: _Optional[int] = ..., bad: _Optional[_Iterable[_Union[BadPage, _Mapping]]] = ..., done: bool = ...) -> None: ...
+    tiers: _containers.RepeatedCompositeFieldContainer[TierCheck]
+    def __init__(self, checked: _Optional[int] = ..., bytes: _Optional[int] = ..., quarantined: _Optional[int] = ..., bad: _Optional[_Iterable[_Union[BadPage, _Mapping]]] = ..., done: bool = ..., tiers: _Optional[_Iterable[_Union[TierCheck, _Mapping]]] = ...) -> None: ...
 
 class BadPage(_message.Message):
-    __slots__ = ("key", "reason")
+    __slots__ = ("key", "reason", "tier")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     reason: str
-    def __init__(self, key: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    tier: str
+    def __init__(self, key: _Optional[bytes] = ..., reason: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
+
+class TierCheck(_message.Message):
+    __slots__ = ("tier", "pages", "bytes", "bad", "dropped", "dropped_bytes")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BAD_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    pages: int
+    bytes: int
+    bad: int
+    dropped: int
+    dropped_bytes: int
+    def __init__(self, tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., bad: _Optional[int] = ..., dropped: _Optional[int] = ..., dropped_bytes: _Optional[int] = ...) -> None: ...

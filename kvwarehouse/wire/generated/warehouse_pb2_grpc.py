@@ -204,7 +204,7 @@ class WarehouseServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Check(self, request, context):
-        """Verifies the digests of stored pages. A message every some pages; the last has done = true.
+        """Verifies stored pages, in both tiers, against their headers and digests. A message every some pages; the last has done = true.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
