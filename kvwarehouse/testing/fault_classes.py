@@ -20,12 +20,41 @@ class FaultClass:
     """Against processes of a running warehouse; else inside a test's own process."""
 
 
+_LOG_HOLDS: Final = (
+    "nothing wrong is read, what was reported durable is there, all room is used again, lives rise;"
+    " also when the crash comes while recovering from a crash"
+)
+
 CLASSES: Final = (
     FaultClass(
         "daemon killed (SIGKILL) under traffic",
         "nothing lost",
         "every page reported stored is there, every byte is right, clients go on by themselves",
         live=True,
+    ),
+    FaultClass(
+        "power lost at a moment of the NVMe log: nothing unsynced is left",
+        "nothing lost",
+        _LOG_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "power lost at a moment of the NVMe log: any subset of unsynced writes is left",
+        "nothing lost",
+        _LOG_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "power lost at a moment of the NVMe log: unsynced writes are torn at 512 bytes",
+        "never wrong",
+        _LOG_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "process killed at a moment of the NVMe log: writes in flight are torn",
+        "nothing lost",
+        _LOG_HOLDS,
+        live=False,
     ),
 )
 
