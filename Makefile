@@ -121,6 +121,10 @@ asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
 tsan: setup  ## native tests under ThreadSanitizer
 	@VENV="$(VENV)" JOBS="$(JOBS)" scripts/sanitize.sh thread
 
+.PHONY: soak
+soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong (ARGS="--minutes 5 --json")
+	@$(BIN)/python -P tests/soak/soak.py $(ARGS)
+
 .PHONY: docs
 docs: setup  ## check that what the documents refer to exists
 	@$(BIN)/python scripts/check_docs.py
