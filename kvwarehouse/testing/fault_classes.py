@@ -25,6 +25,16 @@ _LOG_HOLDS: Final = (
     " also when the crash comes while recovering from a crash"
 )
 
+_ARENA_HOLDS: Final = (
+    "no load is wrong, what was sealed is there, what was taken away stays away, no slot is free"
+    " under a living writer or reader, none is lost; also when the next daemon ends in its recovery"
+)
+
+_DISK_HOLDS: Final = (
+    "DRAM serves, status, metrics and probes say so, the tier recovers by itself, and what was"
+    " reported durable is there after a loss of power"
+)
+
 CLASSES: Final = (
     FaultClass(
         "daemon killed (SIGKILL) under traffic",
@@ -55,6 +65,102 @@ CLASSES: Final = (
         "nothing lost",
         _LOG_HOLDS,
         live=False,
+    ),
+    FaultClass(
+        "daemon ended at a store: reserve, join, seal, publish",
+        "nothing lost",
+        _ARENA_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "daemon ended at a store: settle, give up, limbo",
+        "nothing lost",
+        _ARENA_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "daemon ended at a store: evict, quarantine, clear",
+        "nothing lost",
+        _ARENA_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "daemon ended at a store: slab handed to another page size",
+        "nothing lost",
+        _ARENA_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "daemon ended at a store: write-behind and promotion",
+        "nothing lost",
+        _ARENA_HOLDS,
+        live=False,
+    ),
+    FaultClass(
+        "disk filled up by others, then emptied (tmpfs)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "disk full from the start, then emptied (tmpfs)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "filesystem read-only, then writable (ext4)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "device lost its end (ext4 over a shortened file)",
+        "never wrong",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "write to the disk failed (EIO)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "write to the disk failed (ENOSPC)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "write to the disk failed (EROFS)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "flush of the disk failed (EIO)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "read from the disk failed (EIO)",
+        "never wrong",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "write or flush failed now and then (EIO)",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "disk half a second late at every call",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
     ),
 )
 
