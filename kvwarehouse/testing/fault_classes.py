@@ -35,6 +35,11 @@ _DISK_HOLDS: Final = (
     " reported durable is there after a loss of power"
 )
 
+_DICTIONARY_HOLDS: Final = (
+    "every load is the dictionary's bytes or a miss, what was stored is there or counted as left,"
+    " what was cleared stays away, what is found damaged is what was damaged"
+)
+
 CLASSES: Final = (
     FaultClass(
         "daemon killed (SIGKILL) under traffic",
@@ -160,6 +165,42 @@ CLASSES: Final = (
         "disk half a second late at every call",
         "nothing lost",
         _DISK_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "daemon killed between random operations, then checked against a dictionary",
+        "nothing lost",
+        _DICTIONARY_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "daemon stopped or drained between random operations, then checked",
+        "nothing lost",
+        _DICTIONARY_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "arena lost between random operations, then checked against a dictionary",
+        "nothing lost",
+        _DICTIONARY_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "disk failed under random operations",
+        "nothing lost",
+        _DICTIONARY_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "bit flipped in the arena between random operations",
+        "never wrong",
+        _DICTIONARY_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "bit flipped in the segments between random operations",
+        "never wrong",
+        _DICTIONARY_HOLDS,
         live=True,
     ),
 )

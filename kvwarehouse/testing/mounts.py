@@ -1,5 +1,5 @@
-"""Small filesystems of a test's own, in a mount namespace of its own: nothing outside sees them, and
-they are gone with the last process that was started inside, however the test ends.
+"""Small filesystems of a test's own, in a mount namespace of its own: nothing outside sees them,
+and they are gone with the last process that was started inside, however the test ends.
 
     with own_mounts():
         mount_tmpfs(folder, "24m")

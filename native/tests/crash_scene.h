@@ -88,7 +88,7 @@ class Scene {
   void check_old_entries();
   void check_writers(const Intent& intent);
   void settle_unheard(Peer& who);
-  void check_goes_on();
+  void check_goes_on(const Intent& intent);
   void crash_in_recovery(const char* fault, const SharedImage& slots, const SharedImage& control,
                          const Intent& intent);
 
@@ -188,7 +188,7 @@ inline void Scene::check(const Intent& intent) {
   check_loads(intent);
   check_writers(intent);
   world.check_no_slot_leaks();
-  if (random_() % 8 == 0) check_goes_on();
+  if (random_() % 8 == 0) check_goes_on(intent);
 }
 
 inline void Scene::check_old_entries() {
@@ -258,11 +258,12 @@ inline void Scene::settle_unheard(Peer& who) {
 
 // A new page gets a slot of its own, and the slot's old bytes are put back: the next step of the
 // trace starts from them.
-inline void Scene::check_goes_on() {
+inline void Scene::check_goes_on(const Intent& intent) {
   const TestPage page = world.page(kLater + random_() % 1000);
   const std::array grants{peer->reserve(page, 0), peer->reserve(page, 1)};
   CHECK_EQ(grants[0].answer, Answer::granted);
-  for (const Grant& grant : outstanding) CHECK(grant.answer.slot != grants[0].slot);
+  if (!intent.settles)
+    for (const Grant& grant : outstanding) CHECK(grant.answer.slot != grants[0].slot);
   if (pinned) CHECK(pinned->second.slot != grants[0].slot);
   std::byte* at = peer->place(grants[0].slot, 0);
   const std::vector<std::byte> old(at, at + world.shape().slot_bytes());
@@ -270,6 +271,10 @@ inline void Scene::check_goes_on() {
     CHECK_EQ(peer->seal(grants[shard], shard, peer->copy(grants[shard], page, shard)),
              Reason::none);
   CHECK_EQ(peer->load(page, 1), Got::right);
+  // Whoever holds an entry of what was there before is told that it is stale.
+  for (const auto& [chain, entry] : entries_)
+    if (entry.slot == grants[0].slot)
+      CHECK_EQ(reader->load_as(entry, world.page(chain), 1), Got::stale);
   std::memcpy(at, old.data(), old.size());
 }
 

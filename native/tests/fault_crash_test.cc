@@ -292,7 +292,7 @@ void explore(const Story& story, int more_lives, std::mt19937_64& random) {
 
 TEST(crash_at_any_moment_of_any_life_loses_nothing_durable_and_brings_back_nothing_wrong) {
   auto random = check::random("crash of the log");
-  for (uint64_t round = 0; round < check::rounds(1); ++round) {
+  for (uint64_t round = 0; round < check::rounds(2); ++round) {
     Story story;
     story.live(60 + random() % 30, random);
     CHECK(story.disk().moments() > 60);

@@ -260,21 +260,28 @@ def test_device_that_lost_its_end_gives_misses_and_nothing_wrong(
 
 
 @pytest.fixture
-def sick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SickDisk:
+def sick(tmp_path: Path) -> SickDisk:
     try:
-        sick = SickDisk(tmp_path, tmp_path / "nvme" / "segments")
+        return SickDisk(tmp_path, tmp_path / "nvme" / "segments")
     except FileNotFoundError as error:
         pytest.skip(f"cannot make disks sick here: {error}")
-    for name, value in sick.environment().items():
-        monkeypatch.setenv(name, value)
-    return sick
+
+
+def sick_serving(disk: Path, sick: SickDisk, **settings: str) -> Serving:
+    """The library does not see what io_uring does."""
+    serving = Serving(disk, io_engine="pread", **SIZES, **settings)
+    serving.environment = sick.environment()
+    return serving
 
 
 @pytest.fixture
 def on_sick_disk(tmp_path: Path, sick: SickDisk) -> Iterator[Use]:
-    # The library does not see what io_uring does.
-    with used(Serving(tmp_path, io_engine="pread", **SIZES)) as use:
+    with used(sick_serving(tmp_path, sick)) as use:
         yield use
+
+
+def until_struck(sick: SickDisk, before: int) -> None:
+    until(lambda: sick.struck > before, "a call has failed")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +317,7 @@ def test_failing_flushes_are_never_taken_for_durable(on_sick_disk: Use, sick: Si
         before = sick.struck
         sick.set(sync=errno.EIO)
         use.store(2)
-        until(lambda seen=before: sick.struck > seen, "a flush has failed")
+        until_struck(sick, before)
         result = use.client.flush(5)
         assert result.pending + result.not_admitted > 0, "what failed was called durable"
         sick.heal()
@@ -359,7 +366,7 @@ def test_calls_that_fail_now_and_then_lose_nothing_that_was_reported_durable(
 
 
 def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: SickDisk) -> None:
-    with used(Serving(tmp_path, io_engine="pread", write_queue="1MiB", **SIZES)) as use:
+    with used(sick_serving(tmp_path, sick, write_queue="1MiB")) as use:
         use.store(1)
         use.flush()
         for _ in range(tally.rounds(1)):

@@ -7,8 +7,8 @@ A daemon with small tiers, local and remote clients in threads that store, load,
 back; evictions, promotions, clears and flushes all the time. In the first half clients in processes
 of their own are killed in the middle of stores, and the daemon is killed and stopped and started
 again. Then, with everybody gone, a census is taken of the daemon that serves then; after the second
-half another. Nothing may have grown beyond what kvwarehouse/testing/census.py allows, and nothing wrong may
-have been loaded. Exit status 1 otherwise.
+half another. Nothing may have grown beyond what kvwarehouse/testing/census.py allows, and nothing
+wrong may have been loaded. Exit status 1 otherwise.
 """
 
 from __future__ import annotations
