@@ -40,6 +40,11 @@ _DICTIONARY_HOLDS: Final = (
     " what was cleared stays away, what is found damaged is what was damaged"
 )
 
+_LIMIT_HOLDS: Final = (
+    "what is too much is refused with its bound or evicted, those who are there are served, the"
+    " daemon's memory stays bounded, and there is room again once some is given back"
+)
+
 CLASSES: Final = (
     FaultClass(
         "daemon killed (SIGKILL) under traffic",
@@ -201,6 +206,54 @@ CLASSES: Final = (
         "bit flipped in the segments between random operations",
         "never wrong",
         _DICTIONARY_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "sessions up to the bound, and one more",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "connection while the daemon has no file handle left",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "store into an arena full of pinned pages",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "pin beyond a session's budget",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "twice the NVMe tier's capacity stored",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "prompt beyond the longest that there may be",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "message at or beyond the bound, or of noise, on the local socket",
+        "bounded",
+        _LIMIT_HOLDS,
+        live=True,
+    ),
+    FaultClass(
+        "namespace opened, up to the bound and beyond",
+        "bounded",
+        _LIMIT_HOLDS,
         live=True,
     ),
 )
