@@ -256,6 +256,12 @@ CLASSES: Final = (
         _LIMIT_HOLDS,
         live=True,
     ),
+    FaultClass(
+        "power lost at a call of the ledger to its disk",
+        "nothing lost",
+        "no clear and no tombstone comes undone, no namespace changes its number, no epoch falls",
+        live=False,
+    ),
 )
 
 BY_NAME: Final = {each.name: each for each in CLASSES}
