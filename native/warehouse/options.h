@@ -32,7 +32,7 @@ struct WarehouseOptions {
   uint64_t grace_ns = 5 * kSecondNs;
   uint64_t flush_interval_ns = kSecondNs;
   uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
-  uint64_t write_queue_bytes = 0;  // 0: a quarter of the DRAM tier
+  uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
 };
 
 struct RecoverySummary {

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.daemon import ledger_file, ledger_probe
+from kvwarehouse.daemon import epoch_file, ledger_file, ledger_probe
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError
 from kvwarehouse.daemon.logs import Log
@@ -130,6 +130,8 @@ def check_image(folder: Path, files: dict[str, bytes], promised: Promised) -> No
     folder.mkdir()
     for name, data in files.items():
         (folder / name).write_bytes(data)
+    # By itself, too: it is all that is left of the clears if the ledger is lost.
+    assert epoch_file.read(str(folder), WAREHOUSE) >= promised.epoch
     ledger = Ledger([str(folder)], WAREHOUSE, Log("json", io.StringIO()), expected=promised.opened)
     try:
         promised.check(ledger)
