@@ -131,6 +131,10 @@ FUZZ_S ?= 30
 fuzz: setup-fuzz  ## every fuzz target for FUZZ_S seconds, under sanitizers (ARGS=NAME: one of them)
 	@VENV="$(VENV)" JOBS="$(JOBS)" FUZZ_S="$(FUZZ_S)" scripts/fuzz.sh $(ARGS)
 
+.PHONY: soak
+soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong (ARGS="--minutes 5 --json")
+	@$(BIN)/python -P tests/soak/soak.py $(ARGS)
+
 .PHONY: docs
 docs: setup  ## check that what the documents refer to exists
 	@$(BIN)/python scripts/check_docs.py

@@ -150,6 +150,12 @@ class Config:
         "How much of what reached NVMe a power loss may take, in seconds.",
         "a flush a second costs well under 1 % of a disk",
     )
+    nvme_retry_s: float = setting(
+        30.0,
+        settings.seconds(0.1, 3600),
+        "When an NVMe tier whose disk refused writes is tried again, in seconds.",
+        "a full disk is seldom empty sooner, and a try costs a small write",
+    )
     limbo_after_s: float = setting(
         30.0,
         settings.seconds(0.1, 3600),

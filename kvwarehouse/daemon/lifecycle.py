@@ -147,6 +147,7 @@ class Daemon:
         options.limbo_after_s = config.limbo_after_s
         options.grace_s = config.grace_s
         options.flush_interval_s = config.flush_interval_s
+        options.nvme_retry_s = config.nvme_retry_s
         options.write_queue_bytes = config.write_queue_bytes
         return options
 

@@ -57,6 +57,7 @@ class CoreOptions:
     limbo_after_s: float  # 30
     grace_s: float  # 5
     flush_interval_s: float  # 1
+    nvme_retry_s: float  # 30
     write_queue_bytes: int  # 0: chosen
     def __init__(self) -> None: ...
 

@@ -63,6 +63,9 @@ class Dictionary:
         """KeyError: no page of this namespace."""
         return self._node_of[key]
 
+    def is_node(self, key: bytes, node: int) -> bool:
+        return self._node_of.get(key) == node
+
     # --- bytes
 
     def pages(self, nodes: Sequence[int], shard: int) -> Bytes:

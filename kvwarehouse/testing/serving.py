@@ -56,6 +56,7 @@ class Serving:
         }
         if "nvme_capacity" in settings:
             self.settings.setdefault("nvme_dir", str(disk / "nvme"))
+        self.environment: dict[str, str] = {}  # of the daemon, beside that of this process
         self.starts = 0
         self._process: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
@@ -106,6 +107,7 @@ class Serving:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         self._lines, self._over = [], False
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVW_")}
+        environment.update(self.environment)
         self._process = subprocess.Popen(
             self.command(), stderr=subprocess.PIPE, text=True, env=environment
         )

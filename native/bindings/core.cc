@@ -20,7 +20,7 @@ struct CoreOptions {
   nb::bytes warehouse_id{"", 0}, secret{"", 0};
   uint64_t epoch = 0, write_queue_bytes = 0;
   bool ledger_lost = false, inspect = false;
-  double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1;
+  double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
 
   WarehouseOptions warehouse() const {
     WarehouseOptions made;
@@ -41,6 +41,7 @@ struct CoreOptions {
     made.limbo_after_ns = static_cast<uint64_t>(limbo_after_s * 1e9);
     made.grace_ns = static_cast<uint64_t>(grace_s * 1e9);
     made.flush_interval_ns = static_cast<uint64_t>(flush_interval_s * 1e9);
+    made.nvme_retry_ns = static_cast<uint64_t>(nvme_retry_s * 1e9);
     made.write_queue_bytes = write_queue_bytes;
     return made;
   }
@@ -209,6 +210,7 @@ void bind_core(nb::module_& m) {
       .def_rw("limbo_after_s", &CoreOptions::limbo_after_s)
       .def_rw("grace_s", &CoreOptions::grace_s)
       .def_rw("flush_interval_s", &CoreOptions::flush_interval_s)
+      .def_rw("nvme_retry_s", &CoreOptions::nvme_retry_s)
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes);
   nb::class_<Core>(m, "Core")
       .def(nb::init<const CoreOptions&>())

@@ -31,6 +31,16 @@ int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
   return static_cast<uint64_t>(done.front().result) == to.size() ? 0 : EIO;
 }
 
+int Recovery::sync(uint32_t segment) {
+  const int fd = context_.files.acquire(segment);
+  if (fd < 0) return -fd;
+  engine_->submit({IoKind::sync, fd, 0, {}, 0});
+  std::vector<IoDone> done;
+  while (done.empty()) engine_->wait(done, 1000);
+  context_.files.release(segment);
+  return static_cast<int>(-done.front().result);
+}
+
 RecoveryReport Recovery::run(const Found& found) {
   for (const auto& file : context_.files.list()) classify(file.number, file.bytes);
   context_.table.saw_life(context_.options.life_floor);
@@ -184,6 +194,13 @@ void Recovery::adopt(Segment& segment, std::span<const TocEntry> entries, const 
 
 void Recovery::scan(Segment& segment, const Found& found) {
   ++report_.scanned_segments;
+  // A killed process leaves what it wrote for this one to read, synced or not; what is found counts
+  // as durable from here on, so it has to be.
+  if (const int error = sync(segment.number); error != 0) {
+    segment.state = SegmentState::bad;
+    context_.host.on_event("nvme_bad_segment", event_detail(segment.number, error));
+    return;
+  }
   SegmentScan scan(context_.options.warehouse_id, segment,
                    [this, &segment](uint64_t offset, std::span<std::byte> to) {
                      return read(segment.number, offset, to);
@@ -207,7 +224,7 @@ void Recovery::scan(Segment& segment, const Found& found) {
       uint64_t{segment.next_block} * kBlockBytes + toc_bytes(segment.placed) <= segment.bytes;
   const bool close = result.error == 0 && room && !context_.options.inspect;
   if (close && !segment.records.empty()) {
-    segment.writes_done = 1;  // the last process may not have flushed
+    segment.flushed_records = segment.records.size();
     rotation_.close(segment);
   } else {
     segment.toc.clear();

@@ -38,6 +38,8 @@ class Recovery {
 
   // Reads exactly to.size() bytes; 0 or an errno.
   int read(uint32_t segment, uint64_t offset, std::span<std::byte> to);
+  // Makes durable what any process wrote to it; 0 or an errno.
+  int sync(uint32_t segment);
 
   LogContext& context_;
   Rotation& rotation_;

@@ -27,6 +27,14 @@ uint64_t read_word(int fd, size_t offset) {
   return ::pread(fd, &word, sizeof word, static_cast<off_t>(offset)) == sizeof word ? word : 0;
 }
 
+[[noreturn]] void refuse_file(const std::string& what, const std::string& path) {
+  if (errno == EMFILE || errno == ENFILE)
+    throw Error(ErrorKind::capacity, "no_file_handles",
+                "the daemon has no file handle left for another session; close clients that are "
+                "not used, or start it with a higher limit (ulimit -n)");
+  throw storage_error(what + " " + path, errno);
+}
+
 }  // namespace
 
 const char* counter_name(Counter counter) {
@@ -86,7 +94,7 @@ Registry::Created Registry::create(uint64_t owner_pid) {
   session->path = directory_ + name;
   // Created exclusively: an id is never given twice while its file could be pinned by anybody.
   Fd client(::open(session->path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!client.valid()) throw storage_error("cannot create " + session->path, errno);
+  if (!client.valid()) refuse_file("cannot create", session->path);
   try {
     prepare(*session, client.get(), owner_pid);
   } catch (...) {
@@ -110,7 +118,7 @@ void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
   if (::fallocate(client, 0, 0, sizeof(SessionFile)) != 0)
     throw storage_error("no room for a session file in " + directory_, errno);
   session.file = Fd(::open(session.path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!session.file.valid()) throw storage_error("cannot open " + session.path, errno);
+  if (!session.file.valid()) refuse_file("cannot open", session.path);
   struct {
     uint64_t magic;
     uint32_t version, pin_capacity;

@@ -81,6 +81,35 @@ TEST(recovery_scans_a_closed_segment_whose_table_is_damaged) {
   for (uint64_t number = 0; number < 160; ++number) CHECK(world.read(number));
 }
 
+// A daemon was killed before it had flushed, the next one said that all was durable without having
+// flushed either, and the power went.
+TEST(recovery_flushes_what_a_killed_process_wrote_before_it_reports_it) {
+  World world;
+  world.open();
+  world.append_all(0, 20);
+  world.kill();
+  world.faults->keep_journal();
+  CHECK_EQ(world.open().records, 20);
+  bool flushed = false;
+  for (const IoMoment& moment : world.faults->journal()) {
+    CHECK(flushed || moment.kind == IoKind::sync);  // nothing else comes first
+    flushed = flushed || moment.completed;
+  }
+  CHECK(flushed);
+}
+
+TEST(recovery_believes_nothing_in_a_scanned_segment_that_cannot_be_flushed) {
+  World world;
+  world.open();
+  world.append_all(0, 20);
+  world.kill();
+  world.faults->add({IoKind::sync, ".seg", 0, 1, EIO, -1});
+  CHECK_EQ(world.open().records, 0);
+  CHECK(world.saw_event("nvme_bad_segment"));
+  world.append_all(100, 120);
+  world.check_all_readable();
+}
+
 TEST(recovery_skips_a_scanned_record_whose_payload_is_torn) {
   World world;
   world.open();

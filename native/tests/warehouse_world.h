@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -141,6 +142,7 @@ class World {
     for (const NamespaceShape& shape : declared)
       warehouse_->add_namespace(kMaxNamespaces, shape, 0);
     if (declare_own) warehouse_->add_namespace(kMaxNamespaces, shape_, clear_epoch);
+    if (before_recover) before_recover();
     const RecoverySummary summary = warehouse_->recover();
     while (const auto slab = warehouse_->next_slab_to_populate())
       warehouse_->slab_populated(*slab, warehouse_->arena().populate_slab(*slab));
@@ -213,6 +215,7 @@ class World {
   std::vector<NamespaceShape> declared;  // others, declared first at every start
   bool declare_own = true;
   uint64_t clear_epoch = 0;
+  std::function<void()> before_recover;  // called at every start, with the files open and mapped
 
  private:
   NamespaceShape shape_;

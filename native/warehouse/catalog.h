@@ -29,8 +29,8 @@ struct PageNode {
   PageId next = kNoPage;  // sibling
   PageId previous = kNoPage;
   uint32_t position = 0;
-  bool used = false;    // loaded since it was written to NVMe: reclaim relocates it
-  bool orphan = false;  // its parent is in no tier
+  bool used = false;     // loaded since it was written to NVMe: reclaim relocates it
+  bool orphan = false;   // its parent is in no tier
   uint16_t used_at = 0;  // when it was used last, in half seconds; 0: not since it came
 };
 

@@ -31,7 +31,8 @@ struct WarehouseOptions {
   uint64_t limbo_after_ns = 30 * kSecondNs;
   uint64_t grace_ns = 5 * kSecondNs;
   uint64_t flush_interval_ns = kSecondNs;
-  uint64_t write_queue_bytes = 0;  // 0: a quarter of the DRAM tier
+  uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
+  uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
   // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
   // to NVMe, and no memory is taken.
   bool inspect = false;

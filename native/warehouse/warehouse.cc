@@ -113,6 +113,7 @@ void Warehouse::open_log() {
   log.segment_bytes = segment_bytes_for(options_);
   log.queue_bytes = options_.write_queue_bytes;
   log.flush_interval_ns = options_.flush_interval_ns;
+  log.retry_interval_ns = options_.nvme_retry_ns;
   log.io_engine = options_.io_engine;
   log.epoch_now = epoch_;
   log.inspect = options_.inspect;

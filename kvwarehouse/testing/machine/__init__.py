@@ -1,0 +1,1 @@
+"""A daemon checked against dictionaries by random rules: see base.py."""

@@ -1,0 +1,58 @@
+"""A disk that fails or stalls on demand under one daemon, by a library loaded before its others
+(sick_disk.c beside this file, compiled with the compiler that built the core).
+
+    sick = SickDisk(tmp_path, serving.nvme_dir)
+    monkeypatch.setenv(...) for each of sick.environment(); serve with io_engine="pread"
+    sick.set(write=errno.ENOSPC); ...; sick.heal()
+
+Calls of files below the given path only. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+_SOURCE: Final = Path(__file__).with_name("sick_disk.c")
+_WORDS: Final = 6
+
+
+class SickDisk:
+    def __init__(self, folder: Path, path: Path) -> None:
+        """Compiles the library into `folder`. Raises FileNotFoundError without a compiler."""
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise FileNotFoundError("no C compiler (cc or gcc)")
+        self._library = folder / "sick_disk.so"
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, _SOURCE, "-ldl"], check=True
+        )
+        self._file, self._path = folder / "sick_words", path
+        np.zeros(_WORDS, np.int32).tofile(self._file)
+        self._words = np.memmap(self._file, np.int32, "r+")
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "LD_PRELOAD": str(self._library),
+            "SICK_WORDS": str(self._file),
+            "SICK_PATH": str(self._path),
+        }
+
+    def set(
+        self, *, read: int = 0, write: int = 0, sync: int = 0, delay_s: float = 0, every: int = 1
+    ) -> None:
+        """Errnos of reads, writes and syncs, every so many of them; and how long each call takes
+        before that."""
+        self._words[:5] = read, write, sync, int(delay_s * 1e6), every
+
+    def heal(self) -> None:
+        self.set()
+
+    @property
+    def struck(self) -> int:
+        """Calls that failed so far."""
+        return int(self._words[5])

@@ -1,0 +1,282 @@
+"""A daemon of which more is asked than it has: sessions, file handles, pinned memory, disk, sizes
+of messages, namespaces. It says what the bound is and refuses or evicts, goes on serving those it
+has, and its own memory stays bounded. The bounds of the gRPC service have their tests in
+tests/integration/test_service_bounds.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse import engine, wire
+from kvwarehouse.testing import tally
+from kvwarehouse.testing.pages import check_pages, pages_of
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
+
+pytestmark = pytest.mark.timeout(600)
+
+PAGE_BYTES = 60_000
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=PAGE_BYTES
+)
+MORE_MEMORY_MIB = 64  # that overload may cost a daemon for good
+HANDLES_TO_SPARE = 3
+
+
+class Watched:
+    """A daemon with one good client, which must be served whatever the others do."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+        self.client = serving.connect(timeout_s=60)
+        self.ns = self.client.open(SPACE)
+        self.prompts = 0
+        self.check_serves()
+        self.before_mib = self.memory_mib()
+
+    def memory_mib(self) -> float:
+        status = Path(f"/proc/{self.serving.pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+    @property
+    def core(self) -> Any:
+        return self.client.status()["core"]
+
+    def store(self, pages: int, client: kvw.Client | None = None) -> tuple[list[int], Any]:
+        nodes = [self.prompts << 12 | place for place in range(pages)]
+        self.prompts += 1
+        ns = self.ns if client is None else client.open(SPACE)
+        return nodes, ns.store(nodes, pages_of(nodes, 0, 0, PAGE_BYTES), timeout_s=30)
+
+    def load(self, nodes: list[int]) -> int:
+        out = np.zeros((len(nodes), PAGE_BYTES), np.uint8)
+        loaded = self.ns.load(nodes, out, timeout_s=30)
+        check_pages(out[:loaded], nodes[:loaded], 0, 0)
+        return int(loaded)
+
+    def check_serves(self) -> None:
+        nodes, result = self.store(4)
+        assert result.stored == 4, result
+        assert self.load(nodes) == 4
+
+    def check_bounded(self) -> None:
+        self.check_serves()
+        more = self.memory_mib() - self.before_mib
+        assert more < MORE_MEMORY_MIB, f"overload has cost the daemon {more:.0f} MiB"
+
+
+@contextlib.contextmanager
+def watched(disk: Path, **settings: str) -> Iterator[Watched]:
+    settings = {"dram": "16MiB", "grace_s": "0.1", **settings}
+    with Serving(disk, **settings) as serving:
+        watched = Watched(serving)
+        try:
+            yield watched
+        finally:
+            watched.client.close()
+
+
+# --- sessions and file handles
+
+
+def connect_until_refused(serving: Serving, crowd: list[Any]) -> None:
+    while len(crowd) < 5000:
+        crowd.append(engine.NativeClient(serving.socket, True, 30.0))
+
+
+def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
+    tmp_path: Path,
+) -> None:
+    with watched(tmp_path) as daemon:
+        own = daemon.core["sessions"]
+        for _ in range(tally.rounds(1)):
+            crowd: list[Any] = []
+            with pytest.raises(kvw.CapacityError) as caught:
+                connect_until_refused(daemon.serving, crowd)
+            assert caught.value.code == "too_many_sessions"
+            assert str(len(crowd) + own) in caught.value.message  # the bound, to the client
+            assert len(crowd) > 512
+            daemon.check_serves()
+            tally.count("sessions up to the bound, and one more", len(crowd) + 1)
+            for client in crowd:
+                client.close()
+            until(lambda: daemon.core["sessions"] == own, "the sessions of those who left end")
+            with daemon.serving.connect(timeout_s=30) as late:
+                late.open(SPACE)
+            daemon.check_bounded()
+
+
+def connect_or_code(serving: Serving, crowd: list[Any]) -> str:
+    """ "", or why not; it is worth another try."""
+    try:
+        crowd.append(engine.NativeClient(serving.socket, True, 5.0))
+    except (kvw.CapacityError, kvw.TransportError) as error:
+        return error.code if error.retryable else f"for good: {error}"
+    return ""
+
+
+def test_daemon_without_file_handles_serves_those_it_has_and_others_once_it_has_some(
+    tmp_path: Path,
+) -> None:
+    sizes = {"nvme_capacity": "32MiB", "nvme_segment": "2MiB", "nvme_retry_s": "0.2"}
+    with watched(tmp_path, **sizes) as daemon:
+        pid = daemon.serving.pid
+        usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        for _ in range(tally.rounds(1)):
+            highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + HANDLES_TO_SPARE, usual[1]))
+            crowd: list[Any] = []
+            codes = [connect_or_code(daemon.serving, crowd) for _ in range(20)]
+            assert "no_file_handles" in codes, codes
+            refused = sum(code != "" for code in codes)
+            nodes, result = daemon.store(12)  # local: needs no handle
+            assert result.stored == 12
+            assert daemon.load(nodes) == 12
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+            for client in crowd:
+                client.close()
+            with daemon.serving.connect(timeout_s=60) as late:
+                late.open(SPACE)
+            until(lambda: daemon.core["tiers"]["nvme"]["health"] == "ok", "the NVMe tier recovers")
+            tally.count("connection while the daemon has no file handle left", refused)
+        daemon.check_bounded()
+
+
+# --- memory, pins, disk
+
+
+def test_arena_full_of_pinned_pages_refuses_stores_until_pins_go(tmp_path: Path) -> None:
+    with watched(tmp_path) as daemon, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(daemon.serving.connect(timeout_s=60)) for _ in range(8)]
+        for _ in range(tally.rounds(1)):
+            pins: list[kvw.Pins] = []
+            held: list[list[int]] = []
+            refused = ""
+            for attempt in range(200):
+                nodes, result = daemon.store(8)
+                if result.dropped:
+                    refused = ", ".join(result.dropped)
+                    break
+                with contextlib.suppress(kvw.PinError):
+                    pins.append(clients[attempt % 8].open(SPACE).pin(nodes, timeout_s=30))
+                    held.append(nodes)
+            assert refused in ("no_room", "refused_tail", "no_room, refused_tail"), refused
+            assert all(daemon.load(nodes) == 8 for nodes in held), "a pinned page has left"
+            for each in pins:
+                each.release()
+            daemon.check_bounded()
+            tally.count("store into an arena full of pinned pages", len(pins))
+
+
+def pin_until_refused(ns: Any, nodes: list[int], pins: list[kvw.Pins]) -> None:
+    while len(pins) < 5000:
+        pins.append(ns.pin(nodes, timeout_s=30))
+
+
+def test_pins_beyond_a_session_s_budget_are_refused_and_cost_no_other_session_anything(
+    tmp_path: Path,
+) -> None:
+    with watched(tmp_path) as daemon, daemon.serving.connect(timeout_s=60) as greedy:
+        nodes, result = daemon.store(32)
+        assert result.stored == 32
+        ns = greedy.open(SPACE)
+        for _ in range(tally.rounds(1)):
+            pins: list[kvw.Pins] = []
+            with pytest.raises(kvw.PinError) as caught:
+                pin_until_refused(ns, nodes, pins)
+            assert caught.value.code == "pin_budget"
+            assert daemon.core["pins"]["refused"] > 0
+            with daemon.ns.pin(nodes, timeout_s=30) as other:
+                assert other.pages == 32
+            for each in pins:
+                each.release()
+            assert ns.pin(nodes, timeout_s=30).pages == 32
+            tally.count("pin beyond a session's budget")
+        daemon.check_bounded()
+
+
+def test_files_of_the_nvme_tier_never_exceed_its_capacity(tmp_path: Path) -> None:
+    sizes = {"nvme_capacity": "16MiB", "nvme_segment": "2MiB", "flush_interval_s": "0.05"}
+    with watched(tmp_path, **sizes) as daemon:
+        for _ in range(tally.rounds(1)):
+            for _ in range(12):
+                nodes, result = daemon.store(48)
+                assert result.stored == 48
+                files = sum(path.stat().st_size for path in daemon.serving.segments)
+                assert files <= 16 << 20, f"{files} bytes in a tier of 16 MiB"
+                assert daemon.load(nodes) == 48
+            nvme = daemon.core["tiers"]["nvme"]
+            assert nvme["used_bytes"] <= nvme["capacity_bytes"] <= 16 << 20
+            tally.count("twice the NVMe tier's capacity stored")
+        assert daemon.core["tiers"]["nvme"]["reclaimed_segments"] > 0
+        daemon.check_bounded()
+
+
+# --- sizes
+
+
+def test_prompt_at_the_bound_is_served_and_one_beyond_it_refused(tmp_path: Path) -> None:
+    with watched(tmp_path) as daemon, daemon.serving.connect_remote(timeout_s=60) as remote:
+        longest = np.arange(wire.MAX_TOKENS, dtype=np.uint32)[::-1].copy()  # stored by nobody
+        for client in (daemon.client, remote):
+            ns = client.open(SPACE)
+            assert ns.lookup(longest).pages == 0
+            with pytest.raises(kvw.UsageError) as caught:
+                ns.lookup(np.append(longest, np.uint32(1)))
+            assert caught.value.code == "too_many_tokens"
+            assert str(wire.MAX_TOKENS) in caught.value.message.replace(",", "")
+            tally.count("prompt beyond the longest that there may be")
+        daemon.check_bounded()
+
+
+def test_messages_of_any_size_and_content_end_only_their_own_connection(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    bound = 128 << 10
+    with watched(tmp_path) as daemon:
+        for size in [0, 1, 31, 32, 33, bound - 1, bound, bound + 1, bound + 4096] * tally.rounds(4):
+            head = b"KVW1" + rng.randbytes(28) if rng.random() < 0.5 else rng.randbytes(32)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+                raw.settimeout(30)
+                raw.connect(daemon.serving.socket)
+                with contextlib.suppress(OSError):
+                    raw.send((head + rng.randbytes(max(0, size - 32)))[:size])
+                    raw.send(head)
+            tally.count("message at or beyond the bound, or of noise, on the local socket")
+        daemon.check_bounded()
+
+
+# --- namespaces
+
+
+def test_namespaces_up_to_the_bound_are_opened_and_one_more_is_refused(tmp_path: Path) -> None:
+    """The bound itself takes a while: where there is time for it."""
+    whole = tally.rounds(1) > 1
+    with watched(tmp_path) as daemon:
+        wanted = engine.MAX_NAMESPACES if whole else 256
+        for number in range(1, wanted):
+            daemon.client.open(other_space(number))
+        assert len(list(daemon.client.namespaces())) == wanted
+        if whole:
+            with pytest.raises(kvw.CapacityError) as caught:
+                daemon.client.open(other_space(wanted))
+            assert caught.value.code == "too_many_namespaces"
+            assert str(engine.MAX_NAMESPACES) in caught.value.message
+        tally.count("namespace opened, up to the bound and beyond", wanted)
+        daemon.check_bounded()
+
+
+def other_space(number: int) -> kvw.Namespace:
+    return kvw.Namespace(**{**SPACE.to_fields(), "salt": str(number)})

@@ -1,0 +1,383 @@
+"""Disks that fill up, turn read-only, fail, stall or lose what they had, under a real daemon.
+
+The DRAM tier keeps serving, what the daemon says of itself is true (status, metrics, /healthz), it
+recovers by itself, nothing wrong is loaded, and what was reported durable is there afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.testing import mounts, tally
+from kvwarehouse.testing.pages import check_pages, pages_of
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.sick_disk import SickDisk
+from kvwarehouse.testing.until import until
+
+pytestmark = pytest.mark.timeout(600)
+
+PAGE_BYTES = 64 << 10
+PROMPT = 12
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=PAGE_BYTES
+)
+SIZES = {
+    "dram": "32MiB",
+    "nvme_capacity": "32MiB",
+    "nvme_segment": "2MiB",
+    "grace_s": "0.1",
+    "flush_interval_s": "0.05",
+    "nvme_retry_s": "0.2",
+}
+
+
+class Use:
+    """A daemon in use: prompts that were stored, those of them that were reported durable."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+        self.prompts = self.first = 0
+        self.durable: list[int] = []
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.serving.connect(timeout_s=60)
+        self.ns = self.client.open(SPACE)
+
+    @property
+    def nvme(self) -> Any:
+        return self.client.status()["core"]["tiers"]["nvme"]
+
+    def nodes(self, prompt: int) -> list[int]:
+        return [prompt << 8 | place for place in range(PROMPT)]
+
+    def store(self, prompts: int = 4) -> None:
+        """New ones; and loads them."""
+        for prompt in range(self.prompts, self.prompts + prompts):
+            nodes = self.nodes(prompt)
+            result = self.ns.store(nodes, pages_of(nodes, 0, 0, PAGE_BYTES), timeout_s=60)
+            assert result.stored == PROMPT, result
+        self.prompts += prompts
+        for prompt in range(self.prompts - prompts, self.prompts):
+            assert self.load(prompt) == PROMPT
+
+    def load(self, prompt: int) -> int:
+        """Pages, each byte of them judged."""
+        nodes = self.nodes(prompt)
+        out = np.zeros((PROMPT, PAGE_BYTES), np.uint8)
+        loaded = self.ns.load(nodes, out, timeout_s=60)
+        check_pages(out[:loaded], nodes[:loaded], 0, 0)
+        return int(loaded)
+
+    def flush(self) -> None:
+        """All that is stored is durable now."""
+        result = self.client.flush(60)
+        assert result.pending == result.not_admitted == 0, result
+        self.durable = list(range(self.first, self.prompts))
+
+    def forget(self) -> None:
+        """Room for the next round."""
+        self.client.clear(SPACE)
+        self.first, self.durable = self.prompts, []
+
+    def check_says(self, health: str, reason: str = "") -> None:
+        """Status and metrics agree, and the daemon is alive and takes work."""
+
+        def said() -> bool:
+            return (self.nvme["health"], self.nvme["reason"]) == (health, reason)
+
+        until(said, f"the status says {health} {reason}")
+        scraped = self.serving.metrics()
+        assert scraped[f'kvwarehouse_nvme_health{{health="{health}"}}'] == 1
+        address = self.serving.events("ready")[0]["http"]
+        for path in ("healthz", "readyz"):
+            with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as answer:
+                assert answer.status == 200
+
+    def check_recovers(self) -> None:
+        """By itself; then everything can be made durable again, and is."""
+        self.check_says("ok")
+        self.store(1)
+
+        def flushed() -> bool:
+            result = self.client.flush(60)
+            return result.pending == result.not_admitted == 0
+
+        until(flushed, "what DRAM alone had goes to NVMe")
+        self.durable = list(range(self.first, self.prompts))
+
+    def check_durable(self, *, again: bool = True) -> None:
+        """Power is lost now: what was reported durable is there, and right."""
+        self.client.close()
+        self.serving.kill()
+        self.serving.lose_arena()
+        self.serving.start()
+        self.connect()
+        for prompt in self.durable:
+            assert self.load(prompt) == PROMPT
+
+
+@pytest.fixture
+def private_mounts() -> Iterator[None]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting filesystems needs root")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(mounts.own_mounts())
+        except mounts.NoMountsError as error:
+            pytest.skip(f"cannot mount here: {error}")
+        yield
+
+
+@contextlib.contextmanager
+def used(serving: Serving) -> Iterator[Use]:
+    with serving:
+        use = Use(serving)
+        try:
+            yield use
+        finally:
+            use.client.close()
+
+
+# --- a disk that really is full
+
+
+def test_full_disk_leaves_pages_in_dram_and_takes_them_when_it_has_room_again(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    try:
+        mounts.mount_tmpfs(tmp_path / "disk", "40m")
+    except mounts.NoMountsError as error:
+        pytest.skip(f"cannot mount here: {error}")
+    filler = tmp_path / "disk" / "filler"
+    with used(Serving(tmp_path / "disk", **SIZES)) as use:
+        for _ in range(tally.rounds(1)):
+            use.store(2)
+            use.flush()
+            fill(filler)
+            use.store(20)  # more than the segments that are there take
+            result = use.client.flush(60)
+            assert result.pending == 0
+            filler.unlink()
+            use.check_recovers()
+            use.check_durable()
+            use.forget()
+            tally.count("disk filled up by others, then emptied (tmpfs)")
+
+
+def test_disk_that_was_full_from_the_start_is_used_once_it_has_room(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    try:
+        mounts.mount_tmpfs(tmp_path / "disk", "40m")
+    except mounts.NoMountsError as error:
+        pytest.skip(f"cannot mount here: {error}")
+    filler = tmp_path / "disk" / "filler"
+    serving = Serving(tmp_path / "disk", **SIZES)
+    with used(serving) as use:
+        fill(filler)
+        use.store(2)
+        use.check_says("read_only", "no_space")
+        assert use.client.flush(60).not_admitted == 2 * PROMPT
+        use.store(2)
+        filler.unlink()
+        use.check_recovers()
+        use.check_durable()
+        tally.count("disk full from the start, then emptied (tmpfs)")
+
+
+def fill(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+
+
+# --- a filesystem that really is read-only, a device that really lost what it had
+
+
+def test_filesystem_that_is_read_only_at_the_start_is_read_and_written_once_it_can_be(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    disk, image = tmp_path / "disk", tmp_path / "image"
+    try:
+        mounts.mount_ext4(disk, image, 96 << 20)
+    except mounts.NoMountsError as error:
+        pytest.skip(f"cannot mount here: {error}")
+    serving = Serving(disk, **SIZES)
+    with used(serving) as use:
+        use.store(4)
+        use.flush()
+        for _ in range(tally.rounds(1)):
+            use.client.close()
+            assert serving.stop() == 0
+            serving.lose_arena()
+            mounts.remount(disk, "ro")
+            serving.start()
+            use.connect()
+            use.check_says("read_only", "read_only")
+            for prompt in use.durable:
+                assert use.load(prompt) == PROMPT
+            use.store(2)
+            mounts.remount(disk, "rw")
+            use.check_recovers()
+            use.check_durable()
+            tally.count("filesystem read-only, then writable (ext4)")
+
+
+def test_device_that_lost_its_end_gives_misses_and_nothing_wrong(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    disk, image = tmp_path / "disk", tmp_path / "image"
+    try:
+        mounts.mount_ext4(disk, image, 96 << 20)
+    except mounts.NoMountsError as error:
+        pytest.skip(f"cannot mount here: {error}")
+    with used(Serving(disk, **SIZES)) as use:
+        use.store(20)
+        use.flush()
+        use.client.evict(SPACE, 100_000, "dram")
+        os.truncate(image, 24 << 20)
+        found = [use.load(prompt) for prompt in range(use.prompts)]
+        assert sum(found) < use.prompts * PROMPT, "the device lost nothing"
+        use.client.clear(SPACE)
+        use.first = use.prompts
+        use.store(4)  # DRAM serves on
+        assert use.nvme["read_errors"] + use.nvme["mismatches"] > 0
+        tally.count("device lost its end (ext4 over a shortened file)")
+
+
+# --- calls that fail
+
+
+@pytest.fixture
+def sick(tmp_path: Path) -> SickDisk:
+    try:
+        return SickDisk(tmp_path, tmp_path / "nvme" / "segments")
+    except FileNotFoundError as error:
+        pytest.skip(f"cannot make disks sick here: {error}")
+
+
+def sick_serving(disk: Path, sick: SickDisk, **settings: str) -> Serving:
+    """The library does not see what io_uring does."""
+    serving = Serving(disk, io_engine="pread", **SIZES, **settings)
+    serving.environment = sick.environment()
+    return serving
+
+
+@pytest.fixture
+def on_sick_disk(tmp_path: Path, sick: SickDisk) -> Iterator[Use]:
+    with used(sick_serving(tmp_path, sick)) as use:
+        yield use
+
+
+def until_struck(sick: SickDisk, before: int) -> None:
+    until(lambda: sick.struck > before, "a call has failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(errno.EIO, "io_error"), (errno.ENOSPC, "no_space"), (errno.EROFS, "read_only")],
+)
+def test_failing_writes_make_the_tier_read_only_until_they_work(
+    on_sick_disk: Use, sick: SickDisk, error: int, reason: str
+) -> None:
+    use = on_sick_disk
+    for _ in range(tally.rounds(1)):
+        use.store(2)
+        use.flush()
+        before = sick.struck
+        sick.set(write=error)
+        use.store(3)
+        use.check_says("read_only", reason)
+        assert use.client.flush(60).not_admitted > 0
+        for prompt in use.durable:
+            assert use.load(prompt) == PROMPT
+        sick.heal()
+        use.check_recovers()
+        use.check_durable()
+        use.forget()
+        tally.count(f"write to the disk failed ({errno.errorcode[error]})", sick.struck - before)
+
+
+def test_failing_flushes_are_never_taken_for_durable(on_sick_disk: Use, sick: SickDisk) -> None:
+    use = on_sick_disk
+    for _ in range(tally.rounds(1)):
+        use.store(2)
+        use.flush()
+        before = sick.struck
+        sick.set(sync=errno.EIO)
+        use.store(2)
+        until_struck(sick, before)
+        result = use.client.flush(5)
+        assert result.pending + result.not_admitted > 0, "what failed was called durable"
+        sick.heal()
+        use.check_recovers()
+        use.check_durable()
+        use.forget()
+        tally.count("flush of the disk failed (EIO)", sick.struck - before)
+
+
+def test_failing_reads_are_misses_until_they_work(on_sick_disk: Use, sick: SickDisk) -> None:
+    use = on_sick_disk
+    use.store(4)
+    use.flush()
+    for _ in range(tally.rounds(1)):
+        use.client.evict(SPACE, 100_000, "dram")
+        before = sick.struck
+        sick.set(read=errno.EIO)
+        assert all(use.load(prompt) == 0 for prompt in use.durable)
+        assert sick.struck > before
+        sick.heal()
+        # A page that could not be read is left alone for a while, or is gone from the tier; it can
+        # be stored again either way, and is never wrong.
+        for prompt in use.durable:
+            use.load(prompt)
+        use.store(1)
+        tally.count("read from the disk failed (EIO)", sick.struck - before)
+
+
+def test_calls_that_fail_now_and_then_lose_nothing_that_was_reported_durable(
+    on_sick_disk: Use, sick: SickDisk
+) -> None:
+    use = on_sick_disk
+    for round_number in range(tally.rounds(2)):
+        before = sick.struck
+        sick.set(write=errno.EIO, sync=errno.EIO, every=2 + round_number % 4)
+        for _ in range(4):
+            use.store(1)
+            result = use.client.flush(5)
+            if result.pending == result.not_admitted == 0:
+                use.durable = list(range(use.first, use.prompts))
+        sick.heal()
+        use.check_durable()
+        use.check_recovers()
+        use.forget()
+        tally.count("write or flush failed now and then (EIO)", max(1, sick.struck - before))
+
+
+def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: SickDisk) -> None:
+    with used(sick_serving(tmp_path, sick, write_queue="1MiB")) as use:
+        use.store(1)
+        use.flush()
+        for _ in range(tally.rounds(1)):
+            sick.set(delay_s=0.5)
+            use.store(4)
+            assert use.nvme["queued_bytes"] <= 1 << 20
+            use.check_says("ok")
+            result = use.client.flush(0.01)
+            assert result.pending + result.not_admitted > 0
+            sick.heal()
+            use.check_recovers()
+            use.check_durable()
+            use.forget()
+            tally.count("disk half a second late at every call")
