@@ -59,13 +59,14 @@ def test_same_seed_writes_the_same_bytes(generate: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chat", "agents", "system-prompts"])
-def test_formats_of_one_workload_have_the_same_reuse(generate: Any, name: str) -> None:
-    """Blocks of other sizes round differently at the ends of prompts, and no more than that."""
-    rates = []
-    for form in KINDS[name].formats:
+def test_formats_of_one_workload_have_the_same_requests_and_reuse(generate: Any, name: str) -> None:
+    """In blocks of other sizes: larger ones hit less, by what their ends share with nobody."""
+    rates = {}
+    for form in sorted(set(KINDS[name].formats) - {"weka"}):
         trace = read_trace(generate(name, "--requests", "600", "--format", form)[0])
-        rates.append(run_replay(trace, ReplaySetup()).hit_rate)
-    assert min(rates) > 0.75 * max(rates)
+        rates[form] = trace.input_tokens.tolist(), run_replay(trace, ReplaySetup()).hit_rate
+    assert rates["bailian"][0] == rates["mooncake"][0]
+    assert 0 < rates["mooncake"][1] <= rates["bailian"][1] + 0.02
 
 
 def test_replay_of_a_workload_says_what_arithmetic_says(
