@@ -69,6 +69,15 @@ def test_timeline_of_a_day_has_as_many_spans_and_the_same_sums(rng: random.Rando
         assert 0 < mean < 1
 
 
+def test_timeline_keeps_what_happened_where_it_happened() -> None:
+    timeline, times_s = Timeline(1), (5.5, 70.0, 130.0, 1_000.0)
+    for at_s in times_s:
+        timeline.add(at_s, 1)
+    assert timeline.span_s == 32.0
+    ends = [end_s for end_s, rate in timeline.rates(0) if rate]
+    assert ends == [32.0 * (at_s // 32 + 1) for at_s in times_s]
+
+
 def test_times_of_an_answer_are_those_of_their_definitions() -> None:
     answers = Answers(begin_s=100.0)
     # Five tokens in four arrivals.
