@@ -209,19 +209,19 @@ SOURCES: Final = (
     ),
     Source(
         "agents, cached",
-        3,
+        2,
         _agents("cached"),
         {**_SESSION, "hits, endless cache, %": Published(96, 1)},
     ),
     Source(
         "agents, truncated",
-        3,
+        2,
         _agents("truncated"),
         {**_SESSION, "hits, endless cache, %": Published(70, 3)},
     ),
     Source(
         "system-prompts",
-        3,
+        2,
         _to_business,
         {
             "hits, endless cache, %": Published(54, 2),
