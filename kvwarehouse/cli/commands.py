@@ -42,4 +42,6 @@ COMMANDS = (
     Command("plan", "Say what loading KV instead of computing it would bring."),
     Command("advise", "Say what more or less DRAM and NVMe would bring a running warehouse."),
     Command("replay", "Say what tiers of given sizes would hit on a recorded trace."),
+    Command("generate", "Write a workload like those of published traces, as a trace."),
+    Command("drive", "Send a trace or a workload to an engine or a daemon, and time it."),
 )

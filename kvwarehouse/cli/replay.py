@@ -15,6 +15,7 @@ from kvwarehouse.cli.hardware import (
     tiers_from,
     with_params,
 )
+from kvwarehouse.cli.reading import add_reading, trace_from
 from kvwarehouse.cli.shape import add_shape, footprint_from, has_shape
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.footprint import Footprint
@@ -30,7 +31,6 @@ from kvwarehouse.planner.replay import (
 from kvwarehouse.planner.replay_report import Curve, ReplayAnswer, replay_report
 from kvwarehouse.planner.replay_timing import ReplayTiming, first_tokens
 from kvwarehouse.planner.trace import Trace
-from kvwarehouse.planner.trace_file import FORMATS, ReadOptions, read_trace
 from kvwarehouse.sizes import parse_size
 
 EXAMPLES = """\
@@ -43,13 +43,12 @@ EXAMPLES = """\
 Reads Mooncake, Bailian and WEKA traces and its own recordings. docs/sizing.md explains the figures.
 """
 
-_MOST_BLOCK_TOKENS = 1_000_000
 _MOST_SWEEP = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="A file, or a folder of session files.")
-    _add_reading(parser)
+    add_reading(parser)
     _add_sizes(parser)
     parser.add_argument(
         "--policy", default="lru", metavar="NAME", help="lru or s3fifo (default: lru)."
@@ -80,24 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_answer(parser)
 
 
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("reading the trace")
-    group.add_argument("--format", choices=FORMATS, help="(default: found out).")
-    group.add_argument(
-        "--block-tokens", type=int, metavar="N", help="Tokens of a block (default: the format's)."
-    )
-    group.add_argument(
-        "--skip-bad", action="store_true", help="Count malformed lines and go on without them."
-    )
-    group.add_argument(
-        "--session-gap",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="Between the starts of sessions whose times are their own (default: 0).",
-    )
-
-
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the tiers (default: DRAM without end, no NVMe)")
     for tier, title in (("dram", "DRAM"), ("nvme", "NVMe")):
@@ -112,10 +93,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check(args)
-    trace = read_trace(
-        args.trace, ReadOptions(args.format, args.block_tokens, args.skip_bad, args.session_gap)
-    )
+    trace = trace_from(args.trace, args)
     footprint = with_params(footprint_from(args), args) if has_shape(args) else None
     page_bytes = _page_bytes(args, trace, footprint)
     setup = ReplaySetup(
@@ -137,18 +115,6 @@ def run(args: argparse.Namespace) -> int:
         write_recording(trace, args.record)
     show(replay_report(answer), args)
     return Exit.OK
-
-
-def _check(args: argparse.Namespace) -> None:
-    if args.block_tokens is not None and not 1 <= args.block_tokens <= _MOST_BLOCK_TOKENS:
-        raise UsageError(
-            f"--block-tokens {args.block_tokens} cannot be; use 1 to {_MOST_BLOCK_TOKENS:,}",
-            code="bad_tokens",
-        )
-    if not 0 <= args.session_gap < 1e9:
-        raise UsageError(
-            f"--session-gap {args.session_gap:g} cannot be; use 0 or more seconds", code="bad_gap"
-        )
 
 
 def _page_bytes(args: argparse.Namespace, trace: Trace, footprint: Footprint | None) -> int | None:

@@ -16,6 +16,7 @@ from vllm_rig.daemon import Daemon
 from vllm_rig.engine import Engine
 from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import Pair
+from vllm_rig.server import Server
 from vllm_rig.shelf import Shelf
 
 _TEST_S = 600
@@ -116,3 +117,12 @@ def pair(start: Start, rng: random.Random) -> Pair:
     pair.connected(rng)
     pair.engine.forget()
     return pair
+
+
+@pytest.fixture
+def server(bay: Bay, daemon: Daemon, checkpoint: Path) -> Server:
+    """`vllm serve` with the connector, with nothing in vLLM's own cache."""
+    transfer = transfer_config(daemon.address)
+    server: Server = bay.get(Server, engine_options(checkpoint, kv_transfer_config=transfer))
+    server.forget()
+    return server

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import pytest
 
 from kvwarehouse.testing.until import until
-from vllm_rig.bay import Bay
-from vllm_rig.daemon import Daemon
 from vllm_rig.messages import Ask
-from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import ALONE, hit, prompt
 from vllm_rig.server import Server
 from vllm_rig.shelf import Shelf
 
 CLIENTS = 16
 MAX_TOKENS = 40
-
-
-@pytest.fixture
-def server(bay: Bay, daemon: Daemon, checkpoint: Path) -> Server:
-    transfer = transfer_config(daemon.address)
-    server: Server = bay.get(Server, engine_options(checkpoint, kv_transfer_config=transfer))
-    server.forget()
-    return server
 
 
 def recomputed(server: Server, tokens: list[int]) -> list[int]:

@@ -1,0 +1,136 @@
+"""Conversations as Mooncake published them: a root block that all share, trees of turns beneath it.
+
+The turns of a conversation are as many draws of the one distribution of input lengths, in rising
+order: a conversation grows, and all requests together have the published lengths. `alike` says how
+near the draws of one conversation are to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvwarehouse.workloads.call import Call, Ids, blocks_in
+from kvwarehouse.workloads.draws import Draws, QuantileCurve
+from kvwarehouse.workloads.pool import Pool
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one published trace is like. `single` is the part of conversations with one turn; the
+    others have 2, and one more with probability `go_on`. `branch` is how often a turn goes on from
+    an earlier one than the last."""
+
+    lengths: QuantileCurve
+    outputs: QuantileCurve
+    gaps_s: QuantileCurve
+    requests_per_s: float
+    single: float
+    go_on: float
+    most_turns: int
+    alike: float
+    branch: float
+    root: bool
+
+
+# Published of the synthetic trace alone, and taken for both. The gaps between turns below are those
+# that make the published gaps between uses of a block, in a trace of the published length.
+_OUTPUTS = QuantileCurve([(0.5, 69), (0.99, 769)], least=1, most=2048)
+
+PROFILES = {
+    # Lengths a little above the published 6,900 and 85,000: the last turns of conversations, their
+    # longest, are missing where a trace ends.
+    "conversation": Profile(
+        lengths=QuantileCurve([(0.5, 7_150), (0.99, 86_500)], least=600, most=128_000),
+        outputs=_OUTPUTS,
+        gaps_s=QuantileCurve([(0.1, 4.1), (0.5, 59.6), (0.9, 285)], most=3600),
+        requests_per_s=3.9,
+        single=0.458,
+        go_on=0.653,
+        most_turns=40,
+        alike=0.0,
+        branch=0.1,
+        root=True,
+    ),
+    "synthetic": Profile(
+        lengths=QuantileCurve(
+            [(0.05, 100), (0.5, 11_587), (0.9, 38_615), (0.99, 66_458), (0.9998, 191_378)],
+            least=13,
+            most=191_378,
+        ),
+        outputs=_OUTPUTS,
+        gaps_s=QuantileCurve([(0.1, 6.52), (0.5, 101.3), (0.9, 287)], most=3600),
+        requests_per_s=3.9,
+        single=0.5226,
+        go_on=0.937,
+        most_turns=24,
+        alike=0.9892,
+        branch=0.0,
+        root=False,
+    ),
+}
+
+
+@dataclass
+class _Conversation:
+    """`turns`: chat number and full blocks of each so far. `lengths` are those to come, the next
+    one last."""
+
+    lengths: list[int]
+    turns: list[tuple[int, list[int]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Chat:
+    seed: int
+    profile: Profile
+    requests_per_s: float
+    block_tokens: int = 512
+
+    def calls(self) -> Iterator[Call]:
+        draws, ids = Draws(self.seed, "chat"), Ids()
+        pool: Pool[_Conversation] = Pool(draws, self.requests_per_s)
+        root = ids.take(1) if self.profile.root else []
+        for chat, (time_s, due) in enumerate(pool.arrivals()):
+            conversation = due or _Conversation(self._lengths(draws))
+            yield self._turn(conversation, time_s, chat, root, (draws, ids))
+            if conversation.lengths:
+                pool.add(time_s + self.profile.gaps_s.draw(draws), conversation)
+
+    def _lengths(self, draws: Draws) -> list[int]:
+        """Of all turns of a new conversation, the longest first."""
+        profile = self.profile
+        turns = 1
+        if not draws.chance(profile.single):
+            turns += draws.times(profile.go_on, profile.most_turns - 1)
+        common, own = profile.alike**0.5, (1 - profile.alike) ** 0.5
+        shared = draws.normal()
+        scores = sorted(
+            (common * shared + own * draws.normal() for _ in range(turns)), reverse=True
+        )
+        return [int(profile.lengths.at(score)) for score in scores]
+
+    def _turn(
+        self,
+        conversation: _Conversation,
+        time_s: float,
+        chat: int,
+        root: list[int],
+        sources: tuple[Draws, Ids],
+    ) -> Call:
+        draws, ids = sources
+        length = conversation.lengths.pop()
+        parent, known = -1, root
+        if conversation.turns:
+            back = 1
+            if draws.chance(self.profile.branch):
+                back += draws.below(len(conversation.turns))
+            parent, known = conversation.turns[-back]
+        full = length // self.block_tokens
+        blocks = known[:full] + ids.take(max(0, full - len(known)))
+        if conversation.lengths:
+            conversation.turns.append((chat, blocks))
+        tail = ids.take(blocks_in(length, self.block_tokens) - full)
+        output = int(self.profile.outputs.draw(draws))
+        turn = len(conversation.turns) + (not conversation.lengths)
+        return Call(time_s, length, output, blocks + tail, chat, parent, turn)
