@@ -1,4 +1,4 @@
-"""`kvwarehouse check`: verifies stored pages, of a daemon that serves or of directories without one."""
+"""`kvwarehouse check`: verifies stored pages, of a daemon or of directories without one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ EXAMPLES = """\
   kvwarehouse check my-model --repair   one namespace; damaged pages are quarantined
   kvwarehouse check --nvme-dir DIR      segments without a running daemon
 
-A page that is in DRAM and on NVMe has two copies, and each is read and judged by itself: its header,
-its place, its key and the digest of every shard. --repair drops the bad copy alone; a page that is
-good in DRAM is then written to NVMe again, and a bad record stays away over restarts. A record that
-the device could not read (io_error) is dropped only until the next start, which looks again.
+A page that is in DRAM and on NVMe has two copies, and each is read and judged by itself: its
+header, its place, its key and the digest of every shard. --repair drops the bad copy alone; a page
+that is good in DRAM is then written to NVMe again, and a bad record stays away over restarts. A
+record that the device could not read (io_error) is dropped only until the next start, which looks
+again.
 
 With --nvme-dir, --arena-dir or both, the directories of a stopped daemon are opened. Segments and
 ledger stay as they are unless --repair drops something; an arena gets a new index, and what was

@@ -44,7 +44,7 @@ _SEGMENT_DAMAGE: Final = (
     "segment cut at a random length",
     "good record copied over another",
     "payloads of two records exchanged",
-    "older version of a whole segment",
+    "whole segment as it was before",
     "some blocks of a segment as they were before",
     "segment of another warehouse copied in",
     "segment copied to another number",
@@ -61,7 +61,7 @@ _ARENA_DAMAGE: Final = (
     "index entry flipped under readers",
     "metadata of a slot copied over another",
     "payloads of two slots exchanged",
-    "older metadata of a slot brought back",
+    "earlier metadata of a slot brought back",
     "stretch of the slots file overwritten with noise",
     "file of the arena cut at a random length",
 )

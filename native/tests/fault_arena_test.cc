@@ -120,7 +120,7 @@ Fault older_metadata(ArenaImage& image, Random& random) {
   const FilePart slots(image.path("slots"));
   slots.write(image.metas[page], image.older);
   if (random() % 2 == 0) slots.write(image.word_at(page), image.older_word);
-  return {"older metadata of a slot brought back", {page}, false};
+  return {"earlier metadata of a slot brought back", {page}, false};
 }
 
 Fault noise(ArenaImage& image, Random& random) {
@@ -241,6 +241,6 @@ TEST(arena_image_is_read_back_whole_when_nothing_is_damaged) {
 TEST(arena_with_any_damage_gives_right_pages_or_misses_and_keeps_what_was_not_touched) {
   auto random = check::random("arena damage");
   ArenaImage image;
-  for (uint64_t round = 0; round < check::rounds(40); ++round)
+  for (uint64_t round = 0; round < check::rounds(60); ++round)
     for (const auto make : kClasses) check_fault(image, make, random);
 }

@@ -170,7 +170,7 @@ Fault exchanged(Random& random) {
 }
 
 Fault older_version(Random& random) {
-  Fault fault{"older version of a whole segment", stored().segments, {}, false};
+  Fault fault{"whole segment as it was before", stored().segments, {}, false};
   const uint32_t number = any_of(stored().earlier, random).first;
   fault.image[number] = stored().earlier.at(number);
   fault.may_lose = stored().in_segment(number);
@@ -292,6 +292,6 @@ TEST(image_is_read_back_whole_when_nothing_is_damaged) {
 TEST(segments_with_any_damage_give_right_pages_or_misses_and_keep_what_was_not_touched) {
   auto random = check::random("segment damage");
   Reopened world;
-  for (uint64_t round = 0; round < check::rounds(60); ++round)
+  for (uint64_t round = 0; round < check::rounds(90); ++round)
     for (const auto make : kClasses) check_fault(world, make(random), random);
 }

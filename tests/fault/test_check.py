@@ -251,7 +251,7 @@ def test_repair_of_a_stopped_daemons_directories_lasts(
     assert report["tiers"]["dram"]["dropped"] == 1
     assert report["tiers"]["nvme"]["dropped"] + report["at_start"]["refused_records"] == 1
     serving.start()
-    last, bad = check(serving)
+    _, bad = check(serving)
     assert bad == []
     assert load(serving) == PAGES
 
