@@ -46,6 +46,7 @@ class Pages:
     counts: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    interrupted: int = 0
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,6 +73,11 @@ class Pages:
             hits = served.hit_dram + served.hit_nvme
             loaded_bytes = served.loaded * self.page_bytes
             self.timeline.add(at_s - self.begin_s, 1, served.asked, hits, loaded_bytes)
+
+    def interrupt(self) -> None:
+        """A request that did not come to its end: its pages count nowhere."""
+        with self._lock:
+            self.interrupted += 1
 
     def fail(self, reason: str, detail: str) -> None:
         with self._lock:

@@ -46,6 +46,7 @@ def pages_report(pages: Pages, drive: Drive, facts: Facts) -> Report:
             "started": drive.started,
             "served": pages.served,
             "failed": pages.failed,
+            "interrupted": pages.interrupted,
         },
         "failures": failure_figures(pages.failures, pages.details),
         "pages": {name: pages.counts[name] for name in _COUNTS}
@@ -89,6 +90,7 @@ def _requests(pages: Pages, drive: Drive, facts: Facts) -> TableBlock:
         *loop_rows(drive, facts),
         ("served", pages.served),
         ("failed", pages.failed),
+        ("interrupted", pages.interrupted),
         ("page", format_size(pages.page_bytes)),
         ("requests/s", _number(rates["requests_per_s"])),
         ("loaded, GB/s", _gigabytes(rates["loaded_bytes_per_s"])),

@@ -66,7 +66,10 @@ class WarehouseEngine:
                 raise
             self.pages.fail(error.code, str(error))
         else:
-            self.pages.add(served, self._clock())
+            if self._over.is_set():
+                self.pages.interrupt()
+            else:
+                self.pages.add(served, self._clock())
 
     def hang_up(self) -> None:
         """Requests end at their next batch of pages."""

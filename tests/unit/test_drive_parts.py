@@ -318,6 +318,16 @@ def test_page_of_another_block_is_counted_as_wrong() -> None:
     assert engine.pages.counts["wrong"] == 4
 
 
+def test_request_that_is_interrupted_counts_no_pages() -> None:
+    def fill(out: Any) -> int:
+        engine.hang_up()
+        return 0
+
+    engine = warehouse_engine(fill)
+    engine.ask(Call(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
+    assert (engine.pages.interrupted, engine.pages.served, engine.pages.failed) == (1, 0, 0)
+
+
 def test_daemon_that_goes_away_is_a_failure_by_its_code() -> None:
     def gone(out: Any) -> int:
         raise TransportError("it is gone", code="lost")
