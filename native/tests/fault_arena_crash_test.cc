@@ -49,14 +49,15 @@ void crash_while_storing(Scene& scene, uint64_t chain) {
   scene.begin_again();
   Grant first = scene.reserve(chain, 0);
   uint64_t digest = scene.peer->copy(first.answer, page, 0);
-  scene.crash_in(kStoring, {}, [&] { scene.peer->seal(first.answer, 0, digest); });
+  Intent intent;
+  intent.seals = true;
+  scene.crash_in(kStoring, intent, [&] { scene.peer->seal(first.answer, 0, digest); });
   scene.begin_again();
   first = scene.reserve(chain, 0);
   const Grant second = scene.reserve(chain, 1);
   digest = scene.peer->copy(first.answer, page, 0);
   CHECK_EQ(scene.peer->seal(first.answer, 0, digest), Reason::none);
   digest = scene.peer->copy(second.answer, page, 1);
-  Intent intent;
   intent.may_come = {chain};
   scene.crash_in(kStoring, intent,
                  [&] { CHECK_EQ(scene.peer->seal(second.answer, 1, digest), Reason::none); });

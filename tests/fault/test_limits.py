@@ -197,6 +197,8 @@ def test_pins_beyond_a_session_s_budget_are_refused_and_cost_no_other_session_an
             with pytest.raises(kvw.PinError) as caught:
                 pin_until_refused(ns, nodes, pins)
             assert caught.value.code == "pin_budget"
+            held = len(pins) * 32 * PAGE_BYTES
+            assert held <= daemon.core["tiers"]["dram"]["capacity_bytes"] / 2
             assert daemon.core["pins"]["refused"] > 0
             with daemon.ns.pin(nodes, timeout_s=30) as other:
                 assert other.pages == 32
