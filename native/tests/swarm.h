@@ -121,6 +121,19 @@ class Swarm {
       if (worker != stopped) until([&] { return board_->rows[worker].answered >= goal; });
     }
   }
+  // Whatever is there now has the bytes that were sealed.
+  void check_nothing_spoilt() {
+    Client client(daemon_.client_options());
+    for (uint64_t number = 0; number < chains_; ++number) {
+      const Chain chain = Swarm::chain(daemon_.shape(), number);
+      if (chain.found(client) == 0) continue;
+      for (uint32_t shard = 0; shard < chain.shape.shards; ++shard) {
+        LoadReport report;
+        chain.load(client, shard, &report);
+        CHECK(!report.reasons.contains("mismatch"));
+      }
+    }
+  }
   // Every chain that was reported stored is there, every byte of it.
   void check_nothing_lost() {
     Client client(daemon_.client_options());
