@@ -14,25 +14,33 @@ export PATH="$venv/bin:$PATH"
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0:strict_string_checks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
-compiler=()
-for clang in clang++ clang++-{20..14}; do
-  command -v "$clang" >/dev/null || continue
-  # Its runtime library is a package of its own.
-  echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
-    "$clang" -fsanitize=fuzzer,address -x c++ -o /dev/null - 2>/dev/null || continue
-  compiler=(-DCMAKE_CXX_COMPILER="$clang")
-  break
-done
-[ ${#compiler[@]} -gt 0 ] || echo "fuzz: no clang with libFuzzer (make setup-fuzz): inputs are changed blindly"
-
-cmake -S native -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DKVW_SANITIZE=address \
-  -DKVW_BUILD_MODULE=OFF -DKVW_BUILD_FUZZ=ON "${compiler[@]}" >/dev/null
-cmake --build "$build" --target fuzz_targets -j "${JOBS:-2}"
-
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
   mapfile -t names < <(find tests/fuzz/corpus -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort)
 fi
+native=()
+for name in "${names[@]}"; do
+  [ ! -f "native/fuzz/$name.cc" ] || native+=("fuzz_$name")
+done
+
+make_native() {
+  local clang compiler=()
+  for clang in clang++ clang++-{20..14}; do
+    command -v "$clang" >/dev/null || continue
+    # Its runtime library is a package of its own.
+    echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+      "$clang" -fsanitize=fuzzer,address -x c++ -o /dev/null - 2>/dev/null || continue
+    compiler=(-DCMAKE_CXX_COMPILER="$clang")
+    break
+  done
+  [ ${#compiler[@]} -gt 0 ] ||
+    echo "fuzz: no clang with libFuzzer (make setup-fuzz): inputs are changed blindly"
+  cmake -S native -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DKVW_SANITIZE=address \
+    -DKVW_BUILD_MODULE=OFF -DKVW_BUILD_FUZZ=ON "${compiler[@]}" >/dev/null
+  cmake --build "$build" --target "${native[@]}" -j "${JOBS:-2}"
+}
+[ ${#native[@]} -eq 0 ] || make_native
+
 mkdir -p "$build/findings"
 
 # Runs are hostile inputs, counted as in kvwarehouse/testing/tally.py. A target's output on stdin, in

@@ -1,6 +1,5 @@
 # The targets of fuzz/, one program each: fuzz_NAME. With clang they are libFuzzer's, guided by
 # coverage; other compilers get a small driver of ours, which changes the corpus blindly.
-add_custom_target(fuzz_targets)
 file(GLOB KVW_FUZZ CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*.cc)
 list(FILTER KVW_FUZZ EXCLUDE REGEX "/driver\\.cc$")
 foreach(source ${KVW_FUZZ})
@@ -14,7 +13,6 @@ foreach(source ${KVW_FUZZ})
   else()
     target_sources(fuzz_${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/driver.cc)
   endif()
-  add_dependencies(fuzz_targets fuzz_${name})
 endforeach()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(kvw_core PRIVATE -fsanitize=fuzzer-no-link)

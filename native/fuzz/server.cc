@@ -126,12 +126,12 @@ std::vector<std::byte> message_of(Input& input, const Chain& good) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace kvw;
-  static auto* target = new fuzz::Target();  // its threads outlive the statics
+  static fuzz::Target target;
   fuzz::Input input(data, size);
   for (int count = 0; count < fuzz::kMost && !input.empty(); ++count) {
-    const auto message = fuzz::message_of(input, *target->good);
-    target->peer->exchange(message);
+    const auto message = fuzz::message_of(input, *target.good);
+    target.peer->exchange(message);
   }
-  if (++target->inputs % fuzz::kCheckEach == 0) target->check();
+  if (++target.inputs % fuzz::kCheckEach == 0) target.check();
   return 0;
 }

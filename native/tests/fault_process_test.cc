@@ -13,6 +13,7 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kShard = 12 * 1024;
+constexpr uint64_t kMoreThanFits = 1000;  // chains: evicted and stored again all the time
 
 // Anywhere in what the other process is doing: that is the point.
 void a_while(std::mt19937_64& random) {
@@ -21,8 +22,8 @@ void a_while(std::mt19937_64& random) {
 }
 
 struct Field {
-  explicit Field(uint64_t timeout_ns = kSecondNs)
-      : daemon(shape_of(kShard), 16 * kMiB), swarm(daemon, timeout_ns) {
+  explicit Field(uint64_t timeout_ns = kSecondNs, uint64_t chains = kChains)
+      : daemon(shape_of(kShard), 16 * kMiB), swarm(daemon, timeout_ns, chains) {
     daemon.options.limbo_after_ns = 20 * kMillisecondNs;
     daemon.options.grace_ns = kMillisecondNs;
     daemon.start_process();
@@ -49,7 +50,7 @@ TEST(daemon_killed_under_traffic_loses_nothing_that_was_reported_stored) {
 
 TEST(client_killed_under_traffic_leaves_nothing_behind) {
   auto random = check::random("client_killed_under_traffic");
-  Field field;
+  Field field(kSecondNs, kMoreThanFits);
   field.swarm.start_all(random);
   for (uint64_t round = 0; round < check::rounds(30); ++round) {
     const size_t worker = random() % kWorkers;
@@ -66,18 +67,20 @@ TEST(client_killed_under_traffic_leaves_nothing_behind) {
 
 TEST(client_stopped_for_longer_than_every_deadline_harms_nobody_when_it_goes_on) {
   auto random = check::random("client_stopped_for_longer_than_every_deadline");
-  Field field(50 * kMillisecondNs);
+  Field field(50 * kMillisecondNs, kMoreThanFits);
+  Client watcher(field.daemon.client_options());
   field.swarm.start_all(random);
   for (uint64_t round = 0; round < check::rounds(6); ++round) {
     const size_t worker = random() % kWorkers;
     field.swarm.advance(1 + random() % 4);
     a_while(random);
-    field.swarm.pause(worker);
+    field.swarm.pause_in_a_store(worker, *watcher.view());
     const uint64_t over = system_clock().boot_ns() + 150 * kMillisecondNs;  // limbo, and a tick
     field.swarm.until([&] { return system_clock().boot_ns() > over; });
     field.swarm.be_answered(worker);
     field.swarm.resume(worker);
     field.swarm.be_answered();
+    field.swarm.check_nothing_spoilt();
     field.swarm.check_nothing_lost();
     check::tally("client stopped (SIGSTOP) beyond every deadline, and continued");
   }

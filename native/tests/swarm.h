@@ -25,6 +25,7 @@ struct Board {
     std::atomic<uint64_t> done;      // operations that ended, however
     std::atomic<uint64_t> answered;  // of them: stores that the daemon answered
     std::atomic<uint64_t> mismatches;
+    std::atomic<uint64_t> session;  // of its client
   };
   std::array<Row, kWorkers> rows;
   std::array<std::atomic<uint64_t>, kChains> stored;  // chains that a store reported whole
@@ -33,8 +34,9 @@ struct Board {
 
 class Swarm {
  public:
-  explicit Swarm(Daemon& daemon, uint64_t timeout_ns = kSecondNs)
-      : daemon_(daemon), timeout_ns_(timeout_ns) {
+  // `chains`: how many there are to choose from. Of more than kChains nothing is promised to stay.
+  explicit Swarm(Daemon& daemon, uint64_t timeout_ns = kSecondNs, uint64_t chains = kChains)
+      : daemon_(daemon), timeout_ns_(timeout_ns), chains_(chains) {
     void* memory =
         ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
@@ -85,6 +87,14 @@ class Swarm {
     ::waitpid(pids_[worker], &status, WUNTRACED);
     CHECK(WIFSTOPPED(status));
   }
+  // Stops it at a moment when it has been granted what it has not sealed.
+  void pause_in_a_store(size_t worker, const View& view) {
+    for (pause(worker); !writes(board_->rows[worker].session, view); pause(worker)) {
+      resume(worker);
+      const uint64_t goal = board_->rows[worker].done + 1;
+      until([&] { return board_->rows[worker].done >= goal; });
+    }
+  }
   void resume(size_t worker) { ::kill(pids_[worker], SIGCONT); }
 
   // Waits for something that the workers or the daemon do.
@@ -109,6 +119,19 @@ class Swarm {
     for (size_t worker = 0; worker < kWorkers; ++worker) {
       const uint64_t goal = board_->rows[worker].answered + 1;
       if (worker != stopped) until([&] { return board_->rows[worker].answered >= goal; });
+    }
+  }
+  // Whatever is there now has the bytes that were sealed.
+  void check_nothing_spoilt() {
+    Client client(daemon_.client_options());
+    for (uint64_t number = 0; number < chains_; ++number) {
+      const Chain chain = Swarm::chain(daemon_.shape(), number);
+      if (chain.found(client) == 0) continue;
+      for (uint32_t shard = 0; shard < chain.shape.shards; ++shard) {
+        LoadReport report;
+        chain.load(client, shard, &report);
+        CHECK(!report.reasons.contains("mismatch"));
+      }
     }
   }
   // Every chain that was reported stored is there, every byte of it.
@@ -156,6 +179,22 @@ class Swarm {
     }
   }
 
+  static bool writes(uint64_t session, const View& view) {
+    const Slots& slots = view.slots();
+    for (uint32_t slab = 0; slab < slots.header().slab_max; ++slab) {
+      const SlabCut cut = slots.cut(slab);
+      for (uint32_t place = 0; place < slots.slots_in(cut); ++place) {
+        const SlotId slot = slots.slot_id(slab, place);
+        if (slots.load(slot).state != SlotState::reserved) continue;
+        const SlotMeta* meta = slots.meta(slot, cut);
+        const uint64_t open = meta->granted.load() & ~meta->settled.load();
+        for (uint32_t shard = 0; shard < 2; ++shard)
+          if ((open >> shard & 1) != 0 && owners_of(meta)[shard] == session) return true;
+      }
+    }
+    return false;
+  }
+
   void work(Board::Row& row, uint64_t seed) {
     std::mt19937_64 random(seed);
     ClientOptions options = daemon_.client_options();
@@ -164,6 +203,7 @@ class Swarm {
     while (!board_->stop) {
       try {
         if (client == nullptr) client = std::make_unique<Client>(options);
+        row.session = client->session_id();
         step(*client, row, random);
       } catch (const Error& error) {
         const bool foreseen = error.kind() == ErrorKind::transport ||
@@ -175,7 +215,7 @@ class Swarm {
   }
 
   void step(Client& client, Board::Row& row, std::mt19937_64& random) {
-    const uint64_t number = random() % kChains;
+    const uint64_t number = random() % chains_;
     const Chain chain = Swarm::chain(daemon_.shape(), number);
     const auto shard = static_cast<uint32_t>(random() % chain.shape.shards);
     Prompt prompt = chain.prompt();
@@ -199,7 +239,8 @@ class Swarm {
           whole = whole && report.stored + report.already == chain.pages.size();
         }
         // A page that is there already, in one of its shards, may still wait for the others.
-        if (whole && client.lookup(chain.shape.id, prompt).pages == chain.pages.size())
+        if (chains_ == kChains && whole &&
+            client.lookup(chain.shape.id, prompt).pages == chain.pages.size())
           board_->stored[number] = 1;
         row.answered.fetch_add(1);
       }
@@ -207,7 +248,7 @@ class Swarm {
   }
 
   Daemon& daemon_;
-  uint64_t timeout_ns_;
+  uint64_t timeout_ns_, chains_;
   Board* board_ = nullptr;
   std::array<pid_t, kWorkers> pids_{};
 };
