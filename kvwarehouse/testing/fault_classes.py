@@ -4,6 +4,7 @@ lists. Tests, and native ones through tests/tally.h, name their class exactly as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,11 @@ class FaultClass:
     """What was checked after each of them."""
     live: bool
     """Against processes of a running warehouse; else inside a test's own process."""
+
+    @property
+    def is_input(self) -> bool:
+        """A fuzzer's: millions of them say less than one crash, so they are counted apart."""
+        return self.name.startswith("hostile input")
 
 
 _SEGMENTS: Final = (
@@ -491,3 +497,17 @@ CLASSES: Final = (
 )
 
 BY_NAME: Final = {each.name: each for each in CLASSES}
+
+
+def faults(counts: Mapping[str, int], *, live: bool = False) -> int:
+    """How many were injected, without inputs of fuzzers; `live`: of them, those against a running
+    warehouse."""
+    return sum(
+        counts.get(each.name, 0)
+        for each in CLASSES
+        if not each.is_input and (each.live or not live)
+    )
+
+
+def inputs(counts: Mapping[str, int]) -> int:
+    return sum(counts.get(each.name, 0) for each in CLASSES if each.is_input)

@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvwarehouse.cli.bench.conditions import processor
 from kvwarehouse.cli.output import console, print_json, print_table
 from kvwarehouse.testing import guarantees, tally
-from kvwarehouse.testing.fault_classes import CLASSES
+from kvwarehouse.testing.fault_classes import CLASSES, faults, inputs
 
 LEAST: Final = 100_000
 LEAST_LIVE: Final = 1_000
@@ -72,7 +72,7 @@ class Run:
                 self._one(step)
                 said = "ok" if step.status == 0 else f"FAILED ({step.status})"
                 shown.print(f"{step.name}: {said}, {step.seconds:.0f} s")
-                injected = sum(tally.read(self.folder / "tally").values())
+                injected = faults(self.counts())
                 progress.update(task, advance=1, description=f"{injected:,} faults")
 
             with ThreadPoolExecutor(lanes) as pool:
@@ -101,35 +101,35 @@ class Run:
 
 
 def steps(build: Path, rounds: int, live_rounds: int, fuzz_s: int) -> list[Step]:
-    """Longest first, so that no lane waits long for the other."""
+    """The longest first, so that no lane waits long for the other."""
     live = {tally.ROUNDS: str(live_rounds)}
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # A round more is a test that takes longer.
     patient = ["-o", "faulthandler_timeout=0", "-o", f"timeout={int(_STEP_LIMIT_S)}"]
-    found = [
-        Step(path.stem.removeprefix("test_"), [*pytest, *patient, str(path)], live)
-        for path in sorted(Path("tests/fault").glob("test_*.py"))
-    ]
+    machine = map(str, sorted(Path("tests/property").glob("test_*.py")))
+    found = [Step("properties", [*pytest, *patient, *machine], live)]
+    if fuzz_s:
+        found.append(Step("fuzzers", ["make", "fuzz", f"FUZZ_S={fuzz_s}"]))
     found += [
         Step(path.name.removesuffix("_test"), [str(path), "--rounds", str(rounds)])
         for path in sorted(build.glob("fault_*_test"))
     ]
-    machine = sorted(Path("tests/property").glob("test_*.py"))
-    found.append(Step("properties", [*pytest, *patient, *map(str, machine)], live))
-    if fuzz_s:
-        found.append(Step("fuzzers", ["make", "fuzz", f"FUZZ_S={fuzz_s}"]))
-    return found
+    return found + [
+        Step(path.stem.removeprefix("test_"), [*pytest, *patient, str(path)], live)
+        for path in sorted(Path("tests/fault").glob("test_*.py"))
+    ]
 
 
 def failures(run_steps: Sequence[Step], counts: Counter[str]) -> list[str]:
     """Why the run is no proof; empty when it is one."""
     why = [f"{step.name} failed" for step in run_steps if step.status != 0]
     why += [f"nothing was injected of: {each.name}" for each in CLASSES if not counts[each.name]]
-    live = sum(counts[each.name] for each in CLASSES if each.live)
-    if counts.total() < LEAST:
-        why.append(f"{counts.total():,} faults were injected, it takes {LEAST:,}")
-    if live < LEAST_LIVE:
-        why.append(f"{live:,} of them against live processes, it takes {LEAST_LIVE:,}")
+    if faults(counts) < LEAST:
+        why.append(f"{faults(counts):,} faults were injected, it takes {LEAST:,}")
+    if faults(counts, live=True) < LEAST_LIVE:
+        why.append(
+            f"{faults(counts, live=True):,} of them against live processes, it takes {LEAST_LIVE:,}"
+        )
     return why
 
 
@@ -137,8 +137,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fault_run", description=__doc__)
     parser.add_argument("--build", type=Path, required=True, help="Folder of the native programs.")
     parser.add_argument("--rounds", type=int, default=20, help="Scale of the native programs.")
-    parser.add_argument("--live-rounds", type=int, default=20, help="Scale of the Python tests.")
-    parser.add_argument("--fuzz-s", type=int, default=60, help="Seconds for each fuzzer; 0: none.")
+    parser.add_argument("--live-rounds", type=int, default=5, help="Scale of the Python tests.")
+    parser.add_argument("--fuzz-s", type=int, default=30, help="Seconds for each fuzzer; 0: none.")
     parser.add_argument("--lanes", type=int, default=2, help="Steps at a time.")
     parser.add_argument("--seed", default=os.environ.get("KVW_SEED") or str(secrets.randbits(32)))
     parser.add_argument("--folder", type=Path, default=Path("build/faults"), help="For its logs.")
@@ -193,7 +193,10 @@ def report(
         return
     rows = [("live" if c.live else "in process", c.name, counts[c.name]) for c in CLASSES]
     print_table("faults injected", ("where", "what", ">how many"), rows)
-    print(f"{counts.total():,} faults in {took_s / 60:.1f} minutes, seed {args.seed}")
+    print(
+        f"{faults(counts):,} faults, {faults(counts, live=True):,} of them live, and"
+        f" {inputs(counts):,} hostile inputs in {took_s / 60:.1f} minutes, seed {args.seed}"
+    )
     print("\n".join(why) or "nothing wrong, nothing lost")
 
 

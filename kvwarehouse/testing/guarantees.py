@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from kvwarehouse.testing.fault_classes import CLASSES, FaultClass
+from kvwarehouse.testing.fault_classes import CLASSES, FaultClass, faults, inputs
 
 BEGIN: Final = "<!-- counts: written by make faults, do not edit -->\n"
 END: Final = "<!-- end of counts -->\n"
@@ -31,10 +31,10 @@ def with_counts(document: str, counts: Counter[str], conditions: Conditions) -> 
 
 
 def _block(counts: Counter[str], conditions: Conditions) -> str:
-    live = sum(counts[each.name] for each in CLASSES if each.live)
     lines = [
-        f"**{counts.total():,} faults, {live:,} of them against a running warehouse: no wrong byte"
-        " was served, nothing was lost that was promised to be kept.**",
+        f"**{faults(counts):,} faults, {faults(counts, live=True):,} of them against a running"
+        f" warehouse, and {inputs(counts):,} hostile inputs: no wrong byte was served, nothing was"
+        " lost that was promised to be kept.**",
         f"{conditions.took_s / 60:.0f} minutes on {conditions.machine},"
         f" {datetime.datetime.now(datetime.UTC).date().isoformat()}, seed {conditions.seed}.",
     ]

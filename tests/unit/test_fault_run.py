@@ -43,6 +43,11 @@ def test_run_is_no_proof_when_too_few_faults_were_injected() -> None:
     assert any(f"{LEAST_LIVE:,}" in why for why in few)
 
 
+def test_inputs_of_fuzzers_are_no_faults() -> None:
+    many = Counter({each.name: 10**9 if each.is_input else 1 for each in CLASSES})
+    assert any(f"{LEAST:,}" in why for why in failures([ended(0)], many))
+
+
 def test_step_that_fails_is_seen_and_what_it_counted_before_stays(tmp_path: Path) -> None:
     name = CLASSES[0].name
     code = f"from kvwarehouse.testing import tally; tally.count({name!r}, 3); raise SystemExit(5)"
