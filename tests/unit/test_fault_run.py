@@ -89,11 +89,11 @@ def test_names_of_classes_are_unique_and_fit_a_table_and_the_native_tally() -> N
 
 def test_counts_are_written_between_the_marks_and_nowhere_else() -> None:
     conditions = guarantees.Conditions("42", 600.0, "a machine")
-    before = f"# Words\n{guarantees.BEGIN}old\n{guarantees.END}more words\n"
+    before = f"# Words\n{guarantees.BEGIN}STALE\n{guarantees.END}more words\n"
     after = guarantees.with_counts(before, ENOUGH, conditions)
     assert after.startswith(f"# Words\n{guarantees.BEGIN}")
     assert after.endswith(f"{guarantees.END}more words\n")
-    assert "old" not in after
+    assert "STALE" not in after
     assert "seed 42" in after
     assert all(f"| {each.name} | {LEAST:,} |" in after for each in CLASSES)
     assert guarantees.with_counts(after, ENOUGH, conditions) == after
