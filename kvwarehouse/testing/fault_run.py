@@ -109,7 +109,7 @@ def steps(build: Path, rounds: int, live_rounds: int, fuzz_s: int) -> list[Step]
     machine = map(str, sorted(Path("tests/property").glob("test_*.py")))
     found = [Step("properties", [*pytest, *patient, *machine], live)]
     if fuzz_s:
-        found.append(Step("fuzzers", ["make", "fuzz", f"FUZZ_S={fuzz_s}"]))
+        found.append(Step("fuzzers", ["make", "fuzz", f"FUZZ_S={fuzz_s}", "ARGS="]))
     found += [
         Step(path.name.removesuffix("_test"), [str(path), "--rounds", str(rounds)])
         for path in sorted(build.glob("fault_*_test"))

@@ -5,8 +5,8 @@
 //
 // What may be lost is exactly this: pages whose word, metadata or payload changed; all pages of a
 // slab whose cut changed; and everything, until its directory is moved away, when the header of the
-// slots file or the length of slots or arena cannot be believed, which is refused with a clear
-// error.
+// slots file, the version in the control page, or the length of slots or arena cannot be believed,
+// which is refused with a clear error.
 #include <functional>
 
 #include "base/error.h"
@@ -88,13 +88,15 @@ Fault slots_header(ArenaImage& image, Random& random) {
   return {"header of the slots file flipped", all_pages(image), false, true};
 }
 
-// It says nothing that the slots do not.
+// It says nothing that the slots do not; but a version that seems to be a newer one's is refused.
 Fault control_page(ArenaImage& image, Random& random) {
   const FilePart control(image.path("control"));
   const uint64_t at = random() % 2 == 0 ? random() % offsetof(ControlPage, namespaces)
                                         : random() % sizeof(ControlPage);
   control.flip(at, any_bit(random));
-  return {"control page flipped", {}};
+  constexpr size_t kVersion = offsetof(ControlPage, version);
+  const bool newer = at >= kVersion && at < kVersion + sizeof(ControlPage::version);
+  return {"control page flipped", {}, true, newer};
 }
 
 Fault copied_metadata(ArenaImage& image, Random& random) {
