@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ranges>
 #include <utility>
 
 namespace kvw {
@@ -44,8 +43,8 @@ void MissRatioCurve::use(std::span<const Use> pages) {
     record(&all_, far);
     record(own, far);
   }
-  for (const Use& page : pages | std::views::reverse) {
-    if (page.key.hi <= threshold_) follow(page);
+  for (size_t at = pages.size(); at-- > 0;) {
+    if (pages[at].key.hi <= threshold_) follow(pages[at]);
     if (samples_.size() > most_samples_) follow_fewer();
   }
 }
