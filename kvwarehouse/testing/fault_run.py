@@ -101,22 +101,22 @@ class Run:
 
 
 def steps(build: Path, rounds: int, live_rounds: int, fuzz_s: int) -> list[Step]:
-    """The longest first, so that no lane waits long for the other."""
+    """Those with processes of their own first: they take longest, and fail most often."""
     live = {tally.ROUNDS: str(live_rounds)}
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # A round more is a test that takes longer.
     patient = ["-o", "faulthandler_timeout=0", "-o", f"timeout={int(_STEP_LIMIT_S)}"]
     machine = map(str, sorted(Path("tests/property").glob("test_*.py")))
     found = [Step("properties", [*pytest, *patient, *machine], live)]
-    if fuzz_s:
-        found.append(Step("fuzzers", ["make", "fuzz", f"FUZZ_S={fuzz_s}", "ARGS="]))
     found += [
-        Step(path.name.removesuffix("_test"), [str(path), "--rounds", str(rounds)])
-        for path in sorted(build.glob("fault_*_test"))
-    ]
-    return found + [
         Step(path.stem.removeprefix("test_"), [*pytest, *patient, str(path)], live)
         for path in sorted(Path("tests/fault").glob("test_*.py"))
+    ]
+    if fuzz_s:
+        found.append(Step("fuzzers", ["make", "fuzz", f"FUZZ_S={fuzz_s}", "ARGS="]))
+    return found + [
+        Step(path.name.removesuffix("_test"), [str(path), "--rounds", str(rounds)])
+        for path in sorted(build.glob("fault_*_test"))
     ]
 
 
