@@ -62,11 +62,17 @@ def check_recovery(pair: Pair, ask: Ask, expected: Answer) -> None:
     assert_same(expected, pair.reloaded(ask))
     until(lambda: pair.counted("failed_loads") > failed, "a load that failed")
     until(lambda: taken_out(pair) > bad, "a page taken out")
-    until(lambda: pair.reloaded(ask).cached == hit(ask), "the whole prompt is stored again")
+    until(lambda: mended(pair, ask), "the whole prompt is stored again, good")
     assert_same(expected, pair.reloaded(ask))
     following = Ask(ask.tokens + expected.tokens + ask.tokens[:40])
     assert_same(pair.recomputed(following), pair.reloaded(following))
     assert pair.shelf.bad_pages() == []
+
+
+def mended(pair: Pair, ask: Ask) -> bool:
+    """After one more load: each finds the first bad copy, in DRAM or on NVMe; those behind it stay
+    until they are read, unless their page goes with its parent."""
+    return pair.reloaded(ask).cached == hit(ask) and not pair.shelf.bad_pages()
 
 
 def taken_out(pair: Pair) -> int:
@@ -152,7 +158,7 @@ def test_outputs_are_right_when_many_prompts_begin_with_a_bad_page(
         pair.engine.forget()
         for right, found in zip(expected, pair.engine.generate(asks), strict=True):
             assert_same(right, found)
-    assert pair.shelf.bad_pages() == []
+    until(lambda: mended(pair, common), "the bad page is stored again, good")
     pair.idle()
 
 
