@@ -329,9 +329,9 @@ def test_failing_flushes_are_never_taken_for_durable(on_sick_disk: Use, sick: Si
 
 def test_failing_reads_are_misses_until_they_work(on_sick_disk: Use, sick: SickDisk) -> None:
     use = on_sick_disk
-    use.store(4)
-    use.flush()
     for _ in range(tally.rounds(1)):
+        use.store(4)  # new ones: those of the round before are left alone still
+        use.flush()
         use.client.evict(SPACE, 100_000, "dram")
         before = sick.struck
         sick.set(read=errno.EIO)
