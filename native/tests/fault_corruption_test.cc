@@ -114,7 +114,8 @@ Fault footer(Random& random) {
 
 Fault free_space(Random& random) {
   Fault fault{"free space of a segment flipped", stored().segments, {}, false};
-  const uint32_t number = any_of(stored().closed, random);
+  // Closed segments may be full to the last block; the one that was open never is.
+  const uint32_t number = any_of(fault.image, random).first;
   auto& bytes = fault.image.at(number);
   const auto footer = decode_toc_footer(std::span(bytes).last(kBlockBytes));
   uint64_t begin = kBlockBytes;
@@ -122,7 +123,7 @@ Fault free_space(Random& random) {
     const Extent& extent = stored().pages.at(page);
     begin = std::max(begin, byte_of(extent) + uint64_t{extent.blocks} * kBlockBytes);
   }
-  const uint64_t end = kImageSegmentBytes - toc_bytes(footer->entries);
+  const uint64_t end = kImageSegmentBytes - (footer ? toc_bytes(footer->entries) : 0);
   if (begin == end) return padding(random);
   flip(bytes, begin + random() % (end - begin), random);
   return fault;
