@@ -284,8 +284,9 @@ class MachineBase(RuleBasedStateMachine):
         self.asked = self.steps = 0
         self.cleared = False
         recovery = self.snapshot.core["recovery"]
-        assert recovery["dropped_slots"] == recovery["unknown_namespace"] == 0, recovery
-        assert recovery["foreign_segments"] == 0, recovery
+        assert recovery["unknown_namespace"] == recovery["foreign_segments"] == 0, recovery
+        # What was quarantined has no good checksum until its slot is free: a kill may come before.
+        assert recovery["dropped_slots"] <= len(self.flipped), recovery
         assert recovery["refused_records"] <= len(self.flipped), recovery
 
     @rule()
