@@ -132,11 +132,17 @@ def private_mounts() -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("mounting filesystems needs root")
     with contextlib.ExitStack() as stack:
-        try:
+        with skipped_where_impossible():
             stack.enter_context(mounts.own_mounts())
-        except mounts.NoMountsError as error:
-            pytest.skip(f"cannot mount here: {error}")
         yield
+
+
+@contextlib.contextmanager
+def skipped_where_impossible() -> Iterator[None]:
+    try:
+        yield
+    except mounts.NoMountsError as error:
+        pytest.skip(f"cannot mount here: {error}")
 
 
 @contextlib.contextmanager
@@ -155,10 +161,8 @@ def used(serving: Serving) -> Iterator[Use]:
 def test_full_disk_leaves_pages_in_dram_and_takes_them_when_it_has_room_again(
     private_mounts: None, tmp_path: Path
 ) -> None:
-    try:
+    with skipped_where_impossible():
         mounts.mount_tmpfs(tmp_path / "disk", "40m")
-    except mounts.NoMountsError as error:
-        pytest.skip(f"cannot mount here: {error}")
     filler = tmp_path / "disk" / "filler"
     with used(Serving(tmp_path / "disk", **SIZES)) as use:
         for _ in range(tally.rounds(1)):
@@ -178,10 +182,8 @@ def test_full_disk_leaves_pages_in_dram_and_takes_them_when_it_has_room_again(
 def test_disk_that_was_full_from_the_start_is_used_once_it_has_room(
     private_mounts: None, tmp_path: Path
 ) -> None:
-    try:
+    with skipped_where_impossible():
         mounts.mount_tmpfs(tmp_path / "disk", "40m")
-    except mounts.NoMountsError as error:
-        pytest.skip(f"cannot mount here: {error}")
     filler = tmp_path / "disk" / "filler"
     serving = Serving(tmp_path / "disk", **SIZES)
     with used(serving) as use:
@@ -209,10 +211,8 @@ def test_filesystem_that_is_read_only_at_the_start_is_read_and_written_once_it_c
     private_mounts: None, tmp_path: Path
 ) -> None:
     disk, image = tmp_path / "disk", tmp_path / "image"
-    try:
+    with skipped_where_impossible():
         mounts.mount_ext4(disk, image, 96 << 20)
-    except mounts.NoMountsError as error:
-        pytest.skip(f"cannot mount here: {error}")
     serving = Serving(disk, **SIZES)
     with used(serving) as use:
         use.store(4)
@@ -238,10 +238,8 @@ def test_device_that_lost_its_end_gives_misses_and_nothing_wrong(
     private_mounts: None, tmp_path: Path
 ) -> None:
     disk, image = tmp_path / "disk", tmp_path / "image"
-    try:
+    with skipped_where_impossible():
         mounts.mount_ext4(disk, image, 96 << 20)
-    except mounts.NoMountsError as error:
-        pytest.skip(f"cannot mount here: {error}")
     with used(Serving(disk, **SIZES)) as use:
         use.store(20)
         use.flush()
