@@ -42,6 +42,8 @@ make_native() {
 [ ${#native[@]} -eq 0 ] || make_native
 
 mkdir -p "$build/findings"
+scratch=$(mktemp -d /dev/shm/kvw-fuzz-XXXXXX)
+trap 'rm -rf "$scratch"' EXIT
 
 # Runs are hostile inputs, counted as in kvwarehouse/testing/tally.py. A target's output on stdin, in
 # our words, atheris's or those of libFuzzer's statistics; its class.
@@ -65,12 +67,12 @@ for name in "${names[@]}"; do
   mkdir -p "$build/corpus/$name"
   if [ -f "native/fuzz/$name.cc" ]; then
     echo "fuzz: $name, $seconds s"
-    "$build/fuzz_$name" -max_total_time="$seconds" -max_len=4096 -timeout=60 -rss_limit_mb=4096 \
+    KVW_TEST_SHM=$scratch "$build/fuzz_$name" -max_total_time="$seconds" -max_len=4096 -timeout=60 -rss_limit_mb=4096 \
       -seed="${KVW_SEED:-1}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$build/findings/$name-" \
       "$build/corpus/$name" "$corpus" 2>&1 | counted "$name"
   else
     echo "fuzz: $name, $seconds s, Python"
-    python -P -m kvwarehouse.testing.fuzz "$name" "$seconds" "$build/findings/$name-" \
+    TMPDIR=$scratch python -P -m kvwarehouse.testing.fuzz "$name" "$seconds" "$build/findings/$name-" \
       "$build/corpus/$name" "$corpus" 2>&1 | counted Python
   fi
 done

@@ -46,8 +46,8 @@ _TOKENS: Final = np.asarray(NODES, np.uint32)
 
 class LiveService:
     def __init__(self, folder: Path) -> None:
-        shm = tempfile.mkdtemp(prefix="kvw-fuzz-", dir="/dev/shm")
-        self._served = Served(folder, engine=engine, arena_dir=shm, dram="8MiB", http="off")
+        arena = tempfile.mkdtemp(dir=folder)
+        self._served = Served(folder, engine=engine, arena_dir=arena, dram="8MiB", http="off")
         self._served.start()
         self._client = kvw.connect(f"unix://{self._served.config.socket}", timeout_s=_MOST_S)
         self._calls = 0

@@ -4,8 +4,11 @@ ones are in native/fuzz. Not thread-safe: targets keep files and a daemon betwee
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -110,7 +113,12 @@ def _require(held: bool, what: str) -> None:
 
 @cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="kvw-fuzz-"))
+    """In memory. libFuzzer ends the process without its exit functions: scripts/fuzz.sh gives a
+    TMPDIR that it removes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kvw-fuzz-", dir=os.environ.get("TMPDIR", "/dev/shm")))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _scratch(name: str, data: bytes) -> str:
