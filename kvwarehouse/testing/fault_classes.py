@@ -127,6 +127,12 @@ CLASSES: Final = (
     ),
     FaultClass("bytes of segments flipped under a running daemon", "never wrong", _LIVE, live=True),
     FaultClass(
+        "header bytes flipped under a running daemon",
+        "nothing lost",
+        "the next client finds the header as it was made, and every page",
+        live=True,
+    ),
+    FaultClass(
         "daemon killed (SIGKILL) under traffic",
         "nothing lost",
         "every page reported stored is there, every byte is right, clients go on by themselves",

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -96,6 +97,9 @@ Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
   control_->warehouse_id = options.warehouse_id;
   control_->slab_bytes = slab_bytes();
   control_->slab_count = slab_count_;
+  keep_header(control_mapping_, offsetof(ControlPage, heartbeat_ns));
+  keep_header(slots_mapping_, sizeof(SlotsHeader));
+  keep_header(index_mapping_, sizeof(IndexHeader));
   if (::mkdir(sessions_directory().c_str(), 0700) != 0 && errno != EEXIST)
     throw storage_error("cannot create " + sessions_directory(), errno);
 }
@@ -273,6 +277,20 @@ int Arena::back_metadata(uint32_t slab, const SlabCut& cut) {
     return err;
   const uint64_t metas = header.metas_offset + slab * header.meta_region_bytes;
   return allocate(slots_fd_.get(), metas, round_up(count * cut.meta_bytes(), kBlockBytes));
+}
+
+void Arena::keep_header(const Mapping& mapping, size_t bytes) {
+  headers_.push_back({mapping.data(), {mapping.data(), mapping.data() + bytes}});
+}
+
+int Arena::mend_headers() {
+  int mended = 0;
+  for (const Header& header : headers_) {
+    if (std::memcmp(header.mapped, header.made.data(), header.made.size()) == 0) continue;
+    std::memcpy(header.mapped, header.made.data(), header.made.size());
+    ++mended;
+  }
+  return mended;
 }
 
 }  // namespace kvw

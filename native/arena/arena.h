@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/types.h"
@@ -66,13 +67,23 @@ class Arena {
   int populate_slab(uint32_t slab);
   // The same for the words and the metadata of a slab that is about to be cut so. 0 or an errno.
   int back_metadata(uint32_t slab, const SlabCut& cut);
+  // Writes the headers that a new client reads as they were made, where memory has changed since:
+  // nobody could connect before the next start. Returns how many had changed.
+  int mend_headers();
 
  private:
+  // What stays as it is while this daemon runs, in a mapped file and as it was made.
+  struct Header {
+    std::byte* mapped;
+    std::vector<std::byte> made;
+  };
+
   void lock_directory();
   void open_control(const ArenaOptions& options);
   void open_slots(const ArenaOptions& options);
   void open_arena();
   void create_index(const ArenaOptions& options);
+  void keep_header(const Mapping& mapping, size_t bytes);
 
   std::string directory_;
   Fd lock_, control_fd_, slots_fd_, index_fd_, arena_fd_;
@@ -84,6 +95,7 @@ class Arena {
   uint32_t slab_count_ = 0;
   uint64_t incarnation_ = 0;
   bool attached_ = false;
+  std::vector<Header> headers_;
 };
 
 }  // namespace kvw

@@ -94,9 +94,9 @@ void Connection::send(std::span<const std::byte> request, uint64_t deadline_ns) 
 
 Connection::Reply Connection::receive(uint64_t deadline_ns) {
   Reply reply;
-  reply.message.resize(kMessageBytes);
+  buffer_.resize(kMessageBytes);
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(8 * sizeof(int))> control;
-  iovec piece{reply.message.data(), reply.message.size()};
+  iovec piece{buffer_.data(), buffer_.size()};
   for (;;) {
     msghdr header{};
     header.msg_iov = &piece;
@@ -106,7 +106,7 @@ Connection::Reply Connection::receive(uint64_t deadline_ns) {
     const ssize_t got = ParentFd::receive(fd_.get(), header, reply.descriptors);
     if (got == 0) throw gone("hang-up");
     if (got > 0) {
-      reply.message.resize(static_cast<size_t>(got));
+      reply.message.assign(buffer_.begin(), buffer_.begin() + got);
       if (parse_head(reply.message) == nullptr) throw gone("garbage");
       return reply;
     }

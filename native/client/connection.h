@@ -50,6 +50,7 @@ class Connection {
   ParentFd fd_;
   std::deque<uint64_t> given_up_;  // numbers of requests whose replies may still come
   std::vector<Reply> late_;
+  std::vector<std::byte> buffer_;  // as long as a message may be
 };
 
 }  // namespace kvw

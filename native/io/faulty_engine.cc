@@ -42,9 +42,14 @@ void Faults::hold(bool held) {
   held_ = held;
 }
 
-bool Faults::held() const {
+void Faults::hold_reads(bool held) {
   std::lock_guard lock(mutex_);
-  return held_;
+  reads_held_ = held;
+}
+
+bool Faults::held(IoKind kind) const {
+  std::lock_guard lock(mutex_);
+  return held_ || (reads_held_ && kind == IoKind::read);
 }
 
 Fault Faults::strike(IoKind kind, const std::string& path) {
@@ -135,9 +140,15 @@ class FaultyEngine final : public IoEngine {
     for (const IoDone& each : inner) held_.push_back(each);
     for (uint64_t id : ready_) held_.push_back({id, 0});
     ready_.clear();
-    if (faults_->held()) return wait_for_wake(timeout_ms);
-    for (const IoDone& each : held_) finish(each, done);
-    held_.clear();
+    std::vector<IoDone> still;
+    for (const IoDone& each : held_) {
+      if (faults_->held(ops_.at(each.user).kind))
+        still.push_back(each);
+      else
+        finish(each, done);
+    }
+    held_ = std::move(still);
+    if (done.empty() && !held_.empty()) wait_for_wake(timeout_ms);
   }
 
  private:

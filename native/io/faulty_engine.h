@@ -42,7 +42,9 @@ class Faults {
 
   // While held, nothing completes: operations pile up as on a stalled device.
   void hold(bool held);
-  bool held() const;
+  // While held, reads do not complete, and other operations pass them.
+  void hold_reads(bool held);
+  bool held(IoKind kind) const;
 
  private:
   friend class FaultyEngine;
@@ -54,7 +56,7 @@ class Faults {
   mutable std::mutex mutex_;
   std::vector<Fault> faults_;
   std::vector<IoMoment> journal_;
-  bool journaling_ = false, held_ = false;
+  bool journaling_ = false, held_ = false, reads_held_ = false;
   uint64_t struck_ = 0;
 };
 

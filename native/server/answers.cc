@@ -112,6 +112,8 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
   connection.session = id;
   connection.read_only = (head.flags & kHelloReadOnly) != 0;
   Arena& arena = warehouse_->arena();
+  if (const int mended = arena.mend_headers(); mended > 0)
+    warehouse_->on_event("headers_mended", "files=" + std::to_string(mended));
   std::array<int, 5> descriptors{arena.control_fd(), arena.slots_fd(), arena.index_fd(),
                                  connection.read_only ? arena.arena_read_fd() : arena.arena_fd(),
                                  session_fd.get()};

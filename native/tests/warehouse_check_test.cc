@@ -1,8 +1,10 @@
-// The check of both tiers, from the core's side: it never waits, it is bounded, and what it judges
-// is the copy that a load would get.
+// What is judged to be damaged. The check of both tiers, from the core's side: it never waits, it is
+// bounded, and what it judges is the copy that a load would get. And promotions, whose pages may be
+// cleared and stored again while they are read.
 #include <poll.h>
 
 #include "base/error.h"
+#include "io/faulty_engine.h"
 #include "tests/arena_image.h"
 #include "tests/check.h"
 #include "tests/warehouse_world.h"
@@ -19,10 +21,34 @@ struct Both {
     world.options.nvme_dir = world.directory.path() + "/nvme";
     std::filesystem::create_directory(world.options.nvme_dir);
     world.options.nvme_capacity_bytes = 8 * kMiB;
+    world.options.make_engine = [this] {
+      return make_faulty_engine(make_io_engine("auto", 8), faults);
+    };
     world.start();
+    store();
+  }
+  // Reads that are held would hold up the end.
+  ~Both() { faults->hold_reads(false); }
+  void store() {
     Peer peer(world);
     for (uint64_t chain = 0; chain < 40; ++chain) CHECK(peer.store(world.page(chain)));
     until([&] { return world->status().nvme_pages == 40; });
+  }
+  // Every page is being read, and none has arrived.
+  void begin_promotions() {
+    uint64_t left = 0;
+    world->evict(-1, 100, "dram", left);
+    CHECK_EQ(world->status().dram_pages, 0);
+    faults->hold_reads(true);
+    std::vector<Key> keys;
+    for (uint64_t chain = 0; chain < 40; ++chain) keys.push_back(world.page(chain).key);
+    std::vector<PromoteAnswer> answers;
+    world->promote(keys, answers);
+    for (const PromoteAnswer answer : answers) CHECK(answer == PromoteAnswer::reading);
+  }
+  void end_promotions() {
+    faults->hold_reads(false);
+    until([&] { return world->status().promotions_in_flight == 0; });
   }
   void until(const std::function<bool()>& done) {
     for (int round = 0; round < 20000; ++round) {
@@ -41,6 +67,7 @@ struct Both {
     return *report;
   }
 
+  std::shared_ptr<Faults> faults = std::make_shared<Faults>();
   World world;
 };
 
@@ -123,4 +150,28 @@ TEST(quarantined_record_is_told_once_for_its_tombstone) {
   // Good in DRAM, it is written again, further on.
   both.until([&] { return both.world->status().nvme_pages == 40; });
   CHECK(both.world.entry(page)->extent.position() > entry->extent.position());
+}
+
+TEST(page_that_is_cleared_while_it_is_read_is_no_damage) {
+  Both both;
+  both.begin_promotions();
+  both.world->begin_clear(0, 2);  // hidden from readers, and not swept yet
+  both.end_promotions();
+  CHECK_EQ(both.world->status().quarantined, 0);
+  CHECK_EQ(both.world->status().dram_pages, 0);
+}
+
+TEST(page_that_is_cleared_and_stored_again_while_it_is_read_is_not_taken_for_the_old_one) {
+  Both both;
+  both.begin_promotions();
+  both.world->clear(0, 2);
+  both.store();
+  uint64_t left = 0;
+  both.world->evict(-1, 100, "dram", left);
+  CHECK_EQ(both.world->status().nvme_pages, 40);
+  both.end_promotions();
+  CHECK_EQ(both.world->status().quarantined, 0);
+  CHECK_EQ(both.world->status().nvme_pages, 40);
+  CHECK(both.world->take_graves().empty());
+  both.world.check_settled();
 }

@@ -3,13 +3,16 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/types.h"
 #include "eviction/miss_ratio.h"
+#include "io/io_engine.h"
 #include "nvme/log.h"
 #include "session/session_file.h"
 
@@ -36,6 +39,8 @@ struct WarehouseOptions {
   // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
   // to NVMe, and no memory is taken.
   bool inspect = false;
+  // A seam for tests; unset means the one named above.
+  std::function<std::unique_ptr<IoEngine>()> make_engine;
 };
 
 struct RecoverySummary {

@@ -121,7 +121,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
         answers.push_back(there ? PromoteAnswer::later : PromoteAnswer::missing);
         continue;
       }
-      promoting_.insert(key);
+      promoting_.emplace(key, again->extent);
       promoting_bytes_ += bytes;
       answers.push_back(PromoteAnswer::reading);
     }
@@ -138,7 +138,7 @@ bool Warehouse::fits_namespace(const EntryView& view, const PageFacts& facts) co
 void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
   const auto slot = static_cast<SlotId>(ticket);
   const Key key = pool_.meta(slot)->key;
-  promoting_.erase(key);
+  const nvme::Extent read = promoting_.extract(key).mapped();
   promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
   const auto view = catalog_.find(key);
   const bool wanted = view && !view->in_dram();
@@ -149,7 +149,8 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
     if (result == nvme::ReadResult::io_error) {
       if (read_failures_.size() < kReadFailuresKept)
         read_failures_[key] = clock_.boot_ns() + kReadRetryNs;
-    } else if (wanted && view->in_nvme()) {
+    } else if (wanted && view->extent == read && !is_cleared(*view)) {
+      // Only the copy that was read is judged: a clear and a new store may have come between.
       quarantine_nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
     }
     end_promotion();

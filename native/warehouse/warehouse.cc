@@ -115,6 +115,7 @@ void Warehouse::open_log() {
   log.flush_interval_ns = options_.flush_interval_ns;
   log.retry_interval_ns = options_.nvme_retry_ns;
   log.io_engine = options_.io_engine;
+  log.make_engine = options_.make_engine;
   log.epoch_now = epoch_;
   log.inspect = options_.inspect;
   for (const auto& [key, position] : tombstones_)

@@ -230,7 +230,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<SlotId, Group> groups_;
   std::unordered_map<Key, SlotId, KeyHash> open_;             // RESERVED groups by key
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
-  std::unordered_set<Key, KeyHash> promoting_;                // being read into FILLING slots
+  std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
   std::unordered_set<PageId> unwritten_;  // in DRAM, neither on NVMe nor on the way there
