@@ -13,7 +13,7 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kWindowBytes = 16ull << 20;
+constexpr uint64_t kWindowBytes = 32ull << 20;
 constexpr uint64_t kRetryPauseNs = kMillisecondNs;
 constexpr uint64_t kSealGraceNs = 100 * kMillisecondNs;  // to seal what is copied when time is up
 
