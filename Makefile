@@ -20,7 +20,7 @@ VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # Tests of other kinds of machines and hours have targets of their own.
-ELSEWHERE := engines gpu soak
+ELSEWHERE := engines gpu
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
@@ -97,9 +97,14 @@ fmt: setup-lint  ## rewrite the sources in the project's style
 proto: setup-lint  ## regenerate the wire code after a change of proto/
 	@$(BIN)/python scripts/generate_proto.py
 
+.PHONY: setup-bench
+setup-bench: setup
+	@VENV="$(VENV)" scripts/requirements.sh bench
+
+# ARGS="load growth": those again; ARGS=--write: docs/benchmarks.md too.
 .PHONY: bench
-bench: setup  ## this machine's figures, as ratios to its limits (ARGS="--json"); bench-vllm: with an engine
-	@$(BIN)/kvwarehouse bench $(ARGS)
+bench: setup-bench  ## this machine's figures beside its limits: tables, a page, pictures; bench-vllm: with an engine
+	@$(BIN)/python bench/warehouse.py $(ARGS)
 
 # Each script of it has --help.
 BENCHES ?= ttft overhead sweep
@@ -133,7 +138,7 @@ fuzz: setup-fuzz  ## every fuzz target for FUZZ_S seconds, under sanitizers (ARG
 
 .PHONY: soak
 soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong (ARGS="--minutes 5 --json")
-	@$(BIN)/python -P tests/soak/soak.py $(ARGS)
+	@$(BIN)/python -P -m kvwarehouse.testing.soak $(ARGS)
 
 .PHONY: docs
 docs: setup  ## check that what the documents refer to exists

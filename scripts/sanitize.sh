@@ -44,7 +44,7 @@ status=0
 env PYTHONSAFEPATH=1 PYTHONPATH="$site:$packages" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" \
   LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)" \
   "${layout[@]}" "$python" -S -m pytest -m concurrency tests \
-  --ignore=tests/engines --ignore=tests/gpu --ignore=tests/soak || status=$?
+  --ignore=tests/engines --ignore=tests/gpu || status=$?
 if [ $status -eq 5 ]; then
   echo "sanitize: no Python test is marked concurrency"
   exit 0

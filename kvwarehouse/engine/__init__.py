@@ -32,6 +32,7 @@ Regions = _native.Regions
 chain_keys = _native.chain_keys
 copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
+index_costs = _native.index_costs
 io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
 policy_names = _native.policy_names
@@ -54,6 +55,7 @@ __all__ = [
     "chain_keys",
     "copy_path",
     "copy_streaming",
+    "index_costs",
     "io_engine_probe",
     "page_digest",
     "policy_names",

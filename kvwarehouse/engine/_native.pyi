@@ -38,6 +38,11 @@ def replay(
 # first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
 # {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
 
+def index_costs(counts: list[int], rounds: int) -> list[dict[str, Any]]: ...
+
+# A table for each count: {"entries", "refused"; "hit_ns", "miss_ns", "replace_ns": of one
+# operation, a value a round}. native/bench/index_cost.h
+
 class CoreOptions:
     """All fields are plain attributes; sizes in bytes."""
 

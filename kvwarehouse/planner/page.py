@@ -1,4 +1,5 @@
-"""A report as one HTML page that needs nothing else: no network, no script, plots as inline SVG.
+"""A report as one HTML page that needs nothing else: no network, no script, plots as inline SVG
+whose points tell their values and whose lines can be hidden one by one.
 
 Stateless; thread-safe. Every text is escaped: names come from files that others wrote.
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.picture import svg_of
+from kvwarehouse.planner.picture import line_class, svg_of
 from kvwarehouse.planner.report import Plot, Report, TableBlock
 
 _STYLE = """
@@ -21,7 +22,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; }
 th, td { padding: .25rem .75rem; text-align: left; border-bottom: 1px solid #8886; }
 .right { text-align: right; font-variant-numeric: tabular-nums; }
-svg { max-width: 100%; height: auto; }
+svg { max-width: 100%; height: auto; display: block; }
+.lines label { margin-right: 1.5rem; }
 .note { opacity: .8; }
 """
 
@@ -34,6 +36,7 @@ def page_of(report: Report) -> str:
     blocks = [
         _table(each) if isinstance(each, TableBlock) else _plot(each) for each in report.blocks
     ]
+    most_lines = max((len(b.series) for b in report.blocks if isinstance(b, Plot)), default=0)
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     return "\n".join(
         [
@@ -41,7 +44,8 @@ def page_of(report: Report) -> str:
             '<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head><body>",
+            f"<title>{escape(report.title)}</title>"
+            f"<style>{_STYLE}{_hiding(most_lines)}</style></head><body>",
             f"<h1>{escape(report.title)}</h1><p>{escape(report.summary)}</p>",
             *blocks,
             f'<h2>Assumptions</h2><ul class="note">{notes}</ul>' if notes else "",
@@ -64,7 +68,27 @@ def write_page(report: Report, path: str | Path) -> None:
 
 
 def _plot(plot: Plot) -> str:
-    return f"<h2>{escape(plot.title)}</h2>\n{svg_of(plot)}"
+    """The boxes stand beside the picture, where a style sheet alone can tie them to its lines."""
+    if len(plot.series) < 2:
+        return f"<h2>{escape(plot.title)}</h2>\n{svg_of(plot)}"
+    boxes = "".join(
+        f'<label><input type="checkbox" checked class="{line_class(at)}"> '
+        f"{escape(series.name)}</label>"
+        for at, series in enumerate(plot.series)
+    )
+    return (
+        f"<h2>{escape(plot.title)}</h2>\n"
+        f'<div class="plot"><div class="lines">{boxes}</div>\n{svg_of(plot)}</div>'
+    )
+
+
+def _hiding(lines: int) -> str:
+    """Rules that fade a line whose box is not checked."""
+    return "".join(
+        f".plot:has(input.{line_class(at)}:not(:checked)) g.{line_class(at)} "
+        "{ opacity: .06; pointer-events: none; }\n"
+        for at in range(lines)
+    )
 
 
 def _table(block: TableBlock) -> str:

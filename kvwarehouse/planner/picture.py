@@ -32,9 +32,15 @@ def svg_of(plot: Plot) -> str:
         *_labels(plot),
     ]
     for at, series in enumerate(plot.series):
-        parts += _line(series, x, y, at)
-        parts += _legend(series, at)
+        # One group a line: a page that offers to hide lines names it.
+        parts += [f'<g class="{line_class(at)}">', *_line(series, x, y, at), *_legend(series, at)]
+        parts.append("</g>")
     return "\n".join([*parts, "</svg>"])
+
+
+def line_class(at: int) -> str:
+    """Of the plot's line with this number, in its <svg>."""
+    return f"line-{at}"
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:
@@ -78,8 +84,10 @@ def _line(series: Series, x: Axis, y: Axis, at: int) -> list[str]:
         f' stroke-dasharray="{_DASHES[at % len(_DASHES)]}"/>'
     ]
     for px, py in shown:
+        # The stroke is not seen but pointed at: a title comes up near its point already.
         parts.append(
-            f'<circle cx="{x.place(px):.1f}" cy="{y.place(py):.1f}" r="3" fill="{colour}">'
+            f'<circle cx="{x.place(px):.1f}" cy="{y.place(py):.1f}" r="3" fill="{colour}"'
+            ' stroke="#0000" stroke-width="14">'
             f"<title>{escape(series.name)}: {px:,.6g}, {py:,.6g}</title></circle>"
         )
     return parts

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from kvwarehouse.cli.marked_text import between_marks
 from kvwarehouse.testing.fault_classes import CLASSES, FaultClass, faults, inputs
 
 BEGIN: Final = "<!-- counts: written by make faults, do not edit -->\n"
@@ -23,11 +24,7 @@ class Conditions:
 
 def with_counts(document: str, counts: Counter[str], conditions: Conditions) -> str:
     """The document with what stands between its marks replaced. ValueError when it has no marks."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document needs a line {BEGIN!r} and, below, a line {END!r}")
-    return before + BEGIN + _block(counts, conditions) + END + after
+    return between_marks(document, BEGIN, END, _block(counts, conditions))
 
 
 def _block(counts: Counter[str], conditions: Conditions) -> str:

@@ -41,5 +41,6 @@ void bind_core(nb::module_& m);
 void bind_client(nb::module_& m);
 void bind_regions(nb::module_& m);
 void bind_replay(nb::module_& m);
+void bind_bench(nb::module_& m);
 
 }  // namespace kvw::bindings

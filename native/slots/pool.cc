@@ -21,7 +21,8 @@ Pool::Pool(Arena& arena, std::string_view policy_name)
       policy_name_(policy_name),
       slab_class_(slots_.header().slab_max, kNoClass),
       slab_place_(slots_.header().slab_max, 0),
-      pages_(slots_.header().slab_max) {
+      pages_(slots_.header().slab_max),
+      free_in_(slots_.header().slab_max, 0) {
   make_policy(policy_name_, 0);  // an unknown name is refused at start, not at the first page
 }
 
@@ -94,7 +95,7 @@ bool Pool::grow(SlotClass& cls) {
   KVW_SEQUENCE_POINT("grow: metadata cleared");
   slots_.cut_word(slab).store(cls.cut.pack(), std::memory_order_release);
   for (uint32_t place = 0; place < cls.slots_per_slab; ++place)
-    cls.free.push_back(slots_.slot_id(slab, place));
+    add_free(cls, slots_.slot_id(slab, place));
   return true;
 }
 
@@ -107,6 +108,7 @@ void Pool::retire(uint32_t slab) {
   full_fence();
   KVW_SEQUENCE_POINT("retire: generations raised");
   std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
+  free_in_[slab] = 0;
   cls.slabs[slab_place_[slab]] = UINT32_MAX;
   slab_class_[slab] = kNoClass;
   pages_[slab].clear();
@@ -123,12 +125,29 @@ void Pool::attach(uint32_t slab, const SlabCut& cut) {
     if (classes_[number].get() == &cls) assign(slab, number);
 }
 
-void Pool::adopt_free(SlotId slot) { class_of(slot).free.push_back(slot); }
+std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share) const {
+  for (uint32_t slab = 0; slab < slab_class_.size(); ++slab) {
+    if (slab_class_[slab] == kNoClass) continue;
+    const SlotClass& cls = *classes_[slab_class_[slab]];
+    if (&cls == &needy || free_in_[slab] != cls.slots_per_slab) continue;
+    const uint64_t left = cls.total() - cls.slots_per_slab;
+    if (cls.free.size() - cls.slots_per_slab >= left / share) return slab;
+  }
+  return std::nullopt;
+}
+
+void Pool::adopt_free(SlotId slot) { add_free(class_of(slot), slot); }
+
+void Pool::add_free(SlotClass& cls, SlotId slot) {
+  cls.free.push_back(slot);
+  ++free_in_[slots_.slab_of(slot)];
+}
 
 SlotId Pool::take(SlotClass& cls, SlotState state) {
   if (cls.free.empty()) return kNoSlot;
   const SlotId slot = cls.free.front();
   cls.free.pop_front();
+  --free_in_[slots_.slab_of(slot)];
   store(slot, {slots_.load(slot).generation + 1, state}, std::memory_order_relaxed);
   // Before anybody may write a byte of the new generation, every reader of the old one must see
   // that it ended.
@@ -175,7 +194,7 @@ void Pool::release(SlotId slot) {
     store(slot, {word.generation, SlotState::free}, std::memory_order_release);
   }
   page_at(slot) = kNoPage;
-  cls.free.push_back(slot);
+  add_free(cls, slot);
 }
 
 void Pool::discard(SlotId slot) {
@@ -183,7 +202,7 @@ void Pool::discard(SlotId slot) {
   --cls.live;
   store(slot, {slots_.load(slot).generation + 1, SlotState::free}, std::memory_order_release);
   page_at(slot) = kNoPage;
-  cls.free.push_back(slot);
+  add_free(cls, slot);
 }
 
 void Pool::restore(SlotId slot, SlotState state) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "arena/arena.h"
@@ -50,6 +51,9 @@ class Pool {
   // Takes a slab whose slots are all FREE away from its class; it is ready and uncut again.
   // Every word's generation rises first, so that no old entry ever validates in the new cut.
   void retire(uint32_t slab);
+  // A slab of another class that is all FREE, where that class has it to spare: one in `share` of
+  // its slots stays free without it. Nothing where there is none.
+  std::optional<uint32_t> spare_slab(const SlotClass& needy, uint64_t share) const;
   // Adopts slots as an earlier daemon left them (recovery): registers the slab with its class.
   void attach(uint32_t slab, const SlabCut& cut);
   void adopt_free(SlotId slot);
@@ -87,6 +91,7 @@ class Pool {
   void store(SlotId slot, SlotWord word, std::memory_order order);
   SlotClass& add_class(const SlabCut& cut);
   void assign(uint32_t slab, uint32_t class_number);
+  void add_free(SlotClass& cls, SlotId slot);
 
   Arena& arena_;
   const Slots& slots_;
@@ -95,6 +100,7 @@ class Pool {
   std::vector<uint32_t> slab_class_;        // by slab
   std::vector<uint32_t> slab_place_;        // place in its class's list of slabs
   std::vector<std::vector<PageId>> pages_;  // by slab, by place
+  std::vector<uint32_t> free_in_;           // by slab: its slots that are FREE
   std::deque<uint32_t> ready_;              // populated and uncut
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;

@@ -344,6 +344,32 @@ TEST(index_full_is_said_when_every_page_of_the_window_is_pinned) {
 
 // --- slabs that go to another page size
 
+// A warehouse of one page size was cleared and used for another: the new pages took the place of
+// each other while most of the arena lay free.
+TEST(cleared_slabs_go_to_another_page_size_before_any_of_its_pages_is_evicted) {
+  World world(shape_of(kBig));
+  const NamespaceShape small = shape_of(4096, 1, {8, 8});
+  world.declared.push_back(small);
+  world.start();
+  Peer peer(world), other(world);
+  other.use(small);
+  const uint64_t slots = world.capacity();
+  fill(world, peer, 0, slots);
+  CHECK_EQ(world->clear(1, 1), slots);
+  // Three of the arena's slabs, in chains of one: each of them could be evicted.
+  const uint64_t pages = 3 * world.slots().header().slots_per_slab;
+  for (uint64_t chain = 0; chain < pages; ++chain) {
+    CHECK(other.store(page_of(small, chain, 0)));
+    if (chain % 64 == 0) world.pass(100 * kMillisecondNs);
+  }
+  const WarehouseStatus status = world->status();
+  CHECK_EQ(status.left_dram[static_cast<size_t>(Gone::evicted)], 0);
+  CHECK_EQ(status.dram_pages, pages);
+  for (uint64_t chain = 0; chain < pages; ++chain)
+    CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
+  world.check_settled();
+}
+
 TEST(stale_entry_never_validates_when_its_slab_was_cut_anew) {
   World world(shape_of(kBig));
   const NamespaceShape small = shape_of(4096, 1, {8, 8});

@@ -42,7 +42,7 @@ class KeepBusy final : public Keep {
 }  // namespace
 
 SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
-  if (cls.free.empty() && !pool_.grow(cls)) {
+  if (cls.free.empty() && !pool_.grow(cls) && !take_spare_slab(cls)) {
     apply_touches();
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
     // A class that only waits for its own writes takes nothing from others.
@@ -57,6 +57,7 @@ void Warehouse::keep_free() {
     const uint64_t want = cls->total() / kFreeShare;
     if (cls->free.size() >= want || pool_.ready_slabs() != 0) continue;
     if (next_slab_ < arena_.slab_count() && growth_error_.empty()) continue;  // still growing
+    if (take_spare_slab(*cls)) continue;
     evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot);
   }
 }
@@ -166,6 +167,13 @@ void Warehouse::retry_zombies() {
     pool_.discard(slot);
     return true;
   });
+}
+
+bool Warehouse::take_spare_slab(SlotClass& needy) {
+  const auto slab = pool_.spare_slab(needy, kFreeShare);
+  if (!slab) return false;
+  pool_.retire(*slab);
+  return pool_.grow(needy);
 }
 
 bool Warehouse::rebalance(SlotClass& needy) {

@@ -166,6 +166,7 @@ class Warehouse final : public nvme::LogHost {
   size_t evict_views(std::span<const EntryView> views, Gone gone);  // those of them in DRAM
   void leave_dram(SlotId slot, Gone gone);
   void leave_nvme(const EntryView& entry, Gone gone);
+  bool take_spare_slab(SlotClass& needy);  // that another class has no use for
   bool rebalance(SlotClass& needy);
   bool make_window(const Key& key, SlotId spare);
   void keep_free();

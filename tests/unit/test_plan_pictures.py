@@ -84,3 +84,15 @@ def test_page_escapes_every_text_and_loads_nothing() -> None:
     assert "12,345" in page
     assert "default-src 'none'" in page
     assert not re.search(r"<(script|link|img|iframe)\b|https?://", page)
+
+
+def test_page_has_a_box_for_each_line_of_a_plot_that_hides_that_line() -> None:
+    plot = Plot("t", "x", "y", [Series(name, [(1, 1)]) for name in ("a", "b", "c")])
+    page = page_of(Report("t", "s", [plot], {}))
+    boxes = re.findall(r'<input type="checkbox" checked class="([\w-]+)"> (\w)<', page)
+    lines = re.findall(r'<g class="([\w-]+)">\s*<polyline.*?<title>(\w):', page, re.DOTALL)
+    assert boxes == lines
+    for name, _ in boxes:
+        assert f"input.{name}:not(:checked)) g.{name} {{" in page
+    alone = page_of(Report("t", "s", [Plot("t", "x", "y", [Series("a", [(1, 1)])])], {}))
+    assert "checkbox" not in alone

@@ -1,7 +1,8 @@
 """`kvwarehouse bench`: a warehouse against this machine's own limits, side by side in one run.
 
-Each measure is a module with `measure(bench) -> list[Figure]`. Rounds alternate between the
-warehouse and the limit it is compared with, so that other load on the machine meets both.
+Each measure is a module with `measure(bench)`, or `measure(options)` where it starts what it needs
+by itself; it returns Figures and Curves. Rounds alternate between the warehouse and the limit it is
+compared with, so that other load on the machine meets both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import dataclasses
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,32 +18,39 @@ from typing import Any
 
 from kvwarehouse.cli.bench import restart
 from kvwarehouse.cli.bench.conditions import conditions, load_average
-from kvwarehouse.cli.bench.figures import Figure, print_figures
-from kvwarehouse.cli.bench.options import Bench, Options
+from kvwarehouse.cli.bench.figures import print_figures
+from kvwarehouse.cli.bench.options import Bench, Options, Sizes
+from kvwarehouse.cli.bench.private import private_daemon
+from kvwarehouse.cli.bench.results import Result
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
-from kvwarehouse.client import Client, connect
-from kvwarehouse.embedded import PrivateDaemon
-from kvwarehouse.errors import CapacityError, UsageError
+from kvwarehouse.client import connect
+from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import parse_size
 
 MEASURES = {
     "lookup": "the longest stored prefix of 2,048 pages, against hashing its tokens alone",
-    "load": "verified loads from DRAM, against a plain streaming copy",
-    "store": "stores with digests, against a plain streaming copy",
+    "load": "loads from DRAM by page size, verified and not, against a plain streaming copy",
+    "store": "stores with digests by page size, against a plain streaming copy",
+    "exchange": "512 pages sealed and 512 reserved, against a bare round trip",
     "nvme": "writes to NVMe and loads from it, against fio",
     "verify": "what digests cost loads from DRAM and, with --nvme-dir, from NVMe",
     "restart": "until a killed daemon serves again, with and without its arena",
     "crowd": "eight client processes at once, against as many that only copy",
     "rpc": "gRPC calls and streams, against shared memory",
     "idle": "what an idle daemon costs",
+    "memory": "memory a page takes beside its payload",
+    "growth": "what an item costs by how many there are; 6 GB of memory",
+    "effects": "what huge pages, prefaulting and the places of slots gain; see docs/benchmarks.md",
+    "soak": "churn, crashes and restarts for --minutes: nothing grows, nothing is wrong",
 }
 
 EXAMPLES = """\
-  kvwarehouse bench                             all of them but nvme, on a private daemon
+  kvwarehouse bench                             the quick ones, on a private daemon
   kvwarehouse bench load store --page 8MiB
   kvwarehouse bench nvme --nvme-dir /nvme/scratch
   kvwarehouse bench verify restart --nvme-dir /nvme/scratch      restart takes 11 GB of it
+  kvwarehouse bench memory growth --rounds 5                     minutes
   kvwarehouse bench lookup --address unix:///run/kvwarehouse/kvw.sock --json
 
 Ratios mean more than rates: both sides of each ran in this run, in turns. The table says under
@@ -51,23 +58,35 @@ which conditions. On a daemon of yours (--address) the bench's own namespaces ar
 room for them may evict pages of others.
 """
 
-_PRIVATE = {"nvme", "verify", "restart", "idle"}
+_ALONE = {"memory", "growth", "effects", "soak"}
+"""Measures that start what they need by themselves."""
+
+_PRIVATE = {"nvme", "verify", "restart", "idle"} | _ALONE
 """Measures that need a daemon of their own."""
 
 _ON_DISK = {"nvme", "verify", "restart"}
 """Measures that have an NVMe tier where --nvme-dir is given."""
 
+_NOT_BY_DEFAULT = {"nvme"} | _ALONE
+
 _ROUNDS = 9
-_SETTLE_S = 60.0
+_PAGE = "2MiB"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
     parser.add_argument(
-        "measures", nargs="*", metavar="MEASURE", help=f"Which. {listed}. Default: all but nvme."
+        "measures",
+        nargs="*",
+        metavar="MEASURE",
+        help=f"Which. {listed}. Default: all but {', '.join(sorted(_NOT_BY_DEFAULT))}.",
     )
     parser.add_argument("--rounds", type=int, default=_ROUNDS, metavar="N", help="Default: 9.")
-    parser.add_argument("--page", default="2MiB", metavar="SIZE", help="A page. Default: 2MiB.")
+    parser.add_argument(
+        "--page",
+        metavar="SIZE",
+        help=f"A page. Default: {_PAGE}, and for load and store also smaller and larger ones.",
+    )
     parser.add_argument(
         "--bytes", default="256MiB", metavar="SIZE", help="KV moved a round. Default: 256MiB."
     )
@@ -76,6 +95,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="For nvme, verify, restart: a directory on the disk to measure; what is written there"
         " is removed.",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=Sizes.soak_minutes,
+        metavar="N",
+        help="Of soak. Default: %(default)g.",
+    )
+    parser.add_argument(
+        "--huge-dir",
+        metavar="DIR",
+        help="For effects: a directory on a tmpfs mounted with huge=always.",
     )
     parser.add_argument(
         "--address",
@@ -87,22 +118,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = _options(args)
-    chosen = args.measures or [name for name in MEASURES if name != "nvme"]
-    found: list[Figure] = []
-    conditions_now = conditions(options)
-    for name in chosen:
-        with _started(name, options, args.address) as bench:
-            found += import_module(f"kvwarehouse.cli.bench.{name}").measure(bench)
-    conditions_now["load after"] = load_average()
+    options = options_of(args)
+    chosen = args.measures or [name for name in MEASURES if name not in _NOT_BY_DEFAULT]
+    results = [run_measure(name, options, args.address) for name in chosen]
+    whole = Result(
+        " ".join(chosen),
+        {**results[0].conditions, "load after": load_average()},
+        [each for result in results for each in result.found],
+    )
     if args.json:
-        print_json({"conditions": conditions_now, "figures": [_plain(each) for each in found]})
+        print_json(whole.as_json())
     else:
-        print_figures(found, conditions_now)
+        print_figures(whole.found, whole.conditions)
     return Exit.OK
 
 
-def _options(args: argparse.Namespace) -> Options:
+def run_measure(name: str, options: Options, address: str | None = None) -> Result:
+    """One measure, against the daemon at `address` or a private one, and its conditions."""
+    module = import_module(f"kvwarehouse.cli.bench.{name}")
+    under = conditions(options)
+    if name in _ALONE:
+        found = module.measure(options)
+    else:
+        with _started(name, options, address) as bench:
+            found = module.measure(bench)
+    return Result(name, {**under, "load after": load_average()}, list(found))
+
+
+def options_of(args: argparse.Namespace) -> Options:
     for name in args.measures:
         if name not in MEASURES:
             raise _bad(f"{name!r} is no measure; there are {', '.join(MEASURES)}")
@@ -113,11 +156,19 @@ def _options(args: argparse.Namespace) -> Options:
         raise _bad("nvme needs --nvme-dir, a directory on the disk to measure")
     if not 3 <= args.rounds <= 1000:
         raise _bad(f"--rounds {args.rounds} is out of range; use 3 to 1000")
-    page_bytes = parse_size(args.page, name="--page")
+    if not 0.1 <= args.minutes <= 100_000:
+        raise _bad(f"--minutes {args.minutes:g} is out of range; use 0.1 to 100,000")
+    page_bytes = parse_size(args.page or _PAGE, name="--page")
     moved_bytes = parse_size(args.bytes, name="--bytes")
     if not 4096 <= page_bytes <= moved_bytes:
-        raise _bad(f"--page {args.page} is out of range; use 4KiB to --bytes ({args.bytes})")
-    return Options(args.rounds, page_bytes, moved_bytes // page_bytes, args.nvme_dir)
+        raise _bad(
+            f"--page {args.page or _PAGE} is out of range; use 4KiB to --bytes ({args.bytes})"
+        )
+    sizes = Sizes(soak_minutes=args.minutes)
+    if args.page:
+        sizes = dataclasses.replace(sizes, page_bytes=(page_bytes,))
+    pages = moved_bytes // page_bytes
+    return Options(args.rounds, page_bytes, pages, args.nvme_dir, args.huge_dir, sizes)
 
 
 @contextmanager
@@ -131,8 +182,7 @@ def _started(name: str, options: Options, address: str | None) -> Iterator[Bench
         settings = restart.settings(folder) if name == "restart" else _settings(options, folder)
         if folder is not None:
             settings["nvme_dir"] = os.path.join(folder, "tier")
-        with PrivateDaemon(settings) as daemon, connect(daemon.address) as client:
-            _settle(client)
+        with private_daemon(settings) as (daemon, client):
             yield Bench(options, client, daemon, folder)
 
 
@@ -156,25 +206,6 @@ def _scratch(nvme_dir: str | None) -> Iterator[str | None]:
             yield folder
     except OSError as error:
         raise _bad(f"--nvme-dir {nvme_dir}: {error.strerror or error}") from error
-
-
-def _settle(client: Client) -> None:
-    """Waits until the daemon has taken its memory: taking it would be measured too."""
-    end = time.monotonic() + _SETTLE_S
-    while client.status()["core"]["tiers"]["dram"]["health"] == "populating":
-        if time.monotonic() > end:
-            raise CapacityError(
-                f"the private daemon has not taken its memory within {_SETTLE_S:.0f} s; use a"
-                " smaller --bytes",
-                code="bench_room",
-            )
-        time.sleep(0.1)
-
-
-def _plain(figure: Figure) -> dict[str, Any]:
-    fields = dataclasses.asdict(figure)
-    del fields["ratio_of_rounds"]
-    return {**fields, "ratio": figure.ratio}
 
 
 def _bad(message: str) -> UsageError:

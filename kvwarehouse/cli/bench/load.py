@@ -1,43 +1,112 @@
-"""Verified loads of pages in DRAM, against a plain streaming copy of as many bytes."""
+"""Loads of pages in DRAM, with their digests and without, into rows and into a paged cache, against
+a plain streaming copy of as many bytes. By page size."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse import engine
-from kvwarehouse.cli.bench.figures import GIGABYTE, Figure
-from kvwarehouse.cli.bench.options import Bench, noise, prompt
-from kvwarehouse.cli.bench.rounds import alternate, timed
+from kvwarehouse.cli.bench.figures import Curve, Figure
+from kvwarehouse.cli.bench.options import Bench, noise, open_bench, prompt
+from kvwarehouse.cli.bench.paged import PIECES, paged_cache
+from kvwarehouse.cli.bench.private import for_one_size
+from kvwarehouse.cli.bench.rounds import Rounds, in_turns, timed
+from kvwarehouse.client import OpenNamespace, connect
 from kvwarehouse.errors import CapacityError
+from kvwarehouse.sizes import format_size
+
+VERIFIED, BOUNDARY = "verified", "boundary"
+ROWS, PAGED = "rows", "paged cache"
+_MIB = 1 << 20
+_VERIFIED_FROM_BYTES = 256 << 10
 
 
-def measure(bench: Bench) -> list[Figure]:
-    options = bench.options
-    ns = bench.open(options.page_bytes)
-    pages, tokens = noise(options.pages, options.page_bytes), prompt(options.pages, seed=1)
-    out = np.ones_like(pages)
-    ns.store(tokens, pages, timeout_s=60)
-
-    def ours() -> float:
-        taken = timed(lambda: ns.load(tokens, out))
-        check_filled(ns.lookup(tokens).pages, options.pages)
-        return taken
-
-    rounds = alternate(options.rounds, ours, lambda: copied(out, pages))
-    bench.client.clear(ns.space)
-    return [
-        Figure(
-            name="load from dram, verified",
-            value=options.moved_bytes / rounds.ours_s / GIGABYTE,
-            unit="GB/s",
-            limit=options.moved_bytes / rounds.limit_s / GIGABYTE,
-            limit_name="streaming copy",
-            goal="ratio 0.6 or more",
-            ratio_of_rounds=rounds.speed_ratio,
+def measure(bench: Bench) -> list[Figure | Curve]:
+    found: dict[int, dict[tuple[str, str], Rounds]] = {}
+    for page_bytes in bench.options.sizes.page_bytes:
+        with (
+            for_one_size(bench) as client,
+            connect(client.address, verify="boundary") as trusting,
+        ):
+            ns = open_bench(client, page_bytes)
+            found[page_bytes] = _of_size(bench, ns, trusting.open(ns.space))
+            client.clear(ns.space)
+    figures = [
+        Figure.of_speed(
+            f"load, {mode}, into {where}, pages of {format_size(page_bytes)}",
+            bench.options.pages_of(page_bytes) * page_bytes,
+            rounds,
+            "streaming copy",
+            _goal(mode, page_bytes),
         )
+        for page_bytes, by_side in found.items()
+        for (where, mode), rounds in by_side.items()
+    ]
+    return [*figures, *by_page_size("load, beside a streaming copy", found)]
+
+
+def _of_size(
+    bench: Bench, verified: OpenNamespace, trusting: OpenNamespace
+) -> dict[tuple[str, str], Rounds]:
+    """Of pages that were never re-attached, so that `boundary` has none to verify."""
+    page_bytes = verified.space.page_bytes
+    count = bench.options.pages_of(page_bytes)
+    pages, tokens = noise(count, page_bytes), prompt(count, seed=1)
+    verified.store(tokens, pages, timeout_s=60)
+    check_filled(verified.lookup(tokens).pages, count)
+    out = np.ones_like(pages)
+    targets: dict[str, Any] = {ROWS: out}
+    if page_bytes % PIECES == 0:
+        targets[PAGED] = paged_cache(count, page_bytes)
+    names = [(where, mode) for where in targets for mode in (VERIFIED, BOUNDARY)]
+    spaces = {VERIFIED: verified, BOUNDARY: trusting}
+
+    def loads(where: str, mode: str) -> Callable[[], float]:
+        def load() -> float:
+            filled = 0
+
+            def call() -> None:
+                nonlocal filled
+                filled = spaces[mode].load(tokens, targets[where])
+
+            taken = timed(call)
+            check_filled(filled, count)
+            return taken
+
+        return load
+
+    *ours, copies = in_turns(
+        bench.options.rounds, [*(loads(*name) for name in names), lambda: copied(out, pages)]
+    )
+    return {name: Rounds(seconds, copies) for name, seconds in zip(names, ours, strict=True)}
+
+
+def _goal(mode: str, page_bytes: int) -> str:
+    if mode == BOUNDARY:
+        return "ratio 0.9 or more" if page_bytes >= 2 * _MIB else ""
+    if page_bytes >= 2 * _MIB:
+        return "ratio 0.75 or more"
+    return "ratio 0.7 or more" if page_bytes >= _VERIFIED_FROM_BYTES else ""
+
+
+def by_page_size(plot: str, found: dict[int, dict[tuple[str, str], Rounds]]) -> list[Curve]:
+    """The ratios to the limit, a curve a side; none for a single size."""
+    if len(found) < 2:
+        return []
+    sides = next(iter(found.values()))
+    return [
+        Curve(
+            plot=plot,
+            name=", ".join(part for part in side if part),
+            x_label="page, KiB",
+            y_label="ratio",
+            points=[(size / 1024, by_side[side].speed_ratio) for size, by_side in found.items()],
+        )
+        for side in sides
     ]
 
 

@@ -16,16 +16,42 @@ PAGE_TOKENS = 16
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """How large things are in the measures that vary it; all in rising order."""
+
+    page_bytes: tuple[int, ...] = (64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20)
+    """Of loads and stores: small models with short blocks to large ones with long blocks."""
+    stored: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
+    """Small pages in a daemon."""
+    indexed: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+    """Entries of an index without a daemon."""
+    looked_up: tuple[int, ...] = (16, 64, 256, 1_024, 4_096, 16_384, 65_536)
+    """Pages of a prompt; the last is the longest that there may be."""
+    loaded: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
+    """Pages of 64 KiB of a prompt."""
+    sessions: tuple[int, ...] = (1, 4, 16, 64, 256)
+    idle_s: float = 10.0
+    soak_minutes: float = 2.0
+
+
+@dataclass(frozen=True)
 class Options:
     rounds: int
     page_bytes: int
     pages: int
     """Moved in a round."""
     nvme_dir: str | None
+    huge_dir: str | None = None
+    """On a tmpfs with huge pages, for the measure that compares it."""
+    sizes: Sizes = Sizes()
 
     @property
     def moved_bytes(self) -> int:
         return self.page_bytes * self.pages
+
+    def pages_of(self, page_bytes: int) -> int:
+        """As many bytes a round, in pages of another size."""
+        return max(1, self.moved_bytes // page_bytes)
 
     @property
     def dram_bytes(self) -> int:
@@ -47,19 +73,24 @@ class Bench:
     """On the disk of the NVMe tier, for the measure that has one."""
 
     def open(self, page_bytes: int) -> OpenNamespace:
-        """The bench's own namespace for such pages, empty. Always the same one, because a
-        warehouse remembers every namespace it has met."""
-        space = Namespace(
-            model="kvwarehouse-bench",
-            weights="noise",
-            dtype="uint8",
-            layout="bench/1",
-            page_tokens=PAGE_TOKENS,
-            page_bytes=page_bytes,
-        )
-        ns = self.client.open(space)
-        self.client.clear(space)
-        return ns
+        """The bench's own namespace for such pages, empty."""
+        return open_bench(self.client, page_bytes)
+
+
+def open_bench(client: Client, page_bytes: int) -> OpenNamespace:
+    """The bench's own namespace for such pages, empty. Always the same one, because a warehouse
+    remembers every namespace it has met."""
+    space = Namespace(
+        model="kvwarehouse-bench",
+        weights="noise",
+        dtype="uint8",
+        layout="bench/1",
+        page_tokens=PAGE_TOKENS,
+        page_bytes=page_bytes,
+    )
+    ns = client.open(space)
+    client.clear(space)
+    return ns
 
 
 def prompt(pages: int, seed: int) -> NDArray[np.uint32]:

@@ -26,9 +26,19 @@ class Rounds:
     @property
     def speed_ratio(self) -> float:
         """Our rate over the limit's, median of the rounds' ratios."""
-        return statistics.median(
-            limit / ours for ours, limit in zip(self.ours, self.limit, strict=True)
-        )
+        return statistics.median(self._speed_ratios())
+
+    @property
+    def speed_ratio_spread(self) -> tuple[float, float]:
+        """The middle half of the rounds' ratios."""
+        ratios = self._speed_ratios()
+        if len(ratios) < 2:
+            return ratios[0], ratios[0]
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return low, high
+
+    def _speed_ratios(self) -> list[float]:
+        return [limit / ours for ours, limit in zip(self.ours, self.limit, strict=True)]
 
 
 def alternate(
@@ -36,17 +46,23 @@ def alternate(
     ours: Callable[[], float],
     limit: Callable[[], float],
 ) -> Rounds:
-    """`ours` and `limit` each run once to warm up, then `rounds` times. Each returns the seconds of
-    its measured part, so that what it prepares does not count."""
-    ours()
-    limit()
-    mine: list[float] = []
-    theirs: list[float] = []
-    for turn in range(rounds):
-        sides = [(ours, mine), (limit, theirs)]
-        for run, taken in sides if turn % 2 == 0 else reversed(sides):
-            taken.append(run())
+    """Both in turns, as `in_turns` runs them."""
+    mine, theirs = in_turns(rounds, [ours, limit])
     return Rounds(mine, theirs)
+
+
+def in_turns(rounds: int, sides: Sequence[Callable[[], float]]) -> list[list[float]]:
+    """Each side runs once to warm up, then `rounds` times, another one first each time. Each
+    returns the seconds of its measured part, so that what it prepares does not count. Returned:
+    the seconds of each side's rounds."""
+    for run in sides:
+        run()
+    taken: list[list[float]] = [[] for _ in sides]
+    for turn in range(rounds):
+        for at in range(len(sides)):
+            side = (turn + at) % len(sides)
+            taken[side].append(sides[side]())
+    return taken
 
 
 def timed(call: Callable[[], object], times: int = 1) -> float:

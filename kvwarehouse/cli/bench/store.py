@@ -1,41 +1,71 @@
-"""Stores of new pages with their digests, against a plain streaming copy of as many bytes."""
+"""Stores of new pages with their digests, from rows and from a paged cache, against a plain
+streaming copy of as many bytes. By page size."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import numpy as np
 
-from kvwarehouse.cli.bench.figures import GIGABYTE, Figure
-from kvwarehouse.cli.bench.load import check_filled, copied
-from kvwarehouse.cli.bench.options import Bench, noise, prompt
-from kvwarehouse.cli.bench.rounds import alternate, timed
+from kvwarehouse.cli.bench.figures import Curve, Figure
+from kvwarehouse.cli.bench.load import PAGED, ROWS, by_page_size, check_filled, copied
+from kvwarehouse.cli.bench.options import Bench, noise, open_bench, prompt
+from kvwarehouse.cli.bench.paged import PIECES, paged_cache
+from kvwarehouse.cli.bench.private import for_one_size
+from kvwarehouse.cli.bench.rounds import Rounds, in_turns, timed
+from kvwarehouse.client import Client, OpenNamespace
+from kvwarehouse.sizes import format_size
+
+_GOAL_FROM_BYTES = 256 << 10
 
 
-def measure(bench: Bench) -> list[Figure]:
-    options = bench.options
-    ns = bench.open(options.page_bytes)
-    pages = noise(options.pages, options.page_bytes)
+def measure(bench: Bench) -> list[Figure | Curve]:
+    found: dict[int, dict[tuple[str, str], Rounds]] = {}
+    for page_bytes in bench.options.sizes.page_bytes:
+        with for_one_size(bench) as client:
+            ns = open_bench(client, page_bytes)
+            found[page_bytes] = _of_size(bench, client, ns)
+            client.clear(ns.space)
+    figures = [
+        Figure.of_speed(
+            f"store, from {where}, pages of {format_size(page_bytes)}",
+            bench.options.pages_of(page_bytes) * page_bytes,
+            rounds,
+            "streaming copy",
+            "ratio 0.6 or more" if page_bytes >= _GOAL_FROM_BYTES else "",
+        )
+        for page_bytes, by_side in found.items()
+        for (where, _), rounds in by_side.items()
+    ]
+    return [*figures, *by_page_size("store, beside a streaming copy", found)]
+
+
+def _of_size(bench: Bench, client: Client, ns: OpenNamespace) -> dict[tuple[str, str], Rounds]:
+    page_bytes = ns.space.page_bytes
+    pages_each = bench.options.pages_of(page_bytes)
+    pages = noise(pages_each, page_bytes)
     other = np.ones_like(pages)
+    sources: dict[str, Any] = {ROWS: pages}
+    if page_bytes % PIECES == 0:
+        sources[PAGED] = paged_cache(pages_each, page_bytes)
+        sources[PAGED].scatter(pages)
     seeds = count(1)
 
-    def ours() -> float:
-        bench.client.clear(ns.space)
-        tokens = prompt(options.pages, seed=next(seeds))
-        taken = timed(lambda: ns.store(tokens, pages, timeout_s=60))
-        check_filled(ns.lookup(tokens).pages, options.pages)
-        return taken
+    def stores(where: str) -> Callable[[], float]:
+        def store() -> float:
+            client.clear(ns.space)
+            tokens = prompt(pages_each, seed=next(seeds))
+            taken = timed(lambda: ns.store(tokens, sources[where], timeout_s=60))
+            check_filled(ns.lookup(tokens).pages, pages_each)
+            return taken
 
-    rounds = alternate(options.rounds, ours, lambda: copied(other, pages))
-    bench.client.clear(ns.space)
-    return [
-        Figure(
-            name="store to dram, with digest",
-            value=options.moved_bytes / rounds.ours_s / GIGABYTE,
-            unit="GB/s",
-            limit=options.moved_bytes / rounds.limit_s / GIGABYTE,
-            limit_name="streaming copy",
-            goal="ratio 0.6 or more",
-            ratio_of_rounds=rounds.speed_ratio,
-        )
-    ]
+        return store
+
+    *ours, copies = in_turns(
+        bench.options.rounds, [*(stores(where) for where in sources), lambda: copied(other, pages)]
+    )
+    return {
+        (where, ""): Rounds(seconds, copies) for where, seconds in zip(sources, ours, strict=True)
+    }

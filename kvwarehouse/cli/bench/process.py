@@ -1,0 +1,51 @@
+"""What a process holds and uses, as the kernel counts it (proc(5)). Stateless; thread-safe."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(?P<path>.*)")
+
+
+def processor_s(pid: int) -> float:
+    """User and system time of all threads, from /proc/PID/stat: fields 14 and 15."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def private_bytes(pid: int) -> int:
+    """Resident memory of its own, which no file backs."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    facts = dict(line.split(":", 1) for line in text.splitlines())
+    return int(facts["RssAnon"].split()[0]) * 1024
+
+
+def resident_bytes(pid: int, but: tuple[str, ...] = ()) -> int:
+    """All resident memory, code and shared memory too, but for mappings of files under the paths
+    that begin so."""
+    counted, resident = True, 0
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+        if found := _MAPPING.fullmatch(line):
+            counted = not found["path"].startswith(but) if but else True
+        elif counted and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
+
+
+def huge_bytes(pid: int, under: str) -> int:
+    """Mapped by huge pages, of files under the path that begins so."""
+    counted, huge = False, 0
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+        if found := _MAPPING.fullmatch(line):
+            counted = found["path"].startswith(under)
+        elif counted and line.startswith(("ShmemPmdMapped:", "FilePmdMapped:")):
+            huge += int(line.split()[1]) * 1024
+    return huge
+
+
+def taken_bytes(folder: Path, pattern: str) -> int:
+    """Of a filesystem, by files of this folder: what is allocated, not what they could hold."""
+    return sum(file.stat().st_blocks * 512 for file in folder.glob(pattern))

@@ -1,0 +1,36 @@
+// Measures that need the core's own parts: one call each.
+#include <nanobind/stl/vector.h>
+
+#include "bench/index_cost.h"
+#include "bindings/bindings.h"
+
+namespace kvw::bindings {
+
+namespace {
+
+nb::list index_costs_of(const std::vector<uint64_t>& counts, uint32_t rounds) {
+  std::vector<IndexCost> costs;
+  {
+    nb::gil_scoped_release release;
+    costs = index_costs(counts, rounds);
+  }
+  nb::list made;
+  for (const IndexCost& cost : costs) {
+    nb::dict one;
+    one["entries"] = cost.entries;
+    one["refused"] = cost.refused;
+    one["hit_ns"] = cost.hit_ns;
+    one["miss_ns"] = cost.miss_ns;
+    one["replace_ns"] = cost.replace_ns;
+    made.append(one);
+  }
+  return made;
+}
+
+}  // namespace
+
+void bind_bench(nb::module_& m) {
+  m.def("index_costs", &index_costs_of, nb::arg("counts"), nb::arg("rounds"));
+}
+
+}  // namespace kvw::bindings
