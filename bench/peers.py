@@ -19,7 +19,7 @@ from kvwarehouse.cli.bench.conditions import load_average, processor
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.report import Report
 from kvwarehouse.sizes import format_size, parse_size
-from peers_bench.found import Found, PeerFound
+from peers_bench.found import FLIPS, Found, PeerFound
 from peers_bench.report import peers_report
 from peers_bench.sides import DISK, MEMORY, OURS, PEERS, Kind, Side, SideError
 from peers_bench.works import Pair, Plan
@@ -124,7 +124,7 @@ def _flip(store: PeerFound, side: Side, plan: Plan) -> None:
     except SideError as failed:
         if failed.kind is OURS:
             raise
-        store.reasons["flips"] = failed.reason
+        store.reasons[FLIPS] = failed.reason
 
 
 def _plan(args: argparse.Namespace) -> Plan:

@@ -15,6 +15,7 @@ from peers_bench.works import Rounds
 GIGABYTE = 1e9
 VERIFIED, BOUNDARY, TWO_THREADS = "verified", "boundary", "verified, 2 threads"
 """Ways of the warehouse (stores/warehouse.py)."""
+FLIPS = "flips"
 
 
 @dataclass

@@ -10,6 +10,7 @@ from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
 from peers_bench.found import (
     BOUNDARY,
+    FLIPS,
     GIGABYTE,
     VERIFIED,
     Compared,
@@ -38,7 +39,8 @@ _NOTES = (
     " checks it, `boundary` trusts DRAM that a client of this daemon filled.",
     "Files and LMDB are in the page cache in the tables of memory: the kernel's memory, lost with"
     " the machine, as all else there is.",
-    "Disks: what lies below this machine's own caches (a hypervisor's, a drive's) is not emptied.",
+    "Stores to the disk end where the store says that they have: see durability. What lies below"
+    " this machine's own caches (a hypervisor's, a drive's) is not emptied before loads.",
 )
 
 
@@ -53,20 +55,32 @@ def peers_report(found: Found) -> Report:
             TableBlock("goals", ("goal", "seen", ""), _goals(found)),
             TableBlock("conditions", ("", ""), [*found.conditions.items()]),
             _stores(found),
-            _lookups(found),
-            _moved(found, LOAD, "loads from memory, GB/s", MEMORY),
-            _moved(found, STORE, "stores to memory, GB/s", MEMORY),
-            _alone(found),
-            _moved(found, DURABLE, "stores until they are on the disk, GB/s", DISK),
-            _moved(found, COLD, "loads from the disk alone, GB/s", DISK),
-            _flips(found),
-            _plot(found, LOAD, "Loads from memory"),
-            _plot(found, STORE, "Stores to memory"),
-            _plot(found, COLD, "Loads from the disk alone"),
+            *(block for block in _measured(found) if block.rows),
+            *(plot for plot in _plots(found) if plot.series),
         ],
         figures=_figures(found),
         notes=_NOTES,
     )
+
+
+def _measured(found: Found) -> list[TableBlock]:
+    return [
+        _lookups(found),
+        _moved(found, LOAD, "loads from memory, GB/s", MEMORY),
+        _moved(found, STORE, "stores to memory, GB/s", MEMORY),
+        _alone(found),
+        _moved(found, DURABLE, "stores to the disk, GB/s", DISK),
+        _moved(found, COLD, "loads from the disk alone, GB/s", DISK),
+        _flips(found),
+    ]
+
+
+def _plots(found: Found) -> list[Plot]:
+    return [
+        _plot(found, LOAD, "Loads from memory"),
+        _plot(found, STORE, "Stores to memory"),
+        _plot(found, COLD, "Loads from the disk alone"),
+    ]
 
 
 def _summary(found: Found) -> str:
@@ -86,6 +100,9 @@ def _stores(found: Found) -> TableBlock:
     for store in [found.ours, *found.peers]:
         for place, about in store.about.items():
             rows.append([store.kind.title, place, *(about[name] for name in _ABOUT)])
+        for place, reason in store.reasons.items():
+            if place != FLIPS:
+                rows.append([store.kind.title, place, f"did not run: {reason}", *[""] * 4])
     columns = ("store", "pages in", "version", "layout", "durability", "a lookup", "started as")
     return TableBlock("what ran", columns, rows)
 
@@ -158,8 +175,8 @@ def _flips(found: Found) -> TableBlock:
         if store.flips is not None:
             others = f"{store.flips['others_right']} of {store.flips['others']}"
             rows.append([store.kind.title, flipped_words(store.flips), others])
-        elif "flips" in store.reasons:
-            rows.append([store.kind.title, store.reasons["flips"], ""])
+        elif FLIPS in store.reasons:
+            rows.append([store.kind.title, f"not tried: {store.reasons[FLIPS]}", ""])
     rows += _absent(found, DISK, 3)
     columns = ("store", "loads of the damaged pages", "neighbours served")
     return TableBlock("one byte changed on the disk in each of some pages", columns, rows)
@@ -170,19 +187,15 @@ def _named(peer: PeerFound, way: str) -> str:
 
 
 def _why(peer: PeerFound, reason: str, columns: int) -> list[list[str]]:
-    return [_reason_row(peer, reason, columns)] if reason else []
+    return [[f"{peer.kind.title}: failed: {reason}", *[""] * (columns - 1)]] if reason else []
 
 
 def _absent(found: Found, place: str, columns: int) -> list[list[str]]:
     return [
-        _reason_row(peer, peer.reasons[place], columns)
+        [f"{peer.kind.title}: did not run, see above", *[""] * (columns - 1)]
         for peer in found.peers
         if place in peer.reasons
     ]
-
-
-def _reason_row(peer: PeerFound, reason: str, columns: int) -> list[str]:
-    return [f"{peer.kind.title}: did not run: {reason}", *[""] * (columns - 1)]
 
 
 def _plot(found: Found, work: str, title: str) -> Plot:

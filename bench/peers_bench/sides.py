@@ -42,6 +42,7 @@ PEERS = (
     Kind("redis", "Redis", "redis_server.Redis", places=(MEMORY,)),
     Kind("mooncake", "Mooncake", "mooncake.Mooncake", ENVIRONMENTS / "mooncake", places=(MEMORY,)),
     Kind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", ENVIRONMENTS / "lmcache"),
+    Kind("vllm", "vLLM's file tier", "vllm_files.VllmFiles", VLLM_ENVIRONMENT, places=(DISK,)),
 )
 
 
@@ -130,7 +131,8 @@ def _interpreter(kind: Kind) -> str:
     if failed.is_file():
         why = " ".join(failed.read_text(encoding="utf-8").split())
         raise SideError(kind, f"could not be set up: {why}")
-    raise SideError(kind, f"not set up: {program} is missing (make setup-peers)")
+    how = "make setup-vllm" if kind.environment == VLLM_ENVIRONMENT else "make setup-peers"
+    raise SideError(kind, f"not set up, {program.relative_to(ROOT)} is missing: {how}")
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -118,12 +118,8 @@ class LMCacheInside(Keyed):
         self._cpu.clear()
 
     def settle(self) -> None:
+        """LMCache syncs nothing."""
         self._settle_tasks()
-        for path in self._folder.rglob("*"):
-            if path.is_file():
-                descriptor = os.open(path, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
 
     def chill(self) -> None:
         self._settle_tasks()

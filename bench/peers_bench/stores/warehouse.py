@@ -32,19 +32,25 @@ class Warehouse(Keyed):
         super().__init__(room)
         # Whatever comes from the disk is verified in any case.
         self.ways = (VERIFIED,) if room.disk else (VERIFIED, BOUNDARY, TWO_THREADS)
-        settings: dict[str, Any] = {"dram": max(3 * room.moved_bytes, _LEAST_DRAM_BYTES)}
-        if room.disk:
-            settings["nvme_dir"] = str(room.folder / "tier")
-            settings["nvme_capacity"] = max(6 * room.moved_bytes, 4 << 30)
-            settings["write_queue"] = 2 * room.moved_bytes
-        self._stack = contextlib.ExitStack()
-        daemon = self._stack.enter_context(kvw.PrivateDaemon(settings))
-        self._client = self._stack.enter_context(kvw.connect(daemon.address))
-        trusting = kvw.connect(daemon.address, verify="boundary")
-        self._trusting = self._stack.enter_context(trusting)
-        self._threads = self._stack.enter_context(ThreadPoolExecutor(2))
         self._way = VERIFIED
-        self._opened: dict[tuple[str, int], kvw.OpenNamespace] = {}
+        self._threads = ThreadPoolExecutor(2)
+        self._stack = contextlib.ExitStack()
+        self._page_bytes = 0
+        self._start()
+
+    def _start(self) -> None:
+        """A daemon; for every size of pages another, as an engine's pages have one size."""
+        self._stack.close()
+        settings: dict[str, Any] = {"dram": max(3 * self.room.moved_bytes, _LEAST_DRAM_BYTES)}
+        if self.room.disk:
+            settings["nvme_dir"] = str(self.room.folder / f"tier-{self._page_bytes}")
+            settings["nvme_capacity"] = max(6 * self.room.moved_bytes, 4 << 30)
+            settings["write_queue"] = 2 * self.room.moved_bytes
+        enter = self._stack.enter_context
+        address = enter(kvw.PrivateDaemon(settings)).address
+        self._client = enter(kvw.connect(address))
+        self._trusting = enter(kvw.connect(address, verify="boundary"))
+        self._opened: dict[str, kvw.OpenNamespace] = {}
         self._until(lambda: self._tier("dram")["health"] != "populating", "taken its memory")
 
     def about(self) -> dict[str, str]:
@@ -68,12 +74,12 @@ class Warehouse(Keyed):
         return numbers.integers(0, 150_000, count * _PAGE_TOKENS, dtype=np.uint32)
 
     def store(self, names: Any, pages: Pages) -> None:
-        done = self._at(pages.page_bytes).store(names, pages.source, timeout_s=_WAIT_S)
+        done = self._ns(VERIFIED).store(names, pages.source, timeout_s=_WAIT_S)
         if done.stored != pages.count:
             raise kvw.CapacityError(f"not all were stored: {done}", code="bench_room")
 
     def load(self, names: Any, pages: Pages) -> int:
-        ns = self._at(pages.page_bytes)
+        ns = self._ns(BOUNDARY if self._way == BOUNDARY else VERIFIED)
         half = pages.count // 2
         if self._way != TWO_THREADS or not half:
             return ns.load(names, pages.target, timeout_s=_WAIT_S)
@@ -84,18 +90,20 @@ class Warehouse(Keyed):
         return head + tail.result() if head == half else head
 
     def found(self, names: Any) -> int:
-        match = self._current.lookup(names)
+        match = self._ns(VERIFIED).lookup(names)
         if sum(match.by_tier.values()) != match.pages:
             raise kvw.InternalError(f"tiers do not add up: {match}", code="bench")
         return match.pages
 
     def memory(self, page_bytes: int) -> Pages:
-        self._current = self._at(page_bytes)
+        if page_bytes != self._page_bytes:
+            self._page_bytes = page_bytes
+            self._start()
         return super().memory(page_bytes)
 
     def clear(self) -> None:
-        for ns in self._opened.values():
-            self._client.clear(ns.space)
+        if self._page_bytes:
+            self._client.clear(self._ns(VERIFIED).space)
 
     def settle(self) -> None:
         left = self._client.flush(_WAIT_S).pending
@@ -104,21 +112,20 @@ class Warehouse(Keyed):
 
     def chill(self) -> None:
         def gone() -> bool:
-            for ns in self._opened.values():
-                self._client.evict(ns.space, _EVICTED_AT_ONCE, "dram")
+            self._client.evict(self._ns(VERIFIED).space, _EVICTED_AT_ONCE, "dram")
             return bool(self._tier("dram")["pages"] == 0)
 
         self._until(gone, "let go of its pages in DRAM")
 
     def close(self) -> None:
+        self._threads.shutdown()
         self._stack.close()
 
-    def _at(self, page_bytes: int) -> kvw.OpenNamespace:
-        side = BOUNDARY if self._way == BOUNDARY else VERIFIED
-        if (side, page_bytes) not in self._opened:
-            client = self._trusting if side == BOUNDARY else self._client
-            self._opened[side, page_bytes] = client.open(_space(page_bytes))
-        return self._opened[side, page_bytes]
+    def _ns(self, verify: str) -> kvw.OpenNamespace:
+        if verify not in self._opened:
+            client = self._trusting if verify == BOUNDARY else self._client
+            self._opened[verify] = client.open(_space(self._page_bytes))
+        return self._opened[verify]
 
     def _tier(self, name: str) -> Any:
         return self._client.status()["core"]["tiers"][name]
