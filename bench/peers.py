@@ -129,7 +129,9 @@ def _flip(store: PeerFound, side: Side, plan: Plan) -> None:
 
 def _plan(args: argparse.Namespace) -> Plan:
     sizes = (args.pages or (_QUICK_PAGES if args.quick else _PAGES)).split(",")
-    rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
+    rounds = _QUICK_ROUNDS if args.quick else _ROUNDS
+    if args.rounds is not None:
+        rounds = args.rounds
     numbers(str(rounds), "--rounds", 1, 1000)
     numbers(str(args.keys), "--keys", 1, 65536)
     return Plan(

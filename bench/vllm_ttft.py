@@ -100,7 +100,9 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         BLOCK_TOKENS + 1,
         _LONGEST,
     )
-    rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
+    rounds = _QUICK_ROUNDS if args.quick else _ROUNDS
+    if args.rounds is not None:
+        rounds = args.rounds
     numbers(str(rounds), "--rounds", 1, 1000)
     numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]
