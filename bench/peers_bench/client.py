@@ -79,6 +79,7 @@ class Client:
         if self._disk:
             self._store.chill()
         self._pages.wipe()
+        self._store.ready(self._names)
         begin = time.perf_counter()
         filled = self._store.load(self._names, self._pages)
         seconds = time.perf_counter() - begin
@@ -114,6 +115,7 @@ class Client:
         self._prompts = [self._store.names(f"prompt/{at}", keys) for at in range(PROMPTS)]
         for prompt in self._prompts:
             self._store.store(prompt, self._pages.part(0, keys))
+            self._store.ready(prompt)
 
     def do_lookup(self, calls: int) -> list[float]:
         """Seconds of each call; prompts in turns, so that none is asked for twice in a row."""
@@ -175,6 +177,7 @@ class Client:
         self._names = self._store.names(f"round/{self._round}", self._pages.count)
 
     def _check_found(self, names: Any, count: int) -> None:
+        self._store.ready(names)
         found = self._store.found(names)
         if found != count:
             raise WrongBytesError(f"{count} pages were stored, {found} are found")

@@ -42,6 +42,13 @@ PEERS = (
     Kind("redis", "Redis", "redis_server.Redis", places=(MEMORY,)),
     Kind("mooncake", "Mooncake", "mooncake.Mooncake", ENVIRONMENTS / "mooncake", places=(MEMORY,)),
     Kind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", ENVIRONMENTS / "lmcache"),
+    Kind(
+        "lmcache-server",
+        "LMCache server",
+        "lmcache_server.LMCacheServer",
+        ENVIRONMENTS / "lmcache",
+        places=(MEMORY,),
+    ),
     Kind("vllm", "vLLM's file tier", "vllm_files.VllmFiles", VLLM_ENVIRONMENT, places=(DISK,)),
 )
 

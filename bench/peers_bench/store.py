@@ -65,6 +65,10 @@ class Store(Protocol):
         """Fills the target; how many pages from the first on."""
         ...
 
+    def ready(self, names: Any) -> None:
+        """What this store needs before what it has stored is asked for. Not measured."""
+        ...
+
     def found(self, names: Any) -> int:
         """The longest stored prefix, in pages."""
         ...
@@ -104,6 +108,9 @@ class Keyed:
 
     def names(self, label: str, count: int) -> Any:
         return [digest.digest() for digest in digests(label, count)]
+
+    def ready(self, names: Any) -> None:
+        pass
 
     def settle(self) -> None:
         raise CannotRunError("has no disk here")

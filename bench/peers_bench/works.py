@@ -59,17 +59,22 @@ class Pair:
     def in_memory(self) -> list[Rounds]:
         found = [self._done(LOOKUP, LOOKUP_PAGE_BYTES, self._lookup)]
         for size in self.plan.page_sizes:
-            found.append(self._done(STORE, size, self._store))
-            found.append(self._done(LOAD, size, self._load))
+            found += self._stored_and_loaded(STORE, LOAD, size)
             found.append(self._done(STORE_ONE, size, self._store_one))
         return found
 
     def on_disk(self) -> list[Rounds]:
         found = []
         for size in self.plan.page_sizes:
-            found.append(self._done(DURABLE, size, self._store))
-            found.append(self._done(COLD, size, self._load))
+            found += self._stored_and_loaded(DURABLE, COLD, size)
         return found
+
+    def _stored_and_loaded(self, store: str, load: str, page_bytes: int) -> list[Rounds]:
+        """A load takes what the store has left: without that there is none."""
+        stored = self._done(store, page_bytes, self._store)
+        if stored.reason:
+            return [stored, Rounds(load, page_bytes, reason=stored.reason)]
+        return [stored, self._done(load, page_bytes, self._load)]
 
     def _done(self, work: str, page_bytes: int, run: Callable[[Rounds], None]) -> Rounds:
         """A peer that fails at a work has a reason there; ours may not fail."""
