@@ -1,4 +1,4 @@
-"""LMCache's server (its multiprocess mode) by LMCache's own client, as `lmcache bench server` drives
+"""LMCache's server (its multiprocess mode) by LMCache's own client, as its `bench server` drives
 it on a CPU: the client's KV tensor lies in shared memory and the server copies. The tensor has one
 layer whose blocks are whole pages, so that nothing is gathered. In a network namespace, like all
 that listens.
