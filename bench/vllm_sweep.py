@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_frame.progress import Teller
 from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.report import Report
@@ -25,7 +26,6 @@ from vllm_bench.environment import engine_environment
 from vllm_bench.frame import bench_parser, numbers, run
 from vllm_bench.messages import DEVICE, DISK, HOST, Answer, Ask
 from vllm_bench.options import ALONE, engine_options, warehouse_transfer
-from vllm_bench.progress import Teller
 from vllm_bench.slow_disk import SlowDisk
 from vllm_bench.sweep_report import AGAIN, CHOICE, RECOMPUTED, Found, Speed, sweep_report
 from vllm_bench.warehouse import Warehouse, private_warehouse

@@ -15,15 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from bench_frame.memory import copy_bytes_per_s
+from bench_frame.progress import Teller
 from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.planner.report import Report
 from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
-from vllm_bench.conditions import conditions, copy_bytes_per_s
+from vllm_bench.conditions import conditions
 from vllm_bench.engine import Engine, Offline
 from vllm_bench.environment import engine_environment
 from vllm_bench.frame import bench_parser, numbers, run
 from vllm_bench.options import engine_options, peer_transfer, warehouse_transfer
-from vllm_bench.progress import Teller
 from vllm_bench.serving import Serving
 from vllm_bench.shared_memory import offload_region
 from vllm_bench.sides import PeerSide, Side, WarehouseSide
@@ -99,7 +100,9 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         BLOCK_TOKENS + 1,
         _LONGEST,
     )
-    rounds = args.rounds or (_QUICK_ROUNDS if args.quick else _ROUNDS)
+    rounds = _QUICK_ROUNDS if args.quick else _ROUNDS
+    if args.rounds is not None:
+        rounds = args.rounds
     numbers(str(rounds), "--rounds", 1, 1000)
     numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]

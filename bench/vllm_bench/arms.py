@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_bench.spread import Spread, interval
+from bench_frame.spread import Spread, interval
 
 OFF, OFF_AGAIN, ON = "off", "off again", "on"
 ARMS = (OFF, OFF_AGAIN, ON)

@@ -2,22 +2,18 @@
 
     python -m vllm_bench.host DESCRIPTOR OPTIONS
 
-Each line in is {"do": name, "with": arguments}, each line out {"what": value} or {"error": text},
-in turns; the first line out says that the engine is ready. Times are taken here, around the engine
-alone. Ends, with all its processes, when the socket does.
+as bench_frame/answering.py has them. Times are taken here, around the engine alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import sys
 import time
-import traceback
 from typing import Any
 
+from bench_frame.answering import serve
 from vllm_bench.messages import counts_now, difference
 
 
@@ -60,29 +56,5 @@ def _ttft_s(output: Any) -> float:
     return float(metrics.first_token_latency) if metrics is not None else 0.0
 
 
-def serve(connection: socket.socket, options: dict[str, Any]) -> None:
-    with connection.makefile("rwb") as lines:
-
-        def say(message: dict[str, Any]) -> None:
-            lines.write(json.dumps(message).encode() + b"\n")
-            lines.flush()
-
-        try:
-            host = Host(options)
-        except Exception:  # noqa: BLE001 - the process's edge: the bench gets it
-            say({"error": traceback.format_exc()})
-            return
-        say({"what": None})
-        for line in lines:
-            asked = json.loads(line)
-            if asked["do"] == "quit":
-                return
-            try:
-                say({"what": getattr(host, f"do_{asked['do']}")(**asked["with"])})
-            except Exception:  # noqa: BLE001 - as above
-                say({"error": traceback.format_exc()})
-    os.killpg(0, signal.SIGKILL)  # the bench is gone without a word
-
-
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2]))
+    serve(socket.socket(fileno=int(sys.argv[1])), lambda: Host(json.loads(sys.argv[2])))

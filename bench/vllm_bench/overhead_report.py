@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from bench_frame.spread import Spread
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 from vllm_bench.arms import Effect
-from vllm_bench.spread import Spread
 
 GOAL = 1.01
 """Of a step's time without the connector."""

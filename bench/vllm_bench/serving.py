@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bench_frame.process import Group, ProgramError, wait_for
 from vllm_bench.engine import EXCHANGE_S, START_S
 from vllm_bench.messages import Answer, Ask, difference, summed
-from vllm_bench.process import EngineError, Group, wait_for
 
 _HOST = "127.0.0.1"
 _QUIT_S = 60.0
@@ -42,7 +42,7 @@ class Serving:
         ):
             tail = self._group.tail()
             self._group.kill()
-            raise EngineError(f"vllm serve did not come up; the end of its log:\n{tail}")
+            raise ProgramError(f"vllm serve did not come up; the end of its log:\n{tail}")
         return self
 
     def __exit__(
@@ -88,7 +88,7 @@ class Serving:
             )
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                raise EngineError(f"vllm serve: {answer.status}: {answer.read().decode()}")
+                raise ProgramError(f"vllm serve: {answer.status}: {answer.read().decode()}")
             seconds = 0.0
             for line in answer:
                 if not seconds and line.startswith(b"data: ") and b'"choices"' in line:

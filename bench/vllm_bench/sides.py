@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_frame.process import ProgramError, wait_for
 from vllm_bench.checkpoint import BLOCK_TOKENS
 from vllm_bench.engine import Engine
 from vllm_bench.messages import DEVICE, DISK, HOST, MISSED_BLOCKS, Ask
 from vllm_bench.options import ALONE, PEER_ALONE
-from vllm_bench.process import EngineError, wait_for
 from vllm_bench.warehouse import Warehouse
 
 RECOMPUTED = "recomputed"
@@ -103,7 +103,7 @@ class WarehouseSide(Side):
         before = self._warehouse.read_bytes()
         sample = self.timed(tokens, DISK)
         if sample.share > 0 and self._warehouse.read_bytes() == before:
-            raise EngineError("the connector says NVMe, but the daemon has read nothing from it")
+            raise ProgramError("the connector says NVMe, but the daemon has read nothing from it")
         return sample
 
     def _fill_dram(self, tokens: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ class PeerSide(Side):
         self.engine.ask([Ask(tokens)])
         blocks = len(tokens) // BLOCK_TOKENS
         if not wait_for(lambda: len(self._blocks()) >= blocks, _FILES_WAIT_S):
-            raise EngineError(f"{len(self._blocks())} of {blocks} files within {_FILES_WAIT_S} s")
+            raise ProgramError(f"{len(self._blocks())} of {blocks} files within {_FILES_WAIT_S} s")
 
     def _memory(self, tokens: Sequence[int]) -> Sample:
         """prepare and every read of files leave the blocks in memory."""

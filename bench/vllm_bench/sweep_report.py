@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bench_frame.spread import Spread, percentile
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
 from vllm_bench.checkpoint import BLOCK_TOKENS, Shape
 from vllm_bench.messages import LOADED_BLOCKS, MISSED_BLOCKS, Answer
-from vllm_bench.spread import Spread, percentile
 
 RECOMPUTED, AGAIN, CHOICE = "recomputed", "again", "choice"
 GOAL = 1.05

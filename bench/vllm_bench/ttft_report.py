@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench_frame.spread import Spread, middle_half, ratios
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
 from vllm_bench.checkpoint import BLOCK_TOKENS, Shape
@@ -22,7 +23,6 @@ from vllm_bench.sides import (
     RECOMPUTED,
     Sample,
 )
-from vllm_bench.spread import Spread, middle_half, ratios
 
 _SHOWN = (RECOMPUTED, PREFIX_CACHE, DRAM, NVME, PEER_MEMORY, PEER_FILES)
 _RATIOS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
-from vllm_bench.process import wait_for
+from bench_frame.process import wait_for
 
 _WAIT_S = 120.0
 _EVICTED_AT_ONCE = 100_000

@@ -15,7 +15,10 @@ from kvwarehouse.planner.report import Plot, Series
 _WIDTH, _HEIGHT = 720, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
 _LEGEND_LINE = 18
-_COLOURS = ("#0b66c3", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#57534e")
+_COLOURS = (
+    *("#0b66c3", "#c2410c", "#15803d", "#7c3aed"),
+    *("#be185d", "#57534e", "#a16207", "#0e7490"),
+)
 _DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 2", "1 2")
 
 

@@ -204,6 +204,32 @@ TEST(descendants_leave_before_ancestors) {
   world.check_settled();
 }
 
+TEST(store_of_a_chain_evicts_none_of_its_own_pages) {
+  // Incident: a store asks for a window of pages at once. Only the first of them had its parent
+  // kept; for the others the chain was eaten from its last sealed page back to its first, and what
+  // was sealed behind it could never be found.
+  World world(shape_of(kBig, 1));
+  world.start();
+  Peer writer(world);
+  constexpr uint32_t kWindow = 7;
+  uint32_t sealed = 0;
+  for (uint32_t begin = 0; begin < 2 * world.capacity(); begin += kWindow) {
+    std::vector<std::pair<TestPage, ReserveAnswer>> granted;
+    for (uint32_t at = begin; at < begin + kWindow; ++at) {
+      TestPage page = world.page(1, at);
+      const ReserveAnswer answer = writer.reserve(page);
+      if (answer.answer != Answer::granted) break;
+      granted.emplace_back(std::move(page), answer);
+    }
+    world.pass(1);  // it keeps some slots free by itself, and none of this chain's
+    for (const auto& [page, answer] : granted)
+      if (writer.seal(answer, 0, writer.copy(answer, page)) == Reason::none) ++sealed;
+    if (granted.size() < kWindow) break;
+  }
+  CHECK(sealed > 0);
+  for (uint32_t at = 0; at < sealed; ++at) CHECK_EQ(writer.load(world.page(1, at)), Got::right);
+}
+
 TEST(parent_is_not_evicted_for_its_own_child) {
   World world(shape_of(kBig));
   world.start();

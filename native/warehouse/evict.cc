@@ -4,6 +4,7 @@
 // either back to LIVE or index entry out and word = FREE.
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <queue>
 
 #include "base/error.h"
@@ -23,20 +24,15 @@ constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a 
 // What may not leave DRAM now, in terms of a class's residents.
 class KeepBusy final : public Keep {
  public:
-  KeepBusy(const Pool& pool, const SlotClass& cls, const std::unordered_set<SlotId>& writing,
-           const PinSet& pins, SlotId spare)
-      : pool_(pool), cls_(cls), writing_(writing), pins_(pins), spare_(spare) {}
-  bool operator()(PageId resident) const override {
-    const SlotId slot = pool_.slot_of(cls_, resident);
-    return slot == spare_ || writing_.contains(slot) || pins_.slots.contains(slot);
-  }
+  using Busy = std::function<bool(SlotId)>;
+  KeepBusy(const Pool& pool, const SlotClass& cls, Busy busy)
+      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
+  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
 
  private:
   const Pool& pool_;
   const SlotClass& cls_;
-  const std::unordered_set<SlotId>& writing_;
-  const PinSet& pins_;
-  SlotId spare_;
+  Busy busy_;
 };
 
 }  // namespace
@@ -52,6 +48,12 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
   return pool_.take(cls, state);
 }
 
+bool Warehouse::awaits_child(SlotId slot) {
+  if (awaited_.empty()) return false;
+  const auto view = catalog_.at(pool_.page_at(slot));
+  return view && awaits_child(*view);
+}
+
 void Warehouse::keep_free() {
   for (const auto& cls : pool_.classes()) {
     const uint64_t want = cls->total() / kFreeShare;
@@ -64,7 +66,10 @@ void Warehouse::keep_free() {
 
 size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   PinSet pins;  // none, until a victim turns out to be pinned: then those pinned are passed over
-  const KeepBusy keep(pool_, cls, writing_, pins, spare);
+  const KeepBusy keep(pool_, cls, [&](SlotId slot) {
+    return slot == spare || writing_.contains(slot) || pins.slots.contains(slot) ||
+           awaits_child(slot);
+  });
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;
   size_t left = 0;
@@ -196,8 +201,8 @@ bool Warehouse::rebalance(SlotClass& needy) {
       const SlotId slot = arena_.slots().slot_id(slab, place);
       const SlotState state = pool_.load(slot).state;
       movable =
-          state == SlotState::free ||
-          (state == SlotState::live && !pins.slots.contains(slot) && !writing_.contains(slot));
+          state == SlotState::free || (state == SlotState::live && !pins.slots.contains(slot) &&
+                                       !writing_.contains(slot) && !awaits_child(slot));
       if (state == SlotState::live) live.push_back(slot);
     }
     if (!movable || (emptiest && live.size() >= fewest.size())) continue;
@@ -221,6 +226,7 @@ bool Warehouse::make_window(const Key& key, SlotId spare) {
     const auto view = catalog_.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
     if (!view) continue;
     if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
+    if (awaits_child(*view)) continue;
     const std::pair<bool, uint64_t> own{catalog_.node(view->page).first_child != kNoPage,
                                         heat(*view)};
     if (own < best) {

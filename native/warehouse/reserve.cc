@@ -112,7 +112,7 @@ Reason Warehouse::publish(SlotId slot) {
   const uint64_t generation = groups_.at(slot).generation;
   meta->checksum = meta_checksum(*meta, generation);
   KVW_SEQUENCE_POINT("publish: checksum stored");
-  open_.erase(key);
+  no_longer_open(groups_.at(slot));
   groups_.erase(slot);
   pool_.publish(slot);
   KVW_SEQUENCE_POINT("publish: live");
@@ -235,8 +235,10 @@ ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
   KVW_SEQUENCE_POINT("reserve: metadata stored");
 
   const uint64_t generation = pool_.load(slot).generation;
-  groups_[slot] = {generation, fields.key, clock_.boot_ns() + options_.limbo_after_ns, 0, false};
+  groups_[slot] = {generation, fields.key, clock_.boot_ns() + options_.limbo_after_ns,
+                   0,          false,      fields.parent};
   open_[fields.key] = slot;
+  ++awaited_[fields.parent];
   return {generation, slot, Answer::granted, Reason::none, 0};
 }
 
@@ -248,8 +250,14 @@ bool Warehouse::room_is_coming() const {
 void Warehouse::give_up(SlotId slot, Group& group) {
   if (group.limbo) return;
   group.limbo = true;
-  open_.erase(group.key);
+  no_longer_open(group);
   pool_.to_limbo(slot);
+}
+
+void Warehouse::no_longer_open(const Group& group) {
+  open_.erase(group.key);
+  const auto parent = awaited_.find(group.parent);
+  if (--parent->second == 0) awaited_.erase(parent);
 }
 
 bool Warehouse::settled(SlotId slot, const Group& group) const {

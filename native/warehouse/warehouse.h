@@ -141,6 +141,7 @@ class Warehouse final : public nvme::LogHost {
     uint64_t deadline_ns;    // RESERVED turns into LIMBO then
     uint64_t not_before_ns;  // never freed earlier: DMA of an earlier daemon
     bool limbo;
+    Key parent{};
   };
 
   // reserve.cc
@@ -152,11 +153,19 @@ class Warehouse final : public nvme::LogHost {
   bool room_is_coming() const;
   Reason publish(SlotId slot);
   void give_up(SlotId slot, Group& group);
+  // It is published or given up: nobody may join it, and its parent waits for it no longer.
+  void no_longer_open(const Group& group);
   bool settled(SlotId slot, const Group& group) const;
   void settle_groups();
   void close_group(SlotId slot);
 
   // evict.cc
+  // A page whose child is being written: without it the child could never be found. Not where NVMe
+  // keeps the chain whole.
+  bool awaits_child(const EntryView& view) const {
+    return !view.in_nvme() && awaited_.contains(view.key);
+  }
+  bool awaits_child(SlotId slot);
   // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
   // it.
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
@@ -230,6 +239,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   std::unordered_map<SlotId, Group> groups_;
   std::unordered_map<Key, SlotId, KeyHash> open_;             // RESERVED groups by key
+  std::unordered_map<Key, uint32_t, KeyHash> awaited_;        // parents of these, how often
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again

@@ -15,8 +15,8 @@ _POLL_S = 0.05
 _MADE = ("/dev/shm/psm_", "/dev/shm/sem.mp-", "/dev/shm/vllm_")
 
 
-class EngineError(RuntimeError):
-    """An engine did not start, refused a call, or did not answer in time. Its log's end is in the
+class ProgramError(RuntimeError):
+    """A program did not start, refused a call, or did not answer in time. Its log's end is in the
     text."""
 
 

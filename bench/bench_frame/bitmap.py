@@ -17,7 +17,10 @@ _WIDTH, _HEIGHT = 1440, 780
 _LEFT, _RIGHT, _TOP, _BOTTOM = 130, 40, 70, 100
 _LEGEND_LINE = 36
 _INK, _GRID, _PAPER = "#1c1917", "#d6d3d1", "#ffffff"
-_COLOURS = ("#0b66c3", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#57534e")
+_COLOURS = (
+    *("#0b66c3", "#c2410c", "#15803d", "#7c3aed"),
+    *("#be185d", "#57534e", "#a16207", "#0e7490"),
+)
 _DOT = 6
 _FONT_SIZE = 24
 

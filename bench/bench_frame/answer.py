@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from bench_frame.bitmap import write_png
 from kvwarehouse.cli.answer import show
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.report import Plot, Report
-from vllm_bench.bitmap import write_png
 
 
 def add_answer(parser: argparse.ArgumentParser) -> None:
