@@ -1,5 +1,5 @@
-"""Watch over real gRPC: a watcher that begins at any time knows what the warehouse has, and one that
-does not read is cut off without harm to anybody."""
+"""Watch over real gRPC: a watcher that begins at any time knows what the warehouse has, and one
+that does not read is cut off without harm to anybody."""
 
 from __future__ import annotations
 
