@@ -138,8 +138,11 @@ def who_has(
         channels.append(Channel(where, credentials, timeout_s))
     until = time.monotonic() + timeout_s
     with ThreadPoolExecutor(min(_THREADS, len(channels))) as pool:
-        asked = zip(addresses, channels, strict=True)
-        return list(pool.map(lambda pair: _ask(*pair, request, until), asked))
+        asked = [
+            pool.submit(_ask, address, channel, request, until)
+            for address, channel in zip(addresses, channels, strict=True)
+        ]
+        return [each.result() for each in asked]
 
 
 def _ask(address: str, channel: Channel, request: pb.WhoHasRequest, until: float) -> Answer:

@@ -122,7 +122,7 @@ class Batches:
 def _follows(last: Any, item: Any) -> bool:
     if item[0] != last[0] or item[1] != last[1]:
         return False
-    return item[0] == "removed" or (item[0] == "stored" and item[5] == last[4])
+    return bool(item[0] == "removed" or (item[0] == "stored" and item[5] == last[4]))
 
 
 def _packed(events: list[Any]) -> bytes:

@@ -74,11 +74,9 @@ class EventStream:
         self._context = zmq.Context()
         try:
             self._publisher = self._bound(zmq.PUB, config.kv_events)
-            self._router = (
-                self._bound(zmq.ROUTER, config.kv_events_replay)
-                if config.kv_events_replay
-                else None
-            )
+            self._router: Any = None
+            if config.kv_events_replay:
+                self._router = self._bound(zmq.ROUTER, config.kv_events_replay)
         except TransportError:
             self._context.destroy(linger=0)
             raise
@@ -228,7 +226,6 @@ class EventStream:
     # --- the ROUTER socket's thread
 
     def _replay_all(self) -> None:
-        assert self._router is not None
         self._router.setsockopt(zmq.RCVTIMEO, int(_WAIT_S * 1000))
         self._router.setsockopt(zmq.SNDTIMEO, int(_SEND_S * 1000))
         # Who does not read is told nothing more, rather than a part of it.

@@ -203,6 +203,27 @@ TEST(feed_waits_with_a_child_until_its_parent_is_sealed) {
   CHECK_EQ(reader.pages.size(), 3);
 }
 
+TEST(feed_tells_children_again_when_their_parent_comes_back) {
+  // A router may have forgotten what hangs below a block that it was told to forget.
+  World world(shape_of(kSmall, 1));
+  world.start();
+  Peer peer(world);
+  Reader reader(world);
+  store_chain(world, peer, 1, 3);
+  reader.read();
+  const TestPage root = world.page(1, 0);
+  const EntryView entry = *world.entry(root);
+  *world.payload(entry.slot) ^= std::byte{1};
+  peer.report(entry);
+  reader.read();
+  CHECK_EQ(reader.pages.size(), 2);
+  CHECK(peer.store(root));
+  const uint64_t said = reader.said;
+  reader.read();
+  CHECK_EQ(reader.said, said + 3);
+  CHECK_EQ(reader.pages.size(), 3);
+}
+
 TEST(feed_says_nothing_of_a_page_that_a_clear_has_hidden) {
   World world(shape_of(kSmall, 1));
   world.start();

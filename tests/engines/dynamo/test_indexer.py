@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.testing.lossy_relay import LossyRelay
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
-
-from .relay import LossyRelay
 
 BLOCK = 4
 PAGE_BYTES = 4096

@@ -1,5 +1,6 @@
 """A wire between publisher and subscriber that can be cut: what is published meanwhile is lost, as
-on a network that fails or to a subscriber that is too slow."""
+on a network that fails or to a subscriber that is too slow. One owner; a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import zmq
 
 
 class LossyRelay:
+    """From the PUB socket at `source` to one at `endpoint`, until close()."""
+
     def __init__(self, source: str, endpoint: str) -> None:
         self._context = zmq.Context()
         self._sub = self._context.socket(zmq.SUB)
