@@ -17,6 +17,9 @@ VLLM_HASH := xxhash
 VLLM_VENV := .venv-vllm
 # Below it, an environment each for what the warehouse is compared with.
 PEERS := .venv-peers
+# Its own environment too: of Dynamo only the process that is talked to is wanted.
+DYNAMO := ai-dynamo-runtime==1.6.1
+DYNAMO_VENV := .venv-dynamo
 # A start of an engine is part of a test's time.
 VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -44,6 +47,10 @@ setup-vllm:  ## .venv-vllm with vLLM for the CPU and this project's connector
 	@PYTHON="$(PYTHON)" VENV="$(VLLM_VENV)" BUILD=build/vllm scripts/setup.sh daemon test vllm -- "$(VLLM)" "$(TORCH)" "$(VLLM_HASH)"
 	@VENV="$(VLLM_VENV)" scripts/vllm_metadata.sh "$(VLLM)"
 
+.PHONY: setup-dynamo
+setup-dynamo: setup  ## .venv-dynamo with Dynamo's runtime, whose KV indexer reads our events
+	@PYTHON="$(PYTHON)" VENV="$(DYNAMO_VENV)" scripts/dynamo.sh "$(DYNAMO)"
+
 .PHONY: setup-lint
 setup-lint: setup
 	@VENV="$(VENV)" scripts/requirements.sh lint
@@ -70,14 +77,19 @@ test-python: setup
 
 .PHONY: test-engines
 test-engines: CHOSEN := -m "not slow_engine"
-test-engines: test-transformers test-vllm  ## the tests that need torch or an engine, without the slow ones
+test-engines: test-transformers test-dynamo test-vllm  ## the tests that need torch or an engine, without the slow ones
 
 .PHONY: test-engines-full
-test-engines-full: test-transformers test-vllm  ## every test that needs torch or an engine
+test-engines-full: test-transformers test-dynamo test-vllm  ## every test that needs torch or an engine
 
 .PHONY: test-transformers
 test-transformers: setup-transformers
 	@$(PYTEST) tests/engines/transformers $(CHOSEN) $(ARGS)
+
+# It listens on all addresses, so it gets a network of its own.
+.PHONY: test-dynamo
+test-dynamo: setup-dynamo
+	@KVW_TEST_DYNAMO_PYTHON="$(DYNAMO_VENV)/bin/python" scripts/own_network.sh $(PYTEST) tests/engines/dynamo $(CHOSEN) $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup-vllm
@@ -158,5 +170,5 @@ docs: setup  ## check that what the documents refer to exists
 
 .PHONY: clean
 clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) $(VLLM_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf build dist $(VENV) $(VLLM_VENV) $(DYNAMO_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

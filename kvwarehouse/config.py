@@ -187,6 +187,46 @@ class Config:
         "16 MiB a stream, and room for one large page",
         key="staging",
     )
+    kv_events: str = setting(
+        "",
+        settings.endpoint,
+        "ZeroMQ endpoint at which KV events are published, in vLLM's format: what enters and "
+        "leaves the tiers, with token ids, for KV-aware routers. Empty: none.",
+        "token ids are what users wrote: nobody is told who was not asked for",
+    )
+    kv_events_replay: str = setting(
+        "",
+        settings.endpoint,
+        "ZeroMQ endpoint at which subscribers ask for events that they missed. Empty: none.",
+        "goes with --kv-events; without it a subscriber's losses last until the next restart",
+    )
+    kv_events_topic: str = setting(
+        "",
+        settings.text,
+        "Topic of the events: llm-d wants kv@POD@MODEL.",
+        "vLLM's own default, and Dynamo subscribes to all",
+    )
+    kv_events_namespace: str = setting(
+        "",
+        settings.text,
+        "Whose pages are published: a model's name, or a namespace's id in hex.",
+        "the one that was registered last and has neither salt nor adapter: a router's entry has "
+        "one model and one block size, and so has a stream",
+    )
+    kv_events_buffer_bytes: int = setting(
+        64 << 20,
+        settings.size,
+        "Memory for events that can be asked for again; what is older is said anew, all of it.",
+        "some 100,000 pages of 64 tokens",
+        key="kv_events_buffer",
+    )
+    kv_events_exposure: str = setting(
+        "loopback",
+        settings.choice("loopback", "network"),
+        "Who may subscribe: this host alone, or whoever reaches the endpoint. ZeroMQ's events are "
+        "neither encrypted nor authenticated.",
+        "token ids are what users wrote; a network that may see them is a decision",
+    )
     log_format: str = setting(
         "auto",
         settings.choice("auto", "json", "text"),
@@ -313,6 +353,7 @@ def _check(config: Config) -> None:
     for item in ("tls_cert", "token_file"):
         if getattr(config, item) and not config.listen:
             raise _bad(f"{_flag(item)} is of no use without --listen; the local sockets need none")
+    _check_events(config)
     if config.listen and not settings.is_loopback(config.listen):
         missing = [
             _flag(item)
@@ -323,6 +364,25 @@ def _check(config: Config) -> None:
             raise _bad(
                 f"--listen {config.listen!r} is not loopback and needs {' '.join(missing)}: KV is "
                 "what users wrote, and must not cross a network unprotected; or listen on 127.0.0.1"
+            )
+
+
+def _check_events(config: Config) -> None:
+    if config.kv_events_replay and not config.kv_events:
+        raise _bad("--kv-events-replay is of no use without --kv-events, whose events it repeats")
+    if config.kv_events and config.kv_events == config.kv_events_replay:
+        raise _bad(
+            f"--kv-events and --kv-events-replay are both {config.kv_events!r}; give each its own"
+        )
+    for item in ("kv_events", "kv_events_replay"):
+        endpoint = getattr(config, item)
+        open_to_all = endpoint and not settings.endpoint_is_local(endpoint)
+        if open_to_all and config.kv_events_exposure != "network":
+            raise _bad(
+                f"{_flag(item)} {endpoint!r} can be reached from a network, and its events carry "
+                "the token ids of prompts in clear; use tcp://127.0.0.1:PORT or ipc:///PATH, with "
+                "a tunnel where the router is on another host, or, where the network is trusted "
+                "with prompts, add --kv-events-exposure network"
             )
 
 

@@ -359,6 +359,26 @@ METRICS: Final = (
         "Evicted keys that the ledger keeps down.",
         _one("service.ledger_tombstones"),
     ),
+    # KV events for routers; absent where none are published.
+    _counter(
+        "kv_event_batches_total", "Batches of KV events published.", _one("kv_events.batches")
+    ),
+    _counter(
+        "kv_event_blocks_total",
+        "Blocks said to have entered or left a medium.",
+        _paths("change", stored="kv_events.stored", removed="kv_events.removed"),
+    ),
+    _counter(
+        "kv_event_losses_total",
+        "Times when more changed than could be kept, and all was said anew.",
+        _one("kv_events.losses"),
+    ),
+    _counter(
+        "kv_event_replays_total",
+        "Requests of subscribers for what they missed: from the buffer, by saying all anew, or "
+        "not answered.",
+        lambda snapshot: _replays(snapshot),
+    ),
     _counter(
         "events_dropped_total",
         "Core events lost because nobody drained them in time.",
@@ -371,6 +391,15 @@ def _segments(snapshot: Snapshot) -> Iterable[Sample]:
     nvme = _at(snapshot, "core.tiers.nvme")
     used = nvme["segments"] - nvme["free_segments"]
     return [({"use": "used"}, used), ({"use": "free"}, nvme["free_segments"])]
+
+
+def _replays(snapshot: Snapshot) -> Iterable[Sample]:
+    events = _at(snapshot, "kv_events")
+    return [
+        ({"answer": "buffer"}, events["replays"] - events["snapshots"]),
+        ({"answer": "snapshot"}, events["snapshots"]),
+        ({"answer": "failed"}, events["failed_replays"]),
+    ]
 
 
 def _namespaces(snapshot: Snapshot) -> Iterable[Sample]:

@@ -17,6 +17,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _ADDRESS = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})"
 )
+_ENDPOINT = re.compile(
+    r"tcp://(?P<host>\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})|ipc://(?P<path>/.+)"
+)
+_IPC_PATH_CHARS = 100  # of a Unix socket, with room for its terminator
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 OFF = "off"
@@ -64,6 +68,14 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def endpoint_is_local(endpoint: str) -> bool:
+    """Whether a checked ZeroMQ endpoint can only be reached from this host."""
+    if endpoint.startswith("ipc://"):
+        return True
+    address = endpoint.removeprefix("tcp://")
+    return not address.startswith("*") and is_loopback(address)
 
 
 def choice(*choices: str) -> Kind:
@@ -143,6 +155,30 @@ def _is_host(six: str | None) -> bool:
         return False
 
 
+def _read_endpoint(value: Any, name: str) -> str:
+    if value == "":
+        return ""
+    match = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise _bad(
+            name,
+            value,
+            "is no endpoint of ZeroMQ that is supported; write tcp://HOST:PORT, such as "
+            "tcp://127.0.0.1:5557, or ipc:///PATH",
+        )
+    if match["path"] and len(match["path"]) > _IPC_PATH_CHARS:
+        raise _bad(name, value, f"has a path of over {_IPC_PATH_CHARS} characters; shorten it")
+    if match["port"] and not 1 <= int(match["port"]) <= 65535:
+        raise _bad(name, value, "has no port from 1 to 65535")
+    return str(value)
+
+
+def _read_text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > 1024 or not value.isprintable():
+        raise _bad(name, value, "is not text of at most 1024 printable characters")
+    return value
+
+
 def _read_http(value: Any, name: str) -> str:
     if value in (OFF, ""):
         return OFF
@@ -161,4 +197,6 @@ path = Kind("PATH", _read_path)
 name = Kind("NAME", _read_name)
 address = Kind("HOST:PORT", _read_address)
 http_address = Kind("HOST:PORT|off", _read_http)
+endpoint = Kind("ENDPOINT", _read_endpoint)
+text = Kind("TEXT", _read_text)
 size = Kind("SIZE", lambda value, name: parse_size(value, name=name), exact_size)

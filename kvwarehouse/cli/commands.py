@@ -32,6 +32,7 @@ COMMANDS = (
     Command("serve", "Run the daemon of this host."),
     Command("status", "Show a running warehouse: tiers, hits, health."),
     Command("ls", "List its namespaces, or the pages of one."),
+    Command("route", "Say which of several warehouses a request should go to."),
     Command("clear", "Remove all pages of a namespace from all tiers, for good."),
     Command("evict", "Take the coldest pages out of a tier."),
     Command("flush", "Wait until what is stored is durable on NVMe."),

@@ -55,7 +55,7 @@ def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = N
     local = address.startswith(("unix:", "/"))
     return connect_grpc(
         address,
-        token=None if local else _token(args.token_file, environ),
+        token=None if local else token_from(args.token_file, environ),
         tls=args.tls,
         timeout_s=args.timeout,
     )
@@ -70,7 +70,8 @@ def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     return default_address(environ)
 
 
-def _token(path: str | None, environ: Mapping[str, str]) -> str | None:
+def token_from(path: str | None, environ: Mapping[str, str]) -> str | None:
+    """The token in the file at `path`, else the environment's, else None."""
     if path is None:
         return environ.get("KVW_TOKEN") or None
     try:

@@ -16,6 +16,7 @@ from kvwarehouse.client.channel import Channel
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.path import DataPath
 from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.watching import Changes, watch
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
@@ -126,6 +127,15 @@ class Client:
     def pages(self, space: Namespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""
         return self._admin.pages(space)
+
+    def watch(self, space: Namespace | None = None) -> Iterator[Changes]:
+        """What enters and leaves the tiers, of `space` (None: of all namespaces): all that is
+        stored, then every change as it happens, a message every few seconds at least. Blocks
+        between them; closing the iterator ends it, and so does a day. Raises CapacityError: code
+        "watcher_too_slow" when this reader lags too far behind, "too_many_watchers" at the
+        daemon's bound; TransportError when the daemon ends. After any of them, watch again."""
+        self._check_open()
+        return watch(self._channel, space)
 
     def miss_ratio(self, space: Namespace | None = None) -> MissRatio:
         """What tiers of other sizes would have hit, of `space` (None: of all)."""

@@ -17,6 +17,10 @@ LONGEST_STREAM_S: Final = 3600.0
 """For a stream, which moves all the time or is ended by the watchdog: a check of a large tier."""
 
 
+LONGEST_WATCH_S: Final = 86_400.0
+"""For a stream that has no end of its own: whoever watches begins again once a day."""
+
+
 class Deadline:
     """A point in time (monotonic clock). Immutable."""
 
@@ -24,10 +28,15 @@ class Deadline:
         self._at = time.monotonic() + seconds
 
     @classmethod
-    def of(cls, context: grpc.ServicerContext, longest_s: float = LONGEST_S) -> Deadline:
+    def of(
+        cls,
+        context: grpc.ServicerContext,
+        longest_s: float = LONGEST_S,
+        default_s: float = DEFAULT_S,
+    ) -> Deadline:
         remaining = context.time_remaining()
         # Without a deadline gRPC says None, or so many years that they are none.
-        seconds = DEFAULT_S if remaining is None or remaining > 1e8 else remaining
+        seconds = default_s if remaining is None or remaining > 1e8 else remaining
         return cls(min(seconds, longest_s))
 
     def remaining_s(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 
-from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
+from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
 from kvwarehouse.errors import CapacityError, InternalError, WarehouseError
@@ -22,7 +22,11 @@ from kvwarehouse.wire import DETAIL_KEY, SERVICE_NAME, error_to_detail, status_o
 SLOW_CALLS: Final = 8
 """Administration that waits or works for long, at a time; the rest of the threads stays free."""
 
+WATCHES: Final = 8
+"""Watchers at a time, each with a thread and up to 16 MiB of the core for what it has not read."""
+
 _SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
+_WATCH: Final = "Watch"
 _REFLECTION: Final = "/grpc.reflection."
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -34,6 +38,7 @@ class Edge(grpc.ServerInterceptor):
         self._log = log
         self._watchdog = watchdog
         self._slow = threading.BoundedSemaphore(SLOW_CALLS)
+        self._watches = threading.BoundedSemaphore(WATCHES)
 
     def intercept_service(
         self,
@@ -97,19 +102,22 @@ class Edge(grpc.ServerInterceptor):
     @contextmanager
     def _place(self, method: str) -> Iterator[None]:
         name = method.rpartition("/")[2]
-        if name not in _SLOW and not method.startswith(_REFLECTION):
+        if name == _WATCH:
+            places, code, text = self._watches, "too_many_watchers", f"{WATCHES} watchers are there"
+        elif name in _SLOW or method.startswith(_REFLECTION):
+            places, code = self._slow, "too_many_calls"
+            text = f"{SLOW_CALLS} administrative calls are under way"
+        else:
             yield
             return
-        if not self._slow.acquire(blocking=False):
+        if not places.acquire(blocking=False):
             raise CapacityError(
-                f"{SLOW_CALLS} administrative calls are under way, the bound; try {name} again "
-                "when one has ended",
-                code="too_many_calls",
+                f"{text}, the bound; try {name} again when one has ended", code=code
             )
         try:
             yield
         finally:
-            self._slow.release()
+            places.release()
 
     @contextmanager
     def _watched(
@@ -118,9 +126,11 @@ class Edge(grpc.ServerInterceptor):
         if not streaming:
             yield None
             return
-        with self._watchdog.watch(
-            context, Deadline.of(context, LONGEST_STREAM_S), method
-        ) as stream:
+        if method.endswith(f"/{_WATCH}"):
+            deadline = Deadline.of(context, LONGEST_WATCH_S, default_s=LONGEST_WATCH_S)
+        else:
+            deadline = Deadline.of(context, LONGEST_STREAM_S)
+        with self._watchdog.watch(context, deadline, method) as stream:
             yield stream
 
     def _refuse(self, context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:

@@ -31,6 +31,7 @@ from kvwarehouse.daemon.state import Lifecycle, State
 from kvwarehouse.daemon.transfer import Transfer
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.daemon.watchdog import Watchdog
+from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.settings import OFF, split_address
 
@@ -158,18 +159,34 @@ class Daemon:
         session = self._engine.NativeClient(config.socket, True, _SESSION_TIMEOUT_S)
         stack.callback(session.close)
         self._snapshots.attach(self._warehouse, ledger, staging)
+        watches = Watches(self._warehouse)
         service = WarehouseService(
             self._warehouse,
             Transfer(session, staging, self._engine.Regions),
             self._snapshots,
+            watches,
             on_drain=lambda: self._advance_to_draining("asked"),
         )
+        self._open_events(stack)
         health = Health()
         self._lifecycle.listen(health.follow)
         servers = Servers(config, service, health, Edge(self._log, Watchdog(self._log)))
         stack.callback(servers.stop)
+        stack.callback(watches.end)  # before it: they would use up the grace of the others
         self._snapshots.listen = servers.listen_address
         servers.start()
+
+    def _open_events(self, stack: ExitStack) -> None:
+        if not self._config.kv_events:
+            return
+        # ZeroMQ is loaded only where it is wanted: it brings threads and memory of its own.
+        from kvwarehouse.daemon.event_stream import EventStream
+
+        assert self._warehouse is not None
+        stream = EventStream(self._config, self._warehouse, self._log)
+        stack.callback(stream.stop)
+        self._snapshots.kv_events = stream.status
+        stream.start()
 
     def _addresses(self) -> dict[str, object]:
         return {

@@ -42,10 +42,17 @@ class Event(StrEnum):
     RPC_FAILED = "rpc_failed"
     STREAM_STALLED = "stream_stalled"
     CORE_UNRESPONSIVE = "core_unresponsive"
+    KV_EVENTS_FAILED = "kv_events_failed"
+    KV_EVENTS_FOLLOW = "kv_events_follow"
+    KV_EVENTS_LOST = "kv_events_lost"
+    KV_EVENTS_REPLAY_FAILED = "kv_events_replay_failed"
+    KV_EVENTS_WITHOUT_TOKENS = "kv_events_without_tokens"
     CORE = "core"  # an event of the native core, with its name in the field "name"
 
 
-_ERRORS: Final = {Event.START_REFUSED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE}
+_ERRORS: Final = {
+    Event.START_REFUSED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE, Event.KV_EVENTS_FAILED,
+}  # fmt: skip
 _WARNINGS: Final = {
     Event.LEDGER_REBUILT,
     Event.LEDGER_DEGRADED,
@@ -54,6 +61,9 @@ _WARNINGS: Final = {
     Event.NVME_ROOM_SHORT,
     Event.NAMESPACE_UNUSABLE,
     Event.STREAM_STALLED,
+    Event.KV_EVENTS_LOST,
+    Event.KV_EVENTS_REPLAY_FAILED,
+    Event.KV_EVENTS_WITHOUT_TOKENS,
 }
 
 

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, u
 
 from kvwarehouse import wire
 from kvwarehouse.config import Config
-from kvwarehouse.daemon.edge import SLOW_CALLS
+from kvwarehouse.daemon.edge import SLOW_CALLS, WATCHES
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.tokens import TokenCheck, check_private, read_tokens
 from kvwarehouse.errors import TransportError, UsageError
@@ -110,7 +110,7 @@ class Servers:
         self.listen_address = f"{config.listen.rpartition(':')[0]}:{port}"
 
     def _server(self, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
-        threads = self._config.streams + SLOW_CALLS + QUICK_CALLS
+        threads = self._config.streams + SLOW_CALLS + WATCHES + QUICK_CALLS
         server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=list(interceptors),

@@ -13,10 +13,12 @@ import grpc
 
 from kvwarehouse import wire
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
+from kvwarehouse.daemon.holdings import Holdings
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import Transfer, span
 from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult, TierCheck
 from kvwarehouse.wire import namespace_pb2, status_pb2
@@ -32,12 +34,15 @@ class WarehouseService(wire.WarehouseServicer):
         warehouse: Warehouse,
         transfer: Transfer,
         snapshots: Snapshots,
+        watches: Watches,
         on_drain: Callable[[], None],
     ) -> None:
         """`on_drain` is called before a Drain takes effect, from the call's thread."""
         self._warehouse = warehouse
         self._transfer = transfer
         self._snapshots = snapshots
+        self._watches = watches
+        self._holdings = Holdings(warehouse, transfer, snapshots)
         self._on_drain = on_drain
 
     def OpenNamespace(
@@ -184,6 +189,15 @@ class WarehouseService(wire.WarehouseServicer):
                 done=part.done,
                 tiers=[_tier_check(tier) for tier in part.tiers],
             )
+
+    def Watch(
+        self, request: pb.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchResponse]:
+        record = self._warehouse.namespace(request.namespace_id) if request.namespace_id else None
+        yield from self._watches.stream(record, context)
+
+    def WhoHas(self, request: pb.WhoHasRequest, context: grpc.ServicerContext) -> pb.WhoHasResponse:
+        return self._holdings.answer(request)
 
     def _info(self, record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
         return namespace_pb2.NamespaceInfo(

@@ -5,6 +5,7 @@ Thread-safe. Before the core runs there is no core in it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvwarehouse.config import Config
@@ -23,6 +24,7 @@ class Snapshots:
         self._warehouse: Warehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
+        self.kv_events: Callable[[], dict[str, Any]] | None = None
         self.http = ""
         self.listen = ""
 
@@ -47,6 +49,8 @@ class Snapshots:
         if self._warehouse is not None:
             snapshot["core"] = self._warehouse.core_status()
             snapshot["service"] = self._service()
+            if self.kv_events is not None:
+                snapshot["kv_events"] = self.kv_events()
         return snapshot
 
     def _service(self) -> dict[str, Any]:

@@ -87,6 +87,11 @@ class Transfer:
         """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe."""
         return self._session.lookup(span.record.space.id, span.tokens, span.keys)
 
+    def tiers(self, span: Span) -> NDArray[np.uint8]:
+        """Where each page is, in the numbers of types.Tier; missing behind the first gap. Counts as
+        no lookup."""
+        return self._session.tiers(span.record.space.id, span.tokens, span.keys, False)
+
     def load(
         self, span: Span, timeout_s: float, deadline: Deadline, missed: dict[str, int]
     ) -> Iterator[bytes | int]:

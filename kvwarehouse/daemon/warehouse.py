@@ -8,7 +8,7 @@ caller was told is gone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwarehouse.daemon.deadline import Deadline
@@ -43,6 +43,8 @@ class Warehouse:
         self._draining = False
         # The core's numbers: it has given some already to namespaces that it found on its own.
         self._ordinals: dict[bytes, int] = {}
+        self._ids: dict[int, bytes] = {}
+        self._listeners: list[Callable[[NamespaceRecord], None]] = []
 
     def restore(self) -> None:
         """Tells the core what the ledger knows. Before the core starts."""
@@ -74,6 +76,11 @@ class Warehouse:
                 self._add_to_core(known)  # says again why not
             return known
 
+    def listen(self, listener: Callable[[NamespaceRecord], None]) -> None:
+        """Calls `listener` with each namespace that is registered from now on, from the thread that
+        does. Before anybody else knows of us."""
+        self._listeners.append(listener)
+
     def _add(self, space: Namespace) -> NamespaceRecord:
         # The core first: what it refuses must not take a number in the ledger for ever. A crash in
         # between leaves a namespace without pages, which the next open registers again.
@@ -89,11 +96,13 @@ class Warehouse:
             page_bytes=space.page_bytes,
             shards=space.shards,
         )
+        for listener in self._listeners:
+            listener(record)
         return record
 
     def _add_to_core(self, record: NamespaceRecord) -> None:
         space = record.space
-        self._ordinals[space.id] = self._core.add_namespace(
+        ordinal = self._core.add_namespace(
             record.ordinal,
             space.id,
             space.page_tokens,
@@ -101,6 +110,7 @@ class Warehouse:
             space.page_bytes,
             record.clear_epoch,
         )
+        self._ordinals[space.id], self._ids[ordinal] = ordinal, space.id
 
     def namespace(self, namespace_id: bytes) -> NamespaceRecord:
         record = self._ledger.find(namespace_id)
@@ -140,6 +150,11 @@ class Warehouse:
     def ordinal(self, record: NamespaceRecord | None) -> int:
         """The core's number of a namespace, ALL for None."""
         return ALL if record is None else self._ordinals.get(record.space.id, _NOWHERE)
+
+    def id_of(self, ordinal: int) -> bytes:
+        """The namespace of the core's number; b"" where the core knows one that the ledger does
+        not."""
+        return self._ids.get(ordinal, b"")
 
     def _core_ordinals(self, record: NamespaceRecord | None) -> list[int]:
         if record is None:
@@ -207,6 +222,12 @@ class Warehouse:
 
     def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
         return self._core.pages(ordinal, after, limit)
+
+    def watch(self, record: NamespaceRecord | None, *, tokens_only: bool = False) -> Any:
+        """A native Feed of what enters and leaves the tiers, of a namespace (None: of all),
+        beginning with all that is stored. The caller closes it. Raises CapacityError (code
+        "too_many_watchers") at the bound."""
+        return self._core.watch(self.ordinal(record), tokens_only)
 
     def core_status(self) -> dict[str, Any]:
         return self._core.status()

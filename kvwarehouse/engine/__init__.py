@@ -25,6 +25,7 @@ VERSION = _native.VERSION
 
 Core = _native.Core
 CoreOptions = _native.CoreOptions
+Feed = _native.Feed
 NativeClient = _native.NativeClient
 Pins = _native.Pins
 Regions = _native.Regions
@@ -49,6 +50,7 @@ __all__ = [
     "VERSION",
     "Core",
     "CoreOptions",
+    "Feed",
     "NativeClient",
     "Pins",
     "Regions",

@@ -118,8 +118,31 @@ class Core:
         """(key, log position) of records quarantined since the last call, for tombstones."""
     def events(self) -> list[tuple[str, dict[str, str]]]:
         """What happened since the last call; bounded, drops are counted."""
+    def watch(self, ordinal: int, tokens_only: bool) -> Feed:
+        """What enters and leaves the tiers from now on, of a namespace (-1: of all), beginning
+        with all that is stored. tokens_only: without pages that were stored by keys alone.
+        CapacityError "too_many_watchers" at the bound."""
     def stop(self) -> None:
         """Ends the threads and lets the directory go. Idempotent."""
+
+FeedItem: TypeAlias = tuple[str, int, int, int, bytes, bytes, bool, bytes]
+# (kind, tiers, namespace's ordinal, position, key, parent's key or b"", is the witness tokens?,
+# witness: token ids as 32-bit little-endian, or the engine's key). Kinds: "cleared": forget all,
+# what is stored follows; "stored", "removed": the page entered or left `tiers` (1 DRAM, 2 NVMe,
+# 3 both); "synced": all that was stored at "cleared" has been said. A page comes after its parent.
+
+class Feed:
+    """One reader's view of changes: bounded; the core never waits for it. One thread at a time;
+    close() from any."""
+
+    def take(self, timeout_s: float) -> dict[str, Any]:
+        """{"items": list[FeedItem], "lost": bool, "closed": bool}: all there is now; waits for
+        something, at most timeout_s. lost: the reader was too slow, and nothing more is said until
+        restart()."""
+    def restart(self) -> None:
+        """Everything again from "cleared" on; what was not taken is dropped."""
+    def close(self) -> None:
+        """Ends a waiting take(). Idempotent."""
 
 Keys: TypeAlias = list[bytes] | tuple[list[bytes], list[int], list[int], list[bytes | None]]
 # One prompt's pages from its root; or runs: the keys of all, then pages, position of the first page

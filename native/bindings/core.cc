@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/feed.h"
 #include "bindings/report.h"
 #include "server/server.h"
 
@@ -177,6 +178,9 @@ class Core {
       made.append(nb::make_tuple(name, fields_of(detail)));
     return made;
   }
+  FeedReader* watch(int ordinal, bool tokens_only) {  // Python owns it
+    return new FeedReader(server_, FeedRequest{ordinal, tokens_only});
+  }
   void stop() {
     nb::gil_scoped_release release;
     server_.stop();
@@ -232,6 +236,9 @@ void bind_core(nb::module_& m) {
            nb::arg("repair"))
       .def("take_graves", &Core::take_graves)
       .def("events", &Core::events)
+      // A reader that outlived its core would call into nothing.
+      .def("watch", &Core::watch, nb::arg("ordinal"), nb::arg("tokens_only"),
+           nb::keep_alive<0, 1>())
       .def("stop", &Core::stop);
 }
 

@@ -96,6 +96,7 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release release;
     refuse_newer_files(arena_dir, nvme_dir);
   });
+  bind_feed(m);
   bind_core(m);
   bind_regions(m);
   bind_client(m);

@@ -24,6 +24,8 @@ IoKind io_kind(DiskJob::Kind kind) {
   }
 }
 
+bool is_timed(const DiskJob& job) { return job.timed && job.kind != DiskJob::Kind::sync; }
+
 }  // namespace
 
 Disk::Disk(std::unique_ptr<IoEngine> engine, SegmentFiles& files, const Clock& clock)
@@ -172,7 +174,7 @@ void Disk::submit(Lane& lane) {
   const int fd = files_.acquire(job->segment);
   if (fd < 0) return post_back(std::move(job), -fd);
   ++lane.in_flight;
-  if (job->kind != DiskJob::Kind::sync) lane.rate.began(clock_.boot_ns());
+  if (is_timed(*job)) lane.rate.began(clock_.boot_ns());
   const uint64_t id = next_id_++;
   IoOp op{io_kind(job->kind), fd, job->offset, job->pieces, id};
   running_.emplace(id, std::move(job));
@@ -186,10 +188,9 @@ void Disk::finish(const IoDone& done) {
   Lane& lane = lane_of(*job);
   --lane.in_flight;
   int error = done.result < 0 ? static_cast<int>(-done.result) : 0;
-  if (job->kind != DiskJob::Kind::sync) {
-    lane.rate.ended(clock_.boot_ns(), error == 0 ? job->bytes : 0);
-    if (error == 0 && static_cast<uint64_t>(done.result) != job->bytes) error = EIO;
-  }
+  if (is_timed(*job)) lane.rate.ended(clock_.boot_ns(), error == 0 ? job->bytes : 0);
+  const bool moves = job->kind != DiskJob::Kind::sync;
+  if (moves && error == 0 && static_cast<uint64_t>(done.result) != job->bytes) error = EIO;
   post_back(std::move(job), error);
 }
 

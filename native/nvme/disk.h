@@ -41,6 +41,7 @@ struct DiskJob {
   uint64_t bytes = 0;                   // of a read or write: the sum of its pieces
   std::vector<iovec> pieces;            // stay valid until done()
   AlignedBuffer buffer;                 // for pieces that belong to the job
+  bool timed = true;                    // part of its lane's rate
   std::function<void()> check;          // after a read that succeeded: verify, decode
   std::function<void(int error)> done;  // 0, an errno; EIO for a short transfer
 

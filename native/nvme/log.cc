@@ -48,14 +48,19 @@ class SegmentLog final : public Log {
 
   bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) override {
     if (reads_ >= kMaxReads || stopped_) return false;
-    post_read(extent, key, payload, [this, ticket](RecordEnd&& end) {
+    post_read(extent, key, {RecordPart::whole, payload}, [this, ticket](RecordEnd&& end) {
       context_.host.on_read(ticket, end.result, std::move(end.facts));
     });
     return true;
   }
   bool check(const Extent& extent, const Key& key, ReadEnd end) override {
     if (reads_ >= kMaxReads || stopped_) return false;
-    post_read(extent, key, nullptr, std::move(end));
+    post_read(extent, key, {}, std::move(end));
+    return true;
+  }
+  bool read_header(const Extent& extent, const Key& key, ReadEnd end) override {
+    if (reads_ >= kMaxReads || stopped_) return false;
+    post_read(extent, key, {RecordPart::header}, std::move(end));
     return true;
   }
 
@@ -91,7 +96,7 @@ class SegmentLog final : public Log {
   }
 
  private:
-  void post_read(const Extent& extent, const Key& key, std::byte* payload, ReadEnd end) {
+  void post_read(const Extent& extent, const Key& key, ReadTarget target, ReadEnd end) {
     ++reads_;
     Segment* segment = context_.table.find(extent.segment);
     const RecordRef* ref = segment == nullptr ? nullptr : segment->find(extent, key);
@@ -101,7 +106,7 @@ class SegmentLog final : public Log {
       context_.disk.signal();
       return;
     }
-    post_record_read(context_, *segment, *ref, payload,
+    post_record_read(context_, *segment, *ref, target,
                      [this, end = std::move(end)](RecordEnd&& read) {
                        --reads_;
                        end(std::move(read));

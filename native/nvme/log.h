@@ -156,6 +156,10 @@ class Log {
   // (in poll(), or in stop()). False as above.
   virtual bool check(const Extent& extent, const Key& key, ReadEnd end) = 0;
 
+  // As check(), of the record's header alone: what page it is, with its tokens; its payload is
+  // neither read nor judged. Not counted in the tier's read rate, which is for payloads.
+  virtual bool read_header(const Extent& extent, const Key& key, ReadEnd end) = 0;
+
   // Everything appended before this call: returns a number that durable_through() reaches when it
   // is on stable media (or is known to have failed).
   virtual uint64_t request_flush() = 0;

@@ -136,7 +136,7 @@ void Reclaimer::move(const RecordRef& ref) {
   std::byte* into = payload.data();
   // std::function wants copyable captures.
   auto owned = std::make_shared<AlignedBuffer>(std::move(payload));
-  post_record_read(context_, *victim_, ref, into,
+  post_record_read(context_, *victim_, ref, {RecordPart::whole, into},
                    [this, round = round_, ref, owned](RecordEnd&& end) {
                      read_for_move(round, ref, std::move(*owned), end.result, std::move(end.facts));
                    });

@@ -11,7 +11,7 @@ struct Reading {
   Key warehouse, key;
   Extent extent;
   std::span<const std::byte> header;
-  const std::byte* payload;
+  const std::byte* payload;        // null: not read
   const char* problem = "header";  // null: it is the record that was asked for
   PageFacts facts;
 
@@ -23,7 +23,8 @@ struct Reading {
     } else if (decoded->facts.key != key) {
       problem = "key";
     } else if (decoded->header_blocks * kBlockBytes == header.size()) {
-      problem = payload_matches(decoded->facts, payload) ? nullptr : "digest";
+      const bool good = payload == nullptr || payload_matches(decoded->facts, payload);
+      problem = good ? nullptr : "digest";
     }
     if (problem == nullptr) facts = std::move(decoded->facts);
   }
@@ -37,32 +38,36 @@ ReadResult result_of(int error, const char* problem) {
 }  // namespace
 
 void post_record_read(LogContext& context, Segment& segment, const RecordRef& ref,
-                      std::byte* payload, ReadEnd end) {
+                      ReadTarget target, ReadEnd end) {
   auto job = std::make_unique<DiskJob>();
   const uint64_t header_bytes = uint64_t{ref.header_blocks} * kBlockBytes;
-  const uint64_t payload_bytes = uint64_t{ref.blocks} * kBlockBytes - header_bytes;
+  const bool whole = target.part == RecordPart::whole;
+  const uint64_t payload_bytes = whole ? uint64_t{ref.blocks} * kBlockBytes - header_bytes : 0;
+  std::byte* payload = target.payload;
   job->kind = DiskJob::Kind::read;
   job->segment = segment.number;
   job->offset = uint64_t{ref.offset_blocks} * kBlockBytes;
   job->buffer = AlignedBuffer(header_bytes + (payload == nullptr ? payload_bytes : 0));
-  if (payload == nullptr) payload = job->buffer.data() + header_bytes;
+  if (whole && payload == nullptr) payload = job->buffer.data() + header_bytes;
   job->add_piece(job->buffer.data(), header_bytes);
-  job->add_piece(payload, payload_bytes);
+  if (whole) job->add_piece(payload, payload_bytes);
+  job->timed = whole;
   auto reading = std::make_shared<Reading>();
   reading->warehouse = context.options.warehouse_id;
   reading->key = ref.key;
   reading->extent = segment.extent_of(ref);
   reading->header = job->buffer.part(0, header_bytes);
-  reading->payload = payload;
+  reading->payload = whole ? payload : nullptr;
   job->check = [reading] { reading->verify(); };
   ++segment.reads_in_flight;
-  job->done = [&context, &segment, reading, bytes = job->bytes, end = std::move(end)](int error) {
+  job->done = [&context, &segment, reading, whole, bytes = job->bytes,
+               end = std::move(end)](int error) {
     --segment.reads_in_flight;
     const ReadResult result = result_of(error, reading->problem);
     if (result == ReadResult::io_error && error != ECANCELED) ++context.stats.read_errors;
     if (result == ReadResult::mismatch) ++context.stats.mismatches;
     if (result == ReadResult::ok) {
-      ++context.stats.read_records;
+      context.stats.read_records += whole ? 1 : 0;
       context.stats.read_bytes += bytes;
     }
     const char* reason = error == ECANCELED ? "stopped" : "io_error";

@@ -6,10 +6,18 @@
 
 namespace kvw::nvme {
 
-// Counts itself in segment.reads_in_flight until `end` is called, inside Disk::deliver().
-// `payload` must have room for the record's payload, 4 KiB aligned, until then; null: the read has
-// its own buffer, for one who only wants to know whether the record is good.
+enum class RecordPart { whole, header };
+
+struct ReadTarget {
+  RecordPart part = RecordPart::whole;
+  // Room for the record's payload, 4 KiB aligned; null: the read has its own buffer, for one who
+  // only wants to know whether the record is good.
+  std::byte* payload = nullptr;
+};
+
+// Counts itself in segment.reads_in_flight until `end` is called, inside Disk::deliver(); the
+// target must stay until then.
 void post_record_read(LogContext& context, Segment& segment, const RecordRef& ref,
-                      std::byte* payload, ReadEnd end);
+                      ReadTarget target, ReadEnd end);
 
 }  // namespace kvw::nvme

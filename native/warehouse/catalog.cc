@@ -73,6 +73,7 @@ PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position,
     orphan_parents_.erase(child);
     link(child, view.page);
   }
+  if (watcher_ != nullptr) watcher_->came(view);
   return view.page;
 }
 
@@ -80,9 +81,11 @@ void Catalog::update(const EntryView& view) {
   if (const auto old = at(view.page)) count(*old, -1);
   count(view, +1);
   write(view);
+  if (watcher_ != nullptr) watcher_->came(view);
 }
 
 void Catalog::remove(const EntryView& view) {
+  if (watcher_ != nullptr) watcher_->left(view);
   PageNode& node = nodes_[view.page];
   if (node.orphan) {
     const auto [begin, end] = orphans_.equal_range(orphan_parents_.at(view.page));

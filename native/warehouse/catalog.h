@@ -38,6 +38,14 @@ struct SpaceCounts {
   uint64_t pages = 0, dram = 0, nvme = 0;
 };
 
+// Hears of every change of a page's tiers, on the core thread.
+class CatalogWatcher {
+ public:
+  virtual ~CatalogWatcher() = default;
+  virtual void came(const EntryView& view) = 0;  // inserted or rewritten: as it is now
+  virtual void left(const EntryView& view) = 0;  // of its last tier; it is still in the catalog
+};
+
 class Catalog {
  public:
   // `capacity` pages at most: half the table, so that windows stay short.
@@ -51,6 +59,8 @@ class Catalog {
   PageNode& node(PageId page) { return nodes_[page]; }
   const PageNode& node(PageId page) const { return nodes_[page]; }
   const Index& index() const { return index_; }
+  // From now on; null: nobody. Not owned.
+  void watch(CatalogWatcher* watcher) { watcher_ = watcher; }
 
   bool full() const { return pages_ >= capacity_; }
   // Could this key be inserted now? Window and capacity.
@@ -97,6 +107,7 @@ class Catalog {
   std::unordered_multimap<Key, PageId, KeyHash> orphans_;  // by the parent's key
   std::unordered_map<PageId, Key> orphan_parents_;
   uint64_t pages_ = 0, dram_ = 0, nvme_ = 0;
+  CatalogWatcher* watcher_ = nullptr;
 };
 
 }  // namespace kvw

@@ -4,7 +4,7 @@
 //
 // reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · quarantine.cc: what is
 // not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
-// warehouse.cc: the rest. check.h verifies what is stored.
+// warehouse.cc: the rest. check.h verifies what is stored; feeds.h tells of it.
 #pragma once
 
 #include <deque>
@@ -26,6 +26,7 @@
 #include "slots/pool.h"
 #include "warehouse/catalog.h"
 #include "warehouse/check.h"
+#include "warehouse/feeds.h"
 #include "warehouse/options.h"
 
 namespace kvw {
@@ -99,6 +100,9 @@ class Warehouse final : public nvme::LogHost {
     checker_.begin(request, std::move(end));
   }
 
+  // What enters and leaves the tiers, for those who watch.
+  Feeds& feeds() { return feeds_; }
+
   void tick();
   void drain();
   bool draining() const { return draining_; }
@@ -128,6 +132,8 @@ class Warehouse final : public nvme::LogHost {
 
  private:
   friend class Checker;
+  friend class Feed;
+  friend class Feeds;
 
   struct Space {
     NamespaceShape shape;
@@ -259,6 +265,7 @@ class Warehouse final : public nvme::LogHost {
   std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> graves_;
   Checker checker_{*this};
+  Feeds feeds_{*this};
   std::vector<std::pair<std::string, std::string>> events_;
   uint64_t events_dropped_ = 0;
 };

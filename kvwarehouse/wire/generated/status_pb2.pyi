@@ -9,18 +9,42 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Status(_message.Message):
-    __slots__ = ("name", "version", "state", "core", "service")
+    __slots__ = ("name", "version", "state", "core", "service", "kv_events")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CORE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
     core: CoreStatus
     service: ServiceStatus
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ...) -> None: ...
+    kv_events: KvEventsStatus
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ..., kv_events: _Optional[_Union[KvEventsStatus, _Mapping]] = ...) -> None: ...
+
+class KvEventsStatus(_message.Message):
+    __slots__ = ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays", "next_number", "namespace_id")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    batches: int
+    stored: int
+    removed: int
+    losses: int
+    replays: int
+    snapshots: int
+    failed_replays: int
+    next_number: int
+    namespace_id: str
+    def __init__(self, batches: _Optional[int] = ..., stored: _Optional[int] = ..., removed: _Optional[int] = ..., losses: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., failed_replays: _Optional[int] = ..., next_number: _Optional[int] = ..., namespace_id: _Optional[str] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
     __slots__ = ("ledger_health", "ledger_reason", "ledger_tombstones", "streams", "streams_max", "staging_bytes", "staging_bytes_max", "socket", "listen", "http")

@@ -3,6 +3,7 @@
 from kvwarehouse.wire.generated import namespace_pb2 as _namespace_pb2
 from kvwarehouse.wire.generated import status_pb2 as _status_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -347,3 +348,109 @@ class TierCheck(_message.Message):
     dropped: int
     dropped_bytes: int
     def __init__(self, tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., bad: _Optional[int] = ..., dropped: _Optional[int] = ..., dropped_bytes: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("namespace_id",)
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    def __init__(self, namespace_id: _Optional[bytes] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("changes", "synced")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    SYNCED_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[PageChange]
+    synced: bool
+    def __init__(self, changes: _Optional[_Iterable[_Union[PageChange, _Mapping]]] = ..., synced: bool = ...) -> None: ...
+
+class PageChange(_message.Message):
+    __slots__ = ("kind", "namespace_id", "key", "tiers", "position", "parent", "tokens", "engine_key")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[PageChange.Kind]
+        STORED: _ClassVar[PageChange.Kind]
+        REMOVED: _ClassVar[PageChange.Kind]
+    KIND_UNSPECIFIED: PageChange.Kind
+    STORED: PageChange.Kind
+    REMOVED: PageChange.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_KEY_FIELD_NUMBER: _ClassVar[int]
+    kind: PageChange.Kind
+    namespace_id: bytes
+    key: bytes
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    position: int
+    parent: bytes
+    tokens: bytes
+    engine_key: bytes
+    def __init__(self, kind: _Optional[_Union[PageChange.Kind, str]] = ..., namespace_id: _Optional[bytes] = ..., key: _Optional[bytes] = ..., tiers: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., parent: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., engine_key: _Optional[bytes] = ...) -> None: ...
+
+class WhoHasRequest(_message.Message):
+    __slots__ = ("namespace_id", "model", "prefix")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    model: str
+    prefix: Prefix
+    def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
+
+class WhoHasResponse(_message.Message):
+    __slots__ = ("warehouse_id", "incarnation", "name", "draining", "holdings", "load")
+    WAREHOUSE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    warehouse_id: bytes
+    incarnation: int
+    name: str
+    draining: bool
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    load: Load
+    def __init__(self, warehouse_id: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., draining: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("namespace_id", "model", "page_tokens", "page_bytes", "shards", "pages", "tokens", "dram_pages", "nvme_pages")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NVME_PAGES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    model: str
+    page_tokens: int
+    page_bytes: int
+    shards: int
+    pages: int
+    tokens: int
+    dram_pages: int
+    nvme_pages: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., model: _Optional[str] = ..., page_tokens: _Optional[int] = ..., page_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., pages: _Optional[int] = ..., tokens: _Optional[int] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("streams", "streams_max", "sessions", "promotions_in_flight", "nvme_read_bytes_per_s", "nvme_write_queue_bytes")
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMOTIONS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NVME_READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NVME_WRITE_QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    streams: int
+    streams_max: int
+    sessions: int
+    promotions_in_flight: int
+    nvme_read_bytes_per_s: int
+    nvme_write_queue_bytes: int
+    def __init__(self, streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., sessions: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., nvme_read_bytes_per_s: _Optional[int] = ..., nvme_write_queue_bytes: _Optional[int] = ...) -> None: ...

@@ -107,6 +107,16 @@ class WarehouseStub(object):
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.CheckRequest.SerializeToString,
                 response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.CheckResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/kvwarehouse.v1.Warehouse/Watch',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WatchRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WatchResponse.FromString,
+                _registered_method=True)
+        self.WhoHas = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/WhoHas',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasResponse.FromString,
+                _registered_method=True)
 
 
 class WarehouseServicer(object):
@@ -210,6 +220,25 @@ class WarehouseServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """What enters and leaves the tiers: all that is stored, then synced = true, then every change as
+        it happens; between changes an empty message every few seconds. A page is said after its parent.
+        A watcher that reads too slowly is cut off with RESOURCE_EXHAUSTED "watcher_too_slow", and one
+        that is too many is refused with "too_many_watchers"; both may begin again. Ends after a day at
+        the latest, or with the call's deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoHas(self, request, context):
+        """The longest stored prefix of a prompt in each namespace of a model, and how busy this warehouse
+        is: for routers, which ask several warehouses. Counts as no lookup.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WarehouseServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -282,6 +311,16 @@ def add_WarehouseServicer_to_server(servicer, server):
                     servicer.Check,
                     request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.CheckRequest.FromString,
                     response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.CheckResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WatchRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WatchResponse.SerializeToString,
+            ),
+            'WhoHas': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoHas,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -662,6 +701,60 @@ class Warehouse(object):
             '/kvwarehouse.v1.Warehouse/Check',
             kvwarehouse_dot_v1_dot_warehouse__pb2.CheckRequest.SerializeToString,
             kvwarehouse_dot_v1_dot_warehouse__pb2.CheckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/Watch',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.WatchRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoHas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/WhoHas',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.WhoHasResponse.FromString,
             options,
             channel_credentials,
             insecure,

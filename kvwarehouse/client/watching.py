@@ -1,0 +1,59 @@
+"""What enters and leaves the tiers of a warehouse, as it happens. Stateless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kvwarehouse.client.channel import Channel
+from kvwarehouse.types import Namespace
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+LONGEST_WATCH_S: Final = 86_400.0
+
+
+@dataclass(frozen=True)
+class PageChange:
+    """A page entered tiers, or left them. What was stored also says of which tokens it is."""
+
+    stored: bool
+    """False: it was removed."""
+    namespace_id: bytes
+    key: bytes
+    tiers: tuple[str, ...]
+    """Those that it entered or left: "dram", "nvme"."""
+    position: int
+    parent: bytes = b""
+    tokens: bytes = b""
+    """Packed uint32, little-endian; empty where the page was stored by the engine's key."""
+    engine_key: bytes = b""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """One message of a watch; an empty one says that the daemon is still there."""
+
+    changes: tuple[PageChange, ...]
+    """In the order in which they happened; a page after its parent."""
+    synced: bool
+    """All that was stored when the watch began has been said."""
+
+
+def watch(channel: Channel, space: Namespace | None) -> Iterator[Changes]:
+    request = pb.WatchRequest(namespace_id=space.id if space is not None else b"")
+    for answer in channel.stream("Watch", request, LONGEST_WATCH_S):
+        yield Changes(tuple(_change(change) for change in answer.changes), answer.synced)
+
+
+def _change(change: pb.PageChange) -> PageChange:
+    return PageChange(
+        change.kind == pb.PageChange.STORED,
+        change.namespace_id,
+        change.key,
+        tuple(change.tiers),
+        change.position,
+        change.parent,
+        change.tokens,
+        change.engine_key,
+    )

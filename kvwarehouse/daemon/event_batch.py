@@ -1,0 +1,130 @@
+"""What a feed says, as batches of KV events in vLLM's wire format, which KV-aware routers read.
+
+A batch is msgpack of [seconds since 1970, [event, ...], rank]; an event is an array that begins
+with its name (vllm/distributed/kv_events.py, whose structs are array-like and tagged):
+
+    ["BlockStored", [hash, ...], parent hash or nil, [token id, ...], tokens of a block, nil,
+     medium, adapter or nil]
+    ["BlockRemoved", [hash, ...], medium]
+    ["AllBlocksCleared"]
+
+A page is a block. Its hash is the low half of its key, an unsigned 64-bit number. All three
+elements of a batch and all eight of a stored block are always there: Dynamo refuses a batch of two,
+llm-d reads by position. Stateless but for Batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+MEDIUM_BY_TIER: Final = {1: "CPU", 2: "DISK"}
+"""Tiers of a feed's items to the words that routers know: Dynamo's "CPU" is host memory, "DISK" any
+disk; llm-d takes them in lower case as names of tiers. Others ("STORAGE") Dynamo does not index."""
+
+BATCH_BLOCKS: Final = 1024
+BATCH_TOKENS: Final = 32_768
+"""What one batch has at most, of blocks and of token ids (a token is at most 5 bytes): a message
+that a slow subscriber can be sent many of."""
+
+_RANK: Final = 0
+_CLEARED: Final = ["AllBlocksCleared"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    payload: bytes
+    clears: bool = False
+    """Begins with AllBlocksCleared: what came before is moot."""
+    stored: int = 0
+    """Blocks, a page in two media being two."""
+    removed: int = 0
+
+
+def hash_of(key: bytes) -> int:
+    """The hash by which events name the page `key`."""
+    return int.from_bytes(key[:8], "little")
+
+
+def empty_batch() -> bytes:
+    """A batch that says nothing, for a subscriber to see that it missed something, or did not."""
+    return _packed([])
+
+
+def cleared_batch() -> Batch:
+    return Batch(_packed([_CLEARED]), clears=True)
+
+
+class Batches:
+    """Makes batches of the items of one namespace. `page_tokens`: of each page; `adapter`: the name
+    of what changes its KV, "" for none."""
+
+    def __init__(self, page_tokens: int, adapter: str) -> None:
+        self._page_tokens = page_tokens
+        self._adapter = adapter or None
+
+    def of(self, items: Iterable[Any]) -> Iterator[Batch]:
+        """`items`: as Feed.take() has them, all with tokens. In their order."""
+        events: list[Any] = []
+        clears, stored, removed, tokens = False, 0, 0, 0
+        for run in self._runs(items):
+            kind, tiers, pages = run[0][0], run[0][1], len(run)
+            if kind == "cleared" and events:
+                yield Batch(_packed(events), clears, stored, removed)
+                events, clears, stored, removed, tokens = [], False, 0, 0, 0
+            media = [name for tier, name in MEDIUM_BY_TIER.items() if tiers & tier]
+            if kind == "cleared":
+                events.append(_CLEARED)
+                clears = True
+            elif kind == "stored":
+                events += [self._stored(run, medium) for medium in media]
+                stored += pages * len(media)
+                tokens += pages * self._page_tokens * len(media)
+            else:
+                hashes = [hash_of(item[4]) for item in run]
+                events += [["BlockRemoved", hashes, medium] for medium in media]
+                removed += pages * len(media)
+            if stored + removed >= BATCH_BLOCKS or tokens >= BATCH_TOKENS:
+                yield Batch(_packed(events), clears, stored, removed)
+                events, clears, stored, removed, tokens = [], False, 0, 0, 0
+        if events:
+            yield Batch(_packed(events), clears, stored, removed)
+
+    def _stored(self, run: list[Any], medium: str) -> list[Any]:
+        tokens = np.frombuffer(b"".join(item[7] for item in run), "<u4").tolist()
+        parent = hash_of(run[0][5]) if run[0][5] else None
+        hashes = [hash_of(item[4]) for item in run]
+        return [
+            "BlockStored", hashes, parent, tokens, self._page_tokens, None, medium, self._adapter,
+        ]  # fmt: skip
+
+    def _runs(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+        """Consecutive items that are one event: stored pages that follow each other in their chain,
+        or removed ones; in the same tiers."""
+        most = max(1, min(BATCH_BLOCKS, BATCH_TOKENS // self._page_tokens) // 2)
+        run: list[Any] = []
+        for item in items:
+            if item[0] == "synced":
+                continue
+            if run and (len(run) == most or not _follows(run[-1], item)):
+                yield run
+                run = []
+            run.append(item)
+        if run:
+            yield run
+
+
+def _follows(last: Any, item: Any) -> bool:
+    if item[0] != last[0] or item[1] != last[1]:
+        return False
+    return bool(item[0] == "removed" or (item[0] == "stored" and item[5] == last[4]))
+
+
+def _packed(events: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb([time.time(), events, _RANK])
+    return packed

@@ -1,0 +1,85 @@
+"""WhoHas: the longest stored prefix of a prompt in each namespace that could have it, and how busy
+this warehouse is. Thread-safe; reads shared memory, and counts as no lookup."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.snapshot import Snapshots
+from kvwarehouse.daemon.transfer import Span, Transfer, span
+from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.types import CHAIN_SCHEME, Tier
+from kvwarehouse.wire import prefix_from_wire
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+MAX_HOLDINGS: Final = 64
+
+
+class Holdings:
+    def __init__(self, warehouse: Warehouse, transfer: Transfer, snapshots: Snapshots) -> None:
+        self._warehouse = warehouse
+        self._transfer = transfer
+        self._snapshots = snapshots
+
+    def answer(self, request: pb.WhoHasRequest) -> pb.WhoHasResponse:
+        """Raises UsageError for a namespace that is not known, or a prefix that is none."""
+        prefix = prefix_from_wire(request.prefix)
+        core = self._snapshots.core()
+        found = [
+            self._holding(span(record, prefix, first=0, pages=None, shard=0))
+            for record in self._asked(request, by_keys=prefix[1] is not None)
+        ]
+        found.sort(key=lambda holding: (-holding.tokens, -holding.dram_pages))
+        snapshot = self._snapshots.take()
+        return pb.WhoHasResponse(
+            warehouse_id=bytes.fromhex(core["warehouse_id"]),
+            incarnation=core["incarnation"],
+            name=snapshot["name"],
+            draining=core["draining"],
+            holdings=found[:MAX_HOLDINGS],
+            load=_load(core, snapshot["service"]),
+        )
+
+    def _asked(self, request: pb.WhoHasRequest, *, by_keys: bool) -> list[NamespaceRecord]:
+        which = request.WhichOneof("of")
+        if which == "namespace_id":
+            return [self._warehouse.namespace(request.namespace_id)]
+        return [
+            record
+            for record in self._warehouse.namespaces()
+            if (which is None or record.space.model == request.model)
+            and by_keys == (record.space.hash_scheme != CHAIN_SCHEME)
+        ]
+
+    def _holding(self, whole: Span) -> pb.Holding:
+        space = whole.record.space
+        tiers = self._transfer.tiers(whole)
+        missing = np.flatnonzero(tiers == Tier.MISSING)
+        pages = int(missing[0]) if len(missing) else len(tiers)
+        dram = int(np.count_nonzero(tiers[:pages] == Tier.DRAM))
+        return pb.Holding(
+            namespace_id=space.id,
+            model=space.model,
+            page_tokens=space.page_tokens,
+            page_bytes=space.page_bytes,
+            shards=space.shards,
+            pages=pages,
+            tokens=pages * space.page_tokens,
+            dram_pages=dram,
+            nvme_pages=pages - dram,
+        )
+
+
+def _load(core: dict[str, Any], service: dict[str, Any]) -> pb.Load:
+    nvme = core["tiers"]["nvme"]
+    return pb.Load(
+        streams=service["streams"],
+        streams_max=service["streams_max"],
+        sessions=core["sessions"],
+        promotions_in_flight=nvme.get("promotions_in_flight", 0),
+        nvme_read_bytes_per_s=nvme.get("read_bytes_per_s", 0),
+        nvme_write_queue_bytes=nvme.get("queued_bytes", 0),
+    )

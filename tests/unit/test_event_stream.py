@@ -1,0 +1,183 @@
+"""The stream of KV events over feeds of a double: what it does when the core lost changes, refuses
+a feed, or breaks."""
+
+from __future__ import annotations
+
+import io
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.config import Config
+from kvwarehouse.daemon.event_batch import hash_of
+from kvwarehouse.daemon.event_stream import EventStream
+from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.errors import CapacityError
+from kvwarehouse.testing.kv_subscriber import KvSubscriber
+from kvwarehouse.testing.until import until
+from kvwarehouse.types import Namespace
+
+CLEARED = ("cleared", 0, 0, 0, bytes(16), b"", True, b"")
+SYNCED = ("synced", 0, 0, 0, bytes(16), b"", True, b"")
+
+
+def stored(number: int) -> Any:
+    return ("stored", 1, 0, 0, number.to_bytes(16, "little"), b"", True, bytes(16))
+
+
+def block(number: int) -> int:
+    return hash_of(number.to_bytes(16, "little"))
+
+
+class ScriptedFeed:
+    """Says `begins` when it is opened and after each restart; and what a test adds."""
+
+    def __init__(self, begins: list[Any]) -> None:
+        self.begins = begins
+        self.restarts = 0
+        self.closed = False
+        self.says: queue.Queue[Any] = queue.Queue()
+        self.says.put(begins)
+
+    def take(self, timeout_s: float) -> dict[str, Any]:
+        try:
+            said = self.says.get(timeout=min(timeout_s, 0.02))
+        except queue.Empty:
+            return {"items": [], "lost": False, "closed": self.closed}
+        if isinstance(said, Exception):
+            raise said
+        if said == "lost":
+            return {"items": [], "lost": True, "closed": False}
+        return {"items": said, "lost": False, "closed": False}
+
+    def restart(self) -> None:
+        self.restarts += 1
+        self.says.put(self.begins)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedWarehouse:
+    def __init__(self) -> None:
+        self.feeds: list[ScriptedFeed] = []
+        self.refusals = 0
+        self.begins: list[Any] = [CLEARED, stored(1), stored(2), SYNCED]
+
+    def namespaces(self) -> list[NamespaceRecord]:
+        space = Namespace(
+            model="m", weights="w", dtype="f", layout="t/1", page_tokens=4, page_bytes=64
+        )
+        return [NamespaceRecord(0, space, 0, 0)]
+
+    def listen(self, listener: Any) -> None:
+        pass
+
+    def watch(self, record: NamespaceRecord, *, tokens_only: bool) -> ScriptedFeed:
+        assert tokens_only
+        if self.refusals:
+            self.refusals -= 1
+            raise CapacityError("16 watchers are there already", code="too_many_watchers")
+        self.feeds.append(ScriptedFeed(self.begins))
+        return self.feeds[-1]
+
+
+class Rig:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.warehouse = ScriptedWarehouse()
+        self.said = io.StringIO()
+        self.endpoints = (f"ipc://{folder}/e", f"ipc://{folder}/r")
+        config = Config(kv_events=self.endpoints[0], kv_events_replay=self.endpoints[1], **settings)
+        self.stream = EventStream(config, self.warehouse, Log("json", self.said))  # type: ignore[arg-type]
+        self.subscriber = KvSubscriber(*self.endpoints)
+
+    def logged(self, name: str) -> bool:
+        return any(json.loads(line)["event"] == name for line in self.said.getvalue().splitlines())
+
+    def knows(self, *numbers: int) -> None:
+        def equal() -> bool:
+            self.subscriber.read()
+            return self.subscriber.blocks.keys() == {block(number) for number in numbers}
+
+        until(equal, f"the subscriber knows {numbers}")
+
+    def close(self) -> None:
+        self.stream.stop()
+        self.subscriber.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def test_loss_is_followed_by_a_clear_and_everything_again(rig: Rig) -> None:
+    rig.stream.start()
+    rig.knows(1, 2)
+    (feed,) = rig.warehouse.feeds
+    feed.says.put([stored(3)])
+    rig.knows(1, 2, 3)
+    clears = rig.subscriber.clears
+    feed.says.put("lost")
+    rig.knows(1, 2)
+    assert feed.restarts == 1
+    assert rig.subscriber.clears == clears + 1
+    assert rig.stream.status()["losses"] == 1
+    assert rig.logged("kv_events_lost")
+
+
+def test_core_that_refuses_a_feed_is_asked_again(rig: Rig) -> None:
+    rig.warehouse.refusals = 1
+    rig.stream.start()
+    rig.knows(1, 2)
+    assert rig.logged("core_unresponsive")
+
+
+def test_stream_goes_on_after_what_nobody_expected(rig: Rig) -> None:
+    rig.stream.start()
+    rig.knows(1, 2)
+    rig.warehouse.feeds[0].says.put(ZeroDivisionError("a bug"))
+    rig.warehouse.feeds[0].says.put([stored(3)])
+    rig.knows(1, 2, 3)
+    assert rig.logged("kv_events_failed")
+
+
+def test_snapshot_that_cannot_be_had_ends_that_replay_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, kv_events_buffer_bytes=1)
+    try:
+        rig.stream.start()
+        rig.knows(1, 2)
+        rig.warehouse.feeds[0].says.put([stored(3)])
+        rig.knows(1, 2, 3)
+        rig.warehouse.refusals = 1
+        failed = rig.stream.status()["failed_replays"]
+        rig.subscriber._dealer.send_multipart([b"", bytes(8)])  # all is gone from so small a buffer
+        until(lambda: rig.stream.status()["failed_replays"] > failed, "it failed")
+        assert rig.logged("kv_events_replay_failed")
+        rig.subscriber.ask(0)
+        assert rig.subscriber.blocks.keys() >= {block(1), block(2)}
+        assert rig.warehouse.feeds[-1].closed
+    finally:
+        rig.close()
+
+
+def test_end_of_the_stream_closes_its_feed_and_sockets(rig: Rig) -> None:
+    rig.stream.start()
+    rig.knows(1, 2)
+    rig.stream.stop()
+    assert rig.warehouse.feeds[0].closed
+    again = EventStream(  # its endpoints are free
+        Config(kv_events=rig.endpoints[0], kv_events_replay=rig.endpoints[1]),
+        rig.warehouse,  # type: ignore[arg-type]
+        Log("json", rig.said),
+    )
+    again.start()
+    rig.knows(1, 2)
+    again.stop()
