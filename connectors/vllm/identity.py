@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import CacheGroup
 from kvwarehouse_connectors.vllm.messages import Facts
-from kvwarehouse_connectors.vllm.settings import Settings
+from kvwarehouse_connectors.vllm.settings import WHERE, Settings
 
 LAYOUT = "vllm/1"
 """Layers of a cache group in vLLM's order, each block as it lies in memory; which order that is
@@ -46,30 +46,16 @@ def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
         return settings.weights
     load_format = str(vllm_config.load_config.load_format)
     if load_format == "dummy":
-        raise _no_weights("load_format is dummy: such weights are in no file")
+        raise no_weights("load_format is dummy: such weights are in no file", WHERE)
     model = str(
         getattr(vllm_config.model_config, "model_weights", "") or vllm_config.model_config.model
     )
-    path = _local(model, vllm_config)
-    return kvw.fingerprint(path)
-
-
-def _local(model: str, vllm_config: Any) -> str:
-    if os.path.exists(model):
-        return model
-    try:
-        from huggingface_hub import snapshot_download
-
-        return str(
-            snapshot_download(
-                model,
-                revision=vllm_config.model_config.revision,
-                cache_dir=vllm_config.load_config.download_dir,
-                local_files_only=True,
-            )
-        )
-    except Exception as error:  # whatever the hub client raises
-        raise _no_weights(f"{model} is not a path, and no local snapshot of it: {error}") from error
+    return checkpoint_fingerprint(
+        model,
+        vllm_config.model_config.revision,
+        vllm_config.load_config.download_dir,
+        WHERE,
+    )
 
 
 def namespaces(
@@ -132,11 +118,3 @@ def _short(model: str) -> str:
     """A name for people; what tells models apart stands beside it."""
     name = Path(model).name or model
     return "".join(c for c in name if c.isprintable())[:200] or "model"
-
-
-def _no_weights(problem: str) -> kvw.UsageError:
-    return kvw.UsageError(
-        f"kvwarehouse cannot fingerprint the weights: {problem}. Set kvwarehouse.weights in "
-        "kv_connector_extra_config to a name that changes whenever they do",
-        code="no_weights",
-    )

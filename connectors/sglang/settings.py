@@ -1,0 +1,61 @@
+"""What `--hicache-storage-backend-extra-config` may say: read once, checked, frozen.
+
+Unknown names that begin with "kvwarehouse." refuse the start; the others are SGLang's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.common.setting_values import Check, number, one_of, read_values, text
+
+WHERE = "hicache-storage-backend-extra-config"
+MODES = ("read_write", "read_only", "write_only")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Each is `kvwarehouse.NAME` in the extra config."""
+
+    address: str = ""
+    """The daemon of this host, unix:///path. Default: $KVW_ADDRESS, else this user's own socket."""
+    mode: str = "read_write"
+    """read_write, read_only (loads, stores nothing) or write_only."""
+    verify: str = "always"
+    """always: every page's digest; boundary: only of pages from NVMe or of an earlier daemon."""
+    weights: str = ""
+    """A name of the weights in place of their fingerprint; it must change whenever they do."""
+    salt: str = ""
+    """Separates those who must not share KV, such as tenants with engines of their own."""
+    load_timeout_s: float = 5.0
+    """Bound of one call that loads: SGLang asks for at most 128 pages at a time."""
+    store_timeout_s: float = 5.0
+    """Bound of one call that stores."""
+
+    @property
+    def loads(self) -> bool:
+        return self.mode != "write_only"
+
+    @property
+    def stores(self) -> bool:
+        return self.mode != "read_only"
+
+
+_CHECKS: dict[str, Check] = {
+    "address": text,
+    "mode": one_of(*MODES),
+    "verify": one_of("always", "boundary"),
+    "weights": text,
+    "salt": text,
+    "load_timeout_s": number(0.001, 600),
+    "store_timeout_s": number(0.001, 600),
+}
+
+
+def read_settings(extra: Mapping[str, Any] | None) -> Settings:
+    """Raises UsageError (code "bad_setting") naming the setting."""
+    settings = Settings(**read_values(extra or {}, _CHECKS, WHERE))
+    return replace(settings, address=settings.address or kvw.default_address())

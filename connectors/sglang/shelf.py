@@ -1,0 +1,168 @@
+"""The pages of one host pool in the warehouse: which are there, loads, stores.
+
+Nothing here raises for what the warehouse does: a daemon that is absent, stopped, full or replaced
+is a miss, or a page that was not stored, and is counted. Each call is bounded by its timeout.
+
+Thread-safe: SGLang's threads for prefetches, their reads and backups call at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_connectors.sglang.counts import Counts
+from kvwarehouse_connectors.sglang.keys import Span
+from kvwarehouse_connectors.sglang.rooms import Room
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+# Of one lookup; the client takes up to 65,536.
+_LOOKUP_KEYS = 16_384
+
+
+@dataclass(frozen=True)
+class ShelfOptions:
+    """shards: which of a page's this rank has, in the order of its parts."""
+
+    shards: tuple[int, ...]
+    load_timeout_s: float
+    store_timeout_s: float
+
+
+class Shelf:
+    """alone, chained: the namespaces of pages that stand alone and of those in chains."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        alone: kvw.Namespace,
+        chained: kvw.Namespace,
+        counts: Counts,
+        options: ShelfOptions,
+    ) -> None:
+        self._upkeep = upkeep
+        self._alone = alone
+        self._chained = chained
+        self._counts = counts
+        self._options = options
+
+    @property
+    def spaces(self) -> tuple[kvw.Namespace, kvw.Namespace]:
+        return self._alone, self._chained
+
+    def there(self, span: Span) -> NDArray[np.bool_]:
+        """Of each page, whether a load may expect it now; pages of a chain end at its first gap.
+        What is on NVMe only comes while the daemon is alive. Reads shared memory, no call."""
+        found = np.zeros(len(span), np.bool_)
+        done = 0
+        while done < len(span) and (not span.chained or found[:done].all()):
+            part = span.cut(done, done + _LOOKUP_KEYS)
+            found[done : done + len(part)] = self._present(part, counted=True)
+            done += len(part)
+        self._counts.add(hit_pages=int(found.sum()))
+        return found
+
+    def load(self, span: Span, room: Room) -> int:
+        """Fills the room's pages, in order, up to the first that does not come; returns how many.
+        Each is verified. Behind them the room may hold anything."""
+        began = time.monotonic()
+        end = began + (self._options.load_timeout_s if self._alive else 0.0)
+        filled = len(span)
+        for part, shard in enumerate(self._options.shards):
+            loaded = self._load_part(span.cut(0, filled), room.regions(part), shard, end)
+            self._counts.why("missed", loaded.missed)
+            filled = int(loaded)
+            if not filled:
+                return 0
+        room.take(filled)
+        size = filled * len(self._options.shards) * self._alone.page_bytes
+        self._counts.loaded(filled, size, time.monotonic() - began)
+        return filled
+
+    def store(self, span: Span, room: Room) -> list[bool]:
+        """Of each page, whether it was stored, is there, or is being stored by another rank. Where
+        some were not, those count that can be loaded now."""
+        if not self._alive:
+            self._counts.why("dropped", {"unreachable": len(span)})
+            return [False] * len(span)
+        began = time.monotonic()
+        end = began + self._options.store_timeout_s
+        stored = already = dropped = 0
+        for part, shard in enumerate(self._options.shards):
+            result = self._store_part(span, room.regions(part), shard, end)
+            self._counts.why("dropped", result.dropped)
+            stored += result.stored
+            already += result.already
+            dropped += result.dropped_pages
+        parts = len(self._options.shards)
+        size = stored * self._alone.page_bytes
+        self._counts.stored(stored // parts, size, time.monotonic() - began)
+        self._counts.add(already_pages=already // parts)
+        if not dropped:
+            return [True] * len(span)
+        return [bool(there) for there in self._present(span, counted=False)]
+
+    @property
+    def _alive(self) -> bool:
+        """Whether a daemon beats now: one that is stopped serves what is in DRAM, and nothing
+        else."""
+        return self._upkeep.control() is not None
+
+    def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
+        nothing = np.zeros(len(span), np.uint8)
+        runs = span.runs()
+        tiers = self._asked(span, lambda space: space.tiers(keys=runs, counted=counted), nothing)
+        present = tiers == kvw.Tier.DRAM if not self._alive else tiers != kvw.Tier.MISSING
+        return np.logical_and.accumulate(present) if span.chained else present
+
+    def _load_part(self, span: Span, out: kvw.Regions, shard: int, end_s: float) -> kvw.Loaded:
+        nothing = kvw.Loaded(0, {"unreachable": len(span)})
+        return self._asked(
+            span,
+            lambda space: space.load(
+                keys=span.runs(),
+                out=out.head(len(span)),
+                shard=shard,
+                timeout_s=max(0.0, end_s - time.monotonic()),
+            ),
+            nothing,
+        )
+
+    def _store_part(
+        self, span: Span, pages: kvw.Regions, shard: int, end_s: float
+    ) -> kvw.StoreResult:
+        nothing = kvw.StoreResult(0, 0, {"unreachable": len(span)})
+        return self._asked(
+            span,
+            lambda space: space.store(
+                keys=span.runs(),
+                pages=pages,
+                shard=shard,
+                timeout_s=max(0.0, end_s - time.monotonic()),
+            ),
+            nothing,
+        )
+
+    def _asked(self, span: Span, call: Callable[[kvw.OpenNamespace], _T], otherwise: _T) -> _T:
+        """`call` on the namespace; `otherwise` where there is none, or where it raises."""
+        space = self._chained if span.chained else self._alone
+        opened = self._upkeep.opened(space)
+        if opened is None:
+            return otherwise
+        try:
+            return call(opened)
+        except Exception as error:  # noqa: BLE001 - the engine's edge: it goes on without
+            self._upkeep.doubt(space, error)
+            level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
+            _log.log(level, "kvwarehouse: a call failed: %s: %s", type(error).__name__, error)
+            return otherwise

@@ -1,0 +1,83 @@
+"""The SGLang connector without SGLang: on a model of its host pools, over a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.testing.host_pools import ModelPool
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_connectors.sglang.counts import Counts
+from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts
+from kvwarehouse_connectors.sglang.identity import Identity
+from kvwarehouse_connectors.sglang.pools import WarehousePool
+from kvwarehouse_connectors.sglang.settings import Settings
+
+LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+
+Attach = Callable[..., WarehousePool]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("disk"), dram="64MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    """For tests that do things to it."""
+    with Serving(tmp_path, dram="16MiB", nvme_capacity="64MiB", nvme_segment="8MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.fixture
+def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
+    """attach(pool, address, ranks=..., salt=...): a rank's pool, attached."""
+    opened: list[Upkeep] = []
+
+    def attached(
+        pool: ModelPool,
+        address: str,
+        *,
+        ranks: RankFacts | None = None,
+        weights: str = "w",
+        **settings: Any,
+    ) -> WarehousePool:
+        chosen = Settings(address=address, **settings)
+        upkeep = Upkeep(address)
+        opened.append(upkeep)
+        identity = Identity(
+            EngineFacts("0.5.23", model="m"),
+            ranks or RankFacts(latent=pool.latent),
+            weights,
+            "",
+            settings.get("salt", request.node.nodeid),
+        )
+        return WarehousePool(pool, pool_facts(pool), identity, upkeep, counts, chosen)
+
+    yield attached
+    for upkeep in opened:
+        upkeep.close()
+
+
+def pool_facts(pool: ModelPool, name: str = "kv") -> PoolFacts:
+    return PoolFacts(
+        name=name,
+        kind="mla" if pool.latent else "mha",
+        type_name=type(pool).__name__,
+        layout=pool.layout,
+        page_tokens=pool.page_size,
+        dtype=pool.dtype,
+        shape={"layers": str(pool.layer_num), "head_dim": str(pool.head_dim)},
+        heads=0 if pool.latent else pool.head_num,
+    )
