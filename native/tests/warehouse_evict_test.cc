@@ -397,7 +397,7 @@ TEST(cleared_slabs_go_to_another_page_size_before_any_of_its_pages_is_evicted) {
 }
 
 TEST(free_slots_that_a_page_size_keeps_for_itself_are_not_taken_by_another_that_can_evict) {
-  World world(shape_of(kBig));
+  World world(shape_of(12 * 1024, 1));  // 170 a slab: enough that a fiftieth is something
   const NamespaceShape small = shape_of(4096, 1, {8, 8});
   world.declared.push_back(small);
   world.start();
