@@ -393,6 +393,11 @@ TEST(cleared_slabs_go_to_another_page_size_before_any_of_its_pages_is_evicted) {
   CHECK_EQ(status.dram_pages, pages);
   for (uint64_t chain = 0; chain < pages; ++chain)
     CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
+  // And back.
+  CHECK_EQ(world->clear(0, 2), pages);
+  fill(world, peer, 1000, slots * 3 / 4);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::evicted)], 0);
+  CHECK_EQ(world->status().dram_pages, slots * 3 / 4);
   world.check_settled();
 }
 
