@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench_frame.bitmap import write_png
 from kvwarehouse.cli.answer import show
 from kvwarehouse.cli.bench import MEASURES, run_measure
 from kvwarehouse.cli.bench.document import picture_name, with_results
@@ -21,7 +22,6 @@ from kvwarehouse.cli.bench.report import bench_report, plots
 from kvwarehouse.cli.bench.results import Result, read_results, write_result
 from kvwarehouse.cli.exit_codes import Exit, exit_code_of
 from kvwarehouse.errors import UsageError, WarehouseError
-from vllm_bench.bitmap import write_png
 
 ABOUT = """\
 The warehouse beside this machine's own limits: each measure's figures go to a file of its own, and

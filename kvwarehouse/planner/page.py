@@ -21,7 +21,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; }
 th, td { padding: .25rem .75rem; text-align: left; border-bottom: 1px solid #8886; }
-.right { text-align: right; font-variant-numeric: tabular-nums; }
+.right { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 svg { max-width: 100%; height: auto; display: block; }
 .lines label { margin-right: 1.5rem; }
 .note { opacity: .8; }

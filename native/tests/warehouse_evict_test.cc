@@ -393,6 +393,37 @@ TEST(cleared_slabs_go_to_another_page_size_before_any_of_its_pages_is_evicted) {
   CHECK_EQ(status.dram_pages, pages);
   for (uint64_t chain = 0; chain < pages; ++chain)
     CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
+  // And back.
+  CHECK_EQ(world->clear(0, 2), pages);
+  fill(world, peer, 1000, slots * 3 / 4);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::evicted)], 0);
+  CHECK_EQ(world->status().dram_pages, slots * 3 / 4);
+  world.check_settled();
+}
+
+TEST(free_slots_that_a_page_size_keeps_for_itself_are_not_taken_by_another_that_can_evict) {
+  World world(shape_of(12 * 1024, 1));  // 170 a slab: enough that a fiftieth is something
+  const NamespaceShape small = shape_of(4096, 1, {8, 8});
+  world.declared.push_back(small);
+  world.start();
+  Peer peer(world), other(world);
+  other.use(small);
+  const auto slabs_of_big = [&] {
+    uint32_t count = 0;
+    for (uint32_t slab = 0; slab < world->arena().slab_count(); ++slab)
+      count += world.slots().cut(slab).slot_blocks == world.shape().slot_bytes() / kBlockBytes;
+    return count;
+  };
+  fill(world, peer, 0, world.capacity());
+  uint64_t chain = 0;
+  while (world->status().left_dram[static_cast<size_t>(Gone::evicted)] == 0)
+    CHECK(other.store(page_of(small, chain++, 0)));  // until its one slab is full
+  const uint32_t slabs = slabs_of_big();
+  CHECK_EQ(slabs, 3);
+  uint64_t left = 0;  // a whole slab, and nothing beyond it
+  world->evict(1, world.capacity() / 4, "dram", left);
+  for (uint64_t more = 0; more < 100; ++more) CHECK(other.store(page_of(small, chain++, 0)));
+  CHECK_EQ(slabs_of_big(), slabs);
   world.check_settled();
 }
 

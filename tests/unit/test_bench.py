@@ -11,7 +11,7 @@ from kvwarehouse.cli.bench import MEASURES
 from kvwarehouse.cli.bench.document import BEGIN, END, picture_name, with_results
 from kvwarehouse.cli.bench.figures import MET, MISSED, Curve, Figure, print_figures
 from kvwarehouse.cli.bench.options import Options
-from kvwarehouse.cli.bench.report import bench_report, goals_table, plots
+from kvwarehouse.cli.bench.report import bench_report, goals_table, plot_of, plots
 from kvwarehouse.cli.bench.results import Result, read_results, write_result
 from kvwarehouse.cli.bench.rounds import Rounds, alternate, in_turns
 from kvwarehouse.errors import UsageError
@@ -140,6 +140,15 @@ def test_report_lists_missed_goals_as_it_lists_met_ones() -> None:
     assert [row[-1] for row in goals_table([result()]).rows] == [MET, MISSED]
     [plot] = plots([result()])
     assert [series.name for series in plot.series] == ["lookup", "hashing"]
+
+
+def test_plot_is_logarithmic_only_over_values_far_apart() -> None:
+    def log_y(*values: float) -> bool:
+        return plot_of([Curve("p", "n", "x", "us", list(enumerate(values, 1)))]).log_y
+
+    assert log_y(1, 20)
+    assert not log_y(1, 19)
+    assert not log_y(0, 19)
 
 
 def test_document_has_tables_and_pictures_between_its_marks_and_nothing_else_changes() -> None:

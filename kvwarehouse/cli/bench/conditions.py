@@ -10,11 +10,15 @@ from kvwarehouse import engine
 from kvwarehouse.cli.bench.options import Options
 from kvwarehouse.sizes import format_size
 
+_SHARED_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+
 
 def conditions(options: Options) -> dict[str, str]:
     return {
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "memory": f"{format_size(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}, huge"
+        f" pages of shared memory: {_shared_huge_pages()}",
         "load before": load_average(),
         "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
         "moved": f"{options.pages} pages of {format_size(options.page_bytes)} a round",
@@ -34,3 +38,12 @@ def processor() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.machine()
+
+
+def _shared_huge_pages() -> str:
+    """What the kernel gives to /dev/shm; a mount of one's own may differ."""
+    try:
+        text = _SHARED_HUGE_PAGES.read_text(encoding="utf-8")
+    except OSError:
+        return "not there"
+    return text.partition("[")[2].partition("]")[0] or "not there"

@@ -17,7 +17,7 @@ from kvwarehouse.cli.bench.results import Result
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 
 _OF_EACH = ("load before", "load after", "moved", "rounds")
-_RATIO = "ratio"
+_LOG_FROM = 20
 _NOTES = (
     "Medians over alternating rounds; a ratio is the median of the rounds' ratios, in brackets the"
     " middle half of them.",
@@ -46,16 +46,17 @@ def result_blocks(result: Result) -> list[TableBlock | Plot]:
     if figures:
         blocks.append(TableBlock(result.measure, FIGURE_COLUMNS, [figure_row(f) for f in figures]))
     for name, curves in by_plot(result.found).items():
-        blocks += [TableBlock(name, *curve_table(curves)), plot_of(curves)]
+        blocks += [plot_of(curves), TableBlock(f"{name}, figures", *curve_table(curves))]
     return blocks
 
 
 def plot_of(curves: Sequence[Curve]) -> Plot:
     first = curves[0]
     series = [Series(curve.name, curve.points) for curve in curves]
-    return Plot(
-        first.plot, first.x_label, first.y_label, series, log_x=True, log_y=first.y_label != _RATIO
-    )
+    values = [y for curve in curves for _, y in curve.points]
+    # Over less, a logarithmic axis makes much of little.
+    log_y = min(values) > 0 and max(values) / min(values) >= _LOG_FROM
+    return Plot(first.plot, first.x_label, first.y_label, series, log_x=True, log_y=log_y)
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
