@@ -123,3 +123,8 @@ def install(revision: str = "new") -> None:
         SchedulerOutput=SchedulerOutput,
         RequestData=RequestData if revision == "new" else OldRequestData,
     )
+
+
+def stands_for_it() -> bool:
+    """Whether what imports as tensorrt_llm here is this model."""
+    return getattr(sys.modules.get("tensorrt_llm"), "__version__", "") in VERSIONS.values()
