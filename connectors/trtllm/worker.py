@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,23 @@ class WorkerSide:
     # -- once ----------------------------------------------------------------------------------
 
     def register_pool(self, tensor: Any) -> None:
-        problem = compat.pool_problem(self._llm_args)
-        if problem:
-            raise compat.unsupported("this engine", problem)
-        self._register(pool_cache(tensor, compat.tokens_per_block(self._llm_args)))
+        with self._ends_where_refused():
+            problem = compat.pool_problem(self._llm_args)
+            if problem:
+                raise compat.unsupported("this engine", problem)
+            self._register(pool_cache(tensor, compat.tokens_per_block(self._llm_args)))
 
     def register_layout(self, layout: Any) -> None:
-        self._register(layout_cache(layout))
+        with self._ends_where_refused():
+            self._register(layout_cache(layout))
+
+    @contextmanager
+    def _ends_where_refused(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _register(self, cache: Cache) -> None:
         """The engine's cache, while no block of it is in use. Raises UsageError where blocks do not

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip(
-    "tensorrt_llm",
-    reason="TensorRT-LLM is not installed (its wheels are on its vendor's index alone): only the"
-    " contract model was run",
-)
+from trtllm_model import interface
+
+if interface.stands_for_it():
+    pytest.skip(
+        "TensorRT-LLM is not installed (its wheels are on its vendor's index alone): only the"
+        " contract model was run",
+        allow_module_level=True,
+    )
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.trtllm import compat
 from kvwarehouse_connectors.trtllm.connector import WarehouseScheduler, WarehouseWorker
-from trtllm_model import interface
 from trtllm_model.ranks import Engine, Spec
 
 

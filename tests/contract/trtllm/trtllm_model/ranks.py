@@ -85,13 +85,20 @@ def build(spec: Spec, address: str, ranks: Collectives) -> Executor:
         scheduler = made.result() if made else None
         worker = worker_made.result()
     worker.register_forward_pass_callable()
-    if spec.kind == "pool":
-        memory: Any = PoolTensor(ranks.rank, spec.blocks, spec.block_tokens)
-    else:
-        memory = PoolLayout(ranks.rank, spec.blocks, spec.block_tokens, spec.windows)
-    memory.register(worker)
-    if scheduler is not None and spec.revision == "new":
-        scheduler.wait_for_initialization()
+    memory: Any = (
+        PoolTensor(ranks.rank, spec.blocks, spec.block_tokens)
+        if spec.kind == "pool"
+        else PoolLayout(ranks.rank, spec.blocks, spec.block_tokens, spec.windows)
+    )
+    try:
+        memory.register(worker)
+        if scheduler is not None and spec.revision == "new":
+            scheduler.wait_for_initialization()
+    except BaseException:
+        for half in (worker, scheduler):
+            if half is not None:
+                half.shutdown()  # the engine's process would end
+        raise
     manager = Manager(worker, scheduler, ranks, spec.revision, spec.lags[ranks.rank])
     cache = Cache(memory, spec.block_tokens, chunked=spec.kind == "layout")
     return Executor(cache, manager, Limits(spec.chunk_tokens, spec.honours))
