@@ -77,6 +77,7 @@ class Loads:
             else:
                 with self._lock:
                     self._under_way[order.request_id] += 1
+                    self._done.discard(order.request_id)
                 self._pool.submit(self._load_beside, order)
         failures = [future.exception() for future in waited]  # all ended: nothing writes blocks
         for failure in failures:

@@ -315,8 +315,8 @@ class SchedulerSide:
             return
         dropped = [order for order in self._loads if order.request_id == name]
         self._loads = [order for order in self._loads if order.request_id != name]
-        if tracked.awaited or any(not order.waits for order in dropped):
-            # The engine hears of it all the same: until then it would keep the request.
+        if any(not order.waits for order in dropped):
+            # The engine waits to hear of it all the same: until then it keeps the request.
             self._loads.append(LoadOrder(name, (), waits=False))
         if tracked.loading is not None and not dropped:
             # A worker may still read; it gives up after its own time.

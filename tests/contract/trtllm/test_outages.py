@@ -4,6 +4,7 @@ engine with an error; and without a daemon the engine computes."""
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -54,10 +55,10 @@ def prepared(start: Start, tokens: list[int], **changes: object) -> Engine:
     return engine
 
 
-def evict_all(serving: Serving) -> None:
-    with serving.connect() as client:
-        client.flush()
-        client.evict(None, 100_000)
+def evict_all(dram: Serving) -> None:
+    """Of a daemon without NVMe: what is not pinned is gone."""
+    with dram.connect() as client:
+        assert client.evict(None, 100_000)
 
 
 def test_daemon_killed_between_promise_and_load_is_not_needed(
@@ -70,7 +71,7 @@ def test_daemon_killed_between_promise_and_load_is_not_needed(
 
 
 def test_pins_hold_over_a_restart_against_whoever_wants_the_room(
-    load: str, serving: Serving, start: Start, prompt: Prompt
+    load: str, dram: Serving, start: Start, prompt: Prompt
 ) -> None:
     """What is promised stays where it is, through a kill, another daemon, and an eviction of
     all."""
@@ -78,9 +79,9 @@ def test_pins_hold_over_a_restart_against_whoever_wants_the_room(
     engine = prepared(start, tokens)
 
     def restart() -> None:
-        serving.kill()
-        serving.start()
-        evict_all(serving)
+        dram.kill()
+        dram.start()
+        evict_all(dram)
 
     between(engine, restart)
     assert engine.serve(tokens, 3) == 56
@@ -88,11 +89,11 @@ def test_pins_hold_over_a_restart_against_whoever_wants_the_room(
 
 
 def test_eviction_between_promise_and_load_leaves_what_is_pinned(
-    load: str, serving: Serving, start: Start, prompt: Prompt
+    load: str, dram: Serving, start: Start, prompt: Prompt
 ) -> None:
     tokens = prompt(60)
     engine = prepared(start, tokens)
-    between(engine, lambda: evict_all(serving))
+    between(engine, lambda: evict_all(dram))
     assert engine.serve(tokens, 3) == 56
 
 
@@ -116,6 +117,18 @@ def test_page_damaged_after_its_promise_that_is_nowhere_else_ends_the_engine(
     between(engine, lambda: spoil(dram, tokens, block=2, rank=0))
     with pytest.raises(RuntimeError, match=BROKEN):
         engine.serve(tokens, 3)
+
+
+def test_load_waits_for_a_daemon_that_its_rank_does_not_see_yet(
+    load: str, serving: Serving, start: Start, prompt: Prompt
+) -> None:
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    upkeep = engine.worker._upkeep
+    opened, blind = upkeep.opened, [True] * 3
+    upkeep.opened = lambda space: None if blind and blind.pop() else opened(space)
+    assert engine.serve(tokens, 3) == 56
+    assert not blind
 
 
 def test_load_that_fails_on_another_rank_ends_the_engine(
@@ -238,6 +251,30 @@ def test_worker_that_hears_of_a_load_without_an_order_says_so(
         return ""
 
     assert "request 99 that was never ordered" in until(raised, "it gives up")
+
+
+def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_before(
+    start: Start, environment: pytest.MonkeyPatch
+) -> None:
+    """An offer of which nothing was left is reported at once; the same request may be offered pages
+    again."""
+    from kvwarehouse_connectors.common.page_run import PageRun
+    from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders
+
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "30")
+    engine = start().ready()
+    worker, loads = engine.executor.manager.worker, engine.worker._loads
+    worker.bind_connector_meta(Orders(loads=[LoadOrder(5, (), waits=False)]))
+    worker.start_load_kv(None)
+    until(lambda: 5 in loads._done, "the empty order is over")
+    gate, load = threading.Event(), loads._load
+    loads._load = lambda order: gate.wait(60) and load(LoadOrder(5, (), waits=False))
+    run = PageRun(0, [b"k" * 32], [1], True)
+    worker.bind_connector_meta(Orders(loads=[LoadOrder(5, (run,), waits=False)]))
+    worker.start_load_kv(None)
+    assert worker.get_finished([], [5]) == ([], [])
+    gate.set()
+    until(lambda: worker.get_finished([], []) == ([], [5]), "the load is over")
 
 
 def test_error_of_a_broken_promise_says_what_and_why(
