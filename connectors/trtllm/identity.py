@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.weights import checkpoint_path
+from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.trtllm import compat
 from kvwarehouse_connectors.trtllm.keys import SCHEME
 from kvwarehouse_connectors.trtllm.parts import Cache, Part
@@ -21,6 +21,8 @@ LAYOUT = "trtllm/1"
 """A layer group's bytes of one block: of a pool tensor as they lie, of a layout region by region in
 its order; which order that is stands in cache_group."""
 
+_WHERE = f"the environment ({PREFIX}WEIGHTS)"
+
 
 def weights_fingerprint(llm_args: Any, settings: Settings) -> str:
     """Of the weights that this engine loaded, or the name given in their place. Raises UsageError
@@ -28,14 +30,9 @@ def weights_fingerprint(llm_args: Any, settings: Settings) -> str:
     if settings.weights:
         return settings.weights
     if compat.loads_no_weights(llm_args):
-        raise _no_weights("load_format is dummy: such weights are in no file")
-    try:
-        path = checkpoint_path(
-            str(llm_args.model), revision=getattr(llm_args, "revision", None) or None
-        )
-    except kvw.UsageError as error:
-        raise _no_weights(str(error)) from error
-    return kvw.fingerprint(path)
+        raise no_weights("load_format is dummy: such weights are in no file", _WHERE)
+    revision = getattr(llm_args, "revision", None) or None
+    return checkpoint_fingerprint(str(llm_args.model), revision, None, _WHERE)
 
 
 def namespaces(
@@ -101,11 +98,3 @@ def _short(model: str) -> str:
     """A name for people; what tells models apart stands beside it."""
     name = Path(model).name or model
     return "".join(c for c in name if c.isprintable())[:200] or "model"
-
-
-def _no_weights(problem: str) -> kvw.UsageError:
-    return kvw.UsageError(
-        f"kvwarehouse cannot fingerprint the weights: {problem}. Set {PREFIX}WEIGHTS to a name that"
-        " changes whenever they do",
-        code="no_weights",
-    )

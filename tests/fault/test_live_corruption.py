@@ -115,9 +115,7 @@ def test_bytes_flipped_under_a_running_daemon_are_never_served(
     visitor.store()
 
 
-@pytest.mark.parametrize(
-    ("name", "header_bytes"), [("index.*", 48), ("slots", 88), ("control", 56)]
-)
+@pytest.mark.parametrize(("name", "header_bytes"), [("index.*", 48), ("slots", 88), ("control", 56)])
 def test_headers_that_change_under_a_running_daemon_are_right_for_the_next_client(
     serving: Serving, rng: random.Random, name: str, header_bytes: int
 ) -> None:
