@@ -77,10 +77,10 @@ test-python: setup
 
 .PHONY: test-engines
 test-engines: CHOSEN := -m "not slow_engine"
-test-engines: test-transformers test-dynamo test-vllm  ## the tests that need torch or an engine, without the slow ones
+test-engines: test-transformers test-dynamo test-trtllm test-vllm  ## the tests that need torch or an engine, without the slow ones
 
 .PHONY: test-engines-full
-test-engines-full: test-transformers test-dynamo test-vllm  ## every test that needs torch or an engine
+test-engines-full: test-transformers test-dynamo test-trtllm test-vllm  ## every test that needs torch or an engine
 
 .PHONY: test-transformers
 test-transformers: setup-transformers
@@ -90,6 +90,12 @@ test-transformers: setup-transformers
 .PHONY: test-dynamo
 test-dynamo: setup-dynamo
 	@KVW_TEST_DYNAMO_PYTHON="$(DYNAMO_VENV)/bin/python" scripts/own_network.sh $(PYTEST) tests/engines/dynamo $(CHOSEN) $(ARGS)
+
+# TensorRT-LLM itself is tested where this Python has it; else those tests say that they are skipped.
+TRTLLM_PYTHON ?= $(BIN)/python
+.PHONY: test-trtllm
+test-trtllm: setup-transformers
+	@$(TRTLLM_PYTHON) -m pytest tests/engines/trtllm $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup-vllm

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.finder import Hit
+from kvwarehouse_connectors.common.groups import CacheGroup
 from kvwarehouse_connectors.common.worth import PrefillRate, TierRates, worth_loading
-from kvwarehouse_connectors.vllm.finder import Hit
-from kvwarehouse_connectors.vllm.groups import CacheGroup
 from kvwarehouse_connectors.vllm.messages import Outcomes
 from kvwarehouse_connectors.vllm.settings import Settings
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvwarehouse_connectors.common.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.groups import CacheGroup
 
 # Orders that were not confirmed: bounded, and not waited for beyond this.
 _MOST_WAITING = 65_536

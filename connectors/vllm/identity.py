@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.groups import CacheGroup
 from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.groups import CacheGroup
 from kvwarehouse_connectors.vllm.messages import Facts
 from kvwarehouse_connectors.vllm.settings import WHERE, Settings
 

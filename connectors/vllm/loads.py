@@ -17,11 +17,12 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common.loading import LoadResult, load_in_time
+from kvwarehouse_connectors.common.memory import BlockMemory
+from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.common.proof import Proof
 from kvwarehouse_connectors.common.upkeep import Upkeep
 from kvwarehouse_connectors.common.worth import Schedule
-from kvwarehouse_connectors.vllm.memory import BlockMemory
-from kvwarehouse_connectors.vllm.messages import LoadOrder, PageRun
-from kvwarehouse_connectors.vllm.proof import Proof
+from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
 
 _log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ Scheduler to workers: Orders. Workers to scheduler: Facts once, Outcomes with ea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.vllm.compat import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -35,36 +35,6 @@ class Facts(KVConnectorHandshakeMetadata):
     """In the order of groups.cache_groups."""
     device: str
     staging_bytes: int
-
-
-@dataclass(frozen=True)
-class PageRun:
-    """Consecutive blocks of a request in one group, or single ones that stand alone."""
-
-    group: int
-    """Place in groups.cache_groups, and of its namespace in Orders.spaces."""
-    keys: Sequence[bytes]
-    blocks: Sequence[int]
-    """vLLM's block ids, one a key."""
-    chained: bool
-    position: int = 0
-    """Of the first in its request, where chained."""
-    parent: bytes | None = None
-
-    def cut(self, begin: int, end: int) -> PageRun:
-        """Places begin to end - 1 of it."""
-        keys, blocks = self.keys[begin:end], self.blocks[begin:end]
-        if not self.chained:
-            return PageRun(self.group, keys, blocks, False)
-        parent = self.keys[begin - 1] if begin else self.parent
-        return PageRun(self.group, keys, blocks, True, self.position + begin, parent)
-
-    def key_runs(self, begin: int = 0) -> list[kvw.KeyRun]:
-        """From place `begin` of it on."""
-        if not self.chained:
-            return [kvw.KeyRun([key]) for key in self.keys[begin:]]
-        rest = self.cut(begin, len(self.keys)) if begin else self
-        return [kvw.KeyRun(rest.keys, rest.position, rest.parent)]
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.finder import Finder, Hit, load_runs
+from kvwarehouse_connectors.common.groups import Rule
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
 from kvwarehouse_connectors.vllm.choice import Choice
 from kvwarehouse_connectors.vllm.events import StoreEvents
-from kvwarehouse_connectors.vllm.finder import Finder, Hit, load_runs
-from kvwarehouse_connectors.vllm.groups import Rule, cache_groups, unsupported
+from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
-from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes, PageRun
+from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.storing import StorePlanner

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.finder import Finder, consecutive, page_run
+from kvwarehouse_connectors.common.groups import CacheGroup, Rule
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.vllm.events import StoreEvents
-from kvwarehouse_connectors.vllm.finder import Finder, consecutive, page_run
-from kvwarehouse_connectors.vllm.groups import CacheGroup, Rule
-from kvwarehouse_connectors.vllm.messages import PageRun
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.tracked import Tracked
 

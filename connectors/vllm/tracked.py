@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvwarehouse_connectors.vllm.finder import Hit
+from kvwarehouse_connectors.common.finder import Hit
 from kvwarehouse_connectors.vllm.keys import BlockKeys
 
 LOAD = "kvwarehouse.load"

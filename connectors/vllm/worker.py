@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.device_memory import DeviceMemory
+from kvwarehouse_connectors.common.memory import BlockMemory, HostMemory
+from kvwarehouse_connectors.common.outbox import Outbox
+from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.common.proof import Proof
+from kvwarehouse_connectors.common.tensor_proof import check_tensors
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.layout import block_layout
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
-from kvwarehouse_connectors.vllm.memory import BlockMemory, DeviceMemory, HostMemory
-from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, Orders, Outcomes, PageRun
-from kvwarehouse_connectors.vllm.outbox import Outbox
-from kvwarehouse_connectors.vllm.proof import Proof
+from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, Orders, Outcomes
 from kvwarehouse_connectors.vllm.results import Results
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
@@ -76,7 +79,7 @@ class WorkerSide:
             device = views[0].device.type
             memory: BlockMemory = HostMemory(layout) if device == "cpu" else DeviceMemory(views)
             self._memories.append(memory)
-            self._proof.check(memory, views, blocks)
+            check_tensors(memory, views, blocks)
             if not self._proof.of_the_way(memory, range(blocks)[-2:]):
                 raise unsupported("this engine", "gets other bytes back than it stored (self-test)")
             spec = compat.group_spec(self._kv_cache_config.kv_cache_groups[group.index])

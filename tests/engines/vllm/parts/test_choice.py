@@ -12,8 +12,8 @@ from vllm_parts.specs import config, full, window
 
 import kvwarehouse as kvw
 import kvwarehouse_connectors.vllm.choice as choice_module
+from kvwarehouse_connectors.common.finder import Hit, Span
 from kvwarehouse_connectors.vllm.choice import Choice
-from kvwarehouse_connectors.vllm.finder import Hit, Span
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.messages import Outcomes
 from kvwarehouse_connectors.vllm.settings import read_settings

@@ -15,7 +15,7 @@ from vllm_parts.requests import request, tokens
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.serving import Serving
-from kvwarehouse_connectors.vllm.messages import PageRun
+from kvwarehouse_connectors.common.page_run import PageRun
 
 
 def cut_loads(engine: Engine, pages: int) -> None:

@@ -23,8 +23,9 @@ from vllm_parts.spaces import PAGE_BYTES, content, open_all, store
 from vllm_parts.specs import chunk, config, full, state, window
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.finder import Finder, Hit, consecutive, load_runs
-from kvwarehouse_connectors.vllm.groups import CacheGroup, cache_groups
+from kvwarehouse_connectors.common.finder import Finder, Hit, consecutive, load_runs
+from kvwarehouse_connectors.common.groups import CacheGroup
+from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
 
 HASH = 16

@@ -29,7 +29,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm_parts.specs import chunk, config, full, group, state, window
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.groups import CacheGroup, Rule, cache_groups
+from kvwarehouse_connectors.common.groups import CacheGroup, Rule
+from kvwarehouse_connectors.vllm.groups import cache_groups
 
 MANAGERS: dict[Rule, type[SingleTypeKVCacheManager]] = {
     Rule.PREFIX: FullAttentionManager,

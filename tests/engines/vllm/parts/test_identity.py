@@ -23,8 +23,9 @@ from vllm_parts.halves import engine_config
 from vllm_parts.specs import config, full, window
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.groups import CacheGroup, cache_groups
+from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
 from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts
 from kvwarehouse_connectors.vllm.settings import read_settings

@@ -15,10 +15,11 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.until import until
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import loads as module
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
-from kvwarehouse_connectors.vllm.messages import LoadOrder, PageRun
+from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
 
 PAGE = 4096

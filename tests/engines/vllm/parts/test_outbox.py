@@ -14,8 +14,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.until import DEADLINE_S, until
-from kvwarehouse_connectors.vllm.messages import PageRun
-from kvwarehouse_connectors.vllm.outbox import Outbox
+from kvwarehouse_connectors.common.outbox import Outbox
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
 
 PAGE = 1 << 18

@@ -16,11 +16,12 @@ from vllm_parts.tensors import Caches, caches, laid_out, shapes
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.until import until
+from kvwarehouse_connectors.common.layout import BlockLayout
+from kvwarehouse_connectors.common.memory import HostMemory
+from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.common.proof import Proof
+from kvwarehouse_connectors.common.tensor_proof import check_tensors
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
-from kvwarehouse_connectors.vllm.layout import BlockLayout
-from kvwarehouse_connectors.vllm.memory import HostMemory
-from kvwarehouse_connectors.vllm.messages import PageRun
-from kvwarehouse_connectors.vllm.proof import Proof
 
 BLOCKS = 9
 QUICK = UpkeepOptions(tick_s=0.01)
@@ -65,9 +66,7 @@ def test_right_layout_is_proven_and_every_byte_is_as_before(
     cache = caches(shapes()[shape], layout, blocks)
     before = cache.memory.copy()
     for group in range(len(cache.config.kv_cache_groups)):
-        Proof(nobody, stores=True).check(
-            getattr(cache, kind)(group), cache.views(group), cache.blocks
-        )
+        check_tensors(getattr(cache, kind)(group), cache.views(group), cache.blocks)
     assert np.array_equal(before, cache.memory)
 
 
@@ -124,7 +123,7 @@ def test_wrong_layout_is_refused_and_the_blocks_are_as_before(
     memory = HostMemory(wrong(cache.layout()))
     before = [cache.page(block) for block in range(BLOCKS)]
     with pytest.raises(kvw.UsageError, match="does not give back the bytes") as refused:
-        Proof(nobody, stores=True).check(memory, views, BLOCKS)
+        check_tensors(memory, views, BLOCKS)
     assert refused.value.code == "unsupported"
     changed = [b for b in range(BLOCKS) if not np.array_equal(before[b], cache.page(b))]
     assert not {1, BLOCKS // 2, BLOCKS - 1} & set(changed)

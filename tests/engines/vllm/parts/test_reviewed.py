@@ -21,11 +21,12 @@ from vllm_parts.tensors import caches, shapes
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.until import until
+from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.common.proof import Proof
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.groups import cache_groups
-from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder, PageRun
-from kvwarehouse_connectors.vllm.proof import Proof
+from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide
 

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.vllm.finder import Hit
+from kvwarehouse_connectors.common.finder import Hit
 from kvwarehouse_connectors.vllm.messages import Outcomes
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings

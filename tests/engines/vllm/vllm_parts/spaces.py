@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.finder import page_run
-from kvwarehouse_connectors.vllm.groups import CacheGroup
+from kvwarehouse_connectors.common.finder import page_run
+from kvwarehouse_connectors.common.groups import CacheGroup
 from kvwarehouse_connectors.vllm.keys import BlockKeys
 
 PAGE_BYTES = 1024

@@ -10,8 +10,8 @@ from typing import Any
 
 from vllm.v1.core.sched.output import KVConnectorBlockState
 
-from kvwarehouse_connectors.vllm.finder import PageRun
-from kvwarehouse_connectors.vllm.groups import CacheGroup, Rule
+from kvwarehouse_connectors.common.groups import CacheGroup, Rule
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
 from kvwarehouse_connectors.vllm.tracked import Tracked
 

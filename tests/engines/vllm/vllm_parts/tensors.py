@@ -24,9 +24,11 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
+from kvwarehouse_connectors.common.device_memory import DeviceMemory
+from kvwarehouse_connectors.common.layout import BlockLayout
+from kvwarehouse_connectors.common.memory import HostMemory
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.layout import BlockLayout, block_layout
-from kvwarehouse_connectors.vllm.memory import DeviceMemory, HostMemory
+from kvwarehouse_connectors.vllm.layout import block_layout
 from vllm_parts.specs import full, group, window
 
 Bytes = NDArray[np.uint8]

@@ -16,19 +16,28 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.memory import BlockMemory
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.common.ring import Ring
 from kvwarehouse_connectors.common.upkeep import Upkeep
-from kvwarehouse_connectors.vllm.memory import BlockMemory
-from kvwarehouse_connectors.vllm.messages import PageRun
-from kvwarehouse_connectors.vllm.settings import Settings
 
 _log = logging.getLogger(__name__)
 
 # Of the storing thread: a tenth of a core's time beside a thread of the engine.
 _NICENESS = 10
+
+
+class Bounds(Protocol):
+    """Of a connector's settings: bytes of the ring, and of one store's time."""
+
+    @property
+    def staging_bytes(self) -> int: ...
+
+    @property
+    def store_timeout_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Outbox:
     def __init__(
         self,
         upkeep: Upkeep,
-        settings: Settings,
+        settings: Bounds,
         shard: int,
         on_stored: Callable[[list[PageRun], kvw.StoreResult], None],
     ) -> None:
@@ -112,7 +121,8 @@ class Outbox:
         return opened.store(
             keys=[part for run in parcel.runs for part in run.key_runs()],
             pages=parcel.rows,
-            shard=self._shard,
+            # What every rank has alike is stored once.
+            shard=self._shard if parcel.space.shards > 1 else 0,
             timeout_s=self._timeout_s,
         )
 

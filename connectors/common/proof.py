@@ -1,10 +1,6 @@
-"""The connector proves itself before it serves: known bytes go through the engine's own tensors and
-come back the same.
-
-At registration, when no block is in use yet, the geometry is proven: what torch wrote into blocks
-is what is gathered from them, and what is scattered is what torch reads, with the blocks beside
-them untouched. Then the way through the warehouse; where there is no daemon yet, with the first
-load, in the blocks that the engine gave for it.
+"""A connector proves itself before it serves: known bytes go through the engine's own blocks and
+the warehouse, and come back the same. Where there is no daemon at the start, with the first load,
+in the blocks that the engine gave for it.
 
 Thread-safe after registration.
 """
@@ -15,16 +11,13 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import torch
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.memory import BlockMemory
+from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.common.upkeep import Upkeep
-from kvwarehouse_connectors.vllm.groups import unsupported
-from kvwarehouse_connectors.vllm.memory import BlockMemory
-from kvwarehouse_connectors.vllm.messages import PageRun
 
 _log = logging.getLogger(__name__)
 
@@ -44,32 +37,6 @@ class Proof:
         self._lock = threading.Lock()
         self._verdicts: dict[int, bool] = {}
         self._tries: dict[int, int] = {}
-
-    def check(self, memory: BlockMemory, views: Sequence[Any], num_blocks: int) -> None:
-        """Raises UsageError (code "unsupported") where a block does not keep its bytes."""
-        middle = max(1, num_blocks // 2)
-        blocks = sorted({min(1, num_blocks - 1), middle, num_blocks - 1})
-        beside = sorted({b + d for b in blocks for d in (-1, 1) if 0 <= b + d < num_blocks})
-        beside = [b for b in beside if b not in blocks]
-        saved = [[_bytes(view[b]) for b in blocks] for view in views]
-        around = [[_bytes(view[b]) for b in beside] for view in views]
-        try:
-            patterns = [[_random_like(view[b]) for b in blocks] for view in views]
-            _write(views, blocks, patterns)
-            rows = np.zeros((len(blocks), memory.block_bytes), np.uint8)
-            memory.gather(blocks, rows)
-            memory.settle()
-            _write(views, blocks, [[torch.zeros_like(p) for p in row] for row in patterns])
-            memory.scatter(blocks, rows)
-            good = _same(views, blocks, patterns) and _same(views, beside, around)
-        finally:
-            _write(views, blocks, saved)
-        if not good:
-            raise unsupported(
-                f"a cache of {len(views)} tensors like {tuple(views[0].shape)}, strides"
-                f" {views[0].stride()}",
-                "does not give back the bytes that were put into a block",
-            )
 
     def of_the_way(self, memory: BlockMemory, blocks: Sequence[int]) -> bool:
         """Whether bytes of these blocks, which hold nothing yet, survive being stored and loaded.
@@ -130,36 +97,8 @@ def _space(page_bytes: int) -> kvw.Namespace:
         model="kvwarehouse/self-test",
         weights="none",
         dtype="uint8",
-        layout="vllm/1",
+        layout="self-test/1",
         page_tokens=1,
         page_bytes=page_bytes,
         hash_scheme="random",
-    )
-
-
-def _bytes(block: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of a block, as bytes."""
-    return block.detach().contiguous().clone().reshape(-1).view(torch.uint8)
-
-
-def _random_like(block: torch.Tensor) -> torch.Tensor:
-    size = block.numel() * block.element_size()
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, device=block.device)
-
-
-def _write(
-    views: Sequence[torch.Tensor], blocks: Sequence[int], data: Sequence[Sequence[torch.Tensor]]
-) -> None:
-    for view, row in zip(views, data, strict=True):
-        for block, content in zip(blocks, row, strict=True):
-            view[block].copy_(content.view(view.dtype).view(view.shape[1:]))
-
-
-def _same(
-    views: Sequence[torch.Tensor], blocks: Sequence[int], data: Sequence[Sequence[torch.Tensor]]
-) -> bool:
-    return all(
-        torch.equal(_bytes(view[block]), content)
-        for view, row in zip(views, data, strict=True)
-        for block, content in zip(blocks, row, strict=True)
     )

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.groups import CacheGroup
-from kvwarehouse_connectors.vllm.keys import BlockKeys
-from kvwarehouse_connectors.vllm.messages import PageRun
+from kvwarehouse_connectors.common.groups import CacheGroup
+from kvwarehouse_connectors.common.page_run import PageRun
 
 # Blocks asked for at first, and how fast that grows: a miss must not pay for a long prompt.
 _FIRST_ASK = 8
 _GROWTH = 8
 # Blocks of a group without a chain that are asked for at once, from the end.
 _BACK_ASK = 32
+
+
+class BlockKeys(Protocol):
+    """The keys of a request's blocks; block_hashes: hashes of the engine's in one block."""
+
+    def count(self, block_hashes: int) -> int:
+        """Whole blocks whose tokens are all known."""
+        ...
+
+    def keys(self, begin: int, end: int, block_hashes: int) -> Sequence[bytes]:
+        """Of blocks begin to end - 1; each names its whole prefix."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -160,8 +172,8 @@ class Finder:
 def load_runs(
     groups: Sequence[CacheGroup], hit: Hit, keys: BlockKeys, tables: Sequence[Sequence[int]]
 ) -> tuple[PageRun, ...]:
-    """What to load of a hit into the blocks of `tables`, one a vLLM group. Blocks that the engine
-    left out of a table (id 0) are left out."""
+    """What to load of a hit into the blocks of `tables`, one for each of the engine's groups.
+    Blocks that the engine left out of a table (id 0) are left out."""
     found = []
     for span in hit.spans:
         group = groups[span.place]

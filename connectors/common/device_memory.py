@@ -1,94 +1,22 @@
-"""Moving blocks between an engine's cache and the warehouse.
+"""A cache on a device: blocks go through a bounded buffer in host memory, on a stream of their own
+that starts after the work the engine has queued so far.
 
-On the CPU the cache is host memory: a load copies straight from the arena into the blocks, and a
-store gathers them with one native call. On any other device blocks go through a bounded buffer in
-host memory, on a stream of their own that starts after the work the engine has queued so far.
-
-`gather` runs in the engine's thread; `load` in the connector's, for blocks that nobody else uses.
+The one module here that needs torch; memory.py says what its methods promise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.layout import BlockLayout
-from kvwarehouse_connectors.vllm.messages import PageRun
+from kvwarehouse_connectors.common.page_run import PageRun
 
 _BUFFER_BYTES = 64 << 20
-
-
-class BlockMemory(Protocol):
-    """The blocks of one cache group."""
-
-    @property
-    def block_bytes(self) -> int: ...
-
-    @property
-    def takes_loads_at_once(self) -> bool:
-        """Whether several threads may load parts of a run side by side."""
-        ...
-
-    def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
-        """Copies blocks to the rows of `out`, as they are after what the engine has queued. Done
-        when `settle` has returned."""
-        ...
-
-    def settle(self) -> None:
-        """Waits for the gathers so far. May be called by another thread."""
-        ...
-
-    def after_engine(self) -> None:
-        """What is loaded from now on comes after what the engine has queued. In its thread."""
-        ...
-
-    def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
-        """Overwrites blocks with rows. Done when it returns."""
-        ...
-
-    def load(
-        self, space: kvw.OpenNamespace, run: PageRun, begin: int, shard: int, timeout_s: float
-    ) -> kvw.Loaded:
-        """Fills the run's blocks from place `begin` on, in order, from the warehouse."""
-        ...
-
-
-class HostMemory:
-    """A cache in host memory. Copies are done when a call returns."""
-
-    def __init__(self, layout: BlockLayout) -> None:
-        self._layout = layout
-
-    @property
-    def block_bytes(self) -> int:
-        return self._layout.block_bytes
-
-    @property
-    def takes_loads_at_once(self) -> bool:
-        return True
-
-    def gather(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
-        self._layout.regions(blocks).gather(out)
-
-    def settle(self) -> None:
-        return None
-
-    def after_engine(self) -> None:
-        return None
-
-    def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
-        self._layout.regions(blocks).scatter(rows)
-
-    def load(
-        self, space: kvw.OpenNamespace, run: PageRun, begin: int, shard: int, timeout_s: float
-    ) -> kvw.Loaded:
-        regions = self._layout.regions(run.blocks[begin:])
-        return space.load(keys=run.key_runs(begin), out=regions, shard=shard, timeout_s=timeout_s)
 
 
 class DeviceMemory:

@@ -1,0 +1,222 @@
+"""Everything of TensorRT-LLM that differs, or may come to differ, between its revisions. Nothing
+else here knows a version; nothing else imports from it but the base classes, re-exported here.
+
+Written from its public sources: kv_cache_connector.py at 00fdcbff5ad8 (the old path) and
+035ab91cad04 (the new one), kv_cache_layout.py at 0972960b5237, nanobind/batch_manager/bindings.cpp
+at 0159d90588fd, llm_args.py. Imported in TensorRT-LLM's processes only. Stateless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from importlib import import_module
+from typing import Any
+
+import kvwarehouse as kvw
+
+_PACKAGE = "tensorrt_llm._torch.pyexecutor"
+_PATHS = (f"{_PACKAGE}.connectors.kv_cache_connector", f"{_PACKAGE}.kv_cache_connector")
+
+
+def _interface() -> Any:
+    for path in _PATHS:
+        try:
+            return import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name is None or not path.startswith(error.name):
+                raise  # the module is there, and something that it needs is not
+    raise ImportError(
+        f"TensorRT-LLM's connector interface is at neither of {', '.join(_PATHS)}; kvwarehouse"
+        " serves revisions that have one of them (1.0 to 1.4)"
+    )
+
+
+_interface_module = _interface()
+KvCacheConnectorScheduler = _interface_module.KvCacheConnectorScheduler
+KvCacheConnectorWorker = _interface_module.KvCacheConnectorWorker
+VERSION = str(getattr(import_module("tensorrt_llm"), "__version__", "unknown"))
+NAMES_SALTS = "cache_salt" in {
+    field.name for field in dataclasses.fields(_interface_module.RequestData)
+}
+"""Whether this revision tells connectors a request's cache_salt; older ones have none."""
+
+
+def check_interface(shell: type) -> None:
+    """Raises UsageError (code "unsupported") where this revision asks of connectors what `shell`
+    does not do, or calls it otherwise."""
+    missing = sorted(getattr(shell, "__abstractmethods__", ()))
+    if missing:
+        raise _strange(f"asks connectors for {', '.join(missing)}")
+    for name, method in inspect.getmembers(shell, inspect.isfunction):
+        base = next((b.__dict__[name] for b in shell.__mro__[1:] if name in b.__dict__), None)
+        if name.startswith("_") or not inspect.isfunction(base):
+            continue
+        asked, given = _positional(base), _positional(method)
+        if asked is not None and given is not None and asked != given:
+            raise _strange(f"calls {name} with {asked - 1} arguments, not {given - 1}")
+
+
+def _strange(problem: str) -> kvw.UsageError:
+    return unsupported(
+        f"TensorRT-LLM {VERSION}", f"{problem}, which this version of kvwarehouse does not know"
+    )
+
+
+def _positional(method: Any) -> int | None:
+    """Positional parameters; None where any number goes."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
+
+
+def rank() -> int:
+    return int(import_module("tensorrt_llm._utils").mpi_rank())
+
+
+# -- the engine's arguments ----------------------------------------------------------------------
+
+
+def tensor_parallel(llm_args: Any) -> int:
+    return int(getattr(llm_args, "tensor_parallel_size", 1) or 1)
+
+
+def tokens_per_block(llm_args: Any) -> int:
+    return int(getattr(llm_args.kv_cache_config, "tokens_per_block", 32) or 32)
+
+
+def engine_problem(llm_args: Any) -> str:
+    """Why an engine of these arguments cannot be served, as what "it" does; "" where it can."""
+    for name, what in (
+        ("pipeline_parallel_size", "splits its layers over pipeline stages"),
+        ("context_parallel_size", "splits the context over ranks"),
+        ("max_beam_width", "searches with several beams"),
+    ):
+        value = int(getattr(llm_args, name, 1) or 1)
+        if value > 1:
+            return f"{what} ({name} = {value}; served: 1)"
+    if getattr(llm_args, "enable_attention_dp", False):
+        return "gives each rank requests of its own (enable_attention_dp; served: false)"
+    if getattr(llm_args, "speculative_config", None) is not None:
+        return (
+            "drafts tokens (speculative_config): a draft's KV depends on tokens that are not in a"
+            " block's key"
+        )
+    if getattr(llm_args, "sparse_attention_config", None) is not None:
+        return "keeps its KV for sparse attention (sparse_attention_config)"
+    ranks, host = tensor_parallel(llm_args), int(getattr(llm_args, "gpus_per_node", 0) or 0)
+    if host and ranks > host:
+        return (
+            f"has {ranks} ranks on hosts of {host} (tensor_parallel_size, gpus_per_node): all ranks"
+            " share the memory of one host's daemon"
+        )
+    if ranks > 64:
+        return f"has {ranks} ranks (tensor_parallel_size; served: at most 64)"
+    return ""
+
+
+def pool_problem(llm_args: Any) -> str:
+    """As engine_problem, of an engine with one pool tensor (KVCacheManager, V1): its block tables
+    do not say which blocks a window has passed."""
+    windows = getattr(llm_args.kv_cache_config, "max_attention_window", None)
+    reach = getattr(llm_args, "max_seq_len", None)
+    if windows and (reach is None or min(windows) < reach):
+        return (
+            f"has attention windows of {sorted(set(windows))} tokens and max_seq_len {reach} on one"
+            " pool tensor (served: none, or at least max_seq_len; or"
+            " kv_cache_config.use_kv_cache_manager_v2)"
+        )
+    return ""
+
+
+# What of the arguments the bytes of a block depend on, besides the weights and the layout.
+_TELLING = ("dtype", "attn_backend", "model_kwargs", "quant_config", "max_seq_len")
+
+
+def telling_arguments(llm_args: Any) -> dict[str, str]:
+    found = {name: str(getattr(llm_args, name, None)) for name in _TELLING}
+    found["kv_cache_dtype"] = str(getattr(llm_args.kv_cache_config, "dtype", None))
+    return found
+
+
+def loads_no_weights(llm_args: Any) -> bool:
+    return "dummy" in str(getattr(llm_args, "load_format", "")).lower()
+
+
+def server_url(llm_args: Any) -> str:
+    config = getattr(llm_args, "kv_connector_config", None)
+    return str(getattr(config, "server_url", None) or "")
+
+
+def device_name(tensor: Any) -> str:
+    """The kind of device that a cache is on: bytes depend on its kernels."""
+    kind = str(tensor.device.type)
+    if kind != "cuda":
+        return kind
+    torch = import_module("torch")
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return f"{kind}/{major}.{minor}"
+
+
+# -- a request -------------------------------------------------------------------------------------
+
+# Each changes KV beside the token ids. Bound by the C++ base class, None where a request has none.
+_BESIDE_TOKENS = (
+    "lora_task_id",
+    "prompt_embedding_table",
+    "multimodal_embedding",
+    "multimodal_hashes",
+    "mrope_rotary_cos_sin",
+    "position_ids",
+    "encoder_tokens",
+)
+
+
+def request_id(request: Any) -> int:
+    return int(request.request_id)
+
+
+def request_tokens(request: Any) -> list[int]:
+    return list(request.get_tokens(0))
+
+
+def prompt_tokens(request: Any) -> int:
+    return int(request.prompt_len)
+
+
+def request_salt(request: Any) -> bytes | None:
+    """Of its cache_salt; b"" for a request without one, None where that cannot be told. The C++
+    class binds only the id that TensorRT-LLM makes of the salt's digest."""
+    asked = False
+    for name in ("cache_salt", "cache_salt_id"):
+        if hasattr(request, name):
+            asked = True
+            value = getattr(request, name)
+            if value is not None:
+                return f"{name}={value}".encode()
+    return b"" if asked or not NAMES_SALTS else None
+
+
+def request_problem(request: Any) -> str:
+    """Why a request is neither loaded nor stored; "" where it may be."""
+    if getattr(request, "is_dummy_request", False):
+        return "is a dummy"
+    for name in _BESIDE_TOKENS:
+        if getattr(request, name, None) is not None:
+            return f"has {name}, which its tokens do not name"
+    return ""
+
+
+def honoured_tokens(request: Any) -> int | None:
+    """How much of the last offer the engine takes; None where this revision does not say."""
+    value = getattr(request, "py_num_connector_matched_tokens", None)
+    return None if value is None else int(value)
+
+
+def unsupported(what: str, problem: str) -> kvw.UsageError:
+    return kvw.UsageError(
+        f"kvwarehouse cannot serve {what}: it {problem}. Start it without kv_connector_config, or"
+        " see docs/trtllm.md for what is served",
+        code="unsupported",
+    )

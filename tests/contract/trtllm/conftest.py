@@ -1,0 +1,74 @@
+"""A real daemon for each test, and engines of the contract model on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_model import interface
+
+# Before anything imports the connector: there is no TensorRT-LLM here, or it is not what is tested.
+interface.install("new")
+
+from kvwarehouse.testing.serving import Serving  # noqa: E402
+from trtllm_model.ranks import Engine, Spec  # noqa: E402
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """For tests that neither end nor empty it: prompts are their own."""
+    with Serving(tmp_path_factory.mktemp("shared"), dram="256MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, dram="64MiB", nvme_capacity="512MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def dram(tmp_path: Path) -> Iterator[Serving]:
+    """One without NVMe."""
+    with Serving(tmp_path, dram="64MiB") as serving:
+        yield serving
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """weights: the model's are dummies. A lookup has all the time that it needs, so that a slow
+    machine changes no result; what tests its bound sets it itself."""
+    monkeypatch.setenv("TLLM_KVW_WEIGHTS", "model-1")
+    monkeypatch.setenv("TLLM_KVW_LOOKUP_BUDGET_S", "10")
+    monkeypatch.setenv("TLLM_KVW_STAGING_BYTES", "4MiB")
+    return monkeypatch
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """start(spec, **changes of it): an engine, ended with the test. On the test's own daemon where
+    it has one."""
+    own = [name for name in ("serving", "dram") if name in request.fixturenames]
+    daemon: Serving = request.getfixturevalue(own[0] if own else "shared")
+    engines: list[Engine] = []
+
+    def start(spec: Spec | None = None, **changes: Any) -> Engine:
+        made = replace(spec or Spec(), **changes)
+        engines.append(Engine(made, daemon.address))
+        return engines[-1]
+
+    yield start
+    for engine in reversed(engines):
+        engine.__exit__(None, None, None)
+
+
+@pytest.fixture
+def prompt(rng: random.Random) -> Callable[[int], list[int]]:
+    return lambda tokens: [rng.randrange(50_000) for _ in range(tokens)]

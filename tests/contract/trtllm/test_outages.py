@@ -1,0 +1,296 @@
+"""Daemons and pages that go between a promise and its load: it brings the right bytes, or ends the
+engine with an error; and without a daemon the engine computes."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
+from trtllm_model.collectives import RankFailedError
+from trtllm_model.damage import spoil
+from trtllm_model.ranks import Engine
+
+Start = Callable[..., Engine]
+Prompt = Callable[[int], list[int]]
+
+BROKEN = "could not deliver KV that it had promised"
+
+
+@pytest.fixture(params=["async", "sync"])
+def load(request: pytest.FixtureRequest, environment: pytest.MonkeyPatch) -> str:
+    environment.setenv("TLLM_KVW_LOAD", request.param)
+    return str(request.param)
+
+
+def between(engine: Engine, happens: Callable[[], object]) -> None:
+    """`happens` once, when the engine has been promised pages and given them blocks, before any
+    worker hears of it."""
+    park = engine.executor.manager.park_loading
+    left = [1]
+
+    def hook(context: list[object]) -> None:
+        if left and any(engine.executor.matched.values()):
+            left.clear()
+            happens()
+        park(context)  # type: ignore[arg-type]
+
+    engine.executor.manager.park_loading = hook  # type: ignore[assignment]
+
+
+def prepared(start: Start, tokens: list[int], **changes: object) -> Engine:
+    """A second engine of two ranks; `tokens` are stored."""
+    first = start(ranks=2, **changes).ready()
+    first.serve(tokens)
+    first.wait_stored((len(tokens) - 1) // 8)
+    engine = start(ranks=2, **changes).ready()
+    engine.executor.matched.clear()
+    return engine
+
+
+def evict_all(dram: Serving) -> None:
+    """Of a daemon without NVMe: what is not pinned is gone."""
+    with dram.connect() as client:
+        assert client.evict(None, 100_000)
+
+
+def test_daemon_killed_between_promise_and_load_is_not_needed(
+    load: str, serving: Serving, start: Start, prompt: Prompt
+) -> None:
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    between(engine, serving.kill)
+    assert engine.serve(tokens, 3) == 56
+
+
+def test_pins_hold_over_a_restart_against_whoever_wants_the_room(
+    load: str, dram: Serving, start: Start, prompt: Prompt
+) -> None:
+    """What is promised stays where it is, through a kill, another daemon, and an eviction of
+    all."""
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+
+    def restart() -> None:
+        dram.kill()
+        dram.start()
+        evict_all(dram)
+
+    between(engine, restart)
+    assert engine.serve(tokens, 3) == 56
+    assert engine.counted("failed_loads") == [0, 0]
+
+
+def test_eviction_between_promise_and_load_leaves_what_is_pinned(
+    load: str, dram: Serving, start: Start, prompt: Prompt
+) -> None:
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    between(engine, lambda: evict_all(dram))
+    assert engine.serve(tokens, 3) == 56
+
+
+def test_page_damaged_after_its_promise_is_loaded_from_nvme(
+    load: str, serving: Serving, start: Start, prompt: Prompt
+) -> None:
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    with serving.connect() as client:
+        client.flush()
+    between(engine, lambda: spoil(serving, tokens, block=2, rank=1))
+    assert engine.serve(tokens, 3) == 56
+
+
+def test_page_damaged_after_its_promise_that_is_nowhere_else_ends_the_engine(
+    load: str, dram: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.5")
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    between(engine, lambda: spoil(dram, tokens, block=2, rank=0))
+    with pytest.raises(RuntimeError, match=BROKEN):
+        engine.serve(tokens, 3)
+
+
+def test_load_waits_for_a_daemon_that_its_rank_does_not_see_yet(
+    load: str, serving: Serving, start: Start, prompt: Prompt
+) -> None:
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    upkeep = engine.worker._upkeep
+    opened, blind = upkeep.opened, [True] * 3
+    upkeep.opened = lambda space: None if blind and blind.pop() else opened(space)
+    assert engine.serve(tokens, 3) == 56
+    assert not blind
+
+
+def test_load_that_fails_on_another_rank_ends_the_engine(
+    load: str, dram: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.5")
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    between(engine, lambda: spoil(dram, tokens, block=2, rank=1))
+    # The page is taken out for all ranks: whoever comes to it next has it missing.
+    with pytest.raises((RuntimeError, RankFailedError), match=BROKEN):
+        engine.serve(tokens, 3)
+
+
+def test_pages_cleared_by_an_operator_after_their_promise_end_the_engine(
+    load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.5")
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+
+    def clear() -> None:
+        with serving.connect() as client:
+            client.clear(None)
+
+    between(engine, clear)
+    with pytest.raises((RuntimeError, RankFailedError), match=BROKEN):
+        engine.serve(tokens, 3)
+
+
+def test_warehouse_that_lost_all_after_a_promise_ends_the_engine(
+    load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    """The arena that is mapped still has the pages: they may come, or not; other bytes may not."""
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.5")
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+
+    def lose() -> None:
+        serving.kill()
+        shutil.rmtree(serving.arena_dir)
+        shutil.rmtree(serving.nvme_dir)
+        serving.start()
+        seen = engine.worker._upkeep.client
+        until(lambda: seen.control().incarnation == 1, "the worker sees the new daemon")
+
+    between(engine, lose)
+    with suppress(RuntimeError, RankFailedError):  # the model judges the bytes, if they come
+        assert engine.serve(tokens, 3) == 56
+
+
+def test_engine_computes_without_a_daemon_and_finds_one_that_comes(
+    serving: Serving, start: Start, prompt: Prompt
+) -> None:
+    serving.stop()
+    tokens = prompt(60)
+    engine = start(ranks=2)
+    assert engine.serve(tokens, 3) == 0
+    engine.forget_reusable()
+    serving.start()
+    engine.ready()
+    engine.serve(tokens)
+    engine.wait_stored(7)
+    engine.forget_reusable()
+    assert engine.serve(tokens) == 56
+
+
+def test_engine_goes_on_while_the_daemon_is_stopped(
+    load: str, serving: Serving, start: Start, prompt: Prompt
+) -> None:
+    """It is in nobody's way: what is in DRAM is loaded, what is new is computed."""
+    tokens = prompt(60)
+    engine = prepared(start, tokens)
+    serving.pause()
+    try:
+        until(lambda: engine.scheduler._upkeep.control() is None, "its silence is noticed")
+        assert engine.serve(tokens, 3) in (0, 56)
+        for _ in range(5):
+            assert engine.serve(prompt(60), 2) == 0
+    finally:
+        serving.resume()
+    until(lambda: engine.scheduler._upkeep.control() is not None, "it is alive again")
+    more = prompt(60)
+    engine.ready().serve(more)
+    engine.wait_stored(7)
+
+
+def test_store_that_fails_is_dropped_and_counted(
+    serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("TLLM_KVW_STORE_TIMEOUT_S", "0.2")
+    engine = start(ranks=2).ready()
+    name = engine.submit(prompt(60))
+    take_copies = engine.worker.take_copies
+
+    def stop_first(orders: Any) -> None:
+        if orders.stores:
+            serving.kill()
+        take_copies(orders)
+
+    engine.worker.take_copies = stop_first
+    engine.run()
+    assert name not in engine.executor.requests
+    until(lambda: engine.counted("dropped_blocks") == [7, 7], "every block is dropped, and counted")
+
+
+def test_worker_that_hears_of_a_load_without_an_order_says_so(
+    start: Start, environment: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.05")
+    engine = start()
+    worker = engine.executor.manager.worker
+    assert worker.get_finished([], [99]) == ([], [])
+
+    def raised() -> str:
+        try:
+            worker.get_finished([], [])
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    assert "request 99 that was never ordered" in until(raised, "it gives up")
+
+
+def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_before(
+    start: Start, environment: pytest.MonkeyPatch
+) -> None:
+    """An offer of which nothing was left is reported at once; the same request may be offered pages
+    again."""
+    from kvwarehouse_connectors.common.page_run import PageRun
+    from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders
+
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "30")
+    engine = start().ready()
+    worker, loads = engine.executor.manager.worker, engine.worker._loads
+    worker.bind_connector_meta(Orders(loads=[LoadOrder(5, (), waits=False)]))
+    worker.start_load_kv(None)
+    until(lambda: 5 in loads._done, "the empty order is over")
+    gate, load = threading.Event(), loads._load
+    loads._load = lambda order: gate.wait(60) and load(LoadOrder(5, (), waits=False))
+    run = PageRun(0, [b"k" * 32], [1], True)
+    worker.bind_connector_meta(Orders(loads=[LoadOrder(5, (run,), waits=False)]))
+    worker.start_load_kv(None)
+    assert worker.get_finished([], [5]) == ([], [])
+    gate.set()
+    until(lambda: worker.get_finished([], []) == ([], [5]), "the load is over")
+
+
+def test_error_of_a_broken_promise_says_what_and_why(
+    start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
+) -> None:
+    from kvwarehouse_connectors.common.page_run import PageRun
+    from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders
+
+    environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.05")
+    engine = start().ready()
+    run = PageRun(0, [b"k" * 32], [1], True)
+    worker = engine.executor.manager.worker
+    worker.bind_connector_meta(Orders(loads=[LoadOrder(4, (run,), waits=True)]))
+    with pytest.raises(RuntimeError) as broken:
+        worker.start_load_kv(None)
+    assert "request 4 was promised 1 blocks, and 0 came" in str(broken.value)
+    assert "TLLM_KVW_LOAD_TIMEOUT_S" in str(broken.value)
+    assert isinstance(broken.value.__cause__, kvw.StorageError)
+    assert engine.counted("failed_loads") == [1]
