@@ -15,7 +15,6 @@ namespace kvw {
 namespace {
 
 constexpr int kStaleTries = 4;
-constexpr uint64_t kPromoteWindow = 256;  // pages asked for ahead of the one being copied
 constexpr uint64_t kWaitSliceNs = 20 * kMillisecondNs;
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
@@ -31,10 +30,12 @@ class Loader {
         prompt_(prompt),
         deadline_ns_(deadline_ns),
         epoch_(call.view->clear_epoch(call.row.ordinal)) {
-    // Never more than the tier can hold beside what others use: pages read too early are evicted
+    // What the daemon reads at a time, so that one who loads alone is never told to ask again. And
+    // never more than the tier can hold beside what others use: pages read too early are evicted
     // again before they are reached.
-    const uint64_t limit = call.view->control().reserve_limit_bytes.value.load();
-    window_ = std::clamp<uint64_t>(limit / call.row.shape.slot_bytes(), 1, kPromoteWindow);
+    const uint64_t limit =
+        std::min(call.view->control().reserve_limit_bytes.value.load(), kPromoteBytes);
+    window_ = std::clamp<uint64_t>(limit / call.row.shape.slot_bytes(), 1, kPromotePages);
   }
 
   // The entry of a page that is in DRAM now, promoting it if it must. Nothing: `why` says.
@@ -47,7 +48,7 @@ class Loader {
         return std::nullopt;
       }
       if (entry->in_dram()) {
-        if (asked_until_ != 0 && asked_until_ < end && page + window_ / 2 >= asked_until_)
+        if (asked_until_ != 0 && asked_until_ < end && asked_until_ <= page + low_water_)
           ask_ahead(page, end, why);
         return entry;
       }
@@ -57,7 +58,7 @@ class Loader {
       }
       if (page >= asked_until_ || ask_again_) {
         if (!ask_ahead(page, end, why)) return std::nullopt;
-        if (!ask_again_) continue;
+        if (asked_until_ > page) continue;
       }
       wait(tick);
     }
@@ -68,40 +69,50 @@ class Loader {
     return const_cast<std::atomic<uint64_t>&>(call_.view->control().promoted.value);
   }
 
-  // Asks for the pages from `page` on that are only on NVMe. False: `page` will not come.
+  // Asks for the pages of the window from `page` on that are only on NVMe and were not asked for
+  // yet. The daemon takes the first of them that it has room for, down to none: what it did not
+  // take is asked for when half of what it did is used up. False: `page` will not come.
   bool ask_ahead(size_t page, size_t end, Reason& why) {
     const size_t until = std::min<size_t>(end, page + window_);
     std::vector<Key> keys;
-    for (size_t ahead = std::max(page, asked_until_ > page && !ask_again_ ? asked_until_ : page);
-         ahead < until; ++ahead) {
+    std::vector<size_t> pages;
+    for (size_t ahead = ask_again_ ? page : std::max(page, asked_until_); ahead < until; ++ahead) {
       const auto entry = call_.view->index().find(prompt_.key(ahead));
       if (!entry) break;
-      if (!entry->in_dram()) keys.push_back(prompt_.key(ahead));
+      if (entry->in_dram()) continue;
+      keys.push_back(prompt_.key(ahead));
+      pages.push_back(ahead);
     }
-    asked_until_ = std::max(until, asked_until_);
     ask_again_ = false;
-    if (keys.empty()) return true;
+    std::vector<PromoteAnswer> answers;
+    if (!keys.empty() && !promote(keys, answers)) {
+      why = Reason::unreachable;
+      return false;
+    }
+    const auto later = std::ranges::find(answers, PromoteAnswer::later);
+    asked_until_ = later == answers.end() ? std::max(until, asked_until_)
+                                          : pages[static_cast<size_t>(later - answers.begin())];
+    low_water_ = (asked_until_ - page) / 2;
+    // Only the page that is waited for decides; the others are asked for again when reached.
+    if (pages.empty() || pages.front() != page) return true;
+    if (answers.front() == PromoteAnswer::failed) why = Reason::io_error;
+    if (answers.front() == PromoteAnswer::missing) why = Reason::missing;
+    return answers.front() != PromoteAnswer::failed && answers.front() != PromoteAnswer::missing;
+  }
+
+  // One round trip. False: the daemon does not answer, or not sensibly.
+  bool promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
     Writer message(MessageType::promote, client_.next_request());
-    message.put_bytes(keys.data(), keys.size() * sizeof(Key));
+    message.put_bytes(keys.data(), keys.size_bytes());
     message.set_counts(static_cast<uint32_t>(keys.size()));
     try {
       auto reply = client_.ask(message, MessageType::promoting, deadline_ns_);
       Reader body = reply.body();
-      const auto* answers = body.take_array<PromoteAnswer>(reply.head().first);
-      if (!body.ok() || reply.head().first != keys.size()) {
-        why = Reason::unreachable;
-        return false;
-      }
-      // Only the page that is waited for decides; the others are asked for again when reached.
-      const bool first_is_ours = keys.front() == prompt_.key(page);
-      for (size_t i = 0; i < keys.size(); ++i)
-        if (answers[i] == PromoteAnswer::later) ask_again_ = true;
-      if (first_is_ours && answers[0] == PromoteAnswer::failed) why = Reason::io_error;
-      if (first_is_ours && answers[0] == PromoteAnswer::missing) why = Reason::missing;
-      return !(first_is_ours &&
-               (answers[0] == PromoteAnswer::failed || answers[0] == PromoteAnswer::missing));
+      const auto* array = body.take_array<PromoteAnswer>(reply.head().first);
+      if (!body.ok() || reply.head().first != keys.size()) return false;
+      answers.assign(array, array + keys.size());
+      return true;
     } catch (const Error&) {
-      why = Reason::unreachable;
       return false;
     }
   }
@@ -120,8 +131,9 @@ class Loader {
   const Client::Open& call_;
   Prompt& prompt_;
   uint64_t deadline_ns_, epoch_, window_;
-  size_t asked_until_ = 0;
-  bool ask_again_ = false;
+  size_t asked_until_ = 0;  // pages before it are in DRAM or on their way, as far as we were told
+  size_t low_water_ = 0;    // so many of them left: ask for more
+  bool ask_again_ = false;  // nothing has arrived for a while: what was asked for may be lost
 };
 
 LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,

@@ -137,6 +137,11 @@ enum class PromoteAnswer : uint32_t {
   later,   // no slot or no place in the queue now
 };
 
+// What the daemon reads for promotions at a time; beyond it a page is told `later`. Clients ask for
+// no more than that ahead: it keeps the device's queue full over several of their round trips.
+inline constexpr uint64_t kPromoteBytes = 64ull << 20;
+inline constexpr uint64_t kPromotePages = 256;
+
 // report: one Report.
 struct Report {
   Key key;

@@ -68,6 +68,21 @@ Fault Faults::strike(IoKind kind, const std::string& path) {
   return {};
 }
 
+void Faults::stall_after(uint64_t reads) {
+  std::lock_guard lock(mutex_);
+  reads_allowed_ = reads == UINT64_MAX ? reads : reads_ + reads;
+}
+
+uint64_t Faults::number_read() {
+  std::lock_guard lock(mutex_);
+  return reads_++;
+}
+
+bool Faults::stalls(uint64_t read) const {
+  std::lock_guard lock(mutex_);
+  return read >= reads_allowed_;
+}
+
 void Faults::note(IoMoment moment) {
   std::lock_guard lock(mutex_);
   if (journaling_) journal_.push_back(std::move(moment));
@@ -118,7 +133,8 @@ class FaultyEngine final : public IoEngine {
   void wake() override { inner_->wake(); }
 
   void submit(IoOp op) override {
-    Op mine{op.kind, path_of(op.fd), op.user, bytes_of(op), {}};
+    Op mine{op.kind, path_of(op.fd), op.user, bytes_of(op), {}, 0};
+    if (op.kind == IoKind::read) mine.read = faults_->number_read();
     mine.fault = faults_->strike(op.kind, mine.path);
     const uint64_t id = next_++;
     const bool struck = mine.fault.error != 0 || mine.fault.tear_bytes >= 0;
@@ -142,7 +158,9 @@ class FaultyEngine final : public IoEngine {
     ready_.clear();
     std::vector<IoDone> still;
     for (const IoDone& each : held_) {
-      if (faults_->held(ops_.at(each.user).kind))
+      const Op& op = ops_.at(each.user);
+      const bool stalls = op.kind == IoKind::read && faults_->stalls(op.read);
+      if (stalls || faults_->held(op.kind))
         still.push_back(each);
       else
         finish(each, done);
@@ -158,6 +176,7 @@ class FaultyEngine final : public IoEngine {
     uint64_t user;
     uint64_t bytes;
     Fault fault;
+    uint64_t read;  // its number, of a read
   };
 
   void wait_for_wake(int timeout_ms) {

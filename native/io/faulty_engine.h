@@ -45,6 +45,9 @@ class Faults {
   // While held, reads do not complete, and other operations pass them.
   void hold_reads(bool held);
   bool held(IoKind kind) const;
+  // As if the device stalled behind the next `reads` reads, in the order of their submission, until
+  // the next call; UINT64_MAX: it goes on.
+  void stall_after(uint64_t reads);
 
  private:
   friend class FaultyEngine;
@@ -52,12 +55,15 @@ class Faults {
   // none.
   Fault strike(IoKind kind, const std::string& path);
   void note(IoMoment moment);
+  uint64_t number_read();
+  bool stalls(uint64_t read) const;
 
   mutable std::mutex mutex_;
   std::vector<Fault> faults_;
   std::vector<IoMoment> journal_;
   bool journaling_ = false, held_ = false, reads_held_ = false;
   uint64_t struck_ = 0;
+  uint64_t reads_ = 0, reads_allowed_ = UINT64_MAX;
 };
 
 std::unique_ptr<IoEngine> make_faulty_engine(std::unique_ptr<IoEngine> inner,

@@ -49,7 +49,7 @@ class UringEngine final : public IoEngine {
   int open() {
     wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_.valid()) return errno;
-    const int failed = io_uring_queue_init(depth_ + kSpareEntries, &ring_, 0);
+    const int failed = open_ring();
     if (failed != 0) return -failed;
     open_ = true;
     return supports_all(&ring_) ? 0 : ENOSYS;
@@ -86,6 +86,18 @@ class UringEngine final : public IoEngine {
   }
 
  private:
+  // Completions wait for the next call instead of interrupting the thread, which digests between
+  // calls; kernels before 5.19 do not know that.
+  int open_ring() {
+    const unsigned entries = depth_ + kSpareEntries;
+#if defined(IORING_SETUP_TASKRUN_FLAG)
+    const unsigned quiet = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
+    const int answer = io_uring_queue_init(entries, &ring_, quiet);
+    if (answer != -EINVAL) return answer;
+#endif
+    return io_uring_queue_init(entries, &ring_, 0);
+  }
+
   // Every operation holds one entry and the ring has more entries than operations.
   io_uring_sqe* entry() {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);

@@ -12,6 +12,9 @@ namespace kvw::nvme {
 namespace {
 
 constexpr int kIdleWaitMs = 1000;
+// While more is to be checked, the core thread hears of what was in pieces of this size: often
+// enough for who waits for the first page, seldom enough that waking it costs little.
+constexpr uint64_t kTellBytes = 1ull << 20;
 
 IoKind io_kind(DiskJob::Kind kind) {
   switch (kind) {
@@ -33,13 +36,18 @@ Disk::Disk(std::unique_ptr<IoEngine> engine, SegmentFiles& files, const Clock& c
       files_(files),
       clock_(clock),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      lane_limit_(engine_->depth() > kReservedDepth ? engine_->depth() - kReservedDepth : 1) {
+      lane_limit_(engine_->depth() > kReservedDepth ? engine_->depth() - kReservedDepth : 1),
+      file_thread_(files, [this](JobPtr job, int error) {
+        Finished finished{std::move(job), error};
+        tell({&finished, 1});
+      }) {
   if (!event_.valid()) throw storage_error("cannot make an eventfd for the disk thread", errno);
 }
 
 Disk::~Disk() { stop(); }
 
 void Disk::start() {
+  file_thread_.start();
   thread_ = quiet_thread("kvw-disk", [this] { serve(); });
 }
 
@@ -83,27 +91,22 @@ void Disk::stop() {
     engine_->wake();
     thread_.join();
   }
+  file_thread_.stop();
 }
 
 void Disk::serve() {
-  std::vector<IoDone> done;
   while (true) {
     take_posted();
     submit_waiting();
-    publish_finished();
-    if (ended()) break;
-    engine_->wait(done, done.empty() ? kIdleWaitMs : 0);
-    const size_t first = fresh_.size();
-    for (const IoDone& each : done) finish(each);
-    done.clear();
-    if (fresh_.size() == first) continue;
-    // The device must not idle while the processor digests.
+    if (unchecked_.empty()) {
+      publish_checked();
+      if (ended()) return;
+    }
+    collect(unchecked_.empty() ? kIdleWaitMs : 0);
     submit_waiting();
-    engine_->wait(done, 0);
-    for (size_t i = first; i < fresh_.size(); ++i) check(fresh_[i]);
+    collect(0);
+    check_next();
   }
-  take_posted();
-  publish_finished();
 }
 
 bool Disk::ended() {
@@ -111,8 +114,18 @@ bool Disk::ended() {
   return stopping_ && posted_.empty() && running_.empty();
 }
 
-void Disk::check(Finished& finished) {
-  if (finished.error == 0 && finished.job->check) finished.job->check();
+void Disk::check_next() {
+  if (unchecked_.empty()) return;
+  Finished next = std::move(unchecked_.front());
+  unchecked_.pop_front();
+  if (next.error == 0) next.job->check();
+  checked(std::move(next));
+}
+
+void Disk::checked(Finished finished) {
+  checked_bytes_ += finished.job->bytes;
+  checked_.push_back(std::move(finished));
+  if (checked_bytes_ >= kTellBytes) publish_checked();
 }
 
 void Disk::take_posted() {
@@ -128,23 +141,16 @@ void Disk::take_posted() {
 }
 
 void Disk::accept(JobPtr job) {
-  switch (job->kind) {
-    case DiskJob::Kind::prepare: {
-      const int error = files_.prepare(job->segment, job->bytes);
-      return post_back(std::move(job), error);
-    }
-    case DiskJob::Kind::remove: {
-      const int error = files_.remove(job->segment);
-      return post_back(std::move(job), error);
-    }
-    default:
-      lane_of(*job).waiting.push_back(std::move(job));
+  if (job->kind == DiskJob::Kind::prepare || job->kind == DiskJob::Kind::remove) {
+    files_.forget(job->segment);
+    return file_thread_.post(std::move(job));
   }
+  lane_of(*job).waiting.push_back(std::move(job));
 }
 
 void Disk::cancel_waiting() {
   for (Lane* lane : {&reads_, &writes_}) {
-    for (JobPtr& job : lane->waiting) post_back(std::move(job), ECANCELED);
+    for (JobPtr& job : lane->waiting) checked({std::move(job), ECANCELED});
     lane->waiting.clear();
   }
 }
@@ -172,13 +178,20 @@ void Disk::submit(Lane& lane) {
   JobPtr job = std::move(lane.waiting.front());
   lane.waiting.pop_front();
   const int fd = files_.acquire(job->segment);
-  if (fd < 0) return post_back(std::move(job), -fd);
+  if (fd < 0) return checked({std::move(job), -fd});
   ++lane.in_flight;
   if (is_timed(*job)) lane.rate.began(clock_.boot_ns());
   const uint64_t id = next_id_++;
   IoOp op{io_kind(job->kind), fd, job->offset, job->pieces, id};
   running_.emplace(id, std::move(job));
   engine_->submit(std::move(op));
+}
+
+// Submits what is prepared and takes what has completed.
+void Disk::collect(int timeout_ms) {
+  engine_->wait(done_, timeout_ms);
+  for (const IoDone& each : done_) finish(each);
+  done_.clear();
 }
 
 void Disk::finish(const IoDone& done) {
@@ -191,19 +204,29 @@ void Disk::finish(const IoDone& done) {
   if (is_timed(*job)) lane.rate.ended(clock_.boot_ns(), error == 0 ? job->bytes : 0);
   const bool moves = job->kind != DiskJob::Kind::sync;
   if (moves && error == 0 && static_cast<uint64_t>(done.result) != job->bytes) error = EIO;
-  post_back(std::move(job), error);
+  if (job->check)
+    unchecked_.push_back({std::move(job), error});
+  else
+    checked({std::move(job), error});
 }
 
-void Disk::post_back(JobPtr job, int error) { fresh_.push_back({std::move(job), error}); }
+void Disk::publish_checked() {
+  tell(checked_);
+  checked_.clear();
+  checked_bytes_ = 0;
+}
 
-void Disk::publish_finished() {
-  if (fresh_.empty()) return;
+// Of the disk thread and of the file thread.
+void Disk::tell(std::span<Finished> finished) {
+  if (finished.empty()) return;
+  bool first = false;
   {
     std::lock_guard lock(mutex_);
-    std::ranges::move(fresh_, std::back_inserter(finished_));
+    first = finished_.empty();
+    std::ranges::move(finished, std::back_inserter(finished_));
   }
-  fresh_.clear();
-  signal();
+  // Otherwise the core thread was woken for those before, and takes all there is.
+  if (first) signal();
 }
 
 }  // namespace kvw::nvme

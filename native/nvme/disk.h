@@ -1,8 +1,12 @@
 // The disk thread: runs jobs on segment files and posts them back.
 //
 // Threading: post(), deliver(), signal() and stop() belong to the core thread; the disk thread owns
-// the engine, the files and every job between post() and deliver(). A job's check() runs on the
-// disk thread, its done() on the core thread inside deliver().
+// the engine, the open files and every job between post() and deliver(), but for those that make or
+// remove a file: the file thread has them. A job's check() runs on the disk thread, its done() on
+// the core thread inside deliver().
+//
+// The device's queue stays full while the processor digests: between any two checks what has
+// completed is taken and what waits is submitted.
 //
 // Fairness: reads and writes wait in lanes of their own, and whenever both wait, the lane with less
 // in flight goes next; neither ever takes all of the depth. A sync is a write to this rule.
@@ -15,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -22,7 +27,8 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "io/io_engine.h"
-#include "nvme/aligned_buffer.h"
+#include "nvme/disk_job.h"
+#include "nvme/file_thread.h"
 #include "nvme/files.h"
 #include "nvme/rate.h"
 
@@ -30,26 +36,6 @@ namespace kvw::nvme {
 
 // Of the engine's depth, what neither reads nor writes may take from the other.
 inline constexpr unsigned kReservedDepth = 2;
-
-struct DiskJob {
-  // prepare: make the file with `bytes` allocated. remove: unlink it.
-  enum class Kind { read, write, sync, prepare, remove };
-
-  Kind kind = Kind::sync;
-  uint32_t segment = 0;
-  uint64_t offset = 0;
-  uint64_t bytes = 0;                   // of a read or write: the sum of its pieces
-  std::vector<iovec> pieces;            // stay valid until done()
-  AlignedBuffer buffer;                 // for pieces that belong to the job
-  bool timed = true;                    // part of its lane's rate
-  std::function<void()> check;          // after a read that succeeded: verify, decode
-  std::function<void(int error)> done;  // 0, an errno; EIO for a short transfer
-
-  void add_piece(std::byte* data, uint64_t size) {
-    pieces.push_back({data, size});
-    bytes += size;
-  }
-};
 
 class Disk {
  public:
@@ -72,7 +58,6 @@ class Disk {
   uint64_t write_rate() const { return writes_.rate.value(); }
 
  private:
-  using JobPtr = std::unique_ptr<DiskJob>;
   struct Lane {
     std::deque<JobPtr> waiting;
     unsigned in_flight = 0;
@@ -85,15 +70,17 @@ class Disk {
 
   void serve();
   bool ended();
-  static void check(Finished& finished);
   void take_posted();
   void accept(JobPtr job);
   void submit_waiting();
   Lane* next_lane();
   void submit(Lane& lane);
+  void collect(int timeout_ms);
   void finish(const IoDone& done);
-  void post_back(JobPtr job, int error);
-  void publish_finished();
+  void check_next();
+  void checked(Finished finished);
+  void publish_checked();
+  void tell(std::span<Finished> finished);
   void cancel_waiting();
   Lane& lane_of(const DiskJob& job);
 
@@ -110,10 +97,14 @@ class Disk {
   // Of the disk thread.
   Lane reads_, writes_;
   std::unordered_map<uint64_t, JobPtr> running_;
-  std::vector<Finished> fresh_;
+  std::vector<IoDone> done_;
+  std::deque<Finished> unchecked_;
+  std::vector<Finished> checked_;  // not yet told to the core thread
+  uint64_t checked_bytes_ = 0;
   uint64_t next_id_ = 1;
   unsigned lane_limit_;
 
+  FileThread file_thread_;
   std::thread thread_;
 };
 

@@ -70,6 +70,7 @@ int SegmentFiles::probe_writing() {
       error = 0;
     }
   }
+  forget(kProbeFile);
   remove(kProbeFile);
   return error;
 }
@@ -128,6 +129,13 @@ void SegmentFiles::release(uint32_t segment) {
   if (found != open_.end()) --found->second.users;
 }
 
+void SegmentFiles::forget(uint32_t segment) {
+  const auto found = open_.find(segment);
+  if (found == open_.end() || found->second.users > 0) return;
+  ages_.erase(found->second.age);
+  open_.erase(found);
+}
+
 void SegmentFiles::close_idle() {
   for (auto age = ages_.begin(); age != ages_.end() && open_.size() >= kMaxOpenFiles;) {
     const auto found = open_.find(*age);
@@ -155,11 +163,6 @@ int SegmentFiles::sync_directory() const {
 }
 
 int SegmentFiles::prepare(uint32_t segment, uint64_t bytes) {
-  // A descriptor opened while the filesystem was read-only must not survive its healing.
-  if (const auto found = open_.find(segment); found != open_.end() && found->second.users == 0) {
-    ages_.erase(found->second.age);
-    open_.erase(found);
-  }
   int fd = open_file(segment, O_CREAT | O_EXCL);
   const bool created = fd >= 0;
   if (fd == -EEXIST) fd = open_file(segment, O_CREAT);
@@ -172,10 +175,6 @@ int SegmentFiles::prepare(uint32_t segment, uint64_t bytes) {
 }
 
 int SegmentFiles::remove(uint32_t segment) {
-  if (const auto found = open_.find(segment); found != open_.end()) {
-    ages_.erase(found->second.age);
-    open_.erase(found);
-  }
   return ::unlink(path(segment).c_str()) == 0 || errno == ENOENT ? 0 : errno;
 }
 

@@ -1,6 +1,7 @@
 // The segment files of a directory: names, creation, and a bounded cache of open descriptors.
 // O_DIRECT is used unless the filesystem refuses it; that is decided here and nowhere else.
-// Used by one thread at a time: the core thread during recovery, the disk thread afterwards.
+// Used by one thread at a time: the core thread during recovery, the disk thread afterwards. Only
+// prepare(), remove() and direct() may be called beside it: they touch no descriptor of the cache.
 // All calls may block for the device's metadata.
 #pragma once
 
@@ -39,8 +40,11 @@ class SegmentFiles {
   // A descriptor, valid until release(); or -errno. Nested use is counted.
   int acquire(uint32_t segment);
   void release(uint32_t segment);
+  // Closes an idle descriptor, before the file is made anew or goes: one that was opened while the
+  // filesystem was read-only must not survive its healing.
+  void forget(uint32_t segment);
   // Makes a file of at least `bytes`, all of them allocated; a file made here for nothing is
-  // removed again. 0 or an errno.
+  // removed again. 0 or an errno. Not while the file has users.
   int prepare(uint32_t segment, uint64_t bytes);
   int remove(uint32_t segment);
 

@@ -15,8 +15,6 @@
 namespace kvw::nvme {
 namespace {
 
-constexpr uint64_t kMaxReads = 64;  // beyond it read() asks to come again
-
 class SegmentLog final : public Log {
  public:
   SegmentLog(const LogOptions& options, LogHost& host, const Clock& clock)

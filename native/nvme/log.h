@@ -53,6 +53,8 @@ inline constexpr uint32_t kMaxSegments = 1u << 16;
 // A tier needs an open segment, two free ones and one with pages.
 inline constexpr uint64_t kMinSegments = 4;
 
+inline constexpr uint64_t kMaxReads = 256;  // beyond it read() asks to come again
+
 enum class ReadResult {
   ok,
   io_error,

@@ -138,6 +138,7 @@ void Recovery::shrink_to_capacity() {
     if (context_.table.bytes() <= context_.options.capacity_bytes) return;
     const uint32_t number = segment->number;
     --report_.segments;
+    context_.files.forget(number);
     const int error = context_.files.remove(number);
     context_.host.on_event("nvme_segment_removed", event_detail(number, error));
     if (error == 0)

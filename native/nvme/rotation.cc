@@ -77,7 +77,9 @@ void Rotation::step() {
 bool Rotation::next_is_due() const {
   if (next_ != nullptr || opening_ || probing_) return false;
   if (current_ == nullptr) return wanted_;
-  return uint64_t{current_->next_block} * kBlockBytes * 2 > current_->bytes;
+  // Early: a new file takes two commits, of the filesystem and of the device, and under a full load
+  // of writes each may take as long as filling much of a segment.
+  return uint64_t{current_->next_block} * kBlockBytes * 4 > current_->bytes;
 }
 
 Segment* Rotation::choose_free() {

@@ -51,6 +51,7 @@ class Daemon {
     child_ = ::fork();
     if (child_ == 0) {
       start();
+      if (when_up) when_up();
       char byte = 'r';
       if (::write(ready[1], &byte, 1) != 1) ::_exit(1);
       for (;;) ::pause();
@@ -84,6 +85,7 @@ class Daemon {
       return 0;
     });
   }
+  FlushReport flush() { return server_->flush(kPatienceMs); }
   std::string socket() const { return directory.path() + "/kvw.sock"; }
   const NamespaceShape& shape() const { return shape_; }
   ClientOptions client_options() const {
@@ -96,6 +98,7 @@ class Daemon {
   TempDir directory;
   WarehouseOptions options;
   std::vector<NamespaceShape> declared;
+  std::function<void()> when_up;  // in the process of start_process(), before that returns
 
  private:
   NamespaceShape shape_;

@@ -78,6 +78,12 @@ class CrashWorld : public World {
     };
   }
 
+  // Before what a file that is being made is noted in.
+  ~CrashWorld() override {
+    faults->hold(false);
+    log.reset();
+  }
+
   std::string folder() const { return dir.path() + "/segments"; }
 
   std::vector<Growth> growths() {

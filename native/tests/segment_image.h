@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "tests/immediate_engine.h"
+#include "tests/inline_engine.h"
 #include "tests/nvme_world.h"
 
 namespace kvw::nvme {
@@ -125,7 +125,7 @@ class Reopened : public World {
  public:
   // Room beside the image, so that nothing is reclaimed for what a fault adds.
   Reopened() : World(16, kImageSegmentBytes) {
-    options.make_engine = [] { return std::make_unique<ImmediateEngine>(); };
+    options.make_engine = [] { return std::make_unique<InlineEngine>(); };
     std::filesystem::create_directories(dir.path() + "/segments");
     for (uint64_t number = 0; number < 200; ++number)
       made_.push_back(make_page(number, kImageShardBytes, kImageShards));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "warehouse/warehouse.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
 constexpr size_t kReadFailuresKept = 4096;
+static_assert(kPromotePages <= nvme::kMaxReads);
 
 }  // namespace
 
@@ -192,11 +194,16 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
 }
 
 void Warehouse::end_promotion() {
-  std::atomic<uint64_t>& word = arena_.control().promoted.value;
-  word.fetch_add(1, std::memory_order_release);
+  arena_.control().promoted.value.fetch_add(1, std::memory_order_release);
+  promotion_ended_ = true;
+}
+
+// Once for all promotions that ended together: each call goes to the kernel.
+void Warehouse::wake_loaders() {
+  if (!std::exchange(promotion_ended_, false)) return;
   // Clients wait on the low half in shared memory; a read-only mapping is enough for that.
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
-            0);
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&arena_.control().promoted.value), FUTEX_WAKE,
+            INT_MAX, nullptr, nullptr, 0);
 }
 
 void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {

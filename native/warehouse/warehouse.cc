@@ -1,9 +1,5 @@
 #include "warehouse/warehouse.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 
@@ -91,7 +87,7 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
       draining_(options_.inspect) {
   const uint64_t arena_bytes = arena_.slab_count() * arena_.slab_bytes();
   reserve_limit_bytes_ = arena_bytes / 8;
-  promote_limit_bytes_ = std::min(arena_bytes / 8, 64 * kMiB);
+  promote_limit_bytes_ = std::min(arena_bytes / 8, kPromoteBytes);
   if (options_.write_queue_bytes == 0)
     options_.write_queue_bytes = std::min(arena_bytes / 4, 1024 * kMiB);
   sessions_ = std::make_unique<Registry>(arena_.sessions_directory(), options_.warehouse_id, clock_,
@@ -127,6 +123,7 @@ Warehouse::~Warehouse() { stop(); }
 
 void Warehouse::stop() {
   if (log_) log_->stop();
+  wake_loaders();
   arena_.control().state.value.store(static_cast<uint64_t>(ControlState::stopped));
 }
 

@@ -65,6 +65,7 @@ class Warehouse final : public nvme::LogHost {
   int log_fd() const { return log_->event_fd(); }
   void poll_log() {
     log_->poll();
+    wake_loaders();
     checker_.step();  // what waited for promotions to end
   }
   // Pages that are in DRAM only, ancestors before descendants.
@@ -208,6 +209,7 @@ class Warehouse final : public nvme::LogHost {
   bool append(const EntryView& view, SlotId slot);
   bool admissible(const PageNode& node, std::string& reason) const;
   void end_promotion();
+  void wake_loaders();
 
   // recover.cc
   void open_log();
@@ -256,6 +258,7 @@ class Warehouse final : public nvme::LogHost {
   MissRatioCurve curve_;
   uint64_t started_ns_, epoch_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
+  bool promotion_ended_ = false;  // and who waits for it was not woken yet
   bool draining_ = false;
   uint32_t next_slab_ = 0;
   std::string growth_error_;

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import threading
+import time
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from kvwarehouse.cli.bench import MEASURES
+from kvwarehouse.cli.bench import MEASURES, by_page
 from kvwarehouse.cli.bench.document import BEGIN, END, picture_name, with_results
 from kvwarehouse.cli.bench.figures import MET, MISSED, Curve, Figure, print_figures
-from kvwarehouse.cli.bench.options import Options
+from kvwarehouse.cli.bench.options import Options, Sizes
+from kvwarehouse.cli.bench.processor import core_s
 from kvwarehouse.cli.bench.report import bench_report, goals_table, plot_of, plots
 from kvwarehouse.cli.bench.results import Result, read_results, write_result
 from kvwarehouse.cli.bench.rounds import Rounds, alternate, in_turns
 from kvwarehouse.errors import UsageError
+from kvwarehouse.testing.until import until
+
+_PR_SET_NAME = 15  # linux/prctl.h
+_MOST_S = 60.0
 
 
 def test_rounds_alternate_which_side_goes_first_after_one_to_warm_up() -> None:
@@ -169,3 +178,40 @@ def test_document_has_tables_and_pictures_between_its_marks_and_nothing_else_cha
 def test_document_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="warehouse alone"):
         with_results("# Title\n", [result()], "images")
+
+
+def test_nvme_is_measured_with_pages_of_several_sizes_unless_one_is_named() -> None:
+    options = Options(rounds=9, page_bytes=2 << 20, pages=128, nvme_dir="/nvme")
+    each = list(by_page("nvme", options))
+    assert [(one.page_bytes, one.pages) for one in each] == [
+        (256 << 10, 1024),
+        (1 << 20, 256),
+        (2 << 20, 128),
+        (8 << 20, 32),
+    ]
+    named = Options(9, 2 << 20, 128, "/nvme", sizes=Sizes(page_bytes=(2 << 20,)))
+    assert list(by_page("nvme", named)) == [named]
+    assert list(by_page("load", options)) == [options]
+
+
+def test_processor_time_of_the_core_counts_its_threads_and_no_others() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        name = ctypes.create_string_buffer(b"kvw-spin")
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name)
+        while not stop.is_set():
+            time.thread_time()
+
+    before = core_s(os.getpid())
+    spinner = threading.Thread(target=spin)
+    spinner.start()
+    own = time.thread_time()
+    while core_s(os.getpid()) - before < 0.01 and time.thread_time() - own < _MOST_S:
+        time.thread_time()
+    counted = core_s(os.getpid()) - before
+    stop.set()
+    spinner.join()
+    assert counted >= 0.01
+    # This thread is not the core's.
+    until(lambda: core_s(os.getpid()) <= before, "the other thread has ended")

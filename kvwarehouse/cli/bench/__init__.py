@@ -33,7 +33,7 @@ MEASURES = {
     "load": "loads from DRAM by page size, verified and not, against a plain streaming copy",
     "store": "stores with digests by page size, against a plain streaming copy",
     "exchange": "512 pages sealed and 512 reserved, against a bare round trip",
-    "nvme": "writes to NVMe and loads from it, against fio",
+    "nvme": "writes to NVMe and loads from it, against fio: rates, processor, first page",
     "verify": "what digests cost loads from DRAM and, with --nvme-dir, from NVMe",
     "restart": "until a killed daemon serves again, with and without its arena",
     "crowd": "eight client processes at once, against as many that only copy",
@@ -68,6 +68,9 @@ _ON_DISK = {"nvme", "verify", "restart"}
 """Measures that have an NVMe tier where --nvme-dir is given."""
 
 _NOT_BY_DEFAULT = {"nvme"} | _ALONE
+
+_NVME_PAGE_BYTES = 256 << 10
+"""The smallest that nvme is measured with: smaller ones are written many at a time."""
 
 _ROUNDS = 9
 _PAGE = "2MiB"
@@ -140,9 +143,24 @@ def run_measure(name: str, options: Options, address: str | None = None) -> Resu
     if name in _ALONE:
         found = module.measure(options)
     else:
-        with _started(name, options, address) as bench:
-            found = module.measure(bench)
+        found = []
+        for each in by_page(name, options):
+            with _started(name, each, address) as bench:
+                found += module.measure(bench)
     return Result(name, {**under, "load after": load_average()}, list(found))
+
+
+def by_page(name: str, options: Options) -> Iterator[Options]:
+    """What a measure runs with, each in a daemon of its own: once, and nvme for each size of page
+    that tells something of a disk, unless one was named."""
+    sizes = options.sizes.page_bytes
+    if name != "nvme" or len(sizes) == 1:
+        yield options
+        return
+    for page_bytes in sizes:
+        if page_bytes >= _NVME_PAGE_BYTES:
+            pages = options.pages_of(page_bytes)
+            yield dataclasses.replace(options, page_bytes=page_bytes, pages=pages)
 
 
 def options_of(args: argparse.Namespace) -> Options:

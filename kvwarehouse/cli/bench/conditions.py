@@ -21,7 +21,8 @@ def conditions(options: Options) -> dict[str, str]:
         f" pages of shared memory: {_shared_huge_pages()}",
         "load before": load_average(),
         "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
-        "moved": f"{options.pages} pages of {format_size(options.page_bytes)} a round",
+        "moved": f"{format_size(options.moved_bytes)} a round, in pages of"
+        f" {format_size(options.page_bytes)} where a measure names no other",
         "rounds": f"{options.rounds}, alternating with the limit's",
     }
 

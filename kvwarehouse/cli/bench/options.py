@@ -60,7 +60,9 @@ class Options:
 
     @property
     def nvme_bytes(self) -> int:
-        return max(4 * self.moved_bytes, 4 << 30)
+        """Few rounds fill it, so that its files are written again and again as those of a tier in
+        use are; and eight segments of it hold a page each with room to spare."""
+        return max(4 * self.moved_bytes, 32 * self.page_bytes, 64 << 20)
 
 
 @dataclass(frozen=True)

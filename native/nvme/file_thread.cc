@@ -1,0 +1,50 @@
+#include "nvme/file_thread.h"
+
+#include <utility>
+
+#include "base/quiet_thread.h"
+
+namespace kvw::nvme {
+
+void FileThread::start() {
+  thread_ = quiet_thread("kvw-files", [this] { serve(); });
+}
+
+void FileThread::post(JobPtr job) {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  changed_.notify_one();
+}
+
+void FileThread::stop() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void FileThread::serve() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    JobPtr job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    const int error = run(*job);
+    ended_(std::move(job), error);
+    lock.lock();
+  }
+}
+
+int FileThread::run(const DiskJob& job) {
+  return job.kind == DiskJob::Kind::prepare ? files_.prepare(job.segment, job.bytes)
+                                            : files_.remove(job.segment);
+}
+
+}  // namespace kvw::nvme
