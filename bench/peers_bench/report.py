@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
@@ -12,6 +12,7 @@ from peers_bench.found import (
     BOUNDARY,
     FLIPS,
     GIGABYTE,
+    TWO_THREADS,
     VERIFIED,
     Compared,
     Found,
@@ -199,30 +200,38 @@ def _absent(found: Found, place: str, columns: int) -> list[list[str]]:
 
 
 def _plot(found: Found, work: str, title: str) -> Plot:
-    """Of a peer its best way; of ours all rounds, whichever peer they ran beside."""
-    lines = []
-    for peer in found.peers:
-        points = _points(rounds for other, rounds in found.of(work) if other is peer)
-        if points:
-            lines.append(Series(peer.kind.title, points))
+    """Of ours all rounds, whichever peer they ran beside; of a peer its best way with as many
+    threads."""
     ours: dict[str, dict[int, list[float]]] = {}
-    for _, rounds in found.of(work):
+    peers: dict[str, dict[int, list[float]]] = {}
+    for peer, rounds in found.of(work):
         for way, seconds in rounds.ours.items():
-            rates = [rounds.pages * rounds.page_bytes / each / GIGABYTE for each in seconds]
-            ours.setdefault(way, {}).setdefault(rounds.page_bytes, []).extend(rates)
-    for way, sizes in ours.items():
-        points = [(size / 1024, statistics.median(rates)) for size, rates in sorted(sizes.items())]
-        lines.append(Series(f"kvwarehouse, {way}", points))
-    return Plot(f"{title}, by page size", "page, KiB", "GB/s, median", lines, log_x=True)
+            _add(ours, f"kvwarehouse, {way}", rounds, _rates_of(rounds, seconds))
+        for way, seconds in rounds.peer.items():
+            two = ", 2 threads" if equal_threads(way) == TWO_THREADS else ""
+            _add(
+                peers,
+                peer.kind.title + two,
+                rounds,
+                [statistics.median(_rates_of(rounds, seconds))],
+            )
+    lines = [_series(name, sizes, statistics.median) for name, sizes in ours.items()]
+    lines += [_series(name, sizes, max) for name, sizes in peers.items()]
+    return Plot(f"{title}, by page size", "page, MiB", "GB/s, median", lines, log_x=True)
 
 
-def _points(measured: Any) -> list[tuple[float, float]]:
-    points = []
-    for rounds in measured:
-        rates = [rate(rounds, seconds).median for seconds in rounds.peer.values() if seconds]
-        if rates:
-            points.append((rounds.page_bytes / 1024, max(rates)))
-    return sorted(points)
+def _add(
+    lines: dict[str, dict[int, list[float]]], name: str, rounds: Rounds, rates: Sequence[float]
+) -> None:
+    lines.setdefault(name, {}).setdefault(rounds.page_bytes, []).extend(rates)
+
+
+def _rates_of(rounds: Rounds, seconds: Sequence[float]) -> list[float]:
+    return [rounds.pages * rounds.page_bytes / each / GIGABYTE for each in seconds]
+
+
+def _series(name: str, sizes: dict[int, list[float]], of: Callable[[list[float]], float]) -> Series:
+    return Series(name, [(size / (1 << 20), of(rates)) for size, rates in sorted(sizes.items())])
 
 
 def _figures(found: Found) -> dict[str, Any]:

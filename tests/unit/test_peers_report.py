@@ -140,6 +140,7 @@ def test_reason_is_the_last_line_of_what_happened() -> None:
 def test_page_and_picture_have_every_peer_that_was_measured() -> None:
     found = found_of("lmcache", rounds_of(LOAD, [2.0, 2.0], [1.0, 1.0], "1 thread"))
     plots = [block for block in peers_report(found).blocks if hasattr(block, "series")]
-    assert [series.name for series in plots[0].series] == ["LMCache", "kvwarehouse, verified"]
+    assert [series.name for series in plots[0].series] == ["kvwarehouse, verified", "LMCache"]
     moved = 8 * (2 << 20) / 1e9
-    assert plots[0].series[1].points == [(2048.0, pytest.approx(moved))]
+    assert plots[0].series[0].points == [(2.0, pytest.approx(moved))]
+    assert plots[0].series[1].points == [(2.0, pytest.approx(moved / 2))]
