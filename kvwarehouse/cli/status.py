@@ -44,7 +44,7 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
     ledger = service["ledger_health"]
     if service["ledger_reason"]:
         ledger += f" ({service['ledger_reason']})"
-    return [
+    rows = [
         ("warehouse", f"{status['name']}, {status['state']}"),
         ("version", status["version"]),
         ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
@@ -54,6 +54,18 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("ledger", ledger),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
     ]
+    events = status.get("kv_events") or {}
+    if events.get("next_number"):
+        rows.append(("kv events", _events(events)))
+    return rows
+
+
+def _events(events: dict[str, Any]) -> str:
+    of = f"of namespace {events['namespace_id'][:12]}" if events["namespace_id"] else "of none yet"
+    said = f"{events['stored']:,} blocks stored, {events['removed']:,} removed {of}"
+    if events["losses"]:
+        said += f", said anew {events['losses']:,} times"
+    return said
 
 
 def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:

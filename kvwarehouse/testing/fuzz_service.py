@@ -38,8 +38,11 @@ UNARY: Final = (
     ("Load", pb.LoadRequest),
     ("Store", pb.StoreRequest),
     ("Check", pb.CheckRequest),
+    ("WhoHas", pb.WhoHasRequest),
+    ("Watch", pb.WatchRequest),
 )
 _STREAMED: Final = ("Load", "Check")
+_ENDLESS: Final = ("Watch",)
 _OUR_FAULT: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _TOKENS: Final = np.asarray(NODES, np.uint32)
 
@@ -79,6 +82,10 @@ class LiveService:
         elif method in _STREAMED:
             for _ in getattr(stub, method)(request, timeout=_MOST_S):
                 pass
+        elif method in _ENDLESS:
+            call = getattr(stub, method)(request, timeout=_MOST_S)
+            next(call)
+            call.cancel()
         else:
             getattr(stub, method)(request, timeout=_MOST_S)
 

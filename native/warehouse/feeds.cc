@@ -95,7 +95,11 @@ void Feed::say_stored(const EntryView& view, uint8_t tiers, const Key& parent, W
 void Feed::say_removed(const EntryView& view, uint8_t tiers) {
   told_[view.page] = static_cast<uint8_t>(told_[view.page] & ~tiers);
   const uint32_t position = warehouse_.catalog_.node(view.page).position;
-  queue_->push({FeedKind::removed, tiers, view.space, position, view.key, {}, {}, 0});
+  queue_->push({.kind = FeedKind::removed,
+                .tiers = tiers,
+                .space = view.space,
+                .position = position,
+                .key = view.key});
 }
 
 void Feed::tell_children(PageId page) {
@@ -184,7 +188,7 @@ void Feed::advance() {
   const bool more = !stack_.empty() || !scanned;
   if (more) queue_->want_advance();
   if (!more && unread_.empty() && reads_ == 0 && !std::exchange(synced_, true))
-    queue_->push({FeedKind::synced, 0, 0, 0, {}, {}, {}, 0});
+    queue_->push({.kind = FeedKind::synced});
 }
 
 uint64_t Feeds::open(const FeedRequest& request, std::shared_ptr<FeedQueue> queue) {

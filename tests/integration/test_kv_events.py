@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
 from kvwarehouse.testing.kv_subscriber import KvSubscriber
 from kvwarehouse.testing.serving import RefusedError, Serving
@@ -269,6 +270,18 @@ def test_senseless_requests_for_replay_harm_nobody(serving: Published) -> None:
         store(client, 2, 3)
         agrees(subscriber, client)
         assert replays(serving, "failed") == 5
+
+
+def test_status_says_what_was_published(
+    serving: Published, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving.connect() as client, serving.subscribe() as subscriber:
+        store(client, 1, 3)
+        client.flush(timeout_s=30)
+        agrees(subscriber, client)
+    assert main(["status", "--address", serving.address]) == 0
+    shown = capsys.readouterr().out
+    assert f"6 blocks stored, 0 removed of namespace {space().id.hex()[:12]}" in shown
 
 
 def test_daemon_without_events_listens_for_none_and_has_no_figures_of_them(tmp_path: Path) -> None:

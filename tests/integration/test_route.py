@@ -87,6 +87,8 @@ def test_namespaces_are_chosen_by_model_id_and_kind_of_keys(hosts: list[Serving]
     assert held(tokens=tokens, namespace_id=space("small").id) == 8
     assert held(tokens=tokens, model="nobody's") == -1
     assert held(keys=keys) == 2 * PAGE_TOKENS
+    assert held(tokens=tokens, model="k") == -1  # its pages are found by keys alone
+    assert held(keys=keys, model="big") == -1
     assert held(keys=[b"q" * 32, *keys]) == 0
 
 

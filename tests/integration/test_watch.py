@@ -160,6 +160,7 @@ def test_watch_ends_with_the_daemon_and_says_so(serving: Serving) -> None:
         assert serving.stop() == 0
         ended = watcher.join()
         assert isinstance(ended, kvw.TransportError)
+        assert ended.code == "stopping"  # rather than cut off when the grace of calls is over
         assert ended.retryable
 
 
