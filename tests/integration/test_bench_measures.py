@@ -163,7 +163,8 @@ def test_memory_of_a_process_is_told_apart_by_what_backs_it(tmp_path: Path) -> N
         assert private_bytes(os.getpid()) - private >= own.nbytes
         assert resident_bytes(os.getpid()) - resident >= own.nbytes + size
         without = resident_bytes(os.getpid(), (str(tmp_path),))
-        assert resident_bytes(os.getpid()) - without == size
+        # What this process does meanwhile takes a page or two.
+        assert abs(resident_bytes(os.getpid()) - without - size) < size // 8
 
 
 def test_index_costs_refuse_counts_that_cannot_be() -> None:

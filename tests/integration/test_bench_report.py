@@ -44,7 +44,6 @@ def test_report_is_made_of_the_results_that_are_there(tmp_path: Path) -> None:
 
 
 def test_report_of_nothing_says_what_to_do(tmp_path: Path) -> None:
-    pytest.importorskip("PIL", reason="the pictures' library is not installed: make setup-bench")
     ran = run("--report", "--out", str(tmp_path))
     assert ran.returncode == Exit.USAGE
     assert "run a measure" in ran.stderr

@@ -166,6 +166,8 @@ def test_document_has_tables_and_pictures_between_its_marks_and_nothing_else_cha
     assert written.startswith(before + BEGIN)
     assert written.endswith(END + after)
     assert "old" not in written
+    assert "machine: m." in written
+    assert "load before it: load 9 at 0.10." in written
     assert "| good | 8 GB/s | 10 GB/s | 0.80 (0.70 to 0.90) |" in written
     assert "| **missed** |" in written
     assert r"| bad\| |" in written

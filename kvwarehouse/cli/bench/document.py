@@ -27,10 +27,9 @@ def picture_name(plot: Plot) -> str:
 
 
 def _section(results: Sequence[Result], pictures: str) -> str:
-    rounds = ", ".join(dict.fromkeys(r.conditions.get("rounds", "?") for r in results))
     parts = [
         "; ".join(f"{name}: {value}" for name, value in conditions_of(results)) + ".",
-        f"Rounds: {rounds}. Load of the machine before each measure: {_loads(results)}.",
+        f"Alternating rounds of each measure, and the machine's load before it: {_runs(results)}.",
         "### Goals and what was seen",
         _table(goals_table(results), _cell),
     ]
@@ -45,10 +44,12 @@ def _section(results: Sequence[Result], pictures: str) -> str:
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
-def _loads(results: Sequence[Result]) -> str:
-    """Over a minute."""
+def _runs(results: Sequence[Result]) -> str:
+    """The load over a minute."""
     return ", ".join(
-        f"{r.measure} {r.conditions.get('load before', '?').split()[0]}" for r in results
+        f"{result.measure} {result.conditions.get('rounds', '?').partition(',')[0]} at"
+        f" {result.conditions.get('load before', '?').split()[0]}"
+        for result in results
     )
 
 

@@ -89,12 +89,12 @@ def _huge(options: Options, plain: _Arena, huge: _Arena) -> list[Figure]:
 
     warm = alternate(options.rounds, lambda: _load(huge, huge.ns), lambda: _load(plain, plain.ns))
     first = alternate(options.rounds, lambda: first_load(huge), lambda: first_load(plain))
-    mapped = huge_bytes(huge.daemon.pid, str(huge.daemon.arena_dir))
+    mapped = _in_huge_pages(huge)
     limit = "the same on small pages"
     return [
         Figure(
             "arena in huge pages", 100 * mapped / options.dram_bytes, "% of it",
-            limit=100 * huge_bytes(plain.daemon.pid, str(plain.daemon.arena_dir))
+            limit=100 * _in_huge_pages(plain)
             / options.dram_bytes, limit_name="where it lies by default",
         ),
         Figure(
@@ -104,6 +104,10 @@ def _huge(options: Options, plain: _Arena, huge: _Arena) -> list[Figure]:
         Figure.of_speed("first load of a client, huge pages", options.moved_bytes, first, limit),
         Figure.of_speed("further loads, huge pages", options.moved_bytes, warm, limit),
     ]  # fmt: skip
+
+
+def _in_huge_pages(arena: _Arena) -> int:
+    return huge_bytes(arena.daemon.pid, str(arena.daemon.arena_dir / "arena"))
 
 
 def _load(arena: _Arena, ns: OpenNamespace) -> float:

@@ -56,7 +56,7 @@ def figures(found: dict[str, Any], minutes: float) -> list[Figure]:
         ),
         *(
             Figure(
-                f"soak: {who}'s memory at the end",
+                f"soak: memory of the {who} at the end",
                 end[f"{who}: memory, MiB"],
                 "MiB",
                 limit=warm[f"{who}: memory, MiB"],
