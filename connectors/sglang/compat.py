@@ -134,6 +134,12 @@ def pool_facts(pool: Any, name: str) -> PoolFacts:
     )
 
 
+def knows_chains() -> bool:
+    """Whether the keys that SGLang passes as those before a page are those: in buffer mode it also
+    passes spans whose first pages it has left out, without saying so (trim_prefetch_full_head)."""
+    return bool(_leaf("hicache_host_memory_mode", "cache") == "cache")
+
+
 def weights_mark() -> object:
     """Something that changes with the weights of a running engine, as far as SGLang says so: it is
     told a version with them, or it is not."""
