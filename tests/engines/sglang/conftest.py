@@ -4,6 +4,7 @@ model, the scheduler and SGLang's copies between device and host pools (docs/sgl
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import sglang_rig.absent  # noqa: F401 - before anything of SGLang
 pytest.importorskip("sglang", reason="needs SGLang: make test-sglang installs it")
 # Ranks of a test talk to each other on this machine alone.
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+# SGLang compiles its page hash when it is first used: beside the environment, not in a home.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
 
+from kvwarehouse.testing.serving import Serving
 from sglang_rig.engine import Engine, Rank, config, join_ranks
 from sglang_rig.pools import Shape
 
-from kvwarehouse.testing.serving import Serving
-
-_TEST_S = 120
+_TEST_S = 300
 _ROOM = {"dram": "64MiB", "nvme_capacity": "128MiB", "nvme_segment": "8MiB"}
 
 

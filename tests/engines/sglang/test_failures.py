@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sglang.srt.environ import envs
-from sglang_rig.engine import Engine, prompt
-from sglang_rig.pools import PAGE, Shape
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.damage import find, find_one
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
+from sglang_rig.engine import Engine, prompt
+from sglang_rig.pools import PAGE, Shape
 
 ROUNDS = 12
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from kvwarehouse.testing.serving import Serving
 from sglang_rig.engine import config, prompt
 from sglang_rig.pools import PAGE, Shape, content, fill
 from sglang_rig.ranks import Ranks
-
-from kvwarehouse.testing.serving import Serving
 
 
 def extra(serving: Serving, salt: str, **more: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_rig.engine import prompt
-from sglang_rig.pools import PAGE, Shape
 
 from kvwarehouse.testing.serving import Serving
+from sglang_rig.engine import prompt
+from sglang_rig.pools import PAGE, Shape
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head", "page_unified")
 MLA = ("layer_first", "page_first", "page_first_direct")

@@ -1,5 +1,5 @@
-"""One rank: SGLang's real HiCacheController with its threads, on real pools, and the connector loaded
-by its real factory. The test says what the scheduler would.
+"""One rank: SGLang's real HiCacheController with its threads, on real pools, and the connector
+loaded by its real factory. The test says what the scheduler would.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ class Ranks:
     def __init__(
         self, folder: Path, count: int, shape: dict[str, Any], extra: dict[str, Any]
     ) -> None:
-        self._processes = [
-            self._start(folder, rank, count, shape, extra) for rank in range(count)
-        ]
+        self._processes = [self._start(folder, rank, count, shape, extra) for rank in range(count)]
         self._threads = ThreadPoolExecutor(count)
         try:
             assert [self._heard(rank) for rank in range(count)] == [{"ready": True}] * count
