@@ -55,7 +55,6 @@ _CONFIG = (
     "prefill_attention_backend",
     "quantization",
     "quantization_param_path",
-    "torchao_config",
 )
 
 # Of a pool: what tells its bytes apart beside its layout, where it has it.

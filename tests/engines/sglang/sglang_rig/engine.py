@@ -18,7 +18,7 @@ from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from kvwarehouse.testing.until import DEADLINE_S
-from sglang_rig.pools import PAGE, Shape, content, device_pool, fill, host_pool, wipe
+from sglang_rig.pools import PAGE, Shape, content, device_pool, fill_pages, host_pool, wipe
 
 THRESHOLD = PAGE
 
@@ -130,7 +130,7 @@ class Engine:
         ahead = len(before or []) // PAGE
         slots = self.host.alloc(len(tokens) // PAGE * PAGE)
         assert slots is not None
-        fill(self.host, seed)
+        fill_pages(self.host, slots, seed)
         pages = content(self.host, slots)
         self.controller.write_storage(
             slots,

@@ -75,6 +75,20 @@ def fill(host: Any, seed: int) -> None:
         flat.copy_(torch.randint(0, 256, flat.shape, generator=generator, dtype=torch.uint8))
 
 
+def fill_pages(host: Any, slots: torch.Tensor, seed: int) -> None:
+    """Whole pages, each with noise of its own that does not depend on where it lies, written by
+    SGLang's own means; one layout has none."""
+    for number, slot in enumerate(slots.tolist()[:: host.page_size]):
+        generator = torch.Generator().manual_seed((seed * 1009 + number) % (1 << 62))
+        page = torch.randint(
+            0, 256, (host.page_size * host.size_per_token,), generator=generator, dtype=torch.uint8
+        )
+        if host.layout == "page_unified":
+            host.kv_buffer[slot // host.page_size].view(-1).view(torch.uint8).copy_(page)
+        else:
+            host.set_from_flat_data_page(slot, page.view(host.dtype))
+
+
 def wipe(host: Any) -> None:
     for tensor in tensors(host):
         tensor.zero_()
