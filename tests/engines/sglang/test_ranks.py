@@ -1,9 +1,10 @@
-"""Two tensor-parallel ranks, each with SGLang's controller in a process of its own."""
+"""Two tensor-parallel ranks, each with SGLang's controller in a process of its own: it takes half a
+minute to import SGLang there, so tests share them."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,67 +15,79 @@ from sglang_rig.engine import config, prompt
 from sglang_rig.pools import PAGE, Shape, content, fill
 from sglang_rig.ranks import Ranks
 
+SALT = "ranks"
+_CUT = {"kvwarehouse.salt": SALT, "tp_lcm_size": 2}
 
-def extra(serving: Serving, salt: str, **more: Any) -> dict[str, Any]:
-    return config(serving.address, **{"kvwarehouse.salt": salt, **more})
+
+@pytest.fixture(scope="module")
+def two(shared: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Ranks with two of four heads each."""
+    folder = tmp_path_factory.mktemp("two")
+    with Ranks(
+        folder, 2, {"layout": "page_head", "heads": 2}, config(shared.address, **_CUT)
+    ) as it:
+        yield it
+
+
+@pytest.fixture
+def number(seed: int) -> int:
+    """A seed that JSON keeps as it is."""
+    return seed % (1 << 30)
 
 
 def test_a_prompt_is_there_when_both_ranks_stored_their_part_and_each_gets_its_own(
-    shared: Serving, tmp_path: Path, seed: int
+    two: Ranks, number: int
 ) -> None:
-    seed %= 1 << 30
-    with Ranks(tmp_path, 2, {"layout": "page_first"}, extra(shared, "two")) as ranks:
-        first = ranks.one(0, do="store", prompt=seed, pages=4, seed=seed)
-        assert [one["hit"] for one in ranks.all(do="prefetch", prompt=seed, pages=4)] == [0, 0]
-        second = ranks.one(1, do="store", prompt=seed, pages=4, seed=seed + 1)
-        assert first["pages"] != second["pages"]
-        back = ranks.all(do="prefetch", prompt=seed, pages=4)
-        assert [one["tokens"] for one in back] == [4 * PAGE] * 2
-        assert [one["pages"] for one in back] == [first["pages"], second["pages"]]
+    first = two.one(0, do="store", prompt=number, pages=4, seed=number)
+    assert [one["hit"] for one in two.all(do="prefetch", prompt=number, pages=4)] == [0, 0]
+    second = two.one(1, do="store", prompt=number, pages=4, seed=number + 1)
+    assert first["pages"] != second["pages"]
+    back = two.all(do="prefetch", prompt=number, pages=4)
+    assert [one["tokens"] for one in back] == [4 * PAGE] * 2
+    assert [one["pages"] for one in back] == [first["pages"], second["pages"]]
 
 
-def test_ranks_that_lost_different_pages_agree_on_what_all_have(
-    shared: Serving, tmp_path: Path, seed: int
-) -> None:
-    """SGLang takes the least of what its ranks found."""
-    seed %= 1 << 30
-    with Ranks(tmp_path, 2, {"layout": "page_first"}, extra(shared, "lost")) as ranks:
-        ranks.one(0, do="store", prompt=seed, pages=6, seed=seed)
-        ranks.one(1, do="store", prompt=seed, pages=3, seed=seed)
-        back = ranks.all(do="prefetch", prompt=seed, pages=6)
-        assert [one["hit"] for one in back] == [0, 0] or [one["tokens"] for one in back] == [
-            3 * PAGE
-        ] * 2
-
-
-def test_the_latent_cache_is_stored_by_the_first_rank_and_read_by_all(
-    shared: Serving, tmp_path: Path, seed: int
-) -> None:
-    seed %= 1 << 30
-    shape = {"layout": "page_first", "kind": "mla"}
-    with Ranks(tmp_path, 2, shape, extra(shared, "latent")) as ranks:
-        written, skipped = ranks.all(do="store", prompt=seed, pages=4, seed=seed)
-        assert (written["stored"], skipped["stored"]) == (4 * PAGE, 0)
-        for back in ranks.all(do="prefetch", prompt=seed, pages=4):
-            assert back["pages"] == written["pages"]
+def test_of_what_one_rank_lacks_no_rank_has_anything(two: Ranks, number: int) -> None:
+    """The same prompt, of which the second rank stored the first pages alone."""
+    first = two.one(0, do="store", prompt=number, pages=6, seed=number)
+    second = two.one(1, do="store", prompt=number, of=6, pages=3, seed=number)
+    back = two.all(do="prefetch", prompt=number, pages=6)
+    assert [one["tokens"] for one in back] == [3 * PAGE] * 2
+    assert [one["pages"] for one in back] == [first["pages"][:3], second["pages"]]
 
 
 def test_pages_cut_by_heads_serve_one_rank_and_two(
-    start: Any, shared: Serving, tmp_path: Path, seed: int
+    start: Any, shared: Serving, two: Ranks, number: int
 ) -> None:
     """What one rank stored two read, each its heads; what two stored one reads."""
-    seed %= 1 << 30
-    whole = Shape("page_head", heads=4)
-    engine = start(shared.address, whole, tp_lcm_size=2, **{"kvwarehouse.salt": "cut"})
+    engine = start(shared.address, Shape("page_head", heads=4), **_CUT)
     assert engine.controller.storage_config.should_split_heads
-    halves = {"layout": "page_head", "heads": 2}
-    with Ranks(tmp_path, 2, halves, extra(shared, "cut", tp_lcm_size=2)) as ranks:
-        _, pages = engine.store(prompt(seed, 4), seed)
-        back = ranks.all(do="prefetch", prompt=seed, pages=4)
-        assert [one["pages"] for one in back] == [halves_of(pages, rank) for rank in (0, 1)]
-        stored = [ranks.one(r, do="store", prompt=seed + 1, pages=4, seed=seed + r) for r in (0, 1)]
-        found = engine.prefetch(prompt(seed + 1, 4)).pages
-        assert [halves_of(found, rank) for rank in (0, 1)] == [one["pages"] for one in stored]
+    _, pages = engine.store(prompt(number, 4), number)
+    back = two.all(do="prefetch", prompt=number, pages=4)
+    assert [one["pages"] for one in back] == [halves_of(pages, rank) for rank in (0, 1)]
+    orders = [{"do": "store", "prompt": number + 1, "pages": 4, "seed": number + r} for r in (0, 1)]
+    stored = two.each(*orders)
+    found = engine.prefetch(prompt(number + 1, 4)).pages
+    assert [halves_of(found, rank) for rank in (0, 1)] == [one["pages"] for one in stored]
+
+
+def test_without_a_common_cut_one_ranks_pages_are_no_others(
+    start: Any, shared: Serving, two: Ranks, number: int
+) -> None:
+    engine = start(shared.address, Shape("page_head", heads=4), **{"kvwarehouse.salt": SALT})
+    engine.store(prompt(number, 4), number)
+    assert [one["hit"] for one in two.all(do="prefetch", prompt=number, pages=4)] == [0, 0]
+
+
+def test_the_latent_cache_is_stored_by_the_first_rank_and_read_by_all(
+    shared: Serving, tmp_path_factory: pytest.TempPathFactory, number: int
+) -> None:
+    shape, folder = {"layout": "page_first", "kind": "mla"}, tmp_path_factory.mktemp("latent")
+    with Ranks(folder, 2, shape, config(shared.address, **{"kvwarehouse.salt": SALT})) as ranks:
+        written, skipped = ranks.all(do="store", prompt=number, pages=4, seed=number)
+        assert (written["stored"], skipped["stored"]) == (4 * PAGE, 0)
+        for back in ranks.all(do="prefetch", prompt=number, pages=4):
+            assert back["pages"] == written["pages"]
 
 
 def halves_of(pages: list[bytes], rank: int) -> list[str]:
@@ -86,18 +99,6 @@ def halves_of(pages: list[bytes], rank: int) -> list[str]:
         part = tensor[:, :, 2 * rank : 2 * rank + 2].contiguous()
         found.append(hashlib.sha256(part.numpy().tobytes()).hexdigest())
     return found
-
-
-@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
-def test_without_a_common_cut_one_ranks_pages_are_no_others(
-    start: Any, shared: Serving, tmp_path: Path, seed: int, layout: str
-) -> None:
-    seed %= 1 << 30
-    engine = start(shared.address, Shape(layout, heads=4), **{"kvwarehouse.salt": layout})
-    engine.store(prompt(seed, 4), seed)
-    halves = {"layout": layout, "heads": 2}
-    with Ranks(tmp_path, 2, halves, extra(shared, layout)) as ranks:
-        assert [one["hit"] for one in ranks.all(do="prefetch", prompt=seed, pages=4)] == [0, 0]
 
 
 def test_the_heads_of_a_page_are_where_this_test_thinks(start: Any, shared: Serving) -> None:

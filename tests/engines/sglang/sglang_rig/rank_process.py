@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import sglang_rig.absent  # noqa: F401 - before anything of SGLang
 from sglang_rig.engine import Engine, Rank, join_ranks, prompt
-from sglang_rig.pools import Shape
+from sglang_rig.pools import PAGE, Shape
 
 
 def digests(pages: list[bytes]) -> list[str]:
@@ -22,7 +22,9 @@ def digests(pages: list[bytes]) -> list[str]:
 
 
 def answer(engine: Engine, order: dict[str, Any]) -> dict[str, Any]:
-    tokens = prompt(order["prompt"], order["pages"])
+    """of: pages of the prompt, of which the first `pages` are meant; all where it is not said."""
+    whole = prompt(order["prompt"], order.get("of", order["pages"]))
+    tokens = whole[: order["pages"] * PAGE]
     if order["do"] == "store":
         stored, pages = engine.store(tokens, order["seed"])
         return {"stored": stored, "pages": digests(pages)}
