@@ -20,6 +20,13 @@ PEERS := .venv-peers
 # Its own environment too: of Dynamo only the process that is talked to is wanted.
 DYNAMO := ai-dynamo-runtime==1.6.1
 DYNAMO_VENV := .venv-dynamo
+# SGLang asks for another torch and for much that is for GPUs alone, so it is installed by itself,
+# beside what its own parts that are tested import, in an environment of its own.
+SGLANG := sglang==0.5.23
+SGLANG_NEEDS := transformers==5.19.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 \
+  sentencepiece==0.2.1 aiohttp dill fastapi gguf ipython msgspec ninja orjson pillow psutil pybase64 \
+  python-multipart pyzmq requests scipy setuptools torch_memory_saver
+SGLANG_VENV := .venv-sglang
 # A start of an engine is part of a test's time.
 VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -51,6 +58,12 @@ setup-vllm:  ## .venv-vllm with vLLM for the CPU and this project's connector
 setup-dynamo: setup  ## .venv-dynamo with Dynamo's runtime, whose KV indexer reads our events
 	@PYTHON="$(PYTHON)" VENV="$(DYNAMO_VENV)" scripts/dynamo.sh "$(DYNAMO)"
 
+.PHONY: setup-sglang
+setup-sglang:  ## .venv-sglang with SGLang's Python parts and this project's connector
+	@EXTRA=sglang scripts/system_packages.sh
+	@PYTHON="$(PYTHON)" VENV="$(SGLANG_VENV)" BUILD=build/sglang scripts/setup.sh daemon test -- "$(TORCH)" $(SGLANG_NEEDS)
+	@VENV="$(SGLANG_VENV)" scripts/sglang_package.sh "$(SGLANG)"
+
 .PHONY: setup-lint
 setup-lint: setup
 	@VENV="$(VENV)" scripts/requirements.sh lint
@@ -77,10 +90,10 @@ test-python: setup
 
 .PHONY: test-engines
 test-engines: CHOSEN := -m "not slow_engine"
-test-engines: test-transformers test-dynamo test-trtllm test-vllm  ## the tests that need torch or an engine, without the slow ones
+test-engines: test-transformers test-dynamo test-trtllm test-sglang test-vllm  ## the tests that need torch or an engine, without the slow ones
 
 .PHONY: test-engines-full
-test-engines-full: test-transformers test-dynamo test-trtllm test-vllm  ## every test that needs torch or an engine
+test-engines-full: test-transformers test-dynamo test-trtllm test-sglang test-vllm  ## every test that needs torch or an engine
 
 .PHONY: test-transformers
 test-transformers: setup-transformers
@@ -102,6 +115,10 @@ test-vllm: setup-vllm
 	@$(VLLM_PYTEST) tests/engines/vllm --ignore=tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
 	@# By themselves: their models' pages must not be taken for those of the others.
 	@$(VLLM_PYTEST) tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
+
+.PHONY: test-sglang
+test-sglang: setup-sglang
+	@$(SGLANG_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/engines/sglang $(CHOSEN) $(ARGS)
 
 .PHONY: lint
 lint: setup-lint  ## style, types, layers, generated code, native checks
@@ -176,5 +193,5 @@ docs: setup  ## check that what the documents refer to exists
 
 .PHONY: clean
 clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) $(VLLM_VENV) $(DYNAMO_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf build dist $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(DYNAMO_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What the build needs from the system: a C++20 compiler, xxhash.h (both needed), liburing (used if
 # there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed.
-# EXTRA=fuzz: a clang with libFuzzer instead, used if there.
+# EXTRA=fuzz: a clang with libFuzzer instead, used if there. EXTRA=sglang: instead what SGLang
+# compiles its page hash with.
 set -euo pipefail
 compiler=${CXX:-c++}
 
@@ -22,6 +23,10 @@ missing() {
   packages=()
   if [ "${EXTRA:-}" = fuzz ]; then
     has_libfuzzer || packages+=("clang-${CLANG:-14}" "libclang-rt-${CLANG:-14}-dev")
+    return
+  fi
+  if [ "${EXTRA:-}" = sglang ]; then
+    echo '#include <openssl/sha.h>' | compiles || packages+=(libssl-dev)
     return
   fi
   if ! echo 'int main() {}' | compiles; then

@@ -55,7 +55,6 @@ _CONFIG = (
     "prefill_attention_backend",
     "quantization",
     "quantization_param_path",
-    "torchao_config",
 )
 
 # Of a pool: what tells its bytes apart beside its layout, where it has it.
@@ -132,6 +131,12 @@ def pool_facts(pool: Any, name: str) -> PoolFacts:
         heads=int(getattr(pool, "head_num", 0)),
         problem=_pool_problem(pool),
     )
+
+
+def knows_chains() -> bool:
+    """Whether the keys that SGLang passes as those before a page are those: in buffer mode it also
+    passes spans whose first pages it has left out, without saying so (trim_prefetch_full_head)."""
+    return bool(_leaf("hicache_host_memory_mode", "cache") == "cache")
 
 
 def weights_mark() -> object:

@@ -20,8 +20,8 @@ from kvwarehouse_connectors.sglang.memory import PieceMemory
 
 
 class Room(Protocol):
-    def regions(self, part: int) -> kvw.Regions:
-        """Its pages, of one part each."""
+    def regions(self, part: int, begin: int = 0) -> kvw.Regions:
+        """Its pages from `begin` on, of one part each."""
         ...
 
     def take(self, pages: int) -> None:
@@ -34,8 +34,8 @@ class PieceRoom:
         self._memory = memory
         self._pages = pages
 
-    def regions(self, part: int) -> kvw.Regions:
-        return self._memory.regions(self._pages, part)
+    def regions(self, part: int, begin: int = 0) -> kvw.Regions:
+        return self._memory.regions(self._pages[begin:], part)
 
     def take(self, pages: int) -> None:
         return None
@@ -47,13 +47,13 @@ class FlatRoom:
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = list(tensors)
 
-    def regions(self, part: int) -> kvw.Regions:
+    def regions(self, part: int, begin: int = 0) -> kvw.Regions:
         return kvw.Regions.strided(
             self.tensors,
             [0],
             [1],
             [self.tensors[0].nbytes],
-            [[tensor.data_ptr()] for tensor in self.tensors],
+            [[tensor.data_ptr()] for tensor in self.tensors[begin:]],
         )
 
     def take(self, pages: int) -> None:

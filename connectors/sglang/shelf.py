@@ -26,6 +26,8 @@ from kvwarehouse_connectors.sglang.rooms import Room
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+# A load looks so often whether the daemon lives still.
+_SLICE_S = 0.5
 # Of one lookup; the client takes up to 65,536.
 _LOOKUP_KEYS = 16_384
 
@@ -78,10 +80,8 @@ class Shelf:
         began = time.monotonic()
         end = began + (self._options.load_timeout_s if self._alive else 0.0)
         filled = len(span)
-        for part, shard in enumerate(self._options.shards):
-            loaded = self._load_part(span.cut(0, filled), room.regions(part), shard, end)
-            self._counts.why("missed", loaded.missed)
-            filled = int(loaded)
+        for part in range(len(self._options.shards)):
+            filled = self._load_part(span.cut(0, filled), room, part, end)
             if not filled:
                 return 0
         room.take(filled)
@@ -125,15 +125,28 @@ class Shelf:
         present = tiers == kvw.Tier.DRAM if not self._alive else tiers != kvw.Tier.MISSING
         return np.logical_and.accumulate(present) if span.chained else present
 
-    def _load_part(self, span: Span, out: kvw.Regions, shard: int, end_s: float) -> kvw.Loaded:
+    def _load_part(self, span: Span, room: Room, part: int, end_s: float) -> int:
+        """Waits for pages on NVMe a while at a time, so that a daemon that stops is noticed."""
+        filled = 0
+        while True:
+            left = max(0.0, end_s - time.monotonic())
+            rest = span.cut(filled, len(span))
+            loaded = self._load_once(rest, room.regions(part, filled), part, min(left, _SLICE_S))
+            filled += int(loaded)
+            waits = "timeout" in loaded.missed and left > _SLICE_S and self._alive
+            if not waits or filled == len(span):
+                self._counts.why("missed", loaded.missed)
+                return filled
+
+    def _load_once(self, span: Span, out: kvw.Regions, part: int, timeout_s: float) -> kvw.Loaded:
         nothing = kvw.Loaded(0, {"unreachable": len(span)})
         return self._asked(
             span,
             lambda space: space.load(
                 keys=span.runs(),
                 out=out.head(len(span)),
-                shard=shard,
-                timeout_s=max(0.0, end_s - time.monotonic()),
+                shard=self._options.shards[part],
+                timeout_s=timeout_s,
             ),
             nothing,
         )

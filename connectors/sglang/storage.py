@@ -40,6 +40,8 @@ class WarehouseStorage(compat.HiCacheStorage):
         engine = compat.engine_facts(storage_config)
         check_engine(engine, ranks)
         self._by_address = bool(extra.get("interface_v1", 0))
+        self._knows_chains = self._by_address and compat.knows_chains()
+        self._chains: bool | None = None  # whether pages come with the keys before them
         self._check_interface(ranks.tp_lcm_size > ranks.tp_size)
         self._check_weights()
         self._weights_mark = compat.weights_mark()
@@ -83,13 +85,13 @@ class WarehouseStorage(compat.HiCacheStorage):
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the first keys are there."""
-        return longest(every_page(self._there(compat.KV, self._span(keys, extra_info))))
+        return longest(every_page(self._asked(keys, extra_info)))
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
     ) -> Any:
         """The prefixes of `keys` that can be restored from all of the pools."""
-        restorable = every_page(self._there(compat.KV, self._span(keys, extra_info)))
+        restorable = every_page(self._asked(keys, extra_info))
         hits: dict[str, int] = {compat.KV: longest(restorable)}
         for transfer in pool_transfers or ():
             asked = keys[: longest(restorable)]
@@ -198,9 +200,22 @@ class WarehouseStorage(compat.HiCacheStorage):
         return self._pools.get(name) if self._serving else None
 
     def _span(self, keys: list[str], extra_info: Any) -> Span:
-        """SGLang's older interface passes keys alone to loads and stores."""
-        before = getattr(extra_info, "prefix_keys", None) if self._by_address else None
+        """Of a load or a store. SGLang's older interface passes keys alone to them."""
+        before = getattr(extra_info, "prefix_keys", None) if self._knows_chains else None
+        self._chains = before is not None
         return Span.of(keys, before)
+
+    def _asked(self, keys: list[str], extra_info: Any) -> NDArray[np.bool_]:
+        """Of a lookup: there SGLang's hybrid controller passes None where nothing is before the
+        page (0.5.23: an empty list counts as none). Which it means its loads and stores tell, and
+        until the first of them both are tried."""
+        before = getattr(extra_info, "prefix_keys", None) if self._knows_chains else None
+        if before is None and self._chains:
+            before = []
+        there = self._there(compat.KV, Span.of(keys, before))
+        if before is None and self._chains is None and self._knows_chains and not there[:1].any():
+            there = self._there(compat.KV, Span.of(keys, []))
+        return there
 
     def _named(self, transfer: Any, extra_info: Any) -> tuple[str, Span, Any]:
         """Pages of other pools than the KV's stand alone: of a window or a state those before are

@@ -85,6 +85,7 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
     assert warehouse.there(far).all()
     serving.pause()
     try:
+        assert warehouse.load(far, pool.slots(PAGES)) == 0
         until(lambda: not warehouse.there(far).any(), "that the daemon is known to stand still")
         pool.array[...] = 0
         assert warehouse.there(near).all()

@@ -1,0 +1,166 @@
+"""What refuses an attach, what names an engine's weights, and what becomes of it when they change:
+with SGLang's real factory, configuration and pools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt import runtime_context
+from sglang.srt.arg_groups.arg_utils import namespace_of
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.server_args import ServerArgs
+
+import kvwarehouse as kvw
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse_connectors.sglang import WarehouseStorage, compat
+from sglang_rig.engine import config, prompt
+from sglang_rig.hybrid import state_pool
+from sglang_rig.pools import PAGE, Shape
+
+
+def storage_config(serving: Serving, extra: dict[str, Any], **changed: Any) -> HiCacheStorageConfig:
+    values: dict[str, Any] = {
+        "tp_rank": 0,
+        "tp_size": 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "attn_cp_rank": 0,
+        "attn_cp_size": 1,
+        "is_mla_model": False,
+        "enable_storage_metrics": False,
+        "is_page_first_layout": True,
+        "model_name": "tiny",
+        "extra_config": config(serving.address, **extra),
+        **changed,
+    }
+    return HiCacheStorageConfig(**values)
+
+
+def with_engine(**fields: Any) -> Any:
+    """SGLang's configuration in this process, as its scheduler has it."""
+    return runtime_context.get_context().override_server_args(**fields)
+
+
+@pytest.mark.parametrize(
+    ("extra", "changed", "told"),
+    [
+        ({"kvwarehouse.adress": "x"}, {}, "known are address"),
+        ({"kvwarehouse.verify": "never"}, {}, "is not one of always, boundary"),
+        ({"kvwarehouse.weights": ""}, {}, "cannot fingerprint the weights"),
+        ({"kvwarehouse.address": "ftp://x"}, {}, "ftp://x"),
+        ({}, {"attn_cp_size": 2}, "attention context parallelism 2; served: attn_cp_size 1"),
+        ({"interface_v1": 0}, {"tp_lcm_size": 2}, 'needs "interface_v1": 1'),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_sglangs_factory(
+    shared: Serving, extra: dict[str, Any], changed: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(kvw.UsageError) as refused:
+        StorageBackendFactory.create_backend(
+            "dynamic", storage_config(shared, extra, **changed), None
+        )
+    assert told in str(refused.value)
+
+
+def test_a_refused_attach_leaves_the_controller_without_storage(
+    start: Any, shared: Serving, seed: int
+) -> None:
+    with pytest.raises(kvw.UsageError, match="tp_lcm_size 2 with tp_size 1 in layout page_first"):
+        start(shared.address, Shape("page_first"), tp_lcm_size=2)
+    engine = start(shared.address)
+    assert engine.store(prompt(seed, 2), seed)[0] == 2 * PAGE
+
+
+def test_a_pool_that_is_not_known_is_refused_by_name(shared: Serving) -> None:
+    class NewPool(MambaPoolHost):
+        pass
+
+    pool = state_pool("page_first")
+    pool.__class__ = NewPool
+    storage = WarehouseStorage(storage_config(shared, {}), {})
+    try:
+        with pytest.raises(kvw.UsageError, match="host pool mamba NewPool; served"):
+            storage.register_mem_host_pool_v2(pool, "mamba")
+    finally:
+        storage.close()
+
+
+def test_the_backend_is_what_sglang_asks_for() -> None:
+    assert issubclass(WarehouseStorage, HiCacheStorage)
+    ours = {name for name in vars(WarehouseStorage) if not name.startswith("_")}
+    theirs = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
+    assert theirs - ours == {"on_host_pools_registered"}
+
+
+def test_every_name_of_the_configuration_that_is_read_exists_in_this_version() -> None:
+    known = set(namespace_of(ServerArgs))
+    assert [name for name in compat._CONFIG if name not in known] == []
+    others = ("model_path", "nnodes", "tp_size", "pp_size", "load_format", "revision", "lora_paths")
+    more = ("download_dir", "speculative_algorithm", "weight_version", "hicache_host_memory_mode")
+    assert [name for name in (*others, *more) if name not in known] == []
+
+
+def checkpoint(folder: Path, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}" + content)
+    return folder
+
+
+def test_engines_share_by_the_content_of_their_checkpoint_and_their_configuration(
+    start: Any, shared: Serving, tmp_path: Path, seed: int
+) -> None:
+    tokens, unnamed = prompt(seed, 3), {"kvwarehouse.weights": ""}
+    path = checkpoint(tmp_path / "model", b"")
+    with with_engine(model_path=str(path)):
+        first = start(shared.address, **unnamed)
+        first.store(tokens, seed)
+        assert start(shared.address, **unnamed).prefetch(tokens).hit == 3 * PAGE
+    (path / "config.json").write_text("{}")
+    with with_engine(model_path=str(path)):
+        assert start(shared.address, **unnamed).prefetch(tokens).hit == 0
+    checkpoint(path, b"")
+    with with_engine(model_path=str(path), kv_cache_dtype="fp8_e5m2"):
+        assert start(shared.address, **unnamed).prefetch(tokens).hit == 0
+    with with_engine(model_path=str(path)):
+        assert start(shared.address, **unnamed).prefetch(tokens).hit == 3 * PAGE
+    with (
+        with_engine(model_path=str(path), speculative_algorithm="EAGLE"),
+        pytest.raises(kvw.UsageError, match="speculative decoding by EAGLE"),
+    ):
+        start(shared.address, **unnamed)
+
+
+def test_when_the_weights_change_nothing_is_loaded_or_stored_any_more(
+    start: Any, shared: Serving, tmp_path: Path, seed: int
+) -> None:
+    path, tokens = checkpoint(tmp_path / "model", b""), prompt(seed, 3)
+    with with_engine(model_path=str(path)):
+        engine = start(shared.address, **{"kvwarehouse.weights": ""})
+        engine.store(tokens, seed)
+        assert engine.prefetch(tokens).hit == 3 * PAGE
+        runtime_context.get_context().override("test", weight_version="step-2")
+        assert engine.prefetch(tokens).hit == 0
+        assert engine.store(prompt(seed + 1, 3), seed)[0] == 0
+        with pytest.raises(kvw.UsageError, match="they were changed since this engine began"):
+            start(shared.address, **{"kvwarehouse.weights": ""})
+        again = start(shared.address, **{"kvwarehouse.weights": "step-2"})
+        assert again.prefetch(tokens).hit == 0
+        assert again.store(tokens, seed)[0] == 3 * PAGE
+
+
+def test_in_buffer_mode_positions_are_not_believed(
+    start: Any, shared: Serving, tmp_path: Path, seed: int
+) -> None:
+    """SGLang then drops the first pages of a span without moving the keys before it."""
+    path, tokens = checkpoint(tmp_path / "model", b""), prompt(seed, 4)
+    with with_engine(model_path=str(path), hicache_host_memory_mode="buffer_only"):
+        engine = start(shared.address)
+        _, pages = engine.store(tokens, seed, before=[])
+        assert engine.prefetch(tokens).pages == pages
+        assert engine.prefetch(tokens[PAGE:], before=tokens[:PAGE]).pages == pages[1:]
