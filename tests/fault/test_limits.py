@@ -115,6 +115,7 @@ def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
             until(lambda: daemon.core["sessions"] == own, "the sessions of those who left end")
             with daemon.serving.connect(timeout_s=30) as late:
                 late.open(SPACE)
+            until(lambda: daemon.core["sessions"] == own, "the late one's session ends too")
             daemon.check_bounded()
 
 
