@@ -1,6 +1,6 @@
-// What is judged to be damaged. The check of both tiers, from the core's side: it never waits, it is
-// bounded, and what it judges is the copy that a load would get. And promotions, whose pages may be
-// cleared and stored again while they are read.
+// What is judged to be damaged. The check of both tiers, from the core's side: it never waits, it
+// is bounded, and what it judges is the copy that a load would get. And promotions, whose pages may
+// be cleared and stored again while they are read.
 #include <poll.h>
 
 #include "base/error.h"
