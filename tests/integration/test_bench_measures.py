@@ -34,7 +34,7 @@ from kvwarehouse.cli.bench.socket_session import (
 from kvwarehouse.errors import UsageError, WarehouseError
 
 SIZES = Sizes(
-    page_bytes=(64 << 10, 128 << 10),
+    page_bytes=(64 << 10, 256 << 10),
     stored=(500, 2_000),
     indexed=(100, 1_000),
     looked_up=(16, 64),
