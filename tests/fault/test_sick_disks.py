@@ -372,7 +372,7 @@ def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: Sic
             use.store(4)
             assert use.nvme["queued_bytes"] <= 1 << 20
             use.check_says("ok")
-            result = use.client.flush(0.01)
+            result = use.client.flush(0.3)
             assert result.pending + result.not_admitted > 0
             sick.heal()
             use.check_recovers()

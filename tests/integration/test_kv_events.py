@@ -202,6 +202,8 @@ def test_subscriber_of_a_busy_warehouse_that_runs_over_ends_up_right(tmp_path: P
         serving.subscribe() as subscriber,
     ):
         opened = client.open(space())
+        store(client, 400, 1)
+        agrees(subscriber, client)  # the stream has begun: what leaves from here on is told
         for number in range(400):  # some 4,000 pages of room, 8,000 stored
             opened.store(prompt(number, 20), np.zeros((20, PAGE_BYTES), np.uint8))
             if number % 50 == 0:
