@@ -10,7 +10,8 @@
         match = ns.lookup(tokens)    # match.pages, match.tokens, match.by_tier
         filled = ns.load(tokens, out)  # the longest stored prefix, or less; never wrong bytes
 
-`kvw.aio.connect` makes the same client for asyncio. `kvw.embedded(dram="1GiB")` starts a private daemon for scripts and tests.
+`kvw.aio.connect` makes the same client for asyncio. `kvw.embedded(dram="1GiB")` starts a private
+daemon for scripts and tests.
 """
 
 from kvwarehouse import aio

@@ -116,9 +116,7 @@ class Channel:
             await self._drop(channel)
             raise self.dial.explained(error) from error
 
-    def _begin(
-        self, channel: grpc.aio.Channel, method: str, *request: Any, **budget: Any
-    ) -> Any:
+    def _begin(self, channel: grpc.aio.Channel, method: str, *request: Any, **budget: Any) -> Any:
         stub = WarehouseStub(channel)  # type: ignore[no-untyped-call]
         call = getattr(stub, method)(*request, **budget)
         self._calls[call] = channel
@@ -166,15 +164,28 @@ class Channel:
 
 
 async def _sent(call: Any, requests: Iterator[Any]) -> Any:
-    """The answer to a stream of requests, each made when the one before has been taken. By this
-    task alone: when it ends, nothing reads the caller's pages any more."""
+    """The answer to a stream of requests, each made when the one before has been taken. When this
+    ends, nothing reads the caller's pages any more.
+
+    Written by a task beside the one that awaits the answer: a write to a daemon that does not
+    answer waits on, whatever the call's deadline says (grpcio 1.76 to 1.82)."""
+    writing = asyncio.create_task(_write(call, requests))
+    try:
+        return await call
+    finally:
+        writing.cancel()
+        await asyncio.wait((writing,))
+        if not writing.cancelled():
+            writing.result()
+
+
+async def _write(call: Any, requests: Iterator[Any]) -> None:
     try:
         for request in requests:
             await call.write(request)
         await call.done_writing()
-    except asyncio.InvalidStateError:
-        pass  # it was answered before all was sent: the answer says why
+    except (asyncio.InvalidStateError, grpc.RpcError):
+        pass  # it has ended: the answer, or its status, says how
     except BaseException:
         call.cancel()
         raise
-    return await call

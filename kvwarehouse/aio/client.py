@@ -152,8 +152,10 @@ class Client:
 
 
 def _asking(channel: Channel, call: Call[_T]) -> Flow[_T]:
-    return (yield channel.ask(call))
+    answer: _T = yield channel.ask(call)
+    return answer
 
 
 def _controlling(ends: Ends) -> Flow[Control]:
-    return (yield ends.path.control())
+    page: Control = yield ends.path.control()
+    return page

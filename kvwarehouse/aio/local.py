@@ -1,4 +1,4 @@
-"""The data path of a client on the daemon's host, for asyncio: shared memory, in the loop where that
+"""The data path of a client on the daemon's host, for asyncio: shared memory, in the loop where it
 takes microseconds, in a thread where it copies or may wait.
 
 Used in one event loop; the path beneath is thread-safe.
@@ -77,7 +77,9 @@ class LocalPath:
     async def store(
         self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
     ) -> Storing:
-        return await self._within(partial(self._path.store, space, prefix, window, pages), timeout_s)
+        return await self._within(
+            partial(self._path.store, space, prefix, window, pages), timeout_s
+        )
 
     async def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
         if not timeout_s and self._inline(prefix):

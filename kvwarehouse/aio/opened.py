@@ -63,12 +63,14 @@ class OpenNamespace:
         first: int = 0,
         timeout_s: float = 5.0,
     ) -> StoreResult:
-        """As kvwarehouse.OpenNamespace.store. timeout_s counts the wait for a thread too; where none
-        came free in it: TransportError (code "deadline").
+        """As kvwarehouse.OpenNamespace.store. timeout_s counts the wait for a thread too; where
+        none came free in it: TransportError (code "deadline").
 
         Cancelled, it may have stored some pages, all or none. `pages` are read until the task has
         ended: with a local daemon that is when the copy has, at most timeout_s later."""
-        return await self._life.run(self._moves.store(tokens, keys, pages, (first, shard), timeout_s))
+        return await self._life.run(
+            self._moves.store(tokens, keys, pages, (first, shard), timeout_s)
+        )
 
     async def pin(
         self,
@@ -78,8 +80,8 @@ class OpenNamespace:
         first: int = 0,
         timeout_s: float = 0.0,
     ) -> Pins:
-        """As kvwarehouse.OpenNamespace.pin; the Pins are the same, and releasing them does not wait:
-        `with await ns.pin(tokens) as pins`. Cancelled, nothing is pinned.
+        """As kvwarehouse.OpenNamespace.pin; the Pins are the same, and releasing them does not
+        wait: `with await ns.pin(tokens) as pins`. Cancelled, nothing is pinned.
 
         With timeout_s=0 it runs where lookup does; else in a thread, as a load."""
         return await self._life.run(self._moves.pin(tokens, keys, first, timeout_s))

@@ -1,5 +1,5 @@
-"""Which of several warehouses has how much of a prompt, asked from an event loop: the twin of who_has
-in kvwarehouse/client/routing.py."""
+"""Which of several warehouses has how much of a prompt, asked from an event loop: the twin of
+who_has in kvwarehouse/client/routing.py. Stateless."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 _T = TypeVar("_T")
 
 THREADS: Final = 8
-"""Enough to keep memory busy while some wait for a disk; a copy is limited by memory long before."""
+"""Enough to keep memory busy while some wait for a disk; memory is the limit long before."""
 
 
 class Threads:

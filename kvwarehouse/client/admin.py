@@ -42,9 +42,7 @@ class StoredPage:
     sealed_at_ns: int
 
 
-def open_namespace(
-    space: Namespace, address: object, timeout_s: float | None = None
-) -> Call[None]:
+def open_namespace(space: Namespace, address: object, timeout_s: float | None = None) -> Call[None]:
     """Registers `space`, or finds it. Raises UsageError where its pages fit no slab."""
 
     def check(answer: pb.OpenNamespaceResponse) -> None:

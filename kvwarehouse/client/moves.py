@@ -52,12 +52,11 @@ class Moves:
 
     def tiers(self, tokens: Any, keys: Keys | None, counted: bool) -> Flow[NDArray[np.uint8]]:
         prefix = prefix_of(self.space, tokens, keys)
-        return (
-            yield from self._reopening(
-                lambda: self._path.tiers(self.space, prefix, counted=counted),
-                lambda: np.zeros(prefix.pages, np.uint8),
-            )
+        found: NDArray[np.uint8] = yield from self._reopening(
+            lambda: self._path.tiers(self.space, prefix, counted=counted),
+            lambda: np.zeros(prefix.pages, np.uint8),
         )
+        return found
 
     def load(
         self, tokens: Any, keys: Keys | None, out: Any, window: tuple[int, int], timeout_s: float

@@ -194,9 +194,7 @@ class AskOne:
         return Call("WhoHas", self.request, decode)
 
     def unasked(self) -> Answer:
-        return Answer(
-            self.address, problem="was not asked: the others took all of the time"
-        )
+        return Answer(self.address, problem="was not asked: the others took all of the time")
 
     def failed(self, error: WarehouseError, began: float) -> Answer:
         return Answer(self.address, seconds=time.monotonic() - began, problem=error.message)

@@ -8,9 +8,7 @@ whole pages. A Filling belongs to one load; all else is stateless.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from kvwarehouse.client.calls import Call
 from kvwarehouse.client.dial import Dial, server_wait_s
