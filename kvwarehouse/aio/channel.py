@@ -49,12 +49,6 @@ class Channel:
         if channel is not None:
             await self._end(channel)
 
-    def end_streams(self) -> None:
-        """Ends watches and checks, which go on until they are ended, and leaves other calls."""
-        for call in list(self._calls):
-            if isinstance(call, grpc.aio.UnaryStreamCall):
-                call.cancel()
-
     async def ask(self, call: Call[_T]) -> _T:
         """One unary call. Its request may be a function that makes an iterator of requests."""
 

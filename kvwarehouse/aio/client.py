@@ -117,9 +117,9 @@ class Client:
         return self._channel.stream(admin.check(space, repair=repair))
 
     async def close(self) -> None:
-        """Ends the session: pins go, watches and checks end. Other calls under way are waited for,
-        at most the client's timeout_s, and fail then. More than once is once, and nothing in a
-        forked child. Cancelled, it goes on in the background."""
+        """Ends the session: pins go. Calls under way are waited for, at most the client's
+        timeout_s; then they fail, as watches and checks do. More than once is once, and nothing in
+        a forked child. Cancelled, it goes on in the background."""
         if self._life.forked:
             return
         self._life.check_loop()
@@ -143,7 +143,6 @@ class Client:
         return await self._life.run(_asking(self._channel, call))
 
     async def _close(self) -> None:
-        self._channel.end_streams()
         await self._life.idle(self._channel.timeout_s)
         try:
             await self._path.close()
