@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -127,6 +128,24 @@ def test_daemon_killed_in_the_middle_fails_calls_and_hangs_none(
                 assert await ns.store(prompt(50), pages_of(50))
                 assert await check_right_or_missing(ns, 50) == 4
             await settled(client)
+
+    asyncio.run(run())
+
+
+def test_namespace_is_registered_again_at_a_daemon_that_lost_everything(
+    serving: Serving, path: str
+) -> None:
+    async def run() -> None:
+        async with await connected(serving, path) as client:
+            ns = await client.open(SPACE)
+            await ns.store(prompt(1), pages_of(1))
+            serving.stop()
+            serving.lose_arena()
+            shutil.rmtree(serving.nvme_dir)
+            serving.start()
+            assert (await ns.store(prompt(2), pages_of(2), timeout_s=WAIT_S)).stored == 4
+            assert await check_right_or_missing(ns, 2) == 4
+            assert (await ns.lookup(prompt(1))).pages == 0
 
     asyncio.run(run())
 
