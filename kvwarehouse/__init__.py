@@ -10,9 +10,11 @@
         match = ns.lookup(tokens)    # match.pages, match.tokens, match.by_tier
         filled = ns.load(tokens, out)  # the longest stored prefix, or less; never wrong bytes
 
-`kvw.embedded(dram="1GiB")` starts a private daemon for scripts and tests.
+`kvw.aio.connect` makes the same client for asyncio. `kvw.embedded(dram="1GiB")` starts a private
+daemon for scripts and tests.
 """
 
+from kvwarehouse import aio
 from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
 from kvwarehouse.embedded import PrivateDaemon, embedded
 from kvwarehouse.errors import (
@@ -65,6 +67,7 @@ __all__ = [
     "TransportError",
     "UsageError",
     "WarehouseError",
+    "aio",
     "connect",
     "default_address",
     "embedded",

@@ -1,12 +1,13 @@
-"""The administrative calls of the service, as plain values. Thread-safe as its channel is."""
+"""The administrative calls of the service, and their answers as plain values. Stateless."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvwarehouse.client.channel import Channel, server_wait_s
+from kvwarehouse.client.calls import Call
+from kvwarehouse.client.dial import server_wait_s
+from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import UsageError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
@@ -41,97 +42,116 @@ class StoredPage:
     sealed_at_ns: int
 
 
-class Admin:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+def open_namespace(space: Namespace, address: object, timeout_s: float | None = None) -> Call[None]:
+    """Registers `space`, or finds it. Raises UsageError where its pages fit no slab."""
 
-    def open_namespace(self, space: Namespace, timeout_s: float | None = None) -> None:
-        """Registers `space`, or finds it, within timeout_s (None: the channel's). Raises UsageError
-        where its pages fit no slab."""
-        request = pb.OpenNamespaceRequest(namespace=namespace_to_wire(space), id=space.id)
-        answer = self._channel.call("OpenNamespace", request, timeout_s)
+    def check(answer: pb.OpenNamespaceResponse) -> None:
         if answer.namespace.id != space.id:
             raise UsageError(
-                f"{self._channel.address} computes another id for the namespace; client and daemon"
-                " are of versions that do not fit, upgrade the older",
+                f"{address} computes another id for the namespace; client and daemon are of"
+                " versions that do not fit, upgrade the older",
                 code="bad_namespace",
             )
 
-    def status(self) -> dict[str, Any]:
-        answer = self._channel.call("Status", pb.StatusRequest())
-        return plain(answer.status)
+    request = pb.OpenNamespaceRequest(namespace=namespace_to_wire(space), id=space.id)
+    return Call("OpenNamespace", request, check, timeout_s)
 
-    def namespaces(self) -> list[StoredNamespace]:
-        answer = self._channel.call("ListNamespaces", pb.ListNamespacesRequest())
-        return [
-            StoredNamespace(
-                namespace_from_wire(info.fields),
-                info.ordinal,
-                info.clear_epoch,
-                info.created_at_ns,
-            )
-            for info in answer.namespaces
-        ]
 
-    def pages(self, space: Namespace) -> Iterator[StoredPage]:
-        """All pages of a namespace, fetched 1,000 at a time, so what changes meanwhile may or may
-        not be among them."""
-        after = 0
-        while True:
-            request = pb.ListPagesRequest(namespace_id=space.id, after=after, limit=MAX_LIST_PAGES)
-            answer = self._channel.call("ListPages", request)
-            for page in answer.pages:
-                yield StoredPage(
-                    page.id,
-                    page.key,
-                    page.parent,
-                    page.position,
-                    tuple(page.tiers),
-                    page.bytes,
-                    page.sealed_at_ns,
-                )
-            if answer.next <= after:
-                return
-            after = answer.next
+def status() -> Call[dict[str, Any]]:
+    return Call("Status", pb.StatusRequest(), lambda answer: plain(answer.status))
 
-    def clear(self, space: Namespace | None) -> int:
-        request = pb.ClearRequest(**_target(space))
-        return int(self._channel.call("Clear", request).pages)
 
-    def evict(self, space: Namespace | None, pages: int, tiers: str) -> int:
-        request = pb.EvictRequest(pages=pages, tiers=tiers, **_target(space))
-        return int(self._channel.call("Evict", request).pages)
+def namespaces() -> Call[list[StoredNamespace]]:
+    return Call("ListNamespaces", pb.ListNamespacesRequest(), _namespaces)
 
-    def flush(self, timeout_s: float) -> FlushResult:
-        request = pb.FlushRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
-        return _flushed(self._channel.call("Flush", request, timeout_s or None))
 
-    def drain(self, timeout_s: float) -> FlushResult:
-        request = pb.DrainRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
-        return _flushed(self._channel.call("Drain", request, timeout_s or None).flush)
+def pages(space: Namespace, after: int) -> Call[tuple[list[StoredPage], int]]:
+    """The next pages behind index position `after`, at most 1,000, and where to go on: at no later
+    position when these were the last. What changes meanwhile may or may not be among them."""
+    request = pb.ListPagesRequest(namespace_id=space.id, after=after, limit=MAX_LIST_PAGES)
+    return Call("ListPages", request, _pages)
 
-    def sweep(self) -> int:
-        return int(self._channel.call("Sweep", pb.SweepRequest()).pages)
 
-    def miss_ratio(self, space: Namespace | None) -> MissRatio:
-        answer = self._channel.call("MissRatio", pb.MissRatioRequest(**_target(space)))
-        return MissRatio(
-            answer.uses,
-            answer.uses_lost,
-            answer.since_s,
-            answer.share,
-            tuple(answer.sizes_bytes),
-            tuple(answer.hits),
+def clear(space: Namespace | None) -> Call[int]:
+    return Call("Clear", pb.ClearRequest(**_target(space)), _count)
+
+
+def evict(space: Namespace | None, pages: int, tiers: str) -> Call[int]:
+    return Call("Evict", pb.EvictRequest(pages=pages, tiers=tiers, **_target(space)), _count)
+
+
+def flush(timeout_s: float) -> Call[FlushResult]:
+    timeout_s = checked_timeout(timeout_s)
+    request = pb.FlushRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
+    return Call("Flush", request, _flushed, timeout_s or None)
+
+
+def drain(timeout_s: float) -> Call[FlushResult]:
+    timeout_s = checked_timeout(timeout_s)
+    request = pb.DrainRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
+    return Call("Drain", request, lambda answer: _flushed(answer.flush), timeout_s or None)
+
+
+def sweep() -> Call[int]:
+    return Call("Sweep", pb.SweepRequest(), _count)
+
+
+def miss_ratio(space: Namespace | None) -> Call[MissRatio]:
+    return Call("MissRatio", pb.MissRatioRequest(**_target(space)), _miss_ratio)
+
+
+def check(space: Namespace | None, *, repair: bool) -> Call[CheckProgress]:
+    """Its answers are streamed."""
+    request = pb.CheckRequest(repair=repair, **_target(space))
+    return Call("Check", request, _progress, _CHECK_TIMEOUT_S)
+
+
+def _namespaces(answer: pb.ListNamespacesResponse) -> list[StoredNamespace]:
+    return [
+        StoredNamespace(
+            namespace_from_wire(info.fields), info.ordinal, info.clear_epoch, info.created_at_ns
         )
+        for info in answer.namespaces
+    ]
 
-    def check(self, space: Namespace | None, *, repair: bool) -> Iterator[CheckProgress]:
-        request = pb.CheckRequest(repair=repair, **_target(space))
-        for answer in self._channel.stream("Check", request, _CHECK_TIMEOUT_S):
-            yield CheckProgress(
-                tuple(_tier_check(tier) for tier in answer.tiers),
-                tuple(BadCopy(page.key, page.tier, page.reason) for page in answer.bad),
-                answer.done,
-            )
+
+def _pages(answer: pb.ListPagesResponse) -> tuple[list[StoredPage], int]:
+    listed = [
+        StoredPage(
+            page.id,
+            page.key,
+            page.parent,
+            page.position,
+            tuple(page.tiers),
+            page.bytes,
+            page.sealed_at_ns,
+        )
+        for page in answer.pages
+    ]
+    return listed, answer.next
+
+
+def _miss_ratio(answer: pb.MissRatioResponse) -> MissRatio:
+    return MissRatio(
+        answer.uses,
+        answer.uses_lost,
+        answer.since_s,
+        answer.share,
+        tuple(answer.sizes_bytes),
+        tuple(answer.hits),
+    )
+
+
+def _progress(answer: pb.CheckResponse) -> CheckProgress:
+    return CheckProgress(
+        tuple(_tier_check(tier) for tier in answer.tiers),
+        tuple(BadCopy(page.key, page.tier, page.reason) for page in answer.bad),
+        answer.done,
+    )
+
+
+def _count(answer: Any) -> int:
+    return int(answer.pages)
 
 
 def _target(space: Namespace | None) -> dict[str, Any]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 from kvwarehouse.client.address import parse_address
-from kvwarehouse.client.channel import Channel, Credentials
+from kvwarehouse.client.channel import Channel
 from kvwarehouse.client.client import Client
-from kvwarehouse.client.path import DataPath
+from kvwarehouse.client.dial import Credentials
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.client.remote import RemotePath
-from kvwarehouse.errors import TransportError, UsageError
-
-Verify = Literal["always", "boundary"]
+from kvwarehouse.client.session import Verify, checked_session, local_path
 
 
 def connect(  # noqa: PLR0913  all but the address by name, and each for some callers only
@@ -42,21 +39,12 @@ def connect(  # noqa: PLR0913  all but the address by name, and each for some ca
 
     The client is a context manager. It survives restarts of the daemon. Raises TransportError when
     there is no daemon, at once; UsageError on a bad argument."""
-    if verify not in ("always", "boundary"):
-        raise UsageError(f'verify = {verify!r}; use "always" or "boundary"', code="bad_verify")
     where = parse_address(address)
-    if patience_s is not None:
-        patience_s = checked_timeout(patience_s, "patience_s")
-    if not where.local:
-        if patience_s is not None or read_only:
-            raise UsageError(
-                f"patience_s and read_only are for shared memory, and {where} shares none; leave"
-                " them out, or connect to the daemon of this host by its unix:// address",
-                code="unsupported",
-            )
+    session = checked_session(where, verify, patience_s, read_only)
+    if session is None:
         return connect_grpc(address, token=token, tls=tls, timeout_s=timeout_s)
     channel = Channel(where, Credentials(token, tls), checked_timeout(timeout_s))
-    return Client(channel, _local_path(channel, verify, patience_s, bool(read_only)))
+    return Client(channel, local_path(channel.dial, session))
 
 
 def connect_grpc(
@@ -76,22 +64,3 @@ def connect_grpc(
         client.close()
         raise
     return client
-
-
-def _local_path(
-    channel: Channel, verify: Verify, patience_s: float | None, read_only: bool
-) -> DataPath:
-    # Not at the top: remote clients, and tests of them, need no native core.
-    from kvwarehouse.client.local import LocalPath, Session
-
-    try:
-        session = Session(verify, patience_s, read_only)
-        return LocalPath(channel.address, session, channel.timeout_s)
-    except TransportError as error:
-        if error.code != "no_daemon":
-            raise
-        raise TransportError(
-            f"no daemon at {channel.address} ({error}); {channel.address.start_hint}",
-            code="no_daemon",
-            context={"address": channel.address},
-        ) from error

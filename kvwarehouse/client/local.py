@@ -6,9 +6,6 @@ client reconnects by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,19 +14,11 @@ from kvwarehouse.client.address import Address
 from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.session import Session
 from kvwarehouse.types import Control, Namespace
 
 _DRAINING = 2
 """ControlState::draining of native/control/control.h."""
-
-
-@dataclass(frozen=True)
-class Session:
-    """How a client on the daemon's host works; `connect` explains the fields."""
-
-    verify: Literal["always", "boundary"] = "always"
-    patience_s: float | None = None
-    read_only: bool = False
 
 
 class LocalPath(DataPath):
@@ -37,6 +26,7 @@ class LocalPath(DataPath):
 
     def __init__(self, address: Address, session: Session, timeout_s: float) -> None:
         self.patient = session.patience_s != 0
+        self.timeout_s = timeout_s
         self.native = engine.NativeClient(
             address.path,
             session.verify == "always",

@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvwarehouse.client.address import parse_address
-from kvwarehouse.client.channel import Channel, Credentials
+from kvwarehouse.client.address import Address, parse_address
+from kvwarehouse.client.calls import Call
+from kvwarehouse.client.channel import Channel
+from kvwarehouse.client.dial import Credentials
 from kvwarehouse.client.keys import checked_keys
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.client.tokens import token_array
@@ -123,50 +125,79 @@ def who_has(
 
     token, tls: for addresses host:port, as in kvwarehouse.connect. Raises UsageError for an address
     or a prompt that is none, and for more than MAX_WAREHOUSES addresses."""
+    timeout_s = checked_timeout(timeout_s)
+    asked = questions(addresses, question, Credentials(token, tls))
+    until = time.monotonic() + timeout_s
+    with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
+        answers = [pool.submit(_ask, one, until) for one in asked]
+        return [each.result() for each in answers]
+
+
+def _ask(one: AskOne, until: float) -> Answer:
+    began = time.monotonic()
+    if until <= began:
+        return one.unasked()
+    channel = Channel(one.where, one.credentials, until - began)
+    try:
+        return channel.ask(one.call(began))
+    except WarehouseError as error:
+        return one.failed(error, began)
+    finally:
+        channel.close()
+
+
+def questions(
+    addresses: Sequence[str], question: Question, credentials: Credentials
+) -> list[AskOne]:
+    """What goes to whom, checked; `who_has` says what is refused."""
     if not 1 <= len(addresses) <= MAX_WAREHOUSES:
         raise UsageError(
             f"{len(addresses)} addresses; give 1 to {MAX_WAREHOUSES}", code="bad_address"
         )
     if len(set(addresses)) != len(addresses):
         raise UsageError("an address is given twice; give each once", code="bad_address")
-    timeout_s = checked_timeout(timeout_s)
     request = question.to_wire()
-    channels = []
+    asked = []
     for address in addresses:
         where = parse_address(address)
-        credentials = Credentials() if where.local else Credentials(token, tls)
-        channels.append(Channel(where, credentials, timeout_s))
-    until = time.monotonic() + timeout_s
-    with ThreadPoolExecutor(min(_THREADS, len(channels))) as pool:
-        asked = [
-            pool.submit(_ask, address, channel, request, until)
-            for address, channel in zip(addresses, channels, strict=True)
-        ]
-        return [each.result() for each in asked]
+        trust = Credentials() if where.local else credentials
+        trust.check(where)
+        asked.append(AskOne(address, where, trust, request))
+    return asked
 
 
-def _ask(address: str, channel: Channel, request: pb.WhoHasRequest, until: float) -> Answer:
-    began = time.monotonic()
-    try:
-        left_s = until - began
-        if left_s <= 0:
-            return Answer(address, problem="was not asked: the others took all of the time")
-        answer = channel.call("WhoHas", request, left_s)
-    except WarehouseError as error:
-        return Answer(address, seconds=time.monotonic() - began, problem=error.message)
-    finally:
-        channel.close()
-    return Answer(
-        address=address,
-        warehouse_id=answer.warehouse_id,
-        name=answer.name,
-        draining=answer.draining,
-        holding=_holding(answer.holdings[0]) if answer.holdings else None,
-        streams=answer.load.streams,
-        promotions_in_flight=answer.load.promotions_in_flight,
-        nvme_read_bytes_per_s=answer.load.nvme_read_bytes_per_s,
-        seconds=time.monotonic() - began,
-    )
+@dataclass(frozen=True)
+class AskOne:
+    """The question to one warehouse, and what its answer or silence means."""
+
+    address: str
+    where: Address
+    credentials: Credentials
+    request: pb.WhoHasRequest
+
+    def call(self, began: float) -> Call[Answer]:
+        """began: by time.monotonic."""
+
+        def decode(answer: pb.WhoHasResponse) -> Answer:
+            return Answer(
+                address=self.address,
+                warehouse_id=answer.warehouse_id,
+                name=answer.name,
+                draining=answer.draining,
+                holding=_holding(answer.holdings[0]) if answer.holdings else None,
+                streams=answer.load.streams,
+                promotions_in_flight=answer.load.promotions_in_flight,
+                nvme_read_bytes_per_s=answer.load.nvme_read_bytes_per_s,
+                seconds=time.monotonic() - began,
+            )
+
+        return Call("WhoHas", self.request, decode)
+
+    def unasked(self) -> Answer:
+        return Answer(self.address, problem="was not asked: the others took all of the time")
+
+    def failed(self, error: WarehouseError, began: float) -> Answer:
+        return Answer(self.address, seconds=time.monotonic() - began, problem=error.message)
 
 
 def _holding(held: pb.Holding) -> Holding:

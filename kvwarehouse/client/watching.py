@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvwarehouse.client.channel import Channel
+from kvwarehouse.client.calls import Call
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -40,10 +39,14 @@ class Changes:
     """All that was stored when the watch began has been said."""
 
 
-def watch(channel: Channel, space: Namespace | None) -> Iterator[Changes]:
+def watch(space: Namespace | None) -> Call[Changes]:
+    """Its answers are streamed."""
     request = pb.WatchRequest(namespace_id=space.id if space is not None else b"")
-    for answer in channel.stream("Watch", request, LONGEST_WATCH_S):
-        yield Changes(tuple(_change(change) for change in answer.changes), answer.synced)
+    return Call("Watch", request, _changes, LONGEST_WATCH_S)
+
+
+def _changes(answer: pb.WatchResponse) -> Changes:
+    return Changes(tuple(_change(change) for change in answer.changes), answer.synced)
 
 
 def _change(change: pb.PageChange) -> PageChange:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvwarehouse.client.client import Client
-from kvwarehouse.client.connect import Verify, connect
+from kvwarehouse.client.connect import connect
+from kvwarehouse.client.session import Verify
 from kvwarehouse.embedded.private import PrivateDaemon
 
 __all__ = ["PrivateDaemon", "embedded"]

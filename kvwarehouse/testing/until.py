@@ -5,9 +5,10 @@ Stateless; thread-safe.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 DEADLINE_S = 60.0
@@ -28,3 +29,17 @@ def until(ask: Callable[[], _T | None], what: str, *, deadline_s: float = DEADLI
         if time.monotonic() > end:
             raise AssertionError(f"not within {deadline_s:.0f} s: {what} (last seen: {answer!r})")
         never.wait(_STEP_S)
+
+
+async def until_awaited(
+    ask: Callable[[], Awaitable[_T | None]], what: str, *, deadline_s: float = DEADLINE_S
+) -> _T:
+    """As `until`, in an event loop, which goes on in between."""
+    end = time.monotonic() + deadline_s
+    while True:
+        answer = await ask()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s:.0f} s: {what} (last seen: {answer!r})")
+        await asyncio.sleep(_STEP_S)

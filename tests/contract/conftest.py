@@ -1,23 +1,27 @@
 """Where the contract of clients is tested: every data path there is, each on a daemon of its own.
 
 local, remote: the real daemon, by shared memory and by gRPC. model: gRPC to the real service over a
-model of the core (kvwarehouse/testing), which needs no native build.
+model of the core (kvwarehouse/testing), which needs no native build. Each twice: by the blocking
+client, and by the one of asyncio, driven on a loop of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvwarehouse import Client, Namespace, OpenNamespace, connect
+from kvwarehouse import Client, Namespace, OpenNamespace, aio, connect
+from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse.testing.looped import Looped
 from kvwarehouse.testing.served import Served
 
 PATHS = ("local", "remote", "model")
+KINDS = ("blocking", "asyncio")
 PAGE_TOKENS = 4
 PAGE_BYTES = 4096
 
@@ -44,15 +48,34 @@ def address(path: str, request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("model_daemon" if path == "model" else "real_daemon"))
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def client(path: str, address: str) -> Iterator[Client]:
-    with connect(address) if path == "local" else connect_grpc(address) as client:
+def connected(kind: str) -> Callable[[str, str], Client]:
+    """Connects to an address, over a path."""
+
+    def make(path: str, address: str) -> Client:
+        local = path == "local"
+        if kind == "blocking":
+            return connect(address) if local else connect_grpc(address)
+        join = aio.connect if local else aio_connect_grpc
+        return Looped(lambda: join(address))  # type: ignore[return-value]  it has the same calls
+
+    return make
+
+
+@pytest.fixture
+def client(path: str, address: str, connected: Callable[[str, str], Client]) -> Iterator[Client]:
+    with connected(path, address) as client:
         yield client
 
 
 @pytest.fixture
-def another(path: str, address: str) -> Iterator[Client]:
-    with connect(address) if path == "local" else connect_grpc(address) as client:
+def another(path: str, address: str, connected: Callable[[str, str], Client]) -> Iterator[Client]:
+    with connected(path, address) as client:
         yield client
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvwarehouse import Client, KeyRun, Namespace, OpenNamespace, Tier, UsageError, connect
+from kvwarehouse import Client, KeyRun, Namespace, OpenNamespace, Tier, UsageError
 from kvwarehouse.embedded import PrivateDaemon
 
 TOKENS = list(range(100, 140))
@@ -67,9 +67,9 @@ def test_remote_client_has_nothing_of_shared_memory(
 
 
 @pytest.fixture
-def tiered(tmp_path: Path) -> Iterator[Client]:
+def tiered(tmp_path: Path, connected: Callable[[str, str], Client]) -> Iterator[Client]:
     settings = {"dram": "64MiB", "nvme_dir": str(tmp_path / "nvme"), "nvme_capacity": "1GiB"}
-    with PrivateDaemon(settings) as daemon, connect(daemon.address) as client:
+    with PrivateDaemon(settings) as daemon, connected("local", daemon.address) as client:
         yield client
 
 

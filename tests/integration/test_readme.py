@@ -10,11 +10,17 @@ import pytest
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
-def test_python_of_the_readme_runs_as_it_is_written(tmp_path: Path) -> None:
-    found = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert found, "the README has no Python"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_readme_has_an_example_of_each_client() -> None:
+    assert ["kvw.aio" in example for example in EXAMPLES] == [False, True]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["blocking", "asyncio"][: len(EXAMPLES)])
+def test_python_of_the_readme_runs_as_it_is_written(tmp_path: Path, example: str) -> None:
     script = tmp_path / "readme.py"
-    script.write_text(found[1], encoding="utf-8")
+    script.write_text(example, encoding="utf-8")
     ran = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -108,10 +108,10 @@ def test_error_of_the_core_keeps_its_class_code_and_context(tmp_path: Path) -> N
 def test_client_refuses_calls_after_a_fork(tmp_path: Path) -> None:
     with Served(tmp_path) as served, connect_grpc(address_of(served)) as client:
         # A real fork beside running gRPC threads may hang; the client only looks at its pid.
-        client._channel._pid = os.getpid() - 1
+        client._channel.dial.pid = os.getpid() - 1
         with pytest.raises(TransportError, match="fork") as caught:
             client.status()
-        client._channel._pid = os.getpid()
+        client._channel.dial.pid = os.getpid()
     assert not caught.value.retryable
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.client.remote import _chunks, _Filling
+from kvwarehouse.client.transfer import Filling, chunks
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import CHUNK_BYTES
 
@@ -35,7 +35,7 @@ def test_pages_are_whole_wherever_the_stream_is_cut(
 ) -> None:
     out, regions = made(pages, page_bytes)
     data = np.random.default_rng(1).integers(0, 256, pages * page_bytes, dtype=np.uint8).tobytes()
-    filling = _Filling(regions, pages)
+    filling = Filling(regions, pages)
     sent = 0
     for cut in cuts:
         filling.add(data[sent : sent + cut])
@@ -48,14 +48,14 @@ def test_pages_are_whole_wherever_the_stream_is_cut(
 
 def test_summary_that_counts_less_than_was_sent_is_believed() -> None:
     _, regions = rows(3, 4)
-    filling = _Filling(regions, 3)
+    filling = Filling(regions, 3)
     filling.add(b"abcdefgh")
     assert filling.finish(1, {"mismatch": 2}) == (1, {"mismatch": 2})
 
 
 def test_summary_that_counts_more_than_was_sent_is_refused() -> None:
     _, regions = rows(3, 4)
-    filling = _Filling(regions, 3)
+    filling = Filling(regions, 3)
     filling.add(b"abcdefg")
     with pytest.raises(TransportError, match="counts 2 pages and sent 1"):
         filling.finish(2, {})
@@ -63,7 +63,7 @@ def test_summary_that_counts_more_than_was_sent_is_refused() -> None:
 
 def test_stream_longer_than_what_was_asked_for_is_refused() -> None:
     _, regions = rows(2, 4)
-    filling = _Filling(regions, 1)
+    filling = Filling(regions, 1)
     with pytest.raises(TransportError, match="more than the 1 pages"):
         filling.add(b"abcde")
 
@@ -73,7 +73,7 @@ def test_stream_longer_than_what_was_asked_for_is_refused() -> None:
 def test_chunks_are_the_pages_bytes_and_never_too_large(made: Any, page_bytes: int) -> None:
     array, regions = made(5, page_bytes)
     array[:] = np.random.default_rng(2).integers(0, 256, array.shape, dtype=np.uint8)
-    chunks = list(_chunks(regions, 5))
-    assert b"".join(chunks) == array.tobytes()
-    assert max(map(len, chunks)) <= CHUNK_BYTES
-    assert len(chunks) == -(-array.nbytes // CHUNK_BYTES)
+    sent = list(chunks(regions, 5))
+    assert b"".join(sent) == array.tobytes()
+    assert max(map(len, sent)) <= CHUNK_BYTES
+    assert len(sent) == -(-array.nbytes // CHUNK_BYTES)

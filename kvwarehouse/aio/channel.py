@@ -1,0 +1,185 @@
+"""One channel of grpc.aio to a daemon: the twin of kvwarehouse/client/channel.py.
+
+Used in one event loop. Cancelling a task that awaits a call cancels the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from kvwarehouse.aio.life import Life
+from kvwarehouse.client.address import Address
+from kvwarehouse.client.calls import Call
+from kvwarehouse.client.dial import OPTIONS, Credentials, Dial
+from kvwarehouse.errors import TransportError
+from kvwarehouse.wire import WarehouseStub, error_from_rpc
+
+_T = TypeVar("_T")
+_END = object()
+
+
+class Channel:
+    """Lazy: nothing is opened before the first call."""
+
+    def __init__(
+        self, address: Address, credentials: Credentials, timeout_s: float, life: Life
+    ) -> None:
+        self.dial = Dial(address, credentials, timeout_s)
+        self._life = life
+        self._channel: grpc.aio.Channel | None = None
+        # What is under way on it: older grpcio does not find all of them when a channel closes.
+        self._calls: dict[Any, grpc.aio.Channel] = {}
+
+    @property
+    def address(self) -> Address:
+        return self.dial.address
+
+    @property
+    def timeout_s(self) -> float:
+        return self.dial.timeout_s
+
+    async def close(self) -> None:
+        """Ends what is under way with TransportError (code "cancelled")."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await self._end(channel)
+
+    async def ask(self, call: Call[_T]) -> _T:
+        """One unary call. Its request may be a function that makes an iterator of requests."""
+
+        async def invoke(channel: grpc.aio.Channel, budget: dict[str, Any]) -> Any:
+            if not callable(call.request):
+                under_way = self._begin(channel, call.method, call.request, **budget)
+                with self._awaiting(under_way):
+                    return await under_way
+            under_way = self._begin(channel, call.method, **budget)
+            with self._awaiting(under_way):
+                return await _sent(under_way, call.request())
+
+        return call.decode(await self._attempt(invoke, call.timeout_s))
+
+    async def stream(self, call: Call[_T]) -> AsyncGenerator[_T, None]:
+        """The answers of a streaming call. Closing the generator cancels the call."""
+
+        async def begin(channel: grpc.aio.Channel, budget: dict[str, Any]) -> tuple[Any, Any, Any]:
+            under_way = self._begin(channel, call.method, call.request, **budget)
+            answers = aiter(under_way)
+            try:
+                with self._awaiting(under_way):  # whether anyone answers shows at the first answer
+                    return under_way, answers, await anext(answers, _END)
+            except BaseException:
+                under_way.cancel()
+                raise
+
+        under_way, answers, answer = await self._attempt(begin, call.timeout_s)
+        try:
+            while answer is not _END:
+                yield call.decode(answer)
+                with self._awaiting(under_way):
+                    answer = await anext(answers, _END)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, address=str(self.address)) from error
+        finally:
+            under_way.cancel()
+            await answers.aclose()
+
+    async def _attempt(
+        self,
+        invoke: Callable[[grpc.aio.Channel, dict[str, Any]], Awaitable[_T]],
+        timeout_s: float | None,
+    ) -> _T:
+        """As that of the blocking channel: once more over a new connection if nobody answered."""
+        budget = self.dial.budget(timeout_s)
+        channel = self._current()
+        try:
+            return await invoke(channel, budget)
+        except grpc.RpcError as error:
+            failure = self.dial.explained(error)
+            if failure.code != "unavailable":
+                raise failure from error
+        await self._drop(channel)
+        channel = self._current()
+        try:
+            return await invoke(channel, budget)
+        except grpc.RpcError as error:
+            await self._drop(channel)
+            raise self.dial.explained(error) from error
+
+    def _begin(self, channel: grpc.aio.Channel, method: str, *request: Any, **budget: Any) -> Any:
+        stub = WarehouseStub(channel)  # type: ignore[no-untyped-call]
+        call = getattr(stub, method)(*request, **budget)
+        self._calls[call] = channel
+        call.add_done_callback(lambda done: self._calls.pop(call, None))
+        return call
+
+    @contextmanager
+    def _awaiting(self, call: Any) -> Iterator[None]:
+        """grpc.aio raises CancelledError both where this task was cancelled and where somebody
+        cancelled the call; the second is an error like others."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not call.cancelled():
+                raise
+            raise TransportError(
+                f"the call to {self.address} was cut: the client was closed, or connected anew",
+                code="cancelled",
+                context={"address": self.address},
+            ) from None
+
+    def _current(self) -> grpc.aio.Channel:
+        self._life.check()
+        if self._channel is None:
+            self._channel = self._connect()
+        return self._channel
+
+    async def _drop(self, channel: grpc.aio.Channel) -> None:
+        if self._channel is channel:
+            self._channel = None
+            await self._end(channel)
+
+    async def _end(self, channel: grpc.aio.Channel) -> None:
+        for call, of in list(self._calls.items()):
+            if of is channel:
+                call.cancel()
+        await channel.close()
+
+    def _connect(self) -> grpc.aio.Channel:
+        target, tls = self.address.grpc_target, self.dial.tls()
+        if tls is None:
+            return grpc.aio.insecure_channel(target, options=OPTIONS)
+        return grpc.aio.secure_channel(target, tls, options=OPTIONS)
+
+
+async def _sent(call: Any, requests: Iterator[Any]) -> Any:
+    """The answer to a stream of requests, each made when the one before has been taken. When this
+    ends, nothing reads the caller's pages any more.
+
+    Written by a task beside the one that awaits the answer: a write to a daemon that does not
+    answer waits on, whatever the call's deadline says (grpcio 1.76 to 1.82)."""
+    writing = asyncio.create_task(_write(call, requests))
+    try:
+        return await call
+    finally:
+        writing.cancel()
+        await asyncio.wait((writing,))
+        if not writing.cancelled():
+            writing.result()
+
+
+async def _write(call: Any, requests: Iterator[Any]) -> None:
+    try:
+        for request in requests:
+            await call.write(request)
+        await call.done_writing()
+    except (asyncio.InvalidStateError, grpc.RpcError):
+        pass  # it has ended: the answer, or its status, says how
+    except BaseException:
+        call.cancel()
+        raise

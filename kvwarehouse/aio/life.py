@@ -1,0 +1,74 @@
+"""Where and how long a client may be used: in one process, in one event loop, until it is closed.
+
+Everything runs in that loop; `check` says so to who comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TypeVar
+
+from kvwarehouse.aio.flow import finish
+from kvwarehouse.client.dial import closed, forked
+from kvwarehouse.client.flow import Flow
+from kvwarehouse.errors import UsageError
+
+_T = TypeVar("_T")
+
+
+class Life:
+    """Begins in the running loop."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Raises UsageError (codes "wrong_loop", "closed"), and TransportError after a fork."""
+        if self.forked:
+            raise forked()
+        self.check_loop()
+        if self.closed:
+            raise closed()
+
+    def check_loop(self) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
+            raise UsageError(
+                "this client was connected in another event loop; connect one in this loop, or run"
+                " the call in the client's with asyncio.run_coroutine_threadsafe",
+                code="wrong_loop",
+            )
+
+    async def run(self, flow: Flow[_T]) -> _T:
+        """A call of the client: what closing waits for."""
+        self.check()
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            return await finish(flow)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Waits for all calls under way, at most timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,61 @@
+"""How a client on the daemon's host works with shared memory. Immutable; thread-safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from kvwarehouse.client.address import Address
+from kvwarehouse.client.dial import Dial
+from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.errors import TransportError, UsageError
+
+if TYPE_CHECKING:
+    from kvwarehouse.client.local import LocalPath
+
+Verify: TypeAlias = Literal["always", "boundary"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """`kvwarehouse.connect` explains the fields."""
+
+    verify: Verify = "always"
+    patience_s: float | None = None
+    read_only: bool = False
+
+
+def checked_session(
+    where: Address, verify: Verify, patience_s: float | None, read_only: bool
+) -> Session | None:
+    """None for another host, whose memory is not shared. Raises UsageError."""
+    if verify not in ("always", "boundary"):
+        raise UsageError(f'verify = {verify!r}; use "always" or "boundary"', code="bad_verify")
+    if patience_s is not None:
+        patience_s = checked_timeout(patience_s, "patience_s")
+    if where.local:
+        return Session(verify, patience_s, bool(read_only))
+    if patience_s is not None or read_only:
+        raise UsageError(
+            f"patience_s and read_only are for shared memory, and {where} shares none; leave"
+            " them out, or connect to the daemon of this host by its unix:// address",
+            code="unsupported",
+        )
+    return None
+
+
+def local_path(dial: Dial, session: Session) -> LocalPath:
+    """Blocks for a round trip, at most the dial's timeout."""
+    # Not at the top: remote clients, and tests of them, need no native core.
+    from kvwarehouse.client.local import LocalPath
+
+    try:
+        return LocalPath(dial.address, session, dial.timeout_s)
+    except TransportError as error:
+        if error.code != "no_daemon":
+            raise
+        raise TransportError(
+            f"no daemon at {dial.address} ({error}); {dial.address.start_hint}",
+            code="no_daemon",
+            context={"address": dial.address},
+        ) from error
