@@ -30,8 +30,6 @@ class Answer:
     """Of each ask, from its arrival to its first token."""
     counts: Counts
     """What the call added to the engine's counters."""
-    params: Mapping[str, Any] | None = None
-    """kv_transfer_params of the first ask's answer."""
 
 
 DEVICE = "vllm:prompt_tokens_cached_by_source_total/device"
