@@ -219,6 +219,8 @@ class Control:
     """What all clients together may have reserved and not finished storing."""
     pin_limit_bytes: int
     """What one session may pin."""
+    warehouse_id: str = ""
+    """32 hex digits; the same for every daemon of this warehouse, as in its status."""
 
 
 @dataclass(frozen=True)

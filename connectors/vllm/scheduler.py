@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,28 +20,21 @@ from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
 from kvwarehouse_connectors.vllm.choice import Choice
+from kvwarehouse_connectors.vllm.desk import HandoffDesk
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.handoff import boot_s
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
 from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.storing import StorePlanner
-from kvwarehouse_connectors.vllm.tracked import (
-    HANDOFF,
-    LOAD,
-    STORE,
-    Tracked,
-    expected_tokens,
-    switch,
-)
+from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, Tracked, switch
 
 _log = logging.getLogger(__name__)
 
 # At the engine's start only: it is then not serving anybody.
 _START_WAIT_S = 3.0
-# A request that waits for another engine's pages is looked up this often.
-_ASK_AGAIN_S = 0.005
 # Hits that wait for room in the engine keep their pins; more of them do not.
 _MOST_PINNED_HITS = 64
 
@@ -87,6 +79,7 @@ class SchedulerSide:
         self._epoch_twist = b""
         self._events = StoreEvents(vllm_config, self._groups, self._shards)
         self._storing: StorePlanner | None = None
+        self._desk: HandoffDesk | None = None
 
     # -- once ----------------------------------------------------------------------------------
 
@@ -110,6 +103,13 @@ class SchedulerSide:
         self._storing = StorePlanner(
             self._groups, self._spaces, self._settings, fact.staging_bytes // 2, self._events
         )
+        self._desk = HandoffDesk(
+            self._groups,
+            self._spaces,
+            self._upkeep,
+            self._settings.handoff_wait_s,
+            self._count,
+        )
         for space in self._spaces:
             try:
                 self._upkeep.wait_opened(space, _START_WAIT_S)
@@ -128,13 +128,14 @@ class SchedulerSide:
         # Tokens of a session may be taken back, and media may have names of their own.
         known = adapter is not None and not request.resumable and not compat.own_media(request)
         twist = self._epoch_twist + (adapter or b"")
+        loads = self._settings.loads and known and switch(params, LOAD)
         self._requests[request.request_id] = Tracked(
             request=request,
             keys=BlockKeys(request, self._chain(), twist[:64]),
-            loads=self._settings.loads and known and switch(params, LOAD),
+            loads=loads,
             stores=self._settings.stores and known and switch(params, STORE),
             epoch=self._epoch,
-            expected_tokens=expected_tokens(params),
+            handoff=self._desk.received(params) if loads and self._desk is not None else None,
             considered=[0] * len(self._groups),
         )
 
@@ -146,7 +147,7 @@ class SchedulerSide:
         hit = tracked.hit
         if hit is None or hit.local_tokens != local_tokens:
             self._drop_hit(tracked)
-            if time.monotonic() < tracked.ask_again_s:
+            if boot_s() < tracked.ask_again_s:
                 return None, False
             hit, comes = self._find(tracked, local_tokens)
             if comes:
@@ -213,9 +214,11 @@ class SchedulerSide:
         if tracked is None:
             return None
         self._drop_hit(tracked)
-        if self._storing is None or not self._storing.handoff_wanted(tracked):
+        if self._storing is None or self._desk is None:
             return None
-        return {HANDOFF: {"tokens": self._storing.stored_tokens(tracked)}}
+        if not self._storing.handoff_wanted(tracked):
+            return None
+        return self._desk.record(tracked, self._storing.stored_tokens(tracked))
 
     # -- what the workers say --------------------------------------------------------------------
 
@@ -291,18 +294,19 @@ class SchedulerSide:
         """What is worth loading, pinned; and whether more is about to come, so that the engine
         should ask again instead."""
         finder = self._finder()
-        if finder is None or self._choice is None:
+        if finder is None or self._choice is None or self._desk is None:
+            if self._desk is not None:
+                self._desk.give_up(tracked)
             return None, False
         limit = tracked.request.num_tokens - self._computed_tokens
         try:
             hit = finder.find(tracked.keys, local_tokens, limit)
-            stored = hit.tokens if hit is not None else local_tokens
-            expected = min(tracked.expected_tokens, limit) // self._align * self._align
-            if hit is None and stored >= expected:
+            there = hit.tokens if hit is not None else local_tokens
+            if self._desk.comes(tracked, there, limit):
+                return None, True
+            if hit is None:
                 return None, False
             control = self._upkeep.control()
-            if stored < expected and control is not None and self._waits(tracked):
-                return None, True
             while hit is not None:
                 worth = self._choice.worth_tokens(hit, control)
                 if worth >= hit.tokens:
@@ -316,17 +320,12 @@ class SchedulerSide:
             return None, False
         return hit, False
 
-    def _waits(self, tracked: Tracked) -> bool:
-        """Whether to wait on for pages that another engine stores."""
-        now = time.monotonic()
-        tracked.asked_at_s = tracked.asked_at_s or now
-        waits = now - tracked.asked_at_s < self._settings.handoff_wait_s
-        tracked.ask_again_s = now + _ASK_AGAIN_S if waits else 0.0
-        return waits
-
     def _drop_hit(self, tracked: Tracked) -> None:
         self._held -= tracked.hit is not None
         tracked.drop_hit()
+
+    def _count(self, name: str) -> None:
+        self._stats.add(name)
 
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)

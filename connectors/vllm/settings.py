@@ -46,7 +46,9 @@ class Settings:
     store_timeout_s: float = 5.0
     """Bound of one step's store, behind the engine."""
     handoff_wait_s: float = 2.0
-    """How long a request waits for pages that another engine said it stores."""
+    """How long a request waits at most for pages that another engine said it stores, from when it
+    said so; 0: not at all. A producer gives at most `store_timeout_s` to a step's pages; most take
+    milliseconds."""
     prefill_tokens_per_s: float = 0.0
     """This engine's prefill rate until it has measured it; 0: a guess from the device."""
     store_generated: bool = True

@@ -22,6 +22,15 @@ COUNTERS = {
     "stored_bytes": "Bytes stored, on every rank.",
     "already_blocks": "Blocks that were stored by somebody else meanwhile, on every rank.",
     "dropped_blocks": "Blocks not stored: no room, no daemon, too slow, on every rank.",
+    "handoff_waits": "Requests that began to wait for pages of a hand-off record.",
+    "handoff_complete": "Hand-off records whose pages were there, at once or after a wait.",
+    "handoff_expired": "Hand-off records whose pages did not come in time; they were computed.",
+    "handoff_malformed": "Hand-off records that are none.",
+    "handoff_other_version": "Hand-off records of another version of the connector.",
+    "handoff_other_warehouse": "Hand-off records of another daemon's warehouse.",
+    "handoff_other_namespace": "Hand-off records of an engine that is set up differently.",
+    "handoff_other_prompt": "Hand-off records of another prompt, salt or adapter.",
+    "handoff_late": "Hand-off records that were too old to wait for.",
 }
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvwarehouse_connectors.common.finder import Hit
+from kvwarehouse_connectors.vllm.handoff import Handoff
 from kvwarehouse_connectors.vllm.keys import BlockKeys
 
 LOAD = "kvwarehouse.load"
 STORE = "kvwarehouse.store"
-HANDOFF = "kvwarehouse"
-"""Names in a request's kv_transfer_params: two switches, and the hand-off record."""
+"""Names in a request's kv_transfer_params: two switches."""
 
 
 @dataclass
@@ -24,12 +24,10 @@ class Tracked:
     stores: bool
     epoch: int
     """Of the engine when the request came; it stores into no later one."""
-    expected_tokens: int = 0
-    """What another engine said it stores of this prompt."""
-    asked_at_s: float = 0.0
-    """When the scheduler first asked about it; 0: not yet."""
+    handoff: Handoff | None = None
+    """What another engine said it stores of this prompt; until that is there, or given up."""
     ask_again_s: float = 0.0
-    """While it waits for pages that another engine stores: not before then."""
+    """While it waits for that, on the clock of records: not before then."""
     hit: Hit | None = None
     """Found, and not loaded yet."""
     considered: list[int] = field(default_factory=list)
@@ -46,10 +44,3 @@ class Tracked:
 def switch(params: Mapping[str, Any] | None, name: str) -> bool:
     """A request's own wish; anything but an explicit false means yes."""
     return params is None or params.get(name) is not False
-
-
-def expected_tokens(params: Mapping[str, Any] | None) -> int:
-    """From the hand-off record, which passed through strangers' hands: anything odd is 0."""
-    record = (params or {}).get(HANDOFF)
-    tokens = record.get("tokens") if isinstance(record, Mapping) else None
-    return tokens if isinstance(tokens, int) and 0 < tokens < 1 << 31 else 0

@@ -216,7 +216,7 @@ class NativeClient:
     ) -> Pins:
         """Pins from `first` on; promotes what is on NVMe, within timeout_s."""
     def control(self) -> dict[str, Any]:
-        """The control page: incarnation, heartbeat, rates, queues."""
+        """The control page: warehouse, incarnation, heartbeat, rates, queues."""
     def counters(self) -> dict[str, int]:
         """This session's own."""
 

@@ -155,6 +155,7 @@ nb::dict control_of(Client& client) {
   const auto put = [&made](const char* name, const HotWord& word) {
     made[name] = word.value.load(std::memory_order_acquire);
   };
+  made["warehouse_id"] = bytes_of(page.warehouse_id).attr("hex")();
   put("incarnation", page.incarnation);
   put("heartbeat_ns", page.heartbeat_ns);
   put("state", page.state);

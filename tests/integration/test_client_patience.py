@@ -271,7 +271,8 @@ def test_control_shows_the_daemon_without_a_call(daemon: PrivateDaemon) -> None:
         assert (control.incarnation, control.draining) == (1, False)
         assert control.nvme_reads_queued == control.nvme_write_queue_bytes == 0
         assert 0 < control.reserve_limit_bytes < control.pin_limit_bytes <= 64 << 20
-        assert client.status()["core"]["incarnation"] == control.incarnation
+        core = client.status()["core"]
+        assert (core["incarnation"], core["warehouse_id"]) == (1, control.warehouse_id)
         client.drain()
         assert client.control().draining
         daemon.kill()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.vllm.handoff import RECORD, Record, decode
 from kvwarehouse_connectors.vllm.settings import PREFIX, Settings, read_settings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
@@ -58,6 +59,11 @@ def test_configurations_of_the_examples_are_accepted() -> None:
         assert config["kv_connector"] == "WarehouseConnector"
         assert config["kv_load_failure_policy"] == "recompute"
         read_settings(config.get("kv_connector_extra_config", {}), config["kv_role"])
+
+
+def test_record_of_the_examples_is_one() -> None:
+    (record,) = [block for block in json_blocks() if RECORD in block]
+    assert isinstance(decode(record), Record)
 
 
 def test_every_name_of_the_connector_in_the_text_exists() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import kvwarehouse_connectors.vllm.handoff as handoff
 import kvwarehouse_connectors.vllm.tracked as tracked
 from kvwarehouse_connectors.doctor.vllm import LEAST, RUN
 from kvwarehouse_connectors.vllm import compat
@@ -29,8 +30,10 @@ def test_switches_and_the_record_of_the_examples_are_understood() -> None:
     assert not tracked.switch(switches, tracked.LOAD)
     assert not tracked.switch(switches, tracked.STORE)
     assert [block for block in blocks if block == {WANT_HANDOFF: True}]
-    (record,) = [block for block in blocks if tracked.HANDOFF in block]
-    assert tracked.expected_tokens(record) == 4096
+    (record,) = [block for block in blocks if handoff.RECORD in block]
+    found = handoff.decode(record)
+    assert isinstance(found, handoff.Record)
+    assert found.tokens == 4096
 
 
 def test_versions_in_the_text_are_those_that_are_served_and_run() -> None:
