@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -131,8 +132,17 @@ def test_blocks_of_a_step_are_stored_in_one_call_as_they_were(
     until(lambda: results, "it is stored")
     assert results == [kvw.StoreResult(3, 0, {})]
     assert warehouse.pages == [(bytes([block]) * 32, block, True) for block in (1, 2, 5)]
-    assert warehouse.shards == {3}
+    assert warehouse.shards == {0}  # all ranks have this page alike: it has one shard
     until(lambda: outbox._ring.used_bytes == 0, "its room is given back")
+
+
+def test_blocks_that_each_rank_has_a_part_of_are_stored_as_its_shard(
+    make: Make, warehouse: Warehouse
+) -> None:
+    outbox, results = make()
+    assert outbox.put([run(1, 2)], dataclasses.replace(SPACE, shards=4), Memory())
+    until(lambda: results, "it is stored")
+    assert warehouse.shards == {3}
 
 
 def test_full_outbox_leaves_out_the_newest_and_nobody_waits(
