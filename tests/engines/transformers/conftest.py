@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from kvwarehouse import FlushResult, Namespace, OpenNamespace, TransportError
+from kvwarehouse.client.ends import Ends
+from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 
@@ -26,7 +28,7 @@ class MemoryWarehouse:
 
     def open(self, space: Namespace) -> OpenNamespace:
         self._call("open")
-        return OpenNamespace(space, self, lambda space: None)
+        return OpenNamespace(Moves(space, Ends(self, self), reopen=False))
 
     def flush(self) -> FlushResult:
         return FlushResult(len(self.pages), 0, 0)
