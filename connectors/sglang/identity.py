@@ -8,13 +8,10 @@ Stateless. `weights_of` reads the files of the weights, so not on a thread that 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.naming import digest_of, short_name
 from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts, Split
 from kvwarehouse_connectors.sglang.settings import WHERE, Settings
@@ -47,7 +44,9 @@ def adapters_of(engine: EngineFacts) -> str:
     """A digest of the adapters' names, paths and weights; "" without any."""
     if not engine.adapters:
         return ""
-    return _digest({name: [path, kvw.fingerprint(path)] for name, path in engine.adapters.items()})
+    return digest_of(
+        {name: [path, kvw.fingerprint(path)] for name, path in engine.adapters.items()}
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Identity:
     ) -> kvw.Namespace:
         """chained: of pages that are stored as chains, which those that stand alone never meet."""
         return kvw.Namespace(
-            model=_short(self.engine.model),
+            model=short_name(self.engine.model),
             weights=self.weights,
             dtype=pool.dtype,
             layout=LAYOUT,
@@ -79,11 +78,11 @@ class Identity:
             hash_scheme=HASH_SCHEME,
             extra={
                 "chained": str(chained),
-                "config": _digest(dict(self.engine.config)),
+                "config": digest_of(dict(self.engine.config)),
                 "layout": pool.layout,
-                "order": _digest(page.order),
+                "order": digest_of(page.order),
                 "pool": pool.type_name,
-                "shape": _digest(self._shape(pool)),
+                "shape": digest_of(self._shape(pool)),
                 "sglang": self.engine.version,
                 "stage": f"{self.ranks.pp_rank}/{self.ranks.pp_size}",
             },
@@ -92,14 +91,3 @@ class Identity:
     def _shape(self, pool: PoolFacts) -> dict[str, str]:
         """Heads are counted over all ranks, so that ranks of another TP size find theirs."""
         return {**pool.shape, "heads": str(pool.heads * self.ranks.tp_size)}
-
-
-def _digest(values: Mapping[str, object] | str) -> str:
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _short(model: str) -> str:
-    """A name for people; what tells models apart stands beside it."""
-    name = Path(model).name or model
-    return "".join(c for c in name if c.isprintable())[:200] or "model"

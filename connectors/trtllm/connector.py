@@ -6,42 +6,15 @@ promised load that does not come, which the engine could not compute instead: th
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
+from kvwarehouse_connectors.common.hooks import answers, nothing
 from kvwarehouse_connectors.trtllm import compat
 from kvwarehouse_connectors.trtllm.messages import Orders
 from kvwarehouse_connectors.trtllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.trtllm.settings import Settings, read_settings
 from kvwarehouse_connectors.trtllm.worker import WorkerSide
-
-_log = logging.getLogger(__name__)
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _or(default: Callable[[], Any]) -> Callable[[_F], _F]:
-    """A hook that never raises into the engine: it answers `default()` instead."""
-
-    def wrap(hook: _F) -> _F:
-        @functools.wraps(hook)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return hook(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - the engine's edge
-                _log.exception("kvwarehouse: %s failed; the engine goes on", hook.__name__)
-                return default()
-
-        return guarded  # type: ignore[return-value]
-
-    return wrap
-
-
-def _nothing() -> None:
-    return None
 
 
 def _settings(llm_args: Any) -> Settings:
@@ -63,7 +36,7 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
     def wait_for_initialization(self) -> None:
         self.side.check_facts()
 
-    @_or(lambda: (0, False))
+    @answers(lambda: (0, False))
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
@@ -81,7 +54,7 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
         # Not guarded: an order that is lost would be a promise broken in silence.
         return self.side.orders(scheduler_output)
 
-    @_or(lambda: False)
+    @answers(lambda: False)
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
         return self.side.finished(request)
 
@@ -90,15 +63,15 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
     ) -> bool:
         return bool(self.request_finished(request, []))
 
-    @_or(_nothing)
+    @answers(nothing)
     def request_reset(self, request: Any) -> None:
         self.side.reset(request)
 
-    @_or(_nothing)
+    @answers(nothing)
     def cancel_load(self, request: Any, start: int, end: int) -> None:
         self.side.cancelled(request, start)
 
-    @_or(_nothing)
+    @answers(nothing)
     def shutdown(self) -> None:
         """Not called by TensorRT-LLM, whose processes end."""
         self.side.close()
@@ -127,7 +100,7 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
         """A block is stored whole, when its last layer is done."""
 
-    @_or(_nothing)
+    @answers(nothing)
     def wait_for_save(self, stream: Any) -> None:
         self.side.take_copies(self._orders())
 
@@ -136,7 +109,7 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
     ) -> tuple[list[int], list[int]]:
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
-    @_or(_nothing)
+    @answers(nothing)
     def shutdown(self) -> None:
         """Not called by TensorRT-LLM, whose processes end."""
         self.side.close()

@@ -6,11 +6,10 @@ Stateless. Reads the files of the weights (seconds for large models): at the sta
 from __future__ import annotations
 
 import hashlib
-import json
-from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.naming import digest_of, short_name
 from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.trtllm import compat
 from kvwarehouse_connectors.trtllm.keys import SCHEME
@@ -43,7 +42,7 @@ def namespaces(
     ranks = compat.tensor_parallel(llm_args)
     return tuple(
         kvw.Namespace(
-            model=_short(str(llm_args.model)),
+            model=short_name(str(llm_args.model)),
             weights=weights,
             dtype=telling["dtype"],
             layout=LAYOUT,
@@ -56,7 +55,7 @@ def namespaces(
             salt=settings.salt,
             hash_scheme=SCHEME,
             extra={
-                "arguments": _digest(telling),
+                "arguments": digest_of(telling),
                 "device": part.device,
                 "ranks": str(ranks),
                 "tensorrt_llm": compat.VERSION,
@@ -79,7 +78,7 @@ def roll_call_space(spaces: tuple[kvw.Namespace, ...], ranks: int) -> kvw.Namesp
         page_bytes=min(space.page_bytes for space in spaces),
         shards=ranks,
         hash_scheme="random",
-        extra={"spaces": _digest([space.id.hex() for space in spaces])},
+        extra={"spaces": digest_of([space.id.hex() for space in spaces])},
     )
 
 
@@ -87,14 +86,3 @@ def _part_name(part: Part) -> str:
     """By its layers and their order, so that two groups of equal shape stay apart."""
     text = part.group.layer_names[0]
     return f"{part.group.index}/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
-
-
-def _digest(values: Any) -> str:
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _short(model: str) -> str:
-    """A name for people; what tells models apart stands beside it."""
-    name = Path(model).name or model
-    return "".join(c for c in name if c.isprintable())[:200] or "model"

@@ -6,12 +6,12 @@ hook after the start ends here: it is logged, and the engine computes.
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.hooks import answers, nothing
 from kvwarehouse_connectors.vllm.compat import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -30,29 +30,6 @@ from kvwarehouse_connectors.vllm.stats import WarehousePromMetrics, WarehouseSta
 from kvwarehouse_connectors.vllm.worker import WorkerSide
 
 _log = logging.getLogger(__name__)
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _or(default: Callable[[], Any]) -> Callable[[_F], _F]:
-    """A hook that never raises into the engine: it answers `default()` instead."""
-
-    def wrap(hook: _F) -> _F:
-        @functools.wraps(hook)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return hook(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - the engine's edge
-                _log.exception("kvwarehouse: %s failed; the engine goes on", hook.__name__)
-                return default()
-
-        return guarded  # type: ignore[return-value]
-
-    return wrap
-
-
-def _nothing() -> None:
-    return None
 
 
 class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
@@ -100,11 +77,11 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         self.scheduler_side.set_facts(metadata)
 
-    @_or(_nothing)
+    @answers(nothing)
     def on_new_request(self, request: Any) -> None:
         self.scheduler_side.on_new_request(request)
 
-    @_or(lambda: (0, False))
+    @answers(lambda: (0, False))
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -120,24 +97,24 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
             if num_external_tokens:
                 self.scheduler_side.refuse(request)
 
-    @_or(dict)
+    @answers(dict)
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[Any, int]:
         return self.scheduler_side.hit_sources(request, num_external_tokens)
 
-    @_or(Orders)
+    @answers(Orders)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self.scheduler_side.orders(scheduler_output)
 
-    @_or(_nothing)
+    @answers(nothing)
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         self.scheduler_side.outcomes(
             meta if isinstance(meta, Outcomes) else None, connector_output.finished_recving or ()
         )
 
-    @_or(lambda: (False, None))
+    @answers(lambda: (False, None))
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -151,15 +128,15 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         answer: tuple[bool, dict[str, Any] | None] = self.request_finished(request, [])
         return answer
 
-    @_or(list)
+    @answers(list)
     def take_events(self) -> Iterable[Any]:
         return self.scheduler_side.take_events()
 
-    @_or(lambda: False)
+    @answers(lambda: False)
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.has_pending_work()
 
-    @_or(lambda: False)
+    @answers(lambda: False)
     def reset_cache(self) -> bool | None:
         self.scheduler_side.reset()
         return True
@@ -172,7 +149,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self.worker_side.facts()
 
-    @_or(_nothing)
+    @answers(nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.worker_side.start_loads(self._orders())
 
@@ -184,30 +161,30 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         return None
 
-    @_or(_nothing)
+    @answers(nothing)
     def wait_for_save(self) -> None:
         self.worker_side.take_copies(self._orders())
 
-    @_or(KVConnectorTransferResults)
+    @answers(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         received, failed = self.worker_side.results()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
-    @_or(set)
+    @answers(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker_side.bad_blocks()
 
-    @_or(_nothing)
+    @answers(nothing)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self.worker_side.outcomes()
 
     # -- both ------------------------------------------------------------------------------------
 
-    @_or(_nothing)
+    @answers(nothing)
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self._worker.stats() if self._worker is not None else self.scheduler_side.step_ends()
 
-    @_or(_nothing)
+    @answers(nothing)
     def shutdown(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()

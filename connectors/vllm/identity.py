@@ -7,14 +7,13 @@ not on a thread that anybody waits for.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common.groups import CacheGroup
+from kvwarehouse_connectors.common.naming import digest_of, short_name
 from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.messages import Facts
@@ -70,7 +69,7 @@ def namespaces(
     for group, seen in zip(groups, facts.groups, strict=True):
         made.append(
             kvw.Namespace(
-                model=f"{_short(model.model)}/{_config_digest(model.hf_config)}",
+                model=f"{short_name(model.model)}/{_config_digest(model.hf_config)}",
                 weights=shared.weights,
                 dtype=str(model.dtype).removeprefix("torch."),
                 layout=LAYOUT,
@@ -87,7 +86,7 @@ def namespaces(
                     "layout": seen.layout,
                     # Some models scale positions or attention by it.
                     "max_model_len": str(model.max_model_len),
-                    "overrides": _digest(model.override_generation_config or {}),
+                    "overrides": digest_of(model.override_generation_config or {}),
                     "quantization": str(model.quantization or ""),
                     "rule": f"{group.rule.value}/{group.reach_tokens}",
                     "vllm": compat.VERSION,
@@ -106,15 +105,4 @@ def _group_name(group: CacheGroup, groups: Sequence[CacheGroup]) -> str:
 
 
 def _config_digest(config: Any) -> str:
-    return _digest({n: value for n, value in config.to_dict().items() if n not in _INCIDENTAL})
-
-
-def _digest(values: Any) -> str:
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _short(model: str) -> str:
-    """A name for people; what tells models apart stands beside it."""
-    name = Path(model).name or model
-    return "".join(c for c in name if c.isprintable())[:200] or "model"
+    return digest_of({n: value for n, value in config.to_dict().items() if n not in _INCIDENTAL})
