@@ -34,6 +34,6 @@ class Prefixes:
 def kv_of(digest: bytes, owner: int, size_bytes: int) -> Bytes:
     """What attention computes for the last token of a prefix. owner: the rank, or -1 for what every
     rank has alike; with the layer group."""
-    key = int.from_bytes(digest, "little") << 64 | (owner + 1)
-    words = np.random.Philox(key=key).random_raw(-(-size_bytes // 8))
-    return words.view(np.uint8)[:size_bytes]
+    # Many times as quick as a generator of random numbers that is made for each token.
+    seed = digest + (owner + 1).to_bytes(8, "little")
+    return np.frombuffer(hashlib.shake_128(seed).digest(size_bytes), np.uint8)
