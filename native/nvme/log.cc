@@ -162,7 +162,9 @@ LogStats SegmentLog::stats() const {
   stats.health = context_.health.state();
   stats.health_reason = context_.health.reason();
   // Without room for more files the capacity is what exists.
-  stats.capacity_bytes += rotation_.allocatable() * context_.options.segment_bytes;
+  const uint64_t to_come = rotation_.allocatable();
+  stats.segments += to_come;
+  stats.capacity_bytes += to_come * context_.options.segment_bytes;
   stats.free_segments = rotation_.spare();
   stats.queued_bytes = writes_.queued_bytes();
   stats.queued_records = writes_.queued_records();

@@ -124,7 +124,7 @@ struct LogStats {
   LogHealth health = LogHealth::ok;
   std::string health_reason;
   uint64_t capacity_bytes = 0, used_bytes = 0;  // used: closed and open segments
-  uint64_t segments = 0, free_segments = 0, closed_segments = 0;
+  uint64_t segments = 0, free_segments = 0, closed_segments = 0;  // those to come: free ones too
   uint64_t live_records = 0;
   uint64_t queued_bytes = 0, queued_records = 0, reads_in_flight = 0;
   uint64_t written_records = 0, written_bytes = 0;  // by append, record bytes

@@ -38,6 +38,20 @@ TEST(log_returns_exactly_what_was_written) {
   world.stop();
 }
 
+TEST(log_counts_the_segments_of_its_capacity_whether_their_files_exist_or_not) {
+  World world;
+  world.open();
+  const uint64_t all = world.options.capacity_bytes / world.options.segment_bytes;
+  for (uint64_t number = 0; number < 400; number += 100) {
+    const LogStats stats = world.log->stats();
+    CHECK_EQ(stats.segments, all);
+    CHECK_EQ(stats.segments - stats.free_segments,
+             stats.used_bytes / world.options.segment_bytes);
+    world.append_all(number, number + 100);
+  }
+  world.stop();
+}
+
 TEST(log_reports_pages_in_the_order_in_which_they_came) {
   World world;
   world.open();
