@@ -25,7 +25,7 @@ from vllm_rig.stock import block_keys
 pytestmark = pytest.mark.slow_engine
 
 # Time for the producer on a busy machine; where nothing comes, a test takes as long.
-WAIT_S = 30.0
+WAIT_S = 60.0
 # A long prompt takes the producer many steps, so that it can be killed between two of them.
 STEP_TOKENS = 64
 LONG = 1900
