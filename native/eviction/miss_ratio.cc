@@ -60,10 +60,13 @@ double MissRatioCurve::distance(const Use& page) const {
 void MissRatioCurve::follow(const Use& page) {
   const auto [found, fresh] = samples_.try_emplace(page.key.hi);
   Sample& sample = found->second;
-  if (fresh) hashes_.push(page.key.hi);
-  add(sample.time, -sample.bytes);
-  followed_bytes_ -= sample.bytes;
-  sample.bytes = 0;
+  if (fresh) {
+    hashes_.push(page.key.hi);
+  } else {
+    add(sample.time, -sample.bytes);
+    followed_bytes_ -= sample.bytes;
+    sample.bytes = 0;
+  }
   if (now_ == tree_.size()) renumber();
   sample = {now_++, page.bytes};
   add(sample.time, page.bytes);

@@ -62,7 +62,8 @@ PageId Index::empty_in_window(const Key& key) const {
   return kNoPage;
 }
 
-void Index::write(const EntryView& view) {
+template <bool with_digest>
+void Index::store(const EntryView& view) {
   IndexEntry& entry = table_[view.page];
   const uint32_t sequence = entry.sequence.load(std::memory_order_relaxed);
   const uint32_t odd = sequence | 1;
@@ -78,9 +79,13 @@ void Index::write(const EntryView& view) {
   entry.blocks.store(view.extent.blocks, kWordStore);
   entry.life.store(view.extent.life, kWordStore);
   entry.clear_epoch.store(view.clear_epoch, kWordStore);
-  entry.digest.store(view.digest, kWordStore);
+  if constexpr (with_digest) entry.digest.store(view.digest, kWordStore);
   entry.sequence.store(odd + 1, std::memory_order_release);
 }
+
+void Index::write(const EntryView& view) { store<true>(view); }
+
+void Index::rewrite(const EntryView& view) { store<false>(view); }
 
 void Index::erase(PageId page) {
   EntryView empty;

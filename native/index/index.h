@@ -82,6 +82,8 @@ class Index {
     __builtin_prefetch(&table_[home(key)]);
     __builtin_prefetch(&table_[(home(key) + 1) & mask_]);
   }
+  // For the writer; any position.
+  void prefetch_write(PageId page) const { __builtin_prefetch(&table_[page & mask_], 1); }
   // Scans the whole window. Nothing if absent, or if an entry stays odd for four tries (its writer
   // died in it).
   std::optional<EntryView> find(const Key& key) const;
@@ -90,12 +92,16 @@ class Index {
 
   // First empty entry of the key's window, or kNoPage.
   PageId empty_in_window(const Key& key) const;
-  // Writes a whole entry under its sequence. The writer's only store.
+  // Writes a whole entry under its sequence. No other store of the writer but rewrite(), erase().
   void write(const EntryView& view);
+  // The same, but the digest stays as it is.
+  void rewrite(const EntryView& view);
   void erase(PageId page);
 
  private:
   bool read(PageId page, EntryView& view) const;
+  template <bool with_digest>
+  void store(const EntryView& view);
 
   IndexEntry* table_ = nullptr;
   uint64_t mask_ = 0;

@@ -103,6 +103,33 @@ TEST(seal_is_refused_when_the_shard_belongs_to_another) {
   CHECK_EQ(a.seal(grant, 0, a.copy(grant, page, 0)), Reason::none);
 }
 
+// What is ahead in a message is looked at early, before anybody knows whether it makes sense.
+TEST(seals_that_make_no_sense_are_refused_wherever_they_stand_among_others) {
+  World world(shape_of(5000, 1));
+  world.start();
+  Peer peer(world);
+  std::vector<Seal> seals;
+  for (uint32_t chain = 0; chain < 40; ++chain) {
+    const TestPage page = world.page(chain);
+    const ReserveAnswer grant = peer.reserve(page);
+    seals.push_back({grant.generation, peer.copy(grant, page), grant.slot, 0});
+    seals.push_back({grant.generation, 1, kNoSlot - chain, 0});  // of no slab
+    seals.push_back({grant.generation + 1, 1, grant.slot, 0});   // of another generation
+    if (chain > 0) seals.push_back(seals[0]);                    // sealed long since
+  }
+  std::vector<SealAnswer> sealed;
+  std::vector<ReserveAnswer> reserved;
+  world->exchange(peer.id(), world.shape().id, seals, {}, sealed, reserved);
+  CHECK_EQ(sealed.size(), seals.size());
+  uint64_t taken = 0;
+  for (const SealAnswer& answer : sealed) {
+    CHECK(answer.reason == Reason::none || answer.reason == Reason::stale);
+    taken += answer.reason == Reason::none ? 1 : 0;
+  }
+  CHECK_EQ(taken, 40);
+  for (uint64_t chain = 0; chain < 40; ++chain) CHECK_EQ(peer.load(world.page(chain)), Got::right);
+}
+
 TEST(join_is_refused_when_the_witness_or_parent_differs) {
   World world(shape_of(5000));
   world.start();

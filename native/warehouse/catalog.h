@@ -8,31 +8,20 @@
 //  - A page has an entry exactly while it is in some tier.
 //  - Every page above position 0 is linked to its parent's entry, or it is an orphan: listed under
 //    its parent's key until the parent appears or a sweep drops it.
+//  - The shared entry's digest stays as long as the page does; the copy has none.
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "base/types.h"
 #include "index/index.h"
+#include "warehouse/page_table.h"
 
 namespace kvw {
-
-struct PageNode {
-  PageId parent = kNoPage;
-  PageId first_child = kNoPage;
-  PageId next = kNoPage;  // sibling
-  PageId previous = kNoPage;
-  uint32_t position = 0;
-  bool used = false;     // loaded since it was written to NVMe: reclaim relocates it
-  bool orphan = false;   // its parent is in no tier
-  uint16_t used_at = 0;  // when it was used last, in half seconds; 0: not since it came
-};
 
 struct SpaceCounts {
   uint64_t pages = 0, dram = 0, nvme = 0;
@@ -51,30 +40,45 @@ class Catalog {
   // `capacity` pages at most: half the table, so that windows stay short.
   explicit Catalog(Index& index);
 
-  std::optional<EntryView> find(const Key& key) const;
+  // Without the digest; see PageTable::view().
+  std::optional<EntryView> find(const Key& key) const { return at(table_.find(key)); }
+  PageId page_of(const Key& key) const { return table_.find(key); }
+  bool contains(const Key& key) const { return page_of(key) != kNoPage; }
   std::optional<EntryView> at(PageId page) const {
-    if (page >= index_.entries() || (entries_[page].flags & kEntryUsed) == 0) return std::nullopt;
-    return entries_[page];
+    if (!table_.has(page)) return std::nullopt;
+    return table_.view(page);
   }
-  PageNode& node(PageId page) { return nodes_[page]; }
-  const PageNode& node(PageId page) const { return nodes_[page]; }
+  // For a find() that follows a little later, or an insert().
+  void prefetch(const Key& key) const { table_.prefetch(key); }
+  void prefetch_write(const Key& key) const {
+    table_.prefetch(key);
+    index_.prefetch_write(index_.home(key));
+  }
+  // For an update() or remove().
+  void prefetch_write(PageId page) const { index_.prefetch_write(page); }
+  // Of a page that is there.
+  PageNode& node(PageId page) { return table_.node(page); }
+  const PageNode& node(PageId page) const { return table_.node(page); }
   const Index& index() const { return index_; }
   // From now on; null: nobody. Not owned.
   void watch(CatalogWatcher* watcher) { watcher_ = watcher; }
 
-  bool full() const { return pages_ >= capacity_; }
+  bool full() const { return pages_ >= table_.capacity(); }
   // Could this key be inserted now? Window and capacity.
   bool has_room(const Key& key) const;
   // Adds a page. view.page is chosen here. Precondition: has_room(key), and the key is absent.
   // Links it to its parent and adopts the orphans that waited for it; their ids go to `adopted`.
   PageId insert(EntryView view, const Key& parent, uint32_t position, std::vector<PageId>& adopted);
-  // Rewrites an entry (tiers, slot, extent). Precondition: same page and key; some tier remains.
+  // Rewrites an entry (tiers, slot, extent) but its digest. Precondition: same page and key; some
+  // tier remains.
   void update(const EntryView& view);
+  // The same with view.digest, which nobody knew: that of a page that comes from NVMe.
+  void update_with_digest(const EntryView& view);
   // The page left its last tier. Its children become orphans.
   void remove(const EntryView& view);
 
   uint64_t pages() const { return pages_; }
-  uint64_t capacity() const { return capacity_; }
+  uint64_t capacity() const { return table_.capacity(); }
   uint64_t dram_pages() const { return dram_; }
   uint64_t nvme_pages() const { return nvme_; }
   uint64_t orphans() const { return orphans_.size(); }
@@ -84,25 +88,15 @@ class Catalog {
                                       const std::function<bool(const Key&)>& awaited) const;
 
  private:
-  struct Free {
-    void operator()(EntryView* entries) const { std::free(entries); }
-  };
-
-  PageId empty_in_window(const Key& key) const;
-  void write(const EntryView& view) {
-    entries_[view.page] = view;
-    index_.write(view);
-  }
   void count(const EntryView& view, int sign);
+  // The copy, and the counts that go with it.
+  void change(const EntryView& view);
   void link(PageId page, PageId parent);
   void unlink(PageId page);
   void make_orphan(PageId page, const Key& parent);
 
   Index& index_;
-  uint64_t capacity_;
-  // Zeros from the system, so that what is never used takes no memory. No flag: empty.
-  std::unique_ptr<EntryView[], Free> entries_;
-  std::vector<PageNode> nodes_;
+  PageTable table_;
   std::vector<SpaceCounts> spaces_;
   std::unordered_multimap<Key, PageId, KeyHash> orphans_;  // by the parent's key
   std::unordered_map<PageId, Key> orphan_parents_;

@@ -94,6 +94,7 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
     // A crash must not bring a quarantined page back: its metadata says so before anything else.
     if (gone == Gone::quarantined) pool_.meta(slot)->checksum = 0;
     pool_.close(slot);
+    catalog_.prefetch_write(pool_.page_at(slot));  // where its entry is taken out
   }
   KVW_SEQUENCE_POINT("evict: closed");
   PinSet pins;

@@ -186,7 +186,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   entry.slot = slot;
   entry.generation = static_cast<uint32_t>(word.generation);
   entry.digest = facts.digests[0];
-  catalog_.update(entry);
+  catalog_.update_with_digest(entry);
   make_resident(slot, entry);
   catalog_.node(entry.page).used = true;
   ++pages_promoted_;
@@ -230,7 +230,7 @@ nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
   const auto view = catalog_.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
   const PageNode& node = catalog_.node(view->page);
-  if (node.orphan) return nvme::RecordUse::dead;
+  if (node.orphan()) return nvme::RecordUse::dead;
   return node.used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
 }
 

@@ -10,6 +10,7 @@ namespace kvw {
 
 namespace {
 
+constexpr size_t kPrefetchAhead = 8;  // pages of a message
 constexpr size_t kRefusedKept = 8192;
 constexpr uint64_t kRefusedNs = kSecondNs;  // ranks of one engine ask within a step of each other
 
@@ -36,42 +37,60 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
   if (ordinal < 0 && !reserves.empty())
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
-  for (const Seal& item : seals) sealed.push_back({seal(session, item)});
+  const Step step{session, static_cast<uint16_t>(ordinal), clock_.boot_ns(), clock_.wall_ns()};
+  sealed.reserve(seals.size());
+  for (size_t at = 0; at < seals.size(); ++at) {
+    if (at + kPrefetchAhead < seals.size()) prefetch(seals[at + kPrefetchAhead]);
+    sealed.push_back({seal(step, seals[at])});
+  }
+  reserved.reserve(reserves.size());
   bool again = false;  // a page was dropped that is worth asking for again
-  for (const ReserveRequest& item : reserves) {
-    const ReserveAnswer answer = reserve(session, static_cast<uint16_t>(ordinal), item);
+  for (size_t at = 0; at < reserves.size(); ++at) {
+    if (at + kPrefetchAhead < reserves.size())
+      catalog_.prefetch(reserves[at + kPrefetchAhead].fields->key);
+    const ReserveRequest& item = reserves[at];
+    const ReserveAnswer answer = reserve(step, item);
     reserved.push_back(answer);
     if (answer.answer != Answer::dropped) continue;
     again = again || retryable(answer.reason);
     // What only lacks such a parent is asked for again with it: it was not refused for good.
     if (again && answer.reason != Reason::refused_tail) refused_.erase(item.fields->key);
   }
-  count_stores(reserves, reserved);
+  count_stores(step.ordinal, reserves, reserved);
+}
+
+// What a seal a little later will write first: its slot's metadata and the place of its entry. Each
+// is a cache miss otherwise, and there are hundreds in a message.
+void Warehouse::prefetch(const Seal& seal) const {
+  const auto found = groups_.find(seal.slot);
+  if (found == groups_.end()) return;
+  const auto* meta = reinterpret_cast<const std::byte*>(pool_.meta(seal.slot));
+  for (size_t line = 0; line < 4; ++line) __builtin_prefetch(meta + line * 64, 1);
+  catalog_.prefetch_write(found->second.key);
 }
 
 // What was granted to its first shard is a page that no tier had.
-void Warehouse::count_stores(std::span<const ReserveRequest> reserves,
+void Warehouse::count_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
                              std::span<const ReserveAnswer> answers) {
   std::vector<MissRatioCurve::Use> used;
+  used.reserve(reserves.size());
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (answers[at].answer != Answer::granted) continue;
     const SlotMeta* meta = pool_.meta(answers[at].slot);
     if (meta->granted.load() != 1ull << reserves[at].fields->shard) continue;
-    const int ordinal = ordinal_of(meta->namespace_id);
-    const uint64_t bytes = spaces_[ordinal].shape.slot_bytes();
-    used.push_back({meta->key, static_cast<uint16_t>(ordinal), bytes, 0});
+    used.push_back({meta->key, ordinal, spaces_[ordinal].shape.slot_bytes(), 0});
   }
   curve_.use(used);
 }
 
-Reason Warehouse::seal(SessionId session, const Seal& seal) {
+Reason Warehouse::seal(const Step& step, const Seal& seal) {
   const auto found = groups_.find(seal.slot);
   if (found == groups_.end() || found->second.generation != seal.generation) {
     count_drop(Reason::stale);
     return Reason::stale;
   }
   SlotMeta* meta = pool_.meta(seal.slot);
-  if (seal.shard >= meta->shards || owners_of(meta)[seal.shard] != session ||
+  if (seal.shard >= meta->shards || owners_of(meta)[seal.shard] != step.session ||
       (meta->granted.load() >> seal.shard & 1) == 0) {
     count_drop(Reason::not_owner);
     return Reason::not_owner;
@@ -88,32 +107,33 @@ Reason Warehouse::seal(SessionId session, const Seal& seal) {
     return Reason::stale;
   }
   if (meta->sealed.load() != all_shards(meta->shards)) return Reason::none;
-  const Reason reason = publish(seal.slot);
+  const Reason reason = publish(found, step.wall_ns);
   if (reason != Reason::none) count_drop(reason);
   return reason;
 }
 
-Reason Warehouse::publish(SlotId slot) {
+Reason Warehouse::publish(Groups::iterator group, uint64_t wall_ns) {
+  const SlotId slot = group->first;
+  const uint64_t generation = group->second.generation;
   SlotMeta* meta = pool_.meta(slot);
   const Key key = meta->key;
   const int ordinal = ordinal_of(meta->namespace_id);
-  assert(!catalog_.find(key));  // a key with an open group is never stored by another way
+  assert(!catalog_.contains(key));  // a key with an open group is never stored by another way
   Reason refusal = Reason::none;
   if (ordinal < 0 || meta->clear_epoch < spaces_[ordinal].clear_epoch)
     refusal = Reason::cleared;
   else if (!catalog_.has_room(key) && !make_window(key, kNoSlot))
     refusal = Reason::index_full;
   if (refusal != Reason::none) {
-    give_up(slot, groups_.at(slot));
+    give_up(slot, group->second);
     close_group(slot);
     return refusal;
   }
-  meta->stored_at_ns = clock_.wall_ns();
-  const uint64_t generation = groups_.at(slot).generation;
+  meta->stored_at_ns = wall_ns;
   meta->checksum = meta_checksum(*meta, generation);
   KVW_SEQUENCE_POINT("publish: checksum stored");
-  no_longer_open(groups_.at(slot));
-  groups_.erase(slot);
+  no_longer_open(group->second);
+  groups_.erase(group);
   pool_.publish(slot);
   KVW_SEQUENCE_POINT("publish: live");
 
@@ -144,29 +164,28 @@ ReserveAnswer Warehouse::drop(Reason reason) {
   return {0, kNoSlot, Answer::dropped, reason, 0};
 }
 
-ReserveAnswer Warehouse::reserve(SessionId session, uint16_t ordinal,
-                                 const ReserveRequest& request) {
+ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
-  const NamespaceShape& shape = spaces_[ordinal].shape;
+  const NamespaceShape& shape = spaces_[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
   if (const auto open = open_.find(fields.key); open != open_.end()) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
     if (!(pool_.meta(open->second)->namespace_id == shape.id)) return drop(Reason::mismatch);
-    return join(session, open->second, request);
+    return join(step.session, open->second, request);
   }
-  if (const auto view = catalog_.find(fields.key)) {
-    touch(view->page);
+  if (const PageId page = catalog_.page_of(fields.key); page != kNoPage) {
+    touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
   if (const auto refused = refused_.find(fields.key);
-      refused != refused_.end() && clock_.boot_ns() < refused->second)
+      refused != refused_.end() && step.boot_ns < refused->second)
     return drop(Reason::refused_tail);
-  const ReserveAnswer answer = open_group(session, ordinal, request);
+  const ReserveAnswer answer = open_group(step, request);
   // A page is refused once for all its shards: half a page would only hold room.
   if (shape.shards > 1 && answer.answer == Answer::dropped && !retryable(answer.reason) &&
       refused_.size() < kRefusedKept)
-    refused_[fields.key] = clock_.boot_ns() + kRefusedNs;
+    refused_[fields.key] = step.boot_ns + kRefusedNs;
   return answer;
 }
 
@@ -187,10 +206,9 @@ ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveReque
   return {groups_.at(slot).generation, slot, Answer::granted, Reason::none, 0};
 }
 
-ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
-                                    const ReserveRequest& request) {
+ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
-  const Space& space = spaces_[ordinal];
+  const Space& space = spaces_[step.ordinal];
   SlotId parent_slot = kNoSlot;
   if (fields.position > 0 && !open_.contains(fields.parent)) {
     const auto parent = catalog_.find(fields.parent);
@@ -222,20 +240,20 @@ ReserveAnswer Warehouse::open_group(SessionId session, uint16_t ordinal,
   meta->witness_kind = fields.witness_kind;
   meta->witness_bytes = fields.witness_bytes;
   meta->spare = 0;
-  meta->sealed.store(0);
-  meta->settled.store(0);
+  meta->sealed.store(0, std::memory_order_release);
+  meta->settled.store(0, std::memory_order_release);
   for (uint32_t shard = 0; shard < meta->shards; ++shard) {
     digests_of(meta)[shard] = 0;
     owners_of(meta)[shard] = 0;
   }
-  owners_of(meta)[fields.shard] = session;
+  owners_of(meta)[fields.shard] = step.session;
   meta->granted.store(1ull << fields.shard, std::memory_order_release);
   std::memcpy(witness_of(meta), request.witness, fields.witness_bytes);
   full_fence();
   KVW_SEQUENCE_POINT("reserve: metadata stored");
 
   const uint64_t generation = pool_.load(slot).generation;
-  groups_[slot] = {generation, fields.key, clock_.boot_ns() + options_.limbo_after_ns,
+  groups_[slot] = {generation, fields.key, step.boot_ns + options_.limbo_after_ns,
                    0,          false,      fields.parent};
   open_[fields.key] = slot;
   ++awaited_[fields.parent];

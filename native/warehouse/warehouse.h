@@ -151,14 +151,23 @@ class Warehouse final : public nvme::LogHost {
     Key parent{};
   };
 
+  using Groups = std::unordered_map<SlotId, Group>;
+
   // reserve.cc
-  Reason seal(SessionId session, const Seal& seal);
-  ReserveAnswer reserve(SessionId session, uint16_t ordinal, const ReserveRequest& request);
+  // What is the same for all of an exchange.
+  struct Step {
+    SessionId session;
+    uint16_t ordinal;
+    uint64_t boot_ns, wall_ns;
+  };
+  Reason seal(const Step& step, const Seal& seal);
+  void prefetch(const Seal& seal) const;
+  ReserveAnswer reserve(const Step& step, const ReserveRequest& request);
   ReserveAnswer join(SessionId session, SlotId slot, const ReserveRequest& request);
-  ReserveAnswer open_group(SessionId session, uint16_t ordinal, const ReserveRequest& request);
+  ReserveAnswer open_group(const Step& step, const ReserveRequest& request);
   ReserveAnswer drop(Reason reason);
   bool room_is_coming() const;
-  Reason publish(SlotId slot);
+  Reason publish(Groups::iterator group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
   // It is published or given up: nobody may join it, and its parent waits for it no longer.
   void no_longer_open(const Group& group);
@@ -229,7 +238,7 @@ class Warehouse final : public nvme::LogHost {
   void apply_touches();
   bool is_new_use(PageId page);
   MissRatioCurve::Use use_of(const EntryView& view) const;
-  void count_stores(std::span<const ReserveRequest> reserves,
+  void count_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
                     std::span<const ReserveAnswer> answers);
   void publish_rates();
   void count_drop(Reason reason) { ++dropped_[static_cast<size_t>(reason)]; }
@@ -245,7 +254,7 @@ class Warehouse final : public nvme::LogHost {
   std::vector<Space> spaces_;  // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  std::unordered_map<SlotId, Group> groups_;
+  Groups groups_;
   std::unordered_map<Key, SlotId, KeyHash> open_;             // RESERVED groups by key
   std::unordered_map<Key, uint32_t, KeyHash> awaited_;        // parents of these, how often
   std::unordered_set<SlotId> writing_;                        // being written to NVMe

@@ -34,7 +34,7 @@ def measure(bench: Bench) -> list[Figure | Curve]:
             bench.options.pages_of(page_bytes) * page_bytes,
             rounds,
             "streaming copy",
-            "ratio 0.6 or more" if page_bytes >= _GOAL_FROM_BYTES else "",
+            "ratio 0.7 or more" if page_bytes >= _GOAL_FROM_BYTES else "",
         )
         for page_bytes, by_side in found.items()
         for (where, _), rounds in by_side.items()

@@ -1,0 +1,127 @@
+#include "warehouse/page_table.h"
+
+#include <bit>
+#include <cstring>
+#include <new>
+#include <type_traits>
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kOnes = 0x0101010101010101ull, kLow7 = 0x7f7f7f7f7f7f7f7full;
+static_assert(kIndexWindow == 16 && std::endian::native == std::endian::little);
+
+uint8_t tag_of(const Key& key) {
+  // Not of the word that says where its home is. 0 is for empty positions.
+  const auto byte = static_cast<uint8_t>(key.hi >> 56);
+  return byte == 0 ? 1 : byte;
+}
+
+// 0x80 in each byte that is 0, exactly: no carry leaves a byte.
+uint64_t zero_bytes(uint64_t word) { return ~(((word & kLow7) + kLow7) | word | kLow7); }
+
+template <class T>
+T* zeros(uint64_t count) {
+  static_assert(std::is_trivially_destructible_v<T> && std::is_trivially_copyable_v<T>);
+  void* memory = std::calloc(count, sizeof(T));
+  if (memory == nullptr) throw std::bad_alloc();
+  return static_cast<T*>(memory);
+}
+
+uint32_t step_of(uint64_t bits) { return static_cast<uint32_t>(std::countr_zero(bits)) / 8; }
+
+}  // namespace
+
+PageTable::PageTable(uint64_t positions)
+    : mask_(positions - 1),
+      capacity_(positions / 2),
+      tags_(zeros<uint8_t>(positions + kIndexWindow - 1)),
+      numbers_(zeros<uint32_t>(positions)),
+      pages_(zeros<Page>(capacity_)),
+      extents_(zeros<nvme::Extent>(capacity_)) {
+  assert(std::has_single_bit(positions) && positions >= kIndexWindow);
+}
+
+std::array<uint64_t, 2> PageTable::equal_tags(PageId home, uint8_t tag) const {
+  std::array<uint64_t, 2> halves;
+  std::memcpy(halves.data(), &tags_[home], sizeof halves);
+  for (uint64_t& half : halves) half = zero_bytes(half ^ kOnes * tag);
+  return halves;
+}
+
+PageId PageTable::find(const Key& key) const {
+  const auto halves = equal_tags(home(key), tag_of(key));
+  for (uint32_t at = 0; at < 2; ++at)
+    for (uint64_t bits = halves[at]; bits != 0; bits &= bits - 1) {
+      const auto page = static_cast<PageId>((home(key) + 8 * at + step_of(bits)) & mask_);
+      if (pages_[numbers_[page]].key == key) return page;
+    }
+  return kNoPage;
+}
+
+PageId PageTable::empty_in_window(const Key& key) const {
+  const auto halves = equal_tags(home(key), 0);
+  for (uint32_t at = 0; at < 2; ++at)
+    if (halves[at] != 0)
+      return static_cast<PageId>((home(key) + 8 * at + step_of(halves[at])) & mask_);
+  return kNoPage;
+}
+
+void PageTable::set_tag(PageId page, uint8_t tag) {
+  tags_[page] = tag;
+  if (page < kIndexWindow - 1) tags_[mask_ + 1 + page] = tag;
+}
+
+EntryView PageTable::view(PageId page) const {
+  const uint32_t number = number_at(page);
+  const Page& kept = pages_[number];
+  EntryView view;
+  view.page = page;
+  view.flags = static_cast<uint16_t>(kEntryUsed | kept.node.tiers << 1);
+  view.space = kept.node.space;
+  view.key = kept.key;
+  view.slot = kept.slot;
+  view.generation = kept.generation;
+  if (view.in_nvme()) view.extent = extents_[number];
+  view.clear_epoch = kept.clear_epoch;
+  return view;
+}
+
+void PageTable::add(const EntryView& view) {
+  assert(!has(view.page));
+  uint32_t number = first_free_;
+  if (number != kNoPage) {
+    first_free_ = pages_[number].node.next;
+  } else {
+    assert(given_ < capacity_);
+    number = given_++;
+  }
+  numbers_[view.page] = number;
+  set_tag(view.page, tag_of(view.key));
+  pages_[number].key = view.key;
+  pages_[number].node = PageNode{};
+  change(view);
+}
+
+void PageTable::change(const EntryView& view) {
+  static_assert(kEntryUsed == 1 && (kEntryDram | kEntryNvme | kEntryUnverified) >> 1 == 7);
+  const uint32_t number = number_at(view.page);
+  Page& kept = pages_[number];
+  assert(kept.key == view.key);
+  kept.clear_epoch = view.clear_epoch;
+  kept.slot = view.slot;
+  kept.generation = view.generation;
+  kept.node.tiers = static_cast<uint16_t>(view.flags >> 1) & 7;
+  kept.node.space = view.space & (kMaxNamespaces - 1);
+  if (view.in_nvme()) extents_[number] = view.extent;
+}
+
+void PageTable::remove(PageId page) {
+  const uint32_t number = number_at(page);
+  set_tag(page, 0);
+  pages_[number].node.next = first_free_;
+  first_free_ = number;
+}
+
+}  // namespace kvw

@@ -1,0 +1,110 @@
+// What the core keeps of each page, found by key or by the position of the page's entry in the
+// shared index. It has the index's shape, its homes and windows, so that a page's position says
+// where both have it; but of a position it keeps five bytes, and what there is to say of a page
+// lies densely beside the other pages'. So memory goes by pages rather than by the size of the
+// table, a key that is not there costs a look at sixteen bytes, and pages that were stored one
+// after the other are neighbours. Owned by the core thread.
+//
+// Invariants:
+//  - A position's tag is 0 exactly while no page is there; else it is a byte of the page's key.
+//  - Pages at positions have different numbers; a number that is at none waits in the free list or
+//    was never given. Numbers given are never more than the most pages there were at one time.
+#pragma once
+
+#include <array>
+#include <cassert>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+
+#include "base/types.h"
+#include "index/index.h"
+
+namespace kvw {
+
+// Private links between parents and children, which the shared table does not need, and uses.
+struct PageNode {
+  PageId parent = kNoPage;
+  PageId first_child = kNoPage;
+  PageId next = kNoPage;  // sibling
+  PageId previous = kNoPage;
+  uint32_t position = 0;
+  uint16_t used_at = 0;   // when it was used last, in half seconds; 0: not since it came
+  uint16_t used : 1 = 0;  // loaded since it was written to NVMe: reclaim relocates it
+  // Of the entry, here because there is room for them.
+  uint16_t tiers : 3 = 0;  // its flags above kEntryUsed
+  uint16_t space : 12 = 0;
+
+  // Its parent is in no tier.
+  bool orphan() const { return position > 0 && parent == kNoPage; }
+};
+static_assert(sizeof(PageNode) == 24 && kMaxNamespaces <= 1 << 12);
+
+class PageTable {
+ public:
+  // `positions`: of the index, a power of two, kIndexWindow at least; half as many pages at most.
+  explicit PageTable(uint64_t positions);
+
+  uint64_t capacity() const { return capacity_; }
+  // Brings what find() looks at first into the cache.
+  void prefetch(const Key& key) const {
+    __builtin_prefetch(&tags_[home(key)]);
+    __builtin_prefetch(&numbers_[home(key)]);
+  }
+  // kNoPage: it is not there.
+  PageId find(const Key& key) const;
+  // First position of the key's window without a page, or kNoPage.
+  PageId empty_in_window(const Key& key) const;
+  bool has(PageId page) const { return page <= mask_ && tags_[page] != 0; }
+
+  // Of a page that is there: its entry but for the digest, which is 0, because nobody asks the core
+  // for it.
+  EntryView view(PageId page) const;
+  // Of a page that is there.
+  PageNode& node(PageId page) { return pages_[number_at(page)].node; }
+  const PageNode& node(PageId page) const { return pages_[number_at(page)].node; }
+
+  // Adds a page at view.page, an empty position of its window, with fresh links. Precondition: less
+  // than capacity() pages are there.
+  void add(const EntryView& view);
+  // Precondition: it is there, under the same key.
+  void change(const EntryView& view);
+  void remove(PageId page);
+
+ private:
+  struct Page {
+    Key key;
+    uint64_t clear_epoch;
+    SlotId slot;
+    uint32_t generation;
+    PageNode node;
+  };
+  static_assert(sizeof(Page) == 56);
+
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  template <class T>
+  using Zeros = std::unique_ptr<T[], Free>;
+
+  uint32_t number_at(PageId page) const {
+    assert(has(page));
+    return numbers_[page];
+  }
+  PageId home(const Key& key) const { return static_cast<PageId>(key.lo & mask_); }
+  // One bit in each byte of a window's tags that equals `tag`, of its halves.
+  std::array<uint64_t, 2> equal_tags(PageId home, uint8_t tag) const;
+  void set_tag(PageId page, uint8_t tag);
+
+  uint64_t mask_, capacity_;
+  // Zeros from the system, so that what is never used takes no memory.
+  Zeros<uint8_t> tags_;  // the first ones again at the end: no window wraps
+  Zeros<uint32_t> numbers_;
+  Zeros<Page> pages_;            // by number
+  Zeros<nvme::Extent> extents_;  // by number, of pages on NVMe; apart, for where there is no NVMe
+  uint32_t given_ = 0;
+  uint32_t first_free_ = kNoPage;  // linked through node.next
+};
+
+}  // namespace kvw
