@@ -40,7 +40,7 @@ PageTable::PageTable(uint64_t positions)
       numbers_(zeros<uint32_t>(positions)),
       pages_(zeros<Page>(capacity_)),
       extents_(zeros<nvme::Extent>(capacity_)) {
-  assert(std::has_single_bit(positions) && positions >= kIndexWindow);
+  assert(std::has_single_bit(positions));
 }
 
 std::array<uint64_t, 2> PageTable::equal_tags(PageId home, uint8_t tag) const {
@@ -69,8 +69,7 @@ PageId PageTable::empty_in_window(const Key& key) const {
 }
 
 void PageTable::set_tag(PageId page, uint8_t tag) {
-  tags_[page] = tag;
-  if (page < kIndexWindow - 1) tags_[mask_ + 1 + page] = tag;
+  for (uint64_t at = page; at < mask_ + kIndexWindow; at += mask_ + 1) tags_[at] = tag;
 }
 
 EntryView PageTable::view(PageId page) const {

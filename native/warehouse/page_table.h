@@ -43,7 +43,7 @@ static_assert(sizeof(PageNode) == 24 && kMaxNamespaces <= 1 << 12);
 
 class PageTable {
  public:
-  // `positions`: of the index, a power of two, kIndexWindow at least; half as many pages at most.
+  // `positions`: of the index, a power of two; half as many pages at most.
   explicit PageTable(uint64_t positions);
 
   uint64_t capacity() const { return capacity_; }
@@ -99,7 +99,7 @@ class PageTable {
 
   uint64_t mask_, capacity_;
   // Zeros from the system, so that what is never used takes no memory.
-  Zeros<uint8_t> tags_;  // the first ones again at the end: no window wraps
+  Zeros<uint8_t> tags_;  // and again behind the last one, so that no window wraps
   Zeros<uint32_t> numbers_;
   Zeros<Page> pages_;            // by number
   Zeros<nvme::Extent> extents_;  // by number, of pages on NVMe; apart, for where there is no NVMe
