@@ -23,7 +23,8 @@ std::byte* address_of(const iovec& piece) { return static_cast<std::byte*>(piece
 class Window {
  public:
   explicit Window(uint64_t bytes) : bytes_(bytes) {
-    void* taken = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* taken = ::mmap(nullptr, bytes, PROT_NONE, flags, -1, 0);
     if (taken != MAP_FAILED) data_ = static_cast<std::byte*>(taken);
   }
   ~Window() {
@@ -36,8 +37,7 @@ class Window {
 
   // Shows shared memory a second time; an old size of 0 says so. 0 or an errno.
   int show(uint64_t offset, std::byte* memory, uint64_t bytes) {
-    void* shown =
-        ::mremap(memory, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data_ + offset);
+    void* shown = ::mremap(memory, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data_ + offset);
     return shown == MAP_FAILED ? errno : 0;
   }
 
@@ -104,8 +104,7 @@ int RegisteredMemory::add_region(io_uring& ring, std::span<std::byte> memory) {
 // Of the first piece that is in registered memory.
 const RegisteredMemory::Region* RegisteredMemory::region_of(std::span<const iovec> pieces) const {
   for (const iovec& piece : pieces) {
-    const auto behind =
-        std::ranges::upper_bound(regions_, address_of(piece), {}, &Region::begin);
+    const auto behind = std::ranges::upper_bound(regions_, address_of(piece), {}, &Region::begin);
     if (behind != regions_.begin() && std::prev(behind)->holds(piece)) return &*std::prev(behind);
   }
   return nullptr;

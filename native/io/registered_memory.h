@@ -1,6 +1,6 @@
-// Memory that io_uring holds for as long as the ring lives, so that an operation on it need not find
-// and hold its pages anew: for the pages of the arena, two thirds of what the kernel does for a
-// read. Best effort: where it is refused (RLIMIT_MEMLOCK, a kernel before 6.15), or an operation
+// Memory that io_uring holds for as long as the ring lives, so that an operation on it need not
+// find and hold its pages anew: for the pages of the arena, two thirds of what the kernel does for
+// a read. Best effort: where it is refused (RLIMIT_MEMLOCK, a kernel before 6.15), or an operation
 // does not fit, operations go as they would have gone without it.
 //
 // One operation may touch one region only, and a record has a header of its own in other memory. So

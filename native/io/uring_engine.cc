@@ -1,5 +1,5 @@
-// io_uring. What it is told of memory is registered with the ring where the kernel permits it; files
-// are not, which saves next to nothing at these sizes.
+// io_uring. Memory that it is told of is registered with the ring where the kernel permits it;
+// files are not, which saves next to nothing at these sizes.
 #include "io/engines.h"
 #include "io/registered_memory.h"
 #include "io/transfer.h"

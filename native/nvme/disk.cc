@@ -157,8 +157,7 @@ void Disk::accept(JobPtr job) {
     files_.forget(job->segment);
     return file_thread_.post(std::move(job));
   }
-  if (job->kind == DiskJob::Kind::register_memory)
-    return registering_.push_back(std::move(job));
+  if (job->kind == DiskJob::Kind::register_memory) return registering_.push_back(std::move(job));
   lane_of(*job).waiting.push_back(std::move(job));
 }
 
