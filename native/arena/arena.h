@@ -52,6 +52,9 @@ class Arena {
   std::byte* payload(SlotId slot, const SlabCut& cut) const {
     return arena_mapping_.data() + slots_.arena_offset(slot, cut);
   }
+  std::span<std::byte> slab(uint32_t slab) const {
+    return {arena_mapping_.data() + slab * slab_bytes(), slab_bytes()};
+  }
   const std::string& directory() const { return directory_; }
   std::string sessions_directory() const { return directory_ + "/sessions"; }
 

@@ -131,6 +131,9 @@ class FaultyEngine final : public IoEngine {
   unsigned depth() const override { return inner_->depth(); }
   unsigned in_flight() const override { return static_cast<unsigned>(ops_.size()); }
   void wake() override { inner_->wake(); }
+  int register_memory(std::span<std::byte> memory) override {
+    return inner_->register_memory(memory);
+  }
 
   void submit(IoOp op) override {
     Op mine{op.kind, path_of(op.fd), op.user, bytes_of(op), {}, 0};

@@ -6,6 +6,8 @@
 
 #include <sys/uio.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -43,6 +45,14 @@ class IoEngine {
   // Appends finished operations. Waits up to timeout_ms (0: poll) for the first; may return early
   // with none.
   virtual void wait(std::vector<IoDone>& done, int timeout_ms) = 0;
+  // Says of shared memory that operations will often move it, which then cost less where the system
+  // permits it to be held: 0, or why it is not, an errno. It begins and ends at multiples of 4 KiB,
+  // stays mapped, and keeps its very pages, until the engine is gone. May block for tens of
+  // milliseconds a GiB. By the thread that submits; operations go on being possible on any memory.
+  virtual int register_memory(std::span<std::byte> memory) {
+    (void)memory;
+    return EOPNOTSUPP;
+  }
   // Ends the wait() in progress, or the next one, early. The one method for any thread.
   virtual void wake() = 0;
 };

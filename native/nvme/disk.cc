@@ -98,11 +98,12 @@ void Disk::serve() {
   while (true) {
     take_posted();
     submit_waiting();
+    register_next();
     if (unchecked_.empty()) {
       publish_checked();
       if (ended()) return;
     }
-    collect(unchecked_.empty() ? kIdleWaitMs : 0);
+    collect(unchecked_.empty() && registering_.empty() ? kIdleWaitMs : 0);
     submit_waiting();
     collect(0);
     check_next();
@@ -111,7 +112,18 @@ void Disk::serve() {
 
 bool Disk::ended() {
   std::lock_guard lock(mutex_);
-  return stopping_ && posted_.empty() && running_.empty();
+  return stopping_ && posted_.empty() && running_.empty() && registering_.empty();
+}
+
+void Disk::register_next() {
+  if (registering_.empty()) return;
+  collect(0);  // hands the device what it can do meanwhile
+  JobPtr job = std::move(registering_.front());
+  registering_.pop_front();
+  const iovec& memory = job->pieces.front();
+  const int error =
+      engine_->register_memory({static_cast<std::byte*>(memory.iov_base), memory.iov_len});
+  checked({std::move(job), error});
 }
 
 void Disk::check_next() {
@@ -145,6 +157,7 @@ void Disk::accept(JobPtr job) {
     files_.forget(job->segment);
     return file_thread_.post(std::move(job));
   }
+  if (job->kind == DiskJob::Kind::register_memory) return registering_.push_back(std::move(job));
   lane_of(*job).waiting.push_back(std::move(job));
 }
 
@@ -153,6 +166,8 @@ void Disk::cancel_waiting() {
     for (JobPtr& job : lane->waiting) checked({std::move(job), ECANCELED});
     lane->waiting.clear();
   }
+  for (JobPtr& job : registering_) checked({std::move(job), ECANCELED});
+  registering_.clear();
 }
 
 Disk::Lane& Disk::lane_of(const DiskJob& job) {

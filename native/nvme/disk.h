@@ -77,6 +77,7 @@ class Disk {
   void submit(Lane& lane);
   void collect(int timeout_ms);
   void finish(const IoDone& done);
+  void register_next();
   void check_next();
   void checked(Finished finished);
   void publish_checked();
@@ -98,6 +99,7 @@ class Disk {
   Lane reads_, writes_;
   std::unordered_map<uint64_t, JobPtr> running_;
   std::vector<IoDone> done_;
+  std::deque<JobPtr> registering_;  // one between two looks at the device: each takes long
   std::deque<Finished> unchecked_;
   std::vector<Finished> checked_;  // not yet told to the core thread
   uint64_t checked_bytes_ = 0;

@@ -14,8 +14,9 @@
 namespace kvw::nvme {
 
 struct DiskJob {
-  // prepare: make the file with `bytes` allocated. remove: unlink it.
-  enum class Kind { read, write, sync, prepare, remove };
+  // prepare: make the file with `bytes` allocated. remove: unlink it. register_memory: tell the
+  // engine of the one piece; no file.
+  enum class Kind { read, write, sync, prepare, remove, register_memory };
 
   Kind kind = Kind::sync;
   uint32_t segment = 0;

@@ -1,6 +1,9 @@
 // The log as one: wires its parts together and steps them whenever something happened.
 #include "nvme/log.h"
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -14,6 +17,9 @@
 
 namespace kvw::nvme {
 namespace {
+
+// Of memory at once: the disk thread is away for so long, some 30 ms on a slow machine.
+constexpr size_t kRegisterBytes = 64ull << 20;
 
 class SegmentLog final : public Log {
  public:
@@ -69,6 +75,19 @@ class SegmentLog final : public Log {
   }
   uint64_t durable_through() const override { return flusher_.durable(); }
 
+  void register_memory(std::span<std::byte> memory) override {
+    if (stopped_ || context_.options.inspect || memory_refused_) return;
+    while (!memory.empty()) {
+      const auto part = memory.first(std::min(memory.size(), kRegisterBytes));
+      memory = memory.subspan(part.size());
+      auto job = std::make_unique<DiskJob>();
+      job->kind = DiskJob::Kind::register_memory;
+      job->add_piece(part.data(), part.size());
+      job->done = [this, bytes = part.size()](int error) { memory_registered(bytes, error); };
+      context_.disk.post(std::move(job));
+    }
+  }
+
   void set_epoch(uint64_t epoch) override { context_.epoch = epoch; }
   int event_fd() const override { return context_.disk.event_fd(); }
 
@@ -111,6 +130,15 @@ class SegmentLog final : public Log {
                      });
   }
 
+  void memory_registered(uint64_t bytes, int error) {
+    if (error == 0) context_.stats.registered_bytes += bytes;
+    if (error == 0 || error == ECANCELED || std::exchange(memory_refused_, true)) return;
+    context_.host.on_event("nvme_memory_not_registered",
+                           "error=" + std::string(std::strerror(error)) +
+                               " bytes=" + std::to_string(bytes) +
+                               " effect=more_processor_time_a_page");
+  }
+
   void tell_mismatches() {
     for (const ReadEnd& end : std::exchange(mismatches_, {})) {
       --reads_;
@@ -141,7 +169,7 @@ class SegmentLog final : public Log {
   Reclaimer reclaimer_;
   std::vector<ReadEnd> mismatches_;  // reads that need no device
   uint64_t reads_ = 0;
-  bool signalled_ = false, stopped_ = false;
+  bool signalled_ = false, stopped_ = false, memory_refused_ = false;
 };
 
 void count_segment(const Segment& segment, LogStats& stats) {

@@ -136,6 +136,7 @@ struct LogStats {
            write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
   std::string io_engine;
   uint32_t oldest_life = 0;  // of any segment that can be read; 0: there is none
+  uint64_t registered_bytes = 0;  // of memory that the engine need not find anew each time
   bool direct_io = false;    // false: the filesystem refuses O_DIRECT and the page cache is used
 };
 
@@ -166,6 +167,10 @@ class Log {
   // is on stable media (or is known to have failed).
   virtual uint64_t request_flush() = 0;
   virtual uint64_t durable_through() const = 0;
+
+  // Memory that payloads are in, as IoEngine::register_memory() wants it; it must outlive the log.
+  // Best effort: if it is refused, the host hears of it once, and all goes on as without.
+  virtual void register_memory(std::span<std::byte> memory) = 0;
 
   virtual void set_epoch(uint64_t epoch) = 0;
   virtual int event_fd() const = 0;

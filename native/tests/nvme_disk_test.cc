@@ -4,7 +4,10 @@
 #include <poll.h>
 
 #include <condition_variable>
+#include <functional>
+#include <future>
 #include <mutex>
+#include <thread>
 
 #include "nvme/disk.h"
 #include "tests/nvme_world.h"
@@ -43,6 +46,21 @@ class StubbornEngine final : public IoEngine {
       held_.erase(held_.begin());
     }
   }
+  int register_memory(std::span<std::byte> memory) override {
+    if (on_register) on_register();
+    return memory.size() == kBlockBytes ? 0 : ENOMEM;
+  }
+  // Runs `call` and returns when it has woken the engine.
+  void until_woken_by(const std::function<void()>& call) {
+    {
+      std::lock_guard lock(mutex_);
+      woken_ = false;
+    }
+    call();
+    std::unique_lock lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [this] { return woken_; }));
+  }
+  std::function<void()> on_register;  // on the disk thread
   void wake() override {
     std::lock_guard lock(mutex_);
     woken_ = true;
@@ -128,6 +146,60 @@ void check_fair(DiskJob::Kind crowd, DiskJob::Kind few, IoKind few_kind) {
 }
 
 }  // namespace
+
+// Stopped while the first of three was being registered, the other two were never heard of again.
+TEST(memory_that_waits_to_be_registered_is_cancelled_when_the_disk_stops) {
+  Bench bench;
+  std::promise<void> posted;
+  std::thread stopper;
+  unsigned calls = 0;
+  bench.engine->on_register = [&] {
+    if (++calls == 1) posted.get_future().wait();  // so that all others wait in one line
+    if (calls == 2)
+      bench.engine->until_woken_by([&] { stopper = std::thread([&] { bench.disk->stop(); }); });
+  };
+  unsigned done = 0, cancelled = 0;
+  for (int i = 0; i < 4; ++i) {
+    auto job = std::make_unique<DiskJob>();
+    job->kind = DiskJob::Kind::register_memory;
+    job->buffer = AlignedBuffer(kBlockBytes);
+    job->add_piece(job->buffer.data(), kBlockBytes);
+    job->done = [&](int error) { ++(error == 0 ? done : cancelled); };
+    bench.disk->post(std::move(job));
+  }
+  posted.set_value();
+  while (done + cancelled < 4) {
+    pollfd ready{bench.disk->event_fd(), POLLIN, 0};
+    CHECK_EQ(::poll(&ready, 1, 60000), 1);
+    bench.disk->deliver();
+  }
+  stopper.join();
+  CHECK_EQ(done, 2);
+  CHECK_EQ(cancelled, 2);
+}
+
+TEST(memory_is_registered_beside_a_device_that_stands_and_each_hears_its_own_answer) {
+  Bench bench;
+  bench.post(DiskJob::Kind::read, 8);
+  bench.engine->order_when(6);
+  std::vector<int> answers;
+  for (const uint64_t blocks : {1, 2, 1}) {
+    auto job = std::make_unique<DiskJob>();
+    job->kind = DiskJob::Kind::register_memory;
+    job->buffer = AlignedBuffer(blocks * kBlockBytes);
+    job->add_piece(job->buffer.data(), blocks * kBlockBytes);
+    job->done = [&](int error) { answers.push_back(error); };
+    bench.disk->post(std::move(job));
+  }
+  while (answers.size() < 3) {
+    pollfd ready{bench.disk->event_fd(), POLLIN, 0};
+    CHECK_EQ(::poll(&ready, 1, 60000), 1);
+    bench.disk->deliver();
+  }
+  CHECK_EQ(answers[0], 0);
+  CHECK_EQ(answers[1], ENOMEM);
+  CHECK_EQ(answers[2], 0);
+}
 
 TEST(reads_do_not_starve_behind_a_line_of_writes) {
   check_fair(DiskJob::Kind::write, DiskJob::Kind::read, IoKind::read);

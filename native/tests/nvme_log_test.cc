@@ -185,6 +185,21 @@ TEST(read_is_an_io_error_when_the_device_fails_and_the_tier_stays) {
   CHECK(world.read(1));
 }
 
+TEST(log_says_once_that_memory_is_not_registered_and_serves_as_before) {
+  World world;
+  world.open();
+  const AlignedBuffer not_shared(4096);  // which no engine takes
+  world.log->register_memory(not_shared.span());
+  world.until([&] { return world.saw_event("nvme_memory_not_registered"); });
+  world.log->register_memory(not_shared.span());
+  world.append_all(0, 8);
+  CHECK_EQ(std::ranges::count_if(world.events,
+                                 [](const auto& each) { return each.starts_with("nvme_memory"); }),
+           1);
+  CHECK_EQ(world.log->stats().registered_bytes, 0u);
+  world.check_all_readable();
+}
+
 TEST(read_asks_to_come_again_when_too_many_are_queued) {
   World world;
   world.open();

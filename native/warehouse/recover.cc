@@ -61,6 +61,7 @@ void Warehouse::recover_slots(RecoverySummary& summary) {
   for (uint32_t slab = 0; slab < arena_.slab_count(); ++slab) {
     const SlabCut cut = slots.cut(slab);
     if (cut.populated == 0) continue;
+    if (log_) log_->register_memory(arena_.slab(slab));
     if (slots.slots_in(cut) == 0) {
       pool_.slab_ready(slab);
       continue;

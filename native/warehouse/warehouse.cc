@@ -289,6 +289,7 @@ void Warehouse::slab_populated(uint32_t slab, int err) {
   }
   growth_error_.clear();
   pool_.slab_ready(slab);
+  if (log_) log_->register_memory(arena_.slab(slab));
   while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
     ++next_slab_;
 }
