@@ -27,6 +27,15 @@ SGLANG_NEEDS := transformers==5.19.0 apache-tvm-ffi==0.1.11 compressed-tensors==
   sentencepiece==0.2.1 aiohttp dill fastapi gguf ipython msgspec ninja orjson pillow psutil pybase64 \
   python-multipart pyzmq requests scipy setuptools torch_memory_saver
 SGLANG_VENV := .venv-sglang
+# Likewise: LMCache asks for much that is for GPUs and clouds alone, and runs on a CPU without.
+LMCACHE := lmcache==0.5.6
+LMCACHE_NEEDS := aiofile aiofiles aiohttp awscrt blake3 cachetools cryptography fastapi \
+  grpcio-observability==1.78.0 httptools httpx "huggingface_hub>=1.5.0" msgspec numba "numpy<=2.2.6" \
+  nvtx "opentelemetry-api<=1.40.0" opentelemetry-exporter-otlp \
+  "opentelemetry-exporter-prometheus<=0.61b0" opentelemetry-sdk "prometheus_client<=0.24.1" \
+  "protobuf>=6.33.5,<7" psutil py-cpuinfo pyyaml pyzmq redis safetensors "setuptools>=77.0.3,<81" \
+  sortedcontainers "transformers>=5.4" uvicorn
+LMCACHE_VENV := .venv-lmcache
 # A start of an engine is part of a test's time.
 VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -64,6 +73,11 @@ setup-sglang:  ## .venv-sglang with SGLang's Python parts and this project's con
 	@PYTHON="$(PYTHON)" VENV="$(SGLANG_VENV)" BUILD=build/sglang scripts/setup.sh daemon test -- "$(TORCH)" $(SGLANG_NEEDS)
 	@VENV="$(SGLANG_VENV)" scripts/sglang_package.sh "$(SGLANG)"
 
+.PHONY: setup-lmcache
+setup-lmcache:  ## .venv-lmcache with LMCache and this project's connector
+	@PYTHON="$(PYTHON)" VENV="$(LMCACHE_VENV)" BUILD=build/lmcache scripts/setup.sh daemon test -- "$(TORCH)" $(LMCACHE_NEEDS)
+	@VENV="$(LMCACHE_VENV)" scripts/lmcache_package.sh "$(LMCACHE)"
+
 .PHONY: setup-lint
 setup-lint: setup
 	@VENV="$(VENV)" scripts/requirements.sh lint
@@ -90,10 +104,10 @@ test-python: setup
 
 .PHONY: test-engines
 test-engines: CHOSEN := -m "not slow_engine"
-test-engines: test-transformers test-dynamo test-trtllm test-sglang test-vllm  ## the tests that need torch or an engine, without the slow ones
+test-engines: test-transformers test-dynamo test-trtllm test-sglang test-lmcache test-vllm  ## the tests that need torch or an engine, without the slow ones
 
 .PHONY: test-engines-full
-test-engines-full: test-transformers test-dynamo test-trtllm test-sglang test-vllm  ## every test that needs torch or an engine
+test-engines-full: test-transformers test-dynamo test-trtllm test-sglang test-lmcache test-vllm  ## every test that needs torch or an engine
 
 .PHONY: test-transformers
 test-transformers: setup-transformers
@@ -119,6 +133,10 @@ test-vllm: setup-vllm
 .PHONY: test-sglang
 test-sglang: setup-sglang
 	@$(SGLANG_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/engines/sglang $(CHOSEN) $(ARGS)
+
+.PHONY: test-lmcache
+test-lmcache: setup-lmcache
+	@$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache $(CHOSEN) $(ARGS)
 
 .PHONY: lint
 lint: setup-lint  ## style, types, layers, generated code, native checks
@@ -193,5 +211,5 @@ docs: setup  ## check that what the documents refer to exists
 
 .PHONY: clean
 clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(DYNAMO_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf build dist $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(LMCACHE_VENV) $(DYNAMO_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

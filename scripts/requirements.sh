@@ -48,8 +48,8 @@ mapfile -t before < <(find "$VENV" -maxdepth 1 -name '.kvw-requirements-*' -exec
 "$VENV/bin/python" -m pip install -qq "${wanted[@]}" "${before[@]}"
 without_torch_companions
 if broken=$("$VENV/bin/python" -m pip check); then :; else
-  # SGLang is installed without what it asks for (sglang_package.sh).
-  broken=$(grep -vE '^sglang |torch(vision|audio|codec)' <<<"$broken" || true)
+  # SGLang and LMCache are installed without what they ask for (NAME_package.sh).
+  broken=$(grep -vE '^(sglang|lmcache) |torch(vision|audio|codec)' <<<"$broken" || true)
 fi
 if [ -n "${broken//No broken requirements found./}" ]; then
   echo "setup: what is installed in $VENV does not fit together:" >&2
