@@ -136,7 +136,7 @@ test-sglang: setup-sglang
 
 .PHONY: test-lmcache
 test-lmcache: setup-lmcache
-	@$(LMCACHE_VENV)/bin/python -m pytest tests/engines/lmcache $(CHOSEN) $(ARGS)
+	@$(LMCACHE_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/engines/lmcache $(CHOSEN) $(ARGS)
 
 .PHONY: lint
 lint: setup-lint  ## style, types, layers, generated code, native checks

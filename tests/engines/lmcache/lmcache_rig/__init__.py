@@ -1,0 +1,1 @@
+"""LMCache's real parts, on the CPU, for tests of the connector."""
