@@ -1,5 +1,5 @@
-"""KV of engines behind LMCache, kept in the warehouse: WarehouseL2Adapter, an L2 of LMCache's server
-(its multiprocess mode), 0.5.6 and later.
+"""KV of engines behind LMCache, kept in the warehouse: WarehouseL2Adapter, an L2 of LMCache's
+server (its multiprocess mode), 0.5.6 and later.
 
     lmcache server --l1-size-gb 20 --eviction-policy LRU --l2-adapter '{
       "type": "plugin", "module_path": "kvwarehouse_connectors.lmcache",

@@ -91,7 +91,7 @@ class WarehouseL2Adapter(compat.L2AdapterInterface):
         return {"type": "kvwarehouse", **self._front.status()}
 
     def close(self) -> None:
-        """Blocks until nothing touches LMCache's memory any more: a call under way has its bound."""
+        """Blocks until nothing touches LMCache's memory any more; calls under way have a bound."""
         self._front.close()
         for outcomes in (self._stores, self._lookups, self._loads):
             outcomes.close()

@@ -24,7 +24,9 @@ class ChunkLayout:
     def of(shapes: Iterable[Any], dtypes: Iterable[Any]) -> ChunkLayout:
         plain = tuple(tuple(int(side) for side in shape) for shape in shapes)
         types = tuple(dtypes)
-        sizes = [math.prod(one) * int(dtype.itemsize) for one, dtype in zip(plain, types, strict=True)]
+        sizes = [
+            math.prod(one) * int(dtype.itemsize) for one, dtype in zip(plain, types, strict=True)
+        ]
         names = tuple(str(dtype).removeprefix("torch.") for dtype in types)
         return ChunkLayout(plain, names, sum(sizes))
 

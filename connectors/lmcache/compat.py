@@ -1,5 +1,5 @@
-"""Everything of LMCache that differs, or may come to differ, between its versions. Nothing else here
-imports from LMCache.
+"""Everything of LMCache that differs, or may come to differ, between its versions. Nothing else
+here imports from LMCache.
 
 Written against 0.5.6, the first version served (L2AdapterInterface of its l2_adapters/base.py).
 Imported in LMCache's server only. Stateless.

@@ -1,4 +1,4 @@
-"""The warehouse as LMCache's L2 asks for it: stores, lookups that lock, loads, unlocks; none blocks.
+"""The warehouse as LMCache asks for it: stores, lookups that lock, loads, unlocks; none blocks.
 
 Each call is answered exactly once, by `answer`, in a thread of this or, where it is refused, in the
 caller's. Queues and threads are bounded, and every call has a deadline that counts from here: what
@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import kvwarehouse as kvw
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
-from kvwarehouse_connectors.lmcache.chunks import ChunkLayout, chunk_of
+from kvwarehouse_connectors.lmcache.batches import Sorting
+from kvwarehouse_connectors.lmcache.chunks import ChunkLayout
 from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.identity import Spaces, weights_of
-from kvwarehouse_connectors.lmcache.keys import LEAST_HASH_BYTES, ObjectKey, page_key
+from kvwarehouse_connectors.lmcache.keys import ObjectKey
 from kvwarehouse_connectors.lmcache.loading import Load, Loading
 from kvwarehouse_connectors.lmcache.locks import Held, Locks
 from kvwarehouse_connectors.lmcache.settings import Settings
-from kvwarehouse_connectors.lmcache.shelf import Batch, Shelf
+from kvwarehouse_connectors.lmcache.shelf import Shelf
 from kvwarehouse_connectors.lmcache.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class Front:
 
     def __init__(self, settings: Settings, version: str) -> None:
         self._settings = settings
-        self._spaces = Spaces(weights_of(settings), settings.salt, version)
+        self._sorting = Sorting(Spaces(weights_of(settings), settings.salt, version))
         self._counts = Counts()
         self._upkeep = Upkeep(
             settings.address,
@@ -72,7 +71,6 @@ class Front:
         self._loading = Loading()
         self._queued_bytes = 0
         self._queue_lock = threading.Lock()
-        self._warned: set[str] = set()
         self._stores = Workers("store", 1, _MOST_WAITING)
         self._lookups = Workers("lookup", 1, _MOST_WAITING, self._expire)
         self._loads = Workers("load", _LOAD_THREADS, _MOST_WAITING)
@@ -165,7 +163,11 @@ class Front:
             "problem": "" if connected else self._upkeep.problem or "the daemon does not answer",
             "locked_chunks": self._locks.total,
             "queued_store_bytes": self._queued_bytes,
-            "queued": {"store": workers[0].waiting, "lookup": workers[1].waiting, "load": workers[2].waiting},
+            "queued": {
+                "store": workers[0].waiting,
+                "lookup": workers[1].waiting,
+                "load": workers[2].waiting,
+            },
             "totals": self._counts.totals(),
         }
 
@@ -188,7 +190,7 @@ class Front:
         if time.monotonic() >= until_s:
             self._counts.why("dropped", {"timeout": len(keys)})
             return Stored(False)
-        batches = self._with_memory(keys, memory)
+        batches = self._sorting.with_memory(keys, memory)
         left_out = len(keys) - sum(map(len, batches))
         self._counts.why("dropped", {"not_served": left_out} if left_out else {})
         complete, size = not left_out, 0
@@ -203,18 +205,20 @@ class Front:
     ) -> NDArray[np.bool_]:
         there = np.zeros(len(keys), np.bool_)
         held: list[Held] = []
-        for batch in self._batches(keys, [layouts.get(key.object_group_id) for key in keys]):
+        for batch in self._sorting.batches(
+            keys, [layouts.get(key.object_group_id) for key in keys]
+        ):
             found = self._shelf.find(batch, until_s)
             there[batch.places] = found.there
             held.extend(found.held)
-        self._locks.take([keys[place] for place in np.flatnonzero(there)], held)
+        self._locks.take([keys[place] for place in np.flatnonzero(there).tolist()], held)
         return there
 
     def _load(
         self, keys: Sequence[ObjectKey], memory: Sequence[Any], load: Load, until_s: float
     ) -> NDArray[np.bool_]:
         loaded = np.zeros(len(keys), np.bool_)
-        for batch in self._with_memory(keys, memory):
+        for batch in self._sorting.with_memory(keys, memory):
             loaded[batch.places] = self._shelf.load(batch, load, until_s)
         return loaded
 
@@ -226,53 +230,6 @@ class Front:
                 ended,
                 self._settings.lock_timeout_s,
             )
-
-    def _with_memory(self, keys: Sequence[ObjectKey], memory: Sequence[Any]) -> list[Batch]:
-        chunks = [chunk_of(one) for one in memory]
-        if None in chunks:
-            self._warn_once(
-                "kvwarehouse: chunks come packed by a serde, of other sizes than their layout says;"
-                " they are not stored. Take `serde` out of this --l2-adapter"
-            )
-        return self._batches(
-            keys,
-            [chunk.layout if chunk else None for chunk in chunks],
-            [chunk.address if chunk else 0 for chunk in chunks],
-        )
-
-    def _batches(
-        self,
-        keys: Sequence[ObjectKey],
-        layouts: Sequence[ChunkLayout | None],
-        addresses: Sequence[int] = (),
-    ) -> list[Batch]:
-        """The chunks that can be served, by namespace."""
-        rows: dict[bytes, list[int]] = defaultdict(list)
-        spaces: dict[bytes, kvw.Namespace] = {}
-        names: dict[int, bytes] = {}
-        for place, (key, layout) in enumerate(zip(keys, layouts, strict=True)):
-            name = page_key(key)
-            if name is None:
-                self._warn_once(
-                    f"kvwarehouse: LMCache's chunk hashes have fewer than {LEAST_HASH_BYTES} bytes,"
-                    " which may be the same for other tokens; nothing is stored or loaded. Start it"
-                    " with --hash-algorithm blake3"
-                )
-                continue
-            space = self._spaces.space(key, layout) if layout else None
-            if space is not None:
-                names[place] = name
-                spaces[space.id] = space
-                rows[space.id].append(place)
-        return [
-            Batch(
-                spaces[id_],
-                np.array(places, np.int64),
-                [names[place] for place in places],
-                [addresses[place] for place in places] if addresses else (),
-            )
-            for id_, places in rows.items()
-        ]
 
     def _enqueue(self, size_bytes: int) -> bool:
         """Whether so much more may wait to be stored; a negative size always may."""
@@ -288,8 +245,3 @@ class Front:
     ) -> None:
         self._counts.why("dropped", {reason: len(keys)})
         answer(Stored(False))
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            _log.warning("%s", text)

@@ -133,7 +133,7 @@ class Spaces:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "kvwarehouse: more than %d kinds of chunks (model, rank, group, layout) came by; the"
-                " newest are neither stored nor loaded",
+                "kvwarehouse: more than %d kinds of chunks (model, rank, group, layout) came by;"
+                " the newest are neither stored nor loaded",
                 _MOST_SPACES,
             )

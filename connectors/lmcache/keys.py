@@ -1,8 +1,8 @@
 """LMCache's object keys as the warehouse has them.
 
-A chunk's hash chains all chunks before it; it is used as it is. A user's salt (cache_salt) is mixed
-into it: there may be as many as users, and a namespace each would be too many. Model, rank and group
-are the namespace's (identity.py).
+A chunk's hash chains all chunks before it; it is used as it is. A user's salt (cache_salt) is
+mixed into it: there may be as many as users, and a namespace each would be too many. Model, rank
+and group are the namespace's (identity.py).
 
 Stateless.
 """
@@ -20,6 +20,7 @@ _MOST_HASH_BYTES = 64
 class ObjectKey(Protocol):
     """What is used of LMCache's, which are hashable."""
 
+    def __hash__(self) -> int: ...
     @property
     def chunk_hash(self) -> bytes: ...
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_connectors.lmcache.batches import Batch
 from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.loading import Load
-from kvwarehouse_connectors.lmcache.locks import Held
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -39,40 +39,11 @@ _CALL_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Chunks of one namespace. places: of each in LMCache's call. addresses: where each lies, in
-    memory that stays until the call is reported; none in a lookup."""
-
-    space: kvw.Namespace
-    places: NDArray[np.int64]
-    keys: Sequence[bytes]
-    addresses: Sequence[int] = ()
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def take(self, rows: NDArray[np.int64]) -> Batch:
-        return Batch(
-            self.space,
-            self.places[rows],
-            [self.keys[row] for row in rows],
-            [self.addresses[row] for row in rows] if self.addresses else (),
-        )
-
-    def runs(self) -> list[kvw.KeyRun]:
-        return [kvw.KeyRun([key]) for key in self.keys]
-
-    def regions(self) -> kvw.Regions:
-        addresses = np.array(self.addresses, np.int64).reshape(-1, 1)
-        return kvw.Regions.strided((), [0], [1], [self.space.page_bytes], addresses)
-
-
-@dataclass(frozen=True)
 class Found:
     """there: of each chunk. held: what keeps those of them that are in DRAM."""
 
     there: NDArray[np.bool_]
-    held: list[Held]
+    held: list[kvw.Pins]
 
 
 @dataclass(frozen=True)
@@ -194,7 +165,10 @@ class Shelf:
         )
 
     def _reachable(self, tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        return tiers != kvw.Tier.MISSING if self.alive else tiers == kvw.Tier.DRAM
+        there: NDArray[np.bool_] = tiers == kvw.Tier.DRAM
+        if self.alive:
+            there = tiers != kvw.Tier.MISSING
+        return there
 
     def _hold(self, batch: Batch) -> list[kvw.Pins]:
         """Pins of what is in DRAM still. Over the budget of pins chunks go unheld, and may be gone
@@ -202,14 +176,18 @@ class Shelf:
         held: list[kvw.Pins] = []
         rest = np.arange(len(batch))
         while len(rest):
-            runs = batch.take(rest).runs()
-            pins = self._asked(batch.space, lambda space, runs=runs: space.pin(keys=runs), None)
+            pins = self._pinned(batch.take(rest))
             if pins is None:
                 break
             if pins.pages:
                 held.append(pins)
             rest = rest[pins.pages + 1 :]  # the one between left DRAM since
         return held
+
+    def _pinned(self, batch: Batch) -> kvw.Pins | None:
+        """The first of the batch, as far as they are in DRAM; None where nothing can be pinned."""
+        nothing: kvw.Pins | None = None
+        return self._asked(batch.space, lambda space: space.pin(keys=batch.runs()), nothing)
 
     def _load_once(self, batch: Batch, load: Load, timeout_s: float) -> kvw.Loaded | None:
         """None where LMCache has taken the memory back."""

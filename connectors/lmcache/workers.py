@@ -53,7 +53,7 @@ class Workers:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Calls that wait are not made any more; False where one that runs goes on after its time."""
+        """Calls that wait are not made any more; False where one that runs outlasts the time."""
         self._closed.set()
         for _ in self._threads:
             with contextlib.suppress(queue.Full):

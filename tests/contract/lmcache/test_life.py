@@ -48,9 +48,7 @@ def test_chunks_outlive_a_killed_daemon_and_are_stored_at_the_next(
     assert server.store(named, source).complete
     assert server.lookup(named) == [True] * 4
     serving.kill()
-    until(
-        lambda: not server.store(keys(seed + 1), filled(seed + 1)).complete, "a store is refused"
-    )
+    until(lambda: not server.store(keys(seed + 1), filled(seed + 1)).complete, "a store is refused")
     target = blank()
     loaded = server.load(named, target)
     assert [one for one, came in zip(contents(target), loaded, strict=True) if came] == [
@@ -288,9 +286,7 @@ def test_a_load_that_lmcache_gives_up_writes_no_more_once_it_is_unlocked(
     assert server.totals()["missed.given_up"] == 3
 
 
-def test_an_unlock_of_another_request_ends_no_load(
-    start: Any, shared: Serving, seed: int
-) -> None:
+def test_an_unlock_of_another_request_ends_no_load(start: Any, shared: Serving, seed: int) -> None:
     server, named, source = start(shared.address), keys(seed), filled(seed)
     assert server.store(named, source).complete
     for _ in range(2):

@@ -1,5 +1,5 @@
-"""LMCache's server as a process, started as a user starts it, and an engine's side of it by the client
-of LMCache's own `bench server`: KV tensors in shared memory, of which the server copies.
+"""LMCache's server as a process, started as a user starts it, and an engine's side of it by the
+client of LMCache's own `bench server`: KV tensors in shared memory, of which the server copies.
 
 All on loopback. One owner each; not thread-safe.
 """
@@ -124,8 +124,7 @@ class Client:
     def content(self, first: int, blocks: int) -> bytes:
         """Of all layers: keys and values of those blocks."""
         return b"".join(
-            layer[:, first : first + blocks].contiguous().numpy().tobytes()
-            for layer in self.layers
+            layer[:, first : first + blocks].contiguous().numpy().tobytes() for layer in self.layers
         )
 
     def fill(self, first: int, blocks: int, seed: int) -> bytes:

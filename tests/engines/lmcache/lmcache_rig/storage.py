@@ -52,7 +52,14 @@ class Storage:
 
     def __init__(self, address: str, *, options: Sequence[str] = (), **settings: Any) -> None:
         parser = add_storage_manager_args(argparse.ArgumentParser())
-        arguments = ["--l1-size-gb", "0.25", "--no-l1-use-lazy", "--eviction-policy", "LRU", *options]
+        arguments = [
+            "--l1-size-gb",
+            "0.25",
+            "--no-l1-use-lazy",
+            "--eviction-policy",
+            "LRU",
+            *options,
+        ]
         arguments += ["--l2-adapter", l2_adapter(address, **settings)]
         config = parse_args_to_config(parser.parse_args(arguments))
         for one in config.l1_manager_configs:
