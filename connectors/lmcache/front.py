@@ -111,6 +111,7 @@ class Front:
 
         def work() -> None:
             found = nothing
+            self._expire()  # with one lookup after the other nobody is idle
             try:
                 if time.monotonic() < until:
                     found = self._lookup(keys, layouts, until)

@@ -156,6 +156,24 @@ def test_locked_chunks_stay_in_dram_until_each_was_unlocked(
         assert server.front.status()["locked_chunks"] == 0
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_locks_that_lmcache_forgets_end_by_themselves(
+    start: Any, shared: Serving, seed: int, busy: bool
+) -> None:
+    """Of a request that it gives up between lookup and answer. busy: others go on all the while."""
+    server, named, other = start(shared.address, lock_timeout_s=1), keys(seed), keys(seed + 1)
+    assert server.store(named, filled(seed)).complete
+    assert server.lookup(named) == [True] * 4
+
+    def ended() -> bool:
+        if busy:
+            server.lookup(other)
+        locked: int = server.front.status()["locked_chunks"]
+        return locked == 0
+
+    until(ended, "the end of the locks")
+
+
 def test_a_full_warehouse_keeps_the_newest_and_what_is_locked(
     start: Any, tmp_path: Path, seed: int
 ) -> None:
