@@ -162,7 +162,7 @@ bench: setup-bench  ## this machine's figures beside its limits: tables, a page,
 	@$(BIN)/python bench/warehouse.py $(ARGS)
 
 # Each script of it has --help.
-BENCHES ?= ttft overhead sweep
+BENCHES ?= ttft overhead sweep handoff
 .PHONY: bench-vllm
 bench-vllm: setup-vllm  ## with vLLM, an hour and more (ARGS=--quick: minutes; BENCHES=ttft: one of them)
 	@mkdir -p build/bench

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_frame.progress import Teller
+from bench_frame.turns import turned
 from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.report import Report
@@ -139,7 +140,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
 def _sample(bench: Bench, speed: Speed, turn: int) -> None:
     """Each way once; which is first changes."""
     ways = [RECOMPUTED, AGAIN, CHOICE]
-    for way in [*ways[turn % 3 :], *ways[: turn % 3]]:
+    for way in turned(ways, turn):
         speed.add(way, bench.choice(turn) if way == CHOICE else bench.recomputed(turn))
 
 

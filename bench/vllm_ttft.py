@@ -13,22 +13,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from bench_frame.memory import copy_bytes_per_s
 from bench_frame.progress import Teller
+from bench_frame.turns import turned
 from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.planner.report import Report
-from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
+from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
 from vllm_bench.conditions import conditions
-from vllm_bench.engine import Engine, Offline
+from vllm_bench.engine import SETTLE_S, Engine, Offline
 from vllm_bench.environment import engine_environment
+from vllm_bench.found import Found
 from vllm_bench.frame import bench_parser, numbers, run
 from vllm_bench.options import engine_options, peer_transfer, warehouse_transfer
 from vllm_bench.serving import Serving
 from vllm_bench.shared_memory import offload_region
 from vllm_bench.sides import PeerSide, Side, WarehouseSide
-from vllm_bench.ttft_report import Found, ttft_report
+from vllm_bench.ttft_report import ttft_report
 from vllm_bench.warehouse import private_warehouse
 
 ABOUT = """\
@@ -52,16 +53,10 @@ EXAMPLES = """\
   bench/vllm_ttft.py --serve --no-peer          through `vllm serve` and HTTP streaming
   bench/vllm_ttft.py --dir /nvme/scratch        the disk to measure"""
 
-_T = TypeVar("_T")
-
 _LENGTHS, _QUICK_LENGTHS = "64,256,1024,2048,4096,8192,16384", "64,512,2048"
 _ROUNDS, _QUICK_ROUNDS = 5, 3
-# Prompts of users end inside a block.
-_TAIL_TOKENS = 9
 _STEP_TOKENS = 2048
 _LONGEST = 131_072
-# An engine's worker looks for work without sleeping for a second after its last step.
-_SETTLE_S = 1.2
 _WARM_TOKENS = 256
 _SPARE_BYTES = 256 << 20
 
@@ -75,10 +70,10 @@ def main() -> int:
     parser.add_argument(
         "--tail",
         type=int,
-        default=_TAIL_TOKENS,
+        default=TAIL_TOKENS,
         metavar="N",
         help="Tokens of a prompt behind those, in a block that is not whole. 0: prompts of whole"
-        f" blocks, the last of which vLLM's own cache computes again. Default: {_TAIL_TOKENS}.",
+        f" blocks, the last of which vLLM's own cache computes again. Default: {TAIL_TOKENS}.",
     )
     parser.add_argument("--no-peer", action="store_true", help="Only ours.")
     parser.add_argument(
@@ -106,7 +101,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     numbers(str(rounds), "--rounds", 1, 1000)
     numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]
-    found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s())
+    found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), args.tail)
     found.conditions["rounds"] = f"{rounds}, ways and engines in turns"
     found.conditions["prompts"] = f"{args.tail} tokens longer than said" if args.tail else "as said"
     found.conditions["through"] = "vllm serve" if args.serve else "LLM.generate"
@@ -115,17 +110,17 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         numbers_of_run = random.Random(0)
         total = sum(lengths) * (rounds + 1) * len(sides)
         teller.expect(total)
-        _warm(sides, _prompt(shape, _WARM_TOKENS, numbers_of_run))
+        _warm(sides, shape.prompt(_WARM_TOKENS, numbers_of_run))
         for length in lengths:
-            prompt = _prompt(shape, length + args.tail, numbers_of_run)
+            prompt = shape.prompt(length + args.tail, numbers_of_run)
             for side in sides:
                 teller.step(f"{length} tokens: stored", length)
                 side.prepare(prompt)
-            turns = [(turn, side) for turn in range(rounds) for side in _turned(sides, turn)]
+            turns = [(turn, side) for turn in range(rounds) for side in turned(sides, turn)]
             for turn, side in turns:
                 teller.step(f"{length} tokens: round {turn + 1} of {rounds}", length)
-                time.sleep(_SETTLE_S)
-                for way in _turned(list(side.ways), turn):
+                time.sleep(SETTLE_S)
+                for way in turned(list(side.ways), turn):
                     found.add(way, length, side.ways[way](prompt))
     found.conditions["load after"] = load_average()
     return ttft_report(found)
@@ -172,16 +167,6 @@ def _sides(
             transfer = peer_transfer(engine_id, 2 * held + _SPARE_BYTES, files)
             sides.append(PeerSide(started(transfer), files))
         yield sides
-
-
-def _prompt(shape: Shape, tokens: int, numbers_of_run: random.Random) -> list[int]:
-    return numbers_of_run.choices(shape.words, k=tokens)
-
-
-def _turned(ways: Sequence[_T], turn: int) -> list[_T]:
-    """Each begins now and then."""
-    at = turn % len(ways)
-    return [*ways[at:], *ways[:at]]
 
 
 if __name__ == "__main__":

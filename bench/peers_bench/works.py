@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
+from bench_frame.turns import turned
 from peers_bench.sides import Side, SideError
-
-_T = TypeVar("_T")
 
 LOOKUP, LOAD, STORE, STORE_ONE = "lookup", "load", "store", "store one"
 DURABLE, COLD = "durable store", "cold load"
@@ -128,7 +127,7 @@ class Pair:
         warm: Callable[[Side], None] = lambda side: None,
     ) -> None:
         for turn in range(-_WARM_TURNS, self.plan.rounds):
-            for side, way, into in _turned(ring, turn):
+            for side, way, into in turned(ring, turn):
                 value = run(side, way)
                 if turn < 0:
                     warm(side)
@@ -142,8 +141,3 @@ def _loaded(side: Side, way: str) -> Any:
 
 def _compared(side: Side) -> None:
     side.call("compare")
-
-
-def _turned(ring: Sequence[_T], turn: int) -> list[_T]:
-    at = turn % len(ring)
-    return [*ring[at:], *ring[:at]]

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 HEAD_SIZE = 64
 BLOCK_TOKENS = 32
 """A CPU's attention wants a multiple of 32."""
+TAIL_TOKENS = 9
+"""Prompts of users end inside a block: so many tokens behind the whole ones."""
 _BEGIN, _END = 1, 2
 _FIRST_WORD = 3
 
@@ -37,6 +40,10 @@ class Shape:
     def words(self) -> range:
         """Token ids that are words: no begin, no end."""
         return range(_FIRST_WORD, self.vocabulary)
+
+    def prompt(self, tokens: int, numbers_of_run: Random) -> list[int]:
+        """One that nobody has asked before."""
+        return numbers_of_run.choices(self.words, k=tokens)
 
 
 SHAPES = {

@@ -22,6 +22,8 @@ from vllm_bench.messages import Answer, Ask
 
 START_S = 300.0
 EXCHANGE_S = 900.0
+SETTLE_S = 1.2
+"""After this an idle engine sleeps: its worker looks for work without sleeping for a second."""
 _FORGET_S = 30.0
 
 

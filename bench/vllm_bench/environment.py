@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 _BENCH = Path(__file__).resolve().parent.parent
 
 
-def engine_environment(folder: Path, cache_gib: int) -> dict[str, str]:
-    """Threads are bound to all cores: left to itself vLLM keeps one for its front end in some runs
-    and none in others, and figures differ twofold."""
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def engine_environment(
+    folder: Path, cache_gib: int, cores: Sequence[int] | None = None
+) -> dict[str, str]:
+    """cores: that the engine computes on; None: all. Its threads are bound to them: left to itself
+    vLLM keeps one for its front end in some runs and none in others, and figures differ twofold."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVW_", "VLLM_"))}
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    bound = ",".join(map(str, cores or usable_cores()))
     path = os.pathsep.join([str(_BENCH), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {
         **kept,
@@ -24,7 +31,7 @@ def engine_environment(folder: Path, cache_gib: int) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_CONFIG_ROOT": str(folder / "config"),
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_CPU_OMP_THREADS_BIND": bound,
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache

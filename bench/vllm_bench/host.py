@@ -45,6 +45,7 @@ class Host:
             "seconds": seconds,
             "ttft_s": [_ttft_s(output) for output in outputs],
             "counts": difference(counts_now(), before),
+            "params": getattr(outputs[0], "kv_transfer_params", None),
         }
 
     def do_forget(self, connector: bool) -> bool:

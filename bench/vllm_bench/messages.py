@@ -30,6 +30,8 @@ class Answer:
     """Of each ask, from its arrival to its first token."""
     counts: Counts
     """What the call added to the engine's counters."""
+    params: Mapping[str, Any] | None = None
+    """kv_transfer_params of the first ask's answer; not read off streams."""
 
 
 DEVICE = "vllm:prompt_tokens_cached_by_source_total/device"
@@ -39,6 +41,8 @@ DISK = "vllm:prompt_tokens_cached_by_source_total/disk"
 LOADED_BLOCKS = "kvwarehouse_connector_loaded_blocks_total"
 MISSED_BLOCKS = "kvwarehouse_connector_missed_blocks_total"
 """Blocks that the connector was to load and that came, and that did not: they were computed."""
+HANDOFFS = "kvwarehouse_connector_handoff_"
+"""Begin of the counters of hand-off records, by how it ended with them."""
 _KEPT = ("vllm:prompt_tokens_cached_by_source_total", "kvwarehouse_connector_")
 
 

@@ -29,11 +29,11 @@ def engine_options(
     }
 
 
-def warehouse_transfer(address: str, **settings: Any) -> dict[str, Any]:
+def warehouse_transfer(address: str, role: str = "kv_both", **settings: Any) -> dict[str, Any]:
     """settings: the connector's, without their prefix."""
     return {
         "kv_connector": "WarehouseConnector",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "kvwarehouse.address": address,

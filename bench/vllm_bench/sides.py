@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench_frame.process import ProgramError, wait_for
 from vllm_bench.checkpoint import BLOCK_TOKENS
 from vllm_bench.engine import Engine
-from vllm_bench.messages import DEVICE, DISK, HOST, MISSED_BLOCKS, Ask
+from vllm_bench.messages import DEVICE, DISK, HOST, Ask
 from vllm_bench.options import ALONE, PEER_ALONE
+from vllm_bench.sample import Sample, computed, reused
 from vllm_bench.warehouse import Warehouse
 
 RECOMPUTED = "recomputed"
@@ -29,15 +29,6 @@ PEER_MEMORY = "peer CPU tier"
 PEER_FILES = "peer file tier"
 
 _FILES_WAIT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Sample:
-    seconds: float
-    """To the first token."""
-    share: float
-    """Of the whole blocks before the last token: how much came the way that was asked for. Of a
-    prompt that was to be computed: how much was."""
 
 
 class Side:
@@ -54,9 +45,7 @@ class Side:
 
     def recomputed(self, tokens: Sequence[int]) -> Sample:
         self.engine.forget()
-        answer = self.engine.ask([Ask(tokens, params=self._alone)])
-        cached = sum(answer.counts.get(source, 0.0) for source in (DEVICE, HOST, DISK))
-        return Sample(answer.seconds, 1.0 - cached / len(tokens))
+        return computed(tokens, self.engine.ask([Ask(tokens, params=self._alone)]))
 
     def prefix_cache(self, tokens: Sequence[int]) -> Sample:
         """The first time fills vLLM's cache, the second is measured."""
@@ -66,11 +55,7 @@ class Side:
     def timed(
         self, tokens: Sequence[int], source: str, params: Mapping[str, object] | None = None
     ) -> Sample:
-        answer = self.engine.ask([Ask(tokens, params=params or {})])
-        whole = (len(tokens) - 1) // BLOCK_TOKENS
-        blocks = answer.counts.get(source, 0.0) / BLOCK_TOKENS
-        came = blocks - answer.counts.get(MISSED_BLOCKS, 0.0)
-        return Sample(answer.seconds, max(0.0, min(1.0, came / whole)))
+        return reused(tokens, self.engine.ask([Ask(tokens, params=params or {})]), source)
 
 
 class WarehouseSide(Side):

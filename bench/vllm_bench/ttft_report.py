@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from bench_frame.spread import Spread, middle_half, ratios
 from kvwarehouse.planner.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
-from vllm_bench.checkpoint import BLOCK_TOKENS, Shape
+from vllm_bench.found import Found
 from vllm_bench.sides import (
     DRAM,
     NVME,
@@ -21,7 +17,6 @@ from vllm_bench.sides import (
     PEER_RECOMPUTED,
     PREFIX_CACHE,
     RECOMPUTED,
-    Sample,
 )
 
 _SHOWN = (RECOMPUTED, PREFIX_CACHE, DRAM, NVME, PEER_MEMORY, PEER_FILES)
@@ -49,44 +44,6 @@ _NOTES = (
     " them for GPUs only. Its memory is emptied before each read of files.",
     "The warehouse verifies every page that it loads; the peer's tiers have no checksums.",
 )
-
-
-@dataclass
-class Found:
-    """samples: by way and prompt length, one a round."""
-
-    shape: Shape
-    lengths: Sequence[int]
-    conditions: dict[str, str]
-    copy_bytes_per_s: float
-    samples: dict[str, dict[int, list[Sample]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
-
-    def add(self, way: str, tokens: int, sample: Sample) -> None:
-        self.samples[way][tokens].append(sample)
-
-    def seconds(self, way: str, tokens: int) -> list[float]:
-        return [sample.seconds for sample in self.samples[way][tokens]]
-
-    def spread(self, way: str, tokens: int) -> Spread:
-        return middle_half(self.seconds(way, tokens))
-
-    def ratio(self, over: str, under: str, tokens: int) -> Spread:
-        return ratios(self.seconds(over, tokens), self.seconds(under, tokens))
-
-    def beyond(self, way: str, least: str, tokens: int) -> Spread:
-        """Seconds more than `least` took in the same round."""
-        pairs = zip(self.seconds(way, tokens), self.seconds(least, tokens), strict=True)
-        return middle_half([taken - base for taken, base in pairs])
-
-    def share(self, way: str, tokens: int) -> float:
-        return statistics.fmean(sample.share for sample in self.samples[way][tokens])
-
-    def copy_s(self, tokens: int) -> float:
-        """Of a plain copy of the KV that a load of such a prompt moves."""
-        whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
-        return whole * self.shape.kv_bytes_per_token / self.copy_bytes_per_s
 
 
 def ttft_report(found: Found) -> Report:
@@ -117,23 +74,13 @@ def _summary(found: Found) -> str:
 
 
 def _times(found: Found, ways: Sequence[str]) -> TableBlock:
-    rows = [
-        [f"{tokens:,}", *(_cell(found, way, tokens) for way in ways)] for tokens in found.lengths
-    ]
+    rows = [[f"{tokens:,}", *(found.cell(way, tokens) for way in ways)] for tokens in found.lengths]
     return TableBlock(
         "time to first token, ms",
         ("tokens", *(f">{way}" for way in ways)),
         rows,
         "A share after a time: so much of the prompt came that way, the rest was computed.",
     )
-
-
-def _cell(found: Found, way: str, tokens: int) -> str:
-    spread = found.spread(way, tokens)
-    low, high = spread.low * 1e3, spread.high * 1e3
-    share = found.share(way, tokens)
-    partly = "" if share > 0.999 else f" {share:.0%}"
-    return f"{spread.median * 1e3:,.1f} ({low:,.0f} to {high:,.0f}){partly}"
 
 
 def _compared(found: Found, pairs: Sequence[tuple[str, str]]) -> TableBlock:

@@ -12,25 +12,34 @@ _ABOUT = """\
 Looks at everything that an engine and the warehouse need of each other on this machine, and says
 for each thing whether it is right and, where it is not, what to do. It changes nothing.
 
-Run it with the engine's own Python environment, as the engine's user, and in its container: those
-are what it looks at. It imports the engine in a process of its own, which takes some seconds, and
-starts no model.
+Run it with the engine's own Python environment, as the engine's user, with its environment
+variables, and in its container: those are what it looks at. It imports the engine in a process of
+its own, which takes some seconds, and starts no model.
 """
 
 _EXAMPLES = """\
 engines:
   vllm       vLLM 0.32 and later (docs/vllm.md)
+  sglang     SGLang 0.5.23 and later (docs/sglang.md)
+  trtllm     TensorRT-LLM (docs/trtllm.md)
+
+--config is what the engine is given, as JSON or as a .json, .toml or .yaml file:
+  vllm       of --kv-transfer-config
+  sglang     of --hicache-storage-backend-extra-config
+  trtllm     of --extra_llm_api_options, a file
 
 examples:
   kvwarehouse doctor vllm
-  kvwarehouse doctor vllm --address unix:///run/kvw/kvw.sock
+  kvwarehouse doctor vllm --address unix:///run/kvw/kvw.sock --model ./llama --page-tokens 16
+  kvwarehouse doctor sglang --config @extra.json --model ./llama --page-tokens 64
+  kvwarehouse doctor trtllm --config config.yaml --model llama-3.3-70b
   kvwarehouse doctor vllm --json | jq '.checks[] | select(.verdict == "fail")'
 
 verdicts:
   ok         as it should be
   warn       it works, but not as well or as surely as it could
   fail       the warehouse cannot serve this engine until it is mended
-  skip       could not be looked at; another line says why
+  skip       could not be looked at; another line, or this one, says why
 
 exit status: 0 when nothing fails, 1 when something does, 2 for wrong arguments.
 """
@@ -39,17 +48,22 @@ exit status: 0 when nothing fails, 1 when something does, 2 for wrong arguments.
 def command(arguments: list[str]) -> int:
     """Runs the doctor; returns the exit status."""
     args = _parser().parse_args(arguments)
+    from kvwarehouse_connectors.doctor.engines import engine_of
     from kvwarehouse_connectors.doctor.findings import healthy
-    from kvwarehouse_connectors.doctor.look import look
+    from kvwarehouse_connectors.doctor.look import Asked, look
     from kvwarehouse_connectors.doctor.show import print_json, print_table
-    from kvwarehouse_connectors.doctor.vllm import findings_of
 
-    findings = findings_of(look(args.address, args.timeout))
+    asked = Asked(
+        args.address, args.config, args.model, args.page_tokens, args.kv_dtype, args.timeout
+    )
+    findings = engine_of(args.engine).findings_of(look(args.engine, asked))
     (print_json if args.json else print_table)(args.engine, findings)
     return 0 if healthy(findings) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
+    from kvwarehouse_connectors.doctor.engines import ENGINES
+
     parser = argparse.ArgumentParser(
         prog="kvwarehouse doctor",
         description=_ABOUT,
@@ -57,13 +71,41 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("engine", choices=["vllm"], metavar="ENGINE", help="vllm")
+    parser.add_argument("engine", choices=ENGINES, metavar="ENGINE", help=", ".join(ENGINES))
+    parser.add_argument(
+        "--config",
+        metavar="JSON|FILE",
+        default="",
+        help="The engine's configuration of the connector, see below; it is read by the"
+        " connector's own code. Default: only the environment is read.",
+    )
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
         default="",
-        help="The daemon, as the engine is given it: unix:///path/kvw.sock. Default:"
+        help="The daemon to look at: unix:///path/kvw.sock. Default: that of --config, else"
         " $KVW_ADDRESS, else the socket that `kvwarehouse serve` uses by default.",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="PATH|NAME",
+        default="",
+        help="A config.json, the folder it is in, or a name of `kvwarehouse size --list`: whether"
+        " its pages fit the daemon.",
+    )
+    parser.add_argument(
+        "--page-tokens",
+        metavar="N",
+        type=_page_tokens,
+        default=0,
+        help="Tokens of a page: the engine's block or page size. Default: what --config says, else"
+        " the engine's own default (vllm 16, sglang 1, trtllm 32).",
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        metavar="NAME",
+        default="",
+        help="Of the KV, as `kvwarehouse size --dtype` takes it. Default: 16 bits.",
     )
     parser.add_argument(
         "--timeout",
@@ -75,3 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
     return parser
+
+
+def _page_tokens(text: str) -> int:
+    tokens = int(text)
+    if not 1 <= tokens <= 1 << 20:
+        raise ValueError
+    return tokens

@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvwarehouse_connectors.doctor.facts import EngineFacts, SoftwareFacts
+from kvwarehouse_connectors.doctor.facts import EngineFacts
 
 _PROBE = (sys.executable, "-P", "-m", "kvwarehouse_connectors.doctor.probe")
 _LAST_LINES = 3
 
 
-def engine_facts(
-    software: SoftwareFacts, timeout_s: float, command: Sequence[str] = _PROBE
-) -> EngineFacts:
-    """Blocks for at most timeout_s. An engine that no distribution brings is still tried: it may
-    lie on PYTHONPATH."""
+def probe(engine: str) -> list[str]:
+    """The command that looks at an engine, one of engines.ENGINES."""
+    return [*_PROBE, engine]
+
+
+def engine_facts(command: Sequence[str], timeout_s: float) -> EngineFacts:
+    """command: as probe() has it. Blocks for at most timeout_s. An engine that no distribution
+    brings is still tried: it may lie on PYTHONPATH."""
     try:
         ended = subprocess.run(
             list(command), capture_output=True, text=True, timeout=timeout_s, check=False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,18 @@ class EngineFacts:
     """cpu, cuda, xpu, ...; "" where the engine was not imported."""
     device_name: str = ""
     registered: bool = False
-    """Whether the engine knows the connector by its name."""
+    """Whether the engine finds the connector: by its name, or by module and class."""
     connector_error: str = ""
     hash_algorithm: str = ""
-    """The engine's default for block hashes."""
+    """vLLM's default for block hashes."""
     crash: str = ""
     """How that process ended, if not by itself, and in which step."""
 
 
 @dataclass(frozen=True)
 class HostFacts:
+    available_bytes: int = 0
+    """Of memory, to new programs; 0: not known."""
     shm_bytes: int = 0
     """Size of /dev/shm; 0: there is none."""
     shm_free_bytes: int = 0
@@ -71,9 +74,52 @@ class DaemonFacts:
 
 
 @dataclass(frozen=True)
+class ConfigFacts:
+    """The engine's own configuration, as it was given to the doctor."""
+
+    given: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    """Why it could not be read."""
+
+
+@dataclass(frozen=True)
+class SettingsFacts:
+    """What the connector's own code makes of that configuration and the environment."""
+
+    address: str = ""
+    """Of the daemon; "" where they do not name one that is good."""
+    mode: str = "read_write"
+    """Or read_only, write_only."""
+    verify: str = "always"
+    staging_bytes: int = 0
+    """Host memory of each rank; 0: it has none."""
+    error: str = ""
+    """Why the engine would refuse to start."""
+
+
+@dataclass(frozen=True)
+class PageFacts:
+    """Of the model that the engine is to serve, as `kvwarehouse size` has them."""
+
+    model: str = ""
+    """"": none was given."""
+    tokens: int = 0
+    """Of a page."""
+    page_bytes: int = 0
+    """Of a page of all layers and shards."""
+    kinds: int = 1
+    """Of layers: a cache group has those of one kind, and smaller pages."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Facts:
     software: SoftwareFacts = field(default_factory=SoftwareFacts)
     engine: EngineFacts = field(default_factory=EngineFacts)
     host: HostFacts = field(default_factory=HostFacts)
     daemon: DaemonFacts = field(default_factory=DaemonFacts)
     environment: Mapping[str, str] = field(default_factory=dict)
+    config: ConfigFacts = field(default_factory=ConfigFacts)
+    settings: SettingsFacts = field(default_factory=SettingsFacts)
+    page: PageFacts = field(default_factory=PageFacts)

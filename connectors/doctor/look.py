@@ -6,27 +6,52 @@ import os
 import resource
 import shutil
 import stat
-from importlib import metadata
+from dataclasses import dataclass
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.doctor.engine_process import engine_facts
+from kvwarehouse_connectors.doctor.configuration import config_facts
+from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
+from kvwarehouse_connectors.doctor.engines import engine_of
 from kvwarehouse_connectors.doctor.facts import DaemonFacts, Facts, HostFacts
 from kvwarehouse_connectors.doctor.packages import software_facts
+from kvwarehouse_connectors.doctor.pages import page_facts
 
 _CALL_TIMEOUT_S = 5.0
 _SHARED_MEMORY = "/dev/shm"
+_MEMORY = "/proc/meminfo"
 _LOCAL = "unix:"
 
 
-def look(address: str, engine_timeout_s: float) -> Facts:
-    """address: "" for the one that the engine would use."""
-    software = software_facts("vllm", "vllm.general_plugins")
+@dataclass(frozen=True)
+class Asked:
+    """What the doctor was given besides the engine's name."""
+
+    address: str = ""
+    """"" for the one that the engine would use."""
+    config: str = ""
+    """As configuration.py takes it."""
+    model: str = ""
+    page_tokens: int = 0
+    """0: as the engine has them."""
+    kv_dtype: str = ""
+    engine_timeout_s: float = 180.0
+
+
+def look(name: str, asked: Asked) -> Facts:
+    """name: one of engines.ENGINES."""
+    engine = engine_of(name)
+    served, config = engine.SERVED, config_facts(asked.config)
+    settings = engine.settings_of(config.values, os.environ)
+    page_tokens = asked.page_tokens or engine.page_tokens_of(config.values) or served.page_tokens
     return Facts(
-        software=software,
-        engine=engine_facts(software, engine_timeout_s),
+        software=software_facts(served.module, served.plugin_group),
+        engine=engine_facts(probe(name), asked.engine_timeout_s),
         host=host_facts(),
-        daemon=daemon_facts(address or kvw.default_address()),
+        daemon=daemon_facts(asked.address or settings.address or kvw.default_address()),
         environment=dict(os.environ),
+        config=config,
+        settings=settings,
+        page=page_facts(asked.model, page_tokens, asked.kv_dtype),
     )
 
 
@@ -36,7 +61,18 @@ def host_facts() -> HostFacts:
         usage = shutil.disk_usage(_SHARED_MEMORY)
         size, free = usage.total, usage.free
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return HostFacts(size, free, -1 if soft == resource.RLIM_INFINITY else soft, os.geteuid())
+    return HostFacts(
+        _available_bytes(), size, free, -1 if soft == resource.RLIM_INFINITY else soft, os.geteuid()
+    )
+
+
+def _available_bytes() -> int:
+    try:
+        with open(_MEMORY, encoding="ascii") as lines:
+            found = next(line for line in lines if line.startswith("MemAvailable:"))
+            return int(found.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return 0
 
 
 def daemon_facts(address: str) -> DaemonFacts:
@@ -77,10 +113,3 @@ def _status(address: str) -> tuple[str, str, dict[str, object]]:
             return "", "", dict(client.status())
     except kvw.WarehouseError as error:
         return str(error), error.code, {}
-
-
-def client_version() -> str:
-    try:
-        return metadata.version("kvwarehouse")
-    except metadata.PackageNotFoundError:
-        return ""

@@ -11,10 +11,10 @@ _SHOWN = ("kvwarehouse", "grpcio", "protobuf", "numpy")
 
 
 def software_facts(engine: str, plugin_group: str) -> SoftwareFacts:
-    """engine: name of its module."""
+    """engine: name of its module. plugin_group: "" for none."""
     brought_by = tuple(sorted(set(metadata.packages_distributions().get(engine, ()))))
     versions = {name: _version(name) for name in (*_SHOWN, engine, *brought_by)}
-    points = metadata.entry_points(group=plugin_group)
+    points = metadata.entry_points(group=plugin_group) if plugin_group else ()
     return SoftwareFacts(
         python=sys.executable,
         versions={name: version for name, version in versions.items() if version},

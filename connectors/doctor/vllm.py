@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from kvwarehouse_connectors.doctor.facts import Facts
+from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.host import check_host
+from kvwarehouse_connectors.doctor.pages import check_pages
+from kvwarehouse_connectors.doctor.probe_vllm import CONNECTOR
+from kvwarehouse_connectors.doctor.software import (
+    PIP,
+    Served,
+    check_connector,
+    check_packages,
+    check_settings,
+    check_staging,
+    check_torch,
+    check_version,
+    device_shown,
+    part_of,
+    settings_facts,
+)
 from kvwarehouse_connectors.doctor.warehouse import check_warehouse
+from kvwarehouse_connectors.vllm.settings import ROLES, read_settings
 
 LEAST = (0, 32)
 """The first version served."""
@@ -20,59 +36,91 @@ _OBJECT = "kvwarehouse_connectors.vllm.plugin:register"
 # Not imported: without vLLM the connector's modules cannot be.
 _BY_PATH = '"kv_connector_module_path": "kvwarehouse_connectors.vllm.connector"'
 _HASHES_AS_THEY_ARE = ("sha256", "sha256_cbor")
-_PIP = "with this environment's pip"
+
+
+SERVED = Served(
+    title="vLLM",
+    module="vllm",
+    least=LEAST,
+    newest=RUN,
+    was_run=True,
+    install="kvwarehouse[vllm]",
+    page="docs/vllm.md",
+    page_tokens=16,
+    page_option="--block-size",
+    config_option="--kv-transfer-config",
+    plugin_group="vllm.general_plugins",
+)
+
+
+def settings_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> SettingsFacts:
+    role = str(config.get("kv_role", "kv_both"))
+    return settings_facts(lambda: read_settings(part_of(config, "kv_connector_extra_config"), role))
+
+
+def page_tokens_of(config: Mapping[str, Any]) -> int:
+    """It is an option of its own."""
+    return 0
 
 
 def findings_of(facts: Facts) -> list[Finding]:
     """All checks, in the order in which one would mend them."""
-    return [*_software(facts), *_settings(facts), *check_host(facts), *check_warehouse(facts)]
+    return [
+        *_software(facts),
+        *check_settings(facts, SERVED),
+        *_configuration(facts),
+        *_engine(facts),
+        *check_host(facts),
+        check_staging(facts),
+        *check_warehouse(facts),
+        *check_pages(facts, SERVED.page_option),
+    ]
 
 
 def _software(facts: Facts) -> Iterator[Finding]:
-    yield _vllm(facts)
+    yield check_version(facts, SERVED)
     yield _command(facts)
-    yield _torch(facts)
-    yield _packages(facts)
+    yield check_torch(facts, SERVED)
+    yield check_packages(facts)
     yield _plugin(facts)
-    yield _connector(facts)
+    yield check_connector(facts, SERVED)
     yield _device(facts)
 
 
-def _settings(facts: Facts) -> Iterator[Finding]:
+def _configuration(facts: Facts) -> Iterator[Finding]:
+    """What --kv-transfer-config says besides the connector's settings."""
+    config, check = facts.config.values, "configuration"
+    if not facts.config.given or facts.config.error:
+        return
+    if config.get("kv_connector") != CONNECTOR:
+        yield fail(
+            check,
+            f"kv_connector = {config.get('kv_connector')!r} is another connector",
+            f'"kv_connector": "{CONNECTOR}"',
+        )
+    elif config.get("kv_role") not in ROLES:
+        yield fail(
+            check,
+            f"kv_role = {config.get('kv_role')!r}: vLLM asks for one of {', '.join(ROLES)}",
+            '"kv_role": "kv_both"',
+        )
+    elif config.get("kv_load_failure_policy") != "recompute":
+        yield warn(
+            check,
+            "without a kv_load_failure_policy of recompute vLLM fails a request when a block does"
+            " not come",
+            '"kv_load_failure_policy": "recompute"',
+        )
+    else:
+        yield ok(
+            check, f"{CONNECTOR} as {config['kv_role']}; a block that does not come is computed"
+        )
+
+
+def _engine(facts: Facts) -> Iterator[Finding]:
     yield _hashes(facts)
     yield _layout(facts)
     yield from _allocator(facts)
-
-
-def _vllm(facts: Facts) -> Finding:
-    engine, software, check = facts.engine, facts.software, "vllm"
-    if not engine.version:
-        what = engine.engine_error or engine.crash or "it told no version"
-        fix = f"install vLLM {_dotted(LEAST)} or newer, or mend its installation: {software.python}"
-        if not software.engine_distributions:
-            what = f"not installed for {software.python}"
-            fix = (
-                "run the doctor in the engine's environment, and install kvwarehouse there:"
-                " pip install 'kvwarehouse[vllm]'"
-            )
-        return fail(check, what, fix)
-    shown = f"{engine.version}, of {' and '.join(software.engine_distributions) or 'a source tree'}"
-    version = _version(engine.version)
-    if version is None:
-        return warn(check, f"{shown}: no version to compare", "make sure it is a recent one")
-    if version < LEAST:
-        return fail(
-            check,
-            f"{shown}: its interface for connectors is an older one",
-            f"upgrade vLLM to {_dotted(LEAST)} or newer",
-        )
-    if version > RUN:
-        return warn(
-            check,
-            f"{shown}: the connector has been run on {_dotted(RUN)} and nothing newer",
-            "upgrade kvwarehouse, or compare an answer with and without the connector once",
-        )
-    return ok(check, shown)
 
 
 def _command(facts: Facts) -> Finding:
@@ -89,26 +137,6 @@ def _command(facts: Facts) -> Finding:
     )
 
 
-def _torch(facts: Facts) -> Finding:
-    if facts.engine.torch:
-        return ok("torch", facts.engine.torch)
-    what = facts.engine.torch_error or facts.engine.crash or "not imported"
-    return fail("torch", what, "install the version that this vLLM asks for; pip tells which")
-
-
-def _packages(facts: Facts) -> Finding:
-    software, check = facts.software, "packages"
-    if software.unmet:
-        wanted = " ".join(f"'{need.partition(' ')[0]}'" for need in software.unmet)
-        return fail(check, "; ".join(software.unmet), f"{_PIP}: pip install {wanted}")
-    shown = ", ".join(
-        f"{name} {software.versions[name]}"
-        for name in ("kvwarehouse", "grpcio", "protobuf", "numpy")
-        if name in software.versions
-    )
-    return ok(check, shown)
-
-
 def _plugin(facts: Facts) -> Finding:
     check = "plugin"
     allowed = facts.environment.get("VLLM_PLUGINS")
@@ -116,7 +144,7 @@ def _plugin(facts: Facts) -> Finding:
         return fail(
             check,
             "vLLM's entry points (vllm.general_plugins) do not name the connector",
-            f"install kvwarehouse anew {_PIP}; or give {_BY_PATH} in --kv-transfer-config",
+            f"install kvwarehouse anew {PIP}; or give {_BY_PATH} in --kv-transfer-config",
         )
     if allowed is not None and PLUGIN not in allowed.split(","):
         names = ",".join(filter(None, [*allowed.split(","), PLUGIN]))
@@ -136,24 +164,9 @@ def _plugin(facts: Facts) -> Finding:
     return ok(check, 'vLLM knows "WarehouseConnector" by name')
 
 
-def _connector(facts: Facts) -> Finding:
-    check = "connector"
-    if not facts.engine.version:
-        return skip(check, "vLLM was not imported")
-    if facts.engine.connector_error:
-        return fail(
-            check,
-            facts.engine.connector_error,
-            "upgrade kvwarehouse, or take the version of vLLM that docs/vllm.md names",
-        )
-    if facts.engine.crash:
-        return fail(check, facts.engine.crash, "mend the installation of vLLM first")
-    return ok(check, "its class loads and has every hook that vLLM asks for")
-
-
 def _device(facts: Facts) -> Finding:
     check, device = "device", facts.engine.device
-    shown = " ".join(dict.fromkeys(filter(None, (device, facts.engine.device_name))))
+    shown = device_shown(facts)
     if not device:
         return skip(check, "vLLM was not imported")
     if device == "cpu":
@@ -198,12 +211,3 @@ def _allocator(facts: Facts) -> Iterator[Finding]:
                 f"{name}={value}: vLLM refuses connectors with expandable segments",
                 f"take expandable_segments:True out of {name}",
             )
-
-
-def _version(text: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(str(part) for part in version)

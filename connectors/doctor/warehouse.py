@@ -10,7 +10,7 @@ from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.host import size
 
 # Less is a DRAM tier that a handful of long prompts fills.
-_SMALL_DRAM_BYTES = 1 << 30
+SMALL_DRAM_BYTES = 1 << 30
 _LATER = ("daemon", "versions", "DRAM tier", "NVMe tier")
 
 
@@ -112,7 +112,7 @@ def _tiers(facts: Facts) -> Iterator[Finding]:
     tiers = _part(_part(facts.daemon.status, "core"), "tiers")
     dram, nvme = _part(tiers, "dram"), _part(tiers, "nvme")
     room = int(dram.get("capacity_bytes", 0))
-    if room < _SMALL_DRAM_BYTES:
+    if room < SMALL_DRAM_BYTES:
         yield warn(
             "DRAM tier",
             f"{size(room)}: a few prompts fill it",

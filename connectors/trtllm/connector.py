@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from kvwarehouse_connectors.common.hooks import answers, nothing
-from kvwarehouse_connectors.trtllm import compat
+from kvwarehouse_connectors.trtllm import arguments, compat
 from kvwarehouse_connectors.trtllm.messages import Orders
 from kvwarehouse_connectors.trtllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.trtllm.settings import Settings, read_settings
@@ -19,10 +19,10 @@ from kvwarehouse_connectors.trtllm.worker import WorkerSide
 
 def _settings(llm_args: Any) -> Settings:
     """Raises UsageError where a setting is bad or the engine cannot be served."""
-    problem = compat.engine_problem(llm_args)
+    problem = arguments.engine_problem(llm_args)
     if problem:
         raise compat.unsupported("this engine", problem)
-    return read_settings(os.environ, compat.server_url(llm_args))
+    return read_settings(os.environ, arguments.server_url(llm_args))
 
 
 class WarehouseScheduler(compat.KvCacheConnectorScheduler):

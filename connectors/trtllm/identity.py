@@ -11,7 +11,7 @@ from typing import Any
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common.naming import digest_of, short_name
 from kvwarehouse_connectors.common.weights import checkpoint_fingerprint, no_weights
-from kvwarehouse_connectors.trtllm import compat
+from kvwarehouse_connectors.trtllm import arguments, compat
 from kvwarehouse_connectors.trtllm.keys import SCHEME
 from kvwarehouse_connectors.trtllm.parts import Cache, Part
 from kvwarehouse_connectors.trtllm.settings import PREFIX, Settings
@@ -28,7 +28,7 @@ def weights_fingerprint(llm_args: Any, settings: Settings) -> str:
     (code "no_weights") where there are no files to read."""
     if settings.weights:
         return settings.weights
-    if compat.loads_no_weights(llm_args):
+    if arguments.loads_no_weights(llm_args):
         raise no_weights("load_format is dummy: such weights are in no file", _WHERE)
     revision = getattr(llm_args, "revision", None) or None
     return checkpoint_fingerprint(str(llm_args.model), revision, None, _WHERE)
@@ -38,8 +38,8 @@ def namespaces(
     llm_args: Any, cache: Cache, weights: str, settings: Settings
 ) -> tuple[kvw.Namespace, ...]:
     """One for each part, in their order. The same on all ranks of one engine."""
-    telling = compat.telling_arguments(llm_args)
-    ranks = compat.tensor_parallel(llm_args)
+    telling = arguments.telling_arguments(llm_args)
+    ranks = arguments.tensor_parallel(llm_args)
     return tuple(
         kvw.Namespace(
             model=short_name(str(llm_args.model)),

@@ -19,7 +19,7 @@ from kvwarehouse_connectors.common.outbox import Outbox
 from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.common.proof import Proof
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
-from kvwarehouse_connectors.trtllm import compat, identity, meeting
+from kvwarehouse_connectors.trtllm import arguments, compat, identity, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.holds import Holds
 from kvwarehouse_connectors.trtllm.loads import LoadOptions, Loads
@@ -39,7 +39,7 @@ class WorkerSide:
     def __init__(self, llm_args: Any, settings: Settings) -> None:
         self._llm_args = llm_args
         self._settings = settings
-        self._ranks = compat.tensor_parallel(llm_args)
+        self._ranks = arguments.tensor_parallel(llm_args)
         self._rank = compat.rank()
         if not 0 <= self._rank < self._ranks:
             raise compat.unsupported(
@@ -60,10 +60,10 @@ class WorkerSide:
 
     def register_pool(self, tensor: Any) -> None:
         with self._ends_where_refused():
-            problem = compat.pool_problem(self._llm_args)
+            problem = arguments.pool_problem(self._llm_args)
             if problem:
                 raise compat.unsupported("this engine", problem)
-            self._register(pool_cache(tensor, compat.tokens_per_block(self._llm_args)))
+            self._register(pool_cache(tensor, arguments.tokens_per_block(self._llm_args)))
 
     def register_layout(self, layout: Any) -> None:
         with self._ends_where_refused():

@@ -148,3 +148,4 @@ class CoreStatus(TypedDict):
     namespaces: list[NamespaceStatus]
     recovery: RecoveryStatus
     events_dropped: int
+    page_bytes_max: int  # of all shards of a page, each rounded up to 4 KiB

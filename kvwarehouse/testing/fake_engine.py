@@ -210,6 +210,7 @@ class FakeCore:
             "connections": 1,
             "pins": {"held": 0, "taken": 0, "refused": 0},
             "index": {"pages": pages, "capacity": 1024},
+            "page_bytes_max": SLAB_BYTES,
             "namespaces": [
                 {"ordinal": ordinal, "id": space[0].hex()} for ordinal, space in self.spaces.items()
             ],

@@ -179,6 +179,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   index["pages"] = status.index_pages;
   index["capacity"] = status.index_capacity;
   made["index"] = index;
+  made["page_bytes_max"] = status.page_bytes_max;
   made["namespaces"] = spaces_of(status);
   made["recovery"] = dict_of(recovery);
   made["events_dropped"] = status.events_dropped;

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kEventsKept = 1024;
 constexpr uint64_t kMiB = 1ull << 20;
+constexpr uint64_t kSegmentOwnBytes = 64 * 1024;
 constexpr size_t kOrphansPerTick = 1024;
 constexpr uint64_t kUseNs = kSecondNs / 2;  // one use of a page takes less than two of them
 
@@ -20,6 +21,13 @@ uint64_t segment_bytes_for(const WarehouseOptions& options) {
   if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
   return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
                     256 * kMiB);
+}
+
+// The largest page whose record fits an NVMe segment, beside what a segment has of its own.
+uint64_t record_payload_max(const WarehouseOptions& options) {
+  if (options.nvme_dir.empty()) return UINT64_MAX;
+  const uint64_t segment = segment_bytes_for(options);
+  return segment - std::min<uint64_t>(segment, kSegmentOwnBytes);
 }
 
 uint32_t segment_words_for(const WarehouseOptions& options) {
@@ -158,7 +166,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
                 "this warehouse already has " + std::to_string(kMaxNamespaces) +
                     " namespaces; give models that change often a warehouse of their own");
   Space& space = spaces_[ordinal];
-  if (!options_.nvme_dir.empty() && shape.slot_bytes() + 64 * 1024 > segment_bytes_for(options_))
+  if (shape.slot_bytes() > record_payload_max(options_))
     throw Error(ErrorKind::usage, "page_too_large",
                 "a page of " + std::to_string(shape.slot_bytes()) +
                     " bytes fits no NVMe segment of " +
@@ -328,6 +336,7 @@ WarehouseStatus Warehouse::status() const {
   if (log_) status.log = log_->stats();
   status.index_pages = catalog_.pages();
   status.index_capacity = catalog_.capacity();
+  status.page_bytes_max = std::min(arena_.slab_bytes(), record_payload_max(options_));
   status.orphan_pages = catalog_.orphans();
   status.sessions = sessions_->size();
   status.pins = sessions_->pin_count();

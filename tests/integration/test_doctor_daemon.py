@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import kvwarehouse as kvw
 import kvwarehouse_connectors.doctor.look as look
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.doctor.facts import Facts
+from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
+from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict
 from kvwarehouse_connectors.doctor.look import daemon_facts, host_facts
 from kvwarehouse_connectors.doctor.packages import software_facts
@@ -22,6 +24,18 @@ from kvwarehouse_connectors.doctor.warehouse import check_warehouse
 def serving(tmp_path: Path) -> Iterator[Serving]:
     with Serving(tmp_path, dram="16MiB", nvme_capacity="64MiB") as serving:
         yield serving
+
+
+def space(page_bytes: int, shards: int) -> kvw.Namespace:
+    return kvw.Namespace(
+        model="m",
+        weights="w",
+        dtype="b",
+        layout="l/1",
+        page_tokens=1,
+        page_bytes=page_bytes,
+        shards=shards,
+    )
 
 
 def judged(address: str) -> dict[str, Finding]:
@@ -45,6 +59,37 @@ def test_serving_daemon_is_found_with_its_tiers(serving: Serving) -> None:
     }
     assert "16 MiB" in found["DRAM tier"].what
     assert "64 MiB" in found["NVMe tier"].what
+
+
+@pytest.mark.parametrize(
+    ("dram", "nvme", "most"),
+    [
+        ("16MiB", "64MiB", 2 << 20),  # an eighth of the arena
+        ("64MiB", "16MiB", (2 << 20) - (64 << 10)),  # of the disk, less a segment's own
+    ],
+)
+def test_largest_page_of_the_status_is_the_largest_that_the_daemon_takes(
+    dram: str, nvme: str, most: int, tmp_path: Path
+) -> None:
+    with Serving(tmp_path, dram=dram, nvme_capacity=nvme) as serving, serving.connect() as client:
+        assert client.status()["core"]["page_bytes_max"] == most
+        for page_bytes, shards in ((most, 1), (most // 2, 2)):
+            client.open(space(page_bytes, shards))
+            with pytest.raises(kvw.UsageError) as refused:
+                client.open(space(page_bytes + 1, shards))
+            assert refused.value.code == "page_too_large"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_page_that_the_daemon_would_refuse_is_found_before_it_is_asked(
+    name: str, serving: Serving
+) -> None:
+    daemon = daemon_facts(serving.address)
+    for page_bytes, verdict in ((2 << 20, Verdict.OK), ((2 << 20) + 4096, Verdict.FAIL)):
+        page = PageFacts(model="m", tokens=16, page_bytes=page_bytes)
+        found = engine_of(name).findings_of(Facts(daemon=daemon, page=page))
+        (pages,) = [one for one in found if one.check == "pages"]
+        assert pages.verdict is verdict
 
 
 def test_doctor_leaves_no_session_behind(serving: Serving) -> None:

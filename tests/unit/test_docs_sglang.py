@@ -62,7 +62,8 @@ def test_configurations_of_the_examples_are_accepted_and_name_the_connector() ->
 
 def test_commands_of_the_examples_are_commands() -> None:
     from kvwarehouse.cli.commands import COMMANDS
+    from kvwarehouse.cli.plugins import find_plugins
 
-    known = {command.name for command in COMMANDS}
+    known = {command.name for command in COMMANDS} | set(find_plugins())
     used = set(re.findall(r"(?:^|`)kvwarehouse ([a-z]+)", TEXT, re.MULTILINE))
-    assert {"serve", "status", "ls"} <= used <= known
+    assert {"serve", "status", "ls", "doctor"} <= used <= known

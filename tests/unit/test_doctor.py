@@ -11,8 +11,9 @@ import pytest
 
 import kvwarehouse_connectors.doctor.look as look
 from kvwarehouse_connectors.doctor import command
-from kvwarehouse_connectors.doctor.engine_process import engine_facts
-from kvwarehouse_connectors.doctor.facts import EngineFacts, Facts, SoftwareFacts
+from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
+from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
+from kvwarehouse_connectors.doctor.facts import DaemonFacts, EngineFacts, Facts
 from kvwarehouse_connectors.doctor.findings import Verdict, fail, ok, warn
 from kvwarehouse_connectors.doctor.packages import software_facts, unmet_requirements
 from kvwarehouse_connectors.doctor.show import print_json, print_table
@@ -29,7 +30,7 @@ def process(*lines: str) -> list[str]:
 
 
 def facts_of(*lines: str, timeout_s: float = 60.0) -> EngineFacts:
-    return engine_facts(SoftwareFacts(), timeout_s, process(*lines))
+    return engine_facts(process(*lines), timeout_s)
 
 
 def test_command_is_an_entry_point_of_the_command_line() -> None:
@@ -42,11 +43,20 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         command(["--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    for word in ("vllm", "examples:", "verdicts:", "exit status:", "--address"):
+    for word in (*ENGINES, "--config", "examples:", "verdicts:", "exit status:", "--address"):
         assert word in told
 
 
-@pytest.mark.parametrize("arguments", [[], ["sglang"], ["vllm", "--timeout", "soon"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["dynamo"],
+        ["vllm", "--timeout", "soon"],
+        ["sglang", "--page-tokens", "0"],
+        ["sglang", "--page-tokens", "many"],
+    ],
+)
 def test_wrong_arguments_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,20 +156,59 @@ def test_software_names_what_brings_a_module_and_the_plugins_of_a_group() -> Non
     assert software_facts("kvw_no_such_module", "x").engine_distributions == ()
 
 
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(("facts", "status"), [(Facts(), 1), ("healthy", 0)])
 def test_exit_status_is_1_when_something_fails(
     facts: Facts | str,
     status: int,
+    name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(look, "look", lambda address, timeout_s: facts)
+    monkeypatch.setattr(look, "look", lambda engine, asked: facts)
     if facts == "healthy":
-        monkeypatch.setattr(
-            "kvwarehouse_connectors.doctor.vllm.findings_of", lambda facts: [ok("all", "well")]
-        )
-    assert command(["vllm", "--json"]) == status
+        monkeypatch.setattr(engine_of(name), "findings_of", lambda facts: [ok("all", "well")])
+    assert command([name, "--json"]) == status
     told = json.loads(capsys.readouterr().out)
-    assert told["ok"] == (status == 0)
+    assert (told["engine"], told["ok"]) == (name, status == 0)
     verdicts = {check["verdict"] for check in told["checks"]}
     assert (Verdict.FAIL in verdicts) == (status == 1)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engine_that_is_not_installed_is_told_from_one_that_is(name: str) -> None:
+    """The real probe, here where none of them is."""
+    served = engine_of(name).SERVED
+    if software_facts(served.module, "").engine_distributions:
+        pytest.skip(f"{served.title} is installed here; its own environment's tests look at it")
+    facts = engine_facts(probe(name), 120.0)
+    assert (facts.version, facts.crash) == ("", "")
+    assert served.module in facts.engine_error
+    assert facts.connector_error
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_documentation_that_the_doctor_names_has_the_engines_option(name: str) -> None:
+    served = engine_of(name).SERVED
+    text = (Path(__file__).parents[2] / served.page).read_text(encoding="utf-8")
+    assert served.config_option in text
+    assert f"kvwarehouse doctor {name}" in text
+    assert f"pip install '{served.install}'" in text or f"pip install {served.install}" in text
+
+
+def test_doctor_reads_the_daemon_that_the_configuration_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVW_ADDRESS", "unix:///run/another.sock")
+    monkeypatch.setattr(look, "engine_facts", lambda command, timeout_s: EngineFacts())
+    monkeypatch.setattr(look, "daemon_facts", lambda address: DaemonFacts(address=address))
+    file = tmp_path / "extra.json"
+    file.write_text('{"kvwarehouse.address": "unix:///run/mine.sock"}')
+
+    def address(**given: str) -> str:
+        return look.look("sglang", look.Asked(**given)).daemon.address  # type: ignore[arg-type]
+
+    assert address(config=f"@{file}") == "unix:///run/mine.sock"
+    assert address() == "unix:///run/another.sock"
+    assert address(config=f"@{file}", address="unix:///run/given.sock") == "unix:///run/given.sock"
+    assert address(config='{"kvwarehouse.adress": "x"}') == "unix:///run/another.sock"

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from kvwarehouse_connectors.doctor.facts import (
+    ConfigFacts,
     DaemonFacts,
     EngineFacts,
     Facts,
     HostFacts,
+    PageFacts,
     SoftwareFacts,
 )
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict, healthy
-from kvwarehouse_connectors.doctor.vllm import findings_of
+from kvwarehouse_connectors.doctor.vllm import findings_of, settings_of
 
 GIB = 1 << 30
 SOCKET = "/run/kvw/kvw.sock"
@@ -24,11 +26,18 @@ STATUS = {
     "state": "serving",
     "core": {
         "uptime_s": 12.5,
+        "page_bytes_max": 256 << 20,
         "tiers": {
             "dram": {"health": "ok", "capacity_bytes": 64 * GIB, "used_bytes": GIB},
             "nvme": {"health": "ok", "capacity_bytes": 500 * GIB, "reason": ""},
         },
     },
+}
+CONFIG = {
+    "kv_connector": "WarehouseConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"kvwarehouse.address": f"unix://{SOCKET}"},
 }
 HEALTHY = Facts(
     software=SoftwareFacts(
@@ -40,7 +49,9 @@ HEALTHY = Facts(
     engine=EngineFacts(
         version="0.32.0", torch="2.13.0", device="cpu", registered=True, hash_algorithm="sha256"
     ),
-    host=HostFacts(shm_bytes=128 * GIB, shm_free_bytes=60 * GIB, user=1000),
+    host=HostFacts(
+        available_bytes=64 * GIB, shm_bytes=128 * GIB, shm_free_bytes=60 * GIB, user=1000
+    ),
     daemon=DaemonFacts(
         address=f"unix://{SOCKET}",
         path=SOCKET,
@@ -51,6 +62,9 @@ HEALTHY = Facts(
         service_exists=True,
         status=STATUS,
     ),
+    config=ConfigFacts(given=True, values=CONFIG),
+    settings=settings_of(CONFIG, {}),
+    page=PageFacts(model="llama", tokens=16, page_bytes=2 << 20),
 )
 NO_STATUS: dict[str, Any] = {}
 
@@ -65,6 +79,14 @@ def machine(**changes: dict[str, Any]) -> Facts:
     return replace(HEALTHY, **parts, environment=changes.get("environment", {}))
 
 
+def given(**changes: Any) -> Facts:
+    """HEALTHY, with other values in --kv-transfer-config; None: without."""
+    values = {name: value for name, value in {**CONFIG, **changes}.items() if value is not None}
+    return replace(
+        HEALTHY, config=ConfigFacts(given=True, values=values), settings=settings_of(values, {})
+    )
+
+
 def finding(facts: Facts, check: str) -> Finding:
     (found,) = [one for one in findings_of(facts) if one.check == check]
     return found
@@ -73,7 +95,7 @@ def finding(facts: Facts, check: str) -> Finding:
 def status(**tiers: dict[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = STATUS["core"]["tiers"]  # type: ignore[index]
     changed = {name: {**known[name], **tiers.get(name, {})} for name in known}
-    return {**STATUS, "core": {"uptime_s": 1.0, "tiers": changed}}
+    return {**STATUS, "core": {**STATUS["core"], "tiers": changed}}  # type: ignore[dict-item]
 
 
 ABSENT = {"exists": False, "status": NO_STATUS, "error": "no", "error_code": "no_daemon"}
@@ -248,6 +270,73 @@ FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
         Verdict.WARN,
         "no_space",
     ),
+    "another connector": (
+        given(kv_connector="OffloadingConnector"),
+        "configuration",
+        Verdict.FAIL,
+        "OffloadingConnector",
+    ),
+    "no role": (given(kv_role=None), "configuration", Verdict.FAIL, "kv_role"),
+    "requests that fail with a load": (
+        given(kv_load_failure_policy=None),
+        "configuration",
+        Verdict.WARN,
+        "recompute",
+    ),
+    "a misspelt setting": (
+        given(kv_connector_extra_config={"kvwarehouse.adress": "x"}),
+        "settings",
+        Verdict.FAIL,
+        "kvwarehouse.adress = 'x' is unknown",
+    ),
+    "settings that are none": (
+        given(kv_connector_extra_config="kvwarehouse.mode"),
+        "settings",
+        Verdict.FAIL,
+        "is not names with values",
+    ),
+    "a role against the mode": (
+        given(kv_role="kv_producer", kv_connector_extra_config={"kvwarehouse.mode": "read_only"}),
+        "settings",
+        Verdict.FAIL,
+        "kv_producer",
+    ),
+    "a configuration that cannot be read": (
+        replace(HEALTHY, config=ConfigFacts(given=True, error="not JSON: line 1")),
+        "configuration",
+        Verdict.FAIL,
+        "not JSON: line 1",
+    ),
+    "little memory": (
+        machine(host={"available_bytes": 300 << 20}),
+        "host memory",
+        Verdict.WARN,
+        "256 MiB",
+    ),
+    "pages that fit no slab": (
+        machine(page={"page_bytes": 257 << 20}),
+        "pages",
+        Verdict.FAIL,
+        "--block-size",
+    ),
+    "layers of which some may fit": (
+        machine(page={"page_bytes": 257 << 20, "kinds": 2}),
+        "pages",
+        Verdict.WARN,
+        "2 kinds",
+    ),
+    "a DRAM tier of few tokens": (
+        machine(page={"page_bytes": 64 << 20}),
+        "pages",
+        Verdict.WARN,
+        "16,384 tokens",
+    ),
+    "a model that nobody knows": (
+        machine(page={"error": "no model is called llama-99"}),
+        "pages",
+        Verdict.FAIL,
+        "llama-99",
+    ),
     "a container's shared memory": (
         machine(host={"shm_bytes": 64 << 20, "shm_free_bytes": 60 << 20}, daemon=ABSENT),
         "shared memory",
@@ -260,7 +349,7 @@ FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
 def test_healthy_machine_has_nothing_but_ok() -> None:
     found = findings_of(HEALTHY)
     assert {one.verdict for one in found} == {Verdict.OK}
-    assert len({one.check for one in found}) == len(found) >= 14
+    assert len({one.check for one in found}) == len(found) >= 18
     assert healthy(found)
 
 
@@ -320,3 +409,23 @@ def test_layout_of_the_environment_is_said() -> None:
 def test_plugins_that_name_it_among_others_are_right() -> None:
     facts = machine(environment={"VLLM_PLUGINS": "lora,kvwarehouse"})
     assert finding(facts, "plugin").verdict is Verdict.OK
+
+
+def test_what_was_not_given_is_skipped_with_what_to_give() -> None:
+    facts = replace(HEALTHY, config=ConfigFacts(), page=PageFacts())
+    for check, option in (("configuration", "--config"), ("pages", "--model")):
+        found = finding(facts, check)
+        assert found.verdict is Verdict.SKIP
+        assert option in found.what
+    assert healthy(findings_of(facts))
+
+
+@pytest.mark.parametrize(
+    ("role", "told"),
+    [("kv_both", "loads and stores"), ("kv_producer", "stores, loads nothing")],
+)
+def test_mode_is_told_as_the_role_makes_it(role: str, told: str) -> None:
+    found = finding(given(kv_role=role), "settings")
+    assert found.verdict is Verdict.OK
+    assert told in found.what
+    assert SOCKET in found.what

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from kvwarehouse.testing.serving import Serving
-from kvwarehouse_connectors.doctor.probe import CONNECTOR
+from kvwarehouse_connectors.doctor.probe_vllm import CONNECTOR
 from kvwarehouse_connectors.vllm.plugin import NAME
 
 
@@ -37,11 +37,22 @@ def verdicts(told: str) -> dict[str, str]:
     return {check["check"]: check["verdict"] for check in checks}
 
 
+def config(address: str) -> str:
+    transfer = {
+        "kv_connector": "WarehouseConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kvwarehouse.address": address},
+    }
+    return json.dumps(transfer)
+
+
 def test_doctor_finds_nothing_wrong_with_this_environment_and_a_daemon(tmp_path: Path) -> None:
     with Serving(tmp_path, dram="64MiB") as serving:
-        status, told = doctor("--json", "--address", serving.address)
+        given = ("--config", config(serving.address), "--model", "llama-3.3-70b")
+        status, told = doctor("--json", *given)
         found = verdicts(told)
-        table_status, table = doctor("--address", serving.address)
+        table_status, table = doctor(*given)
     assert (status, table_status) == (0, 0)
     assert {check: verdict for check, verdict in found.items() if verdict != "ok"} == {
         "DRAM tier": "warn"  # 64 MiB

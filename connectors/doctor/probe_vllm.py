@@ -1,0 +1,48 @@
+"""The steps of probe.py for vLLM."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+CONNECTOR = "WarehouseConnector"
+
+
+def _engine() -> dict[str, Any]:
+    version = str(import_module("vllm").__version__)
+    import_module("vllm.config")
+    return {"version": version}
+
+
+def _device() -> dict[str, Any]:
+    platform = import_module("vllm.platforms").current_platform
+    found = {"device": str(platform.device_type)}
+    with suppress(Exception):  # not every platform has one; it is only shown
+        found["device_name"] = str(platform.get_device_name())
+    return found
+
+
+def _plugin() -> dict[str, Any]:
+    import_module("vllm.plugins").load_general_plugins()
+    return {"registered": CONNECTOR in _factory()._registry}
+
+
+def _connector() -> dict[str, Any]:
+    connector = import_module("kvwarehouse_connectors.vllm.connector").WarehouseConnector
+    missing = sorted(getattr(connector, "__abstractmethods__", ()))
+    if missing:
+        return {"connector_error": f"vLLM asks for hooks it does not have: {', '.join(missing)}"}
+    return {"connector_error": ""}
+
+
+def _hashes() -> dict[str, Any]:
+    config = import_module("vllm.config").CacheConfig
+    return {"hash_algorithm": str(config().prefix_caching_hash_algo)}
+
+
+def _factory() -> Any:
+    return import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+
+
+STEPS = (_engine, _device, _plugin, _connector, _hashes)
