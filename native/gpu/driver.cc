@@ -70,7 +70,8 @@ std::string Driver::told(CUresult result) const {
 void Driver::check(CUresult result, const char* call) const {
   if (result == kCudaSuccess) return;
   const bool memory = result == kCudaOutOfMemory;
-  throw Error(memory ? ErrorKind::capacity : ErrorKind::storage, memory ? "gpu_memory" : "gpu_error",
+  throw Error(memory ? ErrorKind::capacity : ErrorKind::storage,
+              memory ? "gpu_memory" : "gpu_error",
               std::string(call) + ": " + told(result) + "; " + advice(result));
 }
 

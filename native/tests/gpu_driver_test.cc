@@ -1,5 +1,5 @@
-// The driver's seam, and the contract that the model of the driver keeps its callers to: what a test
-// over the model shows is worth what the model refuses.
+// The driver's seam, and the contract that the model of the driver keeps its callers to: what a
+// test over the model shows is worth what the model refuses.
 #include "gpu/driver.h"
 
 #include <sys/mman.h>
@@ -54,8 +54,7 @@ struct World : CudaModel {
 
 struct Mapped {
   Mapped(size_t size, int rights)
-      : bytes(size),
-        data(::mmap(nullptr, size, rights, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+      : bytes(size), data(::mmap(nullptr, size, rights, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
   ~Mapped() { ::munmap(data, bytes); }
   Mapped(const Mapped&) = delete;
   Mapped& operator=(const Mapped&) = delete;

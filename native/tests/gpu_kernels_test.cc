@@ -156,7 +156,8 @@ TEST(kernel_digest_of_a_leaf_is_the_hosts_for_every_length) {
   const std::vector<std::byte> data = noise(4096, random);
   for (size_t bytes = 1; bytes <= 4096; ++bytes) {
     Cache cache(bytes, 1, 5000, true, random);
-    cache.put(0, std::vector<std::byte>(data.begin(), data.begin() + static_cast<ptrdiff_t>(bytes)));
+    cache.put(0,
+              std::vector<std::byte>(data.begin(), data.begin() + static_cast<ptrdiff_t>(bytes)));
     CHECK_EQ(launch(kvw_gather, cache, 32, random)[0], XXH3_64bits(data.data(), bytes));
   }
 }

@@ -114,9 +114,9 @@ void copy_in_parts(uint64_t to, uint64_t from, size_t bytes) {
 }
 
 CUresult queue_copy(uint64_t to, uint64_t from, size_t bytes, CUstream stream) {
-  auto uses = std::make_shared<std::pair<Use, Use>>(
-      std::piecewise_construct, std::forward_as_tuple(to, bytes),
-      std::forward_as_tuple(from, bytes));
+  auto uses = std::make_shared<std::pair<Use, Use>>(std::piecewise_construct,
+                                                    std::forward_as_tuple(to, bytes),
+                                                    std::forward_as_tuple(from, bytes));
   ++counts().copies;
   counts().copied_bytes += bytes;
   stream_of(stream).queue([=]() mutable {
@@ -469,9 +469,9 @@ MODEL CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* n
 }
 
 MODEL CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
-                              unsigned grid_z, unsigned block_x, unsigned block_y,
-                              unsigned block_z, unsigned shared_bytes, CUstream stream,
-                              void** arguments, void** extra) {
+                              unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                              unsigned shared_bytes, CUstream stream, void** arguments,
+                              void** extra) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
   if (grid_x == 0 || block_x == 0 || block_x > 1024 || block_x % 32 != 0 || shared_bytes != 0 ||
       grid_y * grid_z * block_y * block_z != 1 || extra != nullptr)
@@ -484,6 +484,41 @@ MODEL CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gri
   stream_of(stream).queue([=] { run_grid(kernel, grid_x, block_x, given); });
   return kCudaSuccess;
 }
+
+// NVRTC, to go with it: "compiles" text to itself, which cuModuleLoadData above takes.
+MODEL int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char**,
+                             const char**) {
+  *program = new std::string(source);
+  return 0;
+}
+MODEL int nvrtcCompileProgram(void* program, int, const char**) {
+  constexpr int kCompilation = 6;  // NVRTC_ERROR_COMPILATION
+  return static_cast<std::string*>(program)->find("kvw_gather") == std::string::npos ? kCompilation
+                                                                                     : 0;
+}
+MODEL int nvrtcGetPTXSize(void* program, size_t* bytes) {
+  *bytes = static_cast<std::string*>(program)->size() + 1;
+  return 0;
+}
+MODEL int nvrtcGetPTX(void* program, char* text) {
+  const std::string& source = *static_cast<std::string*>(program);
+  std::memcpy(text, source.c_str(), source.size() + 1);
+  return 0;
+}
+MODEL int nvrtcGetProgramLogSize(void*, size_t* bytes) {
+  *bytes = sizeof "no kernels";
+  return 0;
+}
+MODEL int nvrtcGetProgramLog(void*, char* text) {
+  std::memcpy(text, "no kernels", sizeof "no kernels");
+  return 0;
+}
+MODEL int nvrtcDestroyProgram(void** program) {
+  delete static_cast<std::string*>(*program);
+  *program = nullptr;
+  return 0;
+}
+MODEL const char* nvrtcGetErrorString(int) { return "an error of the contract model"; }
 
 // The prototypes are the seam's.
 #define KVW_CUDA_SAME(name, symbol, parameters) \

@@ -46,8 +46,8 @@ Bank& bank(int device) {
     for (Bank& each : banks) {
       each.bytes = settings().device_bytes.load();
       // The address space is reserved without access; the alias has the bytes.
-      void* told = ::mmap(nullptr, each.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                          -1, 0);
+      void* told = ::mmap(nullptr, each.bytes, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       void* real = ::mmap(nullptr, each.bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (told == MAP_FAILED || real == MAP_FAILED) std::abort();

@@ -1,6 +1,6 @@
 // A contract model of NVIDIA's driver, for tests on machines without a GPU: a library with the same
-// symbols (gpu/driver.h), built as libcuda.so.1, that keeps its callers to the driver's contract and
-// is as unhelpful as a device may be.
+// symbols (gpu/driver.h), built as libcuda.so.1, that keeps its callers to the driver's contract
+// and is as unhelpful as a device may be.
 //
 //  - Device memory is not readable at the addresses that callers get: only copies and kernels reach
 //    it (at an alias), so that code which touches device memory by itself ends in SIGSEGV.
