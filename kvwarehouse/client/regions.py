@@ -236,9 +236,9 @@ class StridedRegions(Regions):
     def _pieces(self, page: int) -> list[tuple[int, int]]:
         if self.place is not None:
             raise UsageError(
-                f"the pages are in the memory of device {self.place.ordinal}, which only a client on"
-                " the daemon's host can reach; connect by its unix:// address, or copy them to host"
-                " memory",
+                f"the pages are in the memory of device {self.place.ordinal}, which only a client"
+                " on the daemon's host can reach; connect by its unix:// address, or copy them to"
+                " host memory",
                 code="unsupported",
             )
         sizes = [int(size) for size in self._piece_bytes]

@@ -1,8 +1,8 @@
 """The kernels of page_kernels.cu, compiled for a device by NVRTC, NVIDIA's compiler library.
 
-NVRTC comes with torch, CuPy and the CUDA toolkit, so a process that has tensors on a GPU mostly has
-it; alone it is the package nvidia-cuda-nvrtc-cu12. Functions and options as in NVIDIA's public NVRTC
-documentation. Thread-safe.
+NVRTC comes with torch, CuPy and the CUDA toolkit, so a process that has tensors on a GPU mostly
+has it; alone it is the package nvidia-cuda-nvrtc-cu12. Functions and options as in NVIDIA's public
+NVRTC documentation. Thread-safe.
 """
 
 from __future__ import annotations
