@@ -180,6 +180,7 @@ void bind_regions(nb::module_& m) {
       .def(
           "on_device",
           [](nb::object self, int ordinal, uint64_t ready) -> std::unique_ptr<Regions> {
+            // NOLINTNEXTLINE(performance-no-int-to-ptr): how Python has an event
             const DevicePlace place{ordinal, reinterpret_cast<gpu::CUevent>(ready)};
             return std::make_unique<OnDevice>(std::move(self), place);
           },

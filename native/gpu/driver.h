@@ -99,6 +99,7 @@ inline constexpr unsigned kMemoryTypeDevice = 2;        // CU_MEMORYTYPE_DEVICE
      void** extra))
 
 struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): parameters are a list in parentheses
 #define KVW_CUDA_MEMBER(name, symbol, parameters) CUresult(*name) parameters = nullptr;
   KVW_CUDA_FUNCTIONS(KVW_CUDA_MEMBER)
 #undef KVW_CUDA_MEMBER

@@ -23,6 +23,8 @@ class CudaModel {
   }
   ~CudaModel() {
     for (const char* name : {"hold", "lost"}) set(name, 0);
+    set("register_limit", UINT64_MAX);
+    for (const char* name : {"devices", "read_only_register"}) set(name, 1);
   }
   CudaModel(const CudaModel&) = delete;
   CudaModel& operator=(const CudaModel&) = delete;
