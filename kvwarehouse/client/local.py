@@ -65,7 +65,7 @@ class LocalPath(DataPath):
             prefix.tokens,
             prefix.keys,
             window.first,
-            out.native(),
+            self._regions(out),
             window.shard,
             timeout_s,
         )
@@ -78,10 +78,20 @@ class LocalPath(DataPath):
             prefix.tokens,
             prefix.keys,
             window.first,
-            pages.native(),
+            self._regions(pages),
             window.shard,
             timeout_s,
         )
+
+    def _regions(self, regions: Regions) -> engine.Regions:
+        """Their native form; the first time on a device it is made ready, which takes a second."""
+        place = regions.place
+        if place is not None and not self.native.has_device(place.ordinal):
+            from kvwarehouse.client.gpu.kernels import compiled
+
+            image = compiled(*engine.device_capability(place.ordinal))
+            self.native.use_device(place.ordinal, image)
+        return regions.native()
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
         return self.native.pin(space.id, prefix.tokens, prefix.keys, first, timeout_s)

@@ -23,8 +23,7 @@ from kvwarehouse.client.prefix import (
     checked_timeout,
     prefix_of,
 )
-from kvwarehouse.client.regions import Regions, RowRegions
-from kvwarehouse.client.rows import page_rows
+from kvwarehouse.client.regions import Regions, rows_of
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
@@ -127,8 +126,7 @@ class Moves:
                 code="bad_pages",
             )
         if not isinstance(pages, Regions):
-            rows = page_rows(pages, self.space.page_bytes, writable=writable)
-            return RowRegions(rows, writable)
+            return rows_of(pages, self.space.page_bytes, writable=writable)
         if pages.page_bytes != self.space.page_bytes:
             raise UsageError(
                 f"{name} has pages of {pages.page_bytes} bytes; expected {self.space.page_bytes}",

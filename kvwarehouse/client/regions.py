@@ -1,4 +1,5 @@
-"""Where pages lie in the caller's memory: rows of one array, or pieces scattered over tensors.
+"""Where pages lie in the caller's memory: rows of one array, or pieces scattered over tensors, on
+the host or on a GPU.
 
 A Regions keeps its buffers alive. It may be used by many calls, one at a time for those that
 write to it.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvwarehouse.client.gpu.memory import Place, device_rows, event_of, on_device
 from kvwarehouse.client.rows import page_rows
 from kvwarehouse.errors import UsageError
 
@@ -27,17 +29,20 @@ class Regions:
     """Pages."""
     page_bytes: int
     """Bytes of each."""
+    place: Place | None = None
+    """Where they are in the memory of a GPU; None in host memory."""
 
     def __init__(self, count: int, page_bytes: int) -> None:
         self.count = count
         self.page_bytes = page_bytes
 
     @staticmethod
-    def rows(array: Any, *, writable: bool) -> RowRegions:
-        """One page a row of `array`: uint8 (n, page_bytes), C-contiguous, in host memory.
+    def rows(array: Any, *, writable: bool) -> Regions:
+        """One page a row of `array`: uint8 (n, page_bytes), C-contiguous, in host memory, or on a
+        GPU where it has `__cuda_array_interface__` (torch, CuPy); see on_device for its stream.
 
         Raises UsageError (code "bad_pages") naming what was expected and what was given."""
-        return RowRegions(page_rows(array, None, writable=writable), writable)
+        return rows_of(array, None, writable=writable)
 
     @staticmethod
     def strided(
@@ -62,6 +67,20 @@ class Regions:
             _integers("piece_bytes", piece_bytes, np.uint64, 1),
             _integers("blocks", blocks, np.int64, 2),
         )
+
+    def on_device(self, ordinal: int | None = None, *, after: Any = None) -> Regions:
+        """The same pages, in the memory of a GPU.
+
+        ordinal: the device as CUDA counts them in this process; None asks the driver. after: an
+        event of the engine's stream (torch.cuda.Event, cupy.cuda.Event, or a CUevent's address)
+        that must have happened before the pages are read or written; it is kept alive. A call waits
+        for it without holding up any stream, at most its timeout_s, and when the call returns its
+        copies are done: no other synchronisation is needed, on any stream.
+
+        Needs a client on the daemon's host. Raises UsageError: code "no_gpu" where there is no
+        driver, "bad_device_memory" for addresses that no device has, "bad_event",
+        "bad_regions" for rows in host memory."""
+        raise UsageError("these pages are in host memory", code="bad_regions")
 
     def head(self, pages: int) -> Self:
         """The first `pages` of it."""
@@ -106,6 +125,23 @@ class Regions:
     def write(self, page: int, data: memoryview) -> None:
         """Overwrites a page; `data` has page_bytes bytes."""
         raise NotImplementedError
+
+
+def rows_of(array: Any, page_bytes: int | None, *, writable: bool) -> Regions:
+    """Rows of an array on the host or on a GPU; page_bytes=None takes any width.
+
+    Raises UsageError (code "bad_pages")."""
+    if not on_device(array):
+        return RowRegions(page_rows(array, page_bytes, writable=writable), writable)
+    rows = device_rows(array, page_bytes, writable=writable)
+    made = Regions.strided(
+        [array],
+        [rows.address],
+        [rows.page_bytes],
+        [rows.page_bytes],
+        np.arange(rows.count, dtype=np.int64).reshape(-1, 1),
+    )
+    return made.on_device()
 
 
 class RowRegions(Regions):
@@ -158,17 +194,33 @@ class StridedRegions(Regions):
         self._bases, self._strides = bases, strides
         self._piece_bytes, self._blocks = piece_bytes, blocks
 
+    def on_device(self, ordinal: int | None = None, *, after: Any = None) -> StridedRegions:
+        from kvwarehouse import engine
+
+        if ordinal is None:
+            ordinal = engine.device_of(int(self._bases[0]))
+        made = self._with(self._blocks)
+        made.place = Place(int(ordinal), event_of(after))
+        made._owners = [*self._owners, after]
+        return made
+
     def head(self, pages: int) -> Self:
-        return type(self)(
-            self._owners, self._bases, self._strides, self._piece_bytes, self._blocks[:pages]
-        )
+        return self._with(self._blocks[:pages])
+
+    def _with(self, blocks: NDArray[np.int64]) -> Self:
+        made = type(self)(self._owners, self._bases, self._strides, self._piece_bytes, blocks)
+        made.place = self.place
+        return made
 
     def native(self) -> engine.Regions:
         from kvwarehouse import engine
 
-        return engine.Regions.strided(
+        made = engine.Regions.strided(
             self._owners, self._bases, self._strides, self._piece_bytes, self._blocks
         )
+        if self.place is None:
+            return made
+        return made.on_device(self.place.ordinal, self.place.ready)
 
     def read(self, page: int) -> memoryview:
         return memoryview(
@@ -182,6 +234,13 @@ class StridedRegions(Regions):
             offset += size
 
     def _pieces(self, page: int) -> list[tuple[int, int]]:
+        if self.place is not None:
+            raise UsageError(
+                f"the pages are in the memory of device {self.place.ordinal}, which only a client"
+                " on the daemon's host can reach; connect by its unix:// address, or copy them to"
+                " host memory",
+                code="unsupported",
+            )
         sizes = [int(size) for size in self._piece_bytes]
         pieces = []
         for block in self._blocks[page]:

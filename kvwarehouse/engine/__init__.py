@@ -33,6 +33,8 @@ Regions = _native.Regions
 chain_keys = _native.chain_keys
 copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
+device_capability = _native.device_capability
+device_of = _native.device_of
 index_costs = _native.index_costs
 io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
@@ -57,6 +59,8 @@ __all__ = [
     "chain_keys",
     "copy_path",
     "copy_streaming",
+    "device_capability",
+    "device_of",
     "index_costs",
     "io_engine_probe",
     "page_digest",

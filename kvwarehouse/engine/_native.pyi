@@ -38,6 +38,13 @@ def replay(
 # first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
 # {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
 
+def device_of(address: int) -> int:
+    """The ordinal of the GPU whose memory has the address. Raises UsageError (code "no_gpu",
+    "bad_device_memory")."""
+
+def device_capability(ordinal: int) -> tuple[int, int]:
+    """Compute capability. Raises UsageError (code "no_gpu")."""
+
 def index_costs(counts: list[int], rounds: int) -> list[dict[str, Any]]: ...
 
 # A table for each count: {"entries", "refused"; "hit_ns", "miss_ns", "replace_ns": of one
@@ -215,6 +222,12 @@ class NativeClient:
         timeout_s: float,
     ) -> Pins:
         """Pins from `first` on; promotes what is on NVMe, within timeout_s."""
+    def use_device(self, ordinal: int, image: str) -> None:
+        """Makes a GPU one that regions may lie in. image: the kernels, as PTX for it."""
+    def has_device(self, ordinal: int) -> bool: ...
+    def registration(self) -> tuple[int, bool, str]:
+        """Bytes of the arena that are registered with CUDA, whether that is all there will be, and
+        why some are not ("": none was refused)."""
     def control(self) -> dict[str, Any]:
         """The control page: warehouse, incarnation, heartbeat, rates, queues."""
     def counters(self) -> dict[str, int]:
@@ -242,6 +255,8 @@ class Regions:
         piece_bytes: NDArray[np.uint64],
         blocks: NDArray[np.int64],
     ) -> Regions: ...
+    def on_device(self, ordinal: int, ready: int) -> Regions:
+        """The same, in the memory of a GPU; ready: a CUevent, or 0."""
     def gather(self, rows: NDArray[np.uint8]) -> None:
         """Copies all pages to `rows`, (count, page_bytes), writable."""
     def scatter(self, rows: NDArray[np.uint8]) -> None:

@@ -223,6 +223,14 @@ void bind_client(nb::module_& m) {
            arg("regions"), arg("shard"), arg("timeout_s"))
       .def("pin", &pin, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("timeout_s"), nb::keep_alive<0, 1>())
+      .def("use_device", &Client::use_device, arg("ordinal"), arg("image"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("has_device", &Client::has_device, arg("ordinal"))
+      .def("registration",
+           [](Client& client) {
+             const RegistrationReport report = client.registration();
+             return nb::make_tuple(report.bytes, report.settled, report.refusal);
+           })
       .def("control", &control_of)
       .def("counters", &counters_of);
 }

@@ -72,12 +72,33 @@ class StridedBlocks final : public Regions {
   size_t page_bytes_ = 0;
 };
 
+// Regions in the memory of a GPU.
+class OnDevice final : public Regions {
+ public:
+  OnDevice(nb::object regions, DevicePlace place)
+      : owner_(std::move(regions)), regions_(nb::cast<const Regions&>(owner_)), place_(place) {}
+  size_t count() const override { return regions_.count(); }
+  size_t page_bytes() const override { return regions_.page_bytes(); }
+  bool writable() const override { return regions_.writable(); }
+  const DevicePlace* device() const override { return &place_; }
+  void pieces(size_t page, std::vector<Piece>& out) const override { regions_.pieces(page, out); }
+
+ private:
+  nb::object owner_;
+  const Regions& regions_;
+  DevicePlace place_;
+};
+
 Error bad_buffer(const std::string& what) {
   return Error(ErrorKind::usage, "bad_buffer",
                what + "; pages are a C-contiguous uint8 array of shape (pages, page_bytes)");
 }
 
 void check_rows(const Regions& regions, size_t rows, size_t bytes) {
+  if (regions.device() != nullptr)
+    throw Error(ErrorKind::usage, "bad_buffer",
+                "the regions are in the memory of a GPU, which this process cannot read; load or "
+                "store them, or copy them with the engine's own means");
   if (rows != regions.count() || bytes != regions.page_bytes())
     throw bad_buffer("the rows are (" + std::to_string(rows) + ", " + std::to_string(bytes) +
                      "), the regions " + std::to_string(regions.count()) + " pages of " +
@@ -156,6 +177,14 @@ void bind_regions(nb::module_& m) {
       .def_static("pages", &rows_of, arg("array"), arg("writable"))
       .def_static("strided", &strided_of, arg("owners"), arg("bases"), arg("strides"),
                   arg("piece_bytes"), arg("blocks"))
+      .def(
+          "on_device",
+          [](nb::object self, int ordinal, uint64_t ready) -> std::unique_ptr<Regions> {
+            // NOLINTNEXTLINE(performance-no-int-to-ptr): how Python has an event
+            const DevicePlace place{ordinal, reinterpret_cast<gpu::CUevent>(ready)};
+            return std::make_unique<OnDevice>(std::move(self), place);
+          },
+          arg("ordinal"), arg("ready"))
       .def("gather", &gather_rows, arg("rows"))
       .def("scatter", &scatter_rows, arg("rows"))
       .def_prop_ro("count", &Regions::count)

@@ -43,6 +43,7 @@ Client::~Client() = default;
 
 void Client::close() {
   if (forks_ != fork_count()) return;  // the parent's; nothing of it is the child's to close
+  gpus_.close();
   const std::scoped_lock lock(socket_mutex_, state_mutex_);
   closed_ = true;
   connection_.close();
@@ -139,6 +140,12 @@ void Client::forget(std::span<const SlotRef> refs) {
   for (const SlotRef& ref : refs) writing_.erase({ref.slot, ref.shard, ref.generation});
 }
 
+void Client::give_up(std::span<const SlotRef> refs) {
+  const std::lock_guard state(state_mutex_);
+  forget(refs);
+  owed_.insert(owed_.end(), refs.begin(), refs.end());
+}
+
 bool Client::settle_late(uint64_t deadline_ns) {
   std::vector<SlotRef> owed;
   {
@@ -192,9 +199,7 @@ Client::Exchanged Client::exchange(const View& view, Writer& message, std::span<
   try {
     lock = lock_socket(deadline_ns);
   } catch (const Error&) {
-    const std::lock_guard state(state_mutex_);
-    forget(sealed);
-    owed_.insert(owed_.end(), sealed.begin(), sealed.end());
+    give_up(sealed);
     throw;
   }
   bool replaced = false;
@@ -250,6 +255,12 @@ Client::Open Client::open(const Key& namespace_id, Prompt& prompt, bool need_dae
   prompt.bind(Secret(open.view->control().secret, kSecretBytes), namespace_id,
               row->shape.page_tokens);
   return open;
+}
+
+void Client::use_device(int ordinal, const std::string& image) {
+  refuse_forked();
+  view();  // refuses a closed client
+  gpus_.add(ordinal, image);
 }
 
 bool Client::connected() {

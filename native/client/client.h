@@ -19,12 +19,20 @@
 
 #include "base/fork.h"
 #include "client/connection.h"
+#include "client/gpus.h"
 #include "client/prompt.h"
 #include "client/session.h"
 #include "client/view.h"
 #include "exchange/messages.h"
 
 namespace kvw {
+
+// Memory of a GPU, in which regions lie, and the event of a stream that must have happened before
+// they are read or written (null: none). The event is the caller's, and outlives the call.
+struct DevicePlace {
+  int ordinal = 0;
+  gpu::CUevent ready = nullptr;
+};
 
 // Where pages lie in the client's memory.
 class Regions {
@@ -33,6 +41,8 @@ class Regions {
   virtual size_t count() const = 0;       // pages
   virtual size_t page_bytes() const = 0;  // of one shard
   virtual bool writable() const = 0;
+  // Null: in host memory, and pieces may be followed by this process.
+  virtual const DevicePlace* device() const { return nullptr; }
   // The pieces of a page, in page order, appended to `out` after clearing it.
   virtual void pieces(size_t page, std::vector<Piece>& out) const = 0;
 };
@@ -65,6 +75,7 @@ struct ClientOptions {
 };
 
 class Client;
+class Loader;
 
 // Pages held in DRAM. Released on destruction; a forked child's copy holds nothing.
 class Pins {
@@ -121,6 +132,13 @@ class Client {
   // Stores page first + i from regions[i]. Returns when all is sealed, refused or late.
   StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                     uint32_t shard, uint64_t timeout_ns);
+  // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Throws
+  // Error usage "no_gpu", capacity "gpu_memory", storage "gpu_error".
+  void use_device(int ordinal, const std::string& image);
+  bool has_device(int ordinal) { return gpus_.has(ordinal); }
+  // Bytes of the arena that are registered with CUDA, whether that is all there will be, and why
+  // some are not.
+  RegistrationReport registration() { return gpus_.report(); }
   // Pins the stored pages from `first` on. Throws Error pin "pin_budget" beyond the session's
   // share.
   std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
@@ -139,11 +157,25 @@ class Client {
     uint64_t generation;
     auto operator<=>(const Writing&) const = default;
   };
+  // A page that is pinned, until its place is dropped.
+  struct Held {
+    int place;
+    EntryView entry;
+  };
+  friend class DeviceLoad;
+  friend class DeviceWriter;
   friend class Finder;
   friend class Loader;
   friend class Storer;
 
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
+  LoadReport load_to_host(const Open& call, Prompt& prompt, size_t first, const Regions& regions,
+                          uint32_t shard, uint64_t deadline_ns);
+  // Pins pages from `page` to `end`, at most `budget`, promoting them if it must. Fewer: the next
+  // one is not to be had, and `why` says so, or none, where its slot was reused meanwhile. Throws
+  // Error pin "pin_budget".
+  std::vector<Held> hold(const Open& call, Loader& loader, size_t page, size_t end, uint64_t budget,
+                         Reason& why);
   static void count_lookup(ClientSession& session, const LookupResult& found, size_t asked);
   void refuse_forked() const;
   void refuse_closed() const;
@@ -157,6 +189,8 @@ class Client {
   // Settles what late replies granted and what is owed otherwise; says whether there was any.
   bool settle_late(uint64_t deadline_ns);
   void forget(std::span<const SlotRef> refs);  // not written any more; under state_mutex_
+  // Granted and never to be sealed; settled at the next round trip.
+  void give_up(std::span<const SlotRef> refs);
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
   // One exchange of a store that works with `view`. What is granted counts as being written, and
   // what was sealed does not any more, before another thread can say hello again and settle either.
@@ -187,6 +221,7 @@ class Client {
   bool closed_ = false;
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
+  Gpus gpus_;
 };
 
 }  // namespace kvw

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/sequence_point.h"
 #include "client/client.h"
+#include "client/page_writer.h"
 
 namespace kvw {
 
@@ -36,7 +37,7 @@ class Storer {
         call_(call),
         prompt_(prompt),
         first_(first),
-        regions_(regions),
+        writer_(page_writer({client.gpus_, call.view, call.session}, regions, deadline_ns)),
         shard_(shard),
         deadline_ns_(deadline_ns),
         next_(first),
@@ -48,11 +49,15 @@ class Storer {
   }
 
   StoreReport run() {
-    while (unanswered() || !seals_.empty()) {
+    if (writer_ == nullptr) {
+      refuse_rest(Reason::timeout);
+      return report_;
+    }
+    while (unanswered() || !seals().empty()) {
       // Late: what is copied is still sealed, nothing new is begun.
       if (now_ns() >= deadline_ns_) refuse_rest(Reason::timeout);
-      if (!unanswered() && seals_.empty()) break;
-      if (!step() && unanswered() && seals_.empty()) pause();
+      if (!unanswered() && seals().empty()) break;
+      if (!step() && unanswered() && seals().empty()) pause();
     }
     return report_;
   }
@@ -63,13 +68,14 @@ class Storer {
     Reason reason;  // none: only because its parent waits
   };
 
+  std::vector<Seal>& seals() { return writer_->seals(); }
   bool unanswered() const { return !waiting_.empty() || next_ < end_; }
   void drop(Reason reason) { ++report_.dropped[reason_name(reason)]; }
 
   // One exchange: seals what was copied last, reserves and copies the next window. False when no
   // page was answered for good.
   bool step() {
-    const std::vector<Seal> seals = std::exchange(seals_, {});
+    const std::vector<Seal> seals = std::exchange(this->seals(), {});
     Writer message(MessageType::exchange, client_.next_request());
     message.put(call_.row.shape.id);
     for (const Seal& seal : seals) message.put(seal);
@@ -95,7 +101,26 @@ class Storer {
       else
         drop(sealed[i].reason);
     }
-    return take(asked, std::span(reserved, asked.size()), exchanged.settled_late) > 0;
+    const std::span answers(reserved, asked.size());
+    try {
+      const size_t answered = take(asked, answers, exchanged.settled_late);
+      writer_->finish();
+      return answered > 0;
+    } catch (const Error&) {
+      give_up_grants(answers);
+      throw;
+    }
+  }
+
+  // The copies broke off. Where something may still write, the slots stay this session's until it
+  // ends; nobody else is given them before.
+  void give_up_grants(std::span<const ReserveAnswer> answers) {
+    if (!writer_->settle()) return;
+    std::vector<SlotRef> refs;
+    for (const ReserveAnswer& answer : answers)
+      if (answer.answer == Answer::granted)
+        refs.push_back({answer.generation, answer.slot, shard_});
+    client_.give_up(refs);
   }
 
   // Fills a window with pages that wait, then with fresh ones, and returns them.
@@ -167,12 +192,9 @@ class Storer {
     const View& view = *call_.view;
     const SlabCut cut = view.slots().cut(view.slots().slab_of(answer.slot));
     view.prefault(answer.slot, cut, true);
-    regions_.pieces(page - first_, pieces_);
-    std::byte* to = view.payload(answer.slot, cut) + shard_ * call_.row.shape.shard_stride();
-    KVW_SEQUENCE_POINT("store: granted");
-    const uint64_t digest = gather_digest(to, pieces_, prompt_.key(page), shard_);
-    KVW_SEQUENCE_POINT("store: copied");
-    seals_.push_back({answer.generation, digest, answer.slot, shard_});
+    writer_->put(page - first_,
+                 view.payload(answer.slot, cut) + shard_ * call_.row.shape.shard_stride(),
+                 prompt_.key(page), {answer.generation, 0, answer.slot, shard_});
   }
 
   // The unanswered pages of a run, behind one that was refused for good.
@@ -213,13 +235,11 @@ class Storer {
   const Client::Open& call_;
   Prompt& prompt_;
   size_t first_;
-  const Regions& regions_;
+  std::unique_ptr<PageWriter> writer_;
   uint32_t shard_;
   uint64_t deadline_ns_;
   size_t next_, end_, window_;
   std::vector<Waiting> waiting_;  // ascending, all before next_
-  std::vector<Seal> seals_;
-  std::vector<Piece> pieces_;
   StoreReport report_;
 };
 

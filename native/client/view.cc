@@ -78,14 +78,14 @@ bool View::is_live(SlotId slot, uint32_t generation) const {
   return word.state == SlotState::live && static_cast<uint32_t>(word.generation) == generation;
 }
 
-LoadResult View::load(const EntryView& entry, const Expected& expected, const NamespaceShape& shape,
-                      uint32_t shard, std::span<const Piece> to, bool verify) const {
-  if (!slot_in_range(entry.slot)) return LoadResult::stale;
+std::optional<View::Header> View::read_header(const EntryView& entry, const Expected& expected,
+                                              const NamespaceShape& shape, uint32_t shard) const {
+  if (!slot_in_range(entry.slot)) return std::nullopt;
   const SlabCut cut = slots_.cut(slots_.slab_of(entry.slot));
-  if (slots_.place_of(entry.slot) >= slots_.slots_in(cut)) return LoadResult::stale;
+  if (slots_.place_of(entry.slot) >= slots_.slots_in(cut)) return std::nullopt;
   const SlotWord before = slots_.load(entry.slot);
   if (!before.readable() || static_cast<uint32_t>(before.generation) != entry.generation)
-    return LoadResult::stale;
+    return std::nullopt;
   KVW_SEQUENCE_POINT("load: word read");
 
   // Everything below may be garbage until the word is seen unchanged: bounds first, belief last.
@@ -96,29 +96,45 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
       meta.shards == shape.shards && meta.shard_bytes == shape.shard_bytes &&
       cut.slot_bytes() >= shape.slot_bytes() && meta.witness_bytes == expected.witness.size() &&
       sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <= cut.meta_bytes();
-  if (!usable) return LoadResult::stale;
+  if (!usable) return std::nullopt;
   KVW_SEQUENCE_POINT("load: metadata read");
-  const uint64_t digest = digests_of(shared)[shard];
   const std::byte* witness =
       reinterpret_cast<const std::byte*>(digests_of(shared) + 2ull * shape.shards);
   const bool same = meta.namespace_id == expected.namespace_id && meta.key == expected.key &&
                     meta.parent == expected.parent && meta.position == expected.position &&
                     meta.witness_kind == static_cast<uint32_t>(expected.witness_kind) &&
                     std::memcmp(witness, expected.witness.data(), expected.witness.size()) == 0;
-  uint64_t computed = digest;
-  if (same) {
-    const std::byte* from = payload(entry.slot, cut) + shard * shape.shard_stride();
+  return Header{before, digests_of(shared)[shard], same,
+                payload(entry.slot, cut) + shard * shape.shard_stride()};
+}
+
+bool View::unchanged(SlotId slot, const SlotWord& before) const {
+  acquire_fence();
+  const SlotWord after = slots_.load(slot);
+  return after.generation == before.generation && after.readable();
+}
+
+LoadResult View::load(const EntryView& entry, const Expected& expected, const NamespaceShape& shape,
+                      uint32_t shard, std::span<const Piece> to, bool verify) const {
+  const auto header = read_header(entry, expected, shape, shard);
+  if (!header) return LoadResult::stale;
+  uint64_t computed = header->digest;
+  if (header->same) {
     if (verify)
-      computed = scatter_digest(to, from, expected.key, shard);
+      computed = scatter_digest(to, header->payload, expected.key, shard);
     else
-      scatter(to, from);
+      scatter(to, header->payload);
   }
   KVW_SEQUENCE_POINT("load: copied");
-  acquire_fence();
-  const SlotWord after = slots_.load(entry.slot);
-  if (after.generation != before.generation || !after.readable()) return LoadResult::stale;
-  if (!same) return LoadResult::stale;
-  return computed == digest ? LoadResult::ok : LoadResult::mismatch;
+  if (!unchanged(entry.slot, header->before) || !header->same) return LoadResult::stale;
+  return computed == header->digest ? LoadResult::ok : LoadResult::mismatch;
+}
+
+std::optional<View::Found> View::find_pinned(const EntryView& entry, const Expected& expected,
+                                             const NamespaceShape& shape, uint32_t shard) const {
+  const auto header = read_header(entry, expected, shape, shard);
+  if (!header || !unchanged(entry.slot, header->before) || !header->same) return std::nullopt;
+  return Found{header->payload, header->digest};
 }
 
 void View::prefault(SlotId slot, const SlabCut& cut, bool for_write) const {

@@ -74,10 +74,35 @@ class View {
   LoadResult load(const EntryView& entry, const Expected& expected, const NamespaceShape& shape,
                   uint32_t shard, std::span<const Piece> to, bool verify) const;
 
+  // One shard of a page in its slot, for who copies it by other means. Good for as long as the page
+  // is pinned: pin it first. Nothing: the slot was reused or its header names another page.
+  struct Found {
+    std::byte* payload;
+    uint64_t digest;
+  };
+  std::optional<Found> find_pinned(const EntryView& entry, const Expected& expected,
+                                   const NamespaceShape& shape, uint32_t shard) const;
+
+  std::byte* arena() const { return arena_mapping_.data(); }
+  size_t arena_bytes() const { return arena_mapping_.bytes(); }
+  bool writable() const { return writable_; }
+
   // Maps the pages of a range now instead of one fault each.
   void prefault(SlotId slot, const SlabCut& cut, bool for_write) const;
 
  private:
+  // What a slot's header says, which may be garbage until the word is seen unchanged.
+  struct Header {
+    SlotWord before;
+    uint64_t digest;
+    bool same;  // the page that is expected
+    std::byte* payload;
+  };
+  std::optional<Header> read_header(const EntryView& entry, const Expected& expected,
+                                    const NamespaceShape& shape, uint32_t shard) const;
+  // After everything was read: whether the slot was this page's all the while.
+  bool unchanged(SlotId slot, const SlotWord& before) const;
+
   Mapping control_mapping_, slots_mapping_, index_mapping_, arena_mapping_;
   const ControlPage* control_ = nullptr;
   Slots slots_;

@@ -14,7 +14,7 @@ foreach(source ${KVW_TESTS})
 endforeach()
 
 # Copies of the files that have sequence points, with them; they come before the core's own.
-set(KVW_HOOKED client/load.cc client/store.cc client/view.cc slots/pool.cc warehouse/evict.cc
+set(KVW_HOOKED client/device_load.cc client/load.cc client/page_writer.cc client/store.cc client/view.cc slots/pool.cc warehouse/evict.cc
                warehouse/reserve.cc)
 list(TRANSFORM KVW_HOOKED PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
 add_library(kvw_hooked OBJECT EXCLUDE_FROM_ALL ${KVW_HOOKED})
@@ -37,3 +37,21 @@ foreach(source ${KVW_FUZZ})
 endforeach()
 target_compile_definitions(
   fault_input_test PRIVATE KVW_FUZZ_CORPUS="${CMAKE_CURRENT_SOURCE_DIR}/../tests/fuzz/corpus")
+
+# The contract model of CUDA's driver, as the library that tests load in the driver's place. With
+# -Bsymbolic: a process that has the real one too must not mix them.
+file(GLOB KVW_CUDA_MODEL CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda_model/*.cc)
+add_library(kvw_cuda_model MODULE EXCLUDE_FROM_ALL ${KVW_CUDA_MODEL})
+target_include_directories(kvw_cuda_model PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(kvw_cuda_model PRIVATE kvw_flags Threads::Threads)
+target_link_options(kvw_cuda_model PRIVATE -Wl,-Bsymbolic)
+set_target_properties(
+  kvw_cuda_model PROPERTIES PREFIX "" OUTPUT_NAME "libcuda.so" SUFFIX ".1" LIBRARY_OUTPUT_DIRECTORY
+                            ${CMAKE_BINARY_DIR}/cuda_model)
+add_dependencies(native_tests kvw_cuda_model)
+file(GLOB KVW_GPU_TESTS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu_*.cc)
+foreach(source ${KVW_GPU_TESTS})
+  get_filename_component(name ${source} NAME_WE)
+  add_dependencies(${name} kvw_cuda_model)
+  target_compile_definitions(${name} PRIVATE KVW_CUDA_MODEL="$<TARGET_FILE:kvw_cuda_model>")
+endforeach()

@@ -1,0 +1,113 @@
+"""The contract model of CUDA's driver (native/tests/cuda_model) for Python's tests: built, put in
+the driver's place, and memory of its device as an engine has it. Not a GPU: what it shows is that
+the driver's contract is kept.
+
+    folder = build(tmp_path); monkeypatch.setenv(...) for each of environment(folder)
+    device = ModelDevice(folder)
+
+Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NATIVE: Final = Path(__file__).parents[2] / "native"
+_NAME: Final = "libcuda.so.1"
+
+
+def build(folder: Path) -> Path:
+    """Compiles the model into `folder`, some ten seconds. Raises FileNotFoundError without a
+    compiler or the native sources."""
+    sources = sorted((_NATIVE / "tests" / "cuda_model").glob("*.cc"))
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None or not sources:
+        raise FileNotFoundError("no C++ compiler (c++ or g++), or no native sources")
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic"]
+    subprocess.run(
+        [compiler, *flags, f"-I{_NATIVE}", "-o", folder / _NAME, *sources, "-lpthread"], check=True
+    )
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For processes whose clients are to use the model; NVRTC is modelled with it."""
+    return {"KVW_CUDA_DRIVER": str(folder / _NAME), "KVW_NVRTC": str(folder / _NAME)}
+
+
+class ModelArray:
+    """uint8 (n, width) in the device's memory. Freed with the device."""
+
+    def __init__(self, address: int, shape: tuple[int, int]) -> None:
+        self.address, self.shape = address, shape
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": shape,
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class ModelDevice:
+    """Device 0, and an engine's stream on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._cuda = ctypes.CDLL(str(folder / _NAME))
+        self._cuda.kvw_model_count.restype = ctypes.c_uint64
+        self._check(self._cuda.cuInit(0))
+        self._context = ctypes.c_void_p()
+        self._check(self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), 0))
+        self._check(self._cuda.cuCtxPushCurrent_v2(self._context))
+        self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._cuda.cuStreamCreate(ctypes.byref(self._stream), 1))
+        self._check(self._cuda.cuEventCreate(ctypes.byref(self._event), 2))
+
+    def set(self, name: str, value: int) -> None:
+        self._cuda.kvw_model_set(name.encode(), ctypes.c_uint64(value))
+
+    def count(self, name: str) -> int:
+        return int(self._cuda.kvw_model_count(name.encode()))
+
+    def array(self, data: NDArray[np.uint8]) -> ModelArray:
+        """Device memory with these bytes, at once."""
+        address = ctypes.c_uint64()
+        self._check(self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(data.nbytes)))
+        made = ModelArray(address.value, (data.shape[0], data.shape[1]))
+        self._cuda.kvw_model_poke(address, data.ctypes.data_as(ctypes.c_void_p), made_bytes(made))
+        return made
+
+    def read(self, array: ModelArray) -> NDArray[np.uint8]:
+        data = np.empty(array.shape, np.uint8)
+        address = ctypes.c_uint64(array.address)
+        self._cuda.kvw_model_peek(address, data.ctypes.data_as(ctypes.c_void_p), made_bytes(array))
+        return data
+
+    def address(self, array: ModelArray) -> int:
+        return array.address
+
+    def queue_fill(self, array: ModelArray, data: NDArray[np.uint8]) -> int:
+        """Queues the writing of `data` on the engine's stream; the event that says it is done."""
+        size = made_bytes(array)
+        host = ctypes.c_void_p()
+        self._check(self._cuda.cuMemHostAlloc(ctypes.byref(host), size, 0))
+        ctypes.memmove(host, data.ctypes.data, size.value)
+        address = ctypes.c_uint64(array.address)
+        self._check(self._cuda.cuMemcpyHtoDAsync_v2(address, host, size, self._stream))
+        self._check(self._cuda.cuEventRecord(self._event, self._stream))
+        return int(self._event.value or 0)
+
+    @staticmethod
+    def _check(result: int) -> None:
+        assert result == 0, f"the model answers {result}"
+
+
+def made_bytes(array: ModelArray) -> ctypes.c_size_t:
+    return ctypes.c_size_t(array.shape[0] * array.shape[1])

@@ -1,0 +1,143 @@
+#include "client/device_load.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/sequence_point.h"
+
+namespace kvw {
+
+DeviceLoad::DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
+                       const Regions& regions, uint32_t shard, uint64_t deadline_ns)
+    : client_(client),
+      call_(call),
+      prompt_(prompt),
+      first_(first),
+      regions_(regions),
+      shard_(shard),
+      deadline_ns_(deadline_ns),
+      end_(std::min(prompt.pages(), first + regions.count())),
+      next_(first),
+      good_(first),
+      loader_(client, call, prompt, deadline_ns),
+      gpu_(client.gpus_.use(regions.device()->ordinal, call.view)),
+      mover_(gpu_.device->borrow(deadline_ns)) {}
+
+DeviceLoad::~DeviceLoad() {
+  bool all = true;
+  for (Flight& flight : flights_) {
+    const bool done = flight.batch->settle();
+    if (done) drop(flight.held);
+    all = all && done;
+  }
+  if (!all) Gpus::keep(gpu_, call_.session);
+}
+
+LoadReport DeviceLoad::run() {
+  // Nothing is written before the engine is done with these pages; waited for here and not on the
+  // stream, so that the wait has an end.
+  if (mover_ == nullptr || !gpu_.device->wait(regions_.device()->ready, deadline_ns_))
+    why_ = Reason::timeout;
+  for (;;) {
+    const bool may = flights_.size() < gpu::Mover::kBatches && next_ < end_ && why_ == Reason::none;
+    if (may && launch()) continue;
+    if (!flights_.empty()) {
+      land();
+    } else if (next_ == end_ || why_ != Reason::none) {
+      break;
+    }
+  }
+  LoadReport report;
+  report.pages = good_ - first_;
+  if (good_ < end_) report.reasons[reason_name(why_)] = end_ - good_;
+  return report;
+}
+
+// False: no page could be had now.
+bool DeviceLoad::launch() {
+  gpu::Batch& batch = mover_->batch(launched_);
+  batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, *gpu_.arena);
+  const size_t end = std::min(end_, next_ + batch.room());
+  Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, UINT64_MAX, why_), {}};
+  const size_t held = flight.held.size();
+  const bool whole = fill(flight);
+  if (!whole || (next_ + held < end && why_ == Reason::none)) {
+    // A slot was reused between the index and the pin.
+    call_.session->count(Counter::load_stale);
+    why_ = ++stale_ >= kStaleTries ? Reason::stale : Reason::none;
+  } else if (flight.held.size() < held) {
+    why_ = Reason::none;  // they did not fit; the rest follows
+  }
+  if (flight.held.empty()) return false;
+  next_ += flight.held.size();
+  ++launched_;
+  flights_.push_back(std::move(flight));
+  batch.start();
+  KVW_SEQUENCE_POINT("device load: under way");
+  return true;
+}
+
+// Adds the pages that are held, and lets go of those that do not fit. False: one is another page.
+bool DeviceLoad::fill(Flight& flight) {
+  std::vector<Piece> pieces;
+  bool same = true;
+  size_t added = 0;
+  for (; added < flight.held.size(); ++added) {
+    const size_t page = flight.first + added;
+    const EntryView& entry = flight.held[added].entry;
+    const auto found = call_.view->find_pinned(
+        entry, expected_page(call_.row.shape.id, prompt_, page), call_.row.shape, shard_);
+    same = found.has_value();
+    if (!same) break;
+    regions_.pieces(page - first_, pieces);
+    if (!flight.batch->add(pieces, found->payload)) break;
+    flight.digests.push_back(found->digest);
+  }
+  std::vector<Client::Held> rest(flight.held.begin() + static_cast<ptrdiff_t>(added),
+                                 flight.held.end());
+  flight.held.resize(added);
+  drop(rest);
+  return same;
+}
+
+void DeviceLoad::land() {
+  Flight& flight = flights_.front();
+  flight.batch->finish();
+  const gpu::Batch& batch = *flight.batch;
+  for (size_t i = 0; i < flight.held.size(); ++i) {
+    const EntryView entry = flight.held[i].entry;
+    if (batch.digest(i, prompt_.key(good_), shard_) != flight.digests[i]) {
+      drain();
+      client_.report_mismatch(entry, *call_.view, shard_);
+      return failed(Reason::mismatch);
+    }
+    call_.session->touch(entry);
+    ++good_;
+    stale_ = 0;
+  }
+  drop(flight.held);
+  flights_.pop_front();
+}
+
+// Another copy may exist on NVMe: the index says so after the report.
+void DeviceLoad::failed(Reason reason) {
+  call_.session->count(Counter::load_mismatch);
+  next_ = good_;
+  why_ = ++stale_ >= kStaleTries ? reason : Reason::none;
+}
+
+// Ends all flights, whatever came of them.
+void DeviceLoad::drain() {
+  while (!flights_.empty()) {
+    flights_.front().batch->finish();
+    drop(flights_.front().held);
+    flights_.pop_front();
+  }
+}
+
+void DeviceLoad::drop(std::vector<Client::Held>& held) {
+  for (const Client::Held& each : held) call_.session->drop_pin(each.place);
+  held.clear();
+}
+
+}  // namespace kvw

@@ -1,0 +1,61 @@
+// A load into the memory of a GPU: pages are pinned, copied by the device and digested there, and
+// count when the device's digest is the one that was sealed. Two batches are on their way at a
+// time.
+//
+// A pin is dropped when the device has finished with its page; where nobody can tell, it is held
+// for as long as the process lives. Belongs to one call.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "client/client.h"
+#include "client/loader.h"
+#include "gpu/mover.h"
+
+namespace kvw {
+
+class DeviceLoad {
+ public:
+  DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
+             const Regions& regions, uint32_t shard, uint64_t deadline_ns);
+  ~DeviceLoad();
+  DeviceLoad(const DeviceLoad&) = delete;
+  DeviceLoad& operator=(const DeviceLoad&) = delete;
+
+  // Throws Error storage "gpu_error" and "gpu_stalled", capacity "gpu_memory", pin "pin_budget".
+  LoadReport run();
+
+ private:
+  struct Flight {
+    gpu::Batch* batch;
+    size_t first;  // page
+    std::vector<Client::Held> held;
+    std::vector<uint64_t> digests;  // as sealed
+  };
+
+  bool launch();
+  bool fill(Flight& flight);
+  void land();
+  void drain();
+  void failed(Reason reason);
+  void drop(std::vector<Client::Held>& held);
+
+  Client& client_;
+  const Client::Open& call_;
+  Prompt& prompt_;
+  size_t first_;
+  const Regions& regions_;
+  uint32_t shard_;
+  uint64_t deadline_ns_;
+  size_t end_, next_, good_;  // pages: to load, to launch, verified
+  Loader loader_;
+  Gpus::Use gpu_;
+  gpu::Device::Borrowed mover_;
+  size_t launched_ = 0;  // batches
+  std::deque<Flight> flights_;
+  Reason why_ = Reason::none;  // why `next_` will not come
+  int stale_ = 0;
+};
+
+}  // namespace kvw

@@ -1,0 +1,122 @@
+#include "client/loader.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kWaitSliceNs = 20 * kMillisecondNs;
+
+uint64_t now_ns() { return system_clock().boot_ns(); }
+
+}  // namespace
+
+Loader::Loader(Client& client, const Client::Open& call, Prompt& prompt, uint64_t deadline_ns)
+    : client_(client),
+      call_(call),
+      prompt_(prompt),
+      deadline_ns_(deadline_ns),
+      epoch_(call.view->clear_epoch(call.row.ordinal)) {
+  // What the daemon reads at a time, so that one who loads alone is never told to ask again. And
+  // never more than the tier can hold beside what others use: pages read too early are evicted
+  // again before they are reached.
+  const uint64_t limit =
+      std::min(call.view->control().reserve_limit_bytes.value.load(), kPromoteBytes);
+  window_ = std::clamp<uint64_t>(limit / call.row.shape.slot_bytes(), 1, kPromotePages);
+}
+
+std::optional<EntryView> Loader::in_dram(size_t page, size_t end, Reason& why) {
+  for (;;) {
+    const uint64_t tick = promoted_word().load(std::memory_order_acquire);
+    const auto entry = call_.view->index().find(prompt_.key(page));
+    if (!entry || entry->space != call_.row.ordinal || entry->clear_epoch < epoch_) {
+      why = Reason::missing;
+      return std::nullopt;
+    }
+    if (entry->in_dram()) {
+      if (asked_until_ != 0 && asked_until_ < end && asked_until_ <= page + low_water_)
+        ask_ahead(page, end, why);
+      return entry;
+    }
+    if (now_ns() >= deadline_ns_) {
+      why = Reason::timeout;
+      return std::nullopt;
+    }
+    if (page >= asked_until_ || ask_again_) {
+      if (!ask_ahead(page, end, why)) return std::nullopt;
+      if (asked_until_ > page) continue;
+    }
+    wait(tick);
+  }
+}
+
+std::atomic<uint64_t>& Loader::promoted_word() const {
+  return const_cast<std::atomic<uint64_t>&>(call_.view->control().promoted.value);
+}
+
+// Asks for the pages of the window from `page` on that are only on NVMe and were not asked for
+// yet. The daemon takes the first of them that it has room for, down to none: what it did not
+// take is asked for when half of what it did is used up. False: `page` will not come.
+bool Loader::ask_ahead(size_t page, size_t end, Reason& why) {
+  const size_t until = std::min<size_t>(end, page + window_);
+  std::vector<Key> keys;
+  std::vector<size_t> pages;
+  for (size_t ahead = ask_again_ ? page : std::max(page, asked_until_); ahead < until; ++ahead) {
+    const auto entry = call_.view->index().find(prompt_.key(ahead));
+    if (!entry) break;
+    if (entry->in_dram()) continue;
+    keys.push_back(prompt_.key(ahead));
+    pages.push_back(ahead);
+  }
+  ask_again_ = false;
+  std::vector<PromoteAnswer> answers;
+  if (!keys.empty() && !promote(keys, answers)) {
+    why = Reason::unreachable;
+    return false;
+  }
+  const auto later = std::ranges::find(answers, PromoteAnswer::later);
+  asked_until_ = later == answers.end() ? std::max(until, asked_until_)
+                                        : pages[static_cast<size_t>(later - answers.begin())];
+  low_water_ = (asked_until_ - page) / 2;
+  // Only the page that is waited for decides; the others are asked for again when reached.
+  if (pages.empty() || pages.front() != page) return true;
+  if (answers.front() == PromoteAnswer::failed) why = Reason::io_error;
+  if (answers.front() == PromoteAnswer::missing) why = Reason::missing;
+  return answers.front() != PromoteAnswer::failed && answers.front() != PromoteAnswer::missing;
+}
+
+// One round trip. False: the daemon does not answer, or not sensibly.
+bool Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+  Writer message(MessageType::promote, client_.next_request());
+  message.put_bytes(keys.data(), keys.size_bytes());
+  message.set_counts(static_cast<uint32_t>(keys.size()));
+  try {
+    auto reply = client_.ask(message, MessageType::promoting, deadline_ns_);
+    Reader body = reply.body();
+    const auto* array = body.take_array<PromoteAnswer>(reply.head().first);
+    if (!body.ok() || reply.head().first != keys.size()) return false;
+    answers.assign(array, array + keys.size());
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Sleeps until a promotion ends somewhere, at most a slice: a daemon that died wakes nobody.
+void Loader::wait(uint64_t tick) {
+  const uint64_t now = now_ns();
+  const uint64_t slice = std::min(kWaitSliceNs, deadline_ns_ > now ? deadline_ns_ - now : 0);
+  timespec timeout{static_cast<time_t>(slice / kSecondNs), static_cast<long>(slice % kSecondNs)};
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&promoted_word()), FUTEX_WAIT,
+            static_cast<uint32_t>(tick), &timeout, nullptr, 0);
+  if (promoted_word().load(std::memory_order_acquire) == tick) ask_again_ = true;
+}
+
+}  // namespace kvw

@@ -1,0 +1,38 @@
+// How the pages of a store get into their slots: copied by this processor, or by a GPU out of its
+// own memory. Belongs to one call.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "client/client.h"
+
+namespace kvw {
+
+class PageWriter {
+ public:
+  virtual ~PageWriter() = default;
+  // Begins to copy page `number` of the regions to `to`; `seal` lacks the digest alone. May throw.
+  virtual void put(size_t number, std::byte* to, const Key& key, const Seal& seal) = 0;
+  // Ends the copies of all that was put. Seals of what is whole are in seals() then. May throw.
+  virtual void finish() = 0;
+  // What is copied and not sealed yet, in the order it was put.
+  std::vector<Seal>& seals() { return seals_; }
+  // False: something may still write to slots that were put. Never throws.
+  virtual bool settle() { return true; }
+
+ protected:
+  std::vector<Seal> seals_;
+};
+
+// Nothing: the device has no mover for this call, or the engine's event did not come, until the
+// deadline.
+struct StoreEnds {
+  Gpus& gpus;
+  const std::shared_ptr<const View>& view;
+  const std::shared_ptr<ClientSession>& session;
+};
+std::unique_ptr<PageWriter> page_writer(const StoreEnds& ends, const Regions& regions,
+                                        uint64_t deadline_ns);
+
+}  // namespace kvw

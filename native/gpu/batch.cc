@@ -1,0 +1,180 @@
+#include "gpu/batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "digest/digest.h"
+
+namespace kvw::gpu {
+
+namespace {
+
+// Far beyond what 16 MiB take on any bus: the device hangs.
+constexpr uint64_t kStallNs = 30 * kSecondNs;
+constexpr unsigned kThreads = 256;
+
+}  // namespace
+
+Batch::Batch(const Device& device, CUstream stream)
+    : device_(device),
+      stream_(stream),
+      staging_(device),
+      tables_(device),
+      bounce_(device),
+      host_tables_(device),
+      host_leaves_(device) {
+  device_.cuda().check(device_.cuda().cuEventCreate(&done_, kEventDisableTiming), "cuEventCreate");
+}
+
+Batch::~Batch() {
+  if (!device_.forked()) device_.cuda().cuEventDestroy(done_);
+}
+
+uint64_t Batch::stride() const { return round_up(page_bytes_, kBlockBytes); }
+
+void Batch::begin(Way way, uint64_t page_bytes, const Registration& arena) {
+  way_ = way;
+  page_bytes_ = page_bytes;
+  arena_ = &arena;
+  places_.clear();
+  work_.clear();
+  pieces_.clear();
+}
+
+size_t Batch::room() const {
+  const size_t fit = std::min<size_t>(kPages, std::max<size_t>(1, kBytes / stride()));
+  return fit - work_.size();
+}
+
+bool Batch::add(std::span<const Piece> pieces, std::byte* host) {
+  const bool first = work_.empty();
+  if (room() == 0 || (!first && pieces_.size() + pieces.size() > kPieces)) return false;
+  Page page{host, true, arena_->covers(host, page_bytes_)};
+  PageWork work{0, pieces_.size(), 0};
+  uint64_t offset = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    pieces_.push_back({reinterpret_cast<uint64_t>(piece.data), offset});
+    offset += piece.bytes;
+    // A page of one piece takes one copy either way.
+    page.direct = page.direct && piece.bytes >= std::min<size_t>(kDirectBytes, page_bytes_);
+    ++work.pieces;
+  }
+  places_.push_back(page);
+  work_.push_back(work);
+  return true;
+}
+
+// Memory for what is to come, and addresses in it.
+void Batch::prepare() {
+  const auto any = [this](auto is) { return std::ranges::any_of(places_, is); };
+  const size_t pages = work_.size();
+  if (any([](const Page& page) { return !page.direct; })) staging_.need(pages * stride());
+  if (any([](const Page& page) { return !page.pinned; })) bounce_.need(pages * stride());
+  for (size_t page = 0; page < pages; ++page)
+    if (!places_[page].direct) work_[page].staged = staging_.address() + page * stride();
+  pieces_at_ = pages * sizeof(PageWork);
+  leaves_at_ = pieces_at_ + pieces_.size() * sizeof(PagePiece);
+  tables_.need(leaves_at_ + pages * leaves_each() * sizeof(uint64_t));
+  host_tables_.need(leaves_at_);
+  host_leaves_.need(pages * leaves_each() * sizeof(uint64_t));
+}
+
+void Batch::upload() {
+  auto* host = host_tables_.as<std::byte>();
+  std::memcpy(host, work_.data(), pieces_at_);
+  std::memcpy(host + pieces_at_, pieces_.data(), leaves_at_ - pieces_at_);
+  device_.cuda().check(
+      device_.cuda().cuMemcpyHtoDAsync(tables_.address(), host, leaves_at_, stream_),
+      "cuMemcpyHtoDAsync");
+}
+
+void Batch::launch() {
+  const Driver& cuda = device_.cuda();
+  uint64_t pages = tables_.address(), pieces = pages + pieces_at_, leaves = pages + leaves_at_;
+  uint64_t bytes = page_bytes_, count = work_.size();
+  void* arguments[] = {&pages, &pieces, &leaves, &bytes, &count};
+  const auto blocks = static_cast<unsigned>((count * leaves_each() * 8 + kThreads - 1) / kThreads);
+  const CUfunction kernel = way_ == Way::to_device ? device_.scatter() : device_.gather();
+  cuda.check(
+      cuda.cuLaunchKernel(kernel, blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments, nullptr),
+      "cuLaunchKernel");
+  cuda.check(cuda.cuMemcpyDtoHAsync(host_leaves_.as<void>(), leaves,
+                                    count * leaves_each() * sizeof(uint64_t), stream_),
+             "cuMemcpyDtoHAsync");
+}
+
+void Batch::copy(std::byte* host, uint64_t device, size_t bytes) {
+  const Driver& cuda = device_.cuda();
+  if (way_ == Way::to_device)
+    cuda.check(cuda.cuMemcpyHtoDAsync(device, host, bytes, stream_), "cuMemcpyHtoDAsync");
+  else
+    cuda.check(cuda.cuMemcpyDtoHAsync(host, device, bytes, stream_), "cuMemcpyDtoHAsync");
+}
+
+void Batch::copy_page(size_t page) {
+  std::byte* host = places_[page].pinned ? places_[page].host : bounce(page);
+  if (way_ == Way::to_device && !places_[page].pinned)
+    copy_streaming(host, places_[page].host, page_bytes_);
+  if (!places_[page].direct) return copy(host, work_[page].staged, page_bytes_);
+  const PageWork& work = work_[page];
+  for (size_t i = work.first_piece; i < work.first_piece + work.pieces; ++i) {
+    const bool last = i + 1 == work.first_piece + work.pieces;
+    const uint64_t end = last ? page_bytes_ : pieces_[i + 1].offset;
+    copy(host + pieces_[i].offset, pieces_[i].address, end - pieces_[i].offset);
+  }
+}
+
+void Batch::start() {
+  const Device::Current current(device_);
+  prepare();
+  under_way_ = true;
+  unknown_ = true;
+  try {
+    upload();
+    if (way_ == Way::to_host) launch();
+    for (size_t page = 0; page < work_.size(); ++page) copy_page(page);
+    if (way_ == Way::to_device) launch();
+  } catch (...) {
+    // What was queued can still be waited for.
+    unknown_ = device_.cuda().cuEventRecord(done_, stream_) != kCudaSuccess;
+    throw;
+  }
+  device_.cuda().check(device_.cuda().cuEventRecord(done_, stream_), "cuEventRecord");
+  unknown_ = false;
+}
+
+void Batch::finish() {
+  unknown_ = unknown_ || !device_.wait(done_, system_clock().boot_ns() + kStallNs);
+  if (unknown_)
+    throw Error(ErrorKind::storage, "gpu_stalled",
+                "device " + std::to_string(device_.ordinal()) + " has not finished " +
+                    std::to_string(work_.size()) + " pages in " +
+                    std::to_string(kStallNs / kSecondNs) +
+                    " s; it may still write to them: start this process again, and see nvidia-smi "
+                    "and the kernel's log (Xid)");
+  under_way_ = false;
+  if (way_ == Way::to_device) return;
+  for (size_t page = 0; page < work_.size(); ++page)
+    if (!places_[page].pinned) copy_streaming(places_[page].host, bounce(page), page_bytes_);
+}
+
+bool Batch::settle() {
+  if (!under_way_) return true;
+  if (unknown_) return false;
+  try {
+    finish();
+  } catch (const Error&) {
+    unknown_ = true;
+  }
+  return !unknown_;
+}
+
+uint64_t Batch::digest(size_t page, const Key& key, uint32_t shard) const {
+  const std::span leaves(host_leaves_.as<const uint64_t>() + page * leaves_each(), leaves_each());
+  return digest_root(leaves, digest_seed(key, shard, page_bytes_));
+}
+
+}  // namespace kvw::gpu

@@ -1,0 +1,98 @@
+// A batch of pages on their way between the arena and the memory of a device, digested there.
+//
+// A page with large pieces is copied piece by piece, straight to or from where it lies, and its
+// pieces are digested in place. Others go through device memory of the batch's own, in one copy a
+// page, and a kernel gathers or scatters them. Host memory that is not registered is copied through
+// a pinned buffer of the batch's.
+//
+// Not thread-safe. begin, add while it fits, start, then finish or settle; again.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/types.h"
+#include "copy/copy.h"
+#include "gpu/device.h"
+#include "gpu/registration.h"
+
+namespace kvw::gpu {
+
+// What kernels read: kvwarehouse/client/gpu/page_kernels.cu has the same.
+struct PagePiece {
+  uint64_t address, offset;
+};
+struct PageWork {
+  uint64_t staged, first_piece, pieces;
+};
+
+enum class Way { to_device, to_host };
+
+class Batch {
+ public:
+  static constexpr size_t kBytes = 16u << 20;  // of pages at most, unless it is one page
+  static constexpr size_t kPages = 1024;
+  static constexpr size_t kPieces = 64 << 10;  // at most, unless it is one page
+  // From here on a copy of its own costs less than the device's memory twice over. An estimate: a
+  // copy costs some microseconds to begin, in which a bus of 50 GB/s moves 100 KiB.
+  static constexpr size_t kDirectBytes = 128 << 10;
+
+  Batch(const Device& device, CUstream stream);
+  ~Batch();
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  // `arena`: the registration of the host memory that pages are added from; it must outlive the
+  // batch's work. page_bytes of every page.
+  void begin(Way way, uint64_t page_bytes, const Registration& arena);
+  // How many pages fit at most, whatever their pieces.
+  size_t room() const;
+  // The page's pieces in device memory, and its bytes in the arena. False, and nothing added: it
+  // does not fit, start the batch first.
+  bool add(std::span<const Piece> pieces, std::byte* host);
+  size_t pages() const { return work_.size(); }
+
+  // Queues it all. Throws Error as Driver::check: part of it may be under way then.
+  void start();
+  // Waits until it is done, and the bytes are where they belong. Throws Error storage "gpu_stalled"
+  // after half a minute, and as Driver::check.
+  void finish();
+  // Like finish, of a batch that nobody wants any more. False: the device may still be at it.
+  bool settle();
+  bool idle() const { return !under_way_; }
+  // Of a page, after finish.
+  uint64_t digest(size_t page, const Key& key, uint32_t shard) const;
+
+ private:
+  struct Page {
+    std::byte* host;
+    bool direct, pinned;
+  };
+
+  size_t leaves_each() const { return (page_bytes_ + kBlockBytes - 1) / kBlockBytes; }
+  uint64_t stride() const;
+  void prepare();
+  void upload();
+  void launch();
+  void copy_page(size_t page);
+  void copy(std::byte* host, uint64_t device, size_t bytes);
+  std::byte* bounce(size_t page) const { return bounce_.as<std::byte>() + page * stride(); }
+
+  const Device& device_;
+  CUstream stream_;
+  CUevent done_ = nullptr;
+  Way way_ = Way::to_device;
+  uint64_t page_bytes_ = 0;
+  const Registration* arena_ = nullptr;
+  std::vector<Page> places_;
+  std::vector<PageWork> work_;
+  std::vector<PagePiece> pieces_;
+  bool under_way_ = false;
+  bool unknown_ = false;  // under way, and no event tells until when
+  Memory<true> staging_, tables_;
+  Memory<false> bounce_, host_tables_, host_leaves_;
+  uint64_t leaves_at_ = 0, pieces_at_ = 0;  // places in tables_
+};
+
+}  // namespace kvw::gpu

@@ -1,0 +1,176 @@
+#include "gpu/device.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "gpu/mover.h"
+
+namespace kvw::gpu {
+
+namespace {
+
+constexpr uint64_t kFirstLookNs = 10'000;  // the time of a copy of some 500 KiB
+constexpr uint64_t kLongestLookNs = 500'000;
+
+uint64_t now_ns() { return system_clock().boot_ns(); }
+
+void pause(uint64_t ns) {
+  const timespec pause{0, static_cast<long>(ns)};
+  ::nanosleep(&pause, nullptr);
+}
+
+}  // namespace
+
+int device_of(uint64_t address) {
+  const Driver& cuda = driver();
+  unsigned type = 0;
+  int ordinal = -1;
+  const bool known =
+      cuda.cuPointerGetAttribute(&type, kPointerMemoryType, address) == kCudaSuccess &&
+      type == kMemoryTypeDevice &&
+      cuda.cuPointerGetAttribute(&ordinal, kPointerDeviceOrdinal, address) == kCudaSuccess;
+  if (!known)
+    throw Error(ErrorKind::usage, "bad_device_memory",
+                "address " + std::to_string(address) +
+                    " is not in the memory of a GPU; give data_ptr() of a tensor on the device, or "
+                    "pass pages in host memory as they are");
+  return ordinal;
+}
+
+Device::Device(int ordinal, const std::string& image)
+    : cuda_(driver()), ordinal_(ordinal), forks_(fork_count()) {
+  cuda_.check(cuda_.cuDeviceGet(&device_, ordinal), "cuDeviceGet");
+  int supported = 0;
+  registers_read_only_ =
+      cuda_.cuDeviceGetAttribute(&supported, kAttributeReadOnlyRegister, device_) == kCudaSuccess &&
+      supported != 0;
+  cuda_.check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  try {
+    load_kernels(image);
+  } catch (...) {
+    cuda_.cuDevicePrimaryCtxRelease(device_);
+    throw;
+  }
+}
+
+void Device::load_kernels(const std::string& image) {
+  const Current current(*this);
+  cuda_.check(cuda_.cuModuleLoadData(&module_, image.c_str()), "cuModuleLoadData");
+  const CUresult result = [&] {
+    const CUresult first = cuda_.cuModuleGetFunction(&gather_, module_, "kvw_gather");
+    return first != kCudaSuccess ? first
+                                 : cuda_.cuModuleGetFunction(&scatter_, module_, "kvw_scatter");
+  }();
+  if (result == kCudaSuccess) return;
+  cuda_.cuModuleUnload(module_);
+  cuda_.check(result, "cuModuleGetFunction");
+}
+
+Device::~Device() {
+  if (forked()) {
+    for (std::unique_ptr<Mover>& mover : idle_) (void)mover.release();
+    return;
+  }
+  idle_.clear();
+  {
+    const Current current(*this, std::nothrow);
+    cuda_.cuModuleUnload(module_);
+  }
+  cuda_.cuDevicePrimaryCtxRelease(device_);
+}
+
+bool Device::forked() const { return forks_ != fork_count(); }
+
+Device::Borrowed Device::borrow(uint64_t deadline_ns) {
+  const auto returning = [this](Mover* mover) { give_back(mover); };
+  std::unique_lock lock(mutex_);
+  while (idle_.empty() && made_ == kMovers) {
+    const uint64_t now = now_ns();
+    if (now >= deadline_ns) return {nullptr, returning};
+    back_.wait_for(lock, std::chrono::nanoseconds(deadline_ns - now));
+  }
+  if (idle_.empty()) {
+    auto made = std::make_unique<Mover>(*this);
+    ++made_;
+    return {made.release(), returning};
+  }
+  Mover* mover = idle_.back().release();
+  idle_.pop_back();
+  return {mover, returning};
+}
+
+void Device::give_back(Mover* mover) {
+  std::unique_ptr<Mover> owned(mover);
+  if (!owned->idle()) {
+    // The device may still write to its memory: it is nobody's any more. Its place is not lent
+    // again either, so that a device that hangs costs at most kMovers of them.
+    (void)owned.release();
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(owned));
+  }
+  back_.notify_one();
+}
+
+bool Device::wait(CUevent event, uint64_t deadline_ns) const {
+  if (event == nullptr) return true;
+  const Current current(*this);
+  for (uint64_t look_ns = kFirstLookNs;; look_ns = std::min(2 * look_ns, kLongestLookNs)) {
+    const CUresult result = cuda_.cuEventQuery(event);
+    if (result == kCudaSuccess) return true;
+    if (result != kCudaNotReady) cuda_.check(result, "cuEventQuery");
+    if (now_ns() >= deadline_ns) return false;
+    pause(look_ns);
+  }
+}
+
+Device::Current::Current(const Device& device) : device_(device) {
+  device_.cuda_.check(device_.cuda_.cuCtxPushCurrent(device_.context_), "cuCtxPushCurrent");
+}
+
+Device::Current::Current(const Device& device, std::nothrow_t) noexcept
+    : device_(device), pushed_(device.cuda_.cuCtxPushCurrent(device.context_) == kCudaSuccess) {}
+
+Device::Current::~Current() {
+  if (pushed_) device_.cuda_.cuCtxPopCurrent(nullptr);
+}
+
+template <bool kOnDevice>
+void Memory<kOnDevice>::need(size_t bytes) {
+  if (bytes <= bytes_) return;
+  free();
+  const Driver& cuda = device_.cuda();
+  if constexpr (kOnDevice) {
+    CUdeviceptr made = 0;
+    cuda.check(cuda.cuMemAlloc(&made, bytes), "cuMemAlloc");
+    address_ = made;
+  } else {
+    void* made = nullptr;
+    cuda.check(cuda.cuMemHostAlloc(&made, bytes, kHostAllocPortable), "cuMemHostAlloc");
+    address_ = reinterpret_cast<uint64_t>(made);
+  }
+  bytes_ = bytes;
+}
+
+template <bool kOnDevice>
+void Memory<kOnDevice>::free() {
+  if (address_ == 0 || device_.forked()) return;
+  if constexpr (kOnDevice)
+    device_.cuda().cuMemFree(address_);
+  else
+    device_.cuda().cuMemFreeHost(as<void>());
+  address_ = 0;
+  bytes_ = 0;
+}
+
+template class Memory<true>;
+template class Memory<false>;
+
+}  // namespace kvw::gpu

@@ -1,0 +1,121 @@
+// NVIDIA's driver, loaded at run time: nothing of CUDA is needed to build or to start, and where
+// there is no driver only calls with device memory say so.
+//
+// Types, prototypes and numbers are declared here as NVIDIA's public "CUDA Driver API" reference
+// has them (docs.nvidia.com/cuda/cuda-driver-api; cuda.h maps some names to symbols with a version,
+// such as cuMemAlloc_v2: the second column). Only what is used.
+// Stateless once loaded; thread-safe as the driver is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace kvw::gpu {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctx_st*;
+using CUstream = struct CUstream_st*;
+using CUevent = struct CUevent_st*;
+using CUmodule = struct CUmod_st*;
+using CUfunction = struct CUfunc_st*;
+
+inline constexpr CUresult kCudaSuccess = 0;
+inline constexpr CUresult kCudaInvalidValue = 1;
+inline constexpr CUresult kCudaOutOfMemory = 2;
+inline constexpr CUresult kCudaNotInitialized = 3;
+inline constexpr CUresult kCudaDeinitialized = 4;
+inline constexpr CUresult kCudaNoDevice = 100;
+inline constexpr CUresult kCudaInvalidDevice = 101;
+inline constexpr CUresult kCudaInvalidImage = 200;
+inline constexpr CUresult kCudaInvalidContext = 201;
+inline constexpr CUresult kCudaInvalidHandle = 400;
+inline constexpr CUresult kCudaNotFound = 500;
+inline constexpr CUresult kCudaNotReady = 600;
+inline constexpr CUresult kCudaIllegalAddress = 700;
+inline constexpr CUresult kCudaHostMemoryAlreadyRegistered = 712;
+inline constexpr CUresult kCudaHostMemoryNotRegistered = 713;
+
+inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
+inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
+inline constexpr unsigned kHostAllocPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE
+inline constexpr unsigned kHostRegisterPortable = 1;  // CU_MEMHOSTREGISTER_PORTABLE
+inline constexpr unsigned kHostRegisterReadOnly = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
+inline constexpr int kAttributeCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
+inline constexpr int kAttributeCapabilityMinor = 76;  // ..._MINOR
+inline constexpr int kAttributeReadOnlyRegister = 113;  // ..._READ_ONLY_HOST_REGISTER_SUPPORTED
+inline constexpr int kPointerMemoryType = 2;            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+inline constexpr int kPointerDeviceOrdinal = 9;         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+inline constexpr unsigned kMemoryTypeHost = 1;          // CU_MEMORYTYPE_HOST
+inline constexpr unsigned kMemoryTypeDevice = 2;        // CU_MEMORYTYPE_DEVICE
+
+// name, symbol in the library, parameters
+#define KVW_CUDA_FUNCTIONS(X)                                                                      \
+  X(cuInit, cuInit, (unsigned flags))                                                              \
+  X(cuDriverGetVersion, cuDriverGetVersion, (int* version))                                        \
+  X(cuGetErrorName, cuGetErrorName, (CUresult error, const char** name))                           \
+  X(cuGetErrorString, cuGetErrorString, (CUresult error, const char** text))                       \
+  X(cuDeviceGetCount, cuDeviceGetCount, (int* count))                                              \
+  X(cuDeviceGet, cuDeviceGet, (CUdevice * device, int ordinal))                                    \
+  X(cuDeviceGetName, cuDeviceGetName, (char* name, int bytes, CUdevice device))                    \
+  X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int* value, int attribute, CUdevice device))      \
+  X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))    \
+  X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                    \
+  X(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext * context))                                       \
+  X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext context))                                    \
+  X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext * context))                                    \
+  X(cuPointerGetAttribute, cuPointerGetAttribute,                                                  \
+    (void* value, int attribute, CUdeviceptr pointer))                                             \
+  X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes))                              \
+  X(cuMemFree, cuMemFree_v2, (CUdeviceptr pointer))                                                \
+  X(cuMemHostAlloc, cuMemHostAlloc, (void** pointer, size_t bytes, unsigned flags))                \
+  X(cuMemFreeHost, cuMemFreeHost, (void* pointer))                                                 \
+  X(cuMemHostRegister, cuMemHostRegister_v2, (void* pointer, size_t bytes, unsigned flags))        \
+  X(cuMemHostUnregister, cuMemHostUnregister, (void* pointer))                                     \
+  X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                       \
+    (CUdeviceptr to, const void* from, size_t bytes, CUstream stream))                             \
+  X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2,                                                       \
+    (void* to, CUdeviceptr from, size_t bytes, CUstream stream))                                   \
+  X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2,                                                       \
+    (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                             \
+  X(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned flags))                           \
+  X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                        \
+  X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))        \
+  X(cuStreamQuery, cuStreamQuery, (CUstream stream))                                               \
+  X(cuEventCreate, cuEventCreate, (CUevent * event, unsigned flags))                               \
+  X(cuEventDestroy, cuEventDestroy_v2, (CUevent event))                                            \
+  X(cuEventRecord, cuEventRecord, (CUevent event, CUstream stream))                                \
+  X(cuEventQuery, cuEventQuery, (CUevent event))                                                   \
+  X(cuEventSynchronize, cuEventSynchronize, (CUevent event))                                       \
+  X(cuModuleLoadData, cuModuleLoadData, (CUmodule * module, const void* image))                    \
+  X(cuModuleUnload, cuModuleUnload, (CUmodule module))                                             \
+  X(cuModuleGetFunction, cuModuleGetFunction,                                                      \
+    (CUfunction * function, CUmodule module, const char* name))                                    \
+  X(cuLaunchKernel, cuLaunchKernel,                                                                \
+    (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** arguments, \
+     void** extra))
+
+struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): parameters are a list in parentheses
+#define KVW_CUDA_MEMBER(name, symbol, parameters) CUresult(*name) parameters = nullptr;
+  KVW_CUDA_FUNCTIONS(KVW_CUDA_MEMBER)
+#undef KVW_CUDA_MEMBER
+
+  // Throws what `result` of the call named is: Error capacity "gpu_memory", storage "gpu_error".
+  void check(CUresult result, const char* call) const;
+  // "CUDA_ERROR_NOT_READY (device not ready)"
+  std::string told(CUresult result) const;
+};
+
+// The process's driver, loaded and initialised by the first call: libcuda.so.1, or the library that
+// KVW_CUDA_DRIVER names (tests). Throws Error usage "no_gpu" that says what is missing; asked
+// again, it tries again.
+const Driver& driver();
+
+// Loads and initialises a library. The same errors.
+Driver load_driver(const std::string& library);
+
+}  // namespace kvw::gpu

@@ -1,0 +1,526 @@
+// The driver's symbols over the model, and a few of the test's own.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "tests/cuda_model/model.h"
+
+namespace kvw::cuda_model {
+
+namespace kernels {
+
+#define KVW_AT(address) ::kvw::cuda_model::alias(address)
+#include "../../../kvwarehouse/client/gpu/page_kernels.cu"
+
+}  // namespace kernels
+
+using namespace gpu;  // NOLINT(google-build-using-namespace): the driver's types and numbers
+
+namespace {
+
+constexpr size_t kPartBytes = 64 << 10;  // copies pause between parts
+
+using Kernel = void (*)(kernels::u64, kernels::u64, kernels::u64, kernels::u64, kernels::u64);
+
+struct Function {
+  std::string name;
+  Kernel kernel;
+};
+
+std::array<Function, 2>& functions() {
+  static std::array<Function, 2> all{
+      {{"kvw_gather", kernels::kvw_gather}, {"kvw_scatter", kernels::kvw_scatter}}};
+  return all;
+}
+
+struct Number {
+  const char* name;
+  std::atomic<uint64_t>* value;
+};
+
+std::vector<Number> setting_names() {
+  Settings& s = settings();
+  return {{"seed", &s.seed},
+          {"pause_us", &s.pause_us},
+          {"hold", &s.hold},
+          {"lost", &s.lost},
+          {"devices", &s.devices},
+          {"device_bytes", &s.device_bytes},
+          {"register_limit", &s.register_limit},
+          {"read_only_register", &s.read_only_register}};
+}
+
+std::vector<Number> count_names() {
+  Counts& c = counts();
+  return {{"copies", &c.copies},
+          {"copied_bytes", &c.copied_bytes},
+          {"unpinned_copies", &c.unpinned_copies},
+          {"launches", &c.launches},
+          {"violations", &c.violations},
+          {"registered_bytes", &c.registered_bytes},
+          {"registrations", &c.registrations},
+          {"device_bytes", &c.device_bytes},
+          {"host_bytes", &c.host_bytes},
+          {"streams", &c.streams},
+          {"events", &c.events},
+          {"modules", &c.modules},
+          {"contexts", &c.contexts}};
+}
+
+std::atomic<uint64_t>& named(const std::vector<Number>& numbers, std::string_view name) {
+  for (const Number& each : numbers)
+    if (name == each.name) return *each.value;
+  std::fprintf(stderr, "cuda model: no number is called %.*s\n", static_cast<int>(name.size()),
+               name.data());
+  std::abort();
+}
+
+// As the driver: a context for a thread is the top of its stack.
+thread_local std::vector<CUcontext> g_contexts;
+
+CUcontext context_of(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device + 1));
+}
+
+// What almost every call begins with.
+CUresult ready() {
+  if (settings().lost != 0) return kCudaIllegalAddress;
+  return g_contexts.empty() ? kCudaInvalidContext : kCudaSuccess;
+}
+
+int current_device() {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(g_contexts.back())) - 1;
+}
+
+Stream& stream_of(CUstream stream) {
+  static auto* null_stream = new Stream();
+  return stream == nullptr ? *null_stream : *reinterpret_cast<Stream*>(stream);
+}
+
+Event& event_of(CUevent event) { return *reinterpret_cast<Event*>(event); }
+
+// In parts, with pauses: whoever looks early sees some of it.
+void copy_in_parts(uint64_t to, uint64_t from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kPartBytes) {
+    std::memcpy(reinterpret_cast<void*>(alias(to + at)),
+                reinterpret_cast<const void*>(alias(from + at)), std::min(kPartBytes, bytes - at));
+    Stream::pause();
+  }
+}
+
+CUresult queue_copy(uint64_t to, uint64_t from, size_t bytes, CUstream stream) {
+  auto uses = std::make_shared<std::pair<Use, Use>>(std::piecewise_construct,
+                                                    std::forward_as_tuple(to, bytes),
+                                                    std::forward_as_tuple(from, bytes));
+  ++counts().copies;
+  counts().copied_bytes += bytes;
+  stream_of(stream).queue([=]() mutable {
+    copy_in_parts(to, from, bytes);
+    uses.reset();
+  });
+  return kCudaSuccess;
+}
+
+// Between host and device: asynchronous from pinned memory alone.
+CUresult host_copy(const void* host, CUdeviceptr device, size_t bytes, bool to_device,
+                   CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (bytes == 0) return kCudaSuccess;
+  if (!is_device(device, bytes)) return kCudaInvalidValue;
+  const auto address = reinterpret_cast<uint64_t>(host);
+  const Pinned how = pinned(host, bytes);
+  if (how == Pinned::partly) return kCudaInvalidValue;
+  queue_copy(to_device ? device : address, to_device ? address : device, bytes, stream);
+  if (how == Pinned::no) {
+    ++counts().unpinned_copies;
+    stream_of(stream).drain();
+  }
+  return kCudaSuccess;
+}
+
+void run_grid(Kernel kernel, unsigned blocks, unsigned threads,
+              const std::array<kernels::u64, 5>& given) {
+  kernels::blockDim.x = threads;
+  // Backwards: no block may count on another.
+  for (unsigned block = blocks; block-- > 0;)
+    for (unsigned thread = 0; thread < threads; thread += 8) {
+      kernels::blockIdx.x = block;
+      kernels::threadIdx.x = thread;
+      kernel(given[0], given[1], given[2], given[3], given[4]);
+    }
+}
+
+// Settings of the environment, read as the library is loaded.
+const bool g_environment_read = [] {
+  for (const Number& each : setting_names()) {
+    std::string name = std::string("KVW_CUDA_MODEL_") + each.name;
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
+    if (const char* value = std::getenv(name.c_str()))
+      *each.value = std::strtoull(value, nullptr, 0);
+  }
+  return true;
+}();
+
+}  // namespace
+
+Settings& settings() {
+  static auto* made = new Settings();
+  return *made;
+}
+
+Counts& counts() {
+  static auto* made = new Counts();
+  return *made;
+}
+
+void violation(const char* what) {
+  std::fprintf(stderr, "cuda model: %s\n", what);
+  ++counts().violations;
+}
+
+}  // namespace kvw::cuda_model
+
+using namespace kvw::cuda_model;  // NOLINT(google-build-using-namespace)
+using namespace kvw::gpu;         // NOLINT(google-build-using-namespace)
+
+#define MODEL extern "C" __attribute__((visibility("default")))
+
+MODEL void kvw_model_set(const char* name, uint64_t value) { named(setting_names(), name) = value; }
+MODEL uint64_t kvw_model_count(const char* name) { return named(count_names(), name); }
+// Bytes of device memory, for tests: at once, and not in the order of any stream.
+MODEL void kvw_model_peek(CUdeviceptr address, void* to, size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(alias(address)), bytes);
+}
+MODEL void kvw_model_poke(CUdeviceptr address, const void* from, size_t bytes) {
+  std::memcpy(reinterpret_cast<void*>(alias(address)), from, bytes);
+}
+
+MODEL CUresult cuInit(unsigned flags) {
+  if (flags != 0) return kCudaInvalidValue;
+  return settings().devices == 0 ? kCudaNoDevice : kCudaSuccess;
+}
+
+MODEL CUresult cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuGetErrorName(CUresult error, const char** name) {
+  static const std::map<CUresult, const char*> names{
+      {kCudaSuccess, "CUDA_SUCCESS"},
+      {kCudaInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+      {kCudaOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kCudaNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+      {kCudaNoDevice, "CUDA_ERROR_NO_DEVICE"},
+      {kCudaInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
+      {kCudaInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
+      {kCudaInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+      {kCudaInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+      {kCudaNotFound, "CUDA_ERROR_NOT_FOUND"},
+      {kCudaNotReady, "CUDA_ERROR_NOT_READY"},
+      {kCudaIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {kCudaHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
+      {kCudaHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"}};
+  const auto found = names.find(error);
+  *name = found == names.end() ? nullptr : found->second;
+  return found == names.end() ? kCudaInvalidValue : kCudaSuccess;
+}
+
+MODEL CUresult cuGetErrorString(CUresult error, const char** text) {
+  const CUresult result = cuGetErrorName(error, text);
+  if (result == kCudaSuccess) *text = "as the contract model has it";
+  return result;
+}
+
+MODEL CUresult cuDeviceGetCount(int* count) {
+  *count = static_cast<int>(settings().devices);
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  if (ordinal < 0 || static_cast<uint64_t>(ordinal) >= settings().devices)
+    return kCudaInvalidDevice;
+  *device = ordinal;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuDeviceGetName(char* name, int bytes, CUdevice) {
+  std::snprintf(name, static_cast<size_t>(bytes), "contract model");
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
+  switch (attribute) {
+    case kAttributeCapabilityMajor:
+      *value = 9;
+      return kCudaSuccess;
+    case kAttributeCapabilityMinor:
+      *value = 0;
+      return kCudaSuccess;
+    case kAttributeReadOnlyRegister:
+      *value = static_cast<int>(settings().read_only_register);
+      return kCudaSuccess;
+    default:
+      return kCudaInvalidValue;
+  }
+}
+
+MODEL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (settings().lost != 0) return kCudaIllegalAddress;
+  *context = context_of(device);
+  ++counts().contexts;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
+  --counts().contexts;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = g_contexts.empty() ? nullptr : g_contexts.back();
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  g_contexts.push_back(context);
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  if (g_contexts.empty()) return kCudaInvalidContext;
+  if (context != nullptr) *context = g_contexts.back();
+  g_contexts.pop_back();
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuCtxSetCurrent(CUcontext context) {
+  if (!g_contexts.empty()) g_contexts.pop_back();
+  if (context != nullptr) g_contexts.push_back(context);
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuCtxGetDevice(CUdevice* device) {
+  if (g_contexts.empty()) return kCudaInvalidContext;
+  *device = current_device();
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuCtxSynchronize() { return ready(); }
+
+MODEL CUresult cuPointerGetAttribute(void* value, int attribute, CUdeviceptr pointer) {
+  const int device = device_of(pointer);
+  const bool host = device < 0 && pinned(reinterpret_cast<void*>(pointer), 1) == Pinned::yes;
+  if (device < 0 && !host) return kCudaInvalidValue;
+  if (attribute == kPointerMemoryType)
+    *static_cast<unsigned*>(value) = host ? kMemoryTypeHost : kMemoryTypeDevice;
+  else if (attribute == kPointerDeviceOrdinal)
+    *static_cast<int*>(value) = std::max(device, 0);
+  else
+    return kCudaInvalidValue;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return allocate(current_device(), bytes, pointer);
+}
+
+MODEL CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return free_device(pointer);
+}
+
+MODEL CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return allocate_host(bytes, pointer);
+}
+
+MODEL CUresult cuMemFreeHost(void* pointer) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return free_host(pointer);
+}
+
+MODEL CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return register_host(pointer, bytes, flags);
+}
+
+MODEL CUresult cuMemHostUnregister(void* pointer) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return unregister_host(pointer);
+}
+
+MODEL CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
+                                    CUstream stream) {
+  return host_copy(from, to, bytes, true, stream);
+}
+
+MODEL CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return host_copy(to, from, bytes, false, stream);
+}
+
+MODEL CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                    CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (bytes == 0) return kCudaSuccess;
+  if (!is_device(to, bytes) || !is_device(from, bytes)) return kCudaInvalidValue;
+  return queue_copy(to, from, bytes, stream);
+}
+
+MODEL CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if ((flags & ~kStreamNonBlocking) != 0) return kCudaInvalidValue;
+  *stream = reinterpret_cast<CUstream>(new Stream());
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuStreamDestroy_v2(CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  delete reinterpret_cast<Stream*>(stream);
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (flags != 0) return kCudaInvalidValue;
+  const std::shared_ptr<Recording> last = event_of(event).last;
+  if (last != nullptr) stream_of(stream).queue([last] { wait_for(*last); });
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuStreamQuery(CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  return stream_of(stream).idle() ? kCudaSuccess : kCudaNotReady;
+}
+
+MODEL CUresult cuStreamSynchronize(CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  stream_of(stream).drain();
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventCreate(CUevent* event, unsigned) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  *event = reinterpret_cast<CUevent>(new Event());
+  ++counts().events;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventDestroy_v2(CUevent event) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  delete &event_of(event);
+  --counts().events;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  const auto recording = std::make_shared<Recording>();
+  event_of(event).last = recording;
+  stream_of(stream).queue([recording] { recording->done.store(true, std::memory_order_release); });
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventQuery(CUevent event) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  const std::shared_ptr<Recording> last = event_of(event).last;
+  return last == nullptr || last->done.load(std::memory_order_acquire) ? kCudaSuccess
+                                                                       : kCudaNotReady;
+}
+
+MODEL CUresult cuEventSynchronize(CUevent event) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  const std::shared_ptr<Recording> last = event_of(event).last;
+  if (last != nullptr) wait_for(*last);
+  return kCudaSuccess;
+}
+
+// An image is any text that names the kernels, as their source and as PTX do.
+MODEL CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  const std::string_view text(static_cast<const char*>(image));
+  for (const auto& function : functions())
+    if (text.find(function.name) == std::string_view::npos) return kCudaInvalidImage;
+  *module = reinterpret_cast<CUmodule>(&functions());
+  ++counts().modules;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuModuleUnload(CUmodule) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  --counts().modules;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  for (auto& each : functions())
+    if (each.name == name) {
+      *function = reinterpret_cast<CUfunction>(&each);
+      return kCudaSuccess;
+    }
+  return kCudaNotFound;
+}
+
+MODEL CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                              unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                              unsigned shared_bytes, CUstream stream, void** arguments,
+                              void** extra) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (grid_x == 0 || block_x == 0 || block_x > 1024 || block_x % 32 != 0 || shared_bytes != 0 ||
+      grid_y * grid_z * block_y * block_z != 1 || extra != nullptr)
+    return kCudaInvalidValue;
+  std::array<kernels::u64, 5> given{};
+  for (size_t i = 0; i < given.size(); ++i)
+    given[i] = *static_cast<const kernels::u64*>(arguments[i]);
+  const Kernel kernel = reinterpret_cast<Function*>(function)->kernel;
+  ++counts().launches;
+  stream_of(stream).queue([=] { run_grid(kernel, grid_x, block_x, given); });
+  return kCudaSuccess;
+}
+
+// NVRTC, to go with it: "compiles" text to itself, which cuModuleLoadData above takes.
+MODEL int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char**,
+                             const char**) {
+  *program = new std::string(source);
+  return 0;
+}
+MODEL int nvrtcCompileProgram(void* program, int, const char**) {
+  constexpr int kCompilation = 6;  // NVRTC_ERROR_COMPILATION
+  return static_cast<std::string*>(program)->find("kvw_gather") == std::string::npos ? kCompilation
+                                                                                     : 0;
+}
+MODEL int nvrtcGetPTXSize(void* program, size_t* bytes) {
+  *bytes = static_cast<std::string*>(program)->size() + 1;
+  return 0;
+}
+MODEL int nvrtcGetPTX(void* program, char* text) {
+  const std::string& source = *static_cast<std::string*>(program);
+  std::memcpy(text, source.c_str(), source.size() + 1);
+  return 0;
+}
+MODEL int nvrtcGetProgramLogSize(void*, size_t* bytes) {
+  *bytes = sizeof "no kernels";
+  return 0;
+}
+MODEL int nvrtcGetProgramLog(void*, char* text) {
+  std::memcpy(text, "no kernels", sizeof "no kernels");
+  return 0;
+}
+MODEL int nvrtcDestroyProgram(void** program) {
+  delete static_cast<std::string*>(*program);
+  *program = nullptr;
+  return 0;
+}
+MODEL const char* nvrtcGetErrorString(int) { return "an error of the contract model"; }
+
+// The prototypes are the seam's.
+#define KVW_CUDA_SAME(name, symbol, parameters) \
+  static_assert(std::is_same_v<decltype(Driver::name), decltype(&::symbol)>);
+KVW_CUDA_FUNCTIONS(KVW_CUDA_SAME)

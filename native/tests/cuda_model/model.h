@@ -1,0 +1,127 @@
+// A contract model of NVIDIA's driver, for tests on machines without a GPU: a library with the same
+// symbols (gpu/driver.h), built as libcuda.so.1, that keeps its callers to the driver's contract
+// and is as unhelpful as a device may be.
+//
+//  - Device memory is not readable at the addresses that callers get: only copies and kernels reach
+//    it (at an alias), so that code which touches device memory by itself ends in SIGSEGV.
+//  - A stream is a queue that a thread of its own works off, with random pauses between operations
+//    and between the parts of a copy. Streams wait for each other through events alone, the null
+//    stream included, so that a wait that was forgotten shows as wrong bytes.
+//  - Asynchronous copies of host memory that is neither registered nor allocated here are made in
+//    the call, as the driver makes them, and counted.
+//  - Registering what is registered, or writable where the mapping is not, and unregistering or
+//    freeing what a queued operation still uses, is refused or counted as a violation.
+//  - Kernels are the project's own source, compiled for the host.
+//
+// What it does not model: time, several devices' peer access, sticky errors of a lost context other
+// than by kvw_model_set("lost", 1).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "gpu/driver.h"
+
+namespace kvw::cuda_model {
+
+using gpu::CUdeviceptr;
+using gpu::CUresult;
+
+// What tests set; kvw_model_set by name. Environment at load: KVW_CUDA_MODEL_<NAME>.
+struct Settings {
+  std::atomic<uint64_t> seed{1};
+  std::atomic<uint64_t> pause_us{100};  // the longest before an operation or a part of one
+  std::atomic<uint64_t> hold{0};        // 1: no stream begins anything
+  std::atomic<uint64_t> lost{0};        // 1: every call fails, as after an illegal address
+  std::atomic<uint64_t> devices{1};
+  std::atomic<uint64_t> device_bytes{uint64_t{512} << 20};  // of each device
+  std::atomic<uint64_t> register_limit{UINT64_MAX};         // bytes that may be registered at once
+  std::atomic<uint64_t> read_only_register{1};              // whether devices support it
+};
+
+// What tests read; kvw_model_count by name.
+struct Counts {
+  std::atomic<uint64_t> copies{0}, copied_bytes{0}, unpinned_copies{0}, launches{0}, violations{0};
+  std::atomic<uint64_t> registered_bytes{0}, registrations{0}, device_bytes{0}, host_bytes{0};
+  std::atomic<uint64_t> streams{0}, events{0}, modules{0}, contexts{0};
+};
+
+Settings& settings();
+Counts& counts();
+// Says it on stderr and counts it.
+void violation(const char* what);
+
+// --- memory.cc
+
+// Where an address of the device can be read; the address itself if it is none.
+uint64_t alias(uint64_t address);
+// Device memory of one allocation?
+bool is_device(CUdeviceptr address, size_t bytes);
+int device_of(CUdeviceptr address);  // -1: no device's
+CUresult allocate(int device, size_t bytes, CUdeviceptr* address);
+CUresult free_device(CUdeviceptr address);
+CUresult allocate_host(size_t bytes, void** address);
+CUresult free_host(void* address);
+CUresult register_host(void* address, size_t bytes, unsigned flags);
+CUresult unregister_host(void* address);
+
+enum class Pinned { no, partly, yes };
+Pinned pinned(const void* address, size_t bytes);
+
+// Memory that a queued operation uses: freeing or unregistering it meanwhile is a violation.
+class Use {
+ public:
+  Use(uint64_t address, size_t bytes);
+  ~Use();
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  uint64_t address_;
+  size_t bytes_;
+};
+
+// --- streams.cc
+
+// One recording of an event.
+struct Recording {
+  std::atomic<bool> done{false};
+};
+
+struct Event {
+  std::shared_ptr<Recording> last;  // null: never recorded, which counts as done
+};
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();  // after all that is queued
+  void queue(std::function<void()> operation);
+  bool idle();
+  void drain();
+  // Pauses as the settings say.
+  static void pause();
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> operations_;
+  bool busy_ = false, ending_ = false;
+  std::thread thread_;
+};
+
+// Blocks until done.
+void wait_for(const Recording& recording);
+
+}  // namespace kvw::cuda_model

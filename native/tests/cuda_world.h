@@ -1,0 +1,53 @@
+// The contract model of CUDA's driver (tests/cuda_model), in place of the driver of this process,
+// and what tests want of it.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "gpu/driver.h"
+#include "tests/check.h"
+
+namespace kvw {
+
+// The model, which the seam loads too: set before anybody asks for the driver.
+class CudaModel {
+ public:
+  CudaModel() {
+    ::setenv("KVW_CUDA_DRIVER", KVW_CUDA_MODEL, 1);
+    library_ = ::dlopen(KVW_CUDA_MODEL, RTLD_NOW | RTLD_LOCAL);
+    if (library_ == nullptr) throw std::runtime_error(::dlerror());
+    set("seed", check::run().seed);
+  }
+  ~CudaModel() {
+    for (const char* name : {"hold", "lost"}) set(name, 0);
+    set("register_limit", UINT64_MAX);
+    for (const char* name : {"devices", "read_only_register"}) set(name, 1);
+  }
+  CudaModel(const CudaModel&) = delete;
+  CudaModel& operator=(const CudaModel&) = delete;
+
+  void set(const char* name, uint64_t value) const {
+    at<void (*)(const char*, uint64_t)>("kvw_model_set")(name, value);
+  }
+  uint64_t count(const char* name) const {
+    return at<uint64_t (*)(const char*)>("kvw_model_count")(name);
+  }
+  void peek(gpu::CUdeviceptr address, void* to, size_t bytes) const {
+    at<void (*)(gpu::CUdeviceptr, void*, size_t)>("kvw_model_peek")(address, to, bytes);
+  }
+  void poke(gpu::CUdeviceptr address, const void* from, size_t bytes) const {
+    at<void (*)(gpu::CUdeviceptr, const void*, size_t)>("kvw_model_poke")(address, from, bytes);
+  }
+
+ private:
+  template <class F>
+  F at(const char* name) const {
+    return reinterpret_cast<F>(::dlsym(library_, name));
+  }
+  void* library_;
+};
+
+}  // namespace kvw

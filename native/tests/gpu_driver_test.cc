@@ -1,0 +1,227 @@
+// The driver's seam, and the contract that the model of the driver keeps its callers to: what a
+// test over the model shows is worth what the model refuses.
+#include "gpu/driver.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "base/error.h"
+#include "tests/cuda_world.h"
+
+namespace kvw {
+namespace {
+
+using namespace gpu;  // NOLINT(google-build-using-namespace): the driver's names
+
+// The device's context on this thread.
+struct World : CudaModel {
+  World() : cuda(driver()) {
+    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, 0), kCudaSuccess);
+    CHECK_EQ(cuda.cuCtxPushCurrent(context), kCudaSuccess);
+  }
+  ~World() {
+    set("hold", 0);
+    set("lost", 0);
+    cuda.cuCtxPopCurrent(nullptr);
+    cuda.cuDevicePrimaryCtxRelease(0);
+  }
+  CUstream stream() const {
+    CUstream made = nullptr;
+    CHECK_EQ(cuda.cuStreamCreate(&made, kStreamNonBlocking), kCudaSuccess);
+    return made;
+  }
+  CUevent event() const {
+    CUevent made = nullptr;
+    CHECK_EQ(cuda.cuEventCreate(&made, kEventDisableTiming), kCudaSuccess);
+    return made;
+  }
+  CUdeviceptr memory(size_t bytes) const {
+    CUdeviceptr made = 0;
+    CHECK_EQ(cuda.cuMemAlloc(&made, bytes), kCudaSuccess);
+    return made;
+  }
+  std::vector<std::byte> peeked(CUdeviceptr address, size_t bytes) const {
+    std::vector<std::byte> data(bytes);
+    peek(address, data.data(), bytes);
+    return data;
+  }
+  const Driver& cuda;
+  CUcontext context = nullptr;
+};
+
+struct Mapped {
+  Mapped(size_t size, int rights)
+      : bytes(size), data(::mmap(nullptr, size, rights, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+  ~Mapped() { ::munmap(data, bytes); }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+  size_t bytes;
+  void* data;
+};
+
+TEST(driver_is_refused_with_what_to_do_when_there_is_none) {
+  CHECK_THROWS(load_driver("libkvw_no_such_driver.so.1"), "no_gpu");
+  try {
+    load_driver("libkvw_no_such_driver.so.1");
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    CHECK(text.find("libkvw_no_such_driver.so.1") != std::string::npos);
+    CHECK(text.find("host memory") != std::string::npos);
+  }
+}
+
+TEST(library_that_is_no_driver_is_refused_by_the_first_name_it_lacks) {
+  try {
+    load_driver("libm.so.6");
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), "no_gpu");
+    CHECK(std::string(error.what()).find("cuInit") != std::string::npos);
+  }
+}
+
+TEST(driver_without_devices_is_refused_with_its_own_words) {
+  World world;
+  world.set("devices", 0);
+  try {
+    load_driver(KVW_CUDA_MODEL);
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), "no_gpu");
+    CHECK(std::string(error.what()).find("CUDA_ERROR_NO_DEVICE") != std::string::npos);
+    CHECK(std::string(error.what()).find("CUDA_VISIBLE_DEVICES") != std::string::npos);
+  }
+  world.set("devices", 1);
+}
+
+TEST(error_names_the_call_the_error_and_what_to_do) {
+  World world;
+  CUdeviceptr made = 0;
+  try {
+    world.cuda.check(world.cuda.cuMemAlloc(&made, size_t{1} << 40), "cuMemAlloc");
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), "gpu_memory");
+    CHECK(error.kind() == ErrorKind::capacity);
+    const std::string text = error.what();
+    CHECK(text.find("cuMemAlloc") != std::string::npos);
+    CHECK(text.find("CUDA_ERROR_OUT_OF_MEMORY") != std::string::npos);
+    CHECK(text.find("gpu_memory_utilization") != std::string::npos);
+  }
+  CHECK_EQ(world.cuda.told(12345), "CUDA error 12345");
+  CHECK_THROWS(world.cuda.check(kCudaIllegalAddress, "cuEventQuery"), "gpu_error");
+}
+
+TEST(model_copies_in_the_order_of_a_stream_and_of_events_alone) {
+  World world;
+  const CUstream one = world.stream(), two = world.stream();
+  const CUevent event = world.event();
+  constexpr size_t kBytes = 300000;
+  const CUdeviceptr middle = world.memory(kBytes);
+  void *from = nullptr, *to = nullptr;
+  CHECK_EQ(world.cuda.cuMemHostAlloc(&from, kBytes, kHostAllocPortable), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemHostAlloc(&to, kBytes, kHostAllocPortable), kCudaSuccess);
+  uint64_t early = 0;
+  for (int round = 0; round < 40; ++round) {
+    const bool waits = round % 2 == 0;
+    std::memset(from, round + 1, kBytes);
+    std::memset(to, 0, kBytes);
+    CHECK_EQ(world.cuda.cuMemcpyHtoDAsync(middle, from, kBytes, one), kCudaSuccess);
+    CHECK_EQ(world.cuda.cuEventRecord(event, one), kCudaSuccess);
+    if (waits) CHECK_EQ(world.cuda.cuStreamWaitEvent(two, event, 0), kCudaSuccess);
+    CHECK_EQ(world.cuda.cuMemcpyDtoHAsync(to, middle, kBytes, two), kCudaSuccess);
+    CHECK_EQ(world.cuda.cuEventRecord(event, two), kCudaSuccess);
+    CHECK_EQ(world.cuda.cuEventSynchronize(event), kCudaSuccess);
+    const bool same = std::memcmp(from, to, kBytes) == 0;
+    if (waits)
+      CHECK(same);
+    else
+      early += same ? 0 : 1;
+    while (world.cuda.cuStreamQuery(one) == kCudaNotReady) {
+    }
+  }
+  CHECK(early > 0);  // a wait that is missing shows
+  for (void* memory : {from, to}) CHECK_EQ(world.cuda.cuMemFreeHost(memory), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemFree(middle), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuEventDestroy(event), kCudaSuccess);
+  for (const CUstream stream : {one, two})
+    CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
+  CHECK_EQ(world.count("violations"), 0);
+}
+
+TEST(model_counts_copies_of_memory_that_is_not_pinned_and_refuses_half_of_it) {
+  World world;
+  const CUstream stream = world.stream();
+  const CUdeviceptr to = world.memory(64 << 10);
+  Mapped host(64 << 10, PROT_READ | PROT_WRITE);
+  auto* data = static_cast<std::byte*>(host.data);
+  const uint64_t before = world.count("unpinned_copies");
+  CHECK_EQ(world.cuda.cuMemcpyHtoDAsync(to, data, 8192, stream), kCudaSuccess);
+  CHECK_EQ(world.count("unpinned_copies"), before + 1);
+  CHECK_EQ(world.cuda.cuMemHostRegister(data, 32 << 10, kHostRegisterPortable), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemcpyHtoDAsync(to, data, 8192, stream), kCudaSuccess);
+  CHECK_EQ(world.count("unpinned_copies"), before + 1);
+  CHECK_EQ(world.cuda.cuMemcpyHtoDAsync(to, data, 33 << 10, stream), kCudaInvalidValue);
+  CHECK_EQ(world.cuda.cuMemcpyHtoDAsync(to + (60 << 10), data, 8192, stream), kCudaInvalidValue);
+  CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemHostUnregister(data), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemFree(to), kCudaSuccess);
+}
+
+TEST(model_refuses_registrations_that_the_driver_refuses) {
+  World world;
+  Mapped writable(1 << 20, PROT_READ | PROT_WRITE), read_only(1 << 20, PROT_READ);
+  auto* data = static_cast<std::byte*>(writable.data);
+  CHECK_EQ(world.cuda.cuMemHostRegister(data, 1 << 20, kHostRegisterPortable), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemHostRegister(data + 4096, 4096, kHostRegisterPortable),
+           kCudaHostMemoryAlreadyRegistered);
+  CHECK_EQ(world.cuda.cuMemHostUnregister(data + 4096), kCudaHostMemoryNotRegistered);
+  CHECK_EQ(world.cuda.cuMemHostUnregister(data), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemHostUnregister(data), kCudaHostMemoryNotRegistered);
+  CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, kHostRegisterPortable),
+           kCudaInvalidValue);
+  const unsigned flags = kHostRegisterPortable | kHostRegisterReadOnly;
+  CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, flags), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemHostUnregister(read_only.data), kCudaSuccess);
+  world.set("read_only_register", 0);
+  CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, flags), kCudaInvalidValue);
+  world.set("read_only_register", 1);
+}
+
+TEST(model_says_when_memory_goes_that_a_queued_copy_uses) {
+  World world;
+  const CUstream stream = world.stream();
+  const CUdeviceptr to = world.memory(4096);
+  Mapped host(4096, PROT_READ | PROT_WRITE);
+  CHECK_EQ(world.cuda.cuMemHostRegister(host.data, 4096, kHostRegisterPortable), kCudaSuccess);
+  world.set("hold", 1);
+  CHECK_EQ(world.cuda.cuMemcpyHtoDAsync(to, host.data, 4096, stream), kCudaSuccess);
+  const uint64_t before = world.count("violations");
+  CHECK_EQ(world.cuda.cuMemHostUnregister(host.data), kCudaSuccess);
+  CHECK_EQ(world.count("violations"), before + 1);
+  CHECK_EQ(world.cuda.cuMemFree(to), kCudaSuccess);
+  CHECK_EQ(world.count("violations"), before + 2);
+  world.set("hold", 0);
+  CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
+}
+
+TEST(model_shows_device_memory_to_nobody_but_its_copies_and_kernels) {
+  World world;
+  const CUdeviceptr memory = world.memory(4096);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    *reinterpret_cast<volatile char*>(memory) = 1;  // NOLINT(performance-no-int-to-ptr)
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) != 0);  // a sanitizer exits instead
+  CHECK(world.peeked(memory, 4096) == std::vector<std::byte>(4096, std::byte{0xdb}));
+  CHECK_EQ(world.cuda.cuMemFree(memory), kCudaSuccess);
+}
+
+}  // namespace
+}  // namespace kvw
