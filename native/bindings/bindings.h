@@ -40,6 +40,7 @@ class Tokens {
 void bind_core(nb::module_& m);
 void bind_feed(nb::module_& m);
 void bind_client(nb::module_& m);
+void bind_extents(nb::module_& m);
 void bind_regions(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_bench(nb::module_& m);

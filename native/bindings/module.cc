@@ -100,6 +100,7 @@ NB_MODULE(_native, m) {
   bind_core(m);
   bind_regions(m);
   bind_client(m);
+  bind_extents(m);
   bind_replay(m);
   bind_bench(m);
 }
