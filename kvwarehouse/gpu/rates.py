@@ -31,6 +31,10 @@ class Lane(StrEnum):
     """The daemon promotes, the client copies from pinned host memory to the device."""
 
 
+DISK = "disk"
+"""No way to a device: the same reads into host memory alone, as the limit to judge the others by."""
+
+
 @dataclass(frozen=True)
 class Rates:
     bytes_per_s: Mapping[Lane, float] = field(default_factory=dict)
@@ -63,6 +67,15 @@ def measure(
             continue
         problems[lane] = str(values.get("rate_error") or told.problem or "it said nothing")
     return Rates(rates, problems, total)
+
+
+def disk_rate(folder: Path, timeout_s: float = LANE_TIMEOUT_S) -> float:
+    """Bytes a second of the disk itself, by direct reads into host memory; 0: not measured. Needs no
+    device."""
+    arguments = [f"{offset}:{size}:{path}" for path, offset, size in written(folder)]
+    told = run_child(CHILD, [DISK, *arguments], timeout_s) if arguments else None
+    values = {name: value for answer in told.answers for name, value in answer.items()} if told else {}
+    return float(values.get("bytes_per_s", 0.0))
 
 
 def written(folder: Path, most_bytes: int = MEASURED_BYTES) -> Iterator[tuple[Path, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import statistics
 import sys
@@ -10,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from kvwarehouse.client.mover import HeldFile, Mover
+from kvwarehouse.client.mover import HeldFile, Mover, read_whole
 from kvwarehouse.gpu.driver import DeviceMemory, Driver
-from kvwarehouse.gpu.rates import Lane
+from kvwarehouse.gpu.rates import DISK, Lane
 from kvwarehouse.gpu.telling import tell
 
 _PIECE_BYTES = 4 << 20
@@ -82,13 +83,15 @@ def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
     return rate_of(pieces, read_all)
 
 
-def _by_host(pieces: Sequence[Piece], driver: Driver) -> float:
-    """As the daemon and the client do it together: direct reads into host memory, then a copy."""
-    from kvwarehouse.client.mover import read_whole
-
-    buffers = [driver.pinned(_PIECE_BYTES) for _ in range(_DEPTH)]
-    memory = driver.memory(_PIECE_BYTES)
-    files = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path in {p.path for p in pieces}}
+def _by_host(pieces: Sequence[Piece], driver: Driver | None) -> float:
+    """As the daemon and the client do it together: direct reads into host memory, then a copy; without
+    a driver the reads alone."""
+    if driver is None:
+        buffers = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(_DEPTH)]
+    else:
+        buffers = [driver.pinned(_PIECE_BYTES) for _ in range(_DEPTH)]
+    memory = driver.memory(_PIECE_BYTES) if driver else None
+    files = {path: _open(path) for path in {piece.path for piece in pieces}}
 
     def read(number: int) -> None:
         piece = pieces[number]
@@ -99,23 +102,31 @@ def _by_host(pieces: Sequence[Piece], driver: Driver) -> float:
         for first in range(0, len(pieces), _DEPTH):
             batch = range(first, min(first + _DEPTH, len(pieces)))
             list(threads.map(read, batch))
-            for number in batch:
-                size_bytes = pieces[number].size_bytes
-                driver.to_device(memory, buffers[number % _DEPTH], size_bytes)
+            for number in batch if driver and memory else ():
+                driver.to_device(memory, buffers[number % _DEPTH], pieces[number].size_bytes)
 
     with ThreadPoolExecutor(_DEPTH) as threads:
         return rate_of(pieces, read_all)
 
 
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # a file system without direct I/O
+        return os.open(path, os.O_RDONLY)
+
+
 def main() -> None:
-    lane, pieces = Lane(sys.argv[1]), pieces_of(sys.argv[2:])
+    lane, pieces = sys.argv[1], pieces_of(sys.argv[2:])
 
     def rate() -> dict[str, Any]:
+        if lane == DISK:
+            return {"bytes_per_s": _by_host(pieces, None)}
         driver = Driver()
         driver.use(0)
-        if lane is Lane.DRAM:
+        if lane == Lane.DRAM:
             return {"bytes_per_s": _by_host(pieces, driver)}
-        return {"bytes_per_s": _by_kvikio(pieces, driver, gds=lane is Lane.GDS)}
+        return {"bytes_per_s": _by_kvikio(pieces, driver, gds=lane == Lane.GDS)}
 
     tell({"rate": rate})
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvwarehouse.gpu.choice import Choice, choose, judge
 from kvwarehouse.gpu.machine import Machine
-from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, measure, written
+from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, disk_rate, measure, written
 from kvwarehouse.gpu.rates_child import pieces_of, rate_of
 
 GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
@@ -173,3 +173,9 @@ def test_a_rate_counts_every_byte_once_a_round(tmp_path: Path) -> None:
     rounds: list[int] = []
     assert rate_of(pieces, lambda: rounds.append(1)) > 0
     assert len(rounds) == 3
+
+
+def test_the_disk_itself_is_measured_without_a_device(tmp_path: Path) -> None:
+    assert disk_rate(tmp_path) == 0
+    segment(tmp_path, 0, [(0, 9 << 20)], 16 << 20)
+    assert disk_rate(tmp_path, 60.0) > 0
