@@ -22,10 +22,11 @@ from kvwarehouse.gpu import Machine, look
 from kvwarehouse.planner.report import Report, TableBlock
 
 ABOUT = """\
-Judges each figure against its goal. Without a GPU it measures nothing and says so, in the document too."""
+Judges each figure against its goal. Without a GPU it measures nothing and says so, in the document
+too."""
 
 EXAMPLES = """\
-  bench/gpu.py                      all parts: about half an hour with a model of 8 billion parameters
+  bench/gpu.py                      all parts: about half an hour, a model of 8 billion
   bench/gpu.py --quick              a small model and little data: to see that it works
   bench/gpu.py --lengths 1024,32768 --rounds 5 --write"""
 
@@ -50,9 +51,7 @@ def _measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     stored = _QUICK_BYTES if args.quick else _STORED_BYTES
     outcomes = [nvme(machine, folder / "nvme", stored), _ttft(args, machine, folder / "ttft")]
     if args.write:
-        text = with_outcomes(
-            _DOCUMENT.read_text("utf-8"), conditions, machine.words(), outcomes
-        )
+        text = with_outcomes(_DOCUMENT.read_text("utf-8"), conditions, machine.words(), outcomes)
         _DOCUMENT.write_text(text, encoding="utf-8")
     rows = lines_of(outcomes)
     return Report(

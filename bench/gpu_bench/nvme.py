@@ -1,4 +1,5 @@
-"""NVMe to a device, each way, beside the disk's own reads: on segments that a private daemon wrote."""
+"""NVMe to a device, each way, beside the disk's own reads: on segments that a private daemon
+wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def outcome_of(rates: Rates, disk_bytes_per_s: float) -> Outcome:
         why = next(iter(rates.problems.values()), "the disk itself was not measured")
         return Outcome("nvme", why_not=why)
     ordered = sorted(rates.bytes_per_s.items(), key=lambda item: -item[1])
-    best, rate = ordered[0]
+    rate = ordered[0][1]
     limit = disk_bytes_per_s / GIGABYTE
     figures = [Figure(NAME, rate / GIGABYTE, "GB/s", limit, "disk", "ratio 0.9 or more")]
     figures += [

@@ -1,4 +1,5 @@
-"""docs/gpu.md: what has run, on what, and what has not. Pure, but for read and write of the caller's."""
+"""docs/gpu.md: what has run, on what, and what has not. Pure, but for read and write of the
+caller's."""
 
 from __future__ import annotations
 

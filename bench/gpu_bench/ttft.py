@@ -1,4 +1,5 @@
-"""Time to first token through the transformers connector: recomputed, from DRAM, from NVMe, in turns.
+"""Time to first token through the transformers connector: recomputed, from DRAM, from NVMe, in
+turns.
 
 The model is a Llama with random weights, made on the device: what a prompt costs depends on shapes
 alone. Runs on the CPU too, with a small shape, to see that it works."""
@@ -40,7 +41,8 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds, of one round each; `loaded`: of the prompt's tokens, those that came from the tier."""
+    """Seconds, of one round each; `loaded`: of the prompt's tokens, those that came from the
+    tier."""
 
     tokens: int
     recomputed_s: Sequence[float]
@@ -72,9 +74,7 @@ def figures_of(samples: Sequence[Sample]) -> list[Figure]:
     return figures
 
 
-def ttft(
-    device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder: Path
-) -> Outcome:
+def ttft(device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder: Path) -> Outcome:
     """Lengths that do not fit the device's memory are left out, and the last says so."""
     import torch
 

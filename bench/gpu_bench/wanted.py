@@ -1,4 +1,5 @@
-"""What this project wants to know of a GPU, with its goals: a figure, or why there is none. Pure."""
+"""What this project wants to know of a GPU, with its goals: a figure, or why there is none.
+Pure."""
 
 from __future__ import annotations
 

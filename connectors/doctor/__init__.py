@@ -1,4 +1,5 @@
 """`kvwarehouse doctor ENGINE`: will this engine and this warehouse work together, and if not, why.
+`kvwarehouse doctor gpu`: what this machine has for GPUs, and how NVMe reaches them.
 
 It is an entry point of the group kvwarehouse.commands: `command` gets the arguments after the name.
 Looks and reports; changes nothing.
@@ -7,6 +8,11 @@ Looks and reports; changes nothing.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvwarehouse_connectors.doctor.findings import Finding
 
 _ABOUT = """\
 Looks at everything that an engine and the warehouse need of each other on this machine, and says
@@ -20,10 +26,13 @@ starts no model.
 _EXAMPLES = """\
 engines:
   vllm       vLLM 0.32 and later (docs/vllm.md)
+  gpu        no engine: driver, device, kvikio, GPUDirect Storage, and what is used instead of what
+             is not there (docs/gpu.md)
 
 examples:
   kvwarehouse doctor vllm
   kvwarehouse doctor vllm --address unix:///run/kvw/kvw.sock
+  kvwarehouse doctor gpu --segments /nvme/kvwarehouse/segments
   kvwarehouse doctor vllm --json | jq '.checks[] | select(.verdict == "fail")'
 
 verdicts:
@@ -40,13 +49,28 @@ def command(arguments: list[str]) -> int:
     """Runs the doctor; returns the exit status."""
     args = _parser().parse_args(arguments)
     from kvwarehouse_connectors.doctor.findings import healthy
-    from kvwarehouse_connectors.doctor.look import look
     from kvwarehouse_connectors.doctor.show import print_json, print_table
-    from kvwarehouse_connectors.doctor.vllm import findings_of
 
-    findings = findings_of(look(args.address, args.timeout))
+    findings = _gpu(args) if args.engine == "gpu" else _vllm(args)
     (print_json if args.json else print_table)(args.engine, findings)
     return 0 if healthy(findings) else 1
+
+
+def _vllm(args: argparse.Namespace) -> list[Finding]:
+    from kvwarehouse_connectors.doctor.look import look
+    from kvwarehouse_connectors.doctor.vllm import findings_of
+
+    return list(findings_of(look(args.address, args.timeout)))
+
+
+def _gpu(args: argparse.Namespace) -> list[Finding]:
+    import kvwarehouse as kvw
+    from kvwarehouse_connectors.doctor.gpu import findings_of
+
+    if not args.segments:
+        return findings_of(kvw.gpu.look(min(args.timeout, kvw.gpu.PROBE_TIMEOUT_S)), None)
+    choice = kvw.gpu.choose(Path(args.segments), again=True)
+    return findings_of(choice.machine, choice)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("engine", choices=["vllm"], metavar="ENGINE", help="vllm")
+    parser.add_argument("engine", choices=["vllm", "gpu"], metavar="ENGINE", help="vllm, gpu")
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
@@ -72,6 +96,13 @@ def _parser() -> argparse.ArgumentParser:
         default=180.0,
         help="Bound of importing the engine (default: 180; the first import of a new installation"
         " takes minutes on a slow disk).",
+    )
+    parser.add_argument(
+        "--segments",
+        metavar="DIR",
+        default="",
+        help="For gpu: the daemon's folder of segments, NVME_DIR/segments. Measures each way from"
+        " there to the device, half a minute each at most, reads only; clients remember it.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
     return parser

@@ -1,4 +1,5 @@
-"""Where transfers land before anything is believed of them, and how verified pages leave from there.
+"""Where transfers land before anything is believed of them, and how verified pages leave from
+there.
 
 Here: host memory, verified by the native core in the same pass as the copy.
 """

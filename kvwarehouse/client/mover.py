@@ -1,4 +1,5 @@
-"""How bytes get from a segment's file to a stage: the seam between held extents and what reads them.
+"""How bytes get from a segment's file to a stage: the seam between held extents and what reads
+them.
 
 Here: preadv, for stages in host memory. kvwarehouse/gpu/kvikio_mover.py: kvikio, for a device's.
 """
@@ -28,8 +29,9 @@ class HeldFile:
 
 
 Finished = Callable[[], None]
-"""Blocks until a transfer has ended, and raises OSError or RuntimeError where it failed. To be called
-exactly once for each transfer, also for those nobody wants any more: it writes until then."""
+"""Blocks until a transfer has ended, and raises OSError or RuntimeError where it failed. To be
+called exactly once for each transfer, also for those nobody wants any more: it writes until
+then."""
 
 
 class Mover(Protocol):

@@ -127,11 +127,14 @@ class Moves:
     def load_window(
         self, prefix: Prefix, window: Window, out: Regions, timeout_s: float
     ) -> tuple[int, dict[str, int]]:
-        return self._path.load(self.space, prefix, window, out, timeout_s)
+        filled: tuple[int, dict[str, int]]
+        filled = self._path.load(self.space, prefix, window, out, timeout_s)
+        return filled
 
     def hold(self, prefix: Prefix, window: Window, timeout_s: float) -> engine.Extents:
         """The window's pages that are on NVMe, from its first on, held there."""
-        return self._path.hold(self.space, prefix, window, timeout_s)
+        held: engine.Extents = self._path.hold(self.space, prefix, window, timeout_s)
+        return held
 
     def _reopening(
         self, call: Callable[[], Any], missed: Callable[[], Any] | None = None

@@ -1,9 +1,9 @@
 """Loads that read pages on NVMe where they lie, past the daemon: held, read, verified, handed over.
 
-The daemon's own path stays beneath it and has the last word: what cannot be held (the daemon is of an
-older version, the segment is about to be reused, too many are held) or fails on the way (an error of
-the device, a page that is not what its record says) is asked for as any load asks for it. There the
-daemon reads it again, finds a damaged record by itself and takes it out.
+The daemon's own path stays beneath it and has the last word: what cannot be held (the daemon is of
+an older version, the segment is about to be reused, too many are held) or fails on the way (an
+error of the device, a page that is not what its record says) is asked for as any load asks for it.
+There the daemon reads it again, finds a damaged record by itself and takes it out.
 
 Threads take turns. Invariants: nothing is handed over that was not verified against its record's
 digest; a hold ends only when every transfer from it has.

@@ -6,7 +6,6 @@ Thread-safe as its channel is.
 from __future__ import annotations
 
 from contextlib import closing
-
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -237,8 +237,9 @@ class Pins:
     def release(self) -> None: ...
 
 class Extents:
-    """Pages held on NVMe until release(), for reading by the caller itself: native/client/extents.h.
-    Survives the daemon. Release it after every transfer from it has ended."""
+    """Pages held on NVMe until release(), for reading by the caller itself:
+    native/client/extents.h. Survives the daemon. Release it after every transfer from it has
+    ended."""
 
     pages: int
     page_bytes: int
@@ -252,9 +253,7 @@ class Extents:
         """Transfers: (round, file, offset in it, bytes, offset in the stage, first page, pages);
         all offsets and sizes are multiples of 4096, and a round fits stage_bytes. Neighbours with
         at most gap_bytes between them come in one, gap included. UsageError "stage_too_small"."""
-    def deliver(
-        self, stage: NDArray[np.uint8], first: int, count: int, regions: Regions
-    ) -> int:
+    def deliver(self, stage: NDArray[np.uint8], first: int, count: int, regions: Regions) -> int:
         """Verifies pages in the stage of the last plan and copies them to the same pages of
         `regions`, to the first that is not what its record says. Returns how many are there."""
     def expected(

@@ -1,5 +1,5 @@
-"""Runs a module of this package in a process of its own, and reads the lines of JSON that it told, however
-it ended. A vendor's library may spin for ever, write to stdout or take its process with it.
+"""Runs a module of this package in a process of its own, and reads the lines of JSON that it told,
+however it ended. A vendor's library may spin for ever, write to stdout or take its process with it.
 
 Thread-safe. Blocks for at most the timeout and a moment; a child that cannot be killed (it hangs in
 the kernel) is left behind rather than waited for.
@@ -38,8 +38,9 @@ def run_child(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> Told:
-    """A line with the key "step" announces what comes next. `environment`: beside that of this process.
-    The child has a folder of its own to work in, which goes again: libraries leave logs there."""
+    """A line with the key "step" announces what comes next. `environment`: beside that of this
+    process. The child has a folder of its own to work in, which goes again: libraries leave logs
+    there."""
     with (
         tempfile.TemporaryDirectory(prefix="kvw-gpu-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as out,

@@ -1,5 +1,6 @@
-"""Which way pages on NVMe take to a device: the fastest that was measured, remembered for machines like
-this one, and said in words. Without a measurement, the daemon's promotion, which always works."""
+"""Which way pages on NVMe take to a device: the fastest that was measured, remembered for machines
+like this one, and said in words. Without a measurement, the daemon's promotion, which always
+works."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from kvwarehouse.gpu.rates import Lane, Rates, measure
 
 _VERSION = 1
 _CLEARLY = 1.05
-"""What another way must be faster by than the daemon's promotion, which also fills DRAM for others."""
+"""What another way must be faster by than the daemon's promotion, which also fills DRAM for
+others."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ class Choice:
             for lane in Lane
         ]
         told = "remembered" if self.remembered else "measured now"
-        return [*self.machine.words(), *measured, f"NVMe to GPU by {self.lane}: {self.why} ({told})"]
+        return [
+            *self.machine.words(),
+            *measured,
+            f"NVMe to GPU by {self.lane}: {self.why} ({told})",
+        ]
 
 
 def choose(
@@ -48,8 +54,9 @@ def choose(
     measure: Callable[..., Rates] = measure,
 ) -> Choice:
     """folder: the daemon's segments. memory: the file that remembers; default: a file of the user's
-    cache. Blocks for probing and measuring, tens of seconds at most, and briefly where the answer for this
-    machine, these versions and this file system is remembered, unless `again`. Never raises."""
+    cache. Blocks for probing and measuring, tens of seconds at most, and briefly where the answer
+    for this machine, these versions and this file system is remembered, unless `again`. Never
+    raises."""
     machine = look()
     file = memory or _memory_file()
     key = _key(machine, folder)

@@ -1,8 +1,9 @@
-"""From segments into device memory, by kvikio: through GPUDirect Storage, or through kvikio's own host
-buffers (its compatibility mode). Never into host memory: that needs a driver there and gains nothing.
+"""From segments into device memory, by kvikio: through GPUDirect Storage, or through kvikio's own
+host buffers (its compatibility mode). Never into host memory: that needs a driver there and gains
+nothing.
 
-kvikio takes paths, no descriptors, and opens each file twice, so files stay open here, a bounded number
-of them, recognised by device and inode: segments are recycled, not made anew. Thread-safe.
+kvikio takes paths, no descriptors, and opens each file twice, so files stay open here, a bounded
+number of them, recognised by device and inode: segments are recycled, not made anew. Thread-safe.
 
 Source: kvikio 26.10, python/kvikio/kvikio/cufile.py and defaults.py.
 """
@@ -23,11 +24,12 @@ _TASK_BYTES = 4 << 20
 
 class KvikioMover:
     def __init__(self, *, gds: bool, threads: int = 8, library: Any = None) -> None:
-        """gds: cuFile, and an error where it does not work; else kvikio's compatibility mode. Only with
-        gds=True after a probe in another process found that it works: cuFile can spin for ever.
+        """gds: cuFile, and an error where it does not work; else kvikio's compatibility mode. Only
+        with gds=True after a probe in another process found that it works: cuFile can spin for
+        ever.
 
-        library: in place of the module kvikio. Settings of kvikio are its process's. Raises UsageError
-        (code "missing_extra") where it is not installed."""
+        library: in place of the module kvikio. Settings of kvikio are its process's. Raises
+        UsageError (code "missing_extra") where it is not installed."""
         self.name = "kvikio (GDS)" if gds else "kvikio (compat)"
         self._kvikio = library or _kvikio()
         mode = self._kvikio.CompatMode.OFF if gds else self._kvikio.CompatMode.ON

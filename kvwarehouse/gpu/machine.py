@@ -1,5 +1,5 @@
-"""What this machine has for GPUs, and what that means, in words. Looking runs in a bounded process of its
-own (probe.py) and never raises."""
+"""What this machine has for GPUs, and what that means, in words. Looking runs in a bounded process
+of its own (probe.py) and never raises."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Machine:
 
     def _kvikio_words(self) -> str:
         if not self.kvikio:
-            return f"no kvikio ({self.kvikio_error or self.problem or 'not found'}): install kvwarehouse[gds]"
+            why = self.kvikio_error or self.problem or "not found"
+            return f"no kvikio ({' '.join(why.split())}): install kvwarehouse[gds]"
         brought = ", ".join(f"{name} {version}" for name, version in self.packages.items())
         return f"kvikio {self.kvikio} ({brought or 'from no package'})"
 

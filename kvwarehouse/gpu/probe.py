@@ -1,6 +1,6 @@
-"""What this machine has for GPUs, told step by step: python -m kvwarehouse.gpu.probe. A process of its own,
-because its last step may spin for ever: opening a file for GPUDirect Storage reads /proc/modules in a
-loop where the kernel has none (seen with cuFile 1.19)."""
+"""What this machine has for GPUs, told step by step: python -m kvwarehouse.gpu.probe. A process of
+its own, because its last step may spin for ever: opening a file for GPUDirect Storage reads
+/proc/modules in a loop where the kernel has none (seen with cuFile 1.19)."""
 
 from __future__ import annotations
 

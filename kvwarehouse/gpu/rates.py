@@ -1,5 +1,5 @@
-"""How fast each way from NVMe to a device is on this machine: a short measurement, each way in a process
-of its own, of bytes that are in the warehouse's segments already. Nothing is written.
+"""How fast each way from NVMe to a device is on this machine: a short measurement, each way in a
+process of its own, of bytes that are in the warehouse's segments already. Nothing is written.
 
 Bytes that were allocated and never written are no use: file systems answer those without the disk.
 """
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from kvwarehouse.gpu.bounded_child import run_child
+from kvwarehouse.gpu.bounded_child import Told, run_child
 
 CHILD = "kvwarehouse.gpu.rates_child"
 LANE_TIMEOUT_S = 30.0
@@ -32,7 +33,8 @@ class Lane(StrEnum):
 
 
 DISK = "disk"
-"""No way to a device: the same reads into host memory alone, as the limit to judge the others by."""
+"""No way to a device: the same reads into host memory alone, as the limit to judge the others
+by."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,13 @@ def measure(
     total = sum(size for _, _, size in pieces)
     if total < LEAST_BYTES:
         why = f"{total} bytes are stored on NVMe, {LEAST_BYTES} are the least to measure with"
-        return Rates({}, {lane: why for lane in lanes})
+        return Rates({}, dict.fromkeys(lanes, why))
     rates: dict[Lane, float] = {}
     problems: dict[Lane, str] = {}
     arguments = [f"{offset}:{size}:{path}" for path, offset, size in pieces]
     for lane in lanes:
         told = run_child(module, [lane.value, *arguments], timeout_s)
-        values = {name: value for answer in told.answers for name, value in answer.items()}
+        values = _values(told)
         if values.get("bytes_per_s"):
             rates[lane] = float(values["bytes_per_s"])
             continue
@@ -70,16 +72,20 @@ def measure(
 
 
 def disk_rate(folder: Path, timeout_s: float = LANE_TIMEOUT_S) -> float:
-    """Bytes a second of the disk itself, by direct reads into host memory; 0: not measured. Needs no
-    device."""
+    """Bytes a second of the disk itself, by direct reads into host memory; 0: not measured. Needs
+    no device."""
     arguments = [f"{offset}:{size}:{path}" for path, offset, size in written(folder)]
     told = run_child(CHILD, [DISK, *arguments], timeout_s) if arguments else None
-    values = {name: value for answer in told.answers for name, value in answer.items()} if told else {}
-    return float(values.get("bytes_per_s", 0.0))
+    return float(_values(told).get("bytes_per_s", 0.0)) if told else 0.0
+
+
+def _values(told: Told) -> dict[str, Any]:
+    return {name: value for answer in told.answers for name, value in answer.items()}
 
 
 def written(folder: Path, most_bytes: int = MEASURED_BYTES) -> Iterator[tuple[Path, int, int]]:
-    """(file, offset, bytes) of what was written to the segments, in whole blocks, up to most_bytes."""
+    """(file, offset, bytes) of what was written to the segments, in whole blocks, up to
+    most_bytes."""
     left = most_bytes
     for path in sorted(folder.glob("*.seg")):
         try:

@@ -1,4 +1,5 @@
-"""Measures one way from NVMe to a device: python -m kvwarehouse.gpu.rates_child LANE OFFSET:BYTES:FILE..."""
+"""Measures one way from NVMe to a device: python -m kvwarehouse.gpu.rates_child LANE
+OFFSET:BYTES:FILE..."""
 
 from __future__ import annotations
 
@@ -84,8 +85,8 @@ def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
 
 
 def _by_host(pieces: Sequence[Piece], driver: Driver | None) -> float:
-    """As the daemon and the client do it together: direct reads into host memory, then a copy; without
-    a driver the reads alone."""
+    """As the daemon and the client do it together: direct reads into host memory, then a copy;
+    without a driver the reads alone."""
     if driver is None:
         buffers = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(_DEPTH)]
     else:
@@ -102,7 +103,9 @@ def _by_host(pieces: Sequence[Piece], driver: Driver | None) -> float:
         for first in range(0, len(pieces), _DEPTH):
             batch = range(first, min(first + _DEPTH, len(pieces)))
             list(threads.map(read, batch))
-            for number in batch if driver and memory else ():
+            if driver is None or memory is None:
+                continue
+            for number in batch:
                 driver.to_device(memory, buffers[number % _DEPTH], pieces[number].size_bytes)
 
     with ThreadPoolExecutor(_DEPTH) as threads:

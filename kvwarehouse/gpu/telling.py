@@ -11,7 +11,8 @@ _MOST_TEXT = 400
 
 
 def tell(steps: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-    """Announces each step, runs it, and says what it found; a step that raises has said {name_error}."""
+    """Announces each step, runs it, and says what it found; a step that raises has said
+    {name_error}."""
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for name, step in steps.items():

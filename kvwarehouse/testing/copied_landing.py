@@ -1,5 +1,6 @@
-"""Stages in a device's memory whose pages are verified and handed over in host memory: for tests that ask
-whether a mover brings the right bytes to the device. Not a way to serve: every byte crosses twice."""
+"""Stages in a device's memory whose pages are verified and handed over in host memory: for tests
+that ask whether a mover brings the right bytes to the device. Not a way to serve: every byte
+crosses twice."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "bindings/bindings.h"
-#include "client/extents.h"
 #include "client/client.h"
+#include "client/extents.h"
 
 namespace kvw::bindings {
 

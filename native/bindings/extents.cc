@@ -75,10 +75,9 @@ nb::tuple expected(const Extents& extents, uint64_t first, uint64_t count) {
     made->staged.push_back(page.staged_at);
   }
   auto* keys = reinterpret_cast<uint8_t*>(made->keys.data());
-  return nb::make_tuple(
-      nb::ndarray<nb::numpy, uint8_t>(keys, {count, sizeof(Key)}, owner),
-      nb::ndarray<nb::numpy, uint64_t>(made->digests.data(), {count}, owner),
-      nb::ndarray<nb::numpy, uint64_t>(made->staged.data(), {count}, owner));
+  return nb::make_tuple(nb::ndarray<nb::numpy, uint8_t>(keys, {count, sizeof(Key)}, owner),
+                        nb::ndarray<nb::numpy, uint64_t>(made->digests.data(), {count}, owner),
+                        nb::ndarray<nb::numpy, uint64_t>(made->staged.data(), {count}, owner));
 }
 
 void count_delivered(Extents& extents, uint64_t first, uint64_t count, bool mismatch) {

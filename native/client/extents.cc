@@ -72,8 +72,7 @@ uint64_t Extents::deliver(const std::byte* stage, uint64_t first, uint64_t count
   for (; done < count; ++done) {
     const Page& page = pages_[first + done];
     to.pieces(first + done, pieces);
-    const uint64_t digest =
-        scatter_digest(pieces, stage + page.staged_at, page.entry.key, shard_);
+    const uint64_t digest = scatter_digest(pieces, stage + page.staged_at, page.entry.key, shard_);
     good = digest == page.digest;
     if (!good || !current(first + done)) break;
   }

@@ -28,7 +28,7 @@ class Extents {
     EntryView entry;
     uint64_t offset_bytes;  // in its file, a multiple of 4 KiB
     uint64_t digest;
-    uint32_t file;  // in files()
+    uint32_t file;           // in files()
     uint64_t staged_at = 0;  // where the last plan puts it in its stage
   };
   struct File {

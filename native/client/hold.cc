@@ -1,5 +1,5 @@
-// Holding pages on NVMe: the entries' extents, a pin word for each segment, one fence, the segments'
-// words, and then what the records themselves say.
+// Holding pages on NVMe: the entries' extents, a pin word for each segment, one fence, the
+// segments' words, and then what the records themselves say.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -143,8 +143,7 @@ class Holder {
       return refuse(pin < 0 ? Reason::later : Reason::io_error);
     }
     into_.session_->store_pin(pin, segment_pin(extent.segment, extent.life));
-    into_.files_.push_back(
-        {extent.segment, extent.life, ParentFd(fd.release()), direct, pin});
+    into_.files_.push_back({extent.segment, extent.life, ParentFd(fd.release()), direct, pin});
     return static_cast<int>(into_.files_.size() - 1);
   }
   int refuse(Reason reason) {
@@ -154,28 +153,27 @@ class Holder {
 
   IoOp header_read(size_t page, std::byte* to, size_t place) const {
     const Extents::Page& of = into_.pages_[page];
-    return {IoKind::read, into_.files_[of.file].descriptor.get(),
+    return {IoKind::read,
+            into_.files_[of.file].descriptor.get(),
             uint64_t{of.entry.extent.offset_blocks} * kBlockBytes,
-            {iovec{to, header_of(page)}}, place};
+            {iovec{to, header_of(page)}},
+            place};
   }
 
   bool accept(size_t at, std::span<const std::byte> bytes) {
     Extents::Page& page = into_.pages_[at];
     const auto header = nvme::decode_record_header(bytes);
     if (!header || header->warehouse != call_.view->control().warehouse_id ||
-        header->extent != page.entry.extent ||
-        header->header_blocks * kBlockBytes != bytes.size())
+        header->extent != page.entry.extent || header->header_blocks * kBlockBytes != bytes.size())
       return false;
     const PageFacts& facts = header->facts;
     const NamespaceShape& shape = call_.row.shape;
     const auto witness = prompt_.witness(first_ + at);
-    const bool same = facts.key == prompt_.key(first_ + at) &&
-                      facts.parent == prompt_.parent(first_ + at) &&
-                      facts.position == prompt_.position(first_ + at) &&
-                      facts.namespace_id == shape.id && facts.shards == shape.shards &&
-                      facts.shard_bytes == shape.shard_bytes &&
-                      facts.witness_kind == prompt_.witness_kind() &&
-                      std::ranges::equal(facts.witness, witness);
+    const bool same =
+        facts.key == prompt_.key(first_ + at) && facts.parent == prompt_.parent(first_ + at) &&
+        facts.position == prompt_.position(first_ + at) && facts.namespace_id == shape.id &&
+        facts.shards == shape.shards && facts.shard_bytes == shape.shard_bytes &&
+        facts.witness_kind == prompt_.witness_kind() && std::ranges::equal(facts.witness, witness);
     if (same) page.digest = facts.digests[into_.shard_];
     return same;
   }

@@ -1,5 +1,5 @@
-"""Tests that need a GPU: make test-gpu. Each asks for `device`, and is skipped with the reason without one;
-a skip is no pass, and docs/gpu.md says which of them have run, and on what."""
+"""Tests that need a GPU: make test-gpu. Each asks for `device`, and is skipped with the reason
+without one; a skip is no pass, and docs/gpu.md says which of them have run, and on what."""
 
 from __future__ import annotations
 

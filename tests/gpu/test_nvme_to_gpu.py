@@ -1,5 +1,5 @@
-"""Held extents of a real daemon, read into a real device's memory by kvikio: the bytes there are those that
-were stored."""
+"""Held extents of a real daemon, read into a real device's memory by kvikio: the bytes there are
+those that were stored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Loads past the daemon, end to end on a real one: pages are held where they are on NVMe, read by
-preadv, verified, and handed over. Whatever is wrong with a page or with the daemon is a miss, or the
-daemon's own path."""
+preadv, verified, and handed over. Whatever is wrong with a page or with the daemon is a miss, or
+the daemon's own path."""
 
 from __future__ import annotations
 
@@ -293,9 +293,8 @@ def test_a_cleared_page_is_not_handed_over_though_its_bytes_were_read(
     ns = stored_on_nvme(client)
     gate = Gate()
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
-    with NvmeReader(ns, gate) as reader:
-        with gate.reading(reader, out) as loads:
-            client.clear(ns.space)
+    with NvmeReader(ns, gate) as reader, gate.reading(reader, out) as loads:
+        client.clear(ns.space)
     assert loads == [0]
 
 

@@ -1,14 +1,15 @@
-"""The parts of bench/gpu.py that need no GPU: what is judged, and what a page says of what did not run."""
+"""The parts of bench/gpu.py that need no GPU: what is judged, and what a page says of what did not
+run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from gpu_bench import nvme, ttft
 from gpu_bench.page import BEGIN, END, with_outcomes
 from gpu_bench.wanted import NO_GPU, UNMEASURED, WANTED, Outcome, lines_of
-
 from kvwarehouse.cli.bench.goals import read_goal
 from kvwarehouse.gpu import Lane, Machine, Rates
 
@@ -32,7 +33,8 @@ def test_what_has_not_run_is_listed_with_its_reason() -> None:
 
 
 def test_a_part_that_was_not_run_is_not_passed_over() -> None:
-    assert dict((line[0], line[2]) for line in lines_of([]))[nvme.NAME] == "not measured: not run"
+    told = {line[0]: line[2] for line in lines_of([])}
+    assert told[nvme.NAME] == "not measured: not run"
 
 
 @pytest.mark.parametrize(("gds", "verdict"), [(9.5e9, "met"), (8.9e9, "missed")])

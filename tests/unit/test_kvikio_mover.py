@@ -1,5 +1,6 @@
-"""The mover for devices over a contract model of kvikio (26.10: CuFile, IOFuture, defaults), so that
-files, futures and failures are tried without a GPU. tests/integration/test_kvikio.py has the library."""
+"""The mover for devices over a contract model of kvikio (26.10: CuFile, IOFuture, defaults), so
+that files, futures and failures are tried without a GPU. tests/integration/test_kvikio.py has the
+library."""
 
 from __future__ import annotations
 
