@@ -3,7 +3,6 @@ wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,9 @@ def nvme(machine: Machine, folder: Path, stored_bytes: int) -> Outcome:
     """Blocks for a few minutes at most."""
     if not machine.has_device:
         return Outcome("nvme", why_not=machine.words()[0])
+    folder.mkdir(parents=True, exist_ok=True)
     with Serving(folder, dram="1GiB", nvme_capacity="8GiB") as serving:
-        _fill(serving, stored_bytes // _PAGE_BYTES)
+        fill(serving, stored_bytes // _PAGE_BYTES)
         segments = serving.nvme_dir / "segments"
         return outcome_of(measure(segments), disk_rate(segments))
 
@@ -46,7 +46,8 @@ def outcome_of(rates: Rates, disk_bytes_per_s: float) -> Outcome:
     return Outcome("nvme", figures)
 
 
-def _fill(serving: Serving, pages: int) -> None:
+def fill(serving: Serving, pages: int) -> None:
+    """Stores so many pages, all of them on NVMe when it returns."""
     space = kvw.Namespace(
         model="bench-gpu",
         weights="none",
@@ -58,12 +59,8 @@ def _fill(serving: Serving, pages: int) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (16, _PAGE_BYTES), np.uint8)
     with serving.connect() as client:
         opened = client.open(space)
-        for first in _starts(pages, len(rows)):
-            # A prompt a time: none waits for another's parents.
+        for first in range(0, pages, len(rows)):
             ids = np.arange(len(rows) * _PAGE_TOKENS) + first * _PAGE_TOKENS
-            opened.store(ids, rows, timeout_s=60)
-        client.flush(120)
-
-
-def _starts(pages: int, step: int) -> Sequence[int]:
-    return range(0, pages, step)
+            stored = opened.store(ids, rows, timeout_s=60)
+            if stored.stored < len(rows) or client.flush(120).pending:
+                raise RuntimeError(f"the warehouse did not take all pages: {stored}")
