@@ -48,6 +48,7 @@ void Client::close() {
   connection_.close();
   view_.reset();
   session_.reset();
+  folder_.reset();
 }
 
 void Client::refuse_forked() const {

@@ -66,7 +66,8 @@ def test_what_libraries_print_is_no_answer(module: Any) -> None:
         "    return {'cuda': '13.0'}",
         "tell({'driver': first})",
     )
-    assert look(30.0, module=noisy).cuda == "13.0"
+    machine = look(30.0, module=noisy)
+    assert (machine.cuda, machine.kvikio, machine.gds) == ("13.0", "", False)
 
 
 def test_a_step_that_raises_is_a_finding(module: Any) -> None:
