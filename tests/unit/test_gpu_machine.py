@@ -61,8 +61,8 @@ def test_what_libraries_print_is_no_answer(module: Any) -> None:
     noisy = module(
         "def first():",
         "    import os",
-        '    print(\'{"cuda": "99"}\', flush=True)',
-        '    os.write(1, b\'{"cuda": "98"}\\n\')',
+        '    print(\'{"kvikio": "99"}\', flush=True)',
+        '    os.write(1, b\'{"kvikio": "98"}\\n\')',
         "    return {'cuda': '13.0'}",
         "tell({'driver': first})",
     )
