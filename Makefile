@@ -138,6 +138,27 @@ test-sglang: setup-sglang
 test-lmcache: setup-lmcache
 	@$(LMCACHE_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/engines/lmcache $(CHOSEN) $(ARGS)
 
+# On a machine with a GPU, over its own torch and CuPy. Without a registry: WHEELS=FOLDER, which
+# `make gpu-wheels` has filled elsewhere.
+GPU_VENV := .venv-gpu
+WHEELS ?= build/gpu-wheels
+.PHONY: gpu-wheels
+gpu-wheels:  ## collect what a GPU machine without a registry needs, to take there (WHEELS=FOLDER)
+	@PYTHON="$(PYTHON)" scripts/gpu_wheels.sh "$(WHEELS)"
+
+.PHONY: setup-gpu
+setup-gpu:
+	@PYTHON="$(PYTHON)" VENV="$(GPU_VENV)" WHEELS="$(WHEELS)" scripts/gpu_setup.sh
+
+.PHONY: test-gpu
+test-gpu: setup-gpu  ## the tests that need a GPU; each says why it is skipped without one
+	@$(GPU_VENV)/bin/python -m pytest tests/gpu $(ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: setup-gpu  ## a GPU's figures beside its limits; writes docs/gpu.md (ARGS=--quick: to see that it works)
+	@mkdir -p build/bench
+	@$(GPU_VENV)/bin/python bench/gpu.py --write $(ARGS)
+
 .PHONY: lint
 lint: setup-lint  ## style, types, layers, generated code, native checks
 	@BIN="$(CURDIR)/$(BIN)" BUILD="$(BUILD)" JOBS="$(JOBS)" scripts/lint.sh
@@ -211,5 +232,5 @@ docs: setup  ## check that what the documents refer to exists
 
 .PHONY: clean
 clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(LMCACHE_VENV) $(DYNAMO_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf build dist $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(LMCACHE_VENV) $(DYNAMO_VENV) $(GPU_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

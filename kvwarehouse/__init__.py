@@ -14,7 +14,7 @@
 daemon for scripts and tests.
 """
 
-from kvwarehouse import aio
+from kvwarehouse import aio, gpu
 from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
 from kvwarehouse.embedded import PrivateDaemon, embedded
 from kvwarehouse.errors import (
@@ -72,5 +72,6 @@ __all__ = [
     "default_address",
     "embedded",
     "fingerprint",
+    "gpu",
     "parse_size",
 ]

@@ -1,4 +1,5 @@
 """`kvwarehouse doctor ENGINE`: will this engine and this warehouse work together, and if not, why.
+`kvwarehouse doctor gpu`: what this machine has for GPUs, and how NVMe reaches them.
 
 It is an entry point of the group kvwarehouse.commands: `command` gets the arguments after the name.
 Looks and reports; changes nothing.
@@ -7,6 +8,13 @@ Looks and reports; changes nothing.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvwarehouse_connectors.doctor.findings import Finding
+
+_GPU = "gpu"
 
 _ABOUT = """\
 Looks at everything that an engine and the warehouse need of each other on this machine, and says
@@ -22,6 +30,8 @@ engines:
   vllm       vLLM 0.32 and later (docs/vllm.md)
   sglang     SGLang 0.5.23 and later (docs/sglang.md)
   trtllm     TensorRT-LLM (docs/trtllm.md)
+  gpu        no engine: driver, device, kvikio, GPUDirect Storage, and what is used instead of what
+             is not there (docs/gpu.md)
 
 --config is what the engine is given, as JSON or as a .json, .toml or .yaml file:
   vllm       of --kv-transfer-config
@@ -33,6 +43,7 @@ examples:
   kvwarehouse doctor vllm --address unix:///run/kvw/kvw.sock --model ./llama --page-tokens 16
   kvwarehouse doctor sglang --config @extra.json --model ./llama --page-tokens 64
   kvwarehouse doctor trtllm --config config.yaml --model llama-3.3-70b
+  kvwarehouse doctor gpu --segments /nvme/kvwarehouse/segments
   kvwarehouse doctor vllm --json | jq '.checks[] | select(.verdict == "fail")'
 
 verdicts:
@@ -48,22 +59,38 @@ exit status: 0 when nothing fails, 1 when something does, 2 for wrong arguments.
 def command(arguments: list[str]) -> int:
     """Runs the doctor; returns the exit status."""
     args = _parser().parse_args(arguments)
-    from kvwarehouse_connectors.doctor.engines import engine_of
     from kvwarehouse_connectors.doctor.findings import healthy
-    from kvwarehouse_connectors.doctor.look import Asked, look
     from kvwarehouse_connectors.doctor.show import print_json, print_table
+
+    findings = _gpu(args) if args.engine == _GPU else _engine(args)
+    (print_json if args.json else print_table)(args.engine, findings)
+    return 0 if healthy(findings) else 1
+
+
+def _engine(args: argparse.Namespace) -> list[Finding]:
+    from kvwarehouse_connectors.doctor.engines import engine_of
+    from kvwarehouse_connectors.doctor.look import Asked, look
 
     asked = Asked(
         args.address, args.config, args.model, args.page_tokens, args.kv_dtype, args.timeout
     )
-    findings = engine_of(args.engine).findings_of(look(args.engine, asked))
-    (print_json if args.json else print_table)(args.engine, findings)
-    return 0 if healthy(findings) else 1
+    return engine_of(args.engine).findings_of(look(args.engine, asked))
+
+
+def _gpu(args: argparse.Namespace) -> list[Finding]:
+    import kvwarehouse as kvw
+    from kvwarehouse_connectors.doctor.gpu import findings_of
+
+    if not args.segments:
+        return findings_of(kvw.gpu.look(min(args.timeout, kvw.gpu.PROBE_TIMEOUT_S)), None)
+    choice = kvw.gpu.choose(Path(args.segments), again=True)
+    return findings_of(choice.machine, choice)
 
 
 def _parser() -> argparse.ArgumentParser:
     from kvwarehouse_connectors.doctor.engines import ENGINES
 
+    about = (*ENGINES, _GPU)
     parser = argparse.ArgumentParser(
         prog="kvwarehouse doctor",
         description=_ABOUT,
@@ -71,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("engine", choices=ENGINES, metavar="ENGINE", help=", ".join(ENGINES))
+    parser.add_argument("engine", choices=about, metavar="ENGINE", help=", ".join(about))
     parser.add_argument(
         "--config",
         metavar="JSON|FILE",
@@ -114,6 +141,13 @@ def _parser() -> argparse.ArgumentParser:
         default=180.0,
         help="Bound of importing the engine (default: 180; the first import of a new installation"
         " takes minutes on a slow disk).",
+    )
+    parser.add_argument(
+        "--segments",
+        metavar="DIR",
+        default="",
+        help="For gpu: the daemon's folder of segments, NVME_DIR/segments. Measures each way from"
+        " there to the device, half a minute each at most, reads only; clients remember it.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
     return parser

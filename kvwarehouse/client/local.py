@@ -93,6 +93,12 @@ class LocalPath(DataPath):
             self.native.use_device(place.ordinal, image)
         return regions.native()
 
+    def hold(
+        self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
+    ) -> engine.Extents:
+        part = (window.first, window.pages, window.shard)
+        return self.native.hold(space.id, prefix.tokens, prefix.keys, part, timeout_s)
+
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
         return self.native.pin(space.id, prefix.tokens, prefix.keys, first, timeout_s)
 

@@ -6,13 +6,13 @@ Every argument is checked here, once, whatever the data path beneath. Thread-saf
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.client.ends import Ends, registering
-from kvwarehouse.client.flow import Flow
+from kvwarehouse.client.flow import Flow, finish
 from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.pins import NoPins, Pins
 from kvwarehouse.client.prefix import (
@@ -26,6 +26,9 @@ from kvwarehouse.client.prefix import (
 from kvwarehouse.client.regions import Regions, rows_of
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
+
+if TYPE_CHECKING:
+    from kvwarehouse import engine
 
 # What the service and what the core call it.
 _UNKNOWN_NAMESPACE = ("unknown_namespace", "namespace_unknown")
@@ -61,20 +64,26 @@ class Moves:
         self, tokens: Any, keys: Keys | None, out: Any, window: tuple[int, int], timeout_s: float
     ) -> Flow[Loaded]:
         """window: the first page and the shard, as they were given."""
-        prefix = prefix_of(self.space, tokens, keys)
-        first = checked_first(window[0], prefix)
-        shard = checked_shard(window[1], self.space)
+        prefix, wanted, regions = self.loading(tokens, keys, out, window)
         timeout_s = checked_timeout(timeout_s)
-        regions = self._regions(out, "out", writable=True)
-        wanted = Window(first, min(regions.count, prefix.pages - first), shard)
         if not wanted.pages:
             return Loaded(0)
-        regions = regions.head(wanted.pages)
         pages, missed = yield from self._reopening(
             lambda: self._path.load(self.space, prefix, wanted, regions, timeout_s),
             lambda: (0, {"missing": wanted.pages}),
         )
         return Loaded(pages, missed)
+
+    def loading(
+        self, tokens: Any, keys: Keys | None, out: Any, window: tuple[int, int]
+    ) -> tuple[Prefix, Window, Regions]:
+        """What a load was asked for, checked: its pages, which of them, and where they go."""
+        prefix = prefix_of(self.space, tokens, keys)
+        first = checked_first(window[0], prefix)
+        shard = checked_shard(window[1], self.space)
+        regions = self._regions(out, "out", writable=True)
+        wanted = Window(first, min(regions.count, prefix.pages - first), shard)
+        return prefix, wanted, regions.head(wanted.pages)
 
     def store(
         self, tokens: Any, keys: Keys | None, pages: Any, window: tuple[int, int], timeout_s: float
@@ -102,6 +111,29 @@ class Moves:
             lambda: self._path.pin(self.space, prefix, first, timeout_s), NoPins
         )
         return Pins(pinned)
+
+    # --- for nvme_reader.py: of the blocking client alone, with arguments that `loading` checked
+
+    def tiers_of(self, prefix: Prefix) -> NDArray[np.uint8]:
+        found: NDArray[np.uint8] = finish(
+            self._reopening(
+                lambda: self._path.tiers(self.space, prefix, counted=False),
+                lambda: np.zeros(prefix.pages, np.uint8),
+            )
+        )
+        return found
+
+    def load_window(
+        self, prefix: Prefix, window: Window, out: Regions, timeout_s: float
+    ) -> tuple[int, dict[str, int]]:
+        filled: tuple[int, dict[str, int]]
+        filled = self._path.load(self.space, prefix, window, out, timeout_s)
+        return filled
+
+    def hold(self, prefix: Prefix, window: Window, timeout_s: float) -> engine.Extents:
+        """The window's pages that are on NVMe, from its first on, held there."""
+        held: engine.Extents = self._path.hold(self.space, prefix, window, timeout_s)
+        return held
 
     def _reopening(
         self, call: Callable[[], Any], missed: Callable[[], Any] | None = None

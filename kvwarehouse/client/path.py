@@ -5,7 +5,7 @@ Implementations are thread-safe. Arguments are checked already (client/opened.py
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.types import Control, Namespace
+
+if TYPE_CHECKING:
+    from kvwarehouse import engine
 
 
 class Pinned(Protocol):
@@ -66,5 +69,11 @@ class DataPath(Protocol):
         ...
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned: ...
+
+    def hold(
+        self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
+    ) -> engine.Extents:
+        """The pages of the window that are on NVMe, from its first on, held there."""
+        ...
 
     def close(self) -> None: ...

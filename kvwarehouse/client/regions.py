@@ -84,6 +84,10 @@ class Regions:
 
     def head(self, pages: int) -> Self:
         """The first `pages` of it."""
+        return self.part(0, pages)
+
+    def part(self, first: int, pages: int) -> Self:
+        """`pages` of it from page `first` on, in the same memory."""
         raise NotImplementedError
 
     def gather(self, out: Any) -> None:
@@ -152,8 +156,10 @@ class RowRegions(Regions):
         self._array = array
         self._writable = writable
 
-    def head(self, pages: int) -> Self:
-        return self if pages == self.count else type(self)(self._array[:pages], self._writable)
+    def part(self, first: int, pages: int) -> Self:
+        if pages == self.count:
+            return self
+        return type(self)(self._array[first : first + pages], self._writable)
 
     def native(self) -> engine.Regions:
         from kvwarehouse import engine
@@ -204,8 +210,8 @@ class StridedRegions(Regions):
         made._owners = [*self._owners, after]
         return made
 
-    def head(self, pages: int) -> Self:
-        return self._with(self._blocks[:pages])
+    def part(self, first: int, pages: int) -> Self:
+        return self._with(self._blocks[first : first + pages])
 
     def _with(self, blocks: NDArray[np.int64]) -> Self:
         made = type(self)(self._owners, self._bases, self._strides, self._piece_bytes, blocks)

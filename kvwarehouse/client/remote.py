@@ -6,6 +6,7 @@ Thread-safe as its channel is.
 from __future__ import annotations
 
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.transfer import Filling, Loading, Storing, Transfers
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace
+
+if TYPE_CHECKING:
+    from kvwarehouse import engine
 
 
 class RemotePath(DataPath):
@@ -67,6 +71,11 @@ class RemotePath(DataPath):
         return self._channel.ask(self._transfers.store(space, prefix, window, pages, timeout_s))
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
+        raise self._transfers.no_pins()
+
+    def hold(
+        self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
+    ) -> engine.Extents:
         raise self._transfers.no_pins()
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ VERSION = _native.VERSION
 
 Core = _native.Core
 CoreOptions = _native.CoreOptions
+Extents = _native.Extents
 Feed = _native.Feed
 NativeClient = _native.NativeClient
 Pins = _native.Pins
@@ -52,6 +53,7 @@ __all__ = [
     "VERSION",
     "Core",
     "CoreOptions",
+    "Extents",
     "Feed",
     "NativeClient",
     "Pins",

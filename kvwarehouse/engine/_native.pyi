@@ -228,6 +228,16 @@ class NativeClient:
     def registration(self) -> tuple[int, bool, str]:
         """Bytes of the arena that are registered with CUDA, whether that is all there will be, and
         why some are not ("": none was refused)."""
+    def hold(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: Keys | None,
+        window: tuple[int, int, int],
+        timeout_s: float,
+    ) -> Extents:
+        """window: first page, pages at most, shard. Holds them where they are on NVMe, to the first
+        that cannot be held; reads their records' headers, and blocks for them."""
     def control(self) -> dict[str, Any]:
         """The control page: warehouse, incarnation, heartbeat, rates, queues."""
     def counters(self) -> dict[str, int]:
@@ -237,6 +247,36 @@ class Pins:
     """Pages held in DRAM until release(). Survives the daemon."""
 
     pages: int
+    def release(self) -> None: ...
+
+class Extents:
+    """Pages held on NVMe until release(), for reading by the caller itself:
+    native/client/extents.h. Survives the daemon. Release it after every transfer from it has
+    ended."""
+
+    pages: int
+    page_bytes: int
+    shard: int
+    ended: str  # why it ended before the last page asked for; "none": it did not
+    def files(self) -> list[tuple[str, int, bool, tuple[int, int]]]:
+        """(path that opens it again, descriptor, is that O_DIRECT?, (device, inode))"""
+    def plan(
+        self, stage_bytes: int, gap_bytes: int
+    ) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Transfers: (round, file, offset in it, bytes, offset in the stage, first page, pages);
+        all offsets and sizes are multiples of 4096, and a round fits stage_bytes. Neighbours with
+        at most gap_bytes between them come in one, gap included. UsageError "stage_too_small"."""
+    def deliver(self, stage: NDArray[np.uint8], first: int, count: int, regions: Regions) -> int:
+        """Verifies pages in the stage of the last plan and copies them to the same pages of
+        `regions`, to the first that is not what its record says. Returns how many are there."""
+    def expected(
+        self, first: int, count: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.uint64]]:
+        """Keys (n, 16), page digests and offsets in the stage (n,): for who verifies elsewhere."""
+    def count_delivered(self, first: int, count: int, mismatch: bool) -> None:
+        """Counts what somebody else verified, as deliver() does by itself."""
+    def current(self, page: int) -> bool:
+        """Whether it may be handed out still: not cleared since."""
     def release(self) -> None: ...
 
 class Regions:

@@ -41,6 +41,7 @@ void bind_core(nb::module_& m);
 void bind_feed(nb::module_& m);
 void bind_client(nb::module_& m);
 void bind_gpu(nb::module_& m);
+void bind_extents(nb::module_& m);
 void bind_regions(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_bench(nb::module_& m);

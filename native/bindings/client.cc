@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "client/client.h"
+#include "client/extents.h"
 
 namespace kvw::bindings {
 
@@ -148,6 +149,17 @@ std::unique_ptr<Pins> pin(Client& client, const nb::bytes& id, nb::handle tokens
   return client.pin(space, prompt, first, to_ns(timeout_s));
 }
 
+std::unique_ptr<Extents> hold(Client& client, const nb::bytes& id, nb::handle tokens,
+                              nb::handle keys, const nb::tuple& window, double timeout_s) {
+  const Key space = key_from(id);
+  const Pages held(tokens, keys);
+  const auto first = nb::cast<size_t>(window[0]), pages = nb::cast<size_t>(window[1]);
+  const auto shard = nb::cast<uint32_t>(window[2]);
+  nb::gil_scoped_release release;
+  Prompt prompt = held.prompt();
+  return client.hold(space, prompt, first, pages, shard, to_ns(timeout_s));
+}
+
 nb::dict control_of(Client& client) {
   const auto view = client.view();
   const ControlPage& page = view->control();
@@ -231,6 +243,8 @@ void bind_client(nb::module_& m) {
              const RegistrationReport report = client.registration();
              return nb::make_tuple(report.bytes, report.settled, report.refusal);
            })
+      .def("hold", &hold, arg("id"), arg("tokens").none(), arg("keys").none(), arg("window"),
+           arg("timeout_s"), nb::keep_alive<0, 1>())
       .def("control", &control_of)
       .def("counters", &counters_of);
 }

@@ -49,6 +49,7 @@ void Client::close() {
   connection_.close();
   view_.reset();
   session_.reset();
+  folder_.reset();
 }
 
 void Client::refuse_forked() const {
@@ -116,6 +117,8 @@ void Client::reconnect(uint64_t deadline_ns) {
         writing_.clear();  // another session's reservations are nothing to this one
       }
       view_ = std::move(view);
+      locates_ = (reply.head().flags & kWelcomeLocates) != 0;
+      folder_.reset();  // a new daemon may have another one
       // What this session was granted and no thread of it is writing, it never will.
       for (uint32_t i = 0; i < reply.head().first; ++i)
         if (!writing_.contains({refs[i].slot, refs[i].shard, refs[i].generation}))

@@ -76,6 +76,7 @@ struct ClientOptions {
 
 class Client;
 class Loader;
+class Extents;
 
 // Pages held in DRAM. Released on destruction; a forked child's copy holds nothing.
 class Pins {
@@ -143,6 +144,13 @@ class Client {
   // share.
   std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
                             uint64_t timeout_ns);
+  // Holds pages from `first` on where they are on NVMe, at most `pages` of them, for reading by the
+  // client itself (client/extents.h); ends before the first page that is not there, whose segment
+  // is being reclaimed, or whose segment would be one too many for this session. One round trip a
+  // connection; reads the records' headers, and blocks for them. Nothing is held where the daemon
+  // hands out no extents.
+  std::unique_ptr<Extents> hold(const Key& namespace_id, Prompt& prompt, size_t first, size_t pages,
+                                uint32_t shard, uint64_t timeout_ns);
 
  private:
   struct Open {  // what one call works with
@@ -167,6 +175,14 @@ class Client {
   friend class Finder;
   friend class Loader;
   friend class Storer;
+  friend class Holder;
+
+  // The segments' directory as this connection's daemon gave it; null where it gives none.
+  struct SegmentFolder {
+    ParentFd directory;
+    uint64_t segments_held = 0;  // that a session may hold at a time
+  };
+  std::shared_ptr<const SegmentFolder> folder(uint64_t deadline_ns);
 
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
   LoadReport load_to_host(const Open& call, Prompt& prompt, size_t first, const Regions& regions,
@@ -219,9 +235,12 @@ class Client {
   std::set<Writing> writing_;
   std::vector<SlotRef> owed_;  // to be settled at the next round trip
   bool closed_ = false;
+  bool locates_ = false;  // the daemon hands out extents
+  std::shared_ptr<const SegmentFolder> folder_;
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
   Gpus gpus_;
+  std::atomic<uint64_t> segments_held_{0};
 };
 
 }  // namespace kvw

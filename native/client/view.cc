@@ -38,6 +38,9 @@ View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, boo
   control_ = control_mapping_.at<const ControlPage>(0);
   require(control_->magic == kControlMagic && control_->version == kControlVersion, "control page");
 
+  if (control_mapping_.bytes() >= control_bytes(control_->segment_words))
+    segment_words_ = control_->segment_words;
+
   require(file_bytes(slots) >= kBlockBytes, "slots file");
   slots_mapping_ = Mapping(slots.get(), file_bytes(slots), false);
   check_slots_header(*slots_mapping_.at<const SlotsHeader>(0), control_->warehouse_id);
@@ -76,6 +79,12 @@ std::optional<View::SpaceRow> View::space(const Key& namespace_id) const {
 bool View::is_live(SlotId slot, uint32_t generation) const {
   const SlotWord word = slots_.load(slot);
   return word.state == SlotState::live && static_cast<uint32_t>(word.generation) == generation;
+}
+
+bool View::is_open(uint32_t segment, uint32_t life) const {
+  if (segment >= segment_words_) return false;
+  return kvw::segment_words(control_)[segment].load(std::memory_order_acquire) ==
+         segment_word(life, false);
 }
 
 std::optional<View::Header> View::read_header(const EntryView& entry, const Expected& expected,

@@ -69,6 +69,9 @@ class View {
   // Is the word exactly (generation, LIVE)? What a pin is checked with, after its fence.
   bool is_live(SlotId slot, uint32_t generation) const;
 
+  // Is the segment's word exactly (life, open)? What a hold on it is checked with, likewise.
+  bool is_open(uint32_t segment, uint32_t life) const;
+
   // Copies one shard of the page out of its slot and accepts it only if the slot's generation
   // framed everything and identity, witness and (where `verify`) digest agree.
   LoadResult load(const EntryView& entry, const Expected& expected, const NamespaceShape& shape,
@@ -109,6 +112,7 @@ class View {
   Index index_;
   uint64_t incarnation_ = 0;
   uint32_t slab_count_ = 0;
+  uint32_t segment_words_ = 0;  // as many as are mapped
   bool writable_;
   mutable std::vector<std::atomic<uint8_t>> faulted_;  // by slab and 2 MiB piece of it
 };

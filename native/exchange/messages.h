@@ -30,6 +30,8 @@ enum class MessageType : uint16_t {
   report = 9,  // a page whose bytes are not what its header says
   reported = 10,
   refused = 11,  // instead of any reply: code and text
+  locate = 12,   // where the NVMe tier's segments are, for who reads pinned extents by itself
+  located = 13,  // with a descriptor: their directory
 };
 
 struct MessageHead {
@@ -46,6 +48,9 @@ static_assert(sizeof(MessageHead) == 32);
 
 inline constexpr uint32_t kHelloReadOnly =
     1;  // no exchange, and the arena's descriptor is read-only
+// In the flags of a welcome: this daemon has an NVMe tier and answers `locate`. An older daemon
+// hangs up on a message that it does not know, so nobody asks without it.
+inline constexpr uint32_t kWelcomeLocates = 1;
 // A welcome lists at most so many unsettled slots; after settling them the client says hello again.
 inline constexpr uint32_t kUnsettledPerWelcome = 4096;
 
@@ -148,6 +153,12 @@ struct Report {
   uint64_t generation;
   SlotId slot;
   uint32_t shard;
+};
+
+// locate: nothing. located: one Located, and the directory's descriptor, which opens nothing but
+// paths (O_PATH).
+struct Located {
+  uint64_t segments_held;  // that a session may hold at a time
 };
 
 // refused: text "kind\0code\0message".

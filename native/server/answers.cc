@@ -1,9 +1,11 @@
 // What the local socket answers. Every body is bounds-checked before it is used; garbage ends the
 // connection, a wrong request is refused with a reason, and neither touches anybody else.
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <string>
 
 #include "base/error.h"
@@ -79,6 +81,8 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
         return answer_promote(connection, *head, body);
       case MessageType::report:
         return answer_report(connection, *head, body);
+      case MessageType::locate:
+        return answer_locate(connection, *head);
       default:
         warehouse_->on_event("message_refused", "reason=unknown_type");
         return false;
@@ -123,7 +127,8 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
   Writer writer(MessageType::welcome, head.request);
   writer.put(Welcome{id, arena.incarnation(), arena.control().warehouse_id});
   writer.put_bytes(unsettled.data(), unsettled.size() * sizeof(SlotRef));
-  writer.set_counts(static_cast<uint32_t>(unsettled.size()), count);
+  writer.set_counts(static_cast<uint32_t>(unsettled.size()), count,
+                    warehouse_->has_log() ? kWelcomeLocates : 0);
   return send(connection, writer.finish(), std::span(descriptors).first(count));
 }
 
@@ -175,6 +180,19 @@ bool Server::answer_report(Connection& connection, const MessageHead& head, Read
   if (!body.ok()) return false;
   warehouse_->report(*report);
   return send(connection, Writer(MessageType::reported, head.request).finish());
+}
+
+bool Server::answer_locate(Connection& connection, const MessageHead& head) {
+  if (!warehouse_->has_log())
+    throw Error(ErrorKind::usage, "no_nvme_tier", "this daemon has no NVMe tier");
+  const std::string path = warehouse_->segments_directory();
+  const Fd directory(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.valid()) throw storage_error("cannot open " + path, errno);
+  Writer writer(MessageType::located, head.request);
+  writer.put(Located{warehouse_->segments_held_limit()});
+  writer.set_counts(1, 1);
+  const int descriptor = directory.get();
+  return send(connection, writer.finish(), std::span(&descriptor, 1));
 }
 
 }  // namespace kvw

@@ -176,6 +176,9 @@ TEST(wrong_requests_are_refused_with_a_reason_or_hung_up_on) {
   CHECK_EQ(said(true, message(MessageType::settle, 2, 0, 16)), "hang-up");
   CHECK_EQ(said(true, message(MessageType::promote, 100, 0, 16)), "hang-up");
   CHECK_EQ(said(true, message(MessageType::report, 0, 0, 8)), "hang-up");
+  CHECK_EQ(said(true, message(MessageType::locate, 0, 0, 0)), "no_nvme_tier");
+  CHECK_EQ(said(false, message(MessageType::locate, 0, 0, 0)), "no_session");
+  CHECK_EQ(said(true, message(MessageType::located, 1, 1, 8)), "hang-up");
   CHECK_EQ(said(true, message(static_cast<MessageType>(99), 0, 0, 8)), "hang-up");
   CHECK_EQ(said(true, message(MessageType::welcome, 0, 0, 8)), "hang-up");
   CHECK_EQ(said(false, message(MessageType::hello, 0, 0, 0)), "hang-up");

@@ -43,6 +43,9 @@ struct WarehouseOptions {
   std::function<std::unique_ptr<IoEngine>()> make_engine;
 };
 
+// The size of the NVMe tier's segments: what was asked for, or chosen from the capacity.
+uint64_t segment_bytes_for(const WarehouseOptions& options);
+
 struct RecoverySummary {
   uint64_t pages_dram = 0;
   uint64_t pages_nvme = 0;

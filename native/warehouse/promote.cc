@@ -254,6 +254,11 @@ void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) 
     segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
 }
 
+uint64_t Warehouse::segments_held_limit() const {
+  constexpr uint64_t kShare = 4;
+  return std::max<uint64_t>(1, options_.nvme_capacity_bytes / segment_bytes_for(options_) / kShare);
+}
+
 bool Warehouse::segment_pinned(uint32_t segment) {
   return sessions_->pins().segments.contains(segment);
 }

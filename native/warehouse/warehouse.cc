@@ -17,12 +17,6 @@ constexpr uint64_t kSegmentOwnBytes = 64 * 1024;
 constexpr size_t kOrphansPerTick = 1024;
 constexpr uint64_t kUseNs = kSecondNs / 2;  // one use of a page takes less than two of them
 
-uint64_t segment_bytes_for(const WarehouseOptions& options) {
-  if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
-  return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
-                    256 * kMiB);
-}
-
 // The largest page whose record fits an NVMe segment, beside what a segment has of its own.
 uint64_t record_payload_max(const WarehouseOptions& options) {
   if (options.nvme_dir.empty()) return UINT64_MAX;
@@ -74,6 +68,12 @@ WarehouseOptions readable(WarehouseOptions options) {
 }
 
 }  // namespace
+
+uint64_t segment_bytes_for(const WarehouseOptions& options) {
+  if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
+  return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
+                    256 * kMiB);
+}
 
 const char* gone_name(Gone gone) {
   static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",

@@ -63,6 +63,10 @@ class Warehouse final : public nvme::LogHost {
   void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
   bool has_log() const { return log_ != nullptr; }
   int log_fd() const { return log_->event_fd(); }
+  // Where the segments are, and how many of them one session may hold at a time, so that reclaim
+  // finds others. Precondition: has_log().
+  std::string segments_directory() const { return options_.nvme_dir + "/segments"; }
+  uint64_t segments_held_limit() const;
   void poll_log() {
     log_->poll();
     wake_loaders();

@@ -1,0 +1,54 @@
+"""Where transfers land before anything is believed of them, and how verified pages leave from
+there.
+
+Here: host memory, verified by the native core in the same pass as the copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvwarehouse import engine
+from kvwarehouse.client.regions import Regions
+
+STAGE_BYTES = 32 << 20
+"""Of each of two: one is filled while the other is verified."""
+
+
+class Landing(Protocol):
+    stage_bytes: int
+    """Of each of the stages, which are numbered 0 and 1."""
+
+    def part(self, turn: int, at_bytes: int, size_bytes: int) -> Any:
+        """A piece of a stage, as a mover fills it."""
+        ...
+
+    def deliver(
+        self, turn: int, extents: engine.Extents, first: int, count: int, out: Regions
+    ) -> int:
+        """Verifies pages [first, first + count), which have landed in stage `turn`, and copies them
+        to the same pages of `out`, to the first that fails. Returns how many are there, when the
+        stage may be filled again. Counts them in the session."""
+        ...
+
+
+class HostLanding:
+    """Two stages in host memory. One load at a time."""
+
+    def __init__(self, stage_bytes: int = STAGE_BYTES) -> None:
+        self.stage_bytes = stage_bytes
+        # Anonymous mappings begin at a page's boundary, as O_DIRECT wants it.
+        self._stages = [
+            np.frombuffer(mmap.mmap(-1, stage_bytes, mmap.MAP_PRIVATE), np.uint8) for _ in range(2)
+        ]
+
+    def part(self, turn: int, at_bytes: int, size_bytes: int) -> Any:
+        return self._stages[turn][at_bytes : at_bytes + size_bytes]
+
+    def deliver(
+        self, turn: int, extents: engine.Extents, first: int, count: int, out: Regions
+    ) -> int:
+        return extents.deliver(self._stages[turn], first, count, out.native())

@@ -1,0 +1,117 @@
+"""How fast each way from NVMe to a device is on this machine: a short measurement, each way in a
+process of its own, of bytes that are in the warehouse's segments already. Nothing is written.
+
+Bytes that were allocated and never written are no use: file systems answer those without the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kvwarehouse.gpu.bounded_child import Told, run_child
+
+CHILD = "kvwarehouse.gpu.rates_child"
+LANE_TIMEOUT_S = 30.0
+MEASURED_BYTES = 256 << 20
+LEAST_BYTES = 32 << 20
+"""Less says more about the first reads than about the way."""
+_BLOCK = 4096
+
+
+class Lane(StrEnum):
+    GDS = "gds"
+    """cuFile: the disk writes to device memory."""
+    COMPAT = "compat"
+    """kvikio's own host buffers, and copies to the device."""
+    DRAM = "dram"
+    """The daemon promotes, the client copies from pinned host memory to the device."""
+
+
+DISK = "disk"
+"""No way to a device: the same reads into host memory alone, as the limit to judge the others
+by."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    bytes_per_s: Mapping[Lane, float] = field(default_factory=dict)
+    problems: Mapping[Lane, str] = field(default_factory=dict)
+    """Of the lanes that have no rate."""
+    measured_bytes: int = 0
+    """Zero: there was too little to measure with, or nothing to measure."""
+
+
+def measure(
+    folder: Path,
+    lanes: Sequence[Lane] = tuple(Lane),
+    timeout_s: float = LANE_TIMEOUT_S,
+    module: str = CHILD,
+) -> Rates:
+    """folder: the segments'. Blocks for at most timeout_s a lane; never raises."""
+    pieces = list(written(folder))
+    total = sum(size for _, _, size in pieces)
+    if total < LEAST_BYTES:
+        why = f"{total} bytes are stored on NVMe, {LEAST_BYTES} are the least to measure with"
+        return Rates({}, dict.fromkeys(lanes, why))
+    rates: dict[Lane, float] = {}
+    problems: dict[Lane, str] = {}
+    arguments = [f"{offset}:{size}:{path}" for path, offset, size in pieces]
+    for lane in lanes:
+        told = run_child(module, [lane.value, *arguments], timeout_s)
+        values = _values(told)
+        if values.get("bytes_per_s"):
+            rates[lane] = float(values["bytes_per_s"])
+            continue
+        problems[lane] = str(values.get("rate_error") or told.problem or "it said nothing")
+    return Rates(rates, problems, total)
+
+
+def disk_rate(folder: Path, timeout_s: float = LANE_TIMEOUT_S) -> float:
+    """Bytes a second of the disk itself, by direct reads into host memory; 0: not measured. Needs
+    no device."""
+    arguments = [f"{offset}:{size}:{path}" for path, offset, size in written(folder)]
+    told = run_child(CHILD, [DISK, *arguments], timeout_s) if arguments else None
+    return float(_values(told).get("bytes_per_s", 0.0)) if told else 0.0
+
+
+def _values(told: Told) -> dict[str, Any]:
+    return {name: value for answer in told.answers for name, value in answer.items()}
+
+
+def written(folder: Path, most_bytes: int = MEASURED_BYTES) -> Iterator[tuple[Path, int, int]]:
+    """(file, offset, bytes) of what was written to the segments, in whole blocks, up to
+    most_bytes."""
+    left = most_bytes
+    for path in sorted(folder.glob("*.seg")):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            for offset, size in _data(descriptor):
+                size = min(size, left) // _BLOCK * _BLOCK
+                if size:
+                    yield path, offset, size
+                    left -= size
+        finally:
+            os.close(descriptor)
+        if left < _BLOCK:
+            return
+
+
+def _data(descriptor: int) -> Iterator[tuple[int, int]]:
+    at = 0
+    while True:
+        try:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        except OSError:  # ENXIO: no more data; EINVAL: a file system that cannot say
+            return
+        begin = -(-begin // _BLOCK) * _BLOCK
+        if at > begin:
+            yield begin, at - begin

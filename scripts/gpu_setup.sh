@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Makes $VENV on a machine with a GPU: over that Python's own packages (torch, CuPy and transformers, which
+# are its machine's to choose), with the project, its daemon, kvikio, and the tests' tools.
+# usage: gpu_setup.sh
+# WHEELS: a folder of gpu_wheels.sh; where it exists no registry is asked for anything.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv-gpu}
+python=${PYTHON:-python3}
+wheels=${WHEELS:-build/gpu-wheels}
+
+say() { echo "gpu setup: $*"; }
+
+from=()
+if [ -d "$wheels" ]; then
+  from=(--no-index --find-links "$wheels")
+  # Headers that were carried come after those of the system.
+  export CMAKE_PREFIX_PATH="${CMAKE_PREFIX_PATH:+$CMAKE_PREFIX_PATH:}$PWD/$wheels/system"
+fi
+
+if [ ! -x "$venv/bin/python" ] || [ ! -f "$venv/.kvw-made" ]; then
+  say "making $venv with $("$python" --version)"
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+  # That Python may be a virtual environment's, whose packages --system-site-packages does not reach.
+  "$python" -c 'import site, sys; print(*[p for p in sys.path if p in site.getsitepackages()], sep="\n")' \
+    >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth"
+  touch "$venv/.kvw-made"
+fi
+
+pip() { "$venv/bin/python" -m pip "$@" -q --disable-pip-version-check; }
+
+install_requirements() {
+  local wanted gds
+  mapfile -t wanted < <("$venv/bin/python" - <<'PYTHON'
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text())
+extras = project["project"]["optional-dependencies"]
+print(*project["build-system"]["requires"], *project["project"]["dependencies"], sep="\n")
+print(*extras["daemon"], *extras["test"], "ninja", sep="\n")
+PYTHON
+  )
+  mapfile -t gds < <("$venv/bin/python" -c '
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gds"], sep="\n")')
+  say "${wanted[*]} ${gds[*]}"
+  pip install "${from[@]}" "${wanted[@]}"
+  # Into this environment, whatever the one below has: kvikio looks for cuFile beside itself. Without what
+  # they ask for: CuPy is the machine's.
+  pip install "${from[@]}" --no-deps --ignore-installed "${gds[@]}"
+}
+
+stamp="$venv/.kvw-gpu"
+now=$({ cat pyproject.toml; find "$wheels" -name '*.whl' 2>/dev/null | sort; } | sha256sum)
+[ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] || install_requirements
+echo "$now" >"$stamp"
+
+say "building the native core"
+log="$venv/.kvw-build.log"
+if ! PATH="$PWD/$venv/bin:$PATH" pip install --no-deps --no-build-isolation "${from[@]}" \
+  --config-settings=build-dir=build/gpu --editable . >"$log" 2>&1; then
+  cat "$log" >&2
+  say "the build failed, see above" >&2
+  exit 1
+fi

@@ -1,0 +1,35 @@
+"""Tests that need a GPU: make test-gpu. Each asks for `device`, and is skipped with the reason
+without one; a skip is no pass, and docs/gpu.md says which of them have run, and on what."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvwarehouse.gpu import Machine, look
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    return look()
+
+
+@pytest.fixture(scope="session")
+def device(machine: Machine) -> int:
+    """The number of the device to test on: the first, or KVW_TEST_DEVICE."""
+    if not machine.has_device:
+        pytest.skip(machine.words()[0])
+    return int(os.environ.get("KVW_TEST_DEVICE", "0"))
+
+
+@pytest.fixture(scope="session")
+def kvikio_there(machine: Machine, device: int) -> None:
+    if not machine.kvikio:
+        pytest.skip(machine.words()[1])
+
+
+@pytest.fixture(scope="session")
+def gds_there(machine: Machine, kvikio_there: None) -> None:
+    if not machine.gds:
+        pytest.skip(machine.words()[2])

@@ -1,0 +1,79 @@
+"""Held extents of a real daemon, read into a real device's memory by kvikio: the bytes there are
+those that were stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.client.nvme_reader import NvmeReader
+from kvwarehouse.gpu import Lane, choose
+from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.testing.copied_landing import CopiedLanding
+from kvwarehouse.testing.pages import check_pages, pages_of
+from kvwarehouse.testing.serving import Serving
+
+PAGES, PAGE_BYTES, PAGE_TOKENS = 200, 1_000_000, 4
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def space() -> kvw.Namespace:
+    return kvw.Namespace(
+        model="gpu",
+        weights="w",
+        dtype="uint8",
+        layout="test/1",
+        page_tokens=PAGE_TOKENS,
+        page_bytes=PAGE_BYTES,
+    )
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("nvme")
+    with Serving(folder, dram="512MiB", nvme_capacity="2GiB") as serving:
+        with serving.connect() as client:
+            rows = pages_of(range(PAGES), 0, 0, PAGE_BYTES)
+            ids = np.arange(PAGES * PAGE_TOKENS)
+            assert client.open(space()).store(ids, rows, timeout_s=60).stored == PAGES
+            assert client.flush().pending == 0
+            client.evict(None, 100_000, "dram")
+        yield serving
+
+
+def read(serving: Serving, device: int, *, gds: bool) -> Any:
+    """What the device's memory had, copied back."""
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with serving.connect() as client:
+        landing = CopiedLanding(device, 16 << 20)
+        with NvmeReader(client.open(space()), KvikioMover(gds=gds), landing) as reader:
+            loaded = reader.load(np.arange(PAGES * PAGE_TOKENS), out, timeout_s=60)
+            assert reader.failures == {}
+            assert reader.pages_read == PAGES
+    assert loaded == PAGES
+    return out
+
+
+@pytest.mark.usefixtures("kvikio_there")
+def test_kvikio_brings_pages_to_the_device_through_its_own_buffers(
+    serving: Serving, device: int
+) -> None:
+    check_pages(read(serving, device, gds=False), range(PAGES), 0, 0)
+
+
+@pytest.mark.usefixtures("gds_there")
+def test_gpudirect_storage_brings_pages_to_the_device(serving: Serving, device: int) -> None:
+    check_pages(read(serving, device, gds=True), range(PAGES), 0, 0)
+
+
+def test_a_way_is_chosen_by_what_was_measured_here(serving: Serving, tmp_path: Path) -> None:
+    choice = choose(serving.nvme_dir / "segments", tmp_path / "memory")
+    assert choice.rates.bytes_per_s[Lane.DRAM] > 0
+    assert choice.lane in choice.rates.bytes_per_s
+    assert choose(serving.nvme_dir / "segments", tmp_path / "memory").remembered

@@ -1,0 +1,324 @@
+"""Loads past the daemon, end to end on a real one: pages are held where they are on NVMe, read by
+preadv, verified, and handed over. Whatever is wrong with a page or with the daemon is a miss, or
+the daemon's own path."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.client.landing import HostLanding
+from kvwarehouse.client.mover import Finished, HeldFile, PreadMover
+from kvwarehouse.client.nvme_reader import NvmeReader
+from kvwarehouse.testing.damage import find_one
+from kvwarehouse.testing.pages import check_pages, pages_of
+from kvwarehouse.testing.serving import Serving
+
+PAGE_TOKENS = 4
+PAGE_BYTES = 20_000  # no multiple of a block: shards are padded
+PAGES = 24
+SHARDS = 2
+SEGMENT = "1MiB"
+
+
+def space(salt: str = "", page_bytes: int = PAGE_BYTES, shards: int = SHARDS) -> kvw.Namespace:
+    return kvw.Namespace(
+        model="reader",
+        weights="w",
+        dtype="uint8",
+        layout="test/1",
+        page_tokens=PAGE_TOKENS,
+        page_bytes=page_bytes,
+        shards=shards,
+        salt=salt,
+    )
+
+
+def tokens(pages: int = PAGES, chain: int = 0) -> Any:
+    return np.arange(pages * PAGE_TOKENS, dtype=np.uint32) + chain * 1_000_000
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    # Small segments: a prompt lies in several, and few stores make reclaim necessary.
+    with Serving(tmp_path, dram="16MiB", nvme_capacity="8MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def client(serving: Serving) -> Iterator[kvw.Client]:
+    with serving.connect() as client:
+        yield client
+
+
+def store(ns: kvw.OpenNamespace, pages: int = PAGES, chain: int = 0) -> None:
+    """Page by page, all shards: as ranks do it side by side."""
+    for page in range(pages):
+        for shard in range(ns.space.shards):
+            row = pages_of([chain << 20 | page], shard, 0, ns.space.page_bytes)
+            ids = tokens(page + 1, chain)
+            assert ns.store(ids, row, shard, first=page).stored == 1
+
+
+def to_nvme(client: kvw.Client, pages: int = PAGES) -> None:
+    assert client.flush().pending == 0
+    client.evict(None, 100_000, "dram")
+
+
+def stored_on_nvme(client: kvw.Client, pages: int = PAGES) -> kvw.OpenNamespace:
+    ns = client.open(space())
+    store(ns, pages)
+    to_nvme(client)
+    assert ns.lookup(tokens(pages)).by_tier == {"dram": 0, "nvme": pages}
+    return ns
+
+
+def load_and_check(reader: NvmeReader, pages: int = PAGES, first: int = 0) -> kvw.Loaded:
+    for shard in range(SHARDS):
+        out = np.zeros((pages - first, PAGE_BYTES), np.uint8)
+        loaded = reader.load(tokens(pages), out, shard, first=first, timeout_s=30)
+        check_pages(out[: int(loaded)], range(first, first + int(loaded)), shard, 0)
+    return loaded
+
+
+class Gate:
+    """preadv that waits, for what has to happen in the middle of a read."""
+
+    name = "gate"
+
+    def __init__(self) -> None:
+        self._inner = PreadMover()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
+        finished = self._inner.start(file, offset_bytes, target)
+
+        def gated() -> None:
+            self.entered.set()
+            assert self.go_on.wait(60)
+            finished()
+
+        return gated
+
+    @contextmanager
+    def reading(self, reader: NvmeReader, out: Any) -> Iterator[list[kvw.Loaded]]:
+        """A load that has begun to read, and ends with the block."""
+        loads: list[kvw.Loaded] = []
+        thread = threading.Thread(
+            target=lambda: loads.append(reader.load(tokens(), out, timeout_s=30))
+        )
+        thread.start()
+        try:
+            assert self.entered.wait(30)
+            yield loads
+        finally:
+            self.go_on.set()
+            thread.join(60)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Changing:
+    """preadv whose bytes are changed after they landed."""
+
+    name = "changing"
+
+    def __init__(self, change: Any) -> None:
+        self._inner, self._change = PreadMover(), change
+
+    def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
+        finished = self._inner.start(file, offset_bytes, target)
+
+        def changed() -> None:
+            finished()
+            self._change(target)
+
+        return changed
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def promoted(client: kvw.Client) -> int:
+    return int(client.status()["core"]["tiers"]["nvme"]["pages_promoted"])
+
+
+def pins(client: kvw.Client) -> int:
+    return int(client.status()["core"]["pins"]["held"])
+
+
+def test_pages_on_nvme_are_read_past_the_daemon_and_are_what_was_stored(
+    client: kvw.Client,
+) -> None:
+    ns = stored_on_nvme(client)
+    with NvmeReader(ns) as reader:
+        assert load_and_check(reader) == PAGES
+        assert reader.pages_read == SHARDS * PAGES
+        assert reader.failures == {}
+        assert load_and_check(reader, first=5) == PAGES - 5
+    assert promoted(client) == 0
+
+
+def test_a_prompt_in_both_tiers_is_loaded_from_each(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    out = np.zeros((9, PAGE_BYTES), np.uint8)
+    assert ns.load(tokens(9), out, timeout_s=30) == 9  # promotes them
+    with NvmeReader(ns) as reader:
+        assert load_and_check(reader) == PAGES
+        assert reader.pages_read == SHARDS * (PAGES - 9)
+
+
+def test_a_read_larger_than_its_stages_goes_in_rounds(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    for stage_bytes in (20_480, 3 * 20_480, 5 * 20_480 + 4096, 1 << 20):
+        with NvmeReader(ns, landing=HostLanding(stage_bytes)) as reader:
+            assert load_and_check(reader) == PAGES
+            assert reader.pages_read == SHARDS * PAGES
+
+
+def test_pages_may_lie_scattered_in_the_callers_memory(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    memory = np.zeros((PAGES * 2, PAGE_BYTES), np.uint8)
+    blocks = np.random.default_rng(1).permutation(PAGES * 2)[:PAGES]
+    half = PAGE_BYTES // 2
+    base = memory.ctypes.data
+    regions = kvw.Regions.strided(
+        [memory], [base, base + half], [PAGE_BYTES] * 2, [half] * 2, blocks.reshape(-1, 1)
+    )
+    with NvmeReader(ns) as reader:
+        assert reader.load(tokens(), regions, 1, timeout_s=30) == PAGES
+        assert reader.pages_read == PAGES
+    check_pages(memory[blocks], range(PAGES), 1, 0)
+
+
+def test_keys_of_several_prompts_are_read_in_one_call(client: kvw.Client) -> None:
+    ns = client.open(space("keys", shards=1))
+    runs = [
+        kvw.KeyRun([b"a%d" % i for i in range(6)]),
+        kvw.KeyRun([b"b%d" % i for i in range(7)]),
+    ]
+    rows = pages_of(range(13), 0, 0, PAGE_BYTES)
+    assert ns.store(keys=runs, pages=rows).stored == 13
+    to_nvme(client)
+    out = np.zeros_like(rows)
+    with NvmeReader(ns) as reader:
+        assert reader.load(keys=runs, out=out, timeout_s=30) == 13
+        assert reader.pages_read == 13
+    check_pages(out, range(13), 0, 0)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_a_flipped_byte_on_disk_is_a_miss_and_the_daemon_takes_the_page_out(
+    serving: Serving, client: kvw.Client, shard: int
+) -> None:
+    ns = stored_on_nvme(client)
+    find_one(serving.segments, pages_of([11], shard, 0, PAGE_BYTES)[0]).flip(at=7000)
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(ns) as reader:
+        loaded = reader.load(tokens(), out, shard, timeout_s=30)
+        assert loaded == 11
+        assert reader.failures
+        check_pages(out[:11], range(11), shard, 0)
+        assert reader.load(tokens(), out, shard, timeout_s=30) == 11
+    assert ns.lookup(tokens()).pages == 11
+
+
+def test_a_byte_that_changes_on_its_way_is_a_miss_of_that_read_alone(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+
+    def change(target: Any) -> None:
+        target[-PAGE_BYTES // 2] ^= 1
+
+    with NvmeReader(ns, Changing(change)) as reader:
+        # The daemon's own read finds nothing wrong with the record.
+        assert load_and_check(reader) == PAGES
+        assert reader.failures
+        assert reader.pages_read < SHARDS * PAGES
+
+
+def test_an_error_of_the_mover_goes_the_daemons_way(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+
+    def fail(target: Any) -> None:
+        raise RuntimeError("POSIX error on pread: EOF")
+
+    with NvmeReader(ns, Changing(fail)) as reader:
+        assert load_and_check(reader) == PAGES
+        assert reader.pages_read == 0
+        assert list(reader.failures) == ["POSIX error on pread: EOF"]
+
+
+def test_segments_are_not_reused_while_they_are_read(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    gate = Gate()
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(ns, gate) as reader:
+        with gate.reading(reader, out) as loads:
+            assert pins(client) > 0
+            # The tier is written over several times; what is held stays.
+            for chain in range(1, 30):
+                store(ns, PAGES, chain)
+                to_nvme(client)
+            assert client.status()["core"]["tiers"]["nvme"]["reclaimed_segments"] > 8
+            assert pins(client) > 0
+        assert reader.failures == {}
+        assert reader.pages_read > 0
+        check_pages(out[: int(loads[0])], range(int(loads[0])), 0, 0)
+    assert pins(client) == 0
+
+
+def test_a_read_goes_on_when_the_daemon_is_killed_in_the_middle(serving: Serving) -> None:
+    gate = Gate()
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with serving.connect() as client:
+        ns = stored_on_nvme(client)
+        with NvmeReader(ns, gate) as reader:
+            with gate.reading(reader, out) as loads:
+                serving.kill()
+            assert loads == [PAGES]
+            check_pages(out, range(PAGES), 0, 0)
+
+
+def test_a_cleared_page_is_not_handed_over_though_its_bytes_were_read(
+    client: kvw.Client,
+) -> None:
+    ns = stored_on_nvme(client)
+    gate = Gate()
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(ns, gate) as reader, gate.reading(reader, out) as loads:
+        client.clear(ns.space)
+    assert loads == [0]
+
+
+def test_a_daemon_without_nvme_loads_as_ever(tmp_path: Path) -> None:
+    with Serving(tmp_path, dram="16MiB") as serving, serving.connect() as client:
+        ns = client.open(space())
+        store(ns)
+        with NvmeReader(ns) as reader:
+            assert load_and_check(reader) == PAGES
+            assert reader.pages_read == 0
+
+
+def test_what_is_not_stored_is_missing(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client, 7)
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(ns) as reader:
+        loaded = reader.load(tokens(), out, timeout_s=30)
+    assert loaded == 7
+    assert loaded.missed == {"missing": PAGES - 7}
+
+
+def test_remote_clients_have_no_segments(serving: Serving, client: kvw.Client) -> None:
+    stored_on_nvme(client)
+    with serving.connect_remote() as remote, NvmeReader(remote.open(space())) as reader:
+        out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+        with pytest.raises(kvw.UsageError, match="unix"):
+            reader.load(tokens(), out, timeout_s=30)

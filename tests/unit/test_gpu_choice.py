@@ -1,0 +1,181 @@
+"""Which way NVMe reaches a GPU: what was measured decides, is remembered, and is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.gpu.choice import Choice, choose, judge
+from kvwarehouse.gpu.machine import Machine
+from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, disk_rate, measure, written
+from kvwarehouse.gpu.rates_child import pieces_of, rate_of
+
+GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
+G, C, D = Lane.GDS, Lane.COMPAT, Lane.DRAM
+
+
+@pytest.mark.parametrize(
+    ("rates", "lane"),
+    [
+        ({G: 6e9, C: 4e9, D: 5e9}, G),
+        ({G: 3e9, C: 6e9, D: 5e9}, C),
+        ({G: 3e9, C: 2e9, D: 5e9}, D),
+        ({G: 5.1e9, D: 5e9}, D),  # hardly faster: DRAM also keeps it for others
+        ({C: 1e9}, C),
+        ({}, D),
+    ],
+)
+def test_the_fastest_measured_way_is_taken(rates: dict[Lane, float], lane: Lane) -> None:
+    assert judge(GPU, Rates(rates, {}, 1)).lane is lane
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    def never(*given: Any) -> Rates:
+        raise AssertionError(given)
+
+    choice = choose(tmp_path, tmp_path / "memory", look=Machine, measure=never)
+    assert choice.lane is D
+    assert "no GPU" in choice.words()[-1]
+
+
+class Measuring:
+    def __init__(self, rates: Rates) -> None:
+        self.rates, self.asked = rates, []  # type: ignore[var-annotated]
+
+    def __call__(self, folder: Path, lanes: list[Lane]) -> Rates:
+        self.asked.append(lanes)
+        return self.rates
+
+
+def chosen(folder: Path, measuring: Any, machine: Machine = GPU, **more: Any) -> Choice:
+    return choose(folder, folder / "cache" / "m", look=lambda: machine, measure=measuring, **more)
+
+
+def test_a_measurement_is_remembered_for_the_same_machine_alone(tmp_path: Path) -> None:
+    measuring = Measuring(Rates({G: 6e9, D: 5e9}, {C: "cuFile said no"}, 1 << 30))
+    first = chosen(tmp_path, measuring)
+    again = chosen(tmp_path, measuring)
+    assert not first.remembered
+    assert again.remembered
+    assert again.lane is G
+    assert again.rates == first.rates
+    assert len(measuring.asked) == 1
+    other = Machine(cuda="13.1", devices=["H100"], kvikio="26.10", gds=True)
+    assert not chosen(tmp_path, measuring, other).remembered
+    assert not chosen(tmp_path, measuring, GPU, again=True).remembered
+    told = chosen(tmp_path, measuring).words()
+    assert "gds: 6.00 GB/s" in told
+    assert "compat: not measured (cuFile said no)" in told
+    assert told[-1].endswith("(remembered)")
+
+
+def test_what_could_not_be_measured_is_tried_again_next_time(tmp_path: Path) -> None:
+    measuring = Measuring(Rates({}, {D: "too little is stored"}, 0))
+    assert chosen(tmp_path, measuring).lane is D
+    assert "too little is stored" in chosen(tmp_path, measuring).why
+    assert len(measuring.asked) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"x": 1}'])
+def test_a_damaged_memory_is_measured_anew(tmp_path: Path, content: bytes) -> None:
+    measuring = Measuring(Rates({D: 5e9}, {}, 1 << 30))
+    chosen(tmp_path, measuring)
+    (tmp_path / "cache" / "m").write_bytes(content)
+    assert not chosen(tmp_path, measuring).remembered
+
+
+def test_a_memory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    measuring = Measuring(Rates({D: 5e9}, {}, 1 << 30))
+    assert chosen(tmp_path, measuring).lane is D
+
+
+@pytest.mark.parametrize(
+    ("machine", "lanes"),
+    [(GPU, {G, C, D}), (Machine(cuda="13.0", devices=["x"], kvikio="1"), {C, D})],
+)
+def test_only_ways_that_can_work_are_measured(
+    tmp_path: Path, machine: Machine, lanes: set[Lane]
+) -> None:
+    measuring = Measuring(Rates())
+    chosen(tmp_path, measuring, machine)
+    assert set(measuring.asked[0]) == lanes
+
+
+def segment(folder: Path, number: int, data: list[tuple[int, int]], size_bytes: int) -> Path:
+    path = folder / f"{number:08}.seg"
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), size_bytes)
+        for offset, size in data:
+            os.pwrite(file.fileno(), os.urandom(size), offset)
+    return path
+
+
+def test_only_bytes_that_were_written_are_measured_with(tmp_path: Path) -> None:
+    mib = 1 << 20
+    first = segment(tmp_path, 0, [(0, mib), (8 * mib, 2 * mib)], 16 * mib)
+    segment(tmp_path, 1, [], 16 * mib)
+    last = segment(tmp_path, 2, [(4 * mib, mib)], 16 * mib)
+    assert list(written(tmp_path)) == [
+        (first, 0, mib),
+        (first, 8 * mib, 2 * mib),
+        (last, 4 * mib, mib),
+    ]
+    assert sum(size for _, _, size in written(tmp_path, 2 * mib)) == 2 * mib
+
+
+def test_too_little_to_measure_with_is_said(tmp_path: Path) -> None:
+    segment(tmp_path, 0, [(0, 1 << 20)], 1 << 24)
+    rates = measure(tmp_path, [D])
+    assert rates.measured_bytes == 0
+    assert str(LEAST_BYTES) in rates.problems[D]
+
+
+def test_each_way_is_measured_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment(tmp_path, 0, [(0, LEAST_BYTES)], LEAST_BYTES)
+    played = tmp_path / "played_rates.py"
+    played.write_text(
+        "import sys, os\n"
+        "from kvwarehouse.gpu.telling import tell\n"
+        "def rate():\n"
+        "    if sys.argv[1] == 'gds':\n"
+        "        while True: pass\n"
+        "    if sys.argv[1] == 'compat': raise RuntimeError('no cuFile')\n"
+        "    return {'bytes_per_s': sum(int(a.split(':')[1]) for a in sys.argv[2:])}\n"
+        "tell({'rate': rate})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rates = measure(tmp_path, timeout_s=3.0, module="played_rates")
+    assert rates.bytes_per_s == {D: LEAST_BYTES}
+    assert "was killed" in rates.problems[G]
+    assert "no cuFile" in rates.problems[C]
+
+
+def test_pieces_cover_what_was_named_once() -> None:
+    mib = 1 << 20
+    cut = pieces_of([f"4096:{9 * mib}:/a:b", f"0:{mib}:/c"])
+    assert [tuple(each) for each in cut] == [
+        ("/a:b", 4096, 4 * mib),
+        ("/a:b", 4096 + 4 * mib, 4 * mib),
+        ("/a:b", 4096 + 8 * mib, mib),
+        ("/c", 0, mib),
+    ]
+
+
+def test_a_rate_counts_every_byte_once_a_round(tmp_path: Path) -> None:
+    path = segment(tmp_path, 0, [(0, 1 << 20)], 1 << 20)
+    pieces = pieces_of([f"0:{1 << 20}:{path}"])
+    rounds: list[int] = []
+    assert rate_of(pieces, lambda: rounds.append(1)) > 0
+    assert len(rounds) == 3
+
+
+def test_the_disk_itself_is_measured_without_a_device(tmp_path: Path) -> None:
+    assert disk_rate(tmp_path) == 0
+    segment(tmp_path, 0, [(0, 9 << 20)], 16 << 20)
+    assert disk_rate(tmp_path, 60.0) > 0

@@ -1,0 +1,119 @@
+"""What is said of a machine's GPUs, whatever the vendor's libraries do to the process that asks
+them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.gpu.bounded_child import run_child
+from kvwarehouse.gpu.machine import Machine, look
+
+TELL = "from kvwarehouse.gpu.telling import tell\n"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a module of these lines, for children."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(*lines: str) -> str:
+        (tmp_path / "played.py").write_text(TELL + "\n".join(lines) + "\n")
+        return "played"
+
+    return make
+
+
+def test_a_child_that_spins_is_killed_and_what_it_said_before_counts(module: Any) -> None:
+    spins = module(
+        "def first(): return {'cuda': '13.0', 'devices': ['H100']}",
+        "def second():",
+        "    import signal",
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "    while True: pass",
+        "tell({'driver': first, 'gds': second})",
+    )
+    machine = look(3.0, module=spins)
+    assert machine.cuda == "13.0"
+    assert machine.has_device
+    assert not machine.gds
+    assert "'gds'" in machine.problem
+    assert "was killed" in machine.problem
+
+
+def test_a_child_that_crashes_says_in_which_step(module: Any) -> None:
+    crashes = module(
+        "def first(): return {'cuda': '13.0'}",
+        "def second():",
+        "    import os",
+        "    os.abort()",
+        "tell({'driver': first, 'kvikio': second})",
+    )
+    machine = look(30.0, module=crashes)
+    assert machine.cuda == "13.0"
+    assert "'kvikio'" in machine.problem
+    assert "status -6" in machine.problem
+
+
+def test_what_libraries_print_is_no_answer(module: Any) -> None:
+    noisy = module(
+        "def first():",
+        "    import os",
+        '    print(\'{"kvikio": "99"}\', flush=True)',
+        '    os.write(1, b\'{"kvikio": "98"}\\n\')',
+        "    return {'cuda': '13.0'}",
+        "tell({'driver': first})",
+    )
+    machine = look(30.0, module=noisy)
+    assert (machine.cuda, machine.kvikio, machine.gds) == ("13.0", "", False)
+
+
+def test_a_step_that_raises_is_a_finding(module: Any) -> None:
+    raising = module(
+        "def first(): raise OSError('libcuda.so.1: cannot open')",
+        "def second(): return {'kvikio': '26.10'}",
+        "tell({'driver': first, 'kvikio': second})",
+    )
+    machine = look(30.0, module=raising)
+    assert "libcuda.so.1" in machine.driver_error
+    assert machine.kvikio == "26.10"
+    assert machine.problem == ""
+
+
+def test_a_child_leaves_nothing_in_the_callers_folder(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    run_child(module("open('cufile.log', 'w').close()"), [], 30.0)
+    assert list(here.iterdir()) == []
+
+
+def test_a_look_at_this_machine_ends_and_says_what_is_used() -> None:
+    machine = look(60.0)
+    words = machine.words()
+    assert all(words)
+    assert ("no GPU" in words[0]) == (not machine.cuda)
+
+
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        (Machine(driver_error="OSError: no libcuda"), "there is no GPU"),
+        (Machine(cuda="13.0", devices=["H100"]), "kvikio is missing"),
+        (Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True), "Storage works"),
+        (
+            Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds_error="error 5027"),
+            "no GPUDirect Storage (error 5027)",
+        ),
+        (
+            Machine(cuda="13.0", devices=["H100"], kvikio="26.10", problem="the probe was killed"),
+            "no GPUDirect Storage (the probe was killed)",
+        ),
+    ],
+)
+def test_words_say_what_fell_back_to_what_and_why(machine: Machine, told: str) -> None:
+    assert told in machine.words()[-1]
