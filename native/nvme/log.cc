@@ -134,9 +134,8 @@ class SegmentLog final : public Log {
     if (error == 0) context_.stats.registered_bytes += bytes;
     if (error == 0 || error == ECANCELED || std::exchange(memory_refused_, true)) return;
     context_.host.on_event("nvme_memory_not_registered",
-                           "error=" + std::string(std::strerror(error)) +
-                               " bytes=" + std::to_string(bytes) +
-                               " effect=more_processor_time_a_page");
+                           "error=" + std::string(std::strerror(error)) + " bytes=" +
+                               std::to_string(bytes) + " effect=more_processor_time_a_page");
   }
 
   void tell_mismatches() {

@@ -123,7 +123,7 @@ enum class LogHealth { ok, read_only };
 struct LogStats {
   LogHealth health = LogHealth::ok;
   std::string health_reason;
-  uint64_t capacity_bytes = 0, used_bytes = 0;  // used: closed and open segments
+  uint64_t capacity_bytes = 0, used_bytes = 0;                    // used: closed and open segments
   uint64_t segments = 0, free_segments = 0, closed_segments = 0;  // those to come: free ones too
   uint64_t live_records = 0;
   uint64_t queued_bytes = 0, queued_records = 0, reads_in_flight = 0;
@@ -135,9 +135,9 @@ struct LogStats {
   uint64_t read_bytes_per_s = 0,
            write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
   std::string io_engine;
-  uint32_t oldest_life = 0;  // of any segment that can be read; 0: there is none
+  uint32_t oldest_life = 0;       // of any segment that can be read; 0: there is none
   uint64_t registered_bytes = 0;  // of memory that the engine need not find anew each time
-  bool direct_io = false;    // false: the filesystem refuses O_DIRECT and the page cache is used
+  bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
 };
 
 class Log {

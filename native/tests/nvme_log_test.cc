@@ -45,8 +45,7 @@ TEST(log_counts_the_segments_of_its_capacity_whether_their_files_exist_or_not) {
   for (uint64_t number = 0; number < 400; number += 100) {
     const LogStats stats = world.log->stats();
     CHECK_EQ(stats.segments, all);
-    CHECK_EQ(stats.segments - stats.free_segments,
-             stats.used_bytes / world.options.segment_bytes);
+    CHECK_EQ(stats.segments - stats.free_segments, stats.used_bytes / world.options.segment_bytes);
     world.append_all(number, number + 100);
   }
   world.stop();
