@@ -24,7 +24,15 @@ from kvwarehouse.settings import setting
 ENVIRONMENT_PREFIX: Final = "KVW_"
 
 OTHER_VARIABLES: Final = frozenset(
-    {"KVW_CONFIG", "KVW_ADDRESS", "KVW_TOKEN", "KVW_COPY_PATH", "KVW_SEED"}
+    {
+        "KVW_ADDRESS",
+        "KVW_CONFIG",
+        "KVW_COPY_PATH",
+        "KVW_CUDA_DRIVER",
+        "KVW_NVRTC",
+        "KVW_SEED",
+        "KVW_TOKEN",
+    }
 )
 """With the prefix, but not settings of the daemon: the file, the client's, the core's, the seed."""
 

@@ -22,7 +22,7 @@ from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The driver of this process is chosen once, so it is the model's for all that follows."""
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def device(model: Path) -> ModelDevice:
     return ModelDevice(model)
 

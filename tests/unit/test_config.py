@@ -113,6 +113,7 @@ def test_unreadable_file_is_refused_by_its_name(tmp_path: Path) -> None:
 
 def test_variables_of_clients_and_tests_are_left_alone() -> None:
     environ = {"KVW_ADDRESS": "x", "KVW_TOKEN": "y", "KVW_TEST_ANY": "z", "KVW_SEED": "1"}
+    environ |= {"KVW_CUDA_DRIVER": "/libcuda.so.1", "KVW_NVRTC": "/libnvrtc.so"}
     assert config.load({}, environ).name == "default"
 
 
