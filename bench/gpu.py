@@ -13,8 +13,10 @@ from pathlib import Path
 
 from bench_frame.frame import bench_parser, numbers, run
 from bench_frame.progress import Teller
+from gpu_bench.cards import TorchCard
 from gpu_bench.nvme import nvme
 from gpu_bench.page import with_outcomes
+from gpu_bench.pinned import Work, pinned
 from gpu_bench.ttft import SHAPES, ttft
 from gpu_bench.wanted import Outcome, lines_of
 from kvwarehouse.cli.bench.conditions import processor
@@ -49,7 +51,11 @@ def _measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     machine = look(folder=str(folder))
     conditions = conditions_of(machine)
     stored = _QUICK_BYTES if args.quick else _STORED_BYTES
-    outcomes = [nvme(machine, folder / "nvme", stored), _ttft(args, machine, folder / "ttft")]
+    outcomes = [
+        _pinned(args, machine, folder / "pinned"),
+        nvme(machine, folder / "nvme", stored),
+        _ttft(args, machine, folder / "ttft"),
+    ]
     if args.write:
         text = with_outcomes(_DOCUMENT.read_text("utf-8"), conditions, machine.words(), outcomes)
         _DOCUMENT.write_text(text, encoding="utf-8")
@@ -64,6 +70,13 @@ def _measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         figures={"conditions": conditions, "figures": [list(row) for row in rows]},
         notes=(),
     )
+
+
+def _pinned(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:
+    if not machine.has_device:
+        return Outcome("pinned", why_not=machine.words()[0])
+    work = Work(64 << 20, rounds=1) if args.quick else Work(rounds=args.rounds)
+    return pinned(TorchCard(), folder, work)
 
 
 def _ttft(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from kvwarehouse.cli.bench.figures import Figure
 
 NO_GPU = "no GPU here"
+TO_GPU = "pinned DRAM to GPU, scattered pages of 256 KiB and more, against one large copy"
+FROM_GPU = "GPU to pinned DRAM, likewise"
 UNMEASURED = "no measure in this version"
 
 
@@ -21,12 +23,8 @@ class Wanted:
 
 
 WANTED = (
-    Wanted(
-        "pinned DRAM to GPU, scattered pages of 256 KiB and more, against one large copy",
-        "ratio 0.9 or more",
-        "",
-    ),
-    Wanted("GPU to pinned DRAM, likewise", "ratio 0.9 or more", ""),
+    Wanted(TO_GPU, "ratio 0.9 or more", "pinned"),
+    Wanted(FROM_GPU, "ratio 0.9 or more", "pinned"),
     Wanted("digest on the device, share of the transfer's time", "under 5 %", ""),
     Wanted("HBM tier: load against a copy on the device", "ratio 0.8 or more", ""),
     Wanted("NVMe to GPU, against the disk's own reads", "ratio 0.9 or more", "nvme"),

@@ -1,0 +1,63 @@
+"""The memory of a GPU as an engine has it: by torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import kvwarehouse as kvw
+
+
+@dataclass(frozen=True)
+class Memory:
+    """owner: what keeps it alive."""
+
+    owner: Any
+    address: int
+    size_bytes: int
+
+    def blocks(self, block_bytes: int, order: Any) -> kvw.Regions:
+        """Pages of one block each, of a cache that is all of this memory."""
+        rows = order.reshape(-1, 1)
+        return kvw.Regions.strided(
+            [self.owner], [self.address], [block_bytes], [block_bytes], rows
+        ).on_device()
+
+
+class Card(Protocol):
+    """A GPU that a bench moves bytes to and from."""
+
+    def memory(self, size_bytes: int) -> Memory:
+        """On the device; what it holds is not zero."""
+        ...
+
+    def pinned(self, size_bytes: int) -> Any:
+        """Page-locked memory of the host."""
+        ...
+
+    def copy(self, memory: Memory, pinned: Any, *, to_device: bool) -> None:
+        """All of it, in one copy; returns when it has ended."""
+        ...
+
+
+class TorchCard:
+    """The current device."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+
+    def memory(self, size_bytes: int) -> Memory:
+        made = self._torch.randint(0, 256, (size_bytes,), dtype=self._torch.uint8, device="cuda")
+        self._torch.cuda.synchronize()
+        return Memory(made, int(made.data_ptr()), size_bytes)
+
+    def pinned(self, size_bytes: int) -> Any:
+        # Written once: pages that nobody has touched would be faster than any copy.
+        return self._torch.ones(size_bytes, dtype=self._torch.uint8).pin_memory()
+
+    def copy(self, memory: Memory, pinned: Any, *, to_device: bool) -> None:
+        source, target = (pinned, memory.owner) if to_device else (memory.owner, pinned)
+        target.copy_(source, non_blocking=True)
+        self._torch.cuda.synchronize()

@@ -1,0 +1,73 @@
+"""The measure of pinned copies, over the contract model of CUDA's driver: what it moves is whole,
+and what it says can be judged. Its figures mean nothing here."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_bench.cards import Memory
+from gpu_bench.pinned import Work, outcome_of, pinned
+from gpu_bench.wanted import FROM_GPU, TO_GPU
+from kvwarehouse.cli.bench.figures import Figure
+from kvwarehouse.testing import cuda_model
+from kvwarehouse.testing.cuda_model import ModelDevice
+
+
+class ModelCard:
+    def __init__(self, folder: Path) -> None:
+        self.device = ModelDevice(folder)
+        self.copies: list[bool] = []
+
+    def memory(self, size_bytes: int) -> Memory:
+        data = np.random.default_rng(1).integers(0, 256, (1, size_bytes), np.uint8)
+        array = self.device.array(data)
+        return Memory(array, array.address, size_bytes)
+
+    def pinned(self, size_bytes: int) -> Any:
+        return (ctypes.c_uint8 * size_bytes)()
+
+    def copy(self, memory: Memory, pinned: Any, *, to_device: bool) -> None:
+        self.copies.append(to_device)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelCard]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = cuda_model.build(tmp_path_factory.mktemp("cuda_model"))
+        for name, value in cuda_model.environment(folder).items():
+            patch.setenv(name, value)
+        yield ModelCard(folder)
+
+
+def test_pages_go_to_the_device_and_back_in_turns_with_large_copies(
+    card: ModelCard, tmp_path: Path
+) -> None:
+    work = Work(2 << 20, (64 << 10, 256 << 10), rounds=2)
+    outcome = pinned(card, tmp_path, work)
+    figures = {figure.name: figure for figure in outcome.figures}
+    assert set(figures) == {
+        TO_GPU,
+        FROM_GPU,
+        *(
+            f"{way}, pages of {size} KiB"
+            for way in ("pinned DRAM to GPU", "GPU to pinned DRAM")
+            for size in (64, 256)
+        ),
+    }
+    assert all(figure.value > 0 for figure in outcome.figures)
+    # A warm-up and the rounds, of each size and each way.
+    assert sorted(card.copies) == [False] * 6 + [True] * 6
+
+
+def test_the_slowest_size_is_judged() -> None:
+    to_gpu = [Figure(f"size {n}", 9.0, "GB/s", 10.0, "", ratio_of_rounds=n) for n in (0.95, 0.7)]
+    from_gpu = [Figure("size", 9.5, "GB/s", 10.0, "", ratio_of_rounds=0.92)]
+    found = {figure.name: figure for figure in outcome_of(to_gpu, from_gpu).figures}
+    assert (found[TO_GPU].verdict, found[TO_GPU].ratio) == ("missed", 0.7)
+    assert found[FROM_GPU].verdict == "met"
