@@ -15,7 +15,7 @@ from kvwarehouse.cli.bench import MEASURES, by_page
 from kvwarehouse.cli.bench.document import BEGIN, END, picture_name, with_results
 from kvwarehouse.cli.bench.figures import MET, MISSED, Curve, Figure, print_figures
 from kvwarehouse.cli.bench.options import Options, Sizes
-from kvwarehouse.cli.bench.processor import core_s
+from kvwarehouse.cli.bench.process import core_s
 from kvwarehouse.cli.bench.report import bench_report, goals_table, plot_of, plots
 from kvwarehouse.cli.bench.results import Result, read_results, write_result
 from kvwarehouse.cli.bench.rounds import Rounds, alternate, in_turns

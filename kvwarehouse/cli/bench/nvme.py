@@ -21,7 +21,7 @@ from kvwarehouse.cli.bench.figures import GIGABYTE, Figure
 from kvwarehouse.cli.bench.fio import Disk, Pass
 from kvwarehouse.cli.bench.load import check_filled
 from kvwarehouse.cli.bench.options import PAGE_TOKENS, Bench, noise, prompt
-from kvwarehouse.cli.bench.processor import core_s
+from kvwarehouse.cli.bench.process import core_s
 from kvwarehouse.cli.bench.rounds import Rounds, alternate, timed
 from kvwarehouse.client import OpenNamespace, connect
 from kvwarehouse.errors import CapacityError, UsageError

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+_CORE_THREADS = ("kvw-", "iou-wrk-")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(?P<path>.*)")
 
 
@@ -14,6 +15,21 @@ def processor_s(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     fields = text.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def core_s(pid: int) -> float:
+    """Seconds so far of a daemon's core threads and of io_uring's workers, kernel and user
+    together, from /proc/PID/task/*/schedstat (the kernel's sched-stats: nanoseconds on a processor
+    first). Threads of Python and gRPC are left out, and so is what a thread took that has ended."""
+    spent_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            name = (task / "comm").read_text(encoding="utf-8")
+            if name.startswith(_CORE_THREADS):
+                spent_ns += int((task / "schedstat").read_text(encoding="utf-8").split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    return spent_ns / 1e9
 
 
 def private_bytes(pid: int) -> int:
