@@ -71,6 +71,18 @@ def number(least: float, most: float) -> Check:
     return check
 
 
+def memory_size(name: str) -> Check:
+    """Bytes, as a number or as text with a unit. name: as users know the setting."""
+
+    def check(value: Any) -> int:
+        size = kvw.parse_size(value, name=name)
+        if not 1 << 20 <= size <= 1 << 40:
+            raise ValueError("is out of range; use 1MiB to 1TiB")
+        return size
+
+    return check
+
+
 def truth(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("is not true or false")

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import kvwarehouse as kvw
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # How long a daemon that does not answer holds this thread; nobody else waits for it.
 _CALL_TIMEOUT_S = 2.0
@@ -92,6 +95,22 @@ class Upkeep:
             with self._lock:
                 self._opened.pop(space.id, None)
             self._want(space)
+
+    def asked(
+        self, space: kvw.Namespace, call: Callable[[kvw.OpenNamespace], _T], otherwise: _T
+    ) -> _T:
+        """`call` on the namespace; `otherwise` where there is none, or where it raises, which is
+        logged and doubted: an engine goes on without."""
+        opened = self.opened(space)
+        if opened is None:
+            return otherwise
+        try:
+            return call(opened)
+        except Exception as error:  # noqa: BLE001 - the engine's edge
+            self.doubt(space, error)
+            level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
+            _log.log(level, "kvwarehouse: a call failed: %s: %s", type(error).__name__, error)
+            return otherwise
 
     def control(self) -> kvw.Control | None:
         """The daemon's control page; None without a daemon that is alive. Reads shared memory."""

@@ -13,25 +13,20 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.common.setting_values import (
     PREFIX,
     Check,
+    memory_size,
     number,
-    one_of,
     read_values,
-    text,
     truth,
 )
+from kvwarehouse_connectors.common.settings import COMMON_CHECKS, CommonSettings
 
 WHERE = "adapter_params of --l2-adapter"
-MODES = ("read_write", "read_only", "write_only")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(CommonSettings):
     """Each is `kvwarehouse.NAME` in adapter_params."""
 
-    address: str = ""
-    """The daemon of this host, unix:///path. Default: $KVW_ADDRESS, else this user's own socket."""
-    mode: str = "read_write"
-    """read_write, read_only (loads, stores nothing) or write_only."""
     verify: str = "always"
     """always: every chunk's digest; boundary: only of chunks from NVMe or of an earlier daemon."""
     checkpoints: Mapping[str, str] = field(default_factory=dict)
@@ -52,14 +47,6 @@ class Settings:
     """After so long a lock ends that LMCache took and never gave back."""
     store_queue_bytes: int = 1 << 30
     """Chunks that wait to be stored. Full: the newest are not stored."""
-
-    @property
-    def loads(self) -> bool:
-        return self.mode != "write_only"
-
-    @property
-    def stores(self) -> bool:
-        return self.mode != "read_only"
 
 
 def read_settings(params: Mapping[str, Any] | None) -> Settings:
@@ -88,24 +75,14 @@ def _name_or_names(value: Any) -> str | dict[str, str]:
     return value if isinstance(value, str) else _texts(value)
 
 
-def _size(value: Any) -> int:
-    size = kvw.parse_size(value, name=PREFIX + "store_queue_bytes")
-    if not 1 << 20 <= size <= 1 << 40:
-        raise ValueError("is out of range; use 1MiB to 1TiB")
-    return size
-
-
 _CHECKS: dict[str, Check] = {
-    "address": text,
-    "mode": one_of(*MODES),
-    "verify": one_of("always", "boundary"),
+    **COMMON_CHECKS,
     "checkpoints": _texts,
     "weights": _name_or_names,
     "trust_model_names": truth,
-    "salt": text,
     # LMCache's own locks on the memory that is read and written here last 300 and 600 s.
     "load_timeout_s": number(0.001, 120),
     "store_timeout_s": number(0.001, 120),
     "lock_timeout_s": number(1, 3600),
-    "store_queue_bytes": _size,
+    "store_queue_bytes": memory_size(PREFIX + "store_queue_bytes"),
 }

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +23,6 @@ from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.loading import Load
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 # A load looks so often whether the daemon lives, and whether LMCache still wants it.
 _SLICE_S = 0.25
@@ -139,7 +136,7 @@ class Shelf:
                 return kvw.StoreResult(stored, already, result.dropped)
 
     def _store_once(self, batch: Batch, timeout_s: float) -> kvw.StoreResult:
-        return self._asked(
+        return self._upkeep.asked(
             batch.space,
             lambda space: space.store(
                 keys=batch.runs(), pages=batch.regions(), timeout_s=timeout_s
@@ -158,7 +155,7 @@ class Shelf:
 
     def _tiers(self, batch: Batch, *, counted: bool) -> NDArray[np.uint8]:
         runs = batch.runs()
-        return self._asked(
+        return self._upkeep.asked(
             batch.space,
             lambda space: space.tiers(keys=runs, counted=counted),
             np.zeros(len(batch), np.uint8),
@@ -187,7 +184,7 @@ class Shelf:
     def _pinned(self, batch: Batch) -> kvw.Pins | None:
         """The first of the batch, as far as they are in DRAM; None where nothing can be pinned."""
         nothing: kvw.Pins | None = None
-        return self._asked(batch.space, lambda space: space.pin(keys=batch.runs()), nothing)
+        return self._upkeep.asked(batch.space, lambda space: space.pin(keys=batch.runs()), nothing)
 
     def _load_once(self, batch: Batch, load: Load, timeout_s: float) -> kvw.Loaded | None:
         """None where LMCache has taken the memory back."""
@@ -195,7 +192,7 @@ class Shelf:
 
         def write() -> None:
             answers.append(
-                self._asked(
+                self._upkeep.asked(
                     batch.space,
                     lambda space: space.load(
                         keys=batch.runs(), out=batch.regions(), timeout_s=timeout_s
@@ -222,18 +219,3 @@ class Shelf:
         self._counts.why("missed", {reason: 1})
         self._counts.why("missed", {"missing" if waits else "timeout": gone} if gone else {})
         return further[there]
-
-    def _asked(
-        self, space: kvw.Namespace, call: Callable[[kvw.OpenNamespace], _T], otherwise: _T
-    ) -> _T:
-        """`call` on the namespace; `otherwise` where there is none, or where it raises."""
-        opened = self._upkeep.opened(space)
-        if opened is None:
-            return otherwise
-        try:
-            return call(opened)
-        except Exception as error:  # noqa: BLE001 - the server's edge: it goes on without
-            self._upkeep.doubt(space, error)
-            level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
-            _log.log(level, "kvwarehouse: a call failed: %s: %s", type(error).__name__, error)
-            return otherwise

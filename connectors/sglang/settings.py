@@ -10,22 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.setting_values import Check, number, one_of, read_values, text
+from kvwarehouse_connectors.common.setting_values import Check, number, read_values, text
+from kvwarehouse_connectors.common.settings import COMMON_CHECKS, CommonSettings
 
 WHERE = "hicache-storage-backend-extra-config"
-MODES = ("read_write", "read_only", "write_only")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(CommonSettings):
     """Each is `kvwarehouse.NAME` in the extra config."""
 
-    address: str = ""
-    """The daemon of this host, unix:///path. Default: $KVW_ADDRESS, else this user's own socket."""
-    mode: str = "read_write"
-    """read_write, read_only (loads, stores nothing) or write_only."""
-    verify: str = "always"
-    """always: every page's digest; boundary: only of pages from NVMe or of an earlier daemon."""
     weights: str = ""
     """A name of the weights in place of their fingerprint; it must change whenever they do."""
     salt: str = ""
@@ -35,21 +29,10 @@ class Settings:
     store_timeout_s: float = 5.0
     """Bound of one call that stores."""
 
-    @property
-    def loads(self) -> bool:
-        return self.mode != "write_only"
-
-    @property
-    def stores(self) -> bool:
-        return self.mode != "read_only"
-
 
 _CHECKS: dict[str, Check] = {
-    "address": text,
-    "mode": one_of(*MODES),
-    "verify": one_of("always", "boundary"),
+    **COMMON_CHECKS,
     "weights": text,
-    "salt": text,
     "load_timeout_s": number(0.001, 600),
     "store_timeout_s": number(0.001, 600),
 }

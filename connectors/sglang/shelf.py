@@ -8,11 +8,8 @@ Thread-safe: SGLang's threads for prefetches, their reads and backups call at on
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +19,6 @@ from kvwarehouse_connectors.common.upkeep import Upkeep
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.rooms import Room
-
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 # A load looks so often whether the daemon lives still.
 _SLICE_S = 0.5
@@ -121,7 +115,9 @@ class Shelf:
     def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
         nothing = np.zeros(len(span), np.uint8)
         runs = span.runs()
-        tiers = self._asked(span, lambda space: space.tiers(keys=runs, counted=counted), nothing)
+        tiers = self._upkeep.asked(
+            self._space(span), lambda space: space.tiers(keys=runs, counted=counted), nothing
+        )
         present = tiers == kvw.Tier.DRAM if not self._alive else tiers != kvw.Tier.MISSING
         return np.logical_and.accumulate(present) if span.chained else present
 
@@ -140,8 +136,8 @@ class Shelf:
 
     def _load_once(self, span: Span, out: kvw.Regions, part: int, timeout_s: float) -> kvw.Loaded:
         nothing = kvw.Loaded(0, {"unreachable": len(span)})
-        return self._asked(
-            span,
+        return self._upkeep.asked(
+            self._space(span),
             lambda space: space.load(
                 keys=span.runs(),
                 out=out.head(len(span)),
@@ -155,8 +151,8 @@ class Shelf:
         self, span: Span, pages: kvw.Regions, shard: int, end_s: float
     ) -> kvw.StoreResult:
         nothing = kvw.StoreResult(0, 0, {"unreachable": len(span)})
-        return self._asked(
-            span,
+        return self._upkeep.asked(
+            self._space(span),
             lambda space: space.store(
                 keys=span.runs(),
                 pages=pages,
@@ -166,16 +162,5 @@ class Shelf:
             nothing,
         )
 
-    def _asked(self, span: Span, call: Callable[[kvw.OpenNamespace], _T], otherwise: _T) -> _T:
-        """`call` on the namespace; `otherwise` where there is none, or where it raises."""
-        space = self._chained if span.chained else self._alone
-        opened = self._upkeep.opened(space)
-        if opened is None:
-            return otherwise
-        try:
-            return call(opened)
-        except Exception as error:  # noqa: BLE001 - the engine's edge: it goes on without
-            self._upkeep.doubt(space, error)
-            level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
-            _log.log(level, "kvwarehouse: a call failed: %s: %s", type(error).__name__, error)
-            return otherwise
+    def _space(self, span: Span) -> kvw.Namespace:
+        return self._chained if span.chained else self._alone

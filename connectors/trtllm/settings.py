@@ -7,25 +7,24 @@ is not a default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.setting_values import Check, memory_size, number, one_of, text
+from kvwarehouse_connectors.common.settings import COMMON_CHECKS, CommonSettings
 
 PREFIX = "TLLM_KVW_"
-MODES = ("read_write", "read_only", "write_only")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(CommonSettings):
     """Each is TLLM_KVW_NAME in the environment, in capitals."""
 
     address: str = ""
     """The daemon of this host, unix:///path. Default: server_url of kv_connector_config, else
     $KVW_ADDRESS, else this user's own socket."""
-    mode: str = "read_write"
-    """read_write, read_only (loads, stores nothing) or write_only."""
     verify: str = "always"
     """always: every page's digest; boundary: only of pages of an earlier daemon."""
     weights: str = ""
@@ -47,28 +46,22 @@ class Settings:
     store_generated: bool = True
     """Whether blocks of generated tokens are stored too, for the next turn."""
 
-    @property
-    def loads(self) -> bool:
-        return self.mode != "write_only"
-
-    @property
-    def stores(self) -> bool:
-        return self.mode != "read_only"
-
 
 def read_settings(environ: Mapping[str, str], server_url: str) -> Settings:
     """Raises UsageError (code "bad_setting") naming the setting."""
-    given = {
-        name.removeprefix(PREFIX).lower(): text
-        for name, text in environ.items()
-        if name.startswith(PREFIX)
-    }
-    known = {field.name for field in fields(Settings)}
-    for name, text in given.items():
-        if name not in known:
-            listed = ", ".join(PREFIX + one.upper() for one in sorted(known))
-            raise _bad(name, text, f"is unknown; known are {listed}")
-    settings = Settings(**{name: _CHECKS[name](name, text) for name, text in given.items()})
+    values = {}
+    for full_name, value in environ.items():
+        if not full_name.startswith(PREFIX):
+            continue
+        name = full_name.removeprefix(PREFIX).lower()
+        if name not in _CHECKS:
+            known = ", ".join(PREFIX + one.upper() for one in sorted(_CHECKS))
+            raise _bad(name, value, f"is unknown; known are {known}")
+        try:
+            values[name] = _CHECKS[name](value)
+        except ValueError as error:
+            raise _bad(name, value, str(error)) from error
+    settings = Settings(**values)
     if server_url and settings.address and server_url != settings.address:
         raise _bad(
             "address",
@@ -85,53 +78,30 @@ def read_settings(environ: Mapping[str, str], server_url: str) -> Settings:
     return replace(settings, address=address)
 
 
-def _text(name: str, text: str) -> str:
-    return text
+def _seconds(least: float, most: float) -> Check:
+    check = number(least, most)
 
-
-def _one_of(*allowed: str) -> Callable[[str, str], str]:
-    def check(name: str, text: str) -> str:
-        if text not in allowed:
-            raise _bad(name, text, f"is not one of {', '.join(allowed)}")
-        return text
-
-    return check
-
-
-def _size(name: str, text: str) -> int:
-    size = kvw.parse_size(text, name=PREFIX + name.upper())
-    if not 1 << 20 <= size <= 1 << 40:
-        raise _bad(name, text, "is out of range; use 1MiB to 1TiB")
-    return size
-
-
-def _seconds(least: float, most: float) -> Callable[[str, str], float]:
-    def check(name: str, text: str) -> float:
+    def of_text(text: str) -> Any:
         try:
             value = float(text)
         except ValueError:
-            raise _bad(name, text, "is not a number of seconds") from None
-        if not least <= value <= most:
-            raise _bad(name, text, f"is out of range; use {least:g} to {most:g}")
-        return value
+            raise ValueError("is not a number of seconds") from None
+        return check(value)
 
-    return check
+    return of_text
 
 
-def _truth(name: str, text: str) -> bool:
+def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
-        raise _bad(name, text, "is not true or false")
+        raise ValueError("is not true or false")
     return text.lower() in ("true", "1")
 
 
-_CHECKS: dict[str, Callable[[str, str], Any]] = {
-    "address": _text,
-    "mode": _one_of(*MODES),
-    "verify": _one_of("always", "boundary"),
-    "weights": _text,
-    "salt": _text,
-    "staging_bytes": _size,
-    "load": _one_of("async", "sync"),
+_CHECKS: dict[str, Check] = {
+    **COMMON_CHECKS,
+    "weights": text,
+    "staging_bytes": memory_size(PREFIX + "STAGING_BYTES"),
+    "load": one_of("async", "sync"),
     "lookup_budget_s": _seconds(0, 10),
     "load_timeout_s": _seconds(0.001, 600),
     "store_timeout_s": _seconds(0.001, 600),

@@ -11,28 +11,23 @@ from kvwarehouse_connectors.common.setting_values import (
     PREFIX,
     Check,
     bad_setting,
+    memory_size,
     number,
     one_of,
     read_values,
     text,
     truth,
 )
+from kvwarehouse_connectors.common.settings import COMMON_CHECKS, CommonSettings
 
 WHERE = "kv_connector_extra_config"
-MODES = ("read_write", "read_only", "write_only")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(CommonSettings):
     """Each is `kvwarehouse.NAME` in kv_connector_extra_config."""
 
-    address: str = ""
-    """The daemon of this host, unix:///path. Default: $KVW_ADDRESS, else this user's own socket."""
-    mode: str = "read_write"
-    """read_write, read_only (loads, stores nothing) or write_only."""
-    verify: str = "always"
-    """always: every page's digest; boundary: only of pages from NVMe or of an earlier daemon."""
     weights: str = ""
     """A fingerprint of the weights, where they are not files that can be read (or are dummies)."""
     salt: str = ""
@@ -54,14 +49,6 @@ class Settings:
     store_generated: bool = True
     """Whether blocks of generated tokens are stored too, for the next turn."""
 
-    @property
-    def loads(self) -> bool:
-        return self.mode != "write_only"
-
-    @property
-    def stores(self) -> bool:
-        return self.mode != "read_only"
-
 
 def read_settings(extra: Mapping[str, Any], role: str) -> Settings:
     """role: vLLM's kv_role; vLLM does not enforce it, this does. A producer loads nothing, a
@@ -79,20 +66,10 @@ def _mode(mode: str, role: str) -> str:
     return {"kv_producer": "write_only", "kv_consumer": "read_only"}.get(role, mode)
 
 
-def _size(value: Any) -> int:
-    size = kvw.parse_size(value, name=PREFIX + "staging_bytes")
-    if not 1 << 20 <= size <= 1 << 40:
-        raise ValueError("is out of range; use 1MiB to 1TiB")
-    return size
-
-
 _CHECKS: dict[str, Check] = {
-    "address": text,
-    "mode": one_of(*MODES),
-    "verify": one_of("always", "boundary"),
+    **COMMON_CHECKS,
     "weights": text,
-    "salt": text,
-    "staging_bytes": _size,
+    "staging_bytes": memory_size(PREFIX + "staging_bytes"),
     "load": one_of("worth", "always"),
     "load_timeout_s": number(0.001, 600),
     "store_timeout_s": number(0.001, 600),

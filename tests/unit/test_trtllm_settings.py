@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.settings import MODES
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
-from kvwarehouse_connectors.trtllm.settings import MODES, PREFIX, Settings, read_settings
+from kvwarehouse_connectors.trtllm.settings import PREFIX, Settings, read_settings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "trtllm.md").read_text(encoding="utf-8")
 ROWS = re.findall(rf"^\| `{PREFIX}(\w+)` \| `([^`]*)` \| (.+) \|$", TEXT, re.MULTILINE)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.settings import MODES, PREFIX, ROLES, Settings, read_settings
+from kvwarehouse_connectors.common.settings import MODES
+from kvwarehouse_connectors.vllm.settings import PREFIX, ROLES, Settings, read_settings
 
 
 @pytest.fixture(autouse=True)
