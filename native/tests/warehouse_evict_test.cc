@@ -179,6 +179,24 @@ TEST(pinned_page_is_not_found_but_readable_when_it_was_cleared) {
   world.check_settled();
 }
 
+// The clear of a large index goes stretch by stretch, and the daemon does its rounds in between.
+TEST(clear_counts_the_pages_whose_parents_it_took_in_a_stretch_before) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer writer(world);
+  CHECK(writer.store(world.page(1, 0)));
+  CHECK(writer.store(world.page(1, 1)));
+  *world.payload(world.slot_of(world.page(1, 0))) ^= std::byte{1};
+  writer.report(*world.entry(world.page(1, 0)));  // the parent leaves
+  CHECK_EQ(world->status().orphan_pages, 1);
+  world->begin_clear(0, 1);
+  world.pass(1);
+  PageId cursor = 0;
+  CHECK_EQ(world->clear_some(0, 1, cursor), 1);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::cleared)], 1);
+  world.check_no_slot_leaks();
+}
+
 // --- who leaves, and when
 
 TEST(descendants_leave_before_ancestors) {

@@ -361,7 +361,8 @@ uint64_t Warehouse::sweep(size_t limit) {
     const auto awaited = [this](const Key& parent) { return open_.contains(parent); };
     for (const PageId page :
          catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kSweepBatch), awaited))
-      if (const auto view = catalog_.at(page)) found.push_back(*view);
+      // What a clear is yet to reach is left to it: it says how many pages it took.
+      if (const auto view = catalog_.at(page); view && !is_cleared(*view)) found.push_back(*view);
     evict_views(found, Gone::orphaned);
     uint64_t left = 0;
     for (const EntryView& view : found) {
