@@ -4,7 +4,6 @@ and what it says can be judged. Its figures mean nothing here."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from gpu_bench.cards import Memory
 from gpu_bench.pinned import Work, outcome_of, pinned
 from gpu_bench.wanted import FROM_GPU, TO_GPU
 from kvwarehouse.cli.bench.figures import Figure
-from kvwarehouse.testing import cuda_model
 from kvwarehouse.testing.cuda_model import ModelDevice
 
 
@@ -37,12 +35,8 @@ class ModelCard:
 
 
 @pytest.fixture(scope="module")
-def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelCard]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cuda_model.build(tmp_path_factory.mktemp("cuda_model"))
-        for name, value in cuda_model.environment(folder).items():
-            patch.setenv(name, value)
-        yield ModelCard(folder)
+def card(cuda_driver: Path) -> ModelCard:
+    return ModelCard(cuda_driver)
 
 
 def test_pages_go_to_the_device_and_back_in_turns_with_large_copies(

@@ -23,18 +23,8 @@ from kvwarehouse.testing.until import until
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The driver of this process is chosen once, so it is the model's for all that follows."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cuda_model.build(tmp_path_factory.mktemp("cuda_model"))
-        for name, value in cuda_model.environment(folder).items():
-            patch.setenv(name, value)
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def device(model: Path) -> ModelDevice:
-    return ModelDevice(model)
+def device(cuda_driver: Path) -> ModelDevice:
+    return ModelDevice(cuda_driver)
 
 
 @pytest.fixture
@@ -104,7 +94,7 @@ def test_kernels_without_a_compiler_are_refused_with_where_to_get_one(
     kernels.nvrtc.cache_clear()
 
 
-def test_source_that_does_not_compile_is_refused_with_the_compilers_words(model: Path) -> None:
+def test_source_that_does_not_compile_is_refused_with_the_compilers_words(cuda_driver: Path) -> None:
     kernels.nvrtc.cache_clear()
     with pytest.raises(kvw.WarehouseError, match="no kernels"):
         kernels.compile_source(kernels.nvrtc(), b"int nothing;", "compute_90")
@@ -174,12 +164,12 @@ def fill(client: kvw.Client, first: int) -> None:
 
 @pytest.mark.timeout(240)
 def test_slots_that_a_killed_clients_device_may_write_to_are_nobodys_until_the_grace_is_over(
-    model: Path, tmp_path: Path
+    cuda_driver: Path, tmp_path: Path
 ) -> None:
     with (
         Serving(tmp_path, dram="16MiB", limbo_after_s="0.2", grace_s="3600") as serving,
         serving.connect(timeout_s=60) as client,
-        victim(serving, model, "store") as process,
+        victim(serving, cuda_driver, "store") as process,
     ):
         until(lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to")
         process.kill()
@@ -190,9 +180,9 @@ def test_slots_that_a_killed_clients_device_may_write_to_are_nobodys_until_the_g
 
 @pytest.mark.timeout(240)
 def test_slots_of_a_killed_clients_device_come_back_after_the_grace(
-    model: Path, serving: Serving, client: kvw.Client, ns: Any
+    cuda_driver: Path, serving: Serving, client: kvw.Client, ns: Any
 ) -> None:
-    with victim(serving, model, "store") as process:
+    with victim(serving, cuda_driver, "store") as process:
         until(lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to")
         process.kill()
     until(
@@ -203,7 +193,7 @@ def test_slots_of_a_killed_clients_device_come_back_after_the_grace(
 
 @pytest.mark.timeout(240)
 def test_pages_that_a_killed_clients_device_may_read_stay_until_the_grace_is_over(
-    model: Path, tmp_path: Path
+    cuda_driver: Path, tmp_path: Path
 ) -> None:
     with (
         Serving(tmp_path, dram="16MiB", grace_s="3600") as serving,
@@ -211,7 +201,7 @@ def test_pages_that_a_killed_clients_device_may_read_stay_until_the_grace_is_ove
     ):
         ns = client.open(SPACE)
         assert ns.store(prompt(1), noise(1)).stored == PAGES
-        with victim(serving, model, "load") as process:
+        with victim(serving, cuda_driver, "load") as process:
             until(lambda: core(client)["pins"]["held"] == PAGES, "the device has pages to read")
             process.kill()
         fill(client, 1000)
