@@ -71,12 +71,12 @@ setup-dynamo: setup  ## .venv-dynamo with Dynamo's runtime, whose KV indexer rea
 setup-sglang:  ## .venv-sglang with SGLang's Python parts and this project's connector
 	@EXTRA=sglang scripts/system_packages.sh
 	@PYTHON="$(PYTHON)" VENV="$(SGLANG_VENV)" BUILD=build/sglang scripts/setup.sh daemon test -- "$(TORCH)" $(SGLANG_NEEDS)
-	@VENV="$(SGLANG_VENV)" scripts/sglang_package.sh "$(SGLANG)"
+	@VENV="$(SGLANG_VENV)" scripts/package_alone.sh "$(SGLANG)"
 
 .PHONY: setup-lmcache
 setup-lmcache:  ## .venv-lmcache with LMCache and this project's connector
 	@PYTHON="$(PYTHON)" VENV="$(LMCACHE_VENV)" BUILD=build/lmcache scripts/setup.sh daemon test -- "$(TORCH)" $(LMCACHE_NEEDS)
-	@VENV="$(LMCACHE_VENV)" scripts/lmcache_package.sh "$(LMCACHE)"
+	@VENV="$(LMCACHE_VENV)" scripts/package_alone.sh "$(LMCACHE)"
 
 .PHONY: setup-lint
 setup-lint: setup
