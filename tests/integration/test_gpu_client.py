@@ -94,7 +94,9 @@ def test_kernels_without_a_compiler_are_refused_with_where_to_get_one(
     kernels.nvrtc.cache_clear()
 
 
-def test_source_that_does_not_compile_is_refused_with_the_compilers_words(cuda_driver: Path) -> None:
+def test_source_that_does_not_compile_is_refused_with_the_compilers_words(
+    cuda_driver: Path,
+) -> None:
     kernels.nvrtc.cache_clear()
     with pytest.raises(kvw.WarehouseError, match="no kernels"):
         kernels.compile_source(kernels.nvrtc(), b"int nothing;", "compute_90")
