@@ -27,7 +27,7 @@ from kvwarehouse_connectors.common.upkeep import Upkeep
 _log = logging.getLogger(__name__)
 
 # Of the storing thread: a tenth of a core's time beside a thread of the engine.
-_NICENESS = 10
+_NICER_BY = 10
 
 
 class Bounds(Protocol):
@@ -130,5 +130,7 @@ class Outbox:
 def _make_way() -> None:
     """On a CPU the engine computes with every core, and a step ends when its slowest thread does:
     this thread, whose work nobody waits for, takes what they leave."""
+    thread = threading.get_native_id()
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        nicer = os.getpriority(os.PRIO_PROCESS, thread) + _NICER_BY
+        os.setpriority(os.PRIO_PROCESS, thread, nicer)  # the kernel stops at 19

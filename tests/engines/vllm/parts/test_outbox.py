@@ -240,7 +240,9 @@ def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) 
 
 def test_storing_makes_way_for_the_engines_threads(make: Make) -> None:
     """On a CPU they compute on every core."""
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     outbox, _ = make()
     thread = outbox._thread.native_id or 0
-    until(lambda: os.getpriority(os.PRIO_PROCESS, thread) == 10, "a nice thread")
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 0, "and it alone"
+    nicer = min(own + 10, 19)
+    until(lambda: os.getpriority(os.PRIO_PROCESS, thread) == nicer, "a nicer thread")
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own, "and it alone"
