@@ -43,6 +43,11 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # Tests of other kinds of machines and hours have targets of their own.
 ELSEWHERE := engines gpu
 PYTEST := $(BIN)/python -m pytest
+# A process a core, as pytest-xdist counts them. A file stays in one of them, for what its tests share;
+# files in their order, which has long ones early. One process again: ARGS="-n 0"; --pdb does that too.
+BESIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Else each of the hundreds of daemons that tests start compiles its sources again.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .PHONY: help
@@ -100,7 +105,7 @@ test-native: native-tests
 
 .PHONY: test-python
 test-python: setup
-	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(ARGS)
+	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(BESIDE) $(ARGS)
 
 .PHONY: test-engines
 test-engines: CHOSEN := -m "not slow_engine"

@@ -24,7 +24,7 @@ from vllm_bench.conditions import conditions
 from vllm_bench.engine import SETTLE_S, Engine, Offline
 from vllm_bench.environment import engine_environment, usable_cores
 from vllm_bench.found import Found
-from vllm_bench.frame import bench_parser, numbers, run
+from vllm_bench.frame import Prompts, bench_parser, run
 from vllm_bench.handoff_report import handoff_report
 from vllm_bench.options import engine_options, warehouse_transfer
 from vllm_bench.pair import Pair
@@ -51,10 +51,8 @@ EXAMPLES = """\
   bench/vllm_handoff.py --quick
   bench/vllm_handoff.py --lengths 1024,4096 --rounds 9 --json handoff.json --html handoff.html"""
 
-_LENGTHS, _QUICK_LENGTHS = "256,1024,2048,4096,8192", "64,512"
-_ROUNDS, _QUICK_ROUNDS = 7, 3
+_PROMPTS = Prompts("256,1024,2048,4096,8192", "64,512", rounds=7, quick_rounds=3)
 _STEP_TOKENS = 2048
-_LONGEST = 131_072
 _WARM_TOKENS = 256
 _WARM_ROUNDS = 2
 _SPARE_BYTES = 256 << 20
@@ -62,10 +60,7 @@ _SPARE_BYTES = 256 << 20
 
 def main() -> int:
     parser = bench_parser("vllm_handoff", ABOUT, EXAMPLES)
-    parser.add_argument(
-        "--lengths", metavar="N,...", help=f"Prompt lengths in tokens. Default: {_LENGTHS}."
-    )
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"Default: {_ROUNDS}.")
+    _PROMPTS.add_to(parser)
     parser.add_argument(
         "--cores",
         choices=("apart", "shared"),
@@ -77,16 +72,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
-    lengths = numbers(
-        args.lengths or (_QUICK_LENGTHS if args.quick else _LENGTHS),
-        "--lengths",
-        BLOCK_TOKENS + 1,
-        _LONGEST,
-    )
-    rounds = _QUICK_ROUNDS if args.quick else _ROUNDS
-    if args.rounds is not None:
-        rounds = args.rounds
-    numbers(str(rounds), "--rounds", 1, 1000)
+    lengths, rounds = _PROMPTS.chosen(args)
     shape = SHAPES[args.model]
     found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), TAIL_TOKENS)
     found.conditions["rounds"] = f"{rounds}, with and without hand-off first in turns"

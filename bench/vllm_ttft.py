@@ -24,7 +24,7 @@ from vllm_bench.conditions import conditions
 from vllm_bench.engine import SETTLE_S, Engine, Offline
 from vllm_bench.environment import engine_environment
 from vllm_bench.found import Found
-from vllm_bench.frame import bench_parser, numbers, run
+from vllm_bench.frame import Prompts, bench_parser, numbers, run
 from vllm_bench.options import engine_options, peer_transfer, warehouse_transfer
 from vllm_bench.serving import Serving
 from vllm_bench.shared_memory import offload_region
@@ -53,20 +53,15 @@ EXAMPLES = """\
   bench/vllm_ttft.py --serve --no-peer          through `vllm serve` and HTTP streaming
   bench/vllm_ttft.py --dir /nvme/scratch        the disk to measure"""
 
-_LENGTHS, _QUICK_LENGTHS = "64,256,1024,2048,4096,8192,16384", "64,512,2048"
-_ROUNDS, _QUICK_ROUNDS = 5, 3
+_PROMPTS = Prompts("64,256,1024,2048,4096,8192,16384", "64,512,2048", rounds=5, quick_rounds=3)
 _STEP_TOKENS = 2048
-_LONGEST = 131_072
 _WARM_TOKENS = 256
 _SPARE_BYTES = 256 << 20
 
 
 def main() -> int:
     parser = bench_parser("vllm_ttft", ABOUT, EXAMPLES)
-    parser.add_argument(
-        "--lengths", metavar="N,...", help=f"Prompt lengths in tokens. Default: {_LENGTHS}."
-    )
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"Default: {_ROUNDS}.")
+    _PROMPTS.add_to(parser)
     parser.add_argument(
         "--tail",
         type=int,
@@ -89,16 +84,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
-    lengths = numbers(
-        args.lengths or (_QUICK_LENGTHS if args.quick else _LENGTHS),
-        "--lengths",
-        BLOCK_TOKENS + 1,
-        _LONGEST,
-    )
-    rounds = _QUICK_ROUNDS if args.quick else _ROUNDS
-    if args.rounds is not None:
-        rounds = args.rounds
-    numbers(str(rounds), "--rounds", 1, 1000)
+    lengths, rounds = _PROMPTS.chosen(args)
     numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]
     found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), args.tail)

@@ -14,19 +14,7 @@ platforms=()
 for glibc in 39 35 34 31 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
 platforms+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 
-requirements() {  # of pyproject.toml, by the names of requirements.sh
-  "$python" - "$1" <<'PYTHON'
-import sys
-import tomllib
-from pathlib import Path
-
-project = tomllib.loads(Path("pyproject.toml").read_text())
-known = dict(project["project"]["optional-dependencies"])
-known["build"] = project["build-system"]["requires"]
-known["core"] = project["project"]["dependencies"]
-print(*[line for name in sys.argv[1].split(",") for line in known[name]], sep="\n")
-PYTHON
-}
+requirements() { "$python" scripts/pyproject_requirements.py "$1"; }
 
 download() {  # requirements and flags of pip
   "$python" -m pip download -q --disable-pip-version-check -d "$folder" --only-binary=:all: \

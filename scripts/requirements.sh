@@ -20,18 +20,7 @@ without_torch_companions() {
 }
 
 if [ "$names" = - ]; then wanted=(); else
-  mapfile -t wanted < <("$VENV/bin/python" - "$names" <<'PYTHON'
-import sys
-import tomllib
-from pathlib import Path
-
-project = tomllib.loads(Path("pyproject.toml").read_text())
-known = dict(project["project"]["optional-dependencies"])
-known["build"] = project["build-system"]["requires"]
-known["core"] = project["project"]["dependencies"]
-print(*[line for name in sys.argv[1].split(",") for line in known[name]], sep="\n")
-PYTHON
-  )
+  mapfile -t wanted < <("$VENV/bin/python" scripts/pyproject_requirements.py "$names")
 fi
 wanted+=("$@")
 

@@ -143,7 +143,9 @@ class Serving:
         return self._wait()
 
     def pause(self) -> None:
+        """Returns when all of its threads stand: on a busy machine they go on behind the signal."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

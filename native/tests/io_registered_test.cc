@@ -14,6 +14,7 @@
 #include "io/registered_memory.h"
 #include "nvme/aligned_buffer.h"
 #include "tests/check.h"
+#include "tests/io_calls.h"
 
 using namespace kvw;
 using kvw::nvme::AlignedBuffer;
@@ -21,13 +22,6 @@ using kvw::nvme::AlignedBuffer;
 namespace {
 
 constexpr uint64_t kRegion = 1ull << 20;
-
-Fd temporary_file() {
-  char name[] = "/tmp/kvw-io-XXXXXX";
-  Fd fd(::mkstemp(name));
-  ::unlink(name);
-  return fd;
-}
 
 // Shared memory, as an arena is, seen twice.
 struct Memory {
@@ -46,16 +40,6 @@ struct Memory {
 
 void fill(std::span<std::byte> bytes, std::mt19937_64& random) {
   for (std::byte& each : bytes) each = static_cast<std::byte>(random());
-}
-
-int64_t run_one(IoEngine& engine, IoOp op) {
-  engine.submit(std::move(op));
-  std::vector<IoDone> done;
-  for (int round = 0; done.empty(); ++round) {
-    CHECK(round < 1000);
-    engine.wait(done, 1000);
-  }
-  return done.at(0).result;
 }
 
 // Null, and a line that says why, where this system registers nothing.
@@ -194,8 +178,7 @@ TEST(bounced_reads_in_flight_at_once_do_not_mix) {
                     {piece(headers.part(i * kBlockBytes, kBlockBytes)),
                      piece(memory.part(i * kBlockBytes, kBlockBytes))},
                     i});
-  std::vector<IoDone> done;
-  while (engine->in_flight() > 0) engine->wait(done, 1000);
+  finish_all(*engine);
   for (uint64_t i = 0; i < 4; ++i) {
     const std::byte* record = data.data() + i * 2 * kBlockBytes;
     CHECK(std::memcmp(headers.data() + i * kBlockBytes, record, kBlockBytes) == 0);

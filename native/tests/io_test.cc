@@ -1,6 +1,5 @@
 // Both engines keep the same promises; the double fails as it is told.
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <set>
@@ -12,37 +11,17 @@
 #include "io/transfer.h"
 #include "nvme/aligned_buffer.h"
 #include "tests/check.h"
+#include "tests/io_calls.h"
 
 using namespace kvw;
 using kvw::nvme::AlignedBuffer;
 
 namespace {
 
-Fd temporary_file() {
-  char name[] = "/tmp/kvw-io-XXXXXX";
-  Fd fd(::mkstemp(name));
-  ::unlink(name);
-  return fd;
-}
-
 std::vector<std::string> engines() {
   std::vector<std::string> names{"pread"};
   if (probe_io_engine() == std::string_view("io_uring")) names.push_back("io_uring");
   return names;
-}
-
-std::vector<IoDone> finish_all(IoEngine& engine) {
-  std::vector<IoDone> done;
-  for (int round = 0; engine.in_flight() > 0; ++round) {
-    CHECK(round < 10000);
-    engine.wait(done, 1000);
-  }
-  return done;
-}
-
-int64_t run_one(IoEngine& engine, IoOp op) {
-  engine.submit(std::move(op));
-  return finish_all(engine).at(0).result;
 }
 
 AlignedBuffer filled(size_t bytes, uint64_t seed) {

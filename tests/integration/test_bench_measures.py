@@ -40,8 +40,9 @@ SIZES = Sizes(
     looked_up=(16, 64),
     loaded=(1, 10),
     sessions=(1, 3),
+    turn_s=0.2,
     idle_s=0.05,
-    soak_minutes=0.1,
+    soak_minutes=0.05,
 )
 # What they have beside the figures that every measure has.
 CURVES = {

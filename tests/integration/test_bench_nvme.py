@@ -28,21 +28,19 @@ def _bench(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
     return {each["name"]: each for each in shown["figures"]}
 
 
+def _names(size: str, *, fio: bool) -> list[str]:
+    rates = ("write to nvme, durable", "load from nvme")
+    before = ("", "processor, ") if fio else ("",)
+    compared = [f"{word}{rate}, {size}" for rate in rates for word in before]
+    return [*compared, f"first page of a load, {size}"]
+
+
 @_fio
-def test_bench_of_nvme_compares_rates_processor_and_first_page_for_each_size(
+def test_bench_of_nvme_compares_rates_processor_and_first_page_with_fio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = _bench(tmp_path, capsys, "--bytes", "8MiB")
-    names = ("write to nvme, durable", "load from nvme")
-    expected = [
-        name
-        for size in _SIZES
-        for name in (
-            *(f"{before}{each}, {size}" for each in names for before in ("", "processor, ")),
-            f"first page of a load, {size}",
-        )
-    ]
-    assert list(figures) == expected
+    figures = _bench(tmp_path, capsys, "--bytes", "8MiB", "--page", "1MiB")
+    assert list(figures) == _names("1 MiB", fio=True)
     for figure in figures.values():
         if figure["name"].startswith("processor"):  # so little may be no time at all
             assert figure["value"] >= 0
@@ -56,17 +54,17 @@ def test_bench_of_nvme_compares_rates_processor_and_first_page_for_each_size(
     assert limit_name.endswith(("depth 8, io_uring", "depth 8, libaio"))
 
 
-def test_bench_of_nvme_says_so_where_fio_is_not_installed(
+def test_bench_of_nvme_measures_each_size_and_says_so_where_fio_is_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Disk, "measurable", staticmethod(lambda: False))
-    figures = _bench(tmp_path, capsys, "--bytes", "2MiB", "--page", "256KiB")
-    load = figures["load from nvme, 256 KiB"]
-    assert (load["limit"], load["ratio"]) == (None, None)
-    assert load["limit_name"] == "fio is not installed"
-    assert load["value"] > 0
-    assert "first page of a load, 256 KiB" in figures
-    assert not any(name.startswith("processor") for name in figures)
+    figures = _bench(tmp_path, capsys, "--bytes", "8MiB")
+    assert list(figures) == [name for size in _SIZES for name in _names(size, fio=False)]
+    for size in _SIZES:
+        load = figures[f"load from nvme, {size}"]
+        assert (load["limit"], load["ratio"]) == (None, None)
+        assert load["limit_name"] == "fio is not installed"
+        assert load["value"] > 0
 
 
 @_fio

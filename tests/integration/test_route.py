@@ -97,7 +97,8 @@ def test_warehouse_that_hangs_is_left_out_within_the_bound(hosts: list[Serving])
     store(b, list(range(8)))
     a.pause()
     try:
-        answers = who_has([a.address, b.address], Question(tokens=list(range(8))), timeout_s=2)
+        # The other has to answer within it, on a busy machine too.
+        answers = who_has([a.address, b.address], Question(tokens=list(range(8))), timeout_s=5)
         assert answers[0].problem
         assert not answers[1].problem
     finally:

@@ -94,11 +94,11 @@ def test_engine_that_hangs_is_given_up_with_what_was_known_before() -> None:
     facts = facts_of(
         'print(\'{"step": "torch"}\\n{"torch": "2.13"}\', flush=True)',
         "import threading; threading.Event().wait()",
-        timeout_s=2.0,
+        timeout_s=5.0,  # what it says first has to come before, on a busy machine too
     )
     assert facts.torch == "2.13"
     assert "'torch'" in facts.crash
-    assert "2 s" in facts.crash
+    assert "5 s" in facts.crash
 
 
 def test_json_is_one_object_with_every_finding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse.config import Config
+from kvwarehouse.daemon import event_stream
 from kvwarehouse.daemon.event_batch import hash_of
 from kvwarehouse.daemon.event_stream import EventStream
 from kvwarehouse.daemon.ledger import NamespaceRecord
@@ -112,6 +113,12 @@ class Rig:
 
 
 @pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it tries again, it tries soon."""
+    monkeypatch.setattr(event_stream, "IDLE_S", 0.05)
+
+
+@pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
@@ -133,6 +140,7 @@ def test_loss_is_followed_by_a_clear_and_everything_again(rig: Rig) -> None:
     assert rig.logged("kv_events_lost")
 
 
+@pytest.mark.usefixtures("soon")
 def test_core_that_refuses_a_feed_is_asked_again(rig: Rig) -> None:
     rig.warehouse.refusals = 1
     rig.stream.start()
@@ -140,6 +148,7 @@ def test_core_that_refuses_a_feed_is_asked_again(rig: Rig) -> None:
     assert rig.logged("core_unresponsive")
 
 
+@pytest.mark.usefixtures("soon")
 def test_stream_goes_on_after_what_nobody_expected(rig: Rig) -> None:
     rig.stream.start()
     rig.knows(1, 2)

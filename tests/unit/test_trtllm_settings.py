@@ -15,7 +15,6 @@ from kvwarehouse_connectors.trtllm.keys import PromptKeys
 from kvwarehouse_connectors.trtllm.settings import PREFIX, Settings, read_settings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "trtllm.md").read_text(encoding="utf-8")
-ROWS = re.findall(rf"^\| `{PREFIX}(\w+)` \| `([^`]*)` \| (.+) \|$", TEXT, re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -112,20 +111,7 @@ def test_settings_do_not_change() -> None:
         read().mode = "read_only"  # type: ignore[misc]
 
 
-# -- docs/trtllm.md --------------------------------------------------------------------------------
-
-
-def test_every_setting_is_in_the_table_and_every_row_is_a_setting() -> None:
-    assert [name.lower() for name, _, _ in ROWS] == [field.name for field in fields(Settings)]
-
-
-@pytest.mark.parametrize(("name", "default"), [(name, default) for name, default, _ in ROWS])
-def test_default_in_the_table_is_the_default(name: str, default: str) -> None:
-    if default:
-        found = read(**{name: default})
-        assert getattr(found, name.lower()) == getattr(Settings(), name.lower())
-    else:
-        assert getattr(Settings(), name.lower()) == ""
+# -- docs/trtllm.md, whose table is in test_docs_connectors.py -------------------------------------
 
 
 def test_yaml_of_the_document_names_the_classes_there_are() -> None:

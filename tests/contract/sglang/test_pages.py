@@ -130,7 +130,10 @@ def test_without_a_common_cut_ranks_of_another_tp_size_find_nothing(
         {"pool": ModelPool("page_first", page_size=2, layers=6)},
         {"pool": ModelPool("page_first", latent=True)},
     ],
-    ids=str,
+    ids=(
+        *("weights", "salt", "stages", "layout", "layers", "heads", "page size"),
+        "latent attention",
+    ),
 )
 def test_the_same_keys_of_something_else_are_a_miss(
     attach: Any, shared: Serving, other: dict[str, Any], seed: int

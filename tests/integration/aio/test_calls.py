@@ -147,7 +147,8 @@ def test_warehouses_are_asked_at_once_and_one_that_hangs_is_left_out(
             addresses = [other.address, serving.address]
             both = await kvw.aio.who_has(addresses, Question(tokens=prompt(1)), timeout_s=WAIT_S)
             with stopped(other):
-                one = await kvw.aio.who_has(addresses, Question(tokens=prompt(1)), timeout_s=2)
+                # The other has to answer within it, on a busy machine too.
+                one = await kvw.aio.who_has(addresses, Question(tokens=prompt(1)), timeout_s=5)
         assert [each.problem for each in both] == ["", ""]
         assert both[0].holding is None
         assert one[0].problem

@@ -1,0 +1,43 @@
+"""Daemons of a test's own whose files are damaged, and their count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse.testing import tally
+from kvwarehouse.testing.serving import Serving
+
+
+def serving_both(disk: Path) -> Serving:
+    return Serving(disk, dram="8MiB", nvme_capacity="32MiB", nvme_segment="2MiB", grace_s="0.1")
+
+
+@pytest.fixture
+def counted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test that holds is a fault against a live daemon."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed == failed:
+        tally.count("stored bytes, files or ledger damaged, with a live daemon")
+
+
+@pytest.fixture
+def dram_only(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, dram="8MiB", grace_s="0.1") as serving:
+        yield serving
+
+
+@pytest.fixture
+def both_tiers(tmp_path: Path) -> Iterator[Serving]:
+    with serving_both(tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[Serving]:
+    """As both_tiers: another warehouse."""
+    with serving_both(tmp_path / "another") as serving:
+        yield serving

@@ -1,0 +1,158 @@
+"""The small files of a warehouse, torn, foreign or rubbish: a clear refusal that names the file, or
+it is rebuilt, and nothing is lost that others say."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse.testing.client_process import ClientProcess
+from kvwarehouse.testing.known_prompt import KnownPrompt
+from kvwarehouse.testing.serving import RefusedError, Serving
+from kvwarehouse.testing.until import until
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("counted")]
+
+PROMPT = KnownPrompt("m", pages=12, page_bytes=20_000)
+OTHER = KnownPrompt("other", pages=12, page_bytes=20_000)
+
+
+def rubbish(path: Path) -> None:
+    path.write_bytes(b"rubbish" * 1000)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 8])
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def test_stale_and_strange_files_beside_the_arena_are_no_obstacle(dram_only: Serving) -> None:
+    with dram_only.connect() as client:
+        PROMPT.store_whole(client)
+        pins = client.open(PROMPT.space).pin(PROMPT.nodes[:3])
+        dram_only.kill()
+        sessions = dram_only.arena_dir / "sessions"
+        rubbish(sessions / "ffffffffffffff01")
+        (sessions / "ffffffffffffff02").write_bytes(b"")
+        rubbish(sessions / "not-a-session")
+        (sessions / "directory").mkdir()
+        (sessions / "0000000000000007").symlink_to("/etc/hostname")
+        rubbish(dram_only.arena_dir / "index.999")
+        rubbish(dram_only.arena_dir / "index.new")
+        rubbish(dram_only.arena_dir / "control.new")
+        dram_only.start()
+        assert PROMPT.load(client) == PROMPT.pages
+        assert client.status()["core"]["incarnation"] > 999
+        assert not (dram_only.arena_dir / "index.999").exists()
+        client.evict(PROMPT.space, PROMPT.pages)
+        assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages >= 3, "the pins were lost"
+        pins.release()
+
+        def buried() -> bool:
+            return not (sessions / "ffffffffffffff01").exists()
+
+        until(buried, "a session of nobody is buried")
+        assert Path("/etc/hostname").exists()
+
+
+def test_session_file_that_is_cut_short_ends_the_session_and_not_the_daemon(
+    dram_only: Serving,
+) -> None:
+    """A client can truncate what it can write."""
+    sessions = dram_only.arena_dir / "sessions"
+    with dram_only.connect() as client:
+        PROMPT.store_whole(client)
+        before = set(sessions.iterdir())
+        with ClientProcess(dram_only.address, "say(1); hear()") as other:
+            other.hear()
+            [file] = set(sessions.iterdir()) - before
+            file.write_bytes(b"")
+            assert client.evict(PROMPT.space, 3) == 3  # reads the pins of every session
+            assert PROMPT.load(client) == PROMPT.pages - 3
+        until(lambda: not file.exists(), "the session of the dead client is buried")
+        dram_only.stop()
+        dram_only.start()
+        assert PROMPT.load(client) == PROMPT.pages - 3
+
+
+@pytest.mark.parametrize("harm", [truncated, zeroed, rubbish, Path.unlink])
+def test_damaged_ledger_is_rebuilt_and_brings_back_nothing_that_was_cleared(
+    both_tiers: Serving, harm: Callable[[Path], object]
+) -> None:
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+        assert client.flush().pending == 0
+        client.clear(PROMPT.space)
+        OTHER.store_whole(client)
+        assert client.flush().pending == 0
+    both_tiers.kill()
+    [ledger] = sorted(both_tiers.nvme_dir.glob("ledger.mdb"))
+    harm(ledger)
+    both_tiers.start()
+    with both_tiers.connect() as client:
+        assert client.status()["service"]["ledger_health"] == "rebuilt"
+        assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
+        assert OTHER.load(client) == PROMPT.pages
+        PROMPT.store_whole(client)
+        assert PROMPT.load(client) == PROMPT.pages
+
+
+@pytest.mark.parametrize("harm", [truncated, zeroed, rubbish])
+def test_damaged_identity_is_refused_and_healed_by_its_other_copy(
+    both_tiers: Serving, harm: Callable[[Path], object]
+) -> None:
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+    both_tiers.stop()
+    identity = both_tiers.nvme_dir / "identity"
+    harm(identity)
+    with pytest.raises(RefusedError) as refused:
+        both_tiers.start()
+    assert str(identity) in refused.value.text
+    assert "copy the file from the warehouse's other directory" in refused.value.text
+    shutil.copy2(both_tiers.arena_dir / "identity", identity)
+    both_tiers.start()
+    with both_tiers.connect() as client:
+        assert PROMPT.load(client) == PROMPT.pages
+
+
+@pytest.mark.parametrize("name", ["slots", "arena", "control"])
+def test_damaged_arena_file_is_refused_by_name_or_rebuilt(dram_only: Serving, name: str) -> None:
+    with dram_only.connect() as client:
+        PROMPT.store_whole(client)
+    dram_only.stop()
+    path = dram_only.arena_dir / name
+    truncated(path)
+    if name == "control":  # says nothing that the slots do not
+        dram_only.start()
+    else:
+        with pytest.raises(RefusedError, match=f"directory {dram_only.arena_dir} away"):
+            dram_only.start()
+        shutil.move(dram_only.arena_dir, dram_only.folder / "aside")
+        dram_only.start()
+    with dram_only.connect() as client:
+        PROMPT.load(client)
+        client.clear(None)
+        PROMPT.store_whole(client)
+        assert PROMPT.load(client) == PROMPT.pages
+
+
+def test_arena_of_another_warehouse_is_refused_with_both_named(
+    both_tiers: Serving, another: Serving
+) -> None:
+    another.stop()
+    both_tiers.stop()
+    own, both_tiers.settings["arena_dir"] = both_tiers.arena_dir, str(another.arena_dir)
+    with pytest.raises(RefusedError) as refused:
+        both_tiers.start()
+    assert "different warehouses" in refused.value.text
+    assert str(another.arena_dir) in refused.value.text
+    assert str(both_tiers.nvme_dir) in refused.value.text
+    both_tiers.settings["arena_dir"] = str(own)
+    both_tiers.start()
