@@ -1,5 +1,4 @@
-"""How tests are run: in several processes with one seed, some of them alone, with the conftest.py
-that all tests have."""
+"""How tests are run: in several processes with one seed, with the conftest.py that all have."""
 
 from __future__ import annotations
 
@@ -12,12 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
-# Each says when it ran, in which process, and what it was given.
+# Each says in which process it ran, and what it was given.
 TESTS = """
-import json, os, time
+import json, os
 from pathlib import Path
 import pytest
 from hypothesis import given, strategies
@@ -28,16 +25,12 @@ DRAWN = []
 def draw(number):
     DRAWN.append(number)
 
-%s
 @pytest.mark.parametrize("number", range(4))
 def test_one(number, seed, request):
-    begun = time.monotonic()
     DRAWN.clear()
     draw()
-    seen = {
-        "begun": begun, "ended": time.monotonic(), "process": os.getpid(), "seed": seed,
-        "run": os.environ["KVW_SEED"], "drawn": DRAWN,
-    }
+    run = os.environ["KVW_SEED"]
+    seen = {"process": os.getpid(), "run": run, "seed": seed, "drawn": DRAWN}
     name = f"{Path(__file__).stem}-{number}"
     Path("seen", name).write_text(json.dumps(seen))
 """
@@ -46,17 +39,15 @@ def test_one(number, seed, request):
 def written(folder: Path) -> Path:
     shutil.copy(CONFTEST, folder)
     (folder / "seen").mkdir()
-    (folder / "tmp").mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
-    for name, mark in (("a", ""), ("b", "@pytest.mark.alone"), ("c", "")):
-        (folder / f"test_{name}.py").write_text(TESTS % mark)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    for name in "abc":
+        (folder / f"test_{name}.py").write_text(TESTS)
     return folder
 
 
 def run(folder: Path, *arguments: str, seed: str | None = None) -> tuple[str, dict[str, Any]]:
     """What was printed, and what each test saw."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("KVW_", "PYTEST_"))}
-    environment["TMPDIR"] = str(folder / "tmp")
     if seed is not None:
         environment["KVW_SEED"] = seed
     done = subprocess.run(
@@ -74,15 +65,9 @@ def run(folder: Path, *arguments: str, seed: str | None = None) -> tuple[str, di
     }
 
 
-@pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
-    """A run in two processes: where it was, what it printed, what each test saw."""
-    folder = written(tmp_path_factory.mktemp("beside"))
-    return folder, *run(folder, "-n", "2", "--dist", "load")
-
-
-def test_processes_of_a_run_have_its_seed_and_one_process_repeats_them(beside: Any) -> None:
-    folder, said, seen = beside
+def test_processes_of_a_run_have_its_seed_and_one_process_repeats_them(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    said, seen = run(folder, "-n", "2", "--dist", "load")
     assert len({each["process"] for each in seen.values()}) == 2
     [seed] = {each["run"] for each in seen.values()}
     assert re.findall(r"^seed: KVW_SEED=(\d+)$", said, re.MULTILINE) == [seed]
@@ -90,14 +75,3 @@ def test_processes_of_a_run_have_its_seed_and_one_process_repeats_them(beside: A
     assert len({each["process"] for each in again.values()}) == 1
     for name, each in seen.items():
         assert (again[name]["seed"], again[name]["drawn"]) == (each["seed"], each["drawn"])
-
-
-def test_test_that_must_run_alone_runs_beside_no_other(beside: Any) -> None:
-    folder, _, seen = beside
-    alone = {name for name in seen if name.startswith("test_b")}
-    assert len(alone) == 4
-    for name in alone:
-        for other in seen.keys() - {name}:
-            before = seen[name]["ended"] <= seen[other]["begun"]
-            assert before or seen[other]["ended"] <= seen[name]["begun"], f"{name} beside {other}"
-    assert not list((folder / "tmp").glob("kvw-*"))
