@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvwarehouse.cli.bench import nvme
 from kvwarehouse.cli.bench.fio import Disk
 from kvwarehouse.cli.main import main
+from kvwarehouse.client import Client
 from kvwarehouse.errors import StorageError
 
 pytest.importorskip("kvwarehouse.engine._native", reason="the core is not built")
@@ -68,14 +70,63 @@ def test_bench_of_nvme_measures_each_size_and_says_so_where_fio_is_not_installed
 
 
 @_fio
-def test_pass_of_fio_is_over_the_whole_file_and_what_it_says_of_a_failure_is_told(
-    tmp_path: Path,
-) -> None:
-    disk = Disk(str(tmp_path), 4 << 20, 1 << 20, "pread")
-    for direction in ("write", "read"):
-        done = disk.run(direction)
+def test_writes_of_fio_take_one_part_of_a_full_file_after_the_other(tmp_path: Path) -> None:
+    disk = Disk(str(tmp_path), 4 << 20, 1 << 20, 1 << 18, "pread")
+    disk.fill()
+    file = tmp_path / "fio.bin"
+    assert file.stat().st_size == 4 << 20
+    full = file.read_bytes()
+    for part in (0, 1, 2, 3, 0):
+        file.write_bytes(bytes(4 << 20))
+        done = disk.run("write")
         assert done.seconds > 0
         assert done.processor_s >= 0
-    assert os.stat(tmp_path / "fio.bin").st_size == 4 << 20
+        now, begin, end = file.read_bytes(), part << 20, (part + 1) << 20
+        assert any(now[begin:end])
+        assert not any(now[:begin])
+        assert not any(now[end:])
+    assert all(any(full[begin : begin + (1 << 20)]) for begin in range(0, 4 << 20, 1 << 20))
+
+
+@_fio
+def test_reads_of_fio_write_nothing_and_find_their_memory_there(tmp_path: Path) -> None:
+    blocks = 8 * (1 << 20)
+    disk = Disk(str(tmp_path), 32 << 20, 16 << 20, 1 << 20, "pread")
+    disk.fill()
+    before = (tmp_path / "fio.bin").read_bytes()
+    done = disk.run("read")
+    assert done.seconds > 0
+    job = disk.job("read")
+    assert (job["read"]["io_bytes"], job["write"]["io_bytes"]) == (16 << 20, 0)
+    assert job["minf"] < blocks / 4096 / 4  # of the memory that it reads to
+    assert (tmp_path / "fio.bin").read_bytes() == before
+
+
+@_fio
+def test_what_fio_says_of_a_failure_is_told(tmp_path: Path) -> None:
+    (tmp_path / "fio.bin").write_bytes(b"no folder")
     with pytest.raises(StorageError, match="fio failed"):
-        Disk(str(tmp_path / "fio.bin"), 4 << 20, 1 << 20, "pread").run("write")
+        Disk(str(tmp_path / "fio.bin"), 4 << 20, 1 << 20, 1 << 18, "pread").run("write")
+
+
+@_fio
+def test_processor_that_clearing_and_evicting_take_between_rounds_is_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+
+    def taking(call: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*arguments: Any) -> Any:
+            nonlocal seconds
+            seconds += 100.0
+            return call(*arguments)
+
+        return taken
+
+    monkeypatch.setattr(Client, "evict", taking(Client.evict))
+    monkeypatch.setattr(Client, "clear", taking(Client.clear))
+    monkeypatch.setattr(nvme, "core_s", lambda pid: seconds)
+    figures = _bench(tmp_path, capsys, "--bytes", "2MiB", "--page", "256KiB")
+    assert seconds > 0
+    for name in ("write to nvme, durable", "load from nvme"):
+        assert figures[f"processor, {name}, 256 KiB"]["value"] == 0

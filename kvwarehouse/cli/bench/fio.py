@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,16 @@ class Pass:
 
 @dataclass(frozen=True)
 class Disk:
-    """A file of `size_bytes` in `folder`, read or written from end to end each time. engine: the
-    warehouse's name of its own."""
+    """A file of `file_bytes` in `folder`, of which each pass moves `moved_bytes`: a write the next
+    part, a read the first, which the page cache of a host below this machine has as often as what
+    else is read again and again. engine: the warehouse's name of its own."""
 
     folder: str
-    size_bytes: int
+    file_bytes: int
+    moved_bytes: int
     block_bytes: int
     engine: str
+    _written: Iterator[int] = field(default_factory=count, init=False, compare=False)
 
     @staticmethod
     def measurable() -> bool:
@@ -43,31 +48,49 @@ class Disk:
     def name(self) -> str:
         return f"fio, same blocks, depth {DEPTH}, {_ENGINES[self.engine]}"
 
+    def fill(self) -> None:
+        """Writes all of the file: a part that was never written would take longer."""
+        self._fio(["--rw=write", f"--size={self.file_bytes}", "--end_fsync=1"])
+
+    @property
+    def _parts(self) -> int:
+        return self.file_bytes // self.moved_bytes
+
     def run(self, direction: str) -> Pass:
-        """One pass; "write" ends in fdatasync. Raises StorageError with what fio said."""
-        job = self._job(direction)
+        """One pass; "write" ends in a sync. Raises StorageError with what fio said."""
+        job = self.job(direction)
         milliseconds: float = job["job_runtime"] if direction == "write" else 0
         # fio counts whole ones.
         milliseconds = max(milliseconds or job[direction]["runtime"], 1)
         share = (job["usr_cpu"] + job["sys_cpu"]) / 100
         return Pass(milliseconds / 1000, job["job_runtime"] / 1000 * share)
 
-    def _job(self, direction: str) -> dict[str, Any]:
+    def job(self, direction: str) -> dict[str, Any]:
+        """One pass, as fio reports it."""
+        size = f"--size={self.moved_bytes}"
+        if direction == "write":
+            part = next(self._written) % self._parts
+            return self._fio(
+                ["--rw=write", size, f"--offset={part * self.moved_bytes}", "--end_fsync=1"]
+            )
+        # Reads alone, by a job that might write: fio touches the memory of such a one before it
+        # looks at the clock. Else each page of it is made, and made zero, during the first reads.
+        return self._fio(["--rw=rw", size, "--rwmixread=100"])
+
+    def _fio(self, arguments: list[str]) -> dict[str, Any]:
         command = [
             "fio",
             "--name=kvw",
             "--output-format=json",
             f"--filename={Path(self.folder, 'fio.bin')}",
-            f"--rw={direction}",
+            f"--filesize={self.file_bytes}",
             f"--bs={self.block_bytes}",
-            f"--size={self.size_bytes}",
             f"--iodepth={DEPTH}",
             f"--ioengine={_ENGINES[self.engine]}",
             "--direct=1",
             "--invalidate=1",
+            *arguments,
         ]
-        if direction == "write":
-            command.append("--end_fsync=1")
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )

@@ -1,8 +1,11 @@
 """Writes until they are durable, and loads of pages that are only on NVMe, against fio: rates, what
 they take of the processor, and when the first page of a load is usable.
 
-The tier is full before the rounds begin: a file that was written before takes writes faster than a
-new one, and fio's file is written again each round.
+Alike on both sides: direct I/O, blocks, depth and engine, memory that is there, and a sync behind
+all writes. The tier is full before the rounds begin, because a file that was written before takes
+writes faster than a new one; fio's file is as large and as full, and each of its writes takes the
+next part. Not alike, and in fio's favour: it moves everything through the memory of `depth` blocks,
+again and again, which caches may hold; the tier moves each page to or from memory of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +57,15 @@ def measure(bench: Bench) -> list[Figure]:
     options = bench.options
     size = format_size(options.page_bytes)
     tier = bench.client.status()["core"]["tiers"]["nvme"]
-    disk = Disk(bench.folder, options.moved_bytes, options.page_bytes, tier["io_engine"])
+    disk = Disk(
+        bench.folder,
+        options.nvme_bytes,
+        options.moved_bytes,
+        options.page_bytes,
+        tier["io_engine"],
+    )
+    if disk.measurable():
+        disk.fill()
     ns = bench.open(options.page_bytes)
     store = _writes(bench, ns)
     for _ in range(-(-options.nvme_bytes // options.moved_bytes)):
@@ -72,27 +83,23 @@ def _compared(
     disk: Disk,
     name: str,
     direction: str,
-    ours: Callable[[], float],
+    ours: Callable[[], Pass],
     digest_s: float,
 ) -> list[Figure]:
     """digest_s: of the core's processor time of a round; fio has no such thing."""
-    pid = bench.daemon.pid if bench.daemon else 0
     rounds, moved = bench.options.rounds, bench.options.moved_bytes
 
-    def core() -> Pass:
-        spent = core_s(pid)
-        seconds = ours()
-        return Pass(seconds, max(core_s(pid) - spent - digest_s, 0.0))
+    def without_digests() -> Pass:
+        done = ours()
+        return Pass(done.seconds, max(done.processor_s - digest_s, 0.0))
 
-    mine = _Passes(core)
+    mine = _Passes(without_digests)
     if not disk.measurable():
         mine()
         alone = Rounds([mine() for _ in range(rounds)], [])
         return [
             Figure(name, moved / alone.ours_s / GIGABYTE, "GB/s", limit_name="fio is not installed")
         ]
-    if direction == "read":
-        disk.run("write")  # the file to read
     fio = _Passes(lambda: disk.run(direction))
     both = alternate(rounds, mine, fio)
     return [
@@ -116,6 +123,15 @@ def _compared(
             goal="ratio 1.3 or less" if fio.median_processor_s > 0 else "",
         ),
     ]
+
+
+def of_core(bench: Bench, call: Callable[[], object]) -> Pass:
+    """What the daemon's core takes of the processor during the call, and not for what is cleared
+    and evicted before it."""
+    pid = bench.daemon.pid if bench.daemon else 0
+    spent_s = core_s(pid)
+    seconds = timed(call)
+    return Pass(seconds, core_s(pid) - spent_s)
 
 
 def _digest_s(bench: Bench) -> float:
@@ -151,7 +167,7 @@ def _first_page(bench: Bench, ns: OpenNamespace, name: str) -> Figure:
             watched: list[Future[float]] = []
             whole = load(lambda: watched.append(beside.submit(beside_it)))
             first_s.append(watched[0].result())
-            return whole
+            return whole.seconds
 
         both()
         whole_s = [both() for _ in range(options.rounds)]
@@ -168,14 +184,14 @@ def _first_page(bench: Bench, ns: OpenNamespace, name: str) -> Figure:
     )
 
 
-def _writes(bench: Bench, ns: OpenNamespace) -> Callable[[], float]:
+def _writes(bench: Bench, ns: OpenNamespace) -> Callable[[], Pass]:
     """Stores are in DRAM when the clock starts on what the disk has to do: the flush of them. The
     store is counted too, since writing begins with the first sealed page."""
     options = bench.options
     pages = noise(options.pages, options.page_bytes)
     seeds = count(1)
 
-    def ours() -> float:
+    def ours() -> Pass:
         bench.client.clear(ns.space)
         tokens = prompt(options.pages, seed=next(seeds))
 
@@ -189,7 +205,7 @@ def _writes(bench: Bench, ns: OpenNamespace) -> Callable[[], float]:
                     code="bench_room",
                 )
 
-        taken = timed(write)
+        taken = of_core(bench, write)
         bench.client.evict(ns.space, options.pages, "dram")
         check_filled(ns.lookup(tokens).by_tier["nvme"], options.pages)
         return taken
@@ -197,15 +213,15 @@ def _writes(bench: Bench, ns: OpenNamespace) -> Callable[[], float]:
     return ours
 
 
-def loads_from_nvme(bench: Bench, ns: OpenNamespace) -> Callable[..., float]:
-    """Seconds of loading a round's pages, all of them on NVMe alone. The call takes what is to be
-    begun beside the load, just before it."""
+def loads_from_nvme(bench: Bench, ns: OpenNamespace) -> Callable[..., Pass]:
+    """What it takes to load a round's pages, all of them on NVMe alone. The call is given what is
+    to be begun beside the load, just before it."""
     options = bench.options
     pages, tokens = noise(options.pages, options.page_bytes), prompt(options.pages, seed=0)
     out = np.ones_like(pages)
     stored = False
 
-    def ours(begin: Callable[[], object] = lambda: None) -> float:
+    def ours(begin: Callable[[], object] = lambda: None) -> Pass:
         nonlocal stored
         if not stored:
             bench.client.clear(ns.space)
@@ -221,7 +237,7 @@ def loads_from_nvme(bench: Bench, ns: OpenNamespace) -> Callable[..., float]:
             nonlocal filled
             filled = ns.load(tokens, out, timeout_s=_WAIT_S)
 
-        taken = timed(load)
+        taken = of_core(bench, load)
         check_filled(filled, options.pages)
         return taken
 
