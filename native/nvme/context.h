@@ -6,6 +6,7 @@
 #include "nvme/health.h"
 #include "nvme/log.h"
 #include "nvme/segment.h"
+#include "nvme/spare_buffers.h"
 
 namespace kvw::nvme {
 
@@ -33,6 +34,7 @@ struct LogContext {
   SegmentFiles files;
   Disk disk;
   SegmentTable table;
+  SpareBuffers headers;  // of reads
   Health health;
   LogStats stats;  // the counters; the rest is filled in by Log::stats()
 };

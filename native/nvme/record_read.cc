@@ -10,6 +10,7 @@ namespace {
 struct Reading {
   Key warehouse, key;
   Extent extent;
+  AlignedBuffer buffer;
   std::span<const std::byte> header;
   const std::byte* payload;        // null: not read
   const char* problem = "header";  // null: it is the record that was asked for
@@ -47,22 +48,23 @@ void post_record_read(LogContext& context, Segment& segment, const RecordRef& re
   job->kind = DiskJob::Kind::read;
   job->segment = segment.number;
   job->offset = uint64_t{ref.offset_blocks} * kBlockBytes;
-  job->buffer = AlignedBuffer(header_bytes + (payload == nullptr ? payload_bytes : 0));
-  if (whole && payload == nullptr) payload = job->buffer.data() + header_bytes;
-  job->add_piece(job->buffer.data(), header_bytes);
+  auto reading = std::make_shared<Reading>();
+  reading->buffer = context.headers.take(header_bytes + (payload == nullptr ? payload_bytes : 0));
+  if (whole && payload == nullptr) payload = reading->buffer.data() + header_bytes;
+  job->add_piece(reading->buffer.data(), header_bytes);
   if (whole) job->add_piece(payload, payload_bytes);
   job->timed = whole;
-  auto reading = std::make_shared<Reading>();
   reading->warehouse = context.options.warehouse_id;
   reading->key = ref.key;
   reading->extent = segment.extent_of(ref);
-  reading->header = job->buffer.part(0, header_bytes);
+  reading->header = reading->buffer.part(0, header_bytes);
   reading->payload = whole ? payload : nullptr;
   job->check = [reading] { reading->verify(); };
   ++segment.reads_in_flight;
   job->done = [&context, &segment, reading, whole, bytes = job->bytes,
                end = std::move(end)](int error) {
     --segment.reads_in_flight;
+    context.headers.keep(std::move(reading->buffer));
     const ReadResult result = result_of(error, reading->problem);
     if (result == ReadResult::io_error && error != ECANCELED) ++context.stats.read_errors;
     if (result == ReadResult::mismatch) ++context.stats.mismatches;

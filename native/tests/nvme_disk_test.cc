@@ -262,6 +262,37 @@ TEST(what_completes_during_a_check_is_replaced_before_the_next_check) {
   CHECK_EQ(checked, 12);
 }
 
+// Those behind the first are told in groups; a device that gives no more must not keep them back.
+TEST(reads_that_have_come_are_told_though_the_device_gives_no_more) {
+  Bench bench;
+  bench.post(DiskJob::Kind::read, 6);
+  bench.engine->order_when(6);
+  for (const unsigned come : {1, 2, 3, 5}) {
+    bench.engine->allow(come - bench.ended[DiskJob::Kind::read]);
+    while (bench.ended[DiskJob::Kind::read] < come) {
+      pollfd ready{bench.disk->event_fd(), POLLIN, 0};
+      CHECK_EQ(::poll(&ready, 1, 60000), 1);
+      bench.disk->deliver();
+    }
+  }
+}
+
+// A flush or a write that waited for reads would hold up whoever waits for it.
+TEST(write_that_has_come_is_told_beside_reads_that_have_not) {
+  Bench bench;
+  bench.post(DiskJob::Kind::write, 1);
+  bench.engine->order_when(1);
+  bench.post(DiskJob::Kind::read, 6);
+  bench.engine->order_when(7);
+  bench.engine->allow(1);
+  while (bench.ended[DiskJob::Kind::write] < 1) {
+    pollfd ready{bench.disk->event_fd(), POLLIN, 0};
+    CHECK_EQ(::poll(&ready, 1, 60000), 1);
+    bench.disk->deliver();
+  }
+  CHECK_EQ(bench.ended[DiskJob::Kind::read], 0);
+}
+
 // Measured: a new segment file waited 225 ms for the journal, and no read was begun meanwhile.
 TEST(reads_and_writes_go_on_while_a_file_is_being_made) {
   std::mutex mutex;
