@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdio>
+
 #include "base/fd.h"
 #include "tests/nvme_world.h"
 
@@ -266,7 +268,12 @@ TEST(flush_failure_forgets_everything_since_the_last_good_one) {
   world.append_all(0, 10);
   world.flush();
   world.append_all(10, 20);
-  world.faults->add(failing(IoKind::sync, EIO, 1));
+  // Of the pages' segment: the next one may be syncing its header just now.
+  Fault fault = failing(IoKind::sync, EIO, 1);
+  char name[32];
+  std::snprintf(name, sizeof name, "%08u.seg", world.index.at(10).segment);
+  fault.path = name;
+  world.faults->add(fault);
   world.flush();  // known to have failed is an answer as well
   CHECK_EQ(world.lost.size(), 10);
   for (uint64_t number = 10; number < 20; ++number) CHECK(world.lost.contains(number));
