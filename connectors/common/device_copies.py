@@ -52,6 +52,10 @@ class EngineStream(Protocol):
         """Block numbers as index_select takes them, without waiting for the stream."""
         ...
 
+    def out_of_memory(self, error: RuntimeError) -> bool:
+        """Whether that is what a tensor's operation raised."""
+        ...
+
 
 class DeviceCopies:
     """on_fallback: called once, when what would have gone straight no longer does."""

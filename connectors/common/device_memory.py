@@ -19,6 +19,7 @@ from kvwarehouse_connectors.common.memory import RowsOnly
 from kvwarehouse_connectors.common.page_run import PageRun
 
 _BUFFER_BYTES = 64 << 20
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class DeviceMemory(RowsOnly):
@@ -26,7 +27,7 @@ class DeviceMemory(RowsOnly):
     in the group's order."""
 
     def __init__(self, views: Sequence[Any]) -> None:
-        self._views = [by_memory(view) for view in views]
+        self._views = [by_memory(as_words(view)) for view in views]
         self._bytes = [view[0].numel() * view.element_size() for view in self._views]
         self._device = self._views[0].device
         self._streams = torch.accelerator if self._device.type != "cpu" else None
@@ -111,3 +112,9 @@ class _Nothing:
 
     def __exit__(self, *unused: object) -> None:
         return None
+
+
+def as_words(view: Any) -> Any:
+    """The view with whole numbers of the same width in place of its own type: torch does not select
+    and copy every type by index, those of 8 bits not."""
+    return view.view(_WORDS[view.element_size()]) if view.element_size() in _WORDS else view

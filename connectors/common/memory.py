@@ -39,7 +39,8 @@ class BlockMemory(Protocol):
 
     def copy(self, blocks: Sequence[int]) -> kvw.Regions:
         """A copy of blocks in the memory of their device, as they are after what the engine has
-        queued, of block_bytes each; for a store, in any thread. Only where copies_on_device."""
+        queued, of block_bytes each; for a store, in any thread. Only where copies_on_device.
+        Raises CapacityError where the device has no memory for it."""
         ...
 
     def store_failed(self, error: kvw.WarehouseError) -> None:

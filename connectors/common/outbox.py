@@ -98,6 +98,10 @@ class Outbox:
             give_back = partial(self._on_device.give_back, size)
             try:
                 return memory.copy(blocks), give_back
+            except kvw.CapacityError as error:
+                _log.debug("blocks of a step are not stored: %s", error)
+                give_back()
+                return None
             except BaseException:
                 give_back()
                 raise

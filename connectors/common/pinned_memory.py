@@ -62,8 +62,17 @@ class PinnedMemory:
         return self._copies.usable
 
     def copy(self, blocks: Sequence[int]) -> kvw.Regions:
-        ids = self._stream.indices(blocks)
-        parts = [view.index_select(0, ids) for view in self._views]
+        try:
+            ids = self._stream.indices(blocks)
+            parts = [view.index_select(0, ids) for view in self._views]
+        except RuntimeError as error:
+            if not self._stream.out_of_memory(error):
+                raise
+            raise kvw.CapacityError(
+                f"the device has no memory for a copy of {len(blocks)} blocks of"
+                f" {self.block_bytes} bytes; lower staging_bytes, or leave more beside the cache",
+                code="gpu_memory",
+            ) from error
         sizes = [part.numel() * part.element_size() // len(blocks) for part in parts]
         rows = np.arange(len(blocks), dtype=np.int64).reshape(-1, 1)
         bases = [part.data_ptr() for part in parts]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvwarehouse_connectors.common.device_copies import DeviceCopies, EngineStream, device_copies
-from kvwarehouse_connectors.common.device_memory import DeviceMemory
+from kvwarehouse_connectors.common.device_memory import DeviceMemory, as_words
 from kvwarehouse_connectors.common.layout import BlockLayout
 from kvwarehouse_connectors.common.memory import BlockMemory, HostMemory
 from kvwarehouse_connectors.common.pinned_memory import PinnedMemory
@@ -48,7 +48,7 @@ class TensorMemories:
                 f" {views[0].stride()}, is not where its strides say"
             )
             return host
-        return PinnedMemory(layout, views, host, copies, stream)
+        return PinnedMemory(layout, [as_words(view) for view in views], host, copies, stream)
 
     def _of_device(self, stream: EngineStream, layout: BlockLayout) -> DeviceCopies | None:
         if not self._asked:

@@ -57,7 +57,7 @@ def addresses_fit(layout: BlockLayout, memory: BlockMemory, num_blocks: int) -> 
     before = np.zeros(shape, np.uint8)
     memory.gather(blocks, before)
     memory.settle()
-    rows = np.frombuffer(os.urandom(shape[0] * shape[1]), np.uint8).reshape(shape)
+    rows = np.frombuffer(bytearray(os.urandom(shape[0] * shape[1])), np.uint8).reshape(shape)
     try:
         memory.scatter(blocks, rows)
         return all(

@@ -27,11 +27,16 @@ class TorchStream:
 
     def recorded(self) -> Any:
         # torch.Event, which is every device's, does not tell the address of its CUevent.
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
+        with torch.cuda.device(self._device):
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream())
         return event
 
     def indices(self, blocks: Sequence[int]) -> Any:
         # From pinned memory: a copy of other memory waits until the stream has made it.
-        held = torch.tensor(list(blocks), dtype=torch.int64).pin_memory()
-        return held.to(self._device, non_blocking=True)
+        with torch.cuda.device(self._device):  # or it is pinned by a context on the first device
+            held = torch.tensor(list(blocks), dtype=torch.int64).pin_memory()
+            return held.to(self._device, non_blocking=True)
+
+    def out_of_memory(self, error: RuntimeError) -> bool:
+        return isinstance(error, torch.OutOfMemoryError)

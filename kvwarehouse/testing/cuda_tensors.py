@@ -158,13 +158,20 @@ class ModelStream:
 
     def __init__(self, device: ModelDevice, problem: str = "") -> None:
         self.problem = problem
+        self.full = False
+        """Whether the device has no memory for what is asked of it from now on."""
         self._device = device
 
     def recorded(self) -> ModelEvent:
         return ModelEvent(self._device)
 
     def indices(self, blocks: Sequence[int]) -> list[int]:
+        if self.full:
+            raise RuntimeError("out of memory")
         return list(blocks)
+
+    def out_of_memory(self, error: RuntimeError) -> bool:
+        return str(error) == "out of memory"
 
 
 _junk: dict[ModelDevice, int] = {}

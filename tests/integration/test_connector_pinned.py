@@ -431,6 +431,18 @@ def test_copies_on_the_device_are_bounded_and_their_room_comes_back(
     rig.stored(3)
 
 
+def test_device_without_memory_for_a_copy_stores_less_and_the_way_stays(make: Make) -> None:
+    rig = make()
+    stream: Any = rig.memory._stream
+    stream.full = True
+    assert not rig.outbox.put([rig.run(0)], rig.space, rig.memory)
+    assert rig.outbox._on_device.used_bytes == 0
+    stream.full = False
+    assert rig.outbox.put([rig.run(0)], rig.space, rig.memory)
+    assert rig.stored() == [kvw.StoreResult(1, 0, {})]
+    assert rig.fallbacks == 0
+
+
 # --- where the way is not there
 
 
