@@ -1,11 +1,16 @@
-"""What all tests share: one seed a run, printed at its top and again settable as KVW_SEED."""
+"""What all tests share: one seed a run, printed at its top and again settable as KVW_SEED; and the
+contract model of CUDA's driver."""
 
 import os
 import random
 import secrets
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from kvwarehouse.testing import cuda_model
 
 # Exported, so that the other processes of the run use it too, and daemons and native programs that
 # tests start.
@@ -48,3 +53,20 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def rng(seed: int) -> random.Random:
     return random.Random(seed)
+
+
+@pytest.fixture(scope="session")
+def built_cuda_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One build for the run: a process chooses its driver once, so two would be two devices, and
+    the memory of one no memory of the other."""
+    return cuda_model.build(tmp_path_factory.mktemp("cuda_model"))
+
+
+@pytest.fixture(scope="module")
+def cuda_driver(built_cuda_model: Path) -> Iterator[Path]:
+    """The model in the driver's place, for this process and those that it starts: its folder. No
+    other file's daemons see it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cuda_model.environment(built_cuda_model).items():
+            patch.setenv(name, value)
+        yield built_cuda_model

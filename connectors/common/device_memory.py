@@ -1,7 +1,7 @@
 """A cache on a device: blocks go through a bounded buffer in host memory, on a stream of their own
 that starts after the work the engine has queued so far.
 
-The one module here that needs torch; memory.py says what its methods promise.
+Needs torch; memory.py says what its methods promise.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import torch
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.layout import by_memory
+from kvwarehouse_connectors.common.memory import RowsOnly
 from kvwarehouse_connectors.common.page_run import PageRun
 
 _BUFFER_BYTES = 64 << 20
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class DeviceMemory:
+class DeviceMemory(RowsOnly):
     """A cache on a device. views: each layer's tensor with the scheduler's blocks as dimension 0,
     in the group's order."""
 
     def __init__(self, views: Sequence[Any]) -> None:
-        self._views = [_by_memory(view) for view in views]
+        self._views = [by_memory(as_words(view)) for view in views]
         self._bytes = [view[0].numel() * view.element_size() for view in self._views]
         self._device = self._views[0].device
         self._streams = torch.accelerator if self._device.type != "cpu" else None
@@ -111,8 +114,7 @@ class _Nothing:
         return None
 
 
-def _by_memory(view: Any) -> Any:
-    """The tensor with its inner dimensions in the order of memory, as layout.py has the pieces."""
-    wide = [d for d in range(1, view.dim()) if view.shape[d] > 1]
-    narrow = [d for d in range(1, view.dim()) if view.shape[d] == 1]
-    return view.permute(0, *narrow, *sorted(wide, key=lambda d: -view.stride(d)))
+def as_words(view: Any) -> Any:
+    """The view with whole numbers of the same width in place of its own type: torch does not select
+    and copy every type by index, those of 8 bits not."""
+    return view.view(_WORDS[view.element_size()]) if view.element_size() in _WORDS else view

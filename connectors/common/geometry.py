@@ -38,7 +38,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class PlaneMemory:
-    """Where a plane lies in host memory: token t of head h starts at
+    """Where a plane lies, in host memory or a device's: token t of head h starts at
     address + h * head_stride_bytes + t * head_bytes."""
 
     address: int
@@ -67,8 +67,8 @@ class PageGeometry:
     def regions(
         self, owners: Sequence[Any], memory: Sequence[PlaneMemory], *, first: int, pages: int
     ) -> kvw.Regions:
-        """Pages first .. first + pages - 1 of a cache in host memory, page p being its tokens
-        p * page_tokens and on. For load and store.
+        """Pages first .. first + pages - 1 of a cache, page p being its tokens
+        p * page_tokens and on. For load and store; on_device() where they are on a GPU.
 
         memory: one a plane, in the same order, each with room for all those tokens: addresses
         cannot be checked here. owners: what keeps that memory alive."""

@@ -1,4 +1,5 @@
-"""Copies of blocks on their way to the warehouse: one thread, a ring of memory, a bound on both.
+"""Copies of blocks on their way to the warehouse: one thread, and a bound on their memory, which is
+a ring on the host or an allowance on the blocks' device.
 
 `put` copies and returns; the store itself happens behind the engine's back. Pages of one step go
 in one call for each group, so in one exchange with the daemon. While there is no daemon, what comes
@@ -16,12 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common.memory import BlockMemory
 from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.ring import Ring
+from kvwarehouse_connectors.common.ring import Allowance, Ring
 from kvwarehouse_connectors.common.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
@@ -45,7 +47,10 @@ class _Parcel:
     runs: list[PageRun]
     space: kvw.Namespace
     memory: BlockMemory
-    rows: Any
+    pages: Any
+    """Rows in the ring, or Regions in the memory of a device."""
+    blocks: int
+    give_back: Callable[[], None]
 
 
 class Outbox:
@@ -63,6 +68,7 @@ class Outbox:
         self._shard = shard
         self._on_stored = on_stored
         self._ring = Ring(settings.staging_bytes)
+        self._on_device = Allowance(settings.staging_bytes)
         self._queue: deque[_Parcel] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -73,18 +79,41 @@ class Outbox:
         """Copies the blocks of one step in one group, and queues them. False: there was no room,
         nothing is stored."""
         blocks = [block for run in runs for block in run.blocks]
+        copied = self._copied(blocks, memory)
+        if copied is None:
+            return False
+        with self._changed:
+            self._queue.append(_Parcel(runs, space, memory, copied[0], len(blocks), copied[1]))
+            self._changed.notify()
+        return True
+
+    def _copied(
+        self, blocks: list[int], memory: BlockMemory
+    ) -> tuple[Any, Callable[[], None]] | None:
+        """What a store reads, and what ends its use; None where there is no room."""
+        if memory.copies_on_device:
+            size = len(blocks) * memory.block_bytes
+            if not self._on_device.take(size):
+                return None
+            give_back = partial(self._on_device.give_back, size)
+            try:
+                return memory.copy(blocks), give_back
+            except kvw.CapacityError as error:
+                _log.debug("blocks of a step are not stored: %s", error)
+                give_back()
+                return None
+            except BaseException:
+                give_back()
+                raise
         rows = self._ring.take(len(blocks), memory.block_bytes)
         if rows is None:
-            return False
+            return None
         try:
             memory.gather(blocks, rows)
         except BaseException:
             self._ring.undo()
             raise
-        with self._changed:
-            self._queue.append(_Parcel(runs, space, memory, rows))
-            self._changed.notify()
-        return True
+        return rows, self._ring.give_back
 
     def close(self) -> None:
         """Stores what is queued, for at most two timeouts, and ends the thread."""
@@ -107,9 +136,11 @@ class Outbox:
                 self._upkeep.doubt(parcel.space, error)
                 level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
                 _log.log(level, "a store failed: %s: %s", type(error).__name__, error)
-                result = kvw.StoreResult(0, 0, {"unreachable": len(parcel.rows)})
-            self._ring.give_back()
-            self._on_stored(parcel.runs, result)
+                result = kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
+            runs, give_back = parcel.runs, parcel.give_back
+            del parcel  # before its room counts as free, the memory of its copy is
+            give_back()
+            self._on_stored(runs, result)
 
     def _store(self, parcel: _Parcel) -> kvw.StoreResult:
         parcel.memory.settle()
@@ -117,14 +148,19 @@ class Outbox:
         if opened is None and self._upkeep.control() is not None:
             opened = self._upkeep.wait_opened(parcel.space, self._timeout_s)
         if opened is None or self._upkeep.control() is None:
-            return kvw.StoreResult(0, 0, {"unreachable": len(parcel.rows)})
-        return opened.store(
-            keys=[part for run in parcel.runs for part in run.key_runs()],
-            pages=parcel.rows,
-            # What every rank has alike is stored once.
-            shard=self._shard if parcel.space.shards > 1 else 0,
-            timeout_s=self._timeout_s,
-        )
+            return kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
+        try:
+            return opened.store(
+                keys=[part for run in parcel.runs for part in run.key_runs()],
+                pages=parcel.pages,
+                # What every rank has alike is stored once.
+                shard=self._shard if parcel.space.shards > 1 else 0,
+                timeout_s=self._timeout_s,
+            )
+        except kvw.WarehouseError as error:
+            if isinstance(parcel.pages, kvw.Regions):
+                parcel.memory.store_failed(error)
+            raise
 
 
 def _make_way() -> None:

@@ -19,6 +19,31 @@ from numpy.typing import NDArray
 _ALIGN_BYTES = 64
 
 
+class Allowance:
+    """Bytes of a device's memory that pages on their way out may take, where they are copied there
+    and not to a ring: the same hard bound, without the memory."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._lock = threading.Lock()
+        self._used_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        with self._lock:
+            fits = self._used_bytes + size_bytes <= self._size_bytes
+            self._used_bytes += size_bytes if fits else 0
+        return fits
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self._used_bytes -= size_bytes
+            assert self._used_bytes >= 0, f"{size_bytes} bytes were given back twice"
+
+
 class Ring:
     def __init__(self, size_bytes: int) -> None:
         # Not np.zeros: memory is taken from the system as it is first used.

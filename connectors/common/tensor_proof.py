@@ -1,17 +1,21 @@
 """At registration, when no block is in use yet, the geometry of a cache is proven: what torch wrote
 into blocks is what is gathered from them, and what is scattered is what torch reads, with the
-blocks beside them untouched. Stateless; needs torch.
+blocks beside them untouched; and both are where its addresses say. Stateless; needs torch.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.layout import BlockLayout
 from kvwarehouse_connectors.common.memory import BlockMemory
 
 
@@ -41,6 +45,46 @@ def check_tensors(memory: BlockMemory, views: Sequence[Any], num_blocks: int) ->
             " bytes that were put into a block. Start the engine without the connector",
             code="unsupported",
         )
+
+
+def addresses_fit(layout: BlockLayout, memory: BlockMemory, num_blocks: int) -> bool:
+    """Whether what is scattered to blocks through their tensors lies where the layout says, in
+    memory that the host may not be able to read. The blocks are as before."""
+    if layout.block_bytes != memory.block_bytes:
+        return False
+    blocks = sorted({0, num_blocks // 2, num_blocks - 1})
+    shape = (len(blocks), memory.block_bytes)
+    before = np.zeros(shape, np.uint8)
+    memory.gather(blocks, before)
+    memory.settle()
+    rows = np.frombuffer(bytearray(os.urandom(shape[0] * shape[1])), np.uint8).reshape(shape)
+    try:
+        memory.scatter(blocks, rows)
+        return all(
+            np.array_equal(row, found)
+            for row, found in zip(rows, map(partial(_read, layout), blocks), strict=True)
+        )
+    finally:
+        memory.scatter(blocks, before)
+
+
+def _read(layout: BlockLayout, block: int) -> NDArray[np.uint8]:
+    """A block by its addresses; what lies in none of the tensors is left out."""
+    memories = [(t.untyped_storage().data_ptr(), _whole(t)) for t in layout.tensors]
+    parts = []
+    for base, stride, size in zip(layout.bases, layout.strides, layout.piece_bytes, strict=True):
+        begin = int(base) + block * int(stride)
+        for start, whole in memories:
+            if start <= begin and begin + int(size) <= start + len(whole):
+                parts.append(whole[begin - start : begin - start + int(size)])
+                break
+    return torch.cat(parts).cpu().numpy() if parts else np.zeros(0, np.uint8)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that a tensor is a part of, as bytes."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())
 
 
 def _bytes(block: torch.Tensor) -> torch.Tensor:

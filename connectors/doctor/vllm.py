@@ -173,8 +173,8 @@ def _device(facts: Facts) -> Finding:
         return ok(check, f"{shown}: blocks are copied straight from and to shared memory")
     return warn(
         check,
-        f"{shown}: blocks go through host memory on streams of their own; that way is written and"
-        " tested on CPU tensors, and has not been run on a device",
+        f"{shown}: pages go straight between CUDA's devices and shared memory, else through host"
+        " memory (docs/gpu.md); neither way has been run on a device",
         "compare some answers with and without the connector before you rely on it",
     )
 

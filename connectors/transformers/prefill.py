@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common import PageGeometry
+from kvwarehouse_connectors.common.device_copies import WISHES
 from kvwarehouse_connectors.transformers.grid import ChunkGrid
 from kvwarehouse_connectors.transformers.identity import namespace_of
 from kvwarehouse_connectors.transformers.link import Link
@@ -56,6 +57,16 @@ class PrefillOptions:
     store_timeout_s: float = 30.0
     pending_stores: int = 4
     """Bound of stores that wait, each keeping its cache's memory."""
+    device_copies: str = "auto"
+    """auto: pages of a GPU go straight between its memory and the warehouse's, where that is
+    possible; off: always through a buffer in host memory."""
+
+    def __post_init__(self) -> None:
+        if self.device_copies not in WISHES:
+            raise kvw.UsageError(
+                f"device_copies is {self.device_copies!r}; it is one of {', '.join(WISHES)}",
+                code="bad_setting",
+            )
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,13 @@ class WarehousePrefill:
         self._shape = observe(model)
         self._geometry = PageGeometry(self._shape.planes, options.page_tokens)
         self.space = namespace_of(model, weights, self._shape, self._geometry, self._grid)
-        self._transfer = transfer_for(self._shape.device, self._geometry)
         self._stats = StatsCounter()
+        self._transfer = transfer_for(
+            self._shape.device,
+            self._geometry,
+            options.device_copies,
+            lambda: self._stats.add(PrefillStats(device_fallbacks=1)),
+        )
         self._link = Link(client, self.space)
         self._stores = StoreQueue(options.pending_stores, self._count_store)
         try:
@@ -119,8 +135,10 @@ class WarehousePrefill:
         started = time.perf_counter()
         require_unchanged(self._model)
         ids, tokens = self._prompt(input_ids)
-        cache = RoomyCache(self._model.config, self._shape, len(tokens) + self._options.room_tokens)
+        cache = self._cache(tokens)
         reuse = self._reuse(tokens, cache)
+        if reuse.failure is not None:
+            cache = self._cache(tokens)  # what a device that hangs may still write to is not used
         cache.show(reuse.tokens_loaded)
         return LoadedPrefix(ids, tokens, cache, reuse, started)
 
@@ -179,6 +197,10 @@ class WarehousePrefill:
         tokens = ids[0].to("cpu", torch.int64).numpy()
         return ids.to(self._shape.device, torch.int64), tokens
 
+    def _cache(self, tokens: NDArray[np.int64]) -> RoomyCache:
+        room_tokens = len(tokens) + self._options.room_tokens
+        return RoomyCache(self._model.config, self._shape, room_tokens)
+
     def _reuse(self, tokens: NDArray[np.int64], cache: RoomyCache) -> Reuse:
         """Lookup and load. Never raises for the warehouse's sake."""
         started = time.perf_counter()
@@ -234,9 +256,11 @@ class WarehousePrefill:
         rooms = prefix.cache.rooms
         first = prefix.reuse.tokens_loaded // self.space.page_tokens
         timeout_s = self._options.store_timeout_s
+        after = self._transfer.computed(rooms)
 
         def job() -> Stored:
-            return self._transfer.store(self._link.opened(), tokens, rooms, first, timeout_s)
+            opened = self._link.opened()
+            return self._transfer.store(opened, tokens, rooms, first, timeout_s, after)
 
         return StoreState.QUEUED if self._stores.put(job) else StoreState.QUEUE_FULL
 

@@ -83,6 +83,8 @@ class PrefillStats:
     pages_stored: int = 0
     pages_already: int = 0
     pages_dropped: int = 0
+    device_fallbacks: int = 0
+    """1 where pages of a GPU go through host memory; the log says why."""
 
 
 class StatsCounter:

@@ -134,5 +134,5 @@ class RoomyCache(DynamicCache):
 
 
 def plane_memory(room: torch.Tensor) -> PlaneMemory:
-    """Where a room in host memory lies."""
+    """Where a room lies, in its device's memory."""
     return PlaneMemory(room.data_ptr(), room.stride(1) * room.element_size())

@@ -1,7 +1,8 @@
 """How pages move between the warehouse and a cache's rooms.
 
-On the CPU a page's pieces lie in the rooms already, so the client copies straight between them and
-shared memory. On any other device they go through a bounded buffer in host memory.
+A page's pieces lie in the rooms already, so the client copies straight between them and shared
+memory: on the CPU, and on a GPU, where docs/gpu.md says how. On any other device, or where that way
+is not there, they go through a bounded buffer in host memory.
 
 Rooms are those of RoomyCache.rooms. Thread-safe for distinct rooms. Errors of the warehouse pass
 through.
@@ -9,7 +10,7 @@ through.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,14 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common import PageGeometry
+from kvwarehouse_connectors.common.device_copies import (
+    DeviceCopies,
+    EngineStream,
+    device_copies,
+    keep,
+    may_still_write,
+)
+from kvwarehouse_connectors.common.torch_stream import TorchStream
 from kvwarehouse_connectors.transformers.room import plane_memory
 
 STAGING_BYTES = 64 << 20
@@ -48,6 +57,11 @@ class Transfer(Protocol):
         there. Rooms hold nothing of meaning behind them."""
         ...
 
+    def computed(self, rooms: Sequence[Any]) -> Any:
+        """What a store of these rooms in another thread has to wait for: all that the computing
+        thread, which calls this, has queued on their device. None in host memory."""
+        ...
+
     def store(
         self,
         space: kvw.OpenNamespace,
@@ -55,13 +69,23 @@ class Transfer(Protocol):
         rooms: Sequence[Any],
         first: int,
         timeout_s: float,
+        after: Any = None,
     ) -> Stored:
-        """Stores the pages of `tokens` from page `first` on. Reads the rooms until it returns."""
+        """Stores the pages of `tokens` from page `first` on. Reads the rooms until it returns.
+        after: of `computed`."""
         ...
 
 
-def transfer_for(device: torch.device, geometry: PageGeometry) -> Transfer:
-    return DirectTransfer(geometry) if device.type == "cpu" else StagedTransfer(geometry)
+def transfer_for(
+    device: torch.device, geometry: PageGeometry, wish: str, on_fallback: Callable[[], None]
+) -> Transfer:
+    """wish, on_fallback: as device_copies.py has them. Blocks for a second on a GPU."""
+    if device.type == "cpu":
+        return DirectTransfer(geometry)
+    staged, stream = StagedTransfer(geometry), TorchStream(device)
+    address = torch.empty(1, device=device).data_ptr()
+    copies = device_copies(stream, address, wish, on_fallback)
+    return staged if copies is None else DeviceTransfer(geometry, staged, copies, stream)
 
 
 class DirectTransfer:
@@ -73,8 +97,11 @@ class DirectTransfer:
     def load(
         self, space: kvw.OpenNamespace, tokens: Any, rooms: Sequence[Any], timeout_s: float
     ) -> int:
-        regions = self._regions(rooms, 0, len(tokens))
+        regions = _regions(self._geometry, rooms, 0, len(tokens))
         return int(space.load(tokens, regions, timeout_s=timeout_s))
+
+    def computed(self, rooms: Sequence[Any]) -> Any:
+        return None
 
     def store(
         self,
@@ -83,14 +110,67 @@ class DirectTransfer:
         rooms: Sequence[Any],
         first: int,
         timeout_s: float,
+        after: Any = None,
     ) -> Stored:
-        regions = self._regions(rooms, first, len(tokens))
+        regions = _regions(self._geometry, rooms, first, len(tokens))
         return _counted(space.store(tokens, regions, first=first, timeout_s=timeout_s))
 
-    def _regions(self, rooms: Sequence[Any], first: int, tokens: int) -> kvw.Regions:
-        pages = tokens // self._geometry.page_tokens - first
-        memory = [plane_memory(room) for room in rooms]
-        return self._geometry.regions(rooms, memory, first=first, pages=pages)
+
+class DeviceTransfer:
+    """Between shared memory and rooms on a GPU, straight, and through `staged` where the device
+    refuses that. Rooms of a load that a hanging device may still write to are never freed."""
+
+    def __init__(
+        self,
+        geometry: PageGeometry,
+        staged: Transfer,
+        copies: DeviceCopies,
+        stream: EngineStream,
+    ) -> None:
+        self._geometry = geometry
+        self._staged = staged
+        self._copies = copies
+        self._stream = stream
+
+    def load(
+        self, space: kvw.OpenNamespace, tokens: Any, rooms: Sequence[Any], timeout_s: float
+    ) -> int:
+        if self._copies.usable:
+            try:
+                # Their memory may be what the stream still works on for somebody else.
+                pages = self._placed(rooms, 0, len(tokens), self._stream.recorded())
+                return int(space.load(tokens, pages, timeout_s=timeout_s))
+            except kvw.WarehouseError as error:
+                if may_still_write(error):
+                    keep(rooms)
+                if not self._copies.refused(error):
+                    raise
+        return self._staged.load(space, tokens, rooms, timeout_s)
+
+    def computed(self, rooms: Sequence[Any]) -> Any:
+        return self._stream.recorded() if self._copies.usable else self._staged.computed(rooms)
+
+    def store(
+        self,
+        space: kvw.OpenNamespace,
+        tokens: Any,
+        rooms: Sequence[Any],
+        first: int,
+        timeout_s: float,
+        after: Any = None,
+    ) -> Stored:
+        if self._copies.usable:
+            try:
+                # Held rooms are not written again: nothing has to be copied before.
+                pages = self._placed(rooms, first, len(tokens), after)
+                return _counted(space.store(tokens, pages, first=first, timeout_s=timeout_s))
+            except kvw.WarehouseError as error:
+                if not self._copies.refused(error):
+                    raise
+        return self._staged.store(space, tokens, rooms, first, timeout_s, after)
+
+    def _placed(self, rooms: Sequence[Any], first: int, tokens: int, after: Any) -> kvw.Regions:
+        return self._copies.placed(_regions(self._geometry, rooms, first, tokens), after)
 
 
 class StagedTransfer:
@@ -113,6 +193,14 @@ class StagedTransfer:
                 break
         return loaded
 
+    def computed(self, rooms: Sequence[Any]) -> Any:
+        device = rooms[0].device
+        if device.type == "cpu":
+            return None
+        event = torch.Event(device)
+        event.record(torch.accelerator.current_stream(device))
+        return event
+
     def store(
         self,
         space: kvw.OpenNamespace,
@@ -120,10 +208,11 @@ class StagedTransfer:
         rooms: Sequence[Any],
         first: int,
         timeout_s: float,
+        after: Any = None,
     ) -> Stored:
-        if rooms[0].device.type != "cpu":
+        if after is not None:
             # This may be another thread, with another stream, than the one that computed them.
-            torch.accelerator.synchronize(rooms[0].device)
+            after.synchronize()
         total = Stored()
         for start, pages, buffer in self._batches(first, tokens):
             for inside, page in self._pieces(buffer, rooms, start):
@@ -154,6 +243,13 @@ class StagedTransfer:
             inside = room[0, :, first * page_tokens : (first + pages) * page_tokens]
             yield inside.unflatten(1, (pages, page_tokens)).transpose(0, 1), page
             offset += size_bytes
+
+
+def _regions(geometry: PageGeometry, rooms: Sequence[Any], first: int, tokens: int) -> kvw.Regions:
+    """Pages of the rooms from page `first` to the last whole one of so many tokens."""
+    pages = tokens // geometry.page_tokens - first
+    memory = [plane_memory(room) for room in rooms]
+    return geometry.regions(rooms, memory, first=first, pages=pages)
 
 
 def _counted(result: kvw.StoreResult) -> Stored:

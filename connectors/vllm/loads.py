@@ -1,7 +1,7 @@
 """Loads of requests: blocks are filled from the warehouse by threads of their own.
 
 Whatever happens to a load, it is reported once, and only when nothing writes its blocks any more:
-the engine waits for that, and then uses them for what it likes.
+the engine waits for that, and then uses them for what it likes. If a device hangs, that is never.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.device_copies import may_still_write
 from kvwarehouse_connectors.common.loading import LoadResult, load_in_time
 from kvwarehouse_connectors.common.memory import BlockMemory
 from kvwarehouse_connectors.common.page_run import PageRun
@@ -36,6 +37,10 @@ _WAITERS = 16
 _HALVED_BYTES = 4 << 20
 # Of computing a prefix: how long a load that is of use only as a whole may take.
 _WHOLE_SHARE = 0.5
+_HANGS = (
+    "request %s waits for ever, and so do others: the device may still write to the blocks of its"
+    " load, so that nobody else may have them. Start the engine again. %s"
+)
 # A load's bytes below this say nothing of a tier's speed.
 _TELLING_BYTES = 1 << 20
 
@@ -119,16 +124,36 @@ class Loads:
         schedule counts."""
         results: list[LoadResult] = []
         try:
+            # What the engine has queued is no part of a load's time: until it is done, nobody could
+            # compute these blocks either.
+            begin_s += self._engine_done(order)
             for run in order.runs:
                 results.append(self._load_run(order, run, begin_s))
                 if results[-1].pages < len(run.blocks):
                     break
         except Exception as error:  # noqa: BLE001 - a thread's edge: what did not come is computed
+            if may_still_write(error):
+                _log.error(_HANGS, order.request_id, error)
+                return
             for space in self._spaces:
                 self._upkeep.doubt(space, error)
             level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
             _log.log(level, "a load failed: %s: %s", type(error).__name__, error)
         self.report(order, results)
+
+    def _engine_done(self, order: LoadOrder) -> float:
+        """The seconds until the engine had done what it had queued when a load was ordered."""
+        waited_s = 0.0
+        for group in dict.fromkeys(run.group for run in order.runs):
+            seconds = self._memories[group].engine_done(self._options.timeout_s)
+            if seconds is None:
+                raise kvw.StorageError(
+                    f"the engine's stream has not come to the blocks of {order.request_id} within"
+                    f" {self._options.timeout_s:g} s (load_timeout_s)",
+                    code="engine_busy",
+                )
+            waited_s += seconds
+        return waited_s
 
     def _load_run(self, order: LoadOrder, run: PageRun, begin_s: float) -> LoadResult:
         pages = len(run.blocks)

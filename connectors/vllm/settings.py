@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.common.device_copies import WISHES
 from kvwarehouse_connectors.common.setting_values import (
     PREFIX,
     Check,
@@ -33,7 +34,11 @@ class Settings(CommonSettings):
     salt: str = ""
     """Separates those who must not share KV, such as tenants with engines of their own."""
     staging_bytes: int = 256 << 20
-    """Host memory of each worker for pages on their way out. Full: the newest are not stored."""
+    """Memory of each worker for pages on their way out: the host's, or the GPU's where they go
+    straight. Full: the newest are not stored."""
+    device_copies: str = "auto"
+    """auto: pages of a GPU go straight between its memory and the warehouse's, where that is
+    possible; off: always through a buffer in host memory."""
     load: str = "worth"
     """worth: what is loaded faster than computed; always: whatever is stored."""
     load_timeout_s: float = 5.0
@@ -70,6 +75,7 @@ _CHECKS: dict[str, Check] = {
     **COMMON_CHECKS,
     "weights": text,
     "staging_bytes": memory_size(PREFIX + "staging_bytes"),
+    "device_copies": one_of(*WISHES),
     "load": one_of("worth", "always"),
     "load_timeout_s": number(0.001, 600),
     "store_timeout_s": number(0.001, 600),

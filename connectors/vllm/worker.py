@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.device_memory import DeviceMemory
-from kvwarehouse_connectors.common.memory import BlockMemory, HostMemory
+from kvwarehouse_connectors.common.memory import BlockMemory
 from kvwarehouse_connectors.common.outbox import Outbox
 from kvwarehouse_connectors.common.page_run import PageRun
 from kvwarehouse_connectors.common.proof import Proof
+from kvwarehouse_connectors.common.tensor_memory import TensorMemories
 from kvwarehouse_connectors.common.tensor_proof import check_tensors
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat
@@ -72,12 +72,15 @@ class WorkerSide:
         raises UsageError where they do not."""
         config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
         order = str(config.cache_config.kv_cache_layout or "")
+        made = TensorMemories(
+            self._settings.device_copies, lambda: self._results.count(device_fallbacks=1)
+        )
         facts = []
         for group in self._groups:
             layout = block_layout(dict(caches), group.layer_names, blocks, order)
             views = [compat.by_manager_block(tensor, blocks) for tensor in layout.tensors]
             device = views[0].device.type
-            memory: BlockMemory = HostMemory(layout) if device == "cpu" else DeviceMemory(views)
+            memory = made.memory(layout, views, blocks)
             self._memories.append(memory)
             check_tensors(memory, views, blocks)
             if not self._proof.of_the_way(memory, range(blocks)[-2:]):

@@ -8,6 +8,17 @@ package.
 
 from kvwarehouse.gpu.choice import Choice, choose
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
+from kvwarehouse.gpu.pages import prepare
 from kvwarehouse.gpu.rates import Lane, Rates, measure
 
-__all__ = ["PROBE_TIMEOUT_S", "Choice", "Lane", "Machine", "Rates", "choose", "look", "measure"]
+__all__ = [
+    "PROBE_TIMEOUT_S",
+    "Choice",
+    "Lane",
+    "Machine",
+    "Rates",
+    "choose",
+    "look",
+    "measure",
+    "prepare",
+]

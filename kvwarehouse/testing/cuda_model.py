@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 _NATIVE: Final = Path(__file__).parents[2] / "native"
 _NAME: Final = "libcuda.so.1"
+_NOT_READY: Final = 600
+"""CUDA_ERROR_NOT_READY."""
 
 
 def build(folder: Path) -> Path:
@@ -70,6 +72,10 @@ class ModelDevice:
         self._check(self._cuda.cuStreamCreate(ctypes.byref(self._stream), 1))
         self._check(self._cuda.cuEventCreate(ctypes.byref(self._event), 2))
 
+    def enter(self) -> None:
+        """Makes the device's context this thread's, as frameworks do before they call."""
+        self._check(self._cuda.cuCtxSetCurrent(self._context))
+
     def set(self, name: str, value: int) -> None:
         self._cuda.kvw_model_set(name.encode(), ctypes.c_uint64(value))
 
@@ -83,6 +89,60 @@ class ModelDevice:
         made = ModelArray(address.value, (data.shape[0], data.shape[1]))
         self._cuda.kvw_model_poke(address, data.ctypes.data_as(ctypes.c_void_p), made_bytes(made))
         return made
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of device memory that holds anything."""
+        self.enter()
+        address = ctypes.c_uint64()
+        self._check(self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size_bytes)))
+        return address.value
+
+    def peek(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Device memory as it is now, in no stream's order."""
+        data = np.empty(size_bytes, np.uint8)
+        size = ctypes.c_size_t(size_bytes)
+        self._cuda.kvw_model_peek(
+            ctypes.c_uint64(address), data.ctypes.data_as(ctypes.c_void_p), size
+        )
+        return data
+
+    def poke(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Overwrites device memory now, in no stream's order."""
+        data = np.ascontiguousarray(data)
+        size = ctypes.c_size_t(data.nbytes)
+        self._cuda.kvw_model_poke(
+            ctypes.c_uint64(address), data.ctypes.data_as(ctypes.c_void_p), size
+        )
+
+    def queue_copy(self, to: int, source: int, size_bytes: int) -> None:
+        """Queues a copy within the device's memory on the engine's stream."""
+        self.enter()
+        self._check(
+            self._cuda.cuMemcpyDtoDAsync_v2(
+                ctypes.c_uint64(to),
+                ctypes.c_uint64(source),
+                ctypes.c_size_t(size_bytes),
+                self._stream,
+            )
+        )
+
+    def record(self) -> int:
+        """The address of a new event behind what the engine's stream has queued."""
+        self.enter()
+        event = ctypes.c_void_p()
+        self._check(self._cuda.cuEventCreate(ctypes.byref(event), 2))
+        self._check(self._cuda.cuEventRecord(event, self._stream))
+        return int(event.value or 0)
+
+    def happened(self, event: int) -> bool:
+        self.enter()
+        result = int(self._cuda.cuEventQuery(ctypes.c_void_p(event)))
+        assert result in (0, _NOT_READY), f"the model answers {result}"
+        return result == 0
+
+    def forget(self, event: int) -> None:
+        self.enter()
+        self._cuda.cuEventDestroy_v2(ctypes.c_void_p(event))
 
     def read(self, array: ModelArray) -> NDArray[np.uint8]:
         data = np.empty(array.shape, np.uint8)

@@ -50,13 +50,15 @@ class TestModel(DeviceSuite):
     def test_model_saw_no_broken_rule(
         self, device: ModelDevice, client: kvw.Client, ns: Any
     ) -> None:
+        # Of a device that failed, as another file's tests let it, a client keeps its registration.
+        kept = device.count("registered_bytes")
         array = device.array(noise(1))
         assert ns.store(prompt(1), array).stored == PAGES
         assert ns.load(prompt(1), array) == PAGES
         client.close()
         assert device.count("violations") == 0
         assert device.count("unpinned_copies") == 0
-        assert device.count("registered_bytes") == 0
+        assert device.count("registered_bytes") == kept
 
 
 def test_array_of_a_device_is_refused_when_its_type_order_or_rights_do_not_fit(

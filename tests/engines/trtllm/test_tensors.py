@@ -78,6 +78,20 @@ def test_way_for_devices_moves_the_same_bytes(kind: str) -> None:
     assert np.array_equal(one, rows)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16", "float32"])
+def test_way_for_devices_moves_every_type_of_a_cache(dtype: str) -> None:
+    """A cache of 8-bit floats could be stored but not loaded: torch copies none by index."""
+    tensor = torch.zeros(BLOCKS, 2, 8, dtype=getattr(torch, dtype))
+    device = DeviceMemory([tensor])
+    rows = np.random.default_rng(2).integers(0, 256, (2, device.block_bytes), np.uint8)
+    device.scatter([4, 1], rows)
+    assert np.array_equal(tensor[[4, 1]].view(torch.uint8).reshape(2, -1).numpy(), rows)
+    back = np.zeros_like(rows)
+    device.gather([4, 1], back)
+    device.settle()
+    assert np.array_equal(back, rows)
+
+
 def test_way_for_devices_loads_from_the_warehouse_past_its_buffer(monkeypatch: Any) -> None:
     monkeypatch.setattr("kvwarehouse_connectors.common.device_memory._BUFFER_BYTES", 1)
     tensor = pool_tensor()

@@ -59,6 +59,9 @@ class Rows:
     def after_engine(self) -> None:
         return None
 
+    def engine_done(self, timeout_s: float) -> float | None:
+        return 0.0
+
 
 class AnyWay:
     def of_the_way(self, memory: Any, blocks: Any) -> bool:

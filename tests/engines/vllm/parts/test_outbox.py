@@ -29,6 +29,7 @@ class Memory:
     """Blocks that are full of their own number."""
 
     block_bytes = PAGE
+    copies_on_device = False
     fails = False
 
     def gather(self, blocks: Sequence[int], out: np.ndarray) -> None:
