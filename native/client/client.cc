@@ -20,6 +20,7 @@ constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
 constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
 constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
+constexpr uint64_t kAskHbmNs = 1000 * kMillisecondNs;  // when a daemon without a pool is asked again
 constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
 
 }  // namespace
@@ -44,6 +45,13 @@ Client::~Client() = default;
 void Client::close() {
   if (forks_ != fork_count()) return;  // the parent's; nothing of it is the child's to close
   gpus_.close();
+  std::map<int, HbmAnswer> hbm;
+  {
+    const std::lock_guard lock(state_mutex_);
+    hbm.swap(hbm_);
+    has_hbm_ = false;
+  }
+  hbm.clear();
   const std::scoped_lock lock(socket_mutex_, state_mutex_);
   closed_ = true;
   connection_.close();
@@ -110,6 +118,7 @@ void Client::reconnect(uint64_t deadline_ns) {
         std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
                                      std::move(fds[3]), !options_.read_only);
     std::vector<SlotRef> idle;
+    std::map<int, HbmAnswer> hbm;  // the old daemon's, let go outside the lock
     {
       const std::lock_guard state(state_mutex_);
       if (fds.size() == 5) {
@@ -118,6 +127,8 @@ void Client::reconnect(uint64_t deadline_ns) {
       }
       view_ = std::move(view);
       locates_ = (reply.head().flags & kWelcomeLocates) != 0;
+      has_hbm_ = (reply.head().flags & kWelcomeHbm) != 0;
+      hbm.swap(hbm_);
       folder_.reset();  // a new daemon may have another one
       // What this session was granted and no thread of it is writing, it never will.
       for (uint32_t i = 0; i < reply.head().first; ++i)
@@ -264,6 +275,43 @@ void Client::use_device(int ordinal, const std::string& image) {
   refuse_forked();
   view();  // refuses a closed client
   gpus_.add(ordinal, image);
+}
+
+std::shared_ptr<const HbmView> Client::hbm(const std::shared_ptr<gpu::Device>& device,
+                                           uint64_t deadline_ns) {
+  const uint64_t now = system_clock().boot_ns();
+  std::shared_ptr<const View> asked;
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (!has_hbm_) return nullptr;
+    const auto known = hbm_.find(device->ordinal());
+    if (known != hbm_.end() && known->second.view != nullptr)
+      return known->second.view->serving() ? known->second.view : nullptr;
+    if (known != hbm_.end() && now < known->second.ask_again_ns) return nullptr;
+    hbm_[device->ordinal()] = {nullptr, now + kAskHbmNs};
+    asked = view_;
+  }
+  const uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
+  std::shared_ptr<const HbmView> found =
+      ask_hbm(device, now + std::clamp(left_ns / 4, kImpatientNs, kMostNs));
+  if (found != nullptr) {
+    const std::lock_guard lock(state_mutex_);
+    if (view_ == asked && has_hbm_) hbm_[device->ordinal()].view = found;
+  }
+  return found;
+}
+
+// One round trip, and a mapping. The pages are in DRAM as well, so trouble is no error here.
+std::shared_ptr<const HbmView> Client::ask_hbm(const std::shared_ptr<gpu::Device>& device,
+                                               uint64_t deadline_ns) {
+  try {
+    Writer message(MessageType::hbm, next_request());
+    const Connection::Reply reply = ask(message, MessageType::hbm_shared, deadline_ns);
+    if (reply.descriptors.size() != 2) return nullptr;
+    return HbmView::open(device, reply.descriptors[0], reply.descriptors[1]);
+  } catch (const Error&) {
+    return nullptr;
+  }
 }
 
 bool Client::connected() {
