@@ -259,12 +259,8 @@ METRICS: Final = (
         _one("core.tiers.hbm.leaving_places"),
     ),
     _gauge("hbm_queued_pages", "Pages to be copied.", _one("core.tiers.hbm.queued_pages")),
-    _counter(
-        "hbm_promoted_pages_total", "Pages copied.", _one("core.tiers.hbm.pages_promoted")
-    ),
-    _counter(
-        "hbm_promoted_bytes_total", "Bytes copied.", _one("core.tiers.hbm.bytes_promoted")
-    ),
+    _counter("hbm_promoted_pages_total", "Pages copied.", _one("core.tiers.hbm.pages_promoted")),
+    _counter("hbm_promoted_bytes_total", "Bytes copied.", _one("core.tiers.hbm.bytes_promoted")),
     _gauge(
         "nvme_health",
         "Health of the NVMe tier; one is 1.",

@@ -1,5 +1,5 @@
-"""Pages from the HBM tier to a cache in the same GPU, scattered over it, beside one large copy in the
-device; and beside the same scatter without a digest, for the digest's share."""
+"""Pages from the HBM tier to a cache in the same GPU, scattered over it, beside one large copy in
+the device; and beside the same scatter without a digest, for the digest's share."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ class Driver:
         """Whether the device's memory can be mapped by other processes by a file descriptor."""
         value = ctypes.c_int()
         for attribute in _SHARING:
-            self.call(
-                "cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device(number)
-            )
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device(number))
             if not value.value:
                 return False
         return True

@@ -1,6 +1,6 @@
 """What the HBM tier must show over any device, by the public client against a real daemon: run over
-the contract model of the driver by tests/integration, and over a real GPU by tests/gpu. A test class
-inherits it and has the fixtures `device` (as DeviceSuite's) and `serving` (with --hbm)."""
+the contract model of the driver by tests/integration, and over a real GPU by tests/gpu. A test
+class inherits it and has the fixtures `device` (as DeviceSuite's) and `serving` (with --hbm)."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ nb::dict counts_of(const std::map<std::string, uint64_t>& counts) {
 
 nb::dict hbm_of(const HbmStatus& status) {
   nb::dict made, left;
-  for (size_t i = 0; i < status.left.size(); ++i)
-    left[hbm_gone_name(HbmGone(i))] = status.left[i];
+  for (size_t i = 0; i < status.left.size(); ++i) left[hbm_gone_name(HbmGone(i))] = status.left[i];
   made["health"] = status.health;
   made["reason"] = status.reason;
   made["capacity_bytes"] = status.capacity_bytes;

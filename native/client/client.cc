@@ -20,7 +20,8 @@ constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
 constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
 constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
-constexpr uint64_t kAskHbmNs = 1000 * kMillisecondNs;  // when a daemon without a pool is asked again
+constexpr uint64_t kAskHbmNs =
+    1000 * kMillisecondNs;        // when a daemon without a pool is asked again
 constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
 
 }  // namespace

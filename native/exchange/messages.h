@@ -29,10 +29,10 @@ enum class MessageType : uint16_t {
   promoting = 8,
   report = 9,  // a page whose bytes are not what its header says
   reported = 10,
-  refused = 11,  // instead of any reply: code and text
-  locate = 12,   // where the NVMe tier's segments are, for who reads pinned extents by itself
-  located = 13,  // with a descriptor: their directory
-  hbm = 14,      // the copies in HBM, for who loads into the memory of a device
+  refused = 11,     // instead of any reply: code and text
+  locate = 12,      // where the NVMe tier's segments are, for who reads pinned extents by itself
+  located = 13,     // with a descriptor: their directory
+  hbm = 14,         // the copies in HBM, for who loads into the memory of a device
   hbm_shared = 15,  // with descriptors: their table, and the pool of device memory
 };
 
@@ -164,8 +164,8 @@ struct Located {
   uint64_t segments_held;  // that a session may hold at a time
 };
 
-// hbm: nothing. hbm_shared: one HbmShared, and the descriptors of the table (hbm/table.h) and of the
-// pool, as the driver exports it. Refused with "hbm_not_ready" while there is no pool.
+// hbm: nothing. hbm_shared: one HbmShared, and the descriptors of the table (hbm/table.h) and of
+// the pool, as the driver exports it. Refused with "hbm_not_ready" while there is no pool.
 struct HbmShared {
   uint64_t pool_bytes;
 };

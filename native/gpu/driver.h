@@ -78,11 +78,11 @@ inline constexpr int kPointerDeviceOrdinal = 9;         // CU_POINTER_ATTRIBUTE_
 inline constexpr unsigned kMemoryTypeHost = 1;          // CU_MEMORYTYPE_HOST
 inline constexpr unsigned kMemoryTypeDevice = 2;        // CU_MEMORYTYPE_DEVICE
 inline constexpr int kAllocationPinned = 1;             // CU_MEM_ALLOCATION_TYPE_PINNED
-inline constexpr int kHandleFd = 1;                // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-inline constexpr int kLocationDevice = 1;          // CU_MEM_LOCATION_TYPE_DEVICE
-inline constexpr int kAccessRead = 1;              // CU_MEM_ACCESS_FLAGS_PROT_READ
-inline constexpr int kAccessReadWrite = 3;         // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-inline constexpr int kGranularityRecommended = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+inline constexpr int kHandleFd = 1;                     // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+inline constexpr int kLocationDevice = 1;               // CU_MEM_LOCATION_TYPE_DEVICE
+inline constexpr int kAccessRead = 1;                   // CU_MEM_ACCESS_FLAGS_PROT_READ
+inline constexpr int kAccessReadWrite = 3;              // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+inline constexpr int kGranularityRecommended = 1;       // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 
 // name, symbol in the library, parameters
 #define KVW_CUDA_FUNCTIONS(X)                                                                      \

@@ -51,8 +51,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(std::shared_ptr<const Device>
   const uint64_t granule = granule_of(*device);
   const uint64_t whole = bytes / granule * granule;
   if (whole == 0)
-    throw refused(*device, "shares memory in pieces of " + std::to_string(granule) +
-                               " bytes; " + std::to_string(bytes) + " are less than one");
+    throw refused(*device, "shares memory in pieces of " + std::to_string(granule) + " bytes; " +
+                               std::to_string(bytes) + " are less than one");
   const CUmemAllocationProp properties = properties_of(*device);
   std::unique_ptr<SharedMemory> made(new SharedMemory(std::move(device), whole));
   const Driver& cuda = made->device_->cuda();

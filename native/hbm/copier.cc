@@ -73,9 +73,9 @@ void Device::copy(std::vector<HbmPage>& batch) {
                   page.same;
     }
     if (page.same)
-      cuda.check(cuda.cuMemcpyHtoDAsync(pool->address() + page.offset, staged, bytes_of(page),
-                                        stream),
-                 "cuMemcpyHtoDAsync");
+      cuda.check(
+          cuda.cuMemcpyHtoDAsync(pool->address() + page.offset, staged, bytes_of(page), stream),
+          "cuMemcpyHtoDAsync");
     at += bytes_of(page);
   }
   cuda.check(cuda.cuEventRecord(done, stream), "cuEventRecord");
@@ -190,8 +190,7 @@ HbmCopier::~HbmCopier() {
   std::unique_lock lock(state_->mutex);
   state_->stopping = true;
   state_->changed.notify_all();
-  const bool ended =
-      state_->changed.wait_for(lock, kEndWithin, [this] { return state_->ended; });
+  const bool ended = state_->changed.wait_for(lock, kEndWithin, [this] { return state_->ended; });
   lock.unlock();
   if (ended)
     thread_.join();

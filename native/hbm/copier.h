@@ -25,8 +25,8 @@
 namespace kvw {
 
 struct HbmOptions {
-  uint64_t bytes = 0;  // 0: no HBM tier
-  int device = 0;      // ordinal
+  uint64_t bytes = 0;                  // 0: no HBM tier
+  int device = 0;                      // ordinal
   uint64_t retry_ns = 30'000'000'000;  // when a device that had no room is asked again
 };
 
@@ -62,10 +62,10 @@ class HbmCopier {
     Fd fd;
   };
   struct News {
-    std::optional<Pool> pool;          // it was made
-    std::vector<HbmPage> copied;       // the batch is done
+    std::optional<Pool> pool;            // it was made
+    std::vector<HbmPage> copied;         // the batch is done
     std::optional<std::string> trouble;  // why there is no pool, or none any more
-    bool over = false;                 // for good
+    bool over = false;                   // for good
   };
   News take();
   // One batch at a time.

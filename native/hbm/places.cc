@@ -66,7 +66,8 @@ std::optional<uint32_t> HbmPlaces::close_one() {
   std::map<uint64_t, uint64_t> slabs;  // by size
   for (const Slab& own : slabs_)
     if (own.place_bytes != 0 && !own.closing) ++slabs[own.place_bytes];
-  const auto most = std::ranges::max_element(slabs, {}, [](const auto& each) { return each.second; });
+  const auto most =
+      std::ranges::max_element(slabs, {}, [](const auto& each) { return each.second; });
   if (most == slabs.end() || most->second < 2) return std::nullopt;
   std::optional<uint32_t> emptiest;
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {

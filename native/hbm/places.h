@@ -24,7 +24,8 @@ class HbmPlaces {
   // Slabs that are cut into places of this size.
   uint64_t slabs_of(uint64_t bytes) const;
   // For a size that has no slab: from the size that has the most, at least two, the slab with the
-  // fewest places taken, of those that of the highest places: pages that came late. Of it nothing is given out until it is nobody's. Nothing: no size has two.
+  // fewest places taken, of those that of the highest places: pages that came late. Of it nothing
+  // is given out until it is nobody's. Nothing: no size has two.
   std::optional<uint32_t> close_one();
   bool closing(uint64_t offset) const { return slabs_[slab_of(offset)].closing; }
   uint32_t slab_of(uint64_t offset) const { return static_cast<uint32_t>(offset / slab_bytes_); }

@@ -9,10 +9,10 @@ namespace kvw {
 
 // Why a copy left HBM, as metric labels.
 enum class HbmGone : uint32_t {
-  demoted,    // colder than what took its place
-  left_dram,  // its page left DRAM
-  rebalanced, // its slab went to another page size
-  damaged,    // a reader's digest was not the sealed one
+  demoted,     // colder than what took its place
+  left_dram,   // its page left DRAM
+  rebalanced,  // its slab went to another page size
+  damaged,     // a reader's digest was not the sealed one
   operator_,
   count
 };

@@ -257,8 +257,7 @@ struct Shared : World {
     CHECK_EQ(cuda.cuMemAddressFree(at, kBytes), kCudaSuccess);
   }
   void nothing_is_left() const {
-    for (const char* name : {"handles", "reserved_bytes", "mapped_bytes"})
-      CHECK_EQ(count(name), 0);
+    for (const char* name : {"handles", "reserved_bytes", "mapped_bytes"}) CHECK_EQ(count(name), 0);
   }
 };
 

@@ -256,7 +256,8 @@ TEST(place_is_not_given_out_again_while_a_device_may_read_it) {
 TEST(word_of_another_generation_names_no_place) {
   CHECK_EQ(hbm_offset(hbm_word(7, 3 * kBlockBytes), 7).value(), 3 * kBlockBytes);
   CHECK(!hbm_offset(hbm_word(7, 0), 8));
-  CHECK_EQ(hbm_offset(hbm_word((1ull << 32) + 7, 0), 7).value(), 0);  // the low half, as an entry has
+  CHECK_EQ(hbm_offset(hbm_word((1ull << 32) + 7, 0), 7).value(),
+           0);  // the low half, as an entry has
   CHECK(!hbm_offset(0, 0));
 }
 

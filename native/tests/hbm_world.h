@@ -1,4 +1,5 @@
-// A real daemon core with an HBM tier on the contract model's device, and clients that load from it.
+// A real daemon core with an HBM tier on the contract model's device, and clients that load from
+// it.
 #pragma once
 
 #include <chrono>
@@ -87,7 +88,8 @@ struct HbmRig {
   // Where a page's copy is, in the pool.
   uint64_t address(const TestPage& page) {
     return daemon.call([&](Warehouse& w) {
-      return w.hbm()->pool_address() + w.hbm()->offset_of(w.arena().index().find(page.key)->slot).value();
+      return w.hbm()->pool_address() +
+             w.hbm()->offset_of(w.arena().index().find(page.key)->slot).value();
     });
   }
   uint64_t evict(const char* tier) {

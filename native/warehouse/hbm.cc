@@ -12,7 +12,7 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kVictims = 64;    // dropped for one scan of the pins
+constexpr size_t kVictims = 64;     // dropped for one scan of the pins
 constexpr size_t kChain = 1 << 16;  // ancestors that are looked at for one page
 
 class KeepSome final : public Keep {
@@ -55,15 +55,14 @@ void HbmTier::wait(const std::string& reason) {
 
 void HbmTier::begin(HbmCopier::Pool pool) {
   const Slots& slots = warehouse_.arena_.slots();
-  const uint64_t slab =
-      HbmPlaces::slab_bytes_for(pool.bytes, warehouse_.arena_.slab_bytes());
+  const uint64_t slab = HbmPlaces::slab_bytes_for(pool.bytes, warehouse_.arena_.slab_bytes());
   if (pool.bytes < slab)
     return end("the HBM tier has " + std::to_string(pool.bytes) + " bytes, it needs " +
                std::to_string(slab) + ": use a larger --hbm");
   try {
-    table_ = std::make_unique<HbmTable>(
-        slots.slot_id(warehouse_.arena_.slab_count(), 0), warehouse_.options_.warehouse_id,
-        pool.bytes, pool.device.data());
+    table_ = std::make_unique<HbmTable>(slots.slot_id(warehouse_.arena_.slab_count(), 0),
+                                        warehouse_.options_.warehouse_id, pool.bytes,
+                                        pool.device.data());
   } catch (const Error& error) {
     return end(error.what());
   }
@@ -234,8 +233,8 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
     return slot == parent || copy == copies_.end() || !copy->second.published;
   });
   std::array<PageId, kVictims> residents;
-  const size_t found = policy_of(candidate.slot)
-                           .victims(std::span(residents).first(wish - coming), keep);
+  const size_t found =
+      policy_of(candidate.slot).victims(std::span(residents).first(wish - coming), keep);
   const uint64_t heat = warehouse_.heat(candidate);
   size_t dropped = 0;
   for (size_t i = 0; i < found; ++i) {
@@ -281,7 +280,8 @@ void HbmTier::land(const HbmPage& page) {
   // The core thread owns the words: what is LIVE now was not written to since the batch was made.
   const bool there =
       !copy.gone && word.state == SlotState::live && word.generation == page.generation;
-  const auto view = there ? warehouse_.catalog_.at(warehouse_.pool_.page_at(page.slot)) : std::nullopt;
+  const auto view =
+      there ? warehouse_.catalog_.at(warehouse_.pool_.page_at(page.slot)) : std::nullopt;
   if (view && page.same && may_serve(*view, copy)) {
     copy.published = true;
     ++published_;

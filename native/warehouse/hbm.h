@@ -1,6 +1,6 @@
-// The HBM tier: copies of the hottest pages of the DRAM tier in a pool of device memory, for clients
-// that load into the same device. A page is in HBM only while it is in its slot, so leaving HBM
-// means dropping a copy, a restart begins without any, and no file has a word of it.
+// The HBM tier: copies of the hottest pages of the DRAM tier in a pool of device memory, for
+// clients that load into the same device. A page is in HBM only while it is in its slot, so leaving
+// HBM means dropping a copy, a restart begins without any, and no file has a word of it.
 //
 // Belongs to the core thread, which copies nothing: a thread of its own does (hbm/copier.h).
 //

@@ -1,4 +1,4 @@
-"""The HBM tier by the public client against a real daemon, over the contract model of CUDA's driver.
+"""The HBM tier by the public client against a real daemon, over the contract model of the driver.
 It needs no GPU: tests/gpu runs the same suite over one.
 """
 
@@ -93,6 +93,7 @@ def test_daemon_without_hbm_asks_for_no_gpu(tmp_path: Path) -> None:
     with Serving(tmp_path, dram="16MiB") as serving, serving.connect() as client:
         assert hbm(client)["health"] == "off"
         assert not [
-            line for line in Path(f"/proc/{serving.pid}/maps").read_text().splitlines()
+            line
+            for line in Path(f"/proc/{serving.pid}/maps").read_text().splitlines()
             if "libcuda" in line
         ]

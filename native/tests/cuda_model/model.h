@@ -13,10 +13,10 @@
 //    freeing what a queued operation still uses, is refused or counted as a violation.
 //  - Kernels are the project's own source, compiled for the host.
 //  - Memory that is shared (cuMemCreate) is a file in memory, so that another process has it by its
-//    descriptor, also after its maker's death. Sizes that are no whole granules, mappings of what is
-//    not reserved or mapped already, parts of mappings, and foreign descriptors are refused; what
-//    is mapped is memory of the device only once access was set, and copies write where it was set
-//    for writing.
+//    descriptor, also after its maker's death. Sizes that are no whole granules, mappings of what
+//    is not reserved or mapped already, parts of mappings, and foreign descriptors are refused;
+//    what is mapped is memory of the device only once access was set, and copies write where it was
+//    set for writing.
 //
 // What it does not model: time, several devices' peer access, sticky errors of a lost context other
 // than by kvw_model_set("lost", 1).

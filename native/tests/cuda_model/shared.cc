@@ -19,8 +19,9 @@ using namespace gpu;  // NOLINT(google-build-using-namespace): the driver's numb
 
 namespace {
 
-constexpr uint64_t kWindowBytes = uint64_t{64} << 30;  // of addresses; memory is taken by files alone
-constexpr const char* kFileName = "kvw_cuda_model_";   // and the machine's number of the device
+constexpr uint64_t kWindowBytes = uint64_t{64}
+                                  << 30;  // of addresses; memory is taken by files alone
+constexpr const char* kFileName = "kvw_cuda_model_";  // and the machine's number of the device
 
 struct Allocation {
   int fd;
@@ -154,8 +155,8 @@ MODEL CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocatio
   return kCudaSuccess;
 }
 
-MODEL CUresult cuMemCreate(CUmemHandle* handle, size_t bytes,
-                           const CUmemAllocationProp* properties, unsigned long long flags) {
+MODEL CUresult cuMemCreate(CUmemHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                           unsigned long long flags) {
   if (settings().lost != 0) return kCudaIllegalAddress;
   if (const CUresult bad = bad_properties(*properties); bad != kCudaSuccess) return bad;
   if (flags != 0 || bytes == 0 || bytes % granule() != 0) return kCudaInvalidValue;
