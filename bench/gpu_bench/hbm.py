@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ def hbm(card: Card, folder: Path, work: Work) -> Outcome:
                 pages.make_hot()
                 sides = [
                     pages.load,
-                    lambda: timed(lambda: card.copy_within(memory, source)),
-                    lambda size=page_bytes, order=pages.order: timed(
-                        lambda: card.scatter_within(memory, source, size, order)
+                    partial(timed, partial(card.copy_within, memory, source)),
+                    partial(
+                        timed,
+                        partial(card.scatter_within, memory, source, page_bytes, pages.order),
                     ),
                 ]
                 samples.append(Sample(page_bytes, work.moved_bytes, *in_turns(work.rounds, sides)))

@@ -20,8 +20,6 @@ constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
 constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
 constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
-constexpr uint64_t kAskHbmNs =
-    1000 * kMillisecondNs;        // when a daemon without a pool is asked again
 constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
 
 }  // namespace
@@ -276,43 +274,6 @@ void Client::use_device(int ordinal, const std::string& image) {
   refuse_forked();
   view();  // refuses a closed client
   gpus_.add(ordinal, image);
-}
-
-std::shared_ptr<const HbmView> Client::hbm(const std::shared_ptr<gpu::Device>& device,
-                                           uint64_t deadline_ns) {
-  const uint64_t now = system_clock().boot_ns();
-  std::shared_ptr<const View> asked;
-  {
-    const std::lock_guard lock(state_mutex_);
-    if (!has_hbm_) return nullptr;
-    const auto known = hbm_.find(device->ordinal());
-    if (known != hbm_.end() && known->second.view != nullptr)
-      return known->second.view->serving() ? known->second.view : nullptr;
-    if (known != hbm_.end() && now < known->second.ask_again_ns) return nullptr;
-    hbm_[device->ordinal()] = {nullptr, now + kAskHbmNs};
-    asked = view_;
-  }
-  const uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
-  std::shared_ptr<const HbmView> found =
-      ask_hbm(device, now + std::clamp(left_ns / 4, kImpatientNs, kMostNs));
-  if (found != nullptr) {
-    const std::lock_guard lock(state_mutex_);
-    if (view_ == asked && has_hbm_) hbm_[device->ordinal()].view = found;
-  }
-  return found;
-}
-
-// One round trip, and a mapping. The pages are in DRAM as well, so trouble is no error here.
-std::shared_ptr<const HbmView> Client::ask_hbm(const std::shared_ptr<gpu::Device>& device,
-                                               uint64_t deadline_ns) {
-  try {
-    Writer message(MessageType::hbm, next_request());
-    const Connection::Reply reply = ask(message, MessageType::hbm_shared, deadline_ns);
-    if (reply.descriptors.size() != 2) return nullptr;
-    return HbmView::open(device, reply.descriptors[0], reply.descriptors[1]);
-  } catch (const Error&) {
-    return nullptr;
-  }
 }
 
 bool Client::connected() {

@@ -57,8 +57,8 @@ class TestModel(HbmSuite):
         ({}, {"KVW_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}, "failed", "install the driver"),
         ({"device": 5}, {}, "failed", "nvidia-smi -L"),
         ({"hbm": "1KiB"}, {}, "failed", "less than one"),
-        ({}, {"KVW_CUDA_MODEL_CREATE_LIMIT": "1048576"}, "waiting", "gpu_memory_utilization"),
-        ({}, {"KVW_CUDA_MODEL_SHARES": "0"}, "failed", "shares no memory"),
+        ({}, {"KVW_TEST_CUDA_CREATE_LIMIT": "1048576"}, "waiting", "gpu_memory_utilization"),
+        ({}, {"KVW_TEST_CUDA_SHARES": "0"}, "failed", "shares no memory"),
     ],
 )
 def test_daemon_serves_from_dram_where_there_is_no_pool_and_says_what_to_do(

@@ -165,7 +165,7 @@ void run_grid(Kernel kernel, unsigned blocks, unsigned threads,
 // Settings of the environment, read as the library is loaded.
 const bool g_environment_read = [] {
   for (const Number& each : setting_names()) {
-    std::string name = std::string("KVW_CUDA_MODEL_") + each.name;
+    std::string name = std::string("KVW_TEST_CUDA_") + each.name;
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
     if (const char* value = std::getenv(name.c_str()))
       *each.value = std::strtoull(value, nullptr, 0);
@@ -287,7 +287,7 @@ MODEL CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   }
 }
 
-// Of the machine's device, whatever its ordinal is in this process: KVW_CUDA_MODEL_FIRST shifts
+// Of the machine's device, whatever its ordinal is in this process: KVW_TEST_CUDA_FIRST shifts
 // ordinals as CUDA_VISIBLE_DEVICES does.
 MODEL CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   *uuid = {};

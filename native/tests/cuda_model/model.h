@@ -41,7 +41,7 @@ namespace kvw::cuda_model {
 using gpu::CUdeviceptr;
 using gpu::CUresult;
 
-// What tests set; kvw_model_set by name. Environment at load: KVW_CUDA_MODEL_<NAME>.
+// What tests set; kvw_model_set by name. Environment at load: KVW_TEST_CUDA_<NAME>.
 struct Settings {
   std::atomic<uint64_t> seed{1};
   std::atomic<uint64_t> pause_us{100};  // the longest before an operation or a part of one
