@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,14 +45,18 @@ class Sample:
     scatter_s: Sequence[float]
 
 
-def hbm(card: Card, folder: Path, work: Work) -> Outcome:
-    """Blocks for some minutes. Raises RuntimeError where pages did not come whole, or not from
-    HBM."""
+def hbm(
+    card: Card, folder: Path, work: Work, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    """environment: of the daemon, beside that of this process. Blocks for some minutes. Raises
+    RuntimeError where pages did not come whole, or not from HBM."""
     folder.mkdir(parents=True, exist_ok=True)
     memory, source = card.memory(work.moved_bytes), card.memory(work.moved_bytes)
     samples = []
     tiers = {"dram": str(4 * work.moved_bytes), "hbm": str(2 * work.moved_bytes)}
-    with Serving(folder, **tiers) as serving:
+    daemon = Serving(folder, **tiers)
+    daemon.environment.update(environment or {})
+    with daemon as serving:
         for page_bytes in work.page_sizes:
             with serving.connect(timeout_s=_PATIENCE_S) as client:
                 pages = _Pages(client, memory, page_bytes)

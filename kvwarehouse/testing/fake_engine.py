@@ -123,6 +123,8 @@ class FakeCore:
 
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
         self._check()
+        if tiers == "hbm":
+            raise UsageError("tiers is 'hbm', and this core has no HBM tier", code="bad_tiers")
         with self.lock:
             gone = [place for place in self.slots if ordinal in (-1, place[0])][:pages]
             for place in gone:

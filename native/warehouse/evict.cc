@@ -328,7 +328,11 @@ std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& fo
 std::vector<std::pair<Key, uint64_t>> Warehouse::evict(int ordinal, uint64_t pages,
                                                        std::string_view tiers, uint64_t& left) {
   if (tiers == "hbm") {
-    left = hbm_ ? hbm_->evict(ordinal, pages) : 0;
+    if (!hbm_)
+      throw Error(ErrorKind::usage, "bad_tiers",
+                  "tiers is 'hbm', and this daemon has no HBM tier (serve --hbm)");
+    apply_touches();
+    left = hbm_->evict(ordinal, pages);
     return {};
   }
   const bool dram = tiers == "dram" || tiers == "all";

@@ -15,7 +15,7 @@ from gpu_bench.cards import Memory
 from gpu_bench.pinned import Work, outcome_of, pinned
 from gpu_bench.wanted import DIGEST, FROM_GPU, HBM, TO_GPU
 from kvwarehouse.cli.bench.figures import Figure
-from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.cuda_model import ModelDevice, environment
 
 
 class ModelCard:
@@ -68,10 +68,11 @@ def test_pages_go_to_the_device_and_back_in_turns_with_large_copies(
 
 
 def test_pages_come_from_hbm_in_turns_with_copies_in_the_device(
-    card: ModelCard, tmp_path: Path
+    card: ModelCard, tmp_path: Path, cuda_driver: Path
 ) -> None:
     work = hbm.Work(2 << 20, (64 << 10, 256 << 10), rounds=2)
-    figures = {figure.name: figure for figure in hbm.hbm(card, tmp_path, work).figures}
+    given = environment(cuda_driver)
+    figures = {figure.name: figure for figure in hbm.hbm(card, tmp_path, work, given).figures}
     sizes = {f"HBM to the same GPU, pages of {size} KiB" for size in (64, 256)}
     assert set(figures) == {HBM, DIGEST, *sizes}
     assert all(figures[name].value > 0 for name in sizes)

@@ -156,7 +156,7 @@ def test_evicted_pages_stay_away_over_a_restart(tmp_path: Path) -> None:
     [
         (pb.EvictRequest(all=True), "bad_count"),
         (pb.EvictRequest(all=True, pages=10**6), "bad_count"),
-        (pb.EvictRequest(all=True, pages=1, tiers="tape"), "bad_tiers"),
+        (pb.EvictRequest(all=True, pages=1, tiers="hbm"), "bad_tiers"),
         (pb.EvictRequest(pages=1), "no_target"),
         (pb.EvictRequest(namespace_id=b"x", pages=1), "namespace_unknown"),
     ],
