@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,7 @@ def hbm(
             with serving.connect(timeout_s=_PATIENCE_S) as client:
                 pages = _Pages(client, memory, page_bytes)
                 pages.make_hot()
-                sides = [
+                sides: list[Callable[[], float]] = [
                     pages.load,
                     partial(timed, partial(card.copy_within, memory, source)),
                     partial(
