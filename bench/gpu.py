@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench_frame.frame import bench_parser, numbers, run
 from bench_frame.progress import Teller
+from gpu_bench import hbm as hbm_part
 from gpu_bench.cards import TorchCard
 from gpu_bench.nvme import nvme
 from gpu_bench.page import with_outcomes
@@ -53,6 +54,7 @@ def _measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     stored = _QUICK_BYTES if args.quick else _STORED_BYTES
     outcomes = [
         _pinned(args, machine, folder / "pinned"),
+        _hbm(args, machine, folder / "hbm"),
         nvme(machine, folder / "nvme", stored),
         _ttft(args, machine, folder / "ttft"),
     ]
@@ -77,6 +79,14 @@ def _pinned(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome
         return Outcome("pinned", why_not=machine.words()[0])
     work = Work(64 << 20, rounds=1) if args.quick else Work(rounds=args.rounds)
     return pinned(TorchCard(), folder, work)
+
+
+def _hbm(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:
+    if not machine.has_device:
+        return Outcome("hbm", why_not=machine.words()[0])
+    quick = hbm_part.Work(64 << 20, rounds=1)
+    work = quick if args.quick else hbm_part.Work(rounds=args.rounds)
+    return hbm_part.hbm(TorchCard(), folder, work)
 
 
 def _ttft(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:

@@ -113,6 +113,20 @@ class Config:
         "none: a bound that nobody chose would fill a shared disk or waste one's own",
         key="nvme_capacity",
     )
+    hbm_bytes: int = setting(
+        0,
+        settings.size,
+        "HBM tier: memory of a GPU that is taken at the start, for copies of the hottest pages. "
+        "0: none, and no GPU is touched.",
+        "an engine takes what its GPU has; what it leaves is a decision",
+        key="hbm",
+    )
+    device: int = setting(
+        0,
+        settings.count(0, 255),
+        "The GPU of the HBM tier, as CUDA counts them in the daemon's process.",
+        "goes with --hbm",
+    )
     index_pages: int = setting(
         0,
         settings.count(0, 1 << 30),

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-TIERS: Final = ("dram", "nvme")
+TIERS: Final = ("hbm", "dram", "nvme")
+"""What is in HBM is in DRAM too: pages of all tiers do not sum to the pages there are."""
 
 DROP_REASONS: Final = (
     "draining",
@@ -62,6 +63,10 @@ ADMISSION_REASONS: Final = (
 )
 """Why a sealed page was not written to NVMe."""
 
+HBM_LEFT_REASONS: Final = ("demoted", "left_dram", "rebalanced", "damaged", "operator", "other")
+"""Why a copy left HBM: names of HbmGone in native/hbm/status.h."""
+
+HBM_HEALTHS: Final = ("off", "starting", "ok", "waiting", "failed", "other")
 HEALTHS: Final = ("off", "ok", "read_only", "other")
 LEDGER_HEALTHS: Final = ("ok", "rebuilt", "in_memory", "other")
 STATES: Final = ("recovering", "serving", "draining", "stopped", "other")
@@ -197,6 +202,11 @@ METRICS: Final = (
         "Shards of pages loaded and verified.",
         _one("core.loads.pages_loaded"),
     ),
+    _counter(
+        "loaded_hbm_pages_total",
+        "Of them, those from copies in HBM.",
+        _one("core.loads.pages_from_hbm"),
+    ),
     _counter("loaded_bytes_total", "Bytes loaded and verified.", _one("core.loads.bytes_loaded")),
     _counter(
         "load_failed_pages_total",
@@ -238,6 +248,19 @@ METRICS: Final = (
             zombie="core.tiers.dram.zombie_slots",
         ),
     ),
+    _gauge(
+        "hbm_health",
+        "Health of the HBM tier; one is 1.",
+        _state("core.tiers.hbm.health", "health", HBM_HEALTHS),
+    ),
+    _gauge(
+        "hbm_leaving_places",
+        "Places of dropped copies that somebody may still read.",
+        _one("core.tiers.hbm.leaving_places"),
+    ),
+    _gauge("hbm_queued_pages", "Pages to be copied.", _one("core.tiers.hbm.queued_pages")),
+    _counter("hbm_promoted_pages_total", "Pages copied.", _one("core.tiers.hbm.pages_promoted")),
+    _counter("hbm_promoted_bytes_total", "Bytes copied.", _one("core.tiers.hbm.bytes_promoted")),
     _gauge(
         "nvme_health",
         "Health of the NVMe tier; one is 1.",
@@ -314,6 +337,11 @@ METRICS: Final = (
         lambda snapshot: [({}, _at(snapshot, "core.loads.failed").get("mismatch", 0))],
     ),
     _counter(
+        "hbm_mismatches_total",
+        "Copies that were not what was stored; their pages came from DRAM.",
+        _one("core.loads.hbm_mismatches"),
+    ),
+    _counter(
         "nvme_mismatches_total",
         "Records that were not what they should be.",
         _one("core.tiers.nvme.mismatches"),
@@ -322,6 +350,11 @@ METRICS: Final = (
         "quarantined_pages_total",
         "Pages taken out because of their bytes.",
         _one("core.quarantined"),
+    ),
+    _counter(
+        "hbm_left_pages_total",
+        "Copies that left HBM; their pages stayed in DRAM unless they left it.",
+        _reasons("core.tiers.hbm.left", HBM_LEFT_REASONS),
     ),
     _counter(
         "dram_left_pages_total",

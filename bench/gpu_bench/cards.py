@@ -39,6 +39,14 @@ class Card(Protocol):
         """All of it, in one copy; returns when it has ended."""
         ...
 
+    def copy_within(self, to: Memory, source: Memory) -> None:
+        """All of it, in one copy in the device; returns when it has ended."""
+        ...
+
+    def scatter_within(self, to: Memory, source: Memory, block_bytes: int, order: Any) -> None:
+        """Block i of `source` to block order[i] of `to`; returns when it has ended."""
+        ...
+
 
 class TorchCard:
     """The current device."""
@@ -60,4 +68,15 @@ class TorchCard:
     def copy(self, memory: Memory, pinned: Any, *, to_device: bool) -> None:
         source, target = (pinned, memory.owner) if to_device else (memory.owner, pinned)
         target.copy_(source, non_blocking=True)
+        self._torch.cuda.synchronize()
+
+    def copy_within(self, to: Memory, source: Memory) -> None:
+        to.owner.copy_(source.owner, non_blocking=True)
+        self._torch.cuda.synchronize()
+
+    def scatter_within(self, to: Memory, source: Memory, block_bytes: int, order: Any) -> None:
+        blocks = self._torch.from_numpy(order).cuda()
+        shape = (-1, block_bytes // 8)  # words: by bytes the copy would be slower than it can be
+        words = [each.owner.view(self._torch.int64).view(shape) for each in (to, source)]
+        words[0].index_copy_(0, blocks, words[1][: len(order)])
         self._torch.cuda.synchronize()

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tier",
-        choices=("dram", "nvme", "all"),
+        choices=("hbm", "dram", "nvme", "all"),
         default="dram",
-        help="Which tier they leave (default: dram).",
+        help="Which tier they leave (default: dram). Of hbm, copies leave and the pages stay.",
     )
     add_connection(parser)
     add_json(parser)

@@ -69,7 +69,7 @@ def _events(events: dict[str, Any]) -> str:
 
 
 def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
-    dram, nvme = core["tiers"]["dram"], core["tiers"]["nvme"]
+    hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
     health = nvme["health"] + (f": {nvme['reason']}" if nvme["reason"] else "")
     if nvme["queued_bytes"]:
         health += f", {format_size(nvme['queued_bytes'])} to write"
@@ -79,6 +79,13 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
         if dram[f"{state}_slots"]
     )
     return [
+        (
+            "hbm",
+            format_size(hbm["capacity_bytes"]),
+            format_size(hbm["used_bytes"]),
+            hbm["pages"],
+            hbm["health"] + (f": {hbm['reason']}" if hbm["reason"] else ""),
+        ),
         (
             "dram",
             format_size(dram["capacity_bytes"]),
@@ -98,7 +105,7 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
     lookups, loads, stores = core["lookups"], core["loads"], core["stores"]
-    dram, nvme = core["tiers"]["dram"], core["tiers"]["nvme"]
+    hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
     hits = lookups["pages_hit_dram"] + lookups["pages_hit_nvme"]
     asked = hits + lookups["pages_missed"]
     rate = f"{hits / asked:.1%} of {asked:,} looked up" if asked else ""
@@ -107,16 +114,22 @@ def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("hit on nvme", lookups["pages_hit_nvme"], ""),
         ("missed", lookups["pages_missed"], ""),
         ("loaded", loads["pages_loaded"], format_size(loads["bytes_loaded"])),
+        ("loaded from hbm", loads["pages_from_hbm"], _damaged(loads["hbm_mismatches"])),
         ("not loaded", sum(loads["failed"].values()), _reasons(loads["failed"])),
         ("stored", stores["pages_sealed"], format_size(stores["bytes_sealed"])),
         ("stored before", stores["already"], ""),
         ("not stored", sum(stores["dropped"].values()), _reasons(stores["dropped"])),
+        ("left hbm", sum(hbm["left"].values()), _reasons(hbm["left"])),
         ("left dram", sum(dram["left"].values()), _reasons(dram["left"])),
         ("left nvme", sum(nvme["left"].values()), _reasons(nvme["left"])),
         ("not written to nvme", sum(nvme["not_admitted"].values()), _reasons(nvme["not_admitted"])),
         ("quarantined", core["quarantined"], ""),
         ("orphans", core["orphan_pages"], ""),
     ]
+
+
+def _damaged(copies: int) -> str:
+    return f"{copies:,} damaged copies, read from dram" if copies else ""
 
 
 def _reasons(counts: dict[str, int]) -> str:

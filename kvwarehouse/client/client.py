@@ -92,7 +92,7 @@ class Client:
 
     def evict(self, space: Namespace | None, pages: int, tiers: str = "dram") -> int:
         """Takes the coldest `pages` pages (at most 100,000) of `space` (None: of all) out of
-        "dram", "nvme" or "all" tiers. Returns how many were."""
+        "dram", "nvme" or "all" tiers; of "hbm", copies alone leave. Returns how many were."""
         return self._channel.ask(admin.evict(space, pages, tiers))
 
     def drain(self, timeout_s: float = 30.0) -> FlushResult:

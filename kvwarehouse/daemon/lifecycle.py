@@ -138,6 +138,8 @@ class Daemon:
         options.nvme_dir = config.nvme_dir
         options.nvme_capacity_bytes = config.nvme_capacity_bytes
         options.nvme_segment_bytes = config.nvme_segment_bytes
+        options.hbm_bytes = config.hbm_bytes
+        options.hbm_device = config.device
         options.index_pages = config.index_pages
         options.warehouse_id = who.warehouse_id
         options.secret = who.secret

@@ -26,7 +26,7 @@ ALL: Final = -1
 _NOWHERE: Final = (1 << 16) - 1
 """The ordinal of a namespace that the core does not have (its pages no longer fit): no pages."""
 
-TIER_CHOICES: Final = ("dram", "nvme", "all")
+TIER_CHOICES: Final = ("hbm", "dram", "nvme", "all")
 
 _CHECK_PAGES: Final = 16
 """Pages verified at a time, those in DRAM on the core's thread, which stores wait for: 32 MiB of
@@ -164,8 +164,8 @@ class Warehouse:
         return [] if known is None else [known]
 
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, int]:
-        """Takes the coldest pages of a namespace (ALL: of any) out of "dram", "nvme" or "all":
-        (pages evicted, pages of them that left NVMe)."""
+        """Takes the coldest pages of a namespace (ALL: of any) out of "dram", "nvme" or "all",
+        or their copies out of "hbm": (pages evicted, pages of them that left NVMe)."""
         if tiers not in TIER_CHOICES:
             raise UsageError(
                 f"tiers {tiers!r} is none of {', '.join(TIER_CHOICES)}", code="bad_tiers"

@@ -60,6 +60,8 @@ class CoreOptions:
     nvme_capacity_bytes: int
     nvme_segment_bytes: int  # 0: chosen from the capacity
     index_pages: int  # 0: chosen from the capacities
+    hbm_bytes: int  # 0: no HBM tier
+    hbm_device: int  # its ordinal
     warehouse_id: bytes  # 16
     secret: bytes  # SECRET_BYTES
     epoch: int  # the ledger's clear epoch
@@ -99,7 +101,8 @@ class Core:
         """Removes what was reserved before `epoch` from all tiers. Returns how many pages."""
     def raise_epoch(self, epoch: int) -> None: ...
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
-        """Takes the coldest pages of a namespace (-1: of all) out of "dram", "nvme" or "all".
+        """Takes the coldest pages of a namespace (-1: of all) out of "hbm", "dram", "nvme" or
+        "all" ("hbm": its copies alone, the pages stay).
         Returns how many left, and (key, log position) of those that left NVMe, for tombstones."""
     def flush(self, timeout_s: float) -> dict[str, int]:
         """Waits until what was sealed before is on stable media: {"flushed", "not_admitted",

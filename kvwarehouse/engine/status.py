@@ -7,6 +7,21 @@ the daemon's start. One call is one snapshot: sums hold within it.
 from typing import TypedDict
 
 
+class HbmStatus(TypedDict):
+    """Copies of pages of the DRAM tier in the memory of a GPU. All zero without the tier."""
+
+    health: str  # "off", "starting", "ok", "waiting" (for room on the device), "failed"
+    reason: str  # why it waits or failed, and what to do
+    capacity_bytes: int
+    used_bytes: int
+    pages: int
+    leaving_places: int  # dropped while somebody may still read them
+    queued_pages: int  # to be copied
+    pages_promoted: int
+    bytes_promoted: int
+    left: dict[str, int]  # copies by reason: names of native HbmGone
+
+
 class DramStatus(TypedDict):
     health: str  # "ok", "populating", or why it cannot grow
     capacity_bytes: int
@@ -58,6 +73,7 @@ class NvmeStatus(TypedDict):
 
 
 class TiersStatus(TypedDict):
+    hbm: HbmStatus
     dram: DramStatus
     nvme: NvmeStatus
 
@@ -76,6 +92,8 @@ class LoadsStatus(TypedDict):
 
     calls: int
     pages_loaded: int
+    pages_from_hbm: int  # of them
+    hbm_mismatches: int  # copies in HBM that were not what was stored; the pages came from DRAM
     bytes_loaded: int
     failed: dict[str, int]  # by reason: "stale", "mismatch", "timeout"
 

@@ -12,6 +12,9 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 
+# CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_...
+_SHARING = (102, 103)
+
 
 class DriverError(RuntimeError):
     """A call of the driver failed; says which, and the driver's number."""
@@ -44,6 +47,15 @@ class Driver:
             self.call("cuDeviceGetName", text, len(text), self._device(number))
             names.append(text.value.decode(errors="replace"))
         return names
+
+    def shares_memory(self, number: int) -> bool:
+        """Whether the device's memory can be mapped by other processes by a file descriptor."""
+        value = ctypes.c_int()
+        for attribute in _SHARING:
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device(number))
+            if not value.value:
+                return False
+        return True
 
     def use(self, number: int) -> None:
         """Makes the device's primary context this thread's."""

@@ -19,6 +19,8 @@ class Machine:
     """Version that the driver speaks; empty: there is no driver."""
     driver_error: str = ""
     devices: Sequence[str] = ()
+    shares: Sequence[bool] = ()
+    """Of each device: whether a daemon can keep pages in its memory and hand it to engines."""
     kvikio: str = ""
     kvikio_error: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +45,16 @@ class Machine:
             return f"no CUDA driver ({self.driver_error or self.problem or 'not found'}): no GPU"
         if not self.devices:
             return f"CUDA driver {self.cuda}, and no device"
-        return f"CUDA driver {self.cuda}, {len(self.devices)} device(s): {', '.join(self.devices)}"
+        there = f"CUDA driver {self.cuda}, {len(self.devices)} device(s): {', '.join(self.devices)}"
+        return there + self._hbm_words()
+
+    def _hbm_words(self) -> str:
+        if not self.shares:
+            return ""
+        able = [str(number) for number, shares in enumerate(self.shares) if shares]
+        if not able:
+            return "; no HBM tier: no device shares memory by file descriptors (cuMem)"
+        return f"; an HBM tier can be had (serve --hbm SIZE --device {'|'.join(able)})"
 
     def _kvikio_words(self) -> str:
         if not self.kvikio:

@@ -18,7 +18,8 @@ _TRIED_BYTES = 1 << 20
 
 def _driver() -> dict[str, Any]:
     driver = Driver()
-    return {"cuda": driver.version(), "devices": driver.devices()}
+    found = {"cuda": driver.version(), "devices": driver.devices()}
+    return found | {"shares": [driver.shares_memory(n) for n in range(len(found["devices"]))]}
 
 
 def _packages() -> dict[str, Any]:

@@ -61,6 +61,13 @@ class ModelArray:
 class ModelDevice:
     """Device 0, and an engine's stream on it."""
 
+    of_another_process = (
+        "from pathlib import Path\n"
+        "from kvwarehouse.testing.cuda_model import ModelDevice\n"
+        "device = ModelDevice(Path(os.environ['KVW_CUDA_DRIVER']).parent)"
+    )
+    """What another process, which has the same environment, makes its device by."""
+
     def __init__(self, folder: Path) -> None:
         self._cuda = ctypes.CDLL(str(folder / _NAME))
         self._cuda.kvw_model_count.restype = ctypes.c_uint64

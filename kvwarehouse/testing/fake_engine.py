@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse.engine.status import NvmeStatus
+from kvwarehouse.engine.status import HbmStatus, NvmeStatus
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 
 SLAB_BYTES = 64 << 20
@@ -123,6 +123,8 @@ class FakeCore:
 
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
         self._check()
+        if tiers == "hbm":
+            raise UsageError("tiers is 'hbm', and this core has no HBM tier", code="bad_tiers")
         with self.lock:
             gone = [place for place in self.slots if ordinal in (-1, place[0])][:pages]
             for place in gone:
@@ -184,7 +186,7 @@ class FakeCore:
             "incarnation": 1,
             "uptime_s": 1.5,
             "draining": self.draining,
-            "tiers": {"dram": _dram(self.options, pages), "nvme": _nvme()},
+            "tiers": {"hbm": _hbm(), "dram": _dram(self.options, pages), "nvme": _nvme()},
             "lookups": {
                 "calls": 1,
                 "pages_hit_dram": self.counts["hit"],
@@ -194,6 +196,8 @@ class FakeCore:
             "loads": {
                 "calls": 0,
                 "pages_loaded": self.counts["loaded"],
+                "pages_from_hbm": 0,
+                "hbm_mismatches": 0,
                 "bytes_loaded": 0,
                 "failed": {"mismatch": 0, "of a newer core": 2},
             },
@@ -233,6 +237,11 @@ def _dram(options: FakeOptions, pages: int) -> dict[str, Any]:
         "left": {},
         **dict.fromkeys(figures, 0),
     }
+
+
+def _hbm() -> dict[str, Any]:
+    texts: dict[str, Any] = {"health": "off", "reason": "", "left": {}}
+    return {**dict.fromkeys(HbmStatus.__annotations__, 0), **texts}
 
 
 def _nvme() -> dict[str, Any]:

@@ -19,7 +19,8 @@ struct CoreOptions {
   std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto";
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
   nb::bytes warehouse_id{"", 0}, secret{"", 0};
-  uint64_t epoch = 0, write_queue_bytes = 0;
+  uint64_t epoch = 0, write_queue_bytes = 0, hbm_bytes = 0;
+  int hbm_device = 0;
   bool ledger_lost = false, inspect = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
 
@@ -44,6 +45,8 @@ struct CoreOptions {
     made.flush_interval_ns = static_cast<uint64_t>(flush_interval_s * 1e9);
     made.nvme_retry_ns = static_cast<uint64_t>(nvme_retry_s * 1e9);
     made.write_queue_bytes = write_queue_bytes;
+    made.hbm.bytes = hbm_bytes;
+    made.hbm.device = hbm_device;
     return made;
   }
 };
@@ -204,6 +207,8 @@ void bind_core(nb::module_& m) {
       .def_rw("nvme_capacity_bytes", &CoreOptions::nvme_capacity_bytes)
       .def_rw("nvme_segment_bytes", &CoreOptions::nvme_segment_bytes)
       .def_rw("index_pages", &CoreOptions::index_pages)
+      .def_rw("hbm_bytes", &CoreOptions::hbm_bytes)
+      .def_rw("hbm_device", &CoreOptions::hbm_device)
       .def_rw("warehouse_id", &CoreOptions::warehouse_id)
       .def_rw("secret", &CoreOptions::secret)
       .def_rw("epoch", &CoreOptions::epoch)

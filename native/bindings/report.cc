@@ -16,6 +16,22 @@ nb::dict counts_of(const std::map<std::string, uint64_t>& counts) {
   return made;
 }
 
+nb::dict hbm_of(const HbmStatus& status) {
+  nb::dict made, left;
+  for (size_t i = 0; i < status.left.size(); ++i) left[hbm_gone_name(HbmGone(i))] = status.left[i];
+  made["health"] = status.health;
+  made["reason"] = status.reason;
+  made["capacity_bytes"] = status.capacity_bytes;
+  made["used_bytes"] = status.used_bytes;
+  made["pages"] = status.pages;
+  made["leaving_places"] = status.leaving;
+  made["queued_pages"] = status.queued;
+  made["pages_promoted"] = status.pages_promoted;
+  made["bytes_promoted"] = status.bytes_promoted;
+  made["left"] = left;
+  return made;
+}
+
 nb::dict dram_of(const WarehouseStatus& status) {
   nb::dict made;
   made["health"] = status.dram_health;
@@ -90,6 +106,8 @@ nb::dict loads_of(const WarehouseStatus& status) {
   failed["timeout"] = counter(status, Counter::load_timeout);
   made["calls"] = counter(status, Counter::loads);
   made["pages_loaded"] = counter(status, Counter::pages_loaded);
+  made["hbm_mismatches"] = counter(status, Counter::load_mismatch_hbm);
+  made["pages_from_hbm"] = counter(status, Counter::pages_loaded_hbm);
   made["bytes_loaded"] = counter(status, Counter::bytes_loaded);
   made["failed"] = failed;
   return made;
@@ -162,6 +180,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   made["incarnation"] = status.incarnation;
   made["uptime_s"] = static_cast<double>(status.uptime_ns) / 1e9;
   made["draining"] = status.draining;
+  tiers["hbm"] = hbm_of(status.hbm);
   tiers["dram"] = dram_of(status);
   tiers["nvme"] = nvme_of(status);
   made["tiers"] = tiers;
@@ -189,6 +208,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
 nb::dict dict_of(const PageInfo& page) {
   nb::dict made;
   nb::list tiers;
+  if (page.hbm) tiers.append("hbm");
   if (page.dram) tiers.append("dram");
   if (page.nvme) tiers.append("nvme");
   made["id"] = page.page;

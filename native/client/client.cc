@@ -44,6 +44,13 @@ Client::~Client() = default;
 void Client::close() {
   if (forks_ != fork_count()) return;  // the parent's; nothing of it is the child's to close
   gpus_.close();
+  std::map<int, HbmAnswer> hbm;
+  {
+    const std::lock_guard lock(state_mutex_);
+    hbm.swap(hbm_);
+    has_hbm_ = false;
+  }
+  hbm.clear();
   const std::scoped_lock lock(socket_mutex_, state_mutex_);
   closed_ = true;
   connection_.close();
@@ -110,6 +117,7 @@ void Client::reconnect(uint64_t deadline_ns) {
         std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
                                      std::move(fds[3]), !options_.read_only);
     std::vector<SlotRef> idle;
+    std::map<int, HbmAnswer> hbm;  // the old daemon's, let go outside the lock
     {
       const std::lock_guard state(state_mutex_);
       if (fds.size() == 5) {
@@ -118,6 +126,8 @@ void Client::reconnect(uint64_t deadline_ns) {
       }
       view_ = std::move(view);
       locates_ = (reply.head().flags & kWelcomeLocates) != 0;
+      has_hbm_ = (reply.head().flags & kWelcomeHbm) != 0;
+      hbm.swap(hbm_);
       folder_.reset();  // a new daemon may have another one
       // What this session was granted and no thread of it is writing, it never will.
       for (uint32_t i = 0; i < reply.head().first; ++i)

@@ -183,6 +183,12 @@ class Client {
     uint64_t segments_held = 0;  // that a session may hold at a time
   };
   std::shared_ptr<const SegmentFolder> folder(uint64_t deadline_ns);
+  // The daemon's copies in the memory of a device. Null: it has none there, or does not say so in a
+  // moment; asked again a little later then.
+  std::shared_ptr<const HbmView> hbm(const std::shared_ptr<gpu::Device>& device,
+                                     uint64_t deadline_ns);
+  std::shared_ptr<const HbmView> ask_hbm(const std::shared_ptr<gpu::Device>& device,
+                                         uint64_t deadline_ns);
 
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
   LoadReport load_to_host(const Open& call, Prompt& prompt, size_t first, const Regions& regions,
@@ -237,6 +243,13 @@ class Client {
   bool closed_ = false;
   bool locates_ = false;  // the daemon hands out extents
   std::shared_ptr<const SegmentFolder> folder_;
+  // By device, null where it has no copies; what the daemon of the current connection said.
+  struct HbmAnswer {
+    std::shared_ptr<const HbmView> view;
+    uint64_t ask_again_ns;
+  };
+  bool has_hbm_ = false;  // the daemon has an HBM tier
+  std::map<int, HbmAnswer> hbm_;
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
   Gpus gpus_;

@@ -21,7 +21,9 @@ DeviceLoad::DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt,
       good_(first),
       loader_(client, call, prompt, deadline_ns),
       gpu_(client.gpus_.use(regions.device()->ordinal, call.view)),
-      mover_(gpu_.device->borrow(deadline_ns)) {}
+      mover_(gpu_.device->borrow(deadline_ns)) {
+  gpu_.hbm = client.hbm(gpu_.device, deadline_ns);
+}
 
 DeviceLoad::~DeviceLoad() {
   bool all = true;
@@ -57,8 +59,9 @@ LoadReport DeviceLoad::run() {
 bool DeviceLoad::launch() {
   gpu::Batch& batch = mover_->batch(launched_);
   batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, *gpu_.arena);
-  const size_t end = std::min(end_, next_ + batch.room());
-  Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, UINT64_MAX, why_), {}};
+  // Pages that are on the device need no room beside it, so that many of them fit.
+  const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(batch.device_room())));
+  Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, UINT64_MAX, why_), {}, {}};
   const size_t held = flight.held.size();
   const bool whole = fill(flight);
   if (!whole || (next_ + held < end && why_ == Reason::none)) {
@@ -77,6 +80,17 @@ bool DeviceLoad::launch() {
   return true;
 }
 
+// How many pages from `next_` on seem to be in HBM, one after the other.
+size_t DeviceLoad::in_hbm(size_t most) const {
+  size_t pages = 0;
+  if (gpu_.hbm == nullptr || !trust_hbm_) return 0;
+  for (; pages < most && next_ + pages < end_; ++pages) {
+    const auto entry = call_.view->index().find(prompt_.key(next_ + pages));
+    if (!entry || !entry->in_dram() || !gpu_.hbm->hints(entry->slot, entry->generation)) break;
+  }
+  return pages;
+}
+
 // Adds the pages that are held, and lets go of those that do not fit. False: one is another page.
 bool DeviceLoad::fill(Flight& flight) {
   std::vector<Piece> pieces;
@@ -90,8 +104,15 @@ bool DeviceLoad::fill(Flight& flight) {
     same = found.has_value();
     if (!same) break;
     regions_.pieces(page - first_, pieces);
-    if (!flight.batch->add(pieces, found->payload)) break;
+    const auto copy = gpu_.hbm != nullptr && trust_hbm_
+                          ? gpu_.hbm->find(entry.slot, entry.generation)
+                          : std::nullopt;
+    const bool fits = copy ? flight.batch->add_from_device(
+                                 pieces, *copy + shard_ * call_.row.shape.shard_stride())
+                           : flight.batch->add(pieces, found->payload);
+    if (!fits) break;
     flight.digests.push_back(found->digest);
+    flight.from_hbm.push_back(copy.has_value());
   }
   std::vector<Client::Held> rest(flight.held.begin() + static_cast<ptrdiff_t>(added),
                                  flight.held.end());
@@ -103,20 +124,33 @@ bool DeviceLoad::fill(Flight& flight) {
 void DeviceLoad::land() {
   Flight& flight = flights_.front();
   flight.batch->finish();
-  const gpu::Batch& batch = *flight.batch;
   for (size_t i = 0; i < flight.held.size(); ++i) {
     const EntryView entry = flight.held[i].entry;
-    if (batch.digest(i, prompt_.key(good_), shard_) != flight.digests[i]) {
+    if (!verified(flight, i)) {
+      const bool copy = flight.from_hbm[i];
       drain();
       client_.report_mismatch(entry, *call_.view, shard_);
-      return failed(Reason::mismatch);
+      return copy ? doubted() : failed(Reason::mismatch);
     }
     call_.session->touch(entry);
+    if (flight.from_hbm[i]) call_.session->count(Counter::pages_loaded_hbm);
     ++good_;
     stale_ = 0;
   }
   drop(flight.held);
   flights_.pop_front();
+}
+
+bool DeviceLoad::verified(const Flight& flight, size_t number) {
+  return flight.batch->digest(number, prompt_.key(good_), shard_) == flight.digests[number];
+}
+
+// What is in DRAM was not looked at yet.
+void DeviceLoad::doubted() {
+  call_.session->count(Counter::load_mismatch_hbm);
+  trust_hbm_ = false;
+  next_ = good_;
+  why_ = Reason::none;
 }
 
 // Another copy may exist on NVMe: the index says so after the report.

@@ -3,7 +3,9 @@
 // time.
 //
 // A pin is dropped when the device has finished with its page; where nobody can tell, it is held
-// for as long as the process lives. Belongs to one call.
+// for as long as the process lives. A page with a copy in the device's own memory is moved from
+// there, under the pin on its slot; where that copy turns out to be damaged, from DRAM. Belongs to
+// one call.
 #pragma once
 
 #include <deque>
@@ -32,13 +34,17 @@ class DeviceLoad {
     size_t first;  // page
     std::vector<Client::Held> held;
     std::vector<uint64_t> digests;  // as sealed
+    std::vector<bool> from_hbm;
   };
 
   bool launch();
   bool fill(Flight& flight);
+  size_t in_hbm(size_t most) const;
+  bool verified(const Flight& flight, size_t number);
   void land();
   void drain();
   void failed(Reason reason);
+  void doubted();
   void drop(std::vector<Client::Held>& held);
 
   Client& client_;
@@ -54,6 +60,7 @@ class DeviceLoad {
   gpu::Device::Borrowed mover_;
   size_t launched_ = 0;  // batches
   std::deque<Flight> flights_;
+  bool trust_hbm_ = true;      // a copy of it was damaged: not again in this call
   Reason why_ = Reason::none;  // why `next_` will not come
   int stale_ = 0;
 };

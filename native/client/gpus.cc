@@ -59,7 +59,7 @@ Gpus::Use Gpus::use(int ordinal, const std::shared_ptr<const View>& view) {
     old = std::exchange(arena_, std::make_shared<gpu::Registration>(found->second, arena_of(view)));
     view_ = view;
   }
-  return {found->second, arena_};
+  return {found->second, arena_, nullptr};
 }
 
 RegistrationReport Gpus::report() {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "client/hbm.h"
 #include "client/session.h"
 #include "client/view.h"
 #include "gpu/device.h"
@@ -27,6 +28,7 @@ class Gpus {
   struct Use {
     std::shared_ptr<gpu::Device> device;
     std::shared_ptr<const gpu::Registration> arena;
+    std::shared_ptr<const HbmView> hbm;  // null: nothing is in HBM for this device
   };
 
   // Keeps what the device may still read or write, and the session that holds its slots, for as

@@ -29,9 +29,11 @@ enum class MessageType : uint16_t {
   promoting = 8,
   report = 9,  // a page whose bytes are not what its header says
   reported = 10,
-  refused = 11,  // instead of any reply: code and text
-  locate = 12,   // where the NVMe tier's segments are, for who reads pinned extents by itself
-  located = 13,  // with a descriptor: their directory
+  refused = 11,     // instead of any reply: code and text
+  locate = 12,      // where the NVMe tier's segments are, for who reads pinned extents by itself
+  located = 13,     // with a descriptor: their directory
+  hbm = 14,         // the copies in HBM, for who loads into the memory of a device
+  hbm_shared = 15,  // with descriptors: their table, and the pool of device memory
 };
 
 struct MessageHead {
@@ -51,6 +53,7 @@ inline constexpr uint32_t kHelloReadOnly =
 // In the flags of a welcome: this daemon has an NVMe tier and answers `locate`. An older daemon
 // hangs up on a message that it does not know, so nobody asks without it.
 inline constexpr uint32_t kWelcomeLocates = 1;
+inline constexpr uint32_t kWelcomeHbm = 2;  // likewise: it has an HBM tier and answers `hbm`
 // A welcome lists at most so many unsettled slots; after settling them the client says hello again.
 inline constexpr uint32_t kUnsettledPerWelcome = 4096;
 
@@ -159,6 +162,12 @@ struct Report {
 // paths (O_PATH).
 struct Located {
   uint64_t segments_held;  // that a session may hold at a time
+};
+
+// hbm: nothing. hbm_shared: one HbmShared, and the descriptors of the table (hbm/table.h) and of
+// the pool, as the driver exports it. Refused with "hbm_not_ready" while there is no pool.
+struct HbmShared {
+  uint64_t pool_bytes;
 };
 
 // refused: text "kind\0code\0message".

@@ -104,7 +104,7 @@ std::vector<std::byte> message_of(Input& input, const Chain& good) {
   std::vector<std::byte> message(sizeof(MessageHead) + raw.size());
   if (!raw.empty()) std::memcpy(message.data() + sizeof(MessageHead), raw.data(), raw.size());
   auto* head = new (message.data()) MessageHead{};
-  head->type = static_cast<MessageType>(input.number<uint8_t>() % 13);
+  head->type = static_cast<MessageType>(input.number<uint8_t>() % 16);
   head->request = 9;
   head->first = input.number<uint8_t>();
   head->second = input.number<uint8_t>();

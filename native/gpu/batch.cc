@@ -41,18 +41,34 @@ void Batch::begin(Way way, uint64_t page_bytes, const Registration& arena) {
   places_.clear();
   work_.clear();
   pieces_.clear();
+  host_pages_ = 0;
 }
 
 size_t Batch::room() const {
   const size_t fit = std::min<size_t>(kPages, std::max<size_t>(1, kBytes / stride()));
-  return fit - work_.size();
+  return std::min(fit - std::min(fit, host_pages_), kPages - work_.size());
+}
+
+size_t Batch::device_room() const {
+  const size_t fit = std::min<size_t>(kPages, std::max<size_t>(1, kDeviceBytes / stride()));
+  return fit - std::min(fit, work_.size());
 }
 
 bool Batch::add(std::span<const Piece> pieces, std::byte* host) {
+  if (room() == 0) return false;
+  if (!add(pieces, {host, true, arena_->covers(host, page_bytes_), host_pages_}, 0)) return false;
+  ++host_pages_;
+  return true;
+}
+
+bool Batch::add_from_device(std::span<const Piece> pieces, uint64_t address) {
+  return device_room() != 0 && add(pieces, {nullptr, false, true, 0}, address);
+}
+
+bool Batch::add(std::span<const Piece> pieces, Page page, uint64_t staged) {
   const bool first = work_.empty();
-  if (room() == 0 || (!first && pieces_.size() + pieces.size() > kPieces)) return false;
-  Page page{host, true, arena_->covers(host, page_bytes_)};
-  PageWork work{0, pieces_.size(), 0};
+  if (!first && pieces_.size() + pieces.size() > kPieces) return false;
+  PageWork work{staged, pieces_.size(), 0};
   uint64_t offset = 0;
   for (const Piece& piece : pieces) {
     if (piece.bytes == 0) continue;
@@ -71,10 +87,12 @@ bool Batch::add(std::span<const Piece> pieces, std::byte* host) {
 void Batch::prepare() {
   const auto any = [this](auto is) { return std::ranges::any_of(places_, is); };
   const size_t pages = work_.size();
-  if (any([](const Page& page) { return !page.direct; })) staging_.need(pages * stride());
-  if (any([](const Page& page) { return !page.pinned; })) bounce_.need(pages * stride());
+  const auto staged = [](const Page& page) { return page.host != nullptr && !page.direct; };
+  if (any(staged)) staging_.need(host_pages_ * stride());
+  if (any([](const Page& page) { return !page.pinned; })) bounce_.need(host_pages_ * stride());
   for (size_t page = 0; page < pages; ++page)
-    if (!places_[page].direct) work_[page].staged = staging_.address() + page * stride();
+    if (staged(places_[page]))
+      work_[page].staged = staging_.address() + places_[page].place * stride();
   pieces_at_ = pages * sizeof(PageWork);
   leaves_at_ = pieces_at_ + pieces_.size() * sizeof(PagePiece);
   tables_.need(leaves_at_ + pages * leaves_each() * sizeof(uint64_t));
@@ -115,6 +133,7 @@ void Batch::copy(std::byte* host, uint64_t device, size_t bytes) {
 }
 
 void Batch::copy_page(size_t page) {
+  if (places_[page].host == nullptr) return;
   std::byte* host = places_[page].pinned ? places_[page].host : bounce(page);
   if (way_ == Way::to_device && !places_[page].pinned)
     copy_streaming(host, places_[page].host, page_bytes_);

@@ -31,7 +31,8 @@ enum class Way { to_device, to_host };
 
 class Batch {
  public:
-  static constexpr size_t kBytes = 16u << 20;  // of pages at most, unless it is one page
+  static constexpr size_t kBytes = 16u << 20;  // of host pages at most, unless it is one page
+  static constexpr size_t kDeviceBytes = 256u << 20;  // of pages that are on the device, likewise
   static constexpr size_t kPages = 1024;
   static constexpr size_t kPieces = 64 << 10;  // at most, unless it is one page
   // From here on a copy of its own costs less than the device's memory twice over. An estimate: a
@@ -46,11 +47,15 @@ class Batch {
   // `arena`: the registration of the host memory that pages are added from; it must outlive the
   // batch's work. page_bytes of every page.
   void begin(Way way, uint64_t page_bytes, const Registration& arena);
-  // How many pages fit at most, whatever their pieces.
+  // How many pages fit at most, whatever their pieces: of the host's, and of the device's.
   size_t room() const;
+  size_t device_room() const;
   // The page's pieces in device memory, and its bytes in the arena. False, and nothing added: it
   // does not fit, start the batch first.
   bool add(std::span<const Piece> pieces, std::byte* host);
+  // Likewise of a page that lies at `address` in the device's memory, one run, 8-byte aligned: the
+  // kernel alone moves it. To the device only.
+  bool add_from_device(std::span<const Piece> pieces, uint64_t address);
   size_t pages() const { return work_.size(); }
 
   // Queues it all. Throws Error as Driver::check: part of it may be under way then.
@@ -66,18 +71,22 @@ class Batch {
 
  private:
   struct Page {
-    std::byte* host;
+    std::byte* host;  // null: it is on the device already
     bool direct, pinned;
+    size_t place;  // among the host's pages
   };
 
   size_t leaves_each() const { return (page_bytes_ + kBlockBytes - 1) / kBlockBytes; }
   uint64_t stride() const;
+  bool add(std::span<const Piece> pieces, Page page, uint64_t staged);
   void prepare();
   void upload();
   void launch();
   void copy_page(size_t page);
   void copy(std::byte* host, uint64_t device, size_t bytes);
-  std::byte* bounce(size_t page) const { return bounce_.as<std::byte>() + page * stride(); }
+  std::byte* bounce(size_t page) const {
+    return bounce_.as<std::byte>() + places_[page].place * stride();
+  }
 
   const Device& device_;
   CUstream stream_;
@@ -88,6 +97,7 @@ class Batch {
   std::vector<Page> places_;
   std::vector<PageWork> work_;
   std::vector<PagePiece> pieces_;
+  size_t host_pages_ = 0;
   bool under_way_ = false;
   bool unknown_ = false;  // under way, and no event tells until when
   Memory<true> staging_, tables_;

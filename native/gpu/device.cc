@@ -56,7 +56,7 @@ Device::Device(int ordinal, const std::string& image)
       supported != 0;
   cuda_.check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
-    load_kernels(image);
+    if (!image.empty()) load_kernels(image);
   } catch (...) {
     cuda_.cuDevicePrimaryCtxRelease(device_);
     throw;
@@ -84,9 +84,15 @@ Device::~Device() {
   idle_.clear();
   {
     const Current current(*this, std::nothrow);
-    cuda_.cuModuleUnload(module_);
+    if (module_ != nullptr) cuda_.cuModuleUnload(module_);
   }
   cuda_.cuDevicePrimaryCtxRelease(device_);
+}
+
+CUuuid Device::uuid() const {
+  CUuuid found{};
+  cuda_.check(cuda_.cuDeviceGetUuid(&found, device_), "cuDeviceGetUuid");
+  return found;
 }
 
 bool Device::forked() const { return forks_ != fork_count(); }

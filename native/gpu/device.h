@@ -29,7 +29,8 @@ int device_of(uint64_t address);
 class Device {
  public:
   // Retains the context and loads the kernels. `image`: PTX or a cubin, or another text that the
-  // driver takes. Throws Error as Driver::check, and usage "no_gpu".
+  // driver takes; empty: no kernels, for who only copies. Throws Error as Driver::check, and usage
+  // "no_gpu".
   Device(int ordinal, const std::string& image);
   ~Device();
   Device(const Device&) = delete;
@@ -37,6 +38,9 @@ class Device {
 
   const Driver& cuda() const { return cuda_; }
   int ordinal() const { return ordinal_; }
+  CUdevice handle() const { return device_; }
+  // The same in every process, whatever CUDA_VISIBLE_DEVICES makes of ordinals there.
+  CUuuid uuid() const;
   CUfunction gather() const { return gather_; }
   CUfunction scatter() const { return scatter_; }
   bool registers_read_only() const { return registers_read_only_; }

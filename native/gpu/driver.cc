@@ -31,7 +31,7 @@ void* symbol_of(void* library, const std::string& path, const char* name) {
   if (symbol == nullptr)
     throw Error(ErrorKind::usage, "no_gpu",
                 path + " has no " + name +
-                    ": it is no NVIDIA driver of CUDA 11.1 or later; update the driver, or pass "
+                    ": it is no NVIDIA driver of CUDA 11.4 or later; update the driver, or pass "
                     "pages in host memory");
   return symbol;
 }

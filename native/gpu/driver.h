@@ -21,6 +21,29 @@ using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
 using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
+using CUmemHandle = unsigned long long;  // CUmemGenericAllocationHandle
+
+struct CUuuid {
+  char bytes[16];
+};
+struct CUmemLocation {
+  int type, id;
+};
+struct CUmemAllocationProp {
+  int type, requested_handle_types;
+  CUmemLocation location;
+  void* win32_handle_metadata;
+  struct {
+    unsigned char compression, gpu_direct_rdma;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } flags;
+};
+struct CUmemAccessDesc {
+  CUmemLocation location;
+  int flags;
+};
+static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemAccessDesc) == 12);
 
 inline constexpr CUresult kCudaSuccess = 0;
 inline constexpr CUresult kCudaInvalidValue = 1;
@@ -37,6 +60,8 @@ inline constexpr CUresult kCudaNotReady = 600;
 inline constexpr CUresult kCudaIllegalAddress = 700;
 inline constexpr CUresult kCudaHostMemoryAlreadyRegistered = 712;
 inline constexpr CUresult kCudaHostMemoryNotRegistered = 713;
+inline constexpr CUresult kCudaNotPermitted = 800;
+inline constexpr CUresult kCudaNotSupported = 801;
 
 inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
@@ -45,11 +70,19 @@ inline constexpr unsigned kHostRegisterPortable = 1;  // CU_MEMHOSTREGISTER_PORT
 inline constexpr unsigned kHostRegisterReadOnly = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
 inline constexpr int kAttributeCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 inline constexpr int kAttributeCapabilityMinor = 76;  // ..._MINOR
+inline constexpr int kAttributeVirtualMemory = 102;   // ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+inline constexpr int kAttributeSharesByFd = 103;  // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 inline constexpr int kAttributeReadOnlyRegister = 113;  // ..._READ_ONLY_HOST_REGISTER_SUPPORTED
 inline constexpr int kPointerMemoryType = 2;            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 inline constexpr int kPointerDeviceOrdinal = 9;         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 inline constexpr unsigned kMemoryTypeHost = 1;          // CU_MEMORYTYPE_HOST
 inline constexpr unsigned kMemoryTypeDevice = 2;        // CU_MEMORYTYPE_DEVICE
+inline constexpr int kAllocationPinned = 1;             // CU_MEM_ALLOCATION_TYPE_PINNED
+inline constexpr int kHandleFd = 1;                     // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+inline constexpr int kLocationDevice = 1;               // CU_MEM_LOCATION_TYPE_DEVICE
+inline constexpr int kAccessRead = 1;                   // CU_MEM_ACCESS_FLAGS_PROT_READ
+inline constexpr int kAccessReadWrite = 3;              // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+inline constexpr int kGranularityRecommended = 1;       // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 
 // name, symbol in the library, parameters
 #define KVW_CUDA_FUNCTIONS(X)                                                                      \
@@ -61,6 +94,7 @@ inline constexpr unsigned kMemoryTypeDevice = 2;        // CU_MEMORYTYPE_DEVICE
   X(cuDeviceGet, cuDeviceGet, (CUdevice * device, int ordinal))                                    \
   X(cuDeviceGetName, cuDeviceGetName, (char* name, int bytes, CUdevice device))                    \
   X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int* value, int attribute, CUdevice device))      \
+  X(cuDeviceGetUuid, cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device))                         \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))    \
   X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                    \
   X(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext * context))                                       \
@@ -80,6 +114,26 @@ inline constexpr unsigned kMemoryTypeDevice = 2;        // CU_MEMORYTYPE_DEVICE
     (void* to, CUdeviceptr from, size_t bytes, CUstream stream))                                   \
   X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2,                                                       \
     (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                             \
+  X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity,                                  \
+    (size_t* bytes, const CUmemAllocationProp* properties, int option))                            \
+  X(cuMemCreate, cuMemCreate,                                                                      \
+    (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp* properties,                    \
+     unsigned long long flags))                                                                    \
+  X(cuMemRelease, cuMemRelease, (CUmemHandle handle))                                              \
+  X(cuMemExportToShareableHandle, cuMemExportToShareableHandle,                                    \
+    (void* shareable, CUmemHandle handle, int type, unsigned long long flags))                     \
+  X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle,                                \
+    (CUmemHandle * handle, void* shareable, int type))                                             \
+  X(cuMemAddressReserve, cuMemAddressReserve,                                                      \
+    (CUdeviceptr * pointer, size_t bytes, size_t alignment, CUdeviceptr wish,                      \
+     unsigned long long flags))                                                                    \
+  X(cuMemAddressFree, cuMemAddressFree, (CUdeviceptr pointer, size_t bytes))                       \
+  X(cuMemMap, cuMemMap,                                                                            \
+    (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemHandle handle,                         \
+     unsigned long long flags))                                                                    \
+  X(cuMemUnmap, cuMemUnmap, (CUdeviceptr pointer, size_t bytes))                                   \
+  X(cuMemSetAccess, cuMemSetAccess,                                                                \
+    (CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc* access, size_t count))              \
   X(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned flags))                           \
   X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                        \
   X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))        \

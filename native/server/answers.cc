@@ -83,6 +83,8 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
         return answer_report(connection, *head, body);
       case MessageType::locate:
         return answer_locate(connection, *head);
+      case MessageType::hbm:
+        return answer_hbm(connection, *head);
       default:
         warehouse_->on_event("message_refused", "reason=unknown_type");
         return false;
@@ -128,7 +130,8 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
   writer.put(Welcome{id, arena.incarnation(), arena.control().warehouse_id});
   writer.put_bytes(unsettled.data(), unsettled.size() * sizeof(SlotRef));
   writer.set_counts(static_cast<uint32_t>(unsettled.size()), count,
-                    warehouse_->has_log() ? kWelcomeLocates : 0);
+                    (warehouse_->has_log() ? kWelcomeLocates : 0) |
+                        (warehouse_->hbm() != nullptr ? kWelcomeHbm : 0));
   return send(connection, writer.finish(), std::span(descriptors).first(count));
 }
 
@@ -193,6 +196,19 @@ bool Server::answer_locate(Connection& connection, const MessageHead& head) {
   writer.set_counts(1, 1);
   const int descriptor = directory.get();
   return send(connection, writer.finish(), std::span(&descriptor, 1));
+}
+
+bool Server::answer_hbm(Connection& connection, const MessageHead& head) {
+  HbmTier* hbm = warehouse_->hbm();
+  if (hbm == nullptr || hbm->table() == nullptr)
+    throw Error(ErrorKind::usage, "hbm_not_ready",
+                "this daemon has no pool in HBM (kvwarehouse status says why); pages come from "
+                "DRAM");
+  Writer writer(MessageType::hbm_shared, head.request);
+  writer.put(HbmShared{hbm->pool_bytes()});
+  writer.set_counts(1, 2);
+  const std::array<int, 2> descriptors{hbm->table()->fd(), hbm->pool_fd()};
+  return send(connection, writer.finish(), descriptors);
 }
 
 }  // namespace kvw

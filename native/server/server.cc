@@ -77,7 +77,8 @@ RecoverySummary Server::start() {
   spare_ = spare_descriptor();
   raise_descriptor_limit();
   if (!watch(epoll_.get(), listener_.get()) || !watch(epoll_.get(), wake_.get()) ||
-      (warehouse_->has_log() && !watch(epoll_.get(), warehouse_->log_fd())))
+      (warehouse_->has_log() && !watch(epoll_.get(), warehouse_->log_fd())) ||
+      (warehouse_->hbm() != nullptr && !watch(epoll_.get(), warehouse_->hbm()->event_fd())))
     throw storage_error("cannot watch the local socket", errno);
   thread_ = quiet_thread("kvw-core", [this] { run(); });
   populator_ = quiet_thread("kvw-populate", [this] { populate(); });
@@ -174,6 +175,8 @@ void Server::run() {
         accept_all();
       } else if (warehouse_->has_log() && fd == warehouse_->log_fd()) {
         warehouse_->poll_log();
+      } else if (warehouse_->hbm() != nullptr && fd == warehouse_->hbm()->event_fd()) {
+        warehouse_->hbm()->poll();
       } else {
         serve(fd);
       }

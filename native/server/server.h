@@ -95,6 +95,7 @@ class Server {
   bool answer_promote(Connection& connection, const MessageHead& head, Reader& body);
   bool answer_report(Connection& connection, const MessageHead& head, Reader& body);
   bool answer_locate(Connection& connection, const MessageHead& head);
+  bool answer_hbm(Connection& connection, const MessageHead& head);
   bool refuse(Connection& connection, uint64_t request, const Error& error);
   static bool send(Connection& connection, std::span<const std::byte> message,
                    std::span<const int> descriptors = {});

@@ -52,6 +52,8 @@ enum class Counter : uint32_t {
   pages_dropped,
   pins_taken,
   pins_refused,
+  pages_loaded_hbm,   // of pages_loaded: from the copies in HBM
+  load_mismatch_hbm,  // such a copy was not what was sealed; the page was read from DRAM then
   count
 };
 inline constexpr uint32_t kCounters = static_cast<uint32_t>(Counter::count);

@@ -2,10 +2,13 @@
 // test over the model shows is worth what the model refuses.
 #include "gpu/driver.h"
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <vector>
 
 #include "base/error.h"
@@ -221,6 +224,164 @@ TEST(model_shows_device_memory_to_nobody_but_its_copies_and_kernels) {
   CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) != 0);  // a sanitizer exits instead
   CHECK(world.peeked(memory, 4096) == std::vector<std::byte>(4096, std::byte{0xdb}));
   CHECK_EQ(world.cuda.cuMemFree(memory), kCudaSuccess);
+}
+
+// Memory that processes share, as the driver's calls make it.
+struct Shared : World {
+  static constexpr size_t kBytes = 256 << 10;
+
+  CUmemAllocationProp properties() const {
+    CUmemAllocationProp made{};
+    made.type = kAllocationPinned;
+    made.requested_handle_types = kHandleFd;
+    made.location = {kLocationDevice, 0};
+    return made;
+  }
+  CUmemHandle handle() const {
+    const CUmemAllocationProp how = properties();
+    CUmemHandle made = 0;
+    CHECK_EQ(cuda.cuMemCreate(&made, kBytes, &how, 0), kCudaSuccess);
+    return made;
+  }
+  CUdeviceptr window() const {
+    CUdeviceptr made = 0;
+    CHECK_EQ(cuda.cuMemAddressReserve(&made, kBytes, 0, 0, 0), kCudaSuccess);
+    return made;
+  }
+  CUresult allow(CUdeviceptr at, int flags, size_t bytes = kBytes) const {
+    const CUmemAccessDesc access{{kLocationDevice, 0}, flags};
+    return cuda.cuMemSetAccess(at, bytes, &access, 1);
+  }
+  void unmap(CUdeviceptr at) const {
+    CHECK_EQ(cuda.cuMemUnmap(at, kBytes), kCudaSuccess);
+    CHECK_EQ(cuda.cuMemAddressFree(at, kBytes), kCudaSuccess);
+  }
+  void nothing_is_left() const {
+    for (const char* name : {"handles", "reserved_bytes", "mapped_bytes"}) CHECK_EQ(count(name), 0);
+  }
+};
+
+TEST(model_shares_memory_by_descriptor_also_when_its_maker_is_dead) {
+  Shared world;
+  std::array<int, 2> sockets{};
+  CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets.data()), 0);
+  const pid_t maker = ::fork();
+  if (maker == 0) {
+    const CUmemHandle handle = world.handle();
+    const CUdeviceptr at = world.window();
+    world.cuda.cuMemMap(at, Shared::kBytes, 0, handle, 0);
+    world.allow(at, kAccessReadWrite);
+    world.poke(at + 70000, "sealed", 6);
+    int fd = -1;
+    world.cuda.cuMemExportToShareableHandle(&fd, handle, kHandleFd, 0);
+    char byte = 'm';
+    iovec piece{&byte, 1};
+    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+    msghdr message{nullptr, 0, &piece, 1, control.data(), control.size(), 0};
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+    ::sendmsg(sockets[1], &message, 0);
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(maker, nullptr, 0);
+  char byte = 0;
+  iovec piece{&byte, 1};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{nullptr, 0, &piece, 1, control.data(), control.size(), 0};
+  CHECK_EQ(::recvmsg(sockets[0], &message, MSG_DONTWAIT), 1);
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+  CUmemHandle handle = 0;
+  void* given = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));  // NOLINT
+  CHECK_EQ(world.cuda.cuMemImportFromShareableHandle(&handle, given, kHandleFd), kCudaSuccess);
+  ::close(fd);  // it stays the caller's
+  const CUdeviceptr at = world.window();
+  CHECK_EQ(world.cuda.cuMemMap(at, Shared::kBytes, 0, handle, 0), kCudaSuccess);
+  CHECK_EQ(world.allow(at, kAccessRead), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemRelease(handle), kCudaSuccess);  // the mapping holds it
+  const auto bytes = world.peeked(at + 70000, 6);
+  CHECK(std::memcmp(bytes.data(), "sealed", 6) == 0);
+  world.unmap(at);
+  world.nothing_is_left();
+  for (const int each : sockets) ::close(each);
+}
+
+TEST(model_refuses_shared_memory_that_the_driver_refuses) {
+  Shared world;
+  const Driver& cuda = world.cuda;
+  CUmemAllocationProp how = world.properties();
+  CUmemHandle handle = 0;
+  CHECK_EQ(cuda.cuMemCreate(&handle, Shared::kBytes + 1, &how, 0), kCudaInvalidValue);
+  how.requested_handle_types = 0;
+  CHECK_EQ(cuda.cuMemCreate(&handle, Shared::kBytes, &how, 0), kCudaInvalidValue);
+  how = world.properties();
+  how.location.id = 5;
+  CHECK_EQ(cuda.cuMemCreate(&handle, Shared::kBytes, &how, 0), kCudaInvalidDevice);
+  world.set("create_limit", Shared::kBytes);
+  handle = world.handle();
+  CUmemHandle second = 0;
+  how = world.properties();
+  CHECK_EQ(cuda.cuMemCreate(&second, Shared::kBytes, &how, 0), kCudaOutOfMemory);
+  world.set("create_limit", UINT64_MAX);
+  // A descriptor of something else.
+  void* standard = reinterpret_cast<void*>(uintptr_t{2});  // NOLINT
+  CHECK_EQ(cuda.cuMemImportFromShareableHandle(&second, standard, kHandleFd), kCudaInvalidValue);
+  CUdeviceptr at = 0;
+  CHECK_EQ(cuda.cuMemAddressReserve(&at, 4096, 0, 0, 0), kCudaInvalidValue);
+  at = world.window();
+  CHECK_EQ(cuda.cuMemMap(at + Shared::kBytes, Shared::kBytes, 0, handle, 0), kCudaInvalidValue);
+  CHECK_EQ(cuda.cuMemMap(at, 2 * Shared::kBytes, 0, handle, 0), kCudaInvalidValue);
+  CHECK_EQ(cuda.cuMemMap(at, Shared::kBytes, 4096, handle, 0), kCudaInvalidValue);
+  CHECK_EQ(world.allow(at, kAccessReadWrite), kCudaInvalidValue);  // nothing is mapped
+  CHECK_EQ(cuda.cuMemMap(at, Shared::kBytes, 0, handle, 0), kCudaSuccess);
+  CHECK_EQ(cuda.cuMemMap(at, Shared::kBytes, 0, handle, 0), kCudaInvalidValue);
+  CHECK_EQ(cuda.cuMemAddressFree(at, Shared::kBytes), kCudaInvalidValue);  // mapped
+  CHECK_EQ(cuda.cuMemUnmap(at, Shared::kBytes / 2), kCudaInvalidValue);
+  world.unmap(at);
+  CHECK_EQ(cuda.cuMemRelease(handle), kCudaSuccess);
+  CHECK_EQ(cuda.cuMemRelease(handle), kCudaInvalidValue);
+  world.nothing_is_left();
+}
+
+TEST(model_copies_shared_memory_only_where_access_was_set) {
+  Shared world;
+  const CUstream stream = world.stream();
+  const CUdeviceptr other = world.memory(4096);
+  const CUmemHandle handle = world.handle();
+  const CUdeviceptr at = world.window();
+  CHECK_EQ(world.cuda.cuMemMap(at, Shared::kBytes, 0, handle, 0), kCudaSuccess);
+  const auto read = [&] { return world.cuda.cuMemcpyDtoDAsync(other, at, 4096, stream); };
+  const auto write = [&] { return world.cuda.cuMemcpyDtoDAsync(at, other, 4096, stream); };
+  CHECK_EQ(read(), kCudaInvalidValue);
+  CHECK_EQ(world.allow(at, kAccessRead), kCudaSuccess);
+  CHECK_EQ(read(), kCudaSuccess);
+  CHECK_EQ(write(), kCudaInvalidValue);
+  CHECK_EQ(world.allow(at, kAccessReadWrite), kCudaSuccess);
+  CHECK_EQ(write(), kCudaSuccess);
+  world.set("read_only_access", 0);
+  CHECK_EQ(world.allow(at, kAccessRead), kCudaNotSupported);
+  world.set("read_only_access", 1);
+  while (world.cuda.cuStreamQuery(stream) == kCudaNotReady) {
+  }
+  world.set("hold", 1);
+  CHECK_EQ(read(), kCudaSuccess);
+  const uint64_t before = world.count("violations");
+  world.unmap(at);
+  CHECK(world.count("violations") > before);
+  // What is queued would read what is gone: mapped again before it runs.
+  const CUdeviceptr again = world.window();
+  CHECK_EQ(again, at);
+  CHECK_EQ(world.cuda.cuMemMap(again, Shared::kBytes, 0, handle, 0), kCudaSuccess);
+  CHECK_EQ(world.allow(again, kAccessRead), kCudaSuccess);
+  world.set("hold", 0);
+  CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
+  world.unmap(again);
+  CHECK_EQ(world.cuda.cuMemRelease(handle), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuMemFree(other), kCudaSuccess);
+  world.nothing_is_left();
 }
 
 }  // namespace

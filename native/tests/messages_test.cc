@@ -257,7 +257,7 @@ class Garbage {
     return data;
   }
   std::span<const std::byte> headed(const Bytes& body) {
-    writer_ = Writer(static_cast<MessageType>(1 + below(12)), random_());
+    writer_ = Writer(static_cast<MessageType>(1 + below(15)), random_());
     writer_.put_bytes(body.data(), body.size());
     writer_.set_counts(static_cast<uint32_t>(number()), static_cast<uint32_t>(number()));
     return writer_.finish();

@@ -129,6 +129,7 @@ size_t Warehouse::evict_views(std::span<const EntryView> views, Gone gone) {
 }
 
 void Warehouse::leave_dram(SlotId slot, Gone gone) {
+  if (hbm_) hbm_->left(slot);
   const PageId page = pool_.page_at(slot);
   pool_.class_of(slot).policy->removed(pool_.resident(slot));
   pool_.page_at(slot) = kNoPage;
@@ -326,11 +327,19 @@ std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& fo
 
 std::vector<std::pair<Key, uint64_t>> Warehouse::evict(int ordinal, uint64_t pages,
                                                        std::string_view tiers, uint64_t& left) {
+  if (tiers == "hbm") {
+    if (!hbm_)
+      throw Error(ErrorKind::usage, "bad_tiers",
+                  "tiers is 'hbm', and this daemon has no HBM tier (serve --hbm)");
+    apply_touches();
+    left = hbm_->evict(ordinal, pages);
+    return {};
+  }
   const bool dram = tiers == "dram" || tiers == "all";
   const bool nvme = tiers == "nvme" || tiers == "all";
   if (!dram && !nvme)
     throw Error(ErrorKind::usage, "bad_tiers",
-                "tiers is '" + std::string(tiers) + "', it must be dram, nvme or all");
+                "tiers is '" + std::string(tiers) + "', it must be hbm, dram, nvme or all");
   apply_touches();
   std::vector<EntryView> found;
   collect(ordinal, found);

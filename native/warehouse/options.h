@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "base/types.h"
 #include "eviction/miss_ratio.h"
+#include "hbm/copier.h"
+#include "hbm/status.h"
 #include "io/io_engine.h"
 #include "nvme/log.h"
 #include "session/session_file.h"
@@ -36,6 +38,8 @@ struct WarehouseOptions {
   uint64_t flush_interval_ns = kSecondNs;
   uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
   uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
+  HbmOptions hbm;
+  bool hbm_at_first_use = false;  // a page is promoted when it was used once, not twice
   // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
   // to NVMe, and no memory is taken.
   bool inspect = false;
@@ -78,7 +82,7 @@ struct PageInfo {
   Key key, parent;
   uint32_t position;
   uint16_t space;
-  bool dram, nvme;
+  bool hbm, dram, nvme;
   uint64_t bytes;
   uint64_t stored_at_ns;  // 0: known only to the record on NVMe
 };
@@ -109,6 +113,7 @@ struct WarehouseStatus {
   bool has_nvme = false;
   uint64_t nvme_pages = 0;
   nvme::LogStats log;
+  HbmStatus hbm;
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
   uint64_t page_bytes_max = 0;  // of all shards of a page, each rounded up to 4 KiB
   uint64_t sessions = 0, pins = 0, promotions_in_flight = 0;

@@ -40,8 +40,11 @@ void Warehouse::report(const Report& report) {
   if (!view || !view->in_dram() || view->slot != report.slot ||
       pool_.load(report.slot).generation != report.generation)
     return;
-  // Nothing wrong here: the reporter's own trouble.
-  if (const char* problem = problem_of(*view)) quarantine_dram(*view, problem);
+  // Nothing wrong here: the reporter's own trouble, or that of the copy in HBM that it read.
+  if (const char* problem = problem_of(*view))
+    quarantine_dram(*view, problem);
+  else if (hbm_)
+    hbm_->damaged(view->slot);
 }
 
 void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {

@@ -40,6 +40,8 @@ RecoverySummary Warehouse::recover() {
   control.heartbeat_ns.value.store(clock_.boot_ns());
   control.state.value.store(static_cast<uint64_t>(ControlState::serving),
                             std::memory_order_release);
+  if (options_.hbm.bytes != 0 && !options_.inspect)
+    hbm_ = std::make_unique<HbmTier>(*this, options_.hbm, options_.hbm_at_first_use);
   return summary;
 }
 

@@ -130,6 +130,7 @@ void Warehouse::open_log() {
 Warehouse::~Warehouse() { stop(); }
 
 void Warehouse::stop() {
+  hbm_.reset();
   if (log_) log_->stop();
   wake_loaders();
   arena_.control().state.value.store(static_cast<uint64_t>(ControlState::stopped));
@@ -226,7 +227,10 @@ void Warehouse::apply_touches() {
     const auto view = catalog_.at(page);
     if (!view || static_cast<uint32_t>(view->key.lo) != tag) return;
     touch(page);
+    const uint16_t before = catalog_.node(page).used_at;
     if (is_new_use(page)) used.push_back(use_of(*view));
+    // A page that is used all the time is one use of the curve's, and the hottest of all.
+    if (hbm_) hbm_->used(*view, before != 0 && before != catalog_.node(page).used_at);
   });
   curve_.use(used);
 }
@@ -264,6 +268,7 @@ void Warehouse::tick() {
   std::erase_if(read_failures_, [now](const auto& item) { return item.second <= now; });
   std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (log_) log_->tick();
+  if (hbm_) hbm_->tick();
   publish_rates();
 }
 
@@ -334,6 +339,7 @@ WarehouseStatus Warehouse::status() const {
   status.nvme_pages = catalog_.nvme_pages();
   status.has_nvme = log_ != nullptr;
   if (log_) status.log = log_->stats();
+  if (hbm_) status.hbm = hbm_->status();
   status.index_pages = catalog_.pages();
   status.index_capacity = catalog_.capacity();
   status.page_bytes_max = std::min(arena_.slab_bytes(), record_payload_max(options_));
@@ -372,6 +378,7 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) 
                   {},
                   catalog_.node(page).position,
                   view->space,
+                  hbm_ != nullptr && view->in_dram() && hbm_->has(view->slot),
                   view->in_dram(),
                   view->in_nvme(),
                   spaces_[view->space].shape.slot_bytes(),

@@ -4,7 +4,8 @@
 //
 // reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · quarantine.cc: what is
 // not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
-// warehouse.cc: the rest. check.h verifies what is stored; feeds.h tells of it.
+// warehouse.cc: the rest. check.h verifies what is stored; feeds.h tells of it; hbm.h has copies of
+// it in the memory of a device.
 #pragma once
 
 #include <deque>
@@ -27,6 +28,7 @@
 #include "warehouse/catalog.h"
 #include "warehouse/check.h"
 #include "warehouse/feeds.h"
+#include "warehouse/hbm.h"
 #include "warehouse/options.h"
 
 namespace kvw {
@@ -72,6 +74,8 @@ class Warehouse final : public nvme::LogHost {
     wake_loaders();
     checker_.step();  // what waited for promotions to end
   }
+  // Null: no HBM tier.
+  HbmTier* hbm() { return hbm_.get(); }
   // Pages that are in DRAM only, ancestors before descendants.
   std::deque<PageId> unwritten_pages() const;
   // Offers them to the log again, as far as its queue has room; true when none is left to offer.
@@ -88,7 +92,7 @@ class Warehouse final : public nvme::LogHost {
   uint64_t clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor);
   uint64_t clear(uint32_t ordinal, uint64_t epoch);
   void raise_epoch(uint64_t epoch);
-  // The coldest pages of a namespace (-1: of all), of "dram", "nvme" or "all" tiers.
+  // The coldest pages of a namespace (-1: of all), of "hbm", "dram", "nvme" or "all" tiers.
   // Returns key and log position of what left NVMe, for tombstones.
   std::vector<std::pair<Key, uint64_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
                                               uint64_t& left);
@@ -139,6 +143,7 @@ class Warehouse final : public nvme::LogHost {
   friend class Checker;
   friend class Feed;
   friend class Feeds;
+  friend class HbmTier;
 
   struct Space {
     NamespaceShape shape;
@@ -282,6 +287,7 @@ class Warehouse final : public nvme::LogHost {
   std::vector<std::pair<Key, uint64_t>> graves_;
   Checker checker_{*this};
   Feeds feeds_{*this};
+  std::unique_ptr<HbmTier> hbm_;
   std::vector<std::pair<std::string, std::string>> events_;
   uint64_t events_dropped_ = 0;
 };

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from kvwarehouse.gpu import Machine, look
+from kvwarehouse.testing.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,11 @@ def kvikio_there(machine: Machine, device: int) -> None:
 def gds_there(machine: Machine, kvikio_there: None) -> None:
     if not machine.gds:
         pytest.skip(machine.words()[2])
+
+
+@pytest.fixture(scope="session")
+def torch_device() -> TorchDevice:
+    torch = pytest.importorskip("torch", reason="needs torch with CUDA")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use: torch.cuda.is_available() is False")
+    return TorchDevice(torch)

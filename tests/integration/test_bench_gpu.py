@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_bench import hbm
 from gpu_bench.cards import Memory
 from gpu_bench.pinned import Work, outcome_of, pinned
-from gpu_bench.wanted import FROM_GPU, TO_GPU
+from gpu_bench.wanted import DIGEST, FROM_GPU, HBM, TO_GPU
 from kvwarehouse.cli.bench.figures import Figure
-from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.cuda_model import ModelDevice, environment
 
 
 class ModelCard:
     def __init__(self, folder: Path) -> None:
         self.device = ModelDevice(folder)
         self.copies: list[bool] = []
+        self.within: list[str] = []
 
     def memory(self, size_bytes: int) -> Memory:
         data = np.random.default_rng(1).integers(0, 256, (1, size_bytes), np.uint8)
@@ -32,6 +34,12 @@ class ModelCard:
 
     def copy(self, memory: Memory, pinned: Any, *, to_device: bool) -> None:
         self.copies.append(to_device)
+
+    def copy_within(self, to: Memory, source: Memory) -> None:
+        self.within.append("copy")
+
+    def scatter_within(self, to: Memory, source: Memory, block_bytes: int, order: Any) -> None:
+        self.within.append("scatter")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,18 @@ def test_pages_go_to_the_device_and_back_in_turns_with_large_copies(
     assert all(figure.value > 0 for figure in outcome.figures)
     # A warm-up and the rounds, of each size and each way.
     assert sorted(card.copies) == [False] * 6 + [True] * 6
+
+
+def test_pages_come_from_hbm_in_turns_with_copies_in_the_device(
+    card: ModelCard, tmp_path: Path, cuda_driver: Path
+) -> None:
+    work = hbm.Work(2 << 20, (64 << 10, 256 << 10), rounds=2)
+    given = environment(cuda_driver)
+    figures = {figure.name: figure for figure in hbm.hbm(card, tmp_path, work, given).figures}
+    sizes = {f"HBM to the same GPU, pages of {size} KiB" for size in (64, 256)}
+    assert set(figures) == {HBM, DIGEST, *sizes}
+    assert all(figures[name].value > 0 for name in sizes)
+    assert card.within.count("copy") == card.within.count("scatter") == 6
 
 
 def test_the_slowest_size_is_judged() -> None:

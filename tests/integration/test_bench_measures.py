@@ -4,9 +4,9 @@ daemon, measures both of its sides, and can be judged. No time is asserted."""
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -153,21 +153,44 @@ def test_memory_beside_the_payload_counts_index_and_slots_as_they_lie_on_tmpfs()
         assert index.stat().st_size >= 1_000 * 64
 
 
+# Does nothing but what it is told: a process of tests gives memory back, and takes some, meanwhile.
+_HOLDS_MEMORY = """
+import mmap, sys
+size, path = int(sys.argv[1]), sys.argv[2]
+own = mmap.mmap(-1, 2 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+opened = open(path, "r+b")
+mapped = mmap.mmap(opened.fileno(), size)
+print("ready", flush=True)
+sys.stdin.readline()
+own.write(b"1" * len(own))
+sum(mapped[::4096])
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
 def test_memory_of_a_process_is_told_apart_by_what_backs_it(tmp_path: Path) -> None:
     size = 8 << 20
     file = tmp_path / "mapped"
     file.write_bytes(bytes(size))
-    private, resident = private_bytes(os.getpid()), resident_bytes(os.getpid())
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), size) as mapped:
-        sum(mapped[::4096])
-        # Not from the allocator, which may have as much left of what other tests gave back.
-        own = mmap.mmap(-1, 2 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        own.write(b"1" * len(own))
-        assert private_bytes(os.getpid()) - private >= len(own)
-        assert resident_bytes(os.getpid()) - resident >= len(own) + size
-        without = resident_bytes(os.getpid(), (str(tmp_path),))
-        # What this process does meanwhile takes a page or two.
-        assert abs(resident_bytes(os.getpid()) - without - size) < size // 8
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDS_MEMORY, str(size), str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        private, resident = private_bytes(holder.pid), resident_bytes(holder.pid)
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "done\n"
+        assert private_bytes(holder.pid) - private >= 2 * size
+        assert resident_bytes(holder.pid) - resident >= 3 * size
+        without = resident_bytes(holder.pid, (str(tmp_path),))
+        assert resident_bytes(holder.pid) - without == size
+        holder.stdin.close()
 
 
 def test_index_costs_refuse_counts_that_cannot_be() -> None:

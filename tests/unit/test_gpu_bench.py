@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_bench import nvme, ttft
+from gpu_bench import hbm, nvme, ttft
 from gpu_bench.page import BEGIN, END, with_outcomes
-from gpu_bench.wanted import NO_GPU, UNMEASURED, WANTED, Outcome, lines_of
+from gpu_bench.wanted import DIGEST, HBM, NO_GPU, WANTED, Outcome, lines_of
 from kvwarehouse.cli.bench.goals import read_goal
 from kvwarehouse.gpu import Lane, Machine, Rates
 
@@ -28,9 +28,22 @@ def test_what_has_not_run_is_listed_with_its_reason() -> None:
     told = {line[0]: line[2] for line in lines}
     assert told[nvme.NAME] == f"not measured: {NO_GPU}"
     assert told[ttft.NAME] == "not measured: no torch"
-    unmeasured = [wanted.name for wanted in WANTED if not wanted.needs]
-    assert {told[name] for name in unmeasured} == {f"not measured: {UNMEASURED}"}
+    assert {told[name] for name in (HBM, DIGEST)} == {"not measured: not run"}
     assert not any(line[3] for line in lines)
+
+
+def test_the_slowest_size_from_hbm_is_judged_and_the_largest_share_of_the_digest() -> None:
+    samples = [
+        hbm.Sample(1 << 20, 1 << 30, (1.0, 1.0, 2.0), (0.9, 0.9, 0.9), (0.97, 0.97, 1.0)),
+        hbm.Sample(8 << 20, 1 << 30, (1.0, 1.0, 1.0), (0.7, 0.7, 0.7), (0.9, 0.9, 0.9)),
+    ]
+    found = {figure.name: figure for figure in hbm.outcome_of(samples).figures}
+    assert (found[HBM].verdict, found[HBM].ratio) == ("missed", 0.7)
+    assert found[DIGEST].verdict == "missed"
+    assert found[DIGEST].value == pytest.approx(10.0)
+    found = {figure.name: figure for figure in hbm.outcome_of(samples[:1]).figures}
+    assert (found[HBM].verdict, found[DIGEST].verdict) == ("met", "met")
+    assert found[DIGEST].value == pytest.approx(3.0)
 
 
 def test_a_part_that_was_not_run_is_not_passed_over() -> None:

@@ -57,6 +57,18 @@ def test_a_child_that_crashes_says_in_which_step(module: Any) -> None:
     assert "status -6" in machine.problem
 
 
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [([], ""), ([False, True], "serve --hbm SIZE --device 1"), ([False], "no HBM tier")],
+)
+def test_an_hbm_tier_is_offered_where_a_device_can_share_its_memory(
+    shares: list[bool], words: str
+) -> None:
+    machine = Machine(cuda="13.0", devices=["H100"] * max(1, len(shares)), shares=shares)
+    assert words in machine.words()[0]
+    assert ("HBM" in machine.words()[0]) == bool(words)
+
+
 def test_what_libraries_print_is_no_answer(module: Any) -> None:
     noisy = module(
         "def first():",

@@ -111,12 +111,45 @@ class CoreStatus(_message.Message):
     def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ...) -> None: ...
 
 class TiersStatus(_message.Message):
-    __slots__ = ("dram", "nvme")
+    __slots__ = ("dram", "nvme", "hbm")
     DRAM_FIELD_NUMBER: _ClassVar[int]
     NVME_FIELD_NUMBER: _ClassVar[int]
+    HBM_FIELD_NUMBER: _ClassVar[int]
     dram: DramStatus
     nvme: NvmeStatus
-    def __init__(self, dram: _Optional[_Union[DramStatus, _Mapping]] = ..., nvme: _Optional[_Union[NvmeStatus, _Mapping]] = ...) -> None: ...
+    hbm: HbmStatus
+    def __init__(self, dram: _Optional[_Union[DramStatus, _Mapping]] = ..., nvme: _Optional[_Union[NvmeStatus, _Mapping]] = ..., hbm: _Optional[_Union[HbmStatus, _Mapping]] = ...) -> None: ...
+
+class HbmStatus(_message.Message):
+    __slots__ = ("health", "reason", "capacity_bytes", "used_bytes", "pages", "leaving_places", "queued_pages", "pages_promoted", "bytes_promoted", "left")
+    class LeftEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_PLACES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    health: str
+    reason: str
+    capacity_bytes: int
+    used_bytes: int
+    pages: int
+    leaving_places: int
+    queued_pages: int
+    pages_promoted: int
+    bytes_promoted: int
+    left: _containers.ScalarMap[str, int]
+    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., leaving_places: _Optional[int] = ..., queued_pages: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., bytes_promoted: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DramStatus(_message.Message):
     __slots__ = ("health", "capacity_bytes", "populated_bytes", "used_bytes", "pages", "free_slots", "reserved_slots", "limbo_slots", "zombie_slots", "left")
@@ -244,7 +277,7 @@ class LookupsStatus(_message.Message):
     def __init__(self, calls: _Optional[int] = ..., pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ...) -> None: ...
 
 class LoadsStatus(_message.Message):
-    __slots__ = ("calls", "pages_loaded", "bytes_loaded", "failed")
+    __slots__ = ("calls", "pages_loaded", "bytes_loaded", "failed", "pages_from_hbm", "hbm_mismatches")
     class FailedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -256,11 +289,15 @@ class LoadsStatus(_message.Message):
     PAGES_LOADED_FIELD_NUMBER: _ClassVar[int]
     BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FROM_HBM_FIELD_NUMBER: _ClassVar[int]
+    HBM_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
     calls: int
     pages_loaded: int
     bytes_loaded: int
     failed: _containers.ScalarMap[str, int]
-    def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    pages_from_hbm: int
+    hbm_mismatches: int
+    def __init__(self, calls: _Optional[int] = ..., pages_loaded: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., failed: _Optional[_Mapping[str, int]] = ..., pages_from_hbm: _Optional[int] = ..., hbm_mismatches: _Optional[int] = ...) -> None: ...
 
 class StoresStatus(_message.Message):
     __slots__ = ("calls", "pages_sealed", "bytes_sealed", "already", "dropped")

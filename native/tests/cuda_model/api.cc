@@ -6,7 +6,6 @@
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "tests/cuda_model/model.h"
 
@@ -50,9 +49,14 @@ std::vector<Number> setting_names() {
           {"hold", &s.hold},
           {"lost", &s.lost},
           {"devices", &s.devices},
+          {"first", &s.first},
           {"device_bytes", &s.device_bytes},
           {"register_limit", &s.register_limit},
-          {"read_only_register", &s.read_only_register}};
+          {"read_only_register", &s.read_only_register},
+          {"shares", &s.shares},
+          {"read_only_access", &s.read_only_access},
+          {"granule", &s.granule},
+          {"create_limit", &s.create_limit}};
 }
 
 std::vector<Number> count_names() {
@@ -69,7 +73,10 @@ std::vector<Number> count_names() {
           {"streams", &c.streams},
           {"events", &c.events},
           {"modules", &c.modules},
-          {"contexts", &c.contexts}};
+          {"contexts", &c.contexts},
+          {"handles", &c.handles},
+          {"reserved_bytes", &c.reserved_bytes},
+          {"mapped_bytes", &c.mapped_bytes}};
 }
 
 std::atomic<uint64_t>& named(const std::vector<Number>& numbers, std::string_view name) {
@@ -131,7 +138,7 @@ CUresult host_copy(const void* host, CUdeviceptr device, size_t bytes, bool to_d
                    CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
   if (bytes == 0) return kCudaSuccess;
-  if (!is_device(device, bytes)) return kCudaInvalidValue;
+  if (!is_device(device, bytes, to_device)) return kCudaInvalidValue;
   const auto address = reinterpret_cast<uint64_t>(host);
   const Pinned how = pinned(host, bytes);
   if (how == Pinned::partly) return kCudaInvalidValue;
@@ -158,7 +165,7 @@ void run_grid(Kernel kernel, unsigned blocks, unsigned threads,
 // Settings of the environment, read as the library is loaded.
 const bool g_environment_read = [] {
   for (const Number& each : setting_names()) {
-    std::string name = std::string("KVW_CUDA_MODEL_") + each.name;
+    std::string name = std::string("KVW_TEST_CUDA_") + each.name;
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
     if (const char* value = std::getenv(name.c_str()))
       *each.value = std::strtoull(value, nullptr, 0);
@@ -187,6 +194,10 @@ void violation(const char* what) {
 
 using namespace kvw::cuda_model;  // NOLINT(google-build-using-namespace)
 using namespace kvw::gpu;         // NOLINT(google-build-using-namespace)
+
+// The prototypes are the seam's: a definition that differs does not compile.
+#define KVW_CUDA_DECLARE(name, symbol, parameters) extern "C" CUresult symbol parameters;
+KVW_CUDA_FUNCTIONS(KVW_CUDA_DECLARE)
 
 #define MODEL extern "C" __attribute__((visibility("default")))
 
@@ -225,7 +236,9 @@ MODEL CUresult cuGetErrorName(CUresult error, const char** name) {
       {kCudaNotReady, "CUDA_ERROR_NOT_READY"},
       {kCudaIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {kCudaHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
-      {kCudaHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"}};
+      {kCudaHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
+      {kCudaNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
+      {kCudaNotSupported, "CUDA_ERROR_NOT_SUPPORTED"}};
   const auto found = names.find(error);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kCudaInvalidValue : kCudaSuccess;
@@ -265,9 +278,22 @@ MODEL CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
     case kAttributeReadOnlyRegister:
       *value = static_cast<int>(settings().read_only_register);
       return kCudaSuccess;
+    case kAttributeVirtualMemory:
+    case kAttributeSharesByFd:
+      *value = static_cast<int>(settings().shares);
+      return kCudaSuccess;
     default:
       return kCudaInvalidValue;
   }
+}
+
+// Of the machine's device, whatever its ordinal is in this process: KVW_TEST_CUDA_FIRST shifts
+// ordinals as CUDA_VISIBLE_DEVICES does.
+MODEL CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  *uuid = {};
+  std::snprintf(uuid->bytes, sizeof uuid->bytes, "model %d",
+                device + static_cast<int>(settings().first));
+  return kCudaSuccess;
 }
 
 MODEL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
@@ -369,7 +395,7 @@ MODEL CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t byt
                                     CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
   if (bytes == 0) return kCudaSuccess;
-  if (!is_device(to, bytes) || !is_device(from, bytes)) return kCudaInvalidValue;
+  if (!is_device(to, bytes, true) || !is_device(from, bytes)) return kCudaInvalidValue;
   return queue_copy(to, from, bytes, stream);
 }
 
@@ -519,8 +545,3 @@ MODEL int nvrtcDestroyProgram(void** program) {
   return 0;
 }
 MODEL const char* nvrtcGetErrorString(int) { return "an error of the contract model"; }
-
-// The prototypes are the seam's.
-#define KVW_CUDA_SAME(name, symbol, parameters) \
-  static_assert(std::is_same_v<decltype(Driver::name), decltype(&::symbol)>);
-KVW_CUDA_FUNCTIONS(KVW_CUDA_SAME)

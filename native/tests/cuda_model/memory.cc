@@ -117,23 +117,31 @@ Access access_of(uint64_t address, size_t bytes) {
 
 }  // namespace
 
+bool in_use(uint64_t address, size_t bytes) {
+  Memory& all = memory();
+  const std::lock_guard lock(all.mutex);
+  return in_use(all, address, bytes);
+}
+
 uint64_t alias(uint64_t address) {
   for (int device = 0; device < kDevices; ++device) {
     const Bank& own = bank(device);
     if (address >= own.told && address < own.told + own.bytes)
       return own.real + (address - own.told);
   }
-  return address;
+  return shared_alias(address);
 }
 
 int device_of(CUdeviceptr address) {
+  if (const int device = shared_device_of(address); device >= 0) return device;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   const auto found = holding(all.device, address);
   return found == all.device.end() ? -1 : found->second.device;
 }
 
-bool is_device(CUdeviceptr address, size_t bytes) {
+bool is_device(CUdeviceptr address, size_t bytes, bool writing) {
+  if (is_shared(address, bytes, writing)) return true;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   const auto found = holding(all.device, address);

@@ -12,6 +12,11 @@
 //  - Registering what is registered, or writable where the mapping is not, and unregistering or
 //    freeing what a queued operation still uses, is refused or counted as a violation.
 //  - Kernels are the project's own source, compiled for the host.
+//  - Memory that is shared (cuMemCreate) is a file in memory, so that another process has it by its
+//    descriptor, also after its maker's death. Sizes that are no whole granules, mappings of what
+//    is not reserved or mapped already, parts of mappings, and foreign descriptors are refused;
+//    what is mapped is memory of the device only once access was set, and copies write where it was
+//    set for writing.
 //
 // What it does not model: time, several devices' peer access, sticky errors of a lost context other
 // than by kvw_model_set("lost", 1).
@@ -36,16 +41,21 @@ namespace kvw::cuda_model {
 using gpu::CUdeviceptr;
 using gpu::CUresult;
 
-// What tests set; kvw_model_set by name. Environment at load: KVW_CUDA_MODEL_<NAME>.
+// What tests set; kvw_model_set by name. Environment at load: KVW_TEST_CUDA_<NAME>.
 struct Settings {
   std::atomic<uint64_t> seed{1};
   std::atomic<uint64_t> pause_us{100};  // the longest before an operation or a part of one
   std::atomic<uint64_t> hold{0};        // 1: no stream begins anything
   std::atomic<uint64_t> lost{0};        // 1: every call fails, as after an illegal address
   std::atomic<uint64_t> devices{1};
+  std::atomic<uint64_t> first{0};  // the machine's number of the device that is ordinal 0 here
   std::atomic<uint64_t> device_bytes{uint64_t{512} << 20};  // of each device
   std::atomic<uint64_t> register_limit{UINT64_MAX};         // bytes that may be registered at once
   std::atomic<uint64_t> read_only_register{1};              // whether devices support it
+  std::atomic<uint64_t> shares{1};                          // whether devices share by descriptors
+  std::atomic<uint64_t> read_only_access{1};                // whether mappings may be read-only
+  std::atomic<uint64_t> granule{64 << 10};                  // of memory that can be shared
+  std::atomic<uint64_t> create_limit{UINT64_MAX};  // bytes that cuMemCreate may give at once
 };
 
 // What tests read; kvw_model_count by name.
@@ -53,6 +63,7 @@ struct Counts {
   std::atomic<uint64_t> copies{0}, copied_bytes{0}, unpinned_copies{0}, launches{0}, violations{0};
   std::atomic<uint64_t> registered_bytes{0}, registrations{0}, device_bytes{0}, host_bytes{0};
   std::atomic<uint64_t> streams{0}, events{0}, modules{0}, contexts{0};
+  std::atomic<uint64_t> handles{0}, reserved_bytes{0}, mapped_bytes{0};  // of shared memory
 };
 
 Settings& settings();
@@ -64,8 +75,8 @@ void violation(const char* what);
 
 // Where an address of the device can be read; the address itself if it is none.
 uint64_t alias(uint64_t address);
-// Device memory of one allocation?
-bool is_device(CUdeviceptr address, size_t bytes);
+// Device memory of one allocation or shared mapping?
+bool is_device(CUdeviceptr address, size_t bytes, bool writing = false);
 int device_of(CUdeviceptr address);  // -1: no device's
 CUresult allocate(int device, size_t bytes, CUdeviceptr* address);
 CUresult free_device(CUdeviceptr address);
@@ -73,6 +84,17 @@ CUresult allocate_host(size_t bytes, void** address);
 CUresult free_host(void* address);
 CUresult register_host(void* address, size_t bytes, unsigned flags);
 CUresult unregister_host(void* address);
+
+// --- shared.cc: memory that processes share
+
+// Where an address of a shared mapping can be read; the address itself if it is none.
+uint64_t shared_alias(uint64_t address);
+// Whether all of it is mapped, and access set: for writing, if `writing`.
+bool is_shared(CUdeviceptr address, size_t bytes, bool writing);
+int shared_device_of(CUdeviceptr address);  // -1: no mapping with access
+
+// Whether a queued operation uses any of it. memory.cc
+bool in_use(uint64_t address, size_t bytes);
 
 enum class Pinned { no, partly, yes };
 Pinned pinned(const void* address, size_t bytes);

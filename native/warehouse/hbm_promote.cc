@@ -1,0 +1,171 @@
+// Promotion into HBM: what is wanted, where it goes, and what makes room for it.
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "warehouse/hbm.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr size_t kVictims = 64;     // dropped for one scan of the pins
+constexpr size_t kChain = 1 << 16;  // ancestors that are looked at for one page
+
+class KeepSome final : public Keep {
+ public:
+  using Kept = std::function<bool(PageId)>;
+  explicit KeepSome(Kept kept) : kept_(std::move(kept)) {}
+  bool operator()(PageId resident) const override { return kept_(resident); }
+
+ private:
+  Kept kept_;
+};
+
+}  // namespace
+
+// The page, and before it what of its prefix is not in HBM. A prefix with a gap in DRAM is not
+// worth a place.
+void HbmTier::want(const EntryView& view) {
+  if (queue_.size() >= kWanted) return;
+  std::vector<EntryView> chain;
+  for (EntryView at = view;;) {
+    if (copies_.contains(at.slot) || queued_.contains(at.slot)) break;
+    chain.push_back(at);
+    const PageId parent = warehouse_.catalog_.node(at.page).parent;
+    if (parent == kNoPage) break;
+    const auto above = warehouse_.catalog_.at(parent);
+    if (!above || !above->in_dram() || chain.size() == kChain) return;
+    at = *above;
+  }
+  for (auto each = chain.rbegin(); each != chain.rend() && queue_.size() < kWanted; ++each) {
+    queue_.push_back({each->slot, warehouse_.pool_.load(each->slot).generation});
+    queued_.insert(each->slot);
+  }
+}
+
+std::optional<EntryView> HbmTier::still_wanted(const Wanted& wanted) const {
+  const SlotWord word = warehouse_.pool_.load(wanted.slot);
+  if (word.state != SlotState::live || word.generation != wanted.generation ||
+      copies_.contains(wanted.slot))
+    return std::nullopt;
+  const auto view = warehouse_.catalog_.at(warehouse_.pool_.page_at(wanted.slot));
+  if (!view || !view->in_dram() || view->slot != wanted.slot || warehouse_.is_cleared(*view) ||
+      !warehouse_.has_good_header(wanted.slot))
+    return std::nullopt;
+  const bool child = warehouse_.catalog_.node(view->page).parent != kNoPage;
+  if (child && !copies_.contains(parent_of(*view))) return std::nullopt;
+  return view;
+}
+
+void HbmTier::pump() {
+  if (!serving() || under_way_ != 0) return;
+  std::vector<HbmPage> batch;
+  uint64_t bytes = 0;
+  for (; !queue_.empty() && bytes < HbmCopier::kBatchBytes; queue_.pop_front()) {
+    const Wanted wanted = queue_.front();
+    queued_.erase(wanted.slot);
+    const auto view = still_wanted(wanted);
+    if (!view) continue;
+    const uint64_t page_bytes = warehouse_.spaces_[view->space].shape.slot_bytes();
+    const auto offset = place_for(*view, page_bytes);
+    if (!offset) continue;
+    batch.push_back(page_of(*view, wanted.generation, *offset));
+    copies_[wanted.slot] = {wanted.generation, *offset, page_bytes};
+    const SlotId parent = parent_of(*view);
+    policy_of(wanted.slot)
+        .inserted(warehouse_.pool_.resident(wanted.slot),
+                  parent == kNoSlot || &warehouse_.pool_.class_of(parent) !=
+                                           &warehouse_.pool_.class_of(wanted.slot)
+                      ? kNoPage
+                      : warehouse_.pool_.resident(parent));
+    bytes += page_bytes;
+  }
+  if (batch.empty()) return;
+  under_way_ = batch.size();
+  copier_.submit(std::move(batch));
+}
+
+HbmPage HbmTier::page_of(const EntryView& view, uint64_t generation, uint64_t offset) const {
+  const SlotMeta* meta = warehouse_.pool_.meta(view.slot);
+  const NamespaceShape& shape = warehouse_.spaces_[view.space].shape;
+  HbmPage page;
+  page.slot = view.slot;
+  page.generation = generation;
+  page.from = warehouse_.pool_.payload(view.slot);
+  page.offset = offset;
+  page.key = view.key;
+  page.shard_bytes = shape.shard_bytes;
+  page.digests.assign(digests_of(meta), digests_of(meta) + shape.shards);
+  return page;
+}
+
+// A free place, or one of colder pages.
+std::optional<uint64_t> HbmTier::place_for(const EntryView& view, uint64_t bytes) {
+  if (const auto offset = places_->take(bytes)) return offset;
+  if (bytes > places_->slab_bytes()) return std::nullopt;
+  if (places_->slabs_of(bytes) == 0)
+    take_slab();
+  else if (demote(view, parent_of(view)) == 0)
+    return std::nullopt;
+  reap();
+  return places_->take(bytes);
+}
+
+// Some of the coldest copies of the candidate's size, those that are colder than it.
+size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
+  const SlotClass& cls = warehouse_.pool_.class_of(candidate.slot);
+  const uint64_t bytes = cls.cut.slot_bytes();
+  // What still waits for its readers is room that is coming: no more is dropped than is wanted.
+  const size_t coming = static_cast<size_t>(std::ranges::count_if(
+      leaving_, [bytes](const Leaving& each) { return each.bytes == bytes; }));
+  const size_t wish = std::min(kVictims, queue_.size() + 1);
+  if (coming >= wish) return 0;
+  const KeepSome keep([&](PageId resident) {
+    const SlotId slot = warehouse_.pool_.slot_of(cls, resident);
+    const auto copy = copies_.find(slot);
+    return slot == parent || copy == copies_.end() || !copy->second.published;
+  });
+  std::array<PageId, kVictims> residents;
+  const size_t found =
+      policy_of(candidate.slot).victims(std::span(residents).first(wish - coming), keep);
+  const uint64_t heat = warehouse_.heat(candidate);
+  size_t dropped = 0;
+  for (size_t i = 0; i < found; ++i) {
+    const SlotId slot = warehouse_.pool_.slot_of(cls, residents[i]);
+    const auto view = warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
+    if (view && warehouse_.heat(*view) >= heat) break;
+    drop(slot, HbmGone::demoted);
+    ++dropped;
+  }
+  return dropped;
+}
+
+void HbmTier::take_slab() {
+  const auto slab = places_->close_one();
+  if (!slab) return;
+  std::vector<SlotId> there;
+  for (const auto& [slot, copy] : copies_)
+    if (copy.published && places_->slab_of(copy.offset) == *slab) there.push_back(slot);
+  for (const SlotId slot : there) drop_chain(slot);
+}
+
+// With what is below it, wherever that is: so that no copy stays without its parent's.
+void HbmTier::drop_chain(SlotId slot) {
+  std::vector<SlotId> slots{slot};
+  while (!slots.empty()) {
+    const SlotId next = slots.back();
+    slots.pop_back();
+    if (!has(next)) continue;
+    const PageId page = warehouse_.pool_.page_at(next);
+    drop(next, HbmGone::rebalanced);
+    for (PageId child = warehouse_.catalog_.node(page).first_child; child != kNoPage;
+         child = warehouse_.catalog_.node(child).next)
+      if (const auto view = warehouse_.catalog_.at(child); view && view->in_dram())
+        slots.push_back(view->slot);
+  }
+}
+
+}  // namespace kvw
