@@ -95,7 +95,7 @@ class Inspection:
             self.findings = self._core.events()
             status = self._core.status()
             tiers = status["tiers"]
-            if not any(tiers[name]["left"]["window"] for name in tiers):
+            if not any(tiers[name]["left"]["window"] for name in ("dram", "nvme")):
                 return
             index_pages = 2 * max(status["index"]["capacity"], int(self.recovery["records"]))
             self._core.stop()
