@@ -4,25 +4,19 @@ the device; and beside the same scatter without a digest, for the digest's share
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-import kvwarehouse as kvw
-from gpu_bench.cards import Card, Memory
+from gpu_bench.cards import Card
+from gpu_bench.pages import PATIENCE_S, DevicePages
 from gpu_bench.wanted import DIGEST, HBM, Outcome
 from kvwarehouse.cli.bench.figures import Figure
 from kvwarehouse.cli.bench.rounds import Rounds, in_turns, timed
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
-_PAGE_TOKENS = 16
-_PATIENCE_S = 120.0
 _LIMIT = "one copy in the device"
 _GOAL, _DIGEST_GOAL = "ratio 0.8 or more", "under 5 %"
 _SIZES = (1 << 20, 2 << 20, 8 << 20)
@@ -58,7 +52,7 @@ def hbm(
     daemon.environment.update(environment or {})
     with daemon as serving:
         for page_bytes in work.page_sizes:
-            with serving.connect(timeout_s=_PATIENCE_S) as client:
+            with serving.connect(timeout_s=PATIENCE_S) as client:
                 pages = _Pages(client, memory, page_bytes)
                 pages.make_hot()
                 sides: list[Callable[[], float]] = [
@@ -99,44 +93,23 @@ def _share(sample: Sample) -> float:
     return 100 * max(0.0, statistics.median((load - scatter) / load for load, scatter in pairs))
 
 
-class _Pages:
-    """All of a device's cache as pages, in an order without neighbours."""
-
-    def __init__(self, client: kvw.Client, memory: Memory, page_bytes: int) -> None:
-        self.space = kvw.Namespace(
-            model="bench-gpu",
-            weights="none",
-            dtype="uint8",
-            layout=f"bench-hbm/{page_bytes}",
-            page_tokens=_PAGE_TOKENS,
-            page_bytes=page_bytes,
-        )
-        self._client = client
-        self._opened = client.open(self.space)
-        self._count = memory.size_bytes // page_bytes
-        self.order = np.random.default_rng(page_bytes).permutation(self._count)
-        self._regions = memory.blocks(page_bytes, self.order)
-        self._tokens = np.arange(self._count * _PAGE_TOKENS, dtype=np.uint32)
-
+class _Pages(DevicePages):
     def make_hot(self) -> None:
         """Stored from the device, and loaded until all of it comes from HBM."""
         until(self._serves, "the HBM tier is there")
-        stored = self._opened.store(self._tokens, self._regions, timeout_s=_PATIENCE_S)
-        if stored.stored != self._count:
-            raise RuntimeError(f"{stored} of {self._count} pages from the device")
-        until(self._all_from_hbm, "all pages come from HBM", deadline_s=_PATIENCE_S)
+        self.store()
+        until(self._all_from_hbm, "all pages come from HBM", deadline_s=PATIENCE_S)
 
     def load(self) -> float:
         before = self._from_hbm()
-        start = time.perf_counter()
-        loaded = self._opened.load(self._tokens, self._regions, timeout_s=_PATIENCE_S)
-        took = time.perf_counter() - start
-        if loaded != self._count or self._from_hbm() - before != self._count:
-            raise RuntimeError(f"{loaded!r} of {self._count} pages from HBM: {loaded.missed}")
+        took = super().load()
+        found = self._from_hbm() - before
+        if found != self.count:
+            raise RuntimeError(f"{found} of {self.count} pages came from HBM")
         return took
 
     def _serves(self) -> bool:
-        tier = self._client.status()["core"]["tiers"]["hbm"]
+        tier = self.client.status()["core"]["tiers"]["hbm"]
         if tier["health"] == "failed":
             raise RuntimeError(f"no HBM tier: {tier['reason']}")
         return bool(tier["health"] == "ok")
@@ -148,5 +121,4 @@ class _Pages:
             return False
 
     def _from_hbm(self) -> int:
-        native: Any = self._client._path  # nobody else asks for it
-        return int(native.native.counters()["pages_loaded_hbm"])
+        return int(self.native.counters()["pages_loaded_hbm"])

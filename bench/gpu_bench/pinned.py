@@ -3,24 +3,19 @@ page-locked memory and the device."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import kvwarehouse as kvw
 from gpu_bench.cards import Card, Memory
+from gpu_bench.pages import PATIENCE_S, DevicePages
 from gpu_bench.wanted import FROM_GPU, TO_GPU, Outcome
 from kvwarehouse.cli.bench.figures import Figure
 from kvwarehouse.cli.bench.rounds import alternate, timed
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
-_PAGE_TOKENS = 16
-_PATIENCE_S = 120.0
 _GOAL = "ratio 0.9 or more"
 _LIMIT = "one large copy"
 _SIZES = (256 << 10, 1 << 20, 2 << 20, 8 << 20)
@@ -42,7 +37,7 @@ def pinned(card: Card, folder: Path, work: Work) -> Outcome:
     from_gpu: list[Figure] = []
     with Serving(folder, dram=str(4 * work.moved_bytes)) as serving:
         for page_bytes in work.page_sizes:
-            with serving.connect(timeout_s=_PATIENCE_S) as client:
+            with serving.connect(timeout_s=PATIENCE_S) as client:
                 pages = _Pages(client, memory, page_bytes)
                 pages.make_ready()
                 for name, ours, to_device in (
@@ -75,54 +70,9 @@ def _copying(card: Card, memory: Memory, host: Any, *, to_device: bool) -> Any:
     return lambda: timed(lambda: card.copy(memory, host, to_device=to_device))
 
 
-class _Pages:
-    """All of a device's cache as pages, in an order without neighbours."""
-
-    def __init__(self, client: kvw.Client, memory: Memory, page_bytes: int) -> None:
-        self.space = kvw.Namespace(
-            model="bench-gpu",
-            weights="none",
-            dtype="uint8",
-            layout=f"bench/{page_bytes}",
-            page_tokens=_PAGE_TOKENS,
-            page_bytes=page_bytes,
-        )
-        self._client = client
-        self._opened = client.open(self.space)
-        self._count = memory.size_bytes // page_bytes
-        order = np.random.default_rng(page_bytes).permutation(self._count)
-        self._regions = memory.blocks(page_bytes, order)
-        self._prompts = 0
-        self._tokens = self._next()
-
+class _Pages(DevicePages):
     def make_ready(self) -> None:
         """The kernels are compiled and the whole arena is registered: what happens once."""
         self.store()
         self.load()
-        native: Any = self._client._path  # nobody else asks for it
-        until(lambda: native.native.registration()[1], "the arena is registered with CUDA")
-
-    def store(self) -> float:
-        """Seconds for pages that no tier has; those of the store before are cleared first."""
-        self._client.clear(self.space)
-        self._tokens = self._next()
-        start = time.perf_counter()
-        stored = self._opened.store(self._tokens, self._regions, timeout_s=_PATIENCE_S)
-        took = time.perf_counter() - start
-        if stored.stored != self._count:
-            raise RuntimeError(f"{stored} of {self._count} pages from the device")
-        return took
-
-    def load(self) -> float:
-        start = time.perf_counter()
-        loaded = self._opened.load(self._tokens, self._regions, timeout_s=_PATIENCE_S)
-        took = time.perf_counter() - start
-        if loaded != self._count:
-            raise RuntimeError(f"{loaded!r} of {self._count} pages to the device: {loaded.missed}")
-        return took
-
-    def _next(self) -> Any:
-        self._prompts += 1
-        tokens = np.arange(self._count * _PAGE_TOKENS, dtype=np.uint32)
-        tokens[:_PAGE_TOKENS] = self._prompts
-        return tokens
+        until(lambda: self.native.registration()[1], "the arena is registered with CUDA")

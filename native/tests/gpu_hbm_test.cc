@@ -40,10 +40,7 @@ TEST(page_is_moved_once_and_by_the_device_alone_when_it_is_in_hbm) {
   HbmRig rig(shape_of(kPage, 1), 8 * kMiB);
   rig.start();
   const auto client = rig.connect();
-  const Chain chain(rig.daemon.shape(), 1, 20);
-  chain.store_all(*client);
-  rig.check_load(*client, chain, kPage);
-  rig.settle();
+  const Chain chain = rig.promoted(*client, 1, 20, kPage);
   const uint64_t bytes = rig.model.count("copied_bytes"), launches = rig.model.count("launches");
   CHECK_EQ(rig.check_load(*client, chain, kPage), 20);
   CHECK_EQ(rig.model.count("launches") - launches, 1);
@@ -149,10 +146,7 @@ TEST(damaged_copy_is_dropped_and_its_page_comes_from_dram) {
   HbmRig rig(shape_of(kPage, 1), 8 * kMiB);
   rig.start();
   const auto client = rig.connect();
-  const Chain chain(rig.daemon.shape(), 1, 9);
-  chain.store_all(*client);
-  rig.check_load(*client, chain, kPage);
-  rig.settle();
+  const Chain chain = rig.promoted(*client, 1, 9, kPage);
   const std::byte flipped = bytes_of(chain.pages[5].key, 0, kPage)[kPage - 1] ^ std::byte{4};
   rig.model.poke(rig.address(chain.pages[5]) + kPage - 1, &flipped, 1);
   CHECK_EQ(rig.check_load(*client, chain, 4096), 5);  // those before it, all nine with right bytes
@@ -188,10 +182,7 @@ TEST(copies_go_with_their_pages_when_these_are_evicted_or_cleared) {
   rig.start();
   const auto client = rig.connect();
   for (uint64_t epoch = 1; epoch < 4; ++epoch) {
-    const Chain chain(rig.daemon.shape(), epoch, 9);
-    chain.store_all(*client);
-    rig.check_load(*client, chain, kPage);
-    rig.settle();
+    const Chain chain = rig.promoted(*client, epoch, 9, kPage);
     CHECK_EQ(rig.status().pages, 9);
     if (epoch == 2)
       rig.daemon.call([&](Warehouse& w) { return w.clear(0, 100); });
@@ -209,10 +200,7 @@ TEST(copies_are_evicted_alone_and_the_pages_stay) {
   HbmRig rig(shape_of(kPage, 1), 8 * kMiB);
   rig.start();
   const auto client = rig.connect();
-  const Chain chain(rig.daemon.shape(), 1, 9);
-  chain.store_all(*client);
-  rig.check_load(*client, chain, kPage);
-  rig.settle();
+  const Chain chain = rig.promoted(*client, 1, 9, kPage);
   const uint64_t left = rig.daemon.call([&](Warehouse& w) {
     uint64_t count = 0;
     w.evict(0, 4, "hbm", count);
@@ -227,10 +215,7 @@ TEST(place_is_not_given_out_again_while_a_device_may_read_it) {
   HbmRig rig(shape_of(kPage, 1), 2 * kMiB);
   rig.start();
   const auto client = rig.connect();
-  const Chain chain(rig.daemon.shape(), 1, 8);
-  chain.store_all(*client);
-  rig.check_load(*client, chain, kPage);
-  rig.settle();
+  const Chain chain = rig.promoted(*client, 1, 8, kPage);
   DeviceCache cache(rig.model, 8, kPage, 4096);
   rig.model.set("hold", 1);
   const uint64_t launches = rig.model.count("launches");
@@ -317,10 +302,7 @@ TEST(client_of_another_device_loads_from_dram) {
   rig.daemon.options.hbm.device = 1;
   rig.start();
   const auto client = rig.connect(0);
-  const Chain chain(rig.daemon.shape(), 1, 9);
-  chain.store_all(*client);
-  rig.check_load(*client, chain, kPage);
-  rig.settle();
+  const Chain chain = rig.promoted(*client, 1, 9, kPage);
   CHECK_EQ(rig.status().pages, 9);
   CHECK_EQ(rig.check_load(*client, chain, kPage), 0);
 }
@@ -329,10 +311,7 @@ TEST(new_daemon_begins_with_nothing_in_hbm_and_all_in_dram) {
   HbmRig rig(shape_of(kPage, 1), 8 * kMiB);
   rig.start();
   const auto client = rig.connect();
-  const Chain chain(rig.daemon.shape(), 1, 9);
-  chain.store_all(*client);
-  rig.check_load(*client, chain, kPage);
-  rig.settle();
+  const Chain chain = rig.promoted(*client, 1, 9, kPage);
   CHECK_EQ(rig.check_load(*client, chain, kPage), 9);
   rig.daemon.stop();
   CHECK_EQ(rig.check_load(*client, chain, kPage), 9);  // the old pool, which nobody writes

@@ -63,6 +63,14 @@ struct HbmRig {
     CHECK(cache.gaps_hold());
     return from_hbm(client) - before;
   }
+  // A new chain of so many pages, stored and used again: in HBM, as far as it will be.
+  Chain promoted(Client& client, uint64_t number, uint32_t pages, size_t piece_bytes) {
+    Chain chain(daemon.shape(), number, pages);
+    chain.store_all(client);
+    check_load(client, chain, piece_bytes);
+    settle();
+    return chain;
+  }
   static void check(const Chain& chain, const DeviceCache& cache, uint32_t shard = 0) {
     for (size_t page = 0; page < chain.pages.size(); ++page)
       CHECK(cache.page(page) == bytes_of(chain.pages[page].key, shard, chain.shape.shard_bytes));

@@ -14,6 +14,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.tiny_llama import tiny_llama
 from kvwarehouse.testing.until import until
 from kvwarehouse_connectors.common.layout import BlockLayout, by_memory, pieces_of
 from kvwarehouse_connectors.common.outbox import Outbox
@@ -233,21 +234,7 @@ def test_transformers_reuse_a_prompt_bit_for_bit(torch: Any, serving: Serving) -
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=64**-0.5,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval().cuda()
+    model = tiny_llama(torch, transformers).cuda()
     prompt = torch.randint(0, 512, (1, 150))
     with serving.connect(timeout_s=TIMEOUT_S) as client:
         results = {}
