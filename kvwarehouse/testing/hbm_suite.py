@@ -5,6 +5,8 @@ class inherits it and has the fixtures `device` (as DeviceSuite's) and `serving`
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,16 @@ def serves(client: kvw.Client) -> None:
     until(lambda: hbm(client)["health"] == "ok", "the pool is there")
 
 
+@contextmanager
+def stored(serving: Serving) -> Iterator[tuple[kvw.Client, kvw.OpenNamespace]]:
+    """A client of a daemon that has its pool, and prompt 1 with what seed 1 makes."""
+    with serving.connect(timeout_s=60) as client:
+        serves(client)
+        ns = client.open(SPACE)
+        assert ns.store(prompt(1), noise(1)).stored == PAGES
+        yield client, ns
+
+
 def from_hbm(client: kvw.Client) -> int:
     native: Any = client._path  # counters of this client alone
     return int(native.native.counters()["pages_loaded_hbm"])
@@ -89,11 +101,8 @@ class HbmSuite:
     def test_pages_that_were_used_come_from_hbm_as_rows_and_as_blocks(
         self, device: Any, serving: Serving
     ) -> None:
-        with serving.connect(timeout_s=60) as client:
-            serves(client)
-            ns = client.open(SPACE)
+        with stored(serving) as (client, ns):
             data = noise(1)
-            assert ns.store(prompt(1), data).stored == PAGES
             load_until_hbm(device, client, 1, 1)
             order = [7, 0, 3, 5, 1, 6]
             cache = device.array(np.zeros((3, 8 * PAGE_BYTES // 3), np.uint8))
@@ -109,10 +118,7 @@ class HbmSuite:
             assert core(client)["tiers"]["dram"]["pages"] == PAGES
 
     def test_pages_that_are_cleared_are_in_no_tier(self, device: Any, serving: Serving) -> None:
-        with serving.connect(timeout_s=60) as client:
-            serves(client)
-            ns = client.open(SPACE)
-            assert ns.store(prompt(1), noise(1)).stored == PAGES
+        with stored(serving) as (client, ns):
             load_until_hbm(device, client, 1, 1)
             client.clear(SPACE)
             out = device.array(np.zeros_like(noise(1)))
@@ -123,10 +129,7 @@ class HbmSuite:
             load_until_hbm(device, client, 1, 2)
 
     def test_copies_are_evicted_and_their_pages_stay(self, device: Any, serving: Serving) -> None:
-        with serving.connect(timeout_s=60) as client:
-            serves(client)
-            ns = client.open(SPACE)
-            assert ns.store(prompt(1), noise(1)).stored == PAGES
+        with stored(serving) as (client, ns):
             load_until_hbm(device, client, 1, 1)
             assert client.evict(SPACE, 100, "hbm") == PAGES
             before = from_hbm(client)
@@ -152,10 +155,7 @@ class HbmSuite:
     def test_daemon_that_is_killed_leaves_its_pool_to_those_who_read_it(
         self, device: Any, serving: Serving
     ) -> None:
-        with serving.connect(timeout_s=60) as client:
-            serves(client)
-            ns = client.open(SPACE)
-            assert ns.store(prompt(1), noise(1)).stored == PAGES
+        with stored(serving) as (client, ns):
             load_until_hbm(device, client, 1, 1)
             serving.kill()
             before = from_hbm(client)
@@ -168,10 +168,7 @@ class HbmSuite:
     def test_client_that_is_killed_while_it_reads_leaves_nothing_behind(
         self, device: Any, serving: Serving
     ) -> None:
-        with serving.connect(timeout_s=60) as client:
-            serves(client)
-            ns = client.open(SPACE)
-            assert ns.store(prompt(1), noise(1)).stored == PAGES
+        with stored(serving) as (client, ns):
             given = {key: value for key, value in os.environ.items() if key in _DRIVER}
             program = READER.format(device=device.of_another_process)
             for _round in range(3):
