@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from kvwarehouse.testing import cuda_model
+from kvwarehouse.testing.cuda_model import ModelDevice
 
 # Exported, so that the other processes of the run use it too, and daemons and native programs that
 # tests start.
@@ -70,3 +71,18 @@ def cuda_driver(built_cuda_model: Path) -> Iterator[Path]:
         for name, value in cuda_model.environment(built_cuda_model).items():
             patch.setenv(name, value)
         yield built_cuda_model
+
+
+@pytest.fixture(scope="module")
+def device(cuda_driver: Path) -> ModelDevice:
+    """The model's device 0."""
+    return ModelDevice(cuda_driver)
+
+
+@pytest.fixture
+def contract_kept(device: ModelDevice) -> Iterator[None]:
+    """Whatever a test does to the device ends with it, and the driver's contract was kept."""
+    yield
+    for name in ("hold", "lost"):
+        device.set(name, 0)
+    assert device.count("violations") == 0

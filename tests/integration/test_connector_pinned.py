@@ -33,6 +33,8 @@ from kvwarehouse_connectors.common.pinned_memory import PinnedMemory
 from kvwarehouse_connectors.common.proof import Proof
 from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 
+pytestmark = pytest.mark.usefixtures("contract_kept")
+
 BLOCKS = 9
 LAYERS = 3
 STAGING_BYTES = 8 << 20
@@ -155,20 +157,6 @@ class Buffer(RowsOnly):
         loaded = space.load(keys=run.key_runs(begin), out=rows, shard=shard, timeout_s=timeout_s)
         self.scatter(run.blocks[begin : begin + int(loaded)], rows[: int(loaded)])
         return loaded
-
-
-@pytest.fixture(scope="module")
-def device(cuda_driver: Path) -> ModelDevice:
-    return ModelDevice(cuda_driver)
-
-
-@pytest.fixture(autouse=True)
-def untouched(device: ModelDevice) -> Iterator[None]:
-    """Whatever a test does to the device, and that the driver's contract was kept."""
-    yield
-    for name in ("hold", "lost"):
-        device.set(name, 0)
-    assert device.count("violations") == 0
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,6 @@ from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
 
-@pytest.fixture(scope="module")
-def device(cuda_driver: Path) -> ModelDevice:
-    return ModelDevice(cuda_driver)
-
-
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
     with Serving(tmp_path, dram="16MiB", limbo_after_s="0.3", grace_s="0.2") as serving:

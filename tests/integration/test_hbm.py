@@ -17,11 +17,6 @@ from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
 
-@pytest.fixture(scope="module")
-def device(cuda_driver: Path) -> ModelDevice:
-    return ModelDevice(cuda_driver)
-
-
 @pytest.fixture
 def unstarted(tmp_path: Path, cuda_driver: Path) -> Iterator[Serving]:
     serving = Serving(tmp_path, dram="64MiB", hbm=HBM, grace_s="0.2")

@@ -26,6 +26,8 @@ from kvwarehouse_connectors.common.device_copies import DeviceCopies
 from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 from kvwarehouse_connectors.transformers.transfer import DeviceTransfer, Stored
 
+pytestmark = pytest.mark.usefixtures("contract_kept")
+
 PAGE_TOKENS = 16
 PAGES = 5
 ROOM_TOKENS = 100
@@ -107,18 +109,6 @@ class Rig:
             page_tokens=PAGE_TOKENS,
             page_bytes=self.geometry.page_bytes,
         )
-
-
-@pytest.fixture(scope="module")
-def device(cuda_driver: Path) -> ModelDevice:
-    return ModelDevice(cuda_driver)
-
-
-@pytest.fixture(autouse=True)
-def untouched(device: ModelDevice) -> Iterator[None]:
-    yield
-    device.set("hold", 0)
-    assert device.count("violations") == 0
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,8 @@ from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
 
+pytestmark = pytest.mark.usefixtures("contract_kept")
+
 BLOCKS = 7
 TIMEOUT_S = 60.0
 
@@ -98,18 +100,6 @@ class Host(RowsOnly):
 
     def load(self, *_: Any) -> kvw.Loaded:
         raise AssertionError("not this way")
-
-
-@pytest.fixture(scope="module")
-def device(cuda_driver: Path) -> ModelDevice:
-    return ModelDevice(cuda_driver)
-
-
-@pytest.fixture(autouse=True)
-def untouched(device: ModelDevice) -> Iterator[None]:
-    yield
-    device.set("hold", 0)
-    assert device.count("violations") == 0
 
 
 @pytest.fixture(scope="module")
