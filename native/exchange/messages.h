@@ -164,11 +164,9 @@ struct Located {
   uint64_t segments_held;  // that a session may hold at a time
 };
 
-// hbm: nothing. hbm_shared: one HbmShared, and the descriptors of the table (hbm/table.h) and of
-// the pool, as the driver exports it. Refused with "hbm_not_ready" while there is no pool.
-struct HbmShared {
-  uint64_t pool_bytes;
-};
+// hbm, hbm_shared: nothing. With the latter the descriptors of the table (hbm/table.h), which has
+// what there is to know of the pool, and of the pool, as the driver exports it. Refused with
+// "hbm_not_ready" while there is no pool.
 
 // refused: text "kind\0code\0message".
 

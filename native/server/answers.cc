@@ -205,8 +205,7 @@ bool Server::answer_hbm(Connection& connection, const MessageHead& head) {
                 "this daemon has no pool in HBM (kvwarehouse status says why); pages come from "
                 "DRAM");
   Writer writer(MessageType::hbm_shared, head.request);
-  writer.put(HbmShared{hbm->pool_bytes()});
-  writer.set_counts(1, 2);
+  writer.set_counts(0, 2);
   const std::array<int, 2> descriptors{hbm->table()->fd(), hbm->pool_fd()};
   return send(connection, writer.finish(), descriptors);
 }

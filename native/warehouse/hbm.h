@@ -60,7 +60,6 @@ class HbmTier {
   // What a client is given: null until there is a pool, and when it is off.
   const HbmTable* table() const { return off_ ? nullptr : table_.get(); }
   int pool_fd() const { return pool_.fd.get(); }
-  uint64_t pool_bytes() const { return pool_.bytes; }
   uint64_t pool_address() const { return pool_.address; }
   // Of a copy, in the pool. For tests.
   std::optional<uint64_t> offset_of(SlotId slot) const;
