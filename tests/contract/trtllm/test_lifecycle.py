@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+import kvwarehouse as kvw
 from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
 from trtllm_model.ranks import Engine, Spec
 from trtllm_model.request import State
 
 Start = Callable[..., Engine]
 Prompt = Callable[[int], list[int]]
+
+# Traffic goes on until something was loaded, however slow the machine is beside the model's steps.
+LEAST_ACTS, MOST_ACTS = 60, 2_000
 
 
 def prepared(start: Start, tokens: list[int], **changes: Any) -> Engine:
@@ -190,6 +195,25 @@ def test_chunk_after_chunk_is_stored_as_it_is_computed(start: Start, prompt: Pro
     engine.run()
 
 
+def running(engine: Engine) -> list[int]:
+    """Requests that hold blocks and compute."""
+    return [
+        name
+        for name, request in engine.executor.requests.items()
+        if request.model.state in (State.CONTEXT_INIT, State.GENERATION) and request.model.allocated
+    ]
+
+
+def wait_found(engines: list[Engine], client: kvw.Client) -> None:
+    """Until all ranks are connected with the daemon that was started anew."""
+    client.refresh(timeout_s=60)
+    now = client.control().incarnation
+    for engine in engines:
+        upkeep = engine.scheduler._upkeep
+        until(lambda at=upkeep: at.client.control().incarnation == now, "the daemon is found")
+        engine.ready()
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -206,16 +230,16 @@ def test_traffic_of_all_kinds_never_meets_a_wrong_byte(
     model checks every byte that attention reads."""
     roots = [[rng.randrange(50_000) for _ in range(40)] for _ in range(3)]
     engines = [start(spec).ready(), start(spec).ready()]
+
+    def loaded() -> int:
+        return sum(sum(engine.counted("loaded_blocks")) for engine in engines)
+
     with serving.connect() as client:
-        for number in range(60):
+        for number in range(MOST_ACTS):
+            if number >= LEAST_ACTS and loaded():
+                break
             engine = rng.choice(engines)
             act = rng.random()
-            running = [
-                name
-                for name, request in engine.executor.requests.items()
-                if request.model.state in (State.CONTEXT_INIT, State.GENERATION)
-                and request.model.allocated
-            ]
             if act < 0.55:
                 length = rng.randrange(1, 90)
                 tail = [rng.randrange(50_000) for _ in range(30)]
@@ -224,13 +248,15 @@ def test_traffic_of_all_kinds_never_meets_a_wrong_byte(
                 engine.submit(tokens, rng.randrange(1, 12), salt)
             elif act < 0.65 and engine.executor.requests:
                 engine.abort(rng.choice(list(engine.executor.requests)))
-            elif act < 0.75 and running and spec.kind == "layout":
-                engine.preempt(rng.choice(running))
+            elif act < 0.75 and spec.kind == "layout" and running(engine):
+                engine.preempt(rng.choice(running(engine)))
             elif act < 0.85:
                 client.evict(None, rng.randrange(1, 20))
             elif act < 0.88 and number > 20:
                 serving.kill()
                 serving.start()
+                if rng.random() < 0.5:  # else traffic goes on before the engines find it again
+                    wait_found(engines, client)
             for one in engines:
                 one.step(rng.randrange(1, 6))
         for engine in engines:
@@ -238,4 +264,4 @@ def test_traffic_of_all_kinds_never_meets_a_wrong_byte(
             assert engine.counted("failed_loads") == [0, 0]
             assert engine.scheduler._requests == {}
             assert engine.idle_blocks()[0] == engine.idle_blocks()[1]
-    assert sum(sum(engine.counted("loaded_blocks")) for engine in engines)
+    assert loaded()
