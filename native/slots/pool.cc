@@ -226,6 +226,14 @@ SlotId Pool::slot_of(const SlotClass& cls, uint32_t resident) const {
 
 PageId& Pool::page_at(SlotId slot) { return pages_[slots_.slab_of(slot)][slots_.place_of(slot)]; }
 
+void Pool::prefetch(SlotId slot) const {
+  constexpr size_t kLines = 4;  // of its metadata: all of a page of 16 tokens
+  __builtin_prefetch(&slots_.word(slot), 1);
+  __builtin_prefetch(&pages_[slots_.slab_of(slot)][slots_.place_of(slot)], 1);
+  const auto* meta = reinterpret_cast<const std::byte*>(this->meta(slot));
+  for (size_t line = 0; line < kLines; ++line) __builtin_prefetch(meta + line * 64, 1);
+}
+
 void Pool::store(SlotId slot, SlotWord word, std::memory_order order) {
   slots_.word(slot).store(word.pack(), order);
 }

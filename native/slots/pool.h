@@ -79,6 +79,13 @@ class Pool {
 
   PageId& page_at(SlotId slot);  // the page in a LIVE or CLOSING slot, else kNoPage
 
+  // Brings what is written of a slot when it is taken, sealed or published into the cache.
+  void prefetch(SlotId slot) const;
+  // The same of the slot that take() gives after `ahead` others.
+  void prefetch_free(const SlotClass& cls, size_t ahead) const {
+    if (ahead < cls.free.size()) prefetch(cls.free[ahead]);
+  }
+
   uint64_t ready_slabs() const { return ready_.size(); }
   uint64_t populated_slabs() const { return populated_; }
   const std::vector<std::unique_ptr<SlotClass>>& classes() const { return classes_; }

@@ -46,8 +46,10 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
   reserved.reserve(reserves.size());
   bool again = false;  // a page was dropped that is worth asking for again
   for (size_t at = 0; at < reserves.size(); ++at) {
-    if (at + kPrefetchAhead < reserves.size())
+    if (at + kPrefetchAhead < reserves.size()) {
       catalog_.prefetch(reserves[at + kPrefetchAhead].fields->key);
+      pool_.prefetch_free(*spaces_[step.ordinal].cls, kPrefetchAhead);
+    }
     const ReserveRequest& item = reserves[at];
     const ReserveAnswer answer = reserve(step, item);
     reserved.push_back(answer);
@@ -64,8 +66,7 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
 void Warehouse::prefetch(const Seal& seal) const {
   const auto found = groups_.find(seal.slot);
   if (found == groups_.end()) return;
-  const auto* meta = reinterpret_cast<const std::byte*>(pool_.meta(seal.slot));
-  for (size_t line = 0; line < 4; ++line) __builtin_prefetch(meta + line * 64, 1);
+  pool_.prefetch(seal.slot);
   catalog_.prefetch_write(found->second.key);
 }
 
