@@ -49,7 +49,7 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
 }
 
 bool Warehouse::awaits_child(SlotId slot) {
-  if (awaited_.empty()) return false;
+  if (open_.empty()) return false;
   const auto view = catalog_.at(pool_.page_at(slot));
   return view && awaits_child(*view);
 }
@@ -367,7 +367,7 @@ uint64_t Warehouse::sweep(size_t limit) {
   uint64_t dropped = 0;
   while (dropped < limit) {
     std::vector<EntryView> found;
-    const auto awaited = [this](const Key& parent) { return open_.contains(parent); };
+    const auto awaited = [this](const Key& parent) { return open_slot(parent) != kNoSlot; };
     for (const PageId page :
          catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kSweepBatch), awaited))
       // What a clear is yet to reach is left to it: it says how many pages it took.

@@ -170,10 +170,10 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
   const NamespaceShape& shape = spaces_[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
-  if (const auto open = open_.find(fields.key); open != open_.end()) {
+  if (const SlotId open = open_slot(fields.key); open != kNoSlot) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
-    if (!(pool_.meta(open->second)->namespace_id == shape.id)) return drop(Reason::mismatch);
-    return join(step.session, open->second, request);
+    if (!(pool_.meta(open)->namespace_id == shape.id)) return drop(Reason::mismatch);
+    return join(step.session, open, request);
   }
   if (const PageId page = catalog_.page_of(fields.key); page != kNoPage) {
     touch(page);
@@ -211,7 +211,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   const Reserve& fields = *request.fields;
   const Space& space = spaces_[step.ordinal];
   SlotId parent_slot = kNoSlot;
-  if (fields.position > 0 && !open_.contains(fields.parent)) {
+  if (fields.position > 0 && open_slot(fields.parent) == kNoSlot) {
     const auto parent = catalog_.find(fields.parent);
     if (!parent) return drop(Reason::parent_missing);
     touch(parent->page);
@@ -256,9 +256,14 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   const uint64_t generation = pool_.load(slot).generation;
   groups_[slot] = {generation, fields.key, step.boot_ns + options_.limbo_after_ns,
                    0,          false,      fields.parent};
-  open_[fields.key] = slot;
-  ++awaited_[fields.parent];
+  open_[fields.key].slot = slot;
+  ++open_[fields.parent].children;
   return {generation, slot, Answer::granted, Reason::none, 0};
+}
+
+SlotId Warehouse::open_slot(const Key& key) const {
+  const auto found = open_.find(key);
+  return found == open_.end() ? kNoSlot : found->second.slot;
 }
 
 bool Warehouse::room_is_coming() const {
@@ -274,9 +279,12 @@ void Warehouse::give_up(SlotId slot, Group& group) {
 }
 
 void Warehouse::no_longer_open(const Group& group) {
-  open_.erase(group.key);
-  const auto parent = awaited_.find(group.parent);
-  if (--parent->second == 0) awaited_.erase(parent);
+  const auto own = open_.find(group.key);
+  own->second.slot = kNoSlot;
+  if (own->second.over()) open_.erase(own);
+  const auto parent = open_.find(group.parent);
+  --parent->second.children;
+  if (parent->second.over()) open_.erase(parent);
 }
 
 bool Warehouse::settled(SlotId slot, const Group& group) const {

@@ -161,6 +161,13 @@ class Warehouse final : public nvme::LogHost {
   };
 
   using Groups = std::unordered_map<SlotId, Group>;
+  // Of a key: its RESERVED group's slot, or kNoSlot, and how many such groups are its children.
+  struct Opening {
+    SlotId slot = kNoSlot;
+    uint32_t children = 0;
+
+    bool over() const { return slot == kNoSlot && children == 0; }
+  };
 
   // reserve.cc
   // What is the same for all of an exchange.
@@ -175,6 +182,8 @@ class Warehouse final : public nvme::LogHost {
   ReserveAnswer join(SessionId session, SlotId slot, const ReserveRequest& request);
   ReserveAnswer open_group(const Step& step, const ReserveRequest& request);
   ReserveAnswer drop(Reason reason);
+  // kNoSlot: no group of this key is RESERVED.
+  SlotId open_slot(const Key& key) const;
   bool room_is_coming() const;
   Reason publish(Groups::iterator group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
@@ -188,7 +197,9 @@ class Warehouse final : public nvme::LogHost {
   // A page whose child is being written: without it the child could never be found. Not where NVMe
   // keeps the chain whole.
   bool awaits_child(const EntryView& view) const {
-    return !view.in_nvme() && awaited_.contains(view.key);
+    if (view.in_nvme()) return false;
+    const auto found = open_.find(view.key);
+    return found != open_.end() && found->second.children != 0;
   }
   bool awaits_child(SlotId slot);
   // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
@@ -264,8 +275,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   Groups groups_;
-  std::unordered_map<Key, SlotId, KeyHash> open_;             // RESERVED groups by key
-  std::unordered_map<Key, uint32_t, KeyHash> awaited_;        // parents of these, how often
+  std::unordered_map<Key, Opening, KeyHash> open_;  // of RESERVED groups, and of their parents
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
