@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
@@ -160,7 +161,7 @@ class Warehouse final : public nvme::LogHost {
     Key parent{};
   };
 
-  using Groups = std::unordered_map<SlotId, Group>;
+  using Groups = std::pmr::unordered_map<SlotId, Group>;
   // Of a key: its RESERVED group's slot, or kNoSlot, and how many such groups are its children.
   struct Opening {
     SlotId slot = kNoSlot;
@@ -274,8 +275,10 @@ class Warehouse final : public nvme::LogHost {
   std::vector<Space> spaces_;  // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  Groups groups_;
-  std::unordered_map<Key, Opening, KeyHash> open_;  // of RESERVED groups, and of their parents
+  // Of the tables that every exchange writes: close to each other, and used again at once.
+  std::pmr::unsynchronized_pool_resource nodes_;
+  Groups groups_{&nodes_};
+  std::pmr::unordered_map<Key, Opening, KeyHash> open_{&nodes_};  // of RESERVED groups, and of their parents
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
