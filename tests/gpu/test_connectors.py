@@ -1,5 +1,5 @@
 """The connectors' pages on a real GPU: torch's tensors, streams and events where
-tests/integration/test_connector_pinned.py has the contract model's."""
+tests/integration/pinned has the contract model's."""
 
 from __future__ import annotations
 

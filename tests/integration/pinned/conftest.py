@@ -1,0 +1,41 @@
+"""A daemon for each file of tests, and rigs on the contract model of CUDA's driver."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from pinned_parts.rig import Make, Rig
+
+
+@pytest.fixture(scope="module")
+def serving(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("disk"), dram="128MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def upkeep(serving: Serving) -> Iterator[Upkeep]:
+    upkeep = Upkeep(serving.address, UpkeepOptions(tick_s=0.01))
+    yield upkeep
+    upkeep.close()
+
+
+@pytest.fixture
+def make(device: ModelDevice, upkeep: Upkeep, rng: random.Random) -> Iterator[Make]:
+    made: list[Rig] = []
+
+    def rig(name: str = "NHD", dtype: str = "bfloat16") -> Rig:
+        made.append(Rig(device, upkeep, rng, name, dtype))
+        return made[-1]
+
+    yield rig
+    device.set("hold", 0)
+    for each in made:
+        each.outbox.close()

@@ -1,0 +1,45 @@
+"""The proof of the way, before it is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvwarehouse_connectors.common.layout import BlockLayout
+from kvwarehouse_connectors.common.proof import Proof
+from kvwarehouse_connectors.common.upkeep import Upkeep
+from pinned_parts.cache import LAYOUTS
+from pinned_parts.rig import Make
+
+pytestmark = pytest.mark.usefixtures("contract_kept")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_way_is_proven_by_the_stores_and_loads_that_will_go_it(
+    make: Make, upkeep: Upkeep, name: str
+) -> None:
+    rig = make(name)
+    before = rig.cache.pages()
+    launches = rig.device.count("launches")
+    assert Proof(upkeep, stores=True).of_the_way(rig.memory, [3, 5])
+    assert rig.device.count("launches") >= launches + 2
+    assert rig.buffer.loads == 0
+    assert np.array_equal(rig.cache.pages(), before)
+
+
+def test_way_to_the_wrong_place_is_found_out(
+    make: Make, upkeep: Upkeep, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make("keys then values")
+    bases = rig.cache.layout.bases.copy()
+    bases[:2] = bases[1::-1]  # keys and values of the first layer
+    wrong = BlockLayout(
+        rig.cache.layout.tensors,
+        bases,
+        rig.cache.layout.strides,
+        rig.cache.layout.piece_bytes,
+        "wrong",
+    )
+    rig.memory._layout = wrong
+    assert not Proof(upkeep, stores=True).of_the_way(rig.memory, [3, 5])
+    assert "came back with other bytes" in caplog.text
