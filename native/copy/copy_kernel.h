@@ -14,6 +14,11 @@
 // 0.78 (0.70 to 0.83); half a leaf further 0.77 and 0.86. A loop that hashes the registers it
 // stores would own a copy of the hash. Asking ahead does nothing for copies without a digest.
 //
+// A digest alone asks for the first half of the next leaf before it hashes one: the processor's own
+// prefetching ends with each 4 KiB. On such a guest, AVX-512, cold pages of 256 KiB, median of 11
+// rounds in turns: 11.7 GB/s (a quarter of a leaf more or less: 10.6 and 11.4; all of it: 9.3), and
+// 8.5 without.
+//
 // A gather asks ahead through the pieces, because the processor's own prefetching ends with each.
 // Pages of 64 pieces of 1, 4 and 16 KiB at random places, by the processor time of one thread on
 // such a guest while it was busy, median of 9 to 15 rounds in turns: 0.50, 0.79 and 0.87; asking
@@ -40,6 +45,7 @@ constexpr size_t kStreamPieceBytes = 512;
 
 constexpr size_t kAheadBytes = kBlockBytes + kBlockBytes / 4;
 constexpr size_t kPiecesAheadBytes = 2 * kBlockBytes;
+constexpr size_t kHalfLeafBytes = kBlockBytes / 2;
 
 size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -266,8 +272,12 @@ struct Kernel {
 
   static uint64_t digest(const std::byte* data, uint64_t bytes, uint64_t seed) {
     Root root(seed);
-    for (uint64_t at = 0; at < bytes; at += kBlockBytes)
+    for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
+      if (bytes - at > kBlockBytes)
+        for (size_t line = 0; line < kHalfLeafBytes; line += kLineBytes)
+          __builtin_prefetch(data + at + kBlockBytes + line);
       root.add(XXH3_64bits(data + at, smaller(bytes - at, kBlockBytes)));
+    }
     return root.value();
   }
 

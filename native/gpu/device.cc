@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/keep.h"
 #include "gpu/mover.h"
 
 namespace kvw::gpu {
@@ -22,11 +24,6 @@ uint64_t now_ns() { return system_clock().boot_ns(); }
 void pause(uint64_t ns) {
   const timespec pause{0, static_cast<long>(ns)};
   ::nanosleep(&pause, nullptr);
-}
-
-// Nobody ends it: the device, or a parent process, still uses what it has.
-void abandon(std::unique_ptr<Mover>& mover) {
-  [[maybe_unused]] const Mover* left = mover.release();
 }
 
 }  // namespace
@@ -78,7 +75,7 @@ void Device::load_kernels(const std::string& image) {
 
 Device::~Device() {
   if (forked()) {
-    for (std::unique_ptr<Mover>& mover : idle_) abandon(mover);
+    for (std::unique_ptr<Mover>& mover : idle_) keep_forever(std::move(mover));  // the parent's
     return;
   }
   idle_.clear();
@@ -120,7 +117,7 @@ void Device::give_back(Mover* mover) {
   if (!owned->idle()) {
     // The device may still write to its memory: it is nobody's any more. Its place is not lent
     // again either, so that a device that hangs costs at most kMovers of them.
-    abandon(owned);
+    keep_forever(std::move(owned));
     return;
   }
   {

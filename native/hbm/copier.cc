@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/keep.h"
 #include "base/quiet_thread.h"
 #include "base/sequence_point.h"
 #include "copy/copy.h"
@@ -171,7 +172,7 @@ void HbmCopier::State::run() {
     lock.unlock();
     if (!copy(*device, std::move(batch))) {
       // The device may still read the pinned memory, and clients the pool: nobody's to free.
-      [[maybe_unused]] const Device* left = device.release();
+      keep_forever(std::move(device));
     }
     lock.lock();
   }

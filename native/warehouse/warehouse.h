@@ -278,7 +278,8 @@ class Warehouse final : public nvme::LogHost {
   // Of the tables that every exchange writes: close to each other, and used again at once.
   std::pmr::unsynchronized_pool_resource nodes_;
   Groups groups_{&nodes_};
-  std::pmr::unordered_map<Key, Opening, KeyHash> open_{&nodes_};  // of RESERVED groups, and of their parents
+  // Of RESERVED groups, and of their parents.
+  std::pmr::unordered_map<Key, Opening, KeyHash> open_{&nodes_};
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again

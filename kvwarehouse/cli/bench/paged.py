@@ -11,6 +11,9 @@ from kvwarehouse.client.regions import Regions, StridedRegions
 
 LAYERS = 32
 PIECES = 2 * LAYERS
+_ALIGNMENT_BYTES = 64
+"""Of a tensor of torch's in host memory (c10/core/alignment.h); an array of numpy's has 16, so that
+each piece would share lines with its neighbours."""
 _SPARE = 2  # blocks of the cache for each that is used: a page's neighbours are somebody else's
 
 
@@ -19,7 +22,10 @@ def paged_cache(pages: int, page_bytes: int) -> StridedRegions:
     is really there."""
     blocks = _SPARE * pages
     piece_bytes = page_bytes // PIECES
-    cache: Any = np.ones((PIECES, blocks, piece_bytes), np.uint8)
+    cache_bytes = PIECES * blocks * piece_bytes
+    memory: Any = np.ones(cache_bytes + _ALIGNMENT_BYTES, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT_BYTES
+    cache = memory[begin : begin + cache_bytes].reshape(PIECES, blocks, piece_bytes)
     base = cache.ctypes.data
     chosen = np.random.default_rng(5).permutation(blocks)[:pages]
     return Regions.strided(
