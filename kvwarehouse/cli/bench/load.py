@@ -4,6 +4,7 @@ a plain streaming copy of as many bytes. By page size."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from kvwarehouse.cli.bench.options import Bench, noise, open_bench, prompt
 from kvwarehouse.cli.bench.paged import PIECES, paged_cache
 from kvwarehouse.cli.bench.private import for_one_size
 from kvwarehouse.cli.bench.rounds import Rounds, in_turns, timed
-from kvwarehouse.client import OpenNamespace, connect
+from kvwarehouse.client import Client, OpenNamespace, connect
 from kvwarehouse.errors import CapacityError
 from kvwarehouse.sizes import format_size
 
@@ -26,15 +27,10 @@ _VERIFIED_FROM_BYTES = 256 << 10
 
 
 def measure(bench: Bench) -> list[Figure | Curve]:
-    found: dict[int, dict[tuple[str, str], Rounds]] = {}
-    for page_bytes in bench.options.sizes.page_bytes:
-        with (
-            for_one_size(bench) as client,
-            connect(client.address, verify="boundary") as trusting,
-        ):
-            ns = open_bench(client, page_bytes)
-            found[page_bytes] = _of_size(bench, ns, trusting.open(ns.space))
-            client.clear(ns.space)
+    found = {
+        page_bytes: for_one_size(bench, partial(_of_size, bench, page_bytes))
+        for page_bytes in bench.options.sizes.page_bytes
+    }
     figures = [
         Figure.of_speed(
             f"load, {mode}, into {where}, pages of {format_size(page_bytes)}",
@@ -50,11 +46,21 @@ def measure(bench: Bench) -> list[Figure | Curve]:
 
 
 def _of_size(
-    bench: Bench, verified: OpenNamespace, trusting: OpenNamespace
+    bench: Bench, page_bytes: int, client: Client, rounds: int
+) -> dict[tuple[str, str], Rounds]:
+    with connect(client.address, verify="boundary") as trusting:
+        ns = open_bench(client, page_bytes)
+        count = bench.options.pages_of(page_bytes)
+        found = _compared(count, rounds, ns, trusting.open(ns.space))
+        client.clear(ns.space)
+    return found
+
+
+def _compared(
+    count: int, rounds: int, verified: OpenNamespace, trusting: OpenNamespace
 ) -> dict[tuple[str, str], Rounds]:
     """Of pages that were never re-attached, so that `boundary` has none to verify."""
     page_bytes = verified.space.page_bytes
-    count = bench.options.pages_of(page_bytes)
     pages, tokens = noise(count, page_bytes), prompt(count, seed=1)
     verified.store(tokens, pages, timeout_s=60)
     check_filled(verified.lookup(tokens).pages, count)
@@ -80,7 +86,7 @@ def _of_size(
         return load
 
     *ours, copies = in_turns(
-        bench.options.rounds, [*(loads(*name) for name in names), lambda: copied(out, pages)]
+        rounds, [*(loads(*name) for name in names), lambda: copied(out, pages)]
     )
     return {name: Rounds(seconds, copies) for name, seconds in zip(names, ours, strict=True)}
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kvwarehouse.cli.bench.options import Bench
+from kvwarehouse.cli.bench.rounds import Rounds, joined
 from kvwarehouse.client import Client, connect
 from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import CapacityError
 
+Side = TypeVar("Side", bound=Hashable)
+
 _SETTLE_S = 60.0
+_DAEMONS = 3
 
 
 @contextmanager
@@ -22,15 +26,19 @@ def private_daemon(settings: Mapping[str, Any]) -> Iterator[tuple[PrivateDaemon,
         yield daemon, client
 
 
-@contextmanager
-def for_one_size(bench: Bench) -> Iterator[Client]:
-    """A daemon that has met no other page size, where the bench may choose: what another size has
-    left behind would be measured too."""
+def for_one_size(
+    bench: Bench, measured: Callable[[Client, int], dict[Side, Rounds]]
+) -> dict[Side, Rounds]:
+    """`measured(client, rounds)` for each side, all of the bench's rounds together. Where the bench
+    may choose, in one daemon after the other: none of them has met another page size, which leaves
+    something behind; and where the memory of one lies is luck that all of its rounds share."""
     if bench.daemon is None:
-        yield bench.client
-        return
-    with private_daemon({"dram": bench.options.dram_bytes}) as (_, client):
-        yield client
+        return measured(bench.client, bench.options.rounds)
+    parts = []
+    for daemon in range(_DAEMONS):
+        with private_daemon({"dram": bench.options.dram_bytes}) as (_, client):
+            parts.append(measured(client, len(range(daemon, bench.options.rounds, _DAEMONS))))
+    return {side: joined([part[side] for part in parts]) for side in parts[0]}
 
 
 def _settle(client: Client) -> None:

@@ -41,6 +41,14 @@ class Rounds:
         return [limit / ours for ours, limit in zip(self.ours, self.limit, strict=True)]
 
 
+def joined(parts: Sequence[Rounds]) -> Rounds:
+    """Of parts that ran one after the other."""
+    return Rounds(
+        [seconds for part in parts for seconds in part.ours],
+        [seconds for part in parts for seconds in part.limit],
+    )
+
+
 def alternate(
     rounds: int,
     ours: Callable[[], float],

@@ -4,6 +4,7 @@ streaming copy of as many bytes. By page size."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,19 +16,17 @@ from kvwarehouse.cli.bench.options import Bench, noise, open_bench, prompt
 from kvwarehouse.cli.bench.paged import PIECES, paged_cache
 from kvwarehouse.cli.bench.private import for_one_size
 from kvwarehouse.cli.bench.rounds import Rounds, in_turns, timed
-from kvwarehouse.client import Client, OpenNamespace
+from kvwarehouse.client import Client
 from kvwarehouse.sizes import format_size
 
 _GOAL_FROM_BYTES = 256 << 10
 
 
 def measure(bench: Bench) -> list[Figure | Curve]:
-    found: dict[int, dict[tuple[str, str], Rounds]] = {}
-    for page_bytes in bench.options.sizes.page_bytes:
-        with for_one_size(bench) as client:
-            ns = open_bench(client, page_bytes)
-            found[page_bytes] = _of_size(bench, client, ns)
-            client.clear(ns.space)
+    found = {
+        page_bytes: for_one_size(bench, partial(_of_size, bench, page_bytes))
+        for page_bytes in bench.options.sizes.page_bytes
+    }
     figures = [
         Figure.of_speed(
             f"store, from {where}, pages of {format_size(page_bytes)}",
@@ -42,8 +41,10 @@ def measure(bench: Bench) -> list[Figure | Curve]:
     return [*figures, *by_page_size("store, beside a streaming copy", found)]
 
 
-def _of_size(bench: Bench, client: Client, ns: OpenNamespace) -> dict[tuple[str, str], Rounds]:
-    page_bytes = ns.space.page_bytes
+def _of_size(
+    bench: Bench, page_bytes: int, client: Client, rounds: int
+) -> dict[tuple[str, str], Rounds]:
+    ns = open_bench(client, page_bytes)
     pages_each = bench.options.pages_of(page_bytes)
     pages = noise(pages_each, page_bytes)
     other = np.ones_like(pages)
@@ -64,8 +65,9 @@ def _of_size(bench: Bench, client: Client, ns: OpenNamespace) -> dict[tuple[str,
         return store
 
     *ours, copies = in_turns(
-        bench.options.rounds, [*(stores(where) for where in sources), lambda: copied(other, pages)]
+        rounds, [*(stores(where) for where in sources), lambda: copied(other, pages)]
     )
+    client.clear(ns.space)
     return {
         (where, ""): Rounds(seconds, copies) for where, seconds in zip(sources, ours, strict=True)
     }
