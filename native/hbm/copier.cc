@@ -172,7 +172,7 @@ void HbmCopier::State::run() {
     lock.unlock();
     if (!copy(*device, std::move(batch))) {
       // The device may still read the pinned memory, and clients the pool: nobody's to free.
-      keep_forever(std::move(device));
+      keep_forever(std::exchange(device, nullptr));
     }
     lock.lock();
   }
