@@ -16,7 +16,7 @@
 //
 // A digest alone asks for the first half of the next leaf before it hashes one: the processor's own
 // prefetching ends with each 4 KiB. On such a guest, AVX-512, cold pages of 256 KiB, median of 11
-// rounds in turns: 11.7 GB/s (a quarter of a leaf more or less: 10.6 and 11.4; all of it: 9.3), and
+// rounds in turns: 11.7 GB/s (an eighth of a leaf more or less: 10.6 and 11.4; all of it: 9.3), and
 // 8.5 without.
 //
 // A gather asks ahead through the pieces, because the processor's own prefetching ends with each.

@@ -248,8 +248,8 @@ def test_traffic_of_all_kinds_never_meets_a_wrong_byte(
                 engine.submit(tokens, rng.randrange(1, 12), salt)
             elif act < 0.65 and engine.executor.requests:
                 engine.abort(rng.choice(list(engine.executor.requests)))
-            elif act < 0.75 and spec.kind == "layout" and running(engine):
-                engine.preempt(rng.choice(running(engine)))
+            elif act < 0.75 and spec.kind == "layout" and (names := running(engine)):
+                engine.preempt(rng.choice(names))
             elif act < 0.85:
                 client.evict(None, rng.randrange(1, 20))
             elif act < 0.88 and number > 20:
