@@ -249,6 +249,35 @@ TEST(recovered_page_with_damaged_bytes_is_a_mismatch_then_quarantined) {
 
 // --- namespaces and clears
 
+// Slots are found in another order than their pages came in: a page found its window filled with
+// others that had come after it, and was lost with its descendants.
+TEST(recovery_has_a_place_for_every_page_in_whatever_order_it_finds_them) {
+  constexpr uint64_t kHomes = 5, kOfEach = 4, kFirst = 100;  // 20 pages from 5 homes fit just so
+  World world(shape_of(kSmall, 1));
+  world.options.index_pages = 128;
+  world.start();
+  std::vector<TestPage> pages;
+  const uint64_t positions = world->arena().index().entries();
+  for (uint64_t home = kFirst; home < kFirst + kHomes; ++home)
+    for (uint64_t chain = 0, found = 0; found < kOfEach; ++chain) {
+      TestPage page = world.page(chain);
+      if (page.key.lo % positions != home) continue;
+      pages.push_back(std::move(page));
+      ++found;
+    }
+  Peer peer(world);
+  std::vector<ReserveAnswer> grants(pages.size());
+  for (size_t at = pages.size(); at-- > 0;) grants[at] = peer.reserve(pages[at]);
+  for (size_t at = 0; at < pages.size(); ++at)
+    CHECK_EQ(peer.seal(grants[at], 0, peer.copy(grants[at], pages[at])), Reason::none);
+  for (int restart = 0; restart < 2; ++restart) {
+    CHECK_EQ(world.restart().pages_dram, pages.size());
+    peer.map();
+    for (const TestPage& page : pages) CHECK_EQ(peer.load(page, 0), Got::right);
+  }
+  world.check_settled();
+}
+
 TEST(recovery_adopts_a_namespace_that_nobody_declared) {
   World world(shape_of(kSmall));
   world.start();

@@ -23,7 +23,7 @@ void Catalog::count(const EntryView& view, int sign) {
 
 PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position,
                        std::vector<PageId>& adopted) {
-  view.page = table_.empty_in_window(view.key);
+  if (view.page == kNoPage) view.page = table_.empty_in_window(view.key);
   view.flags |= kEntryUsed;
   table_.add(view);
   node(view.page).position = position;

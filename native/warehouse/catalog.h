@@ -66,7 +66,8 @@ class Catalog {
   bool full() const { return pages_ >= table_.capacity(); }
   // Could this key be inserted now? Window and capacity.
   bool has_room(const Key& key) const;
-  // Adds a page. view.page is chosen here. Precondition: has_room(key), and the key is absent.
+  // Adds a page at view.page, an empty position of its window; at the first one if that is kNoPage.
+  // Precondition: has_room(key), and the key is absent.
   // Links it to its parent and adopts the orphans that waited for it; their ids go to `adopted`.
   PageId insert(EntryView view, const Key& parent, uint32_t position, std::vector<PageId>& adopted);
   // Rewrites an entry (tiers, slot, extent) but its digest. Precondition: same page and key; some

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "warehouse/placement.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -22,8 +23,9 @@ RecoverySummary Warehouse::recover() {
         [&](nvme::RecoveredRecord&& record) { records.push_back(std::move(record)); });
     raise_epoch(summary.log.epoch_seen);
   }
-  recover_slots(summary);
-  recover_records(records, summary);
+  std::vector<SlotId> sealed = recover_slots(summary);
+  std::erase_if(records, [&](const auto& record) { return !believed(record, summary); });
+  insert_recovered(sealed, records, summary);
   forget_undeclared();
   note_unwritten();
   summary.orphans = catalog_.orphans();
@@ -58,7 +60,8 @@ void Warehouse::note_unwritten() {
       unwritten_.insert(page);
 }
 
-void Warehouse::recover_slots(RecoverySummary& summary) {
+std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
+  std::vector<SlotId> sealed;
   const Slots& slots = arena_.slots();
   for (uint32_t slab = 0; slab < arena_.slab_count(); ++slab) {
     const SlabCut cut = slots.cut(slab);
@@ -70,27 +73,28 @@ void Warehouse::recover_slots(RecoverySummary& summary) {
     }
     pool_.attach(slab, cut);
     for (uint32_t place = 0; place < slots.slots_in(cut); ++place)
-      recover_slot(slots.slot_id(slab, place), cut, summary);
+      if (recover_slot(slots.slot_id(slab, place), cut, summary))
+        sealed.push_back(slots.slot_id(slab, place));
   }
+  return sealed;
 }
 
-void Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary) {
+// True if it holds a page that can be believed.
+bool Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary) {
   SlotMeta* meta = pool_.meta(slot);
   const bool fits = meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes());
   const SlotWord word = pool_.load(slot);
   switch (word.state) {
     case SlotState::free:
       pool_.adopt_free(slot);
-      return;
+      return false;
     case SlotState::live:
     case SlotState::closing:
       pool_.restore(slot, SlotState::live);
-      if (fits && recover_live(slot, *meta, summary)) return;
+      if (fits && believed(*meta, word.generation, summary)) return true;
       if (!fits) ++summary.dropped_slots;
-      // Not believed, but perhaps pinned: it waits, closed, until nobody reads it.
-      pool_.close(slot);
-      zombies_.push_back(slot);
-      return;
+      close_recovered(slot);
+      return false;
     default: {
       ++summary.unfinished_slots;
       if (!fits) {  // the daemon ended before it wrote whom it was for: nobody was granted it
@@ -102,13 +106,19 @@ void Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
       pool_.restore(slot, SlotState::limbo);
       groups_[slot] = {word.generation, meta->key, 0,
                        dma ? clock_.boot_ns() + options_.grace_ns : 0, true};
+      return false;
     }
   }
 }
 
-bool Warehouse::recover_live(SlotId slot, const SlotMeta& meta, RecoverySummary& summary) {
-  const SlotWord word = pool_.load(slot);
-  if (meta.checksum != meta_checksum(meta, word.generation)) {
+// Not believed, or without a place, but perhaps pinned: it waits, closed, until nobody reads it.
+void Warehouse::close_recovered(SlotId slot) {
+  pool_.close(slot);
+  zombies_.push_back(slot);
+}
+
+bool Warehouse::believed(const SlotMeta& meta, uint64_t generation, RecoverySummary& summary) {
+  if (meta.checksum != meta_checksum(meta, generation)) {
     ++summary.dropped_slots;
     return false;
   }
@@ -118,33 +128,24 @@ bool Warehouse::recover_live(SlotId slot, const SlotMeta& meta, RecoverySummary&
   facts.shards = meta.shards;
   facts.shard_bytes = meta.shard_bytes;
   facts.clear_epoch = meta.clear_epoch;
-  const int ordinal = recovered_space(facts, summary);
-  if (ordinal < 0) return false;
-  if (catalog_.find(meta.key) || (!catalog_.has_room(meta.key))) {
-    ++summary.dropped_slots;
-    ++left_dram_[static_cast<size_t>(Gone::window)];
-    return false;
-  }
-  EntryView view;
-  view.flags = kEntryUsed | kEntryDram | kEntryUnverified;
-  view.space = static_cast<uint16_t>(ordinal);
-  view.key = meta.key;
-  view.slot = slot;
-  view.generation = static_cast<uint32_t>(word.generation);
-  view.clear_epoch = meta.clear_epoch;
-  view.digest = digests_of(&meta)[0];
-  std::vector<PageId> adopted;
-  view.page = catalog_.insert(view, meta.parent, meta.position, adopted);
-  make_resident(slot, view);
-  return true;
+  return recovered_space(facts, summary);
 }
 
-int Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary) {
+bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& summary) {
+  if (!recovered_space(record.facts, summary)) return false;
+  const auto dead = tombstones_.find(record.facts.key);
+  if (dead == tombstones_.end() || record.extent.position() > dead->second) return true;
+  ++summary.cleared;
+  return false;
+}
+
+// Whether pages like this one have a namespace, and are not older than its last clear.
+bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary) {
   int ordinal = ordinal_of(facts.namespace_id);
   if (ordinal < 0) ordinal = adopt_namespace(facts);
   if (ordinal < 0) {
     ++summary.unknown_namespace;
-    return -1;
+    return false;
   }
   const Space& space = spaces_[ordinal];
   const bool same = space.shape.page_tokens == facts.page_tokens &&
@@ -152,9 +153,9 @@ int Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary)
                     space.shape.shard_bytes == facts.shard_bytes;
   // Without the ledger nobody knows which namespaces were cleared, only that some were.
   const uint64_t floor = options_.ledger_lost ? epoch_ : space.clear_epoch;
-  if (same && facts.clear_epoch >= floor) return ordinal;
+  if (same && facts.clear_epoch >= floor) return true;
   ++(same ? summary.cleared : summary.dropped_slots);
-  return -1;
+  return false;
 }
 
 int Warehouse::adopt_namespace(const PageFacts& facts) {
@@ -172,39 +173,61 @@ int Warehouse::adopt_namespace(const PageFacts& facts) {
   }
 }
 
-void Warehouse::recover_records(std::vector<nvme::RecoveredRecord>& records,
-                                RecoverySummary& summary) {
-  std::vector<PageId> adopted;
-  for (nvme::RecoveredRecord& record : records) {
-    const PageFacts& facts = record.facts;
-    const int ordinal = recovered_space(facts, summary);
-    if (ordinal < 0) continue;
-    if (const auto dead = tombstones_.find(facts.key);
-        dead != tombstones_.end() && record.extent.position() <= dead->second) {
-      ++summary.cleared;
-      continue;
-    }
-    if (auto view = catalog_.find(facts.key)) {
-      const bool newer = !view->in_nvme() || view->extent.position() < record.extent.position();
-      if (!newer) continue;
-      view->flags |= kEntryNvme;
-      view->extent = record.extent;
-      catalog_.update(*view);
-      continue;
-    }
-    if (!catalog_.has_room(facts.key)) {
-      ++left_nvme_[static_cast<size_t>(Gone::window)];
-      continue;
-    }
-    EntryView view;
-    view.flags = kEntryUsed | kEntryNvme;
-    view.space = static_cast<uint16_t>(ordinal);
-    view.key = facts.key;
-    view.extent = record.extent;
-    view.clear_epoch = facts.clear_epoch;
-    adopted.clear();
-    catalog_.insert(view, facts.parent, facts.position, adopted);
+void Warehouse::insert_recovered(std::span<const SlotId> sealed,
+                                 std::span<const nvme::RecoveredRecord> records,
+                                 RecoverySummary& summary) {
+  std::vector<Key> keys;
+  keys.reserve(sealed.size() + records.size());
+  for (const SlotId slot : sealed) keys.push_back(pool_.meta(slot)->key);
+  for (const nvme::RecoveredRecord& record : records) keys.push_back(record.facts.key);
+  const std::vector<PageId> places = place(keys, catalog_.index().entries(), catalog_.capacity());
+  size_t next = 0;
+  for (const SlotId slot : sealed) insert_slot(slot, places[next++], summary);
+  for (const nvme::RecoveredRecord& record : records) insert_record(record, places[next++]);
+}
+
+void Warehouse::insert_slot(SlotId slot, PageId place, RecoverySummary& summary) {
+  const SlotMeta& meta = *pool_.meta(slot);
+  if (place == kNoPage) {
+    ++summary.dropped_slots;
+    ++left_dram_[static_cast<size_t>(Gone::window)];
+    return close_recovered(slot);
   }
+  EntryView view;
+  view.page = place;
+  view.flags = kEntryUsed | kEntryDram | kEntryUnverified;
+  view.space = static_cast<uint16_t>(ordinal_of(meta.namespace_id));
+  view.key = meta.key;
+  view.slot = slot;
+  view.generation = static_cast<uint32_t>(pool_.load(slot).generation);
+  view.clear_epoch = meta.clear_epoch;
+  view.digest = digests_of(&meta)[0];
+  std::vector<PageId> adopted;
+  catalog_.insert(view, meta.parent, meta.position, adopted);
+  make_resident(slot, view);
+}
+
+void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId place) {
+  const PageFacts& facts = record.facts;
+  if (auto there = catalog_.find(facts.key)) {
+    if (there->in_nvme() && there->extent.position() >= record.extent.position()) return;
+    there->flags |= kEntryNvme;
+    there->extent = record.extent;
+    return catalog_.update(*there);
+  }
+  if (place == kNoPage) {
+    ++left_nvme_[static_cast<size_t>(Gone::window)];
+    return;
+  }
+  EntryView view;
+  view.page = place;
+  view.flags = kEntryUsed | kEntryNvme;
+  view.space = static_cast<uint16_t>(ordinal_of(facts.namespace_id));
+  view.key = facts.key;
+  view.extent = record.extent;
+  view.clear_epoch = facts.clear_epoch;
+  std::vector<PageId> adopted;
+  catalog_.insert(view, facts.parent, facts.position, adopted);
 }
 
 }  // namespace kvw

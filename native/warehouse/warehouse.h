@@ -243,11 +243,16 @@ class Warehouse final : public nvme::LogHost {
 
   // recover.cc
   void open_log();
-  void recover_slots(RecoverySummary& summary);
-  void recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary);
-  bool recover_live(SlotId slot, const SlotMeta& meta, RecoverySummary& summary);
-  void recover_records(std::vector<nvme::RecoveredRecord>& records, RecoverySummary& summary);
-  int recovered_space(const PageFacts& facts, RecoverySummary& summary);
+  std::vector<SlotId> recover_slots(RecoverySummary& summary);
+  bool recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary);
+  void close_recovered(SlotId slot);
+  bool believed(const SlotMeta& meta, uint64_t generation, RecoverySummary& summary);
+  bool believed(const nvme::RecoveredRecord& record, RecoverySummary& summary);
+  bool recovered_space(const PageFacts& facts, RecoverySummary& summary);
+  void insert_recovered(std::span<const SlotId> sealed,
+                        std::span<const nvme::RecoveredRecord> records, RecoverySummary& summary);
+  void insert_slot(SlotId slot, PageId place, RecoverySummary& summary);
+  void insert_record(const nvme::RecoveredRecord& record, PageId place);
   int adopt_namespace(const PageFacts& facts);
   void forget_undeclared();
   void note_unwritten();
