@@ -59,7 +59,7 @@ class Channel:
                     return await under_way
             under_way = self._begin(channel, call.method, **budget)
             with self._awaiting(under_way):
-                return await _sent(under_way, call.request())
+                return await sent(under_way, call.request())
 
         return call.decode(await self._attempt(invoke, call.timeout_s))
 
@@ -157,7 +157,7 @@ class Channel:
         return grpc.aio.secure_channel(target, tls, options=OPTIONS)
 
 
-async def _sent(call: Any, requests: Iterator[Any]) -> Any:
+async def sent(call: Any, requests: Iterator[Any]) -> Any:
     """The answer to a stream of requests, each made when the one before has been taken. When this
     ends, nothing reads the caller's pages any more.
 
@@ -178,7 +178,7 @@ async def _write(call: Any, requests: Iterator[Any]) -> None:
         for request in requests:
             await call.write(request)
         await call.done_writing()
-    except (asyncio.InvalidStateError, grpc.RpcError):
+    except (asyncio.InvalidStateError, grpc.RpcError, grpc.aio.InternalError):
         pass  # it has ended: the answer, or its status, says how
     except BaseException:
         call.cancel()
