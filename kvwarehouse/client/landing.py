@@ -2,6 +2,7 @@
 there.
 
 Here: host memory, verified by the native core in the same pass as the copy.
+kvwarehouse/gpu/device_landing.py: a device's, verified by the device.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ class Landing(Protocol):
         ...
 
     def deliver(
-        self, turn: int, extents: engine.Extents, first: int, count: int, out: Regions
+        self,
+        turn: int,
+        extents: engine.Extents,
+        first: int,
+        count: int,
+        out: Regions,
+        timeout_s: float,
     ) -> int:
         """Verifies pages [first, first + count), which have landed in stage `turn`, and copies them
-        to the same pages of `out`, to the first that fails. Returns how many are there, when the
-        stage may be filled again. Counts them in the session."""
+        to the same pages of `out`, to the first that fails, or that cannot be begun with within
+        timeout_s. Returns how many are there, when the stage may be filled again. Counts them in
+        the session."""
         ...
 
 
@@ -49,6 +57,12 @@ class HostLanding:
         return self._stages[turn][at_bytes : at_bytes + size_bytes]
 
     def deliver(
-        self, turn: int, extents: engine.Extents, first: int, count: int, out: Regions
+        self,
+        turn: int,
+        extents: engine.Extents,
+        first: int,
+        count: int,
+        out: Regions,
+        timeout_s: float,
     ) -> int:
         return extents.deliver(self._stages[turn], first, count, out.native())

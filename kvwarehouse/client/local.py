@@ -85,19 +85,26 @@ class LocalPath(DataPath):
 
     def _regions(self, regions: Regions) -> engine.Regions:
         """Their native form; the first time on a device it is made ready, which takes a second."""
-        place = regions.place
-        if place is not None and not self.native.has_device(place.ordinal):
-            from kvwarehouse.client.gpu.kernels import compiled
-
-            image = compiled(*engine.device_capability(place.ordinal))
-            self.native.use_device(place.ordinal, image)
+        if regions.place is not None:
+            self._use_device(regions.place.ordinal)
         return regions.native()
+
+    def _use_device(self, ordinal: int) -> None:
+        if self.native.has_device(ordinal):
+            return
+        from kvwarehouse.client.gpu.kernels import compiled
+
+        self.native.use_device(ordinal, compiled(*engine.device_capability(ordinal)))
 
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
     ) -> engine.Extents:
         part = (window.first, window.pages, window.shard)
         return self.native.hold(space.id, prefix.tokens, prefix.keys, part, timeout_s)
+
+    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+        self._use_device(ordinal)
+        return self.native.device_stage(ordinal, size_bytes)
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
         return self.native.pin(space.id, prefix.tokens, prefix.keys, first, timeout_s)

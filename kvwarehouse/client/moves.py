@@ -135,6 +135,11 @@ class Moves:
         held: engine.Extents = self._path.hold(self.space, prefix, window, timeout_s)
         return held
 
+    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+        """Memory of a GPU for held pages to land in."""
+        made: engine.DeviceStage = self._path.device_stage(ordinal, size_bytes)
+        return made
+
     def _reopening(
         self, call: Callable[[], Any], missed: Callable[[], Any] | None = None
     ) -> Flow[Any]:

@@ -30,6 +30,8 @@ from kvwarehouse.types import Loaded, Tier
 
 _GAP_BYTES = 16 << 10
 """Read along where it joins two pages to one transfer: a record's header is 4 KiB, seldom more."""
+_NOT_GOOD = "a page is not what its record says, or was cleared"
+_LATE = "pages were not verified within the load's time"
 _WORTH_TRYING = ("none", "later")
 """Of a hold that ended early with some pages: the next one may have more."""
 
@@ -146,16 +148,14 @@ class _Load:
         return end - at
 
     def _by_daemon(self, at: int, pages: int) -> tuple[int, str]:
-        left_s = max(0.0, self._deadline_s - time.monotonic())
         filled, missed = self._moves.load_window(
-            self._prefix, self._window(at, pages), self._out.part(at, pages), left_s
+            self._prefix, self._window(at, pages), self._out.part(at, pages), self._left_s()
         )
         return filled, next(iter(missed), "missing")
 
     def _past_daemon(self, at: int, pages: int) -> tuple[int, bool]:
         """Pages that are in `out` now, and whether the next may be tried in this way too."""
-        left_s = max(0.0, self._deadline_s - time.monotonic())
-        extents = self._moves.hold(self._prefix, self._window(at, pages), left_s)
+        extents = self._moves.hold(self._prefix, self._window(at, pages), self._left_s())
         try:
             held, ended = extents.pages, extents.ended
             read = self._through(extents, self._out.part(at, pages)) if held else 0
@@ -164,6 +164,9 @@ class _Load:
             extents.release()
         self._reader.pages_read += read
         return read, 0 < read == held and ended in _WORTH_TRYING
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - time.monotonic())
 
     def _window(self, at: int, pages: int) -> Window:
         return Window(self._wanted.first + at, pages, self._wanted.shard)
@@ -178,13 +181,13 @@ class _Load:
         while self._under_way:
             asked = sum(read.pages for read, _ in self._under_way)
             arrived = self._arrived()
-            late = time.monotonic() > self._deadline_s
-            if arrived == asked and not late:
+            if arrived == asked and self._left_s() > 0:
                 self._start(files, next(rounds, []), 1 - turn)
-            done = self._landing.deliver(turn, extents, delivered, arrived, out)
+            done = self._landing.deliver(turn, extents, delivered, arrived, out, self._left_s())
             delivered += done
             if done < arrived:
-                self._failed("a page is not what its record says, or was cleared")
+                in_time = self._left_s() > 0
+                self._failed(_NOT_GOOD if in_time else _LATE)
                 break
             turn = 1 - turn
         return delivered

@@ -78,5 +78,8 @@ class RemotePath(DataPath):
     ) -> engine.Extents:
         raise self._transfers.no_pins()
 
+    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+        raise self._transfers.no_pins()
+
     def close(self) -> None:
         """Nothing of its own: the channel belongs to the client."""

@@ -25,6 +25,7 @@ VERSION = _native.VERSION
 
 Core = _native.Core
 CoreOptions = _native.CoreOptions
+DeviceStage = _native.DeviceStage
 Extents = _native.Extents
 Feed = _native.Feed
 NativeClient = _native.NativeClient
@@ -53,6 +54,7 @@ __all__ = [
     "VERSION",
     "Core",
     "CoreOptions",
+    "DeviceStage",
     "Extents",
     "Feed",
     "NativeClient",

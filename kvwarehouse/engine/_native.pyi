@@ -228,6 +228,7 @@ class NativeClient:
     def use_device(self, ordinal: int, image: str) -> None:
         """Makes a GPU one that regions may lie in. image: the kernels, as PTX for it."""
     def has_device(self, ordinal: int) -> bool: ...
+    def device_stage(self, ordinal: int, bytes: int) -> DeviceStage: ...
     def registration(self) -> tuple[int, bool, str]:
         """Bytes of the arena that are registered with CUDA, whether that is all there will be, and
         why some are not ("": none was refused)."""
@@ -272,15 +273,20 @@ class Extents:
     def deliver(self, stage: NDArray[np.uint8], first: int, count: int, regions: Regions) -> int:
         """Verifies pages in the stage of the last plan and copies them to the same pages of
         `regions`, to the first that is not what its record says. Returns how many are there."""
-    def expected(
-        self, first: int, count: int
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Keys (n, 16), page digests and offsets in the stage (n,): for who verifies elsewhere."""
-    def count_delivered(self, first: int, count: int, mismatch: bool) -> None:
-        """Counts what somebody else verified, as deliver() does by itself."""
-    def current(self, page: int) -> bool:
-        """Whether it may be handed out still: not cleared since."""
     def release(self) -> None: ...
+
+class DeviceStage:
+    """Memory of a GPU where pages land that the caller reads by itself:
+    native/client/device_stage.h. Its end frees the memory: after every transfer to it has ended."""
+
+    ordinal: int
+    bytes: int
+    address: int
+    def deliver(
+        self, extents: Extents, first: int, count: int, regions: Regions, timeout_s: float
+    ) -> int:
+        """As Extents.deliver, to regions of the same device, verified by it. Fewer also where
+        timeout_s was over before the device could begin."""
 
 class Regions:
     """Where the pages of a load or a store lie in client memory. Keeps the buffers alive.

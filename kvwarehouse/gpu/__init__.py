@@ -7,6 +7,7 @@ package.
 """
 
 from kvwarehouse.gpu.choice import Choice, choose
+from kvwarehouse.gpu.device_landing import DeviceLanding, reader
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
 from kvwarehouse.gpu.pages import prepare
 from kvwarehouse.gpu.rates import Lane, Rates, measure
@@ -14,6 +15,7 @@ from kvwarehouse.gpu.rates import Lane, Rates, measure
 __all__ = [
     "PROBE_TIMEOUT_S",
     "Choice",
+    "DeviceLanding",
     "Lane",
     "Machine",
     "Rates",
@@ -21,4 +23,5 @@ __all__ = [
     "look",
     "measure",
     "prepare",
+    "reader",
 ]

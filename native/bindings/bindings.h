@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
@@ -20,6 +21,10 @@
 namespace kvw::bindings {
 
 namespace nb = nanobind;
+
+inline uint64_t to_ns(double seconds) {
+  return seconds <= 0 ? 0 : static_cast<uint64_t>(std::min(seconds, 1e9) * 1e9);
+}
 
 Key key_from(const nb::bytes& bytes);
 nb::bytes bytes_of(const Key& key);

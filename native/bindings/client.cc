@@ -8,15 +8,12 @@
 
 #include "bindings/bindings.h"
 #include "client/client.h"
+#include "client/device_stage.h"
 #include "client/extents.h"
 
 namespace kvw::bindings {
 
 namespace {
-
-uint64_t to_ns(double seconds) {
-  return seconds <= 0 ? 0 : static_cast<uint64_t>(std::min(seconds, 1e9) * 1e9);
-}
 
 // Tokens or keys, held for the length of a call that runs without the GIL. `keys` is a list of
 // bytes, or a tuple (keys of all runs, pages, positions and parents by run).
@@ -238,6 +235,8 @@ void bind_client(nb::module_& m) {
       .def("use_device", &Client::use_device, arg("ordinal"), arg("image"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("has_device", &Client::has_device, arg("ordinal"))
+      .def("device_stage", &Client::device_stage, arg("ordinal"), arg("bytes"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("registration",
            [](Client& client) {
              const RegistrationReport report = client.registration();

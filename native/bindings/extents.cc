@@ -5,7 +5,9 @@
 
 #include <nanobind/stl/string.h>
 
+#include "base/clock.h"
 #include "bindings/bindings.h"
+#include "client/device_stage.h"
 
 namespace kvw::bindings {
 
@@ -41,53 +43,44 @@ void check_range(const Extents& extents, uint64_t first, uint64_t count) {
 
 using Stage = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-uint64_t deliver(Extents& extents, const Stage& stage, uint64_t first, uint64_t count,
-                 const Regions& to) {
+std::string place_of(int ordinal) {
+  return ordinal < 0 ? "host memory" : "the memory of device " + std::to_string(ordinal);
+}
+
+// `ordinal`: of the stage's device, -1 for the host's memory.
+void check_delivery(const Extents& extents, uint64_t stage_bytes, int ordinal, uint64_t first,
+                    uint64_t count, const Regions& to) {
   check_range(extents, first, count);
   if (to.page_bytes() != extents.page_bytes() || to.count() < first + count || !to.writable())
     throw Error(ErrorKind::usage, "bad_pages",
                 "the regions have " + std::to_string(to.count()) + " pages of " +
                     std::to_string(to.page_bytes()) + " bytes, the hold pages of " +
                     std::to_string(extents.page_bytes()) + "; pass writable ones of its size");
+  const int there = to.device() == nullptr ? -1 : to.device()->ordinal;
+  if (there != ordinal)
+    throw Error(ErrorKind::usage, "bad_pages",
+                "the pages are wanted in " + place_of(there) + " and land in " + place_of(ordinal) +
+                    "; use a landing of the place that they are wanted in");
   for (uint64_t at = first; at < first + count; ++at)
-    if (extents.pages()[at].staged_at + extents.page_bytes() > stage.size())
+    if (extents.pages()[at].staged_at + extents.page_bytes() > stage_bytes)
       throw Error(ErrorKind::usage, "stage_too_small",
-                  "the stage has " + std::to_string(stage.size()) +
+                  "the stage has " + std::to_string(stage_bytes) +
                       " bytes, fewer than it was planned with");
+}
+
+uint64_t deliver(Extents& extents, const Stage& stage, uint64_t first, uint64_t count,
+                 const Regions& to) {
+  check_delivery(extents, stage.size(), -1, first, count, to);
   const auto* from = reinterpret_cast<const std::byte*>(stage.data());
   nb::gil_scoped_release release;
   return extents.deliver(from, first, count, to);
 }
 
-// What a device's kernel needs to verify pages: keys (n, 16), digests and places in the stage (n,).
-nb::tuple expected(const Extents& extents, uint64_t first, uint64_t count) {
-  check_range(extents, first, count);
-  struct Arrays {
-    std::vector<Key> keys;
-    std::vector<uint64_t> digests, staged;
-  };
-  auto* made = new Arrays;
-  nb::capsule owner(made, [](void* p) noexcept { delete static_cast<Arrays*>(p); });
-  for (uint64_t at = first; at < first + count; ++at) {
-    const Extents::Page& page = extents.pages()[at];
-    made->keys.push_back(page.entry.key);
-    made->digests.push_back(page.digest);
-    made->staged.push_back(page.staged_at);
-  }
-  auto* keys = reinterpret_cast<uint8_t*>(made->keys.data());
-  return nb::make_tuple(nb::ndarray<nb::numpy, uint8_t>(keys, {count, sizeof(Key)}, owner),
-                        nb::ndarray<nb::numpy, uint64_t>(made->digests.data(), {count}, owner),
-                        nb::ndarray<nb::numpy, uint64_t>(made->staged.data(), {count}, owner));
-}
-
-void count_delivered(Extents& extents, uint64_t first, uint64_t count, bool mismatch) {
-  check_range(extents, first, count);
-  extents.count_delivered(first, count, mismatch);
-}
-
-bool current(const Extents& extents, uint64_t page) {
-  check_range(extents, page, 1);
-  return extents.current(page);
+uint64_t deliver_on_device(DeviceStage& stage, Extents& extents, uint64_t first, uint64_t count,
+                           const Regions& to, double timeout_s) {
+  check_delivery(extents, stage.bytes(), stage.ordinal(), first, count, to);
+  nb::gil_scoped_release release;
+  return stage.deliver(extents, first, count, to, system_clock().boot_ns() + to_ns(timeout_s));
 }
 
 }  // namespace
@@ -102,10 +95,13 @@ void bind_extents(nb::module_& m) {
       .def("files", &files_of)
       .def("plan", &plan_of, arg("stage_bytes"), arg("gap_bytes"))
       .def("deliver", &deliver, arg("stage"), arg("first"), arg("count"), arg("regions"))
-      .def("expected", &expected, arg("first"), arg("count"))
-      .def("count_delivered", &count_delivered, arg("first"), arg("count"), arg("mismatch"))
-      .def("current", &current, arg("page"))
       .def("release", &Extents::release, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<DeviceStage>(m, "DeviceStage")
+      .def_prop_ro("ordinal", &DeviceStage::ordinal)
+      .def_prop_ro("bytes", &DeviceStage::bytes)
+      .def_prop_ro("address", &DeviceStage::address)
+      .def("deliver", &deliver_on_device, arg("extents"), arg("first"), arg("count"),
+           arg("regions"), arg("timeout_s"));
 }
 
 }  // namespace kvw::bindings

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "client/device_stage.h"
 #include "copy/copy.h"
 
 namespace kvw {
@@ -274,6 +275,12 @@ void Client::use_device(int ordinal, const std::string& image) {
   refuse_forked();
   view();  // refuses a closed client
   gpus_.add(ordinal, image);
+}
+
+std::unique_ptr<DeviceStage> Client::device_stage(int ordinal, size_t bytes) {
+  refuse_forked();
+  view();  // refuses a closed client
+  return std::make_unique<DeviceStage>(gpus_.device(ordinal), bytes);
 }
 
 bool Client::connected() {

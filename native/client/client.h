@@ -77,6 +77,7 @@ struct ClientOptions {
 class Client;
 class Loader;
 class Extents;
+class DeviceStage;
 
 // Pages held in DRAM. Released on destruction; a forked child's copy holds nothing.
 class Pins {
@@ -136,6 +137,8 @@ class Client {
   // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Throws
   // Error usage "no_gpu", capacity "gpu_memory", storage "gpu_error".
   void use_device(int ordinal, const std::string& image);
+  // Memory of a device that was given, for pages that the caller reads there by itself.
+  std::unique_ptr<DeviceStage> device_stage(int ordinal, size_t bytes);
   bool has_device(int ordinal) { return gpus_.has(ordinal); }
   // Bytes of the arena that are registered with CUDA, whether that is all there will be, and why
   // some are not.

@@ -58,7 +58,7 @@ LoadReport DeviceLoad::run() {
 // False: no page could be had now.
 bool DeviceLoad::launch() {
   gpu::Batch& batch = mover_->batch(launched_);
-  batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, *gpu_.arena);
+  batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, gpu_.arena.get());
   // Pages that are on the device need no room beside it, so that many of them fit.
   const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(batch.device_room())));
   Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, UINT64_MAX, why_), {}, {}};

@@ -4,8 +4,8 @@
 //
 // What is believed of a page, its digest among it, comes from its record's header, which was read
 // and compared with the prompt (key, parent, position, tokens, life) when it was held. The bytes
-// are whoever reads them's to verify: deliver() does it for host memory, a kernel for a device's.
-// The hold keeps good bytes readable; it is the digest that makes a wrong byte a miss.
+// are whoever reads them's to verify: deliver() does it for host memory, DeviceStage for a
+// device's. The hold keeps good bytes readable; it is the digest that makes a wrong byte a miss.
 //
 // Not thread-safe, but for release(). The reader must have ended before it: a device may still be
 // writing what a transfer reads.
@@ -68,6 +68,7 @@ class Extents {
   // Verifies pages [first, first + count) in a stage of the last plan and copies them to the same
   // pages of `to`, in one pass, in order, to the first that is not what its record says or was
   // cleared meanwhile; that page of `to` then holds nothing of meaning. Returns how many are there.
+  // `to` is in host memory: for a device's, client/device_stage.h.
   uint64_t deliver(const std::byte* stage, uint64_t first, uint64_t count, const Regions& to);
   // What deliver() counts and touches, for pages that somebody else verified; `mismatch`: the next
   // one was not what its record says.

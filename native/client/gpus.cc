@@ -47,19 +47,28 @@ bool Gpus::has(int ordinal) {
   return devices_.contains(ordinal);
 }
 
+const std::shared_ptr<gpu::Device>& Gpus::found(int ordinal) const {
+  const auto found = devices_.find(ordinal);
+  if (found != devices_.end()) return found->second;
+  throw Error(ErrorKind::usage, "gpu_not_ready",
+              "the pages are on device " + std::to_string(ordinal) +
+                  ", which this client was not given; call use_device first");
+}
+
+std::shared_ptr<gpu::Device> Gpus::device(int ordinal) {
+  const std::lock_guard lock(mutex_);
+  return found(ordinal);
+}
+
 Gpus::Use Gpus::use(int ordinal, const std::shared_ptr<const View>& view) {
   std::shared_ptr<const gpu::Registration> old;  // undone outside the lock
   const std::lock_guard lock(mutex_);
-  const auto found = devices_.find(ordinal);
-  if (found == devices_.end())
-    throw Error(ErrorKind::usage, "gpu_not_ready",
-                "the pages are on device " + std::to_string(ordinal) +
-                    ", which this client was not given; call use_device first");
+  const std::shared_ptr<gpu::Device>& device = found(ordinal);
   if (view_ != view) {
-    old = std::exchange(arena_, std::make_shared<gpu::Registration>(found->second, arena_of(view)));
+    old = std::exchange(arena_, std::make_shared<gpu::Registration>(device, arena_of(view)));
     view_ = view;
   }
-  return {found->second, arena_, nullptr};
+  return {device, arena_, nullptr};
 }
 
 RegistrationReport Gpus::report() {

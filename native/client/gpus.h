@@ -37,13 +37,17 @@ class Gpus {
 
   void add(int ordinal, const std::string& image);
   bool has(int ordinal);
+  // Throws Error usage "gpu_not_ready" where it was not added.
+  std::shared_ptr<gpu::Device> device(int ordinal);
   // Begins to register a view's arena when it is first used; an older view's registration is undone
-  // after the last call that works with it. Throws Error usage "gpu_not_ready".
+  // after the last call that works with it. Throws as device().
   Use use(int ordinal, const std::shared_ptr<const View>& view);
   RegistrationReport report();
   void close();
 
  private:
+  const std::shared_ptr<gpu::Device>& found(int ordinal) const;  // under the lock
+
   std::mutex mutex_;
   std::map<int, std::shared_ptr<gpu::Device>> devices_;
   std::shared_ptr<const View> view_;  // the one that arena_ registers

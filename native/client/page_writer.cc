@@ -77,7 +77,7 @@ class DeviceWriter final : public PageWriter {
   void begin() {
     while (flights_.size() >= gpu::Mover::kBatches) land();
     filling_ = std::make_unique<Flight>(Flight{&mover_->batch(begun_++), {}});
-    filling_->batch->begin(gpu::Way::to_host, regions_.page_bytes(), *gpu_.arena);
+    filling_->batch->begin(gpu::Way::to_host, regions_.page_bytes(), gpu_.arena.get());
   }
   void start() {
     flights_.push_back(std::move(*filling_));

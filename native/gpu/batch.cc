@@ -34,10 +34,10 @@ Batch::~Batch() {
 
 uint64_t Batch::stride() const { return round_up(page_bytes_, kBlockBytes); }
 
-void Batch::begin(Way way, uint64_t page_bytes, const Registration& arena) {
+void Batch::begin(Way way, uint64_t page_bytes, const Registration* arena) {
   way_ = way;
   page_bytes_ = page_bytes;
-  arena_ = &arena;
+  arena_ = arena;
   places_.clear();
   work_.clear();
   pieces_.clear();

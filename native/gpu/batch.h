@@ -45,8 +45,8 @@ class Batch {
   Batch& operator=(const Batch&) = delete;
 
   // `arena`: the registration of the host memory that pages are added from; it must outlive the
-  // batch's work. page_bytes of every page.
-  void begin(Way way, uint64_t page_bytes, const Registration& arena);
+  // batch's work. Null where none is. page_bytes of every page.
+  void begin(Way way, uint64_t page_bytes, const Registration* arena);
   // How many pages fit at most, whatever their pieces: of the host's, and of the device's.
   size_t room() const;
   size_t device_room() const;

@@ -1,5 +1,5 @@
-"""Held extents of a real daemon, read into a real device's memory by kvikio: the bytes there are
-those that were stored."""
+"""Held extents of a real daemon, read into a real device's memory by kvikio, verified and scattered
+there: the bytes are those that were stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.client.nvme_reader import NvmeReader
-from kvwarehouse.gpu import Lane, choose
+from kvwarehouse.gpu import DeviceLanding, Lane, choose
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
-from kvwarehouse.testing.copied_landing import CopiedLanding
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.torch_device import TorchDevice
 
 PAGES, PAGE_BYTES, PAGE_TOKENS = 200, 1_000_000, 4
 
@@ -47,29 +47,32 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
-def read(serving: Serving, device: int, *, gds: bool) -> Any:
-    """What the device's memory had, copied back."""
-    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+def read(serving: Serving, torch_device: TorchDevice, *, gds: bool) -> Any:
+    """What the device's memory has then."""
+    out = torch_device.array(np.zeros((PAGES, PAGE_BYTES), np.uint8))
     with serving.connect() as client:
-        landing = CopiedLanding(device, 16 << 20)
-        with NvmeReader(client.open(space()), KvikioMover(gds=gds), landing) as reader:
+        ns = client.open(space())
+        landing = DeviceLanding(ns, out.device.index, 16 << 20)
+        with NvmeReader(ns, KvikioMover(gds=gds), landing) as reader:
             loaded = reader.load(np.arange(PAGES * PAGE_TOKENS), out, timeout_s=60)
             assert reader.failures == {}
             assert reader.pages_read == PAGES
     assert loaded == PAGES
-    return out
+    return torch_device.read(out)
 
 
 @pytest.mark.usefixtures("kvikio_there")
 def test_kvikio_brings_pages_to_the_device_through_its_own_buffers(
-    serving: Serving, device: int
+    serving: Serving, torch_device: TorchDevice
 ) -> None:
-    check_pages(read(serving, device, gds=False), range(PAGES), 0, 0)
+    check_pages(read(serving, torch_device, gds=False), range(PAGES), 0, 0)
 
 
 @pytest.mark.usefixtures("gds_there")
-def test_gpudirect_storage_brings_pages_to_the_device(serving: Serving, device: int) -> None:
-    check_pages(read(serving, device, gds=True), range(PAGES), 0, 0)
+def test_gpudirect_storage_brings_pages_to_the_device(
+    serving: Serving, torch_device: TorchDevice
+) -> None:
+    check_pages(read(serving, torch_device, gds=True), range(PAGES), 0, 0)
 
 
 def test_a_way_is_chosen_by_what_was_measured_here(serving: Serving, tmp_path: Path) -> None:

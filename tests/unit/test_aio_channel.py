@@ -1,4 +1,5 @@
-"""A stream of requests to a daemon that dies: its end is told by the answer, and by nothing else."""
+"""A stream of requests to a daemon that dies: its end is told by the answer, and by nothing
+else."""
 
 from __future__ import annotations
 

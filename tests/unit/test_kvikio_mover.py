@@ -1,18 +1,16 @@
-"""The mover for devices over a contract model of kvikio (26.10: CuFile, IOFuture, defaults), so
-that files, futures and failures are tried without a GPU. tests/integration/test_kvikio.py has the
-library."""
+"""The mover for devices over the contract model of kvikio: its files, its futures, its failures."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvwarehouse.client.mover import HeldFile
 from kvwarehouse.gpu.kvikio_mover import OPEN_FILES, KvikioMover
+from kvwarehouse.testing.kvikio_model import KvikioModel
 
 
 class Target:
@@ -21,56 +19,17 @@ class Target:
     def __init__(self, size_bytes: int) -> None:
         self.data = bytearray(size_bytes)
 
+    def take(self, data: bytes) -> None:
+        self.data[:] = data
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": (len(self.data),), "typestr": "|u1", "data": (1, False), "version": 3}
 
 
-class Model:
-    """kvikio: reads when get() is called, and is strict about handles."""
-
-    CompatMode = SimpleNamespace(OFF="OFF", ON="ON", AUTO="AUTO")
-
-    def __init__(self) -> None:
-        self.settings: dict[str, Any] = {}
-        self.defaults = SimpleNamespace(set=self.settings.update)
-        self.open: list[Any] = []
-        self.opened = 0
-        self.error: Exception | None = None
-        self.short_bytes = 0
-        model = self
-
-        class CuFile:
-            def __init__(self, path: str, flags: str) -> None:
-                assert flags == "r"
-                self.fd: int | None = os.open(path, os.O_RDONLY)
-                model.open.append(self)
-                model.opened += 1
-
-            def pread(self, buf: Any, size: int, file_offset: int = 0) -> Any:
-                assert self.fd is not None, "a closed handle was read from"
-
-                def get() -> int:
-                    assert self.fd is not None, "closed while a transfer was under way"
-                    if model.error:
-                        raise model.error
-                    buf.data[:] = os.pread(self.fd, size, file_offset)
-                    return size - model.short_bytes
-
-                return SimpleNamespace(get=get)
-
-            def close(self) -> None:
-                assert self.fd is not None, "closed twice"
-                os.close(self.fd)
-                self.fd = None
-                model.open.remove(self)
-
-        self.CuFile = CuFile
-
-
 @pytest.fixture
-def model() -> Model:
-    return Model()
+def model() -> KvikioModel:
+    return KvikioModel(Target.take)
 
 
 def held(path: Path, number: int = 0) -> HeldFile:
@@ -84,7 +43,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_bytes_come_from_the_place_that_was_named(model: Model, file: Path) -> None:
+def test_bytes_come_from_the_place_that_was_named(model: KvikioModel, file: Path) -> None:
     mover = KvikioMover(gds=False, library=model)
     targets = [Target(4096), Target(4096)]
     finished = [mover.start(held(file), at, t) for at, t in zip((8192, 0), targets, strict=True)]
@@ -98,13 +57,15 @@ def test_bytes_come_from_the_place_that_was_named(model: Model, file: Path) -> N
 
 
 @pytest.mark.parametrize(("gds", "mode"), [(True, "OFF"), (False, "ON")])
-def test_neither_way_falls_back_to_the_other_unseen(model: Model, gds: bool, mode: str) -> None:
+def test_neither_way_falls_back_to_the_other_unseen(
+    model: KvikioModel, gds: bool, mode: str
+) -> None:
     mover = KvikioMover(gds=gds, library=model)
     assert model.settings["compat_mode"] == mode
     assert ("GDS" in mover.name) == gds
 
 
-def test_a_short_read_is_an_error(model: Model, file: Path) -> None:
+def test_a_short_read_is_an_error(model: KvikioModel, file: Path) -> None:
     model.short_bytes = 1
     mover = KvikioMover(gds=True, library=model)
     finished = mover.start(held(file), 0, Target(4096))
@@ -113,7 +74,7 @@ def test_a_short_read_is_an_error(model: Model, file: Path) -> None:
 
 
 def test_open_files_are_bounded_and_none_is_closed_while_it_is_read(
-    model: Model, file: Path
+    model: KvikioModel, file: Path
 ) -> None:
     mover = KvikioMover(gds=True, library=model)
     under_way = [mover.start(held(file, n), 0, Target(4096)) for n in range(OPEN_FILES + 5)]
@@ -129,7 +90,7 @@ def test_open_files_are_bounded_and_none_is_closed_while_it_is_read(
     assert not model.open
 
 
-def test_a_failed_transfer_does_not_keep_its_file(model: Model, file: Path) -> None:
+def test_a_failed_transfer_does_not_keep_its_file(model: KvikioModel, file: Path) -> None:
     mover = KvikioMover(gds=True, library=model)
     model.error = RuntimeError("POSIX error on pread: EOF")
     for number in range(OPEN_FILES):

@@ -1,0 +1,53 @@
+"""A contract model of kvikio (26.10: CuFile, IOFuture, defaults), so that files, futures and
+failures are tried without a GPU. tests/integration/test_kvikio.py has the library, tests/gpu the
+device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+
+class KvikioModel:
+    """In place of the module: reads when get() is called, and is strict about handles."""
+
+    CompatMode = SimpleNamespace(OFF="OFF", ON="ON", AUTO="AUTO")
+
+    def __init__(self, write: Callable[[Any, bytes], None]) -> None:
+        """write(target, data): what the device does with bytes that come for `target`."""
+        self.settings: dict[str, Any] = {}
+        self.defaults = SimpleNamespace(set=self.settings.update)
+        self.open: list[Any] = []
+        self.opened = 0
+        self.error: Exception | None = None
+        self.short_bytes = 0
+        model = self
+
+        class CuFile:
+            def __init__(self, path: str, flags: str) -> None:
+                assert flags == "r"
+                self.fd: int | None = os.open(path, os.O_RDONLY)
+                model.open.append(self)
+                model.opened += 1
+
+            def pread(self, buf: Any, size: int, file_offset: int = 0) -> Any:
+                assert self.fd is not None, "a closed handle was read from"
+
+                def get() -> int:
+                    assert self.fd is not None, "closed while a transfer was under way"
+                    if model.error:
+                        raise model.error
+                    write(buf, os.pread(self.fd, size, file_offset))
+                    return size - model.short_bytes
+
+                return SimpleNamespace(get=get)
+
+            def close(self) -> None:
+                assert self.fd is not None, "closed twice"
+                os.close(self.fd)
+                self.fd = None
+                model.open.remove(self)
+
+        self.CuFile = CuFile
