@@ -64,6 +64,18 @@ def test_figure_without_a_limit_has_no_ratio(capsys: pytest.CaptureFixture[str])
     assert "0.50" in capsys.readouterr().out
 
 
+def _spread(low: float, median: float, high: float) -> Figure:
+    return Figure(
+        "a",
+        8,
+        "GB/s",
+        limit=10,
+        goal="rounds reach ratio 0.75",
+        ratio_of_rounds=median,
+        ratio_spread=(low, high),
+    )
+
+
 @pytest.mark.parametrize(
     ("figure", "verdict"),
     [
@@ -72,6 +84,9 @@ def test_figure_without_a_limit_has_no_ratio(capsys: pytest.CaptureFixture[str])
         (Figure("a", 8, "GB/s", limit=10, goal="ratio 0.75 or more", ratio_of_rounds=0.7), MISSED),
         (Figure("a", 2, "s", limit=10, goal="ratio 0.15 or less"), MISSED),
         (Figure("a", 1, "s", limit=10, goal="ratio 0.15 or less"), MET),
+        (Figure("a", 8, "GB/s", limit=10, goal="rounds reach ratio 0.75"), MET),
+        (_spread(0.6, 0.7, 0.76), MET),
+        (_spread(0.6, 0.7, 0.74), MISSED),
         (Figure("a", 999.9, "us", goal="under 1,000 us"), MET),
         (Figure("a", 1000, "us", goal="under 1,000 us"), MISSED),
         (Figure("a", 0.5, "% of a core", goal="under 0.5 % of a core"), MISSED),

@@ -62,7 +62,12 @@ class Figure:
         if not self.goal:
             return ""
         goal = read_goal(self.goal, self.unit)
-        judged = self.ratio if goal.of_ratio else self.value
+        if goal.judges == "value":
+            judged: float | None = self.value
+        elif goal.judges == "rounds" and self.ratio_spread is not None:
+            judged = self.ratio_spread[1]
+        else:
+            judged = self.ratio
         if judged is None:
             return ""
         return MET if goal.holds(judged) else MISSED

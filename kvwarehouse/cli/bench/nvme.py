@@ -109,7 +109,7 @@ def _compared(
             unit="GB/s",
             limit=moved / both.limit_s / GIGABYTE,
             limit_name=disk.name,
-            goal="ratio 0.9 or more",
+            goal="rounds reach ratio 0.9",
             ratio_of_rounds=both.speed_ratio,
             ratio_spread=both.speed_ratio_spread,
         ),
