@@ -20,12 +20,13 @@ class Finder {
         ordinal_(call.row.ordinal),
         epoch_(call.view->clear_epoch(call.row.ordinal)) {}
 
-  std::optional<EntryView> find(size_t page) {
+  // Found only where the page counts.
+  EntryGlance find(size_t page) {
     const size_t until = std::min(prompt_.pages(), page + kPrefetchAhead);
     for (prefetched_ = std::max(prefetched_, page); prefetched_ < until; ++prefetched_)
       index_.prefetch(prompt_.key(prefetched_));
-    const auto entry = index_.find(prompt_.key(page));
-    if (!entry || entry->space != ordinal_ || entry->clear_epoch < epoch_) return std::nullopt;
+    const EntryGlance entry = index_.glance(prompt_.key(page));
+    if (entry.space != ordinal_ || entry.clear_epoch < epoch_) return {};
     return entry;
   }
 
@@ -49,10 +50,10 @@ LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
   Finder finder(call, prompt);
   LookupResult result;
   for (size_t page = 0; page < prompt.pages(); ++page) {
-    const auto entry = finder.find(page);
-    if (!entry) break;
+    const EntryGlance entry = finder.find(page);
+    if (!entry.found()) break;
     ++result.pages;
-    ++(entry->in_dram() ? result.dram : result.nvme);
+    ++(entry.in_dram() ? result.dram : result.nvme);
   }
   count_lookup(*call.session, result, prompt.pages());
   return result;
@@ -64,14 +65,14 @@ std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, boo
   std::vector<PageTier> tiers(prompt.pages(), PageTier::missing);
   LookupResult result;
   for (size_t page = 0; page < prompt.pages();) {
-    const auto entry = finder.find(page);
-    if (!entry) {
+    const EntryGlance entry = finder.find(page);
+    if (!entry.found()) {
       page = prompt.run_end(page);
       continue;
     }
     ++result.pages;
-    ++(entry->in_dram() ? result.dram : result.nvme);
-    tiers[page++] = entry->in_dram() ? PageTier::dram : PageTier::nvme;
+    ++(entry.in_dram() ? result.dram : result.nvme);
+    tiers[page++] = entry.in_dram() ? PageTier::dram : PageTier::nvme;
   }
   if (counted) count_lookup(*call.session, result, prompt.pages());
   return tiers;

@@ -12,11 +12,22 @@ Index::Index(const Mapping& mapping)
     : table_(mapping.at<IndexEntry>(kBlockBytes)),
       mask_(mapping.at<const IndexHeader>(0)->entries - 1) {}
 
-bool Index::read(PageId page, EntryView& view) const {
-  const IndexEntry& entry = table_[page];
+// What `take` took of the entry is of one moment. False: the entry stays odd.
+template <class Take>
+bool Index::taken_whole(const IndexEntry& entry, Take take) {
   for (int attempt = 0; attempt < kReadTries; ++attempt) {
     const uint32_t before = entry.sequence.load(std::memory_order_acquire);
     if (before & 1) continue;
+    take();
+    acquire_fence();
+    if (entry.sequence.load(kWordLoad) == before) return true;
+  }
+  return false;
+}
+
+bool Index::read(PageId page, EntryView& view) const {
+  const IndexEntry& entry = table_[page];
+  const auto take = [&] {
     const uint32_t flags_space = entry.flags_space.load(kWordLoad);
     view.page = page;
     view.flags = static_cast<uint16_t>(flags_space);
@@ -31,10 +42,27 @@ bool Index::read(PageId page, EntryView& view) const {
     view.extent.life = entry.life.load(kWordLoad);
     view.clear_epoch = entry.clear_epoch.load(kWordLoad);
     view.digest = entry.digest.load(kWordLoad);
-    acquire_fence();
-    if (entry.sequence.load(kWordLoad) == before) return (view.flags & kEntryUsed) != 0;
+  };
+  return taken_whole(entry, take) && (view.flags & kEntryUsed) != 0;
+}
+
+EntryGlance Index::glance(const Key& key) const {
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const IndexEntry& entry = table_[(key.lo + step) & mask_];
+    if (entry.key_lo.load(kWordLoad) != key.lo) continue;
+    uint32_t flags_space = 0;
+    uint64_t lo = 0, hi = 0, clear_epoch = 0;
+    const auto take = [&] {
+      flags_space = entry.flags_space.load(kWordLoad);
+      lo = entry.key_lo.load(kWordLoad);
+      hi = entry.key_hi.load(kWordLoad);
+      clear_epoch = entry.clear_epoch.load(kWordLoad);
+    };
+    if (taken_whole(entry, take) && (flags_space & kEntryUsed) != 0 && lo == key.lo && hi == key.hi)
+      return {static_cast<uint16_t>(flags_space), static_cast<uint16_t>(flags_space >> 16),
+              clear_epoch};
   }
-  return false;
+  return {};
 }
 
 std::optional<EntryView> Index::find(const Key& key) const {

@@ -64,12 +64,22 @@ struct EntryView {
   bool in_nvme() const { return (flags & kEntryNvme) != 0; }
 };
 
+// What of an entry tells whether its page counts, and in which tiers it is.
+struct EntryGlance {
+  uint16_t flags = 0;  // 0: there is no such page
+  uint16_t space = 0;
+  uint64_t clear_epoch = 0;
+
+  bool found() const { return flags != 0; }
+  bool in_dram() const { return (flags & kEntryDram) != 0; }
+};
+
 constexpr uint64_t index_bytes(uint64_t entries) {
   return kBlockBytes + entries * sizeof(IndexEntry);
 }
 
-// A view of a mapped index file; copyable, does not own the mapping. find() and prefetch() are safe
-// in any process at any time; the other methods are the writer's.
+// A view of a mapped index file; copyable, does not own the mapping. find(), glance() and prefetch()
+// are safe in any process at any time; the other methods are the writer's.
 class Index {
  public:
   Index() = default;
@@ -87,6 +97,8 @@ class Index {
   // Scans the whole window. Nothing if absent, or if an entry stays odd for four tries (its writer
   // died in it).
   std::optional<EntryView> find(const Key& key) const;
+  // Of the entry that find() would find, in half the time: a lookup asks for thousands.
+  EntryGlance glance(const Key& key) const;
   // The entry at a position, as a reader sees it. Nothing if empty or odd.
   std::optional<EntryView> at(PageId page) const;
 
@@ -99,6 +111,8 @@ class Index {
   void erase(PageId page);
 
  private:
+  template <class Take>
+  static bool taken_whole(const IndexEntry& entry, Take take);
   bool read(PageId page, EntryView& view) const;
   template <bool with_digest>
   void store(const EntryView& view);

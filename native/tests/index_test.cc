@@ -60,6 +60,24 @@ bool is_whole(const EntryView& view) {
          view.extent == same.extent && view.clear_epoch == same.clear_epoch;
 }
 
+// Whether it is of any one version.
+bool is_whole(const EntryGlance& glance) {
+  constexpr uint64_t kMostVersions = 1 << 26;
+  for (uint64_t version = glance.space; version < kMostVersions; version += 1 << 16)
+    if (version_of({}, 0, version).clear_epoch == glance.clear_epoch) return true;
+  return false;
+}
+
+void check_glance_finds_the_same(const Index& index, const Key& key) {
+  const auto found = index.find(key);
+  const EntryGlance glance = index.glance(key);
+  CHECK_EQ(glance.found(), found.has_value());
+  if (!found) return;
+  CHECK_EQ(glance.flags, found->flags);
+  CHECK_EQ(glance.space, found->space);
+  CHECK_EQ(glance.clear_epoch, found->clear_epoch);
+}
+
 TEST(index_finds_what_was_written_and_nothing_else) {
   Table table(1024);
   std::vector<Key> keys;
@@ -75,9 +93,14 @@ TEST(index_finds_what_was_written_and_nothing_else) {
     CHECK_EQ(found->digest, key.hi);
     CHECK(is_whole(*found));
     CHECK(!table.index.find({key.lo, key.hi + 1000}));  // same home, another key
+    check_glance_finds_the_same(table.index, key);
+    check_glance_finds_the_same(table.index, {key.lo, key.hi + 1000});
   }
   for (const Key& key : keys) table.index.erase(table.index.find(key)->page);
-  for (const Key& key : keys) CHECK(!table.index.find(key));
+  for (const Key& key : keys) {
+    CHECK(!table.index.find(key));
+    check_glance_finds_the_same(table.index, key);
+  }
 }
 
 TEST(index_keeps_a_key_found_when_others_of_its_window_leave) {
@@ -89,8 +112,10 @@ TEST(index_keeps_a_key_found_when_others_of_its_window_leave) {
   }
   CHECK_EQ(table.index.empty_in_window({1020, 99}), kNoPage);
   for (uint32_t i = 0; i < kIndexWindow; i += 2) table.index.erase(table.index.find(keys[i])->page);
-  for (uint32_t i = 0; i < kIndexWindow; ++i)
+  for (uint32_t i = 0; i < kIndexWindow; ++i) {
     CHECK_EQ(table.index.find(keys[i]).has_value(), i % 2 == 1);
+    check_glance_finds_the_same(table.index, keys[i]);
+  }
   CHECK(table.index.empty_in_window({1020, 99}) != kNoPage);
 }
 
@@ -100,6 +125,7 @@ TEST(index_entry_is_a_miss_when_its_writer_died_in_it) {
   table.index.write(version_of(key, 5, 7));
   table.raw(5).sequence.fetch_add(1);  // odd for ever
   CHECK(!table.index.find(key));
+  CHECK(!table.index.glance(key).found());
   CHECK(!table.index.at(5));
   // A writer that takes over makes it whole again.
   table.index.write(version_of(key, 5, 8));
@@ -141,6 +167,8 @@ TEST(index_reader_never_sees_a_mixed_entry_under_a_hammering_writer) {
       for (uint64_t i = 0; !done.load(std::memory_order_relaxed); ++i) {
         const size_t which = (i + static_cast<uint64_t>(reader)) % keys.size();
         const auto view = table.index.find(keys[which]);
+        const EntryGlance glance = table.index.glance(keys[which]);
+        if (glance.found() && !is_whole(glance)) ++mixed_seen;
         if (!view) continue;
         if (!is_whole(*view) || !(view->key == keys[which])) ++mixed_seen;
         if (view->digest < newest[which]) ++backwards;
