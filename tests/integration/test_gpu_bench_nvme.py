@@ -1,17 +1,58 @@
-"""What bench/gpu.py measures NVMe with is there, on the disk; the disk itself is measured by it."""
+"""What bench/gpu.py measures NVMe with is there, on the disk; the disk itself is measured by it,
+and so are loads to the contract model of a device. No time is asserted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from gpu_bench.nvme import fill
+import numpy as np
+import pytest
+
+from gpu_bench.nvme import PAGE_BYTES, fill, load_rate
+from kvwarehouse.gpu import Choice, Lane, Machine, Rates, reader
 from kvwarehouse.gpu.rates import LEAST_BYTES, disk_rate, written
+from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.kvikio_model import KvikioModel
 from kvwarehouse.testing.serving import Serving
 
+PAGES = 33
 
-def test_pages_for_the_measurement_reach_the_disk(tmp_path: Path) -> None:
-    with Serving(tmp_path, dram="64MiB", nvme_capacity="256MiB") as serving:
-        fill(serving, 32)
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, dram="128MiB", nvme_capacity="256MiB") as serving:
+        yield serving
+
+
+def test_pages_for_the_measurement_reach_the_disk(serving: Serving) -> None:
+    with serving.connect() as client:
+        fill(client, PAGES)
+    segments = serving.nvme_dir / "segments"
+    assert sum(size for _, _, size in written(segments)) >= 2 * LEAST_BYTES
+    assert disk_rate(segments) > 0
+
+
+@pytest.mark.usefixtures("contract_kept")
+@pytest.mark.parametrize("lane", [Lane.GDS, Lane.DRAM])
+def test_loads_that_are_measured_bring_the_pages(
+    serving: Serving, device: ModelDevice, lane: Lane
+) -> None:
+    def write(target: Any, data: bytes) -> None:
+        device.poke(target.address, np.frombuffer(data, np.uint8))
+
+    address = device.allocate(PAGES * PAGE_BYTES)
+    with serving.connect(timeout_s=60) as client:
+        opened = fill(client, PAGES)
+        choice = Choice(lane, "chosen by the test", Machine(), Rates())
+        past_daemon = reader(opened, 0, choice, library=KvikioModel(write))
+        assert (past_daemon is None) == (lane is Lane.DRAM)
         segments = serving.nvme_dir / "segments"
-        assert sum(size for _, _, size in written(segments)) >= 2 * LEAST_BYTES
-        assert disk_rate(segments) > 0
+        assert load_rate(client, past_daemon or opened, address, PAGES, segments) > 0
+        host = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+        assert opened.load(np.arange(PAGES * 16), host, timeout_s=60) == PAGES
+        if past_daemon is not None:
+            assert past_daemon.failures == {}
+            past_daemon.close()
+    assert (device.peek(address, host.nbytes) == host.reshape(-1)).all()

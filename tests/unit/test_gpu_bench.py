@@ -51,17 +51,19 @@ def test_a_part_that_was_not_run_is_not_passed_over() -> None:
     assert told[nvme.NAME] == "not measured: not run"
 
 
-@pytest.mark.parametrize(("gds", "verdict"), [(9.5e9, "met"), (8.9e9, "missed")])
-def test_the_fastest_way_is_judged_by_the_disk(gds: float, verdict: str) -> None:
-    outcome = nvme.outcome_of(Rates({Lane.GDS: gds, Lane.DRAM: 4e9}, {}, 1), 10e9)
+@pytest.mark.parametrize(("loads", "verdict"), [(9.5e9, "met"), (8.9e9, "missed")])
+def test_verified_loads_are_judged_by_the_disk(loads: float, verdict: str) -> None:
+    rates = Rates({Lane.GDS: 9.9e9, Lane.DRAM: 4e9}, {}, 1)
+    outcome = nvme.outcome_of(rates, 10e9, loads, Lane.GDS)
     lines = {line[0]: line for line in lines_of([outcome])}
     assert lines[nvme.NAME][3] == verdict
-    assert "ratio 0.40" in lines["NVMe to GPU by dram"][2]
+    assert "ratio 0.40" in lines["NVMe to GPU, transfers alone, dram"][2]
 
 
 def test_without_the_disks_own_rate_nothing_is_judged() -> None:
-    assert nvme.outcome_of(Rates({Lane.GDS: 1e9}, {}, 1), 0.0).why_not
-    assert nvme.outcome_of(Rates({}, {Lane.GDS: "no cuFile"}, 1), 1e9).why_not == "no cuFile"
+    assert nvme.outcome_of(Rates({Lane.GDS: 1e9}, {}, 1), 0.0, 1e9, Lane.GDS).why_not
+    nothing = nvme.outcome_of(Rates({}, {Lane.GDS: "no cuFile"}, 1), 1e9, 1e9, Lane.DRAM)
+    assert nothing.why_not == "no cuFile"
 
 
 def test_no_part_starts_anything_without_a_gpu(tmp_path: Path) -> None:
