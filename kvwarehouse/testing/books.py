@@ -39,6 +39,9 @@ class Snapshot:
         """Pages that left some tier, whatever the reason, since the daemon started."""
         return int(sum(self.dram["left"].values()) + sum(self.nvme["left"].values()))
 
+    def in_dram_alone(self) -> int:
+        return sum(had == {"dram"} for listed in self.listed for had in listed.values())
+
     def asked(self) -> int:
         """Pages asked for by lookups: hits of all tiers and misses."""
         lookups = self.core["lookups"]

@@ -50,13 +50,18 @@ class Ends(MachineBase):
         self.flush()
         self.audit()
         assert self.serving.stop() == 0
-        self.restart(("dram", "nvme"))
+        self.restart(("dram", *self._kept()))
 
     def stop_at_once(self, place: int) -> None:
-        """Its last flush may recycle segments, uncounted by the next."""
         self.audit()
         assert self.serving.stop() == 0
-        self.restart(("dram",))
+        self.restart(("dram", *self._kept()))
+
+    def _kept(self) -> tuple[str, ...]:
+        """Whether NVMe is as the last audit saw it when the daemon has stopped: its last flush writes
+        what is in DRAM alone, also what reclaim has taken from NVMe, and may recycle segments for
+        it, uncounted by the next."""
+        return () if self.snapshot.in_dram_alone() else ("nvme",)
 
     def reboot_orderly(self, place: int) -> None:
         """The arena is lost; what was flushed is not. Clients end with their host."""
@@ -65,7 +70,7 @@ class Ends(MachineBase):
         self.disconnect()
         assert self.serving.stop() == 0
         self.serving.lose_arena()
-        self.restart(("nvme",))
+        self.restart(self._kept())
 
     def reboot_at_once(self, place: int) -> None:
         self.flush()
@@ -90,7 +95,7 @@ class Ends(MachineBase):
             self.lookup(space, known, place % 3)
             self.check_load(space, known, 0, place % 3, 0.0)
         assert self.serving.stop() == 0
-        self.restart(("dram", "nvme"))
+        self.restart(("dram", *self._kept()))
 
     def use_without_daemon(self, place: int) -> None:
         """Shared memory still serves; what needs a daemon says at once that there is none."""
