@@ -19,7 +19,7 @@ from kvwarehouse.cli.bench.figures import Figure
 from kvwarehouse.cli.bench.filled import full_settings, is_full
 from kvwarehouse.cli.bench.options import PAGE_TOKENS, Bench, open_bench, prompt
 from kvwarehouse.cli.bench.private import private_daemon
-from kvwarehouse.cli.bench.rounds import Rounds, alternate, timed
+from kvwarehouse.cli.bench.rounds import Rounds, alternate, p50, timed
 from kvwarehouse.cli.bench.socket_session import (
     MESSAGE_BYTES,
     NONE_GRANTED,
@@ -129,7 +129,7 @@ def _bare() -> Iterator[Callable[[], float]]:
                 mine.send(request)
                 mine.recv(MESSAGE_BYTES)
 
-            yield lambda: statistics.median(timed(round_trip) for _ in range(_CALLS))
+            yield lambda: p50(round_trip, _CALLS)
         finally:
             mine.close()
             echo.wait(20.0)

@@ -73,6 +73,11 @@ def in_turns(rounds: int, sides: Sequence[Callable[[], float]]) -> list[list[flo
     return taken
 
 
+def p50(call: Callable[[], object], calls: int) -> float:
+    """Seconds of the median call."""
+    return statistics.median(timed(call) for _ in range(calls))
+
+
 def timed(call: Callable[[], object], times: int = 1) -> float:
     """Seconds of one call, on average over `times`."""
     start = time.perf_counter()

@@ -58,9 +58,9 @@ class Ends(MachineBase):
         self.restart(("dram", *self._kept()))
 
     def _kept(self) -> tuple[str, ...]:
-        """Whether NVMe is as the last audit saw it when the daemon has stopped: its last flush writes
-        what is in DRAM alone, also what reclaim has taken from NVMe, and may recycle segments for
-        it, uncounted by the next."""
+        """Whether NVMe is as the last audit saw it when the daemon has stopped: its last flush
+        writes what is in DRAM alone, also what reclaim has taken from NVMe, and may recycle
+        segments for it, uncounted by the next."""
         return () if self.snapshot.in_dram_alone() else ("nvme",)
 
     def reboot_orderly(self, place: int) -> None:
