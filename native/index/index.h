@@ -78,8 +78,8 @@ constexpr uint64_t index_bytes(uint64_t entries) {
   return kBlockBytes + entries * sizeof(IndexEntry);
 }
 
-// A view of a mapped index file; copyable, does not own the mapping. find(), glance() and prefetch()
-// are safe in any process at any time; the other methods are the writer's.
+// A view of a mapped index file; copyable, does not own the mapping. find(), glance() and
+// prefetch() are safe in any process at any time; the other methods are the writer's.
 class Index {
  public:
   Index() = default;
