@@ -35,6 +35,9 @@ inline constexpr SlotId kNoSlot = UINT32_MAX;
 // O_DIRECT, the digest's leaves and the arena's slots share one unit.
 inline constexpr size_t kBlockBytes = 4096;
 
+// Of x86-64, and of 64-bit ARM with pages of 4 KiB.
+inline constexpr size_t kHugePageBytes = 2 << 20;
+
 inline constexpr uint32_t kMaxShards = 64;        // one bit each in a 64-bit mask
 inline constexpr uint32_t kMaxPageTokens = 4096;  // keeps a page's metadata under 20 KiB
 inline constexpr uint64_t kMaxShardBytes = 1ull << 30;

@@ -1,6 +1,6 @@
 // Copies of pages between a client's memory and the arena, fused with the page digest: every byte
-// is read once, hashed while its 4 KiB leaf is in the first-level cache, and written with streaming
-// stores that do not evict the engine's working set.
+// is read once, hashed in the registers or while its 4 KiB leaf is in the first-level cache, and
+// written with streaming stores that do not evict the engine's working set.
 // Stateless; thread-safe. Each call ends in a store fence (streaming stores are weakly ordered).
 #pragma once
 

@@ -1,20 +1,21 @@
 // The AVX2 path. Built with -mavx2; run only where the processor has it.
 #define XXH_VECTOR XXH_AVX2
 #include "copy/copy_kernel.h"
-
-#include <immintrin.h>
+#include "copy/stripes_avx2.h"
 
 namespace kvw {
 namespace {
 
 struct Avx2Line {
-  static void stream(std::byte* to, const std::byte* from) {
-    const __m256i* source = reinterpret_cast<const __m256i*>(from);
-    __m256i* target = reinterpret_cast<__m256i*>(to);
-    const __m256i low = _mm256_loadu_si256(source);
-    const __m256i high = _mm256_loadu_si256(source + 1);
-    _mm256_stream_si256(target, low);
-    _mm256_stream_si256(target + 1, high);
+  using Sums = Avx2Sums;
+  static constexpr bool kAsksForNextLeaf = false;
+  static void stream(std::byte* to, const std::byte* from) { StraightStores(to).move(from); }
+  template <class Use>
+  static void with_stores(std::byte* to, Use use) {
+    if (reinterpret_cast<uintptr_t>(to) % sizeof(__m256i) == 0)
+      use(StraightStores(to));
+    else
+      use(ShiftedStores(to));
   }
 };
 

@@ -5,25 +5,50 @@
 // function that the linker shares between files could be the AVX-512 build of it, and run on a
 // processor that has none.
 //
-// A leaf is hashed first, which brings it to the first-level cache, then stored from there; each
-// store asks for a line of the next leaf, a quarter of a leaf ahead of its own place in it: the
-// last of them are on their way while the next leaf is hashed, which asks for nothing itself.
-// Measured on a Sapphire Rapids guest as a ratio to the plain streaming copy, cold pages of 2 MiB
-// in shared memory, AVX-512, median (and middle half) of 60 rounds in turns: loads 0.84 (0.75 to
-// 0.92), stores 0.85 (0.77 to 1.0); with the same place in the next leaf 0.76 (0.70 to 0.82) and
-// 0.78 (0.70 to 0.83); half a leaf further 0.77 and 0.86. A loop that hashes the registers it
-// stores would own a copy of the hash. Asking ahead does nothing for copies without a digest.
+// Where a path has the hash's sums in registers (Line::Sums; AVX2 and AVX-512 do), whole leaves are
+// hashed stripe by stripe as they are stored (streamed_leaf.h). On an EPYC guest with AVX2, cold
+// pages of 2 MiB in shared memory, medians of 11 to 15 rounds in turns, as a ratio to the plain
+// streaming copy: loads 0.84 to 1.0, stores 0.86 to 0.97, where hashing a leaf and then storing it
+// had 0.58 to 0.69 and 0.62 to 0.73. Each stripe asks for the one a leaf and a quarter ahead, since
+// the processor's own prefetching ends with each 4 KiB: half a leaf ahead did as well, no asking
+// had 0.85 and 0.81 (1.0 and 0.97 with it in that run). Loading twice, to hash and to store, cost a
+// sixth.
 //
-// A digest alone asks for the first half of the next leaf before it hashes one: the processor's own
-// prefetching ends with each 4 KiB. On such a guest, AVX-512, cold pages of 256 KiB, median of 11
-// rounds in turns: 11.7 GB/s (an eighth of a leaf more or less: 10.6 and 11.4; all of it: 9.3), and
-// 8.5 without.
+// Of AVX-512 with these sums there is no measurement yet.
+//
+// Elsewhere, and in pieces that are small or odd, a leaf is hashed first, which brings
+// it to the first-level cache, then stored from there; each store asks for a line of the next leaf,
+// a quarter of a leaf ahead of its own place in it: the last of them are on their way while the
+// next leaf is hashed, which asks for nothing itself. Measured so on a Sapphire Rapids guest,
+// AVX-512, median (and middle half) of 60 rounds in turns: loads 0.84 (0.75 to 0.92), stores 0.85
+// (0.77 to 1.0); with the same place in the next leaf 0.76 (0.70 to 0.82) and 0.78 (0.70 to 0.83);
+// half a leaf further 0.77 and 0.86. Asking ahead does nothing for copies without a digest.
+//
+// A digest alone asks for the first half of the next leaf before it hashes one, where a path says
+// so: the processor's own prefetching ends with each 4 KiB. On such a guest, AVX-512, cold pages of
+// 256 KiB, median of 11 rounds in turns: 11.7 GB/s (an eighth of a leaf more or less: 10.6
+// and 11.4; all of it: 9.3), and 8.5 without. On an EPYC guest, AVX2, cold pages of 2 MiB, three
+// medians of 9 rounds each: 8.3 to 8.8 GB/s with it and 12.4 to 14.5 without, so the path for AVX2
+// asks for nothing.
 //
 // A gather asks ahead through the pieces, because the processor's own prefetching ends with each.
 // Pages of 64 pieces of 1, 4 and 16 KiB at random places, by the processor time of one thread on
 // such a guest while it was busy, median of 9 to 15 rounds in turns: 0.50, 0.79 and 0.87; asking
 // within a piece alone, and with gcc's string instruction (see copy_plainly), 0.36, 0.56 and 0.74.
-// A scatter gained nothing by asking for the lines that its pieces share with other memory.
+// On an EPYC guest, AVX2, a paged cache's pieces of 4 KiB: 0.62 to 0.64 of a streaming copy, where
+// the copy without a digest, piece by piece, had 0.50 to 0.53. Asking further ahead, or for the
+// second-level cache, gained nothing.
+//
+// A scatter that hashes as it stores asks for the first line of each piece: with the hash beside
+// them few stores are under way at once, and one that waits for the way to its memory holds them
+// all up. On that guest, 64 pieces a page, each in a tensor of its own, turns of a random order
+// (in a fixed one, who follows whom decides): pieces of 4 KiB 0.57 and 0.58 without, 0.62 and 0.65
+// with it; of 16 KiB alike; of 32 KiB 0.73 and 0.77, 0.77 and 0.83. Without a hash it gained
+// nothing.
+//
+// Where a piece begins 16 bytes behind a line (an array of numpy's), stripes are stored shifted, by
+// whole registers: on that guest, scatters without a digest, before and after: rows of 2 MiB 0.90
+// and 1.0, 64 pieces of 4 KiB 0.57 to 0.67 and 0.76 to 0.91, of 32 KiB 0.84 and 0.95.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -32,6 +57,7 @@
 #include <cstring>
 
 #include "copy/copy_routines.h"
+#include "copy/streamed_leaf.h"
 
 namespace kvw {
 namespace {
@@ -42,6 +68,8 @@ constexpr size_t kLineBytes = 64;
 // cold pieces scattered at random, streaming against plain stores: 1.02 to 1.2 at 512 bytes, 0.8 to
 // 0.9 at 256 bytes when the pieces are not line-aligned (their partial lines cost both ways).
 constexpr size_t kStreamPieceBytes = 512;
+
+constexpr size_t kHashedAlignment = 16;
 
 constexpr size_t kAheadBytes = kBlockBytes + kBlockBytes / 4;
 constexpr size_t kPiecesAheadBytes = 2 * kBlockBytes;
@@ -177,13 +205,38 @@ class PiecesAhead {
   Cursor next_;
 };
 
+// Each of them is aligned as allocators align, and all but the last are of whole blocks of the
+// hash. On an EPYC guest with AVX2, ratios to the streaming copy: pieces of 1 KiB 0.70 where leaf
+// by leaf had 0.54, of 512 bytes 0.48 and 0.55; a row that is aligned to 16 bytes 0.80 and 0.65.
+bool are_hashed_as_stored(const Piece* pieces, size_t count) {
+  for (const Piece* piece = pieces; piece < pieces + count; ++piece)
+    if (reinterpret_cast<uintptr_t>(piece->data) % kHashedAlignment != 0 ||
+        (piece + 1 < pieces + count && piece->bytes % kHashBlockBytes != 0))
+      return false;
+  return true;
+}
+
+// What is read is line-aligned and what is stored lies 16 bytes behind that, or 48, as allocators
+// align: lines that are aligned where they are stored would not be where they are read.
+bool are_shifted(const std::byte* to, const std::byte* from) {
+  return reinterpret_cast<uintptr_t>(from) % kLineBytes == 0 &&
+         reinterpret_cast<uintptr_t>(to) % (2 * kHashedAlignment) == kHashedAlignment;
+}
+
+template <class Line>
+concept HashesAsItStores = requires { typename Line::Sums; };
+
 // Line::stream(to, from) stores the line at `from` (of any alignment) to `to` (line-aligned).
+// Line::with_stores(to, use) calls `use` with stores of stripes to `to`, kHashedAlignment-aligned.
+// Line::kAsksForNextLeaf: see above, of digests alone. Line::Sums: see streamed_leaf.h.
 template <class Line>
 struct Kernel {
   // Whole lines are streamed, what is left before and after them is stored plainly. `ahead` is
   // called with the place of each line.
   template <class Ahead>
   static void stream(std::byte* to, const std::byte* from, size_t bytes, Ahead ahead) {
+    if constexpr (HashesAsItStores<Line>)
+      if (are_shifted(to, from)) return stream_shifted(to, from, bytes, ahead);
     const size_t head = smaller(-reinterpret_cast<uintptr_t>(to) % kLineBytes, bytes);
     memcpy(to, from, head);
     const size_t body = (bytes - head) / kLineBytes * kLineBytes;
@@ -192,6 +245,19 @@ struct Kernel {
       Line::stream(to + at, from + at);
     }
     memcpy(to + head + body, from + head + body, bytes - head - body);
+  }
+
+  template <class Ahead>
+  static void stream_shifted(std::byte* to, const std::byte* from, size_t bytes, Ahead ahead) {
+    const size_t body = bytes / kStripeBytes * kStripeBytes;
+    Line::with_stores(to, [&](auto stores) {
+      for (size_t at = 0; at < body; at += kStripeBytes) {
+        ahead(from + at);
+        stores.move(from + at);
+      }
+      stores.end();
+    });
+    memcpy(to + body, from + body, bytes - body);
   }
 
   static void copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -230,27 +296,55 @@ struct Kernel {
                                  uint64_t seed) {
     Cursor cursor{to, pieces};
     Root root(seed);
-    const std::byte* hashed = from;
-    for (size_t left = total_bytes(to, pieces); left > 0;) {
-      const size_t leaf = smaller(left, kBlockBytes);
+    const std::byte* const end = from + total_bytes(to, pieces);
+    const auto ahead = [end](const std::byte* line) {
+      if (static_cast<size_t>(end - line) > kAheadBytes) __builtin_prefetch(line + kAheadBytes);
+    };
+    if constexpr (HashesAsItStores<Line>)
+      if (are_hashed_as_stored(to, pieces)) from = scatter_leaves(cursor, from, end, root);
+    for (const std::byte* hashed = from; hashed < end;) {
+      const size_t leaf = smaller(static_cast<size_t>(end - hashed), kBlockBytes);
       root.add(XXH3_64bits(hashed, leaf));
       hashed += leaf;
-      const size_t ready = static_cast<size_t>(hashed - from);
-      from += left < 2 * kBlockBytes
-                  ? spread(
-                        cursor, from, ready, [](const std::byte*) {})
-                  : spread(
-                        cursor, from, ready,
-                        [](const std::byte* line) { __builtin_prefetch(line + kAheadBytes); });
-      left -= leaf;
+      from += spread(cursor, from, static_cast<size_t>(hashed - from), ahead);
     }
     return root.value();
+  }
+
+  // Whole leaves, as many as there are. Returns where they end.
+  static const std::byte* scatter_leaves(Cursor& to, const std::byte* from, const std::byte* end,
+                                         Root& root) {
+    const std::byte* const leaves_end =
+        from + static_cast<size_t>(end - from) / kBlockBytes * kBlockBytes;
+    StreamedLeaf<typename Line::Sums> leaf;
+    PiecesAhead pieces_ahead(to);
+    while (from < leaves_end && to.settle()) {
+      const std::byte* const part_end = from + to.part(static_cast<size_t>(leaves_end - from));
+      Line::with_stores(to.data(), [&](auto stores) {
+        while (from < part_end) {
+          const size_t bytes = smaller(static_cast<size_t>(part_end - from), leaf.left_bytes());
+          const size_t ahead =
+              static_cast<size_t>(end - from) > kBlockBytes + kAheadBytes ? kAheadBytes : 0;
+          leaf.stream(stores, from, bytes,
+                      [ahead](const std::byte* line) { __builtin_prefetch(line + ahead); });
+          from += bytes;
+          to.offset += bytes;
+          if (leaf.left_bytes() > 0) continue;
+          root.add(leaf.digest());
+          leaf = {};
+          pieces_ahead.ask(kBlockBytes);
+        }
+        stores.end();
+      });
+    }
+    return from;
   }
 
   static uint64_t gather_digest(std::byte* to, const Piece* from, size_t pieces, uint64_t seed) {
     Cursor cursor{from, pieces};
     LinesAhead lines_ahead(cursor);
     PiecesAhead pieces_ahead(cursor);
+    const auto ahead = [&lines_ahead](const std::byte*) { lines_ahead.ask(); };
     Root root(seed);
     alignas(kLineBytes) std::byte scratch[kBlockBytes];  // a leaf that crosses pieces
     while (cursor.settle()) {
@@ -263,17 +357,30 @@ struct Kernel {
         leaf = scratch;
       }
       pieces_ahead.ask(bytes);
-      root.add(XXH3_64bits(leaf, bytes));
-      stream(to, leaf, bytes, [&lines_ahead](const std::byte*) { lines_ahead.ask(); });
+      root.add(stream_leaf(to, leaf, bytes, ahead));
       to += bytes;
     }
     return root.value();
   }
 
+  // A leaf, or the page's last part of one, to a place that is line-aligned. Returns its digest.
+  template <class Ahead>
+  static uint64_t stream_leaf(std::byte* to, const std::byte* from, size_t bytes, Ahead ahead) {
+    if constexpr (HashesAsItStores<Line>)
+      if (bytes == kBlockBytes) {
+        StreamedLeaf<typename Line::Sums> leaf;
+        Line::with_stores(to, [&](auto stores) { leaf.stream(stores, from, bytes, ahead); });
+        return leaf.digest();
+      }
+    const uint64_t digest = XXH3_64bits(from, bytes);
+    stream(to, from, bytes, ahead);
+    return digest;
+  }
+
   static uint64_t digest(const std::byte* data, uint64_t bytes, uint64_t seed) {
     Root root(seed);
     for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
-      if (bytes - at > kBlockBytes)
+      if (Line::kAsksForNextLeaf && bytes - at > kBlockBytes)
         for (size_t line = 0; line < kHalfLeafBytes; line += kLineBytes)
           __builtin_prefetch(data + at + kBlockBytes + line);
       root.add(XXH3_64bits(data + at, smaller(bytes - at, kBlockBytes)));

@@ -10,6 +10,7 @@ namespace kvw {
 namespace {
 
 struct NeonLine {
+  static constexpr bool kAsksForNextLeaf = true;
   static void stream(std::byte* to, const std::byte* from) {
     const uint8_t* source = reinterpret_cast<const uint8_t*>(from);
     const uint8x16_t a = vld1q_u8(source);

@@ -10,6 +10,7 @@ namespace kvw {
 namespace {
 
 struct PortableLine {
+  static constexpr bool kAsksForNextLeaf = true;
   static void stream(std::byte* to, const std::byte* from) {
 #if defined(__SSE2__)
     const __m128i* source = reinterpret_cast<const __m128i*>(from);

@@ -51,13 +51,16 @@ class Place {
 };
 
 // A page of random bytes in client memory: pieces of random sizes, in random order in memory, with
-// guards between them, from an odd address on.
+// guards between them, from an odd address on. Or of multiples of `unit`, a power of two, and so
+// many bytes behind multiples of it.
 class Scattered {
  public:
-  Scattered(size_t bytes, size_t largest_piece, std::mt19937_64& random) : page_(bytes) {
+  Scattered(size_t bytes, size_t largest_piece, std::mt19937_64& random, size_t unit = 1,
+            size_t behind = 0)
+      : page_(bytes) {
     fill(page_, random);
     for (size_t left = bytes; left > 0; left -= sizes_.back())
-      sizes_.push_back(std::min<size_t>(left, random() % largest_piece + 1));
+      sizes_.push_back(std::min<size_t>(left, (random() % (largest_piece / unit) + 1) * unit));
     if (random() % 4 == 0) sizes_.insert(sizes_.begin() + random() % (sizes_.size() + 1), 0);
     std::vector<size_t> order(sizes_.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -65,13 +68,14 @@ class Scattered {
     std::vector<size_t> offsets(order.size());
     size_t end = 0;
     for (const size_t i : order) {
-      end += 1 + random() % 100;
+      end = round_up(end + 1 + random() % 100, unit);
       offsets[i] = end;
       end += sizes_[i];
     }
-    memory_.assign(end + 1, kGuard);
+    memory_.assign(end + unit + behind, kGuard);
+    const size_t begin = -reinterpret_cast<uintptr_t>(memory_.data()) % unit + behind;
     for (size_t i = 0; i < order.size(); ++i)
-      pieces_.push_back({memory_.data() + offsets[i], sizes_[i]});
+      pieces_.push_back({memory_.data() + begin + offsets[i], sizes_[i]});
   }
 
   const Bytes& page() const { return page_; }
@@ -127,6 +131,19 @@ TEST(copy_moves_and_digests_a_page_on_every_path_whatever_its_pieces) {
   for (uint64_t round = 0; round < check::rounds(300); ++round) {
     const size_t bytes = random() % 8 == 0 ? random() % 400000 : random() % 20000;
     Scattered client(bytes, largest[random() % std::size(largest)], random);
+    const uint64_t seed = random();
+    for (const CopyRoutines* path : paths_here()) check_round_trip(*path, client, seed);
+  }
+}
+
+TEST(copy_hashes_blocks_as_it_stores_them_wherever_allocators_put_them) {
+  std::mt19937_64 random = check::random("copy_lines");
+  for (uint64_t round = 0; round < check::rounds(300); ++round) {
+    const size_t unit = size_t{64} << random() % 7;  // a line to a leaf
+    const size_t behind = random() % 4 * 16;
+    const size_t largest[] = {unit, 16 * unit, 100 * unit};
+    const size_t bytes = (1 + random() % (random() % 8 == 0 ? 5000 : 400)) * 64;
+    Scattered client(bytes, largest[random() % std::size(largest)], random, unit, behind);
     const uint64_t seed = random();
     for (const CopyRoutines* path : paths_here()) check_round_trip(*path, client, seed);
   }
