@@ -15,17 +15,19 @@ class Clock {
   virtual uint64_t wall_ns() const = 0;
 };
 
+inline uint64_t clock_ns(clockid_t id) {
+  timespec t{};
+  clock_gettime(id, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// What the calling thread has had of the processor, kernel and user together. A call to the kernel.
+inline uint64_t thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+
 class BootClock final : public Clock {
  public:
-  uint64_t boot_ns() const override { return read(CLOCK_BOOTTIME); }
-  uint64_t wall_ns() const override { return read(CLOCK_REALTIME); }
-
- private:
-  static uint64_t read(clockid_t id) {
-    timespec t{};
-    clock_gettime(id, &t);
-    return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
-  }
+  uint64_t boot_ns() const override { return clock_ns(CLOCK_BOOTTIME); }
+  uint64_t wall_ns() const override { return clock_ns(CLOCK_REALTIME); }
 };
 
 // Moves only when told to.

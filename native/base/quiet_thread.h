@@ -9,12 +9,19 @@
 
 namespace kvw {
 
-// `name` shows in top and debuggers; at most 15 characters.
+// `name` shows in top and debuggers; at most 15 characters. Throws std::system_error where the
+// process may have no more threads.
 inline std::thread quiet_thread(const char* name, std::function<void()> body) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
+  std::thread thread;
+  try {
+    thread = std::thread(std::move(body));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_setname_np(thread.native_handle(), name);
   return thread;

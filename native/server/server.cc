@@ -183,7 +183,7 @@ void Server::run() {
     }
     const std::lock_guard lock(mutex_);
     if (stopping_) {
-      commands_.clear();  // their futures report a broken promise as "stopped"
+      commands_.clear();  // who waits for them hears "stopped"
       return;
     }
   }
@@ -313,22 +313,17 @@ FlushReport Server::flush(int timeout_ms) {
 }
 
 CheckReport Server::check(const CheckRequest& request, int timeout_ms) {
-  const auto promise = std::make_shared<std::promise<CheckReport>>();
+  auto promise = std::make_shared<std::promise<CheckReport>>();
   std::future<CheckReport> result = promise->get_future();
+  // As in call(): who waits does not hold the promise.
   call(
-      [request, promise](Warehouse& warehouse) {
+      [request, promise = std::move(promise)](Warehouse& warehouse) {
         warehouse.check(request,
                         [promise](CheckReport&& report) { promise->set_value(std::move(report)); });
         return 0;
       },
       timeout_ms);
-  if (result.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
-    throw_busy(timeout_ms);
-  try {
-    return result.get();
-  } catch (const std::future_error&) {
-    throw_stopped();
-  }
+  return answer_of(std::move(result), timeout_ms);
 }
 
 }  // namespace kvw

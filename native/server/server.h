@@ -47,14 +47,9 @@ class Server {
     using Result = decltype(work(std::declval<Warehouse&>()));
     auto task = std::make_shared<std::packaged_task<Result(Warehouse&)>>(std::move(work));
     std::future<Result> result = task->get_future();
-    post([task](Warehouse& warehouse) { (*task)(warehouse); });
-    if (result.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
-      throw_busy(timeout_ms);
-    try {
-      return result.get();
-    } catch (const std::future_error&) {
-      throw_stopped();
-    }
+    // The command's alone: a core that ends with it in its queue must break the promise.
+    post([task = std::move(task)](Warehouse& warehouse) { (*task)(warehouse); });
+    return answer_of(std::move(result), timeout_ms);
   }
 
   // Waits until everything sealed before is on stable media, or the time runs out. Any thread but
@@ -80,6 +75,16 @@ class Server {
 
   using Command = std::function<void(Warehouse&)>;
   void post(Command command);
+  template <class Result>
+  static Result answer_of(std::future<Result> result, int timeout_ms) {
+    if (result.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
+      throw_busy(timeout_ms);
+    try {
+      return result.get();
+    } catch (const std::future_error&) {
+      throw_stopped();
+    }
+  }
   [[noreturn]] static void throw_busy(int timeout_ms);
   [[noreturn]] static void throw_stopped();
 
