@@ -310,6 +310,11 @@ METRICS: Final = (
     _counter("nvme_read_bytes_total", "Bytes read.", _one("core.tiers.nvme.read_bytes")),
     _counter("nvme_read_records_total", "Records read.", _one("core.tiers.nvme.read_records")),
     _counter(
+        "nvme_read_digest_seconds_total",
+        "Processor time of digesting what was read.",
+        _one("core.tiers.nvme.read_digest_s"),
+    ),
+    _counter(
         "nvme_reclaimed_segments_total",
         "Segments recycled.",
         _one("core.tiers.nvme.reclaimed_segments"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
-from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.connection import add_connection, address_from, connect_from, is_local
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
+from kvwarehouse.gpu import last_words
 from kvwarehouse.sizes import format_size
 
 EXAMPLES = """\
@@ -29,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with connect_from(args) as client:
         status = client.status()
+    if is_local(address_from(args, os.environ)):
+        # The clients of this host find it out; no daemon knows of their GPUs.
+        status["nvme_to_gpu"] = last_words()
     if args.json:
         print_json(status)
         return Exit.OK
@@ -54,6 +59,8 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("ledger", ledger),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
     ]
+    if status.get("nvme_to_gpu"):
+        rows.append(("nvme to gpu", status["nvme_to_gpu"]))
     events = status.get("kv_events") or {}
     if events.get("next_number"):
         rows.append(("kv events", _events(events)))

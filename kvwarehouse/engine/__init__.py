@@ -35,6 +35,7 @@ Regions = _native.Regions
 chain_keys = _native.chain_keys
 copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
+cuda_version = _native.cuda_version
 device_capability = _native.device_capability
 device_of = _native.device_of
 index_costs = _native.index_costs
@@ -43,6 +44,7 @@ page_digest = _native.page_digest
 policy_names = _native.policy_names
 refuse_newer_files = _native.refuse_newer_files
 replay = _native.replay
+wait_event = _native.wait_event
 
 __all__ = [
     "ENDLESS",
@@ -63,6 +65,7 @@ __all__ = [
     "chain_keys",
     "copy_path",
     "copy_streaming",
+    "cuda_version",
     "device_capability",
     "device_of",
     "index_costs",
@@ -71,4 +74,5 @@ __all__ = [
     "policy_names",
     "refuse_newer_files",
     "replay",
+    "wait_event",
 ]

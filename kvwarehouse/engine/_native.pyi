@@ -42,8 +42,16 @@ def device_of(address: int) -> int:
     """The ordinal of the GPU whose memory has the address. Raises UsageError (code "no_gpu",
     "bad_device_memory")."""
 
+def cuda_version() -> int:
+    """Of CUDA that the driver speaks: 13000 is 13.0. Raises UsageError (code "no_gpu")."""
+
 def device_capability(ordinal: int) -> tuple[int, int]:
     """Compute capability. Raises UsageError (code "no_gpu")."""
+
+def wait_event(ordinal: int, event: int, timeout_s: float) -> bool:
+    """Whether the CUevent, of that device, happened within the time; 0 has. Polls in this thread,
+    without the GIL, and breaks no graph that another thread captures. Raises UsageError (code
+    "no_gpu"), StorageError (code "gpu_error")."""
 
 def index_costs(counts: list[int], rounds: int) -> list[dict[str, Any]]: ...
 
@@ -194,6 +202,8 @@ class NativeClient:
     ) -> NDArray[np.uint8]:
         """Where each page is: 0 missing, 1 DRAM, 2 NVMe; 0 behind the first gap of a run. No call.
         counted: as a lookup, in the session's counters."""
+    def tags(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None) -> NDArray[np.uint64]:
+        """(pages,): a word for each page, as good as its key for telling it apart. No call."""
     def load(
         self,
         id: bytes,
@@ -225,13 +235,18 @@ class NativeClient:
         timeout_s: float,
     ) -> Pins:
         """Pins from `first` on; promotes what is on NVMe, within timeout_s."""
-    def use_device(self, ordinal: int, image: str) -> None:
-        """Makes a GPU one that regions may lie in. image: the kernels, as PTX for it."""
+    def use_device(self, ordinal: int, image: bytes) -> None:
+        """Makes a GPU one that regions may lie in. image: the kernels, as a cubin or PTX for
+        it."""
     def has_device(self, ordinal: int) -> bool: ...
     def device_stage(self, ordinal: int, bytes: int) -> DeviceStage: ...
+    def stop_registering(self, timeout_s: float) -> bool: ...
     def registration(self) -> tuple[int, bool, str]:
         """Bytes of the arena that are registered with CUDA, whether that is all there will be, and
         why some are not ("": none was refused)."""
+    def segments(self, timeout_s: float) -> str:
+        """Path of the segments' folder, for any process of this user, until the client is closed or
+        finds another daemon; "" where there is none."""
     def hold(
         self,
         id: bytes,

@@ -58,6 +58,7 @@ class NvmeStatus(TypedDict):
     relocated_bytes: int
     read_records: int
     read_bytes: int
+    read_digest_s: float  # of the processor, to digest what was read of records
     reclaimed_segments: int
     dropped_records: int
     write_errors: int

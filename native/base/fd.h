@@ -35,9 +35,10 @@ class Fd {
   int fd_ = -1;
 };
 
-// A shared mapping of a whole file. Children of a fork do not inherit it: a forked engine must not
-// touch the warehouse through its parent's session, and its destructors must not unmap what the
-// child has put at the same address since.
+// A shared mapping of a whole file; at an address that suits huge pages, if it is large enough for
+// one (the kernel aligns files on tmpfs only where it may choose huge pages itself). Children of a
+// fork do not inherit it: a forked engine must not touch the warehouse through its parent's
+// session, and its destructors must not unmap what the child has put at the same address since.
 class Mapping {
  public:
   Mapping() = default;

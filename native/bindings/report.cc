@@ -71,6 +71,7 @@ nb::dict nvme_of(const WarehouseStatus& status) {
   made["relocated_bytes"] = log.relocated_bytes;
   made["read_records"] = log.read_records;
   made["read_bytes"] = log.read_bytes;
+  made["read_digest_s"] = static_cast<double>(log.read_digest_ns) / 1e9;
   made["reclaimed_segments"] = log.reclaimed_segments;
   made["dropped_records"] = log.dropped_records;
   made["write_errors"] = log.write_errors;

@@ -61,6 +61,7 @@ class Disk {
   struct Lane {
     std::deque<JobPtr> waiting;
     unsigned in_flight = 0;
+    uint64_t bytes_in_flight = 0;
     Rate rate;
   };
   struct Finished {
@@ -74,13 +75,16 @@ class Disk {
   void accept(JobPtr job);
   void submit_waiting();
   Lane* next_lane();
+  bool may_begin(const Lane& lane) const;
   void submit(Lane& lane);
   void collect(int timeout_ms);
   void finish(const IoDone& done);
-  void register_next();
+  int wait_ms() const;
+  bool register_next();
   void check_next();
   void checked(Finished finished);
   void publish_checked();
+  uint64_t group_left_ns() const;
   void tell(std::span<Finished> finished);
   void cancel_waiting();
   Lane& lane_of(const DiskJob& job);
@@ -103,6 +107,8 @@ class Disk {
   std::deque<Finished> unchecked_;
   std::vector<Finished> checked_;  // not yet told to the core thread
   uint64_t checked_bytes_ = 0;
+  bool all_grouped_ = true;  // of those that are checked
+  uint64_t checked_since_ns_ = 0;
   uint64_t next_id_ = 1;
   unsigned lane_limit_;
 

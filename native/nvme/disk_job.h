@@ -25,6 +25,7 @@ struct DiskJob {
   std::vector<iovec> pieces;            // stay valid until done()
   AlignedBuffer buffer;                 // for pieces that belong to the job
   bool timed = true;                    // part of its lane's rate
+  bool grouped = false;                 // done() may wait a little for others, see disk.cc
   std::function<void()> check;          // after a read that succeeded: verify, decode
   std::function<void(int error)> done;  // 0, an errno; EIO for a short transfer
 

@@ -52,7 +52,7 @@ class SegmentLog final : public Log {
 
   bool read(uint64_t ticket, const Extent& extent, const Key& key, std::byte* payload) override {
     if (reads_ >= kMaxReads || stopped_) return false;
-    post_read(extent, key, {RecordPart::whole, payload}, [this, ticket](RecordEnd&& end) {
+    post_read(extent, key, {RecordPart::whole, payload, true}, [this, ticket](RecordEnd&& end) {
       context_.host.on_read(ticket, end.result, std::move(end.facts));
     });
     return true;

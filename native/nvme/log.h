@@ -130,6 +130,8 @@ struct LogStats {
   uint64_t written_records = 0, written_bytes = 0;  // by append, record bytes
   uint64_t relocated_records = 0, relocated_bytes = 0;
   uint64_t read_records = 0, read_bytes = 0;
+  // Processor time of digesting what was read of records, by one read timed for each MiB at least.
+  uint64_t read_digest_ns = 0;
   uint64_t reclaimed_segments = 0, dropped_records = 0;
   uint64_t write_errors = 0, read_errors = 0, mismatches = 0, flush_errors = 0, flushes = 0;
   uint64_t read_bytes_per_s = 0,

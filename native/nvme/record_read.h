@@ -13,6 +13,8 @@ struct ReadTarget {
   // Room for the record's payload, 4 KiB aligned; null: the read has its own buffer, for one who
   // only wants to know whether the record is good.
   std::byte* payload = nullptr;
+  // One of many that somebody waits for: told of together with those that end soon after.
+  bool grouped = false;
 };
 
 // Counts itself in segment.reads_in_flight until `end` is called, inside Disk::deliver(); the

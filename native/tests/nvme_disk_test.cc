@@ -31,6 +31,7 @@ class StubbornEngine final : public IoEngine {
     std::lock_guard lock(mutex_);
     order_.push_back(op.kind);
     held_.push_back(std::move(op));
+    most_held_ = std::max(most_held_, held_.size());
     changed_.notify_all();
   }
   void wait(std::vector<IoDone>& done, int timeout_ms) override {
@@ -71,6 +72,10 @@ class StubbornEngine final : public IoEngine {
     allowed_ += completions;
     changed_.notify_all();
   }
+  size_t most_held() const {
+    std::lock_guard lock(mutex_);
+    return most_held_;
+  }
   std::vector<IoKind> order_when(size_t submitted) {
     std::unique_lock lock(mutex_);
     CHECK(changed_.wait_for(lock, std::chrono::seconds(60),
@@ -84,6 +89,7 @@ class StubbornEngine final : public IoEngine {
   std::condition_variable changed_;
   std::vector<IoOp> held_;
   std::vector<IoKind> order_;
+  size_t most_held_ = 0;
   unsigned allowed_ = 0;
   bool woken_ = false;
 };
@@ -100,17 +106,26 @@ struct Bench {
     engine->allow(1000);
     disk.reset();
   }
-  void post(DiskJob::Kind kind, unsigned count) {
+  void post(DiskJob::Kind kind, unsigned count, uint64_t bytes = kBlockBytes,
+            bool grouped = false) {
     for (unsigned i = 0; i < count; ++i) {
       auto job = std::make_unique<DiskJob>();
       job->kind = kind;
-      job->buffer = AlignedBuffer(kBlockBytes);
-      job->add_piece(job->buffer.data(), kBlockBytes);
+      job->grouped = grouped;
+      job->buffer = AlignedBuffer(bytes);
+      job->add_piece(job->buffer.data(), bytes);
       job->done = [this, kind](int error) {
         CHECK_EQ(error, 0);
         ++ended[kind];
       };
       disk->post(std::move(job));
+    }
+  }
+  void deliver_until(DiskJob::Kind kind, unsigned count) {
+    while (ended[kind] < count) {
+      pollfd ready{disk->event_fd(), POLLIN, 0};
+      CHECK_EQ(::poll(&ready, 1, 60000), 1);
+      disk->deliver();
     }
   }
   TempDir dir;
@@ -264,17 +279,30 @@ TEST(what_completes_during_a_check_is_replaced_before_the_next_check) {
 
 // Those behind the first are told in groups; a device that gives no more must not keep them back.
 TEST(reads_that_have_come_are_told_though_the_device_gives_no_more) {
-  Bench bench;
-  bench.post(DiskJob::Kind::read, 6);
-  bench.engine->order_when(6);
-  for (const unsigned come : {1, 2, 3, 5}) {
-    bench.engine->allow(come - bench.ended[DiskJob::Kind::read]);
-    while (bench.ended[DiskJob::Kind::read] < come) {
-      pollfd ready{bench.disk->event_fd(), POLLIN, 0};
-      CHECK_EQ(::poll(&ready, 1, 60000), 1);
-      bench.disk->deliver();
+  for (const bool grouped : {false, true}) {
+    Bench bench;
+    bench.post(DiskJob::Kind::read, 6, kBlockBytes, grouped);
+    bench.engine->order_when(6);
+    for (const unsigned come : {1, 2, 3, 5}) {
+      bench.engine->allow(come - bench.ended[DiskJob::Kind::read]);
+      bench.deliver_until(DiskJob::Kind::read, come);
     }
   }
+}
+
+// Eight large pages that share the disk end together, and the first is usable no sooner than all.
+TEST(few_large_pages_are_under_way_at_once_and_one_of_any_size_is) {
+  Bench bench;
+  bench.post(DiskJob::Kind::read, 6, 10 << 20);
+  for (unsigned come = 1; come <= 6; ++come) {
+    bench.engine->order_when(std::min(6u, come + 3));
+    bench.engine->allow(1);
+    bench.deliver_until(DiskJob::Kind::read, come);
+  }
+  CHECK_EQ(bench.engine->most_held(), 4);  // 40 MiB: below 32 another one begins
+  bench.post(DiskJob::Kind::read, 1, 48 << 20);
+  bench.engine->allow(1);
+  bench.deliver_until(DiskJob::Kind::read, 7);
 }
 
 // A flush or a write that waited for reads would hold up whoever waits for it.
@@ -285,11 +313,7 @@ TEST(write_that_has_come_is_told_beside_reads_that_have_not) {
   bench.post(DiskJob::Kind::read, 6);
   bench.engine->order_when(7);
   bench.engine->allow(1);
-  while (bench.ended[DiskJob::Kind::write] < 1) {
-    pollfd ready{bench.disk->event_fd(), POLLIN, 0};
-    CHECK_EQ(::poll(&ready, 1, 60000), 1);
-    bench.disk->deliver();
-  }
+  bench.deliver_until(DiskJob::Kind::write, 1);
   CHECK_EQ(bench.ended[DiskJob::Kind::read], 0);
 }
 

@@ -40,6 +40,23 @@ TEST(log_returns_exactly_what_was_written) {
   world.stop();
 }
 
+TEST(log_counts_the_processor_time_of_digesting_what_it_reads_but_of_no_header) {
+  World world;
+  world.open();
+  world.append_all(0, 100);
+  CHECK_EQ(world.log->stats().read_digest_ns, 0);
+  bool ended = false;
+  CHECK(world.log->read_header(world.index.at(0), key_of(0), [&](const RecordEnd& end) {
+    CHECK(end.result == ReadResult::ok);
+    ended = true;
+  }));
+  world.until([&] { return ended; });
+  CHECK_EQ(world.log->stats().read_digest_ns, 0);
+  for (uint64_t number = 0; number < 100; ++number) CHECK(world.read(number));
+  CHECK(world.log->stats().read_digest_ns > 0);
+  world.stop();
+}
+
 TEST(log_counts_the_segments_of_its_capacity_whether_their_files_exist_or_not) {
   World world;
   world.open();

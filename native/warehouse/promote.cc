@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
 constexpr size_t kReadFailuresKept = 4096;
+constexpr size_t kAhead = 4;  // pages whose lines are on their way to the cache meanwhile
 static_assert(kPromotePages <= nvme::kMaxReads);
 
 }  // namespace
@@ -85,7 +86,9 @@ FlushReport Warehouse::flush_report() const {
 
 void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
   bool full = false;
-  for (const Key& key : keys) {
+  for (size_t at = 0; at < keys.size(); ++at) {
+    const Key& key = keys[at];
+    if (at + kAhead < keys.size()) catalog_.prefetch(keys[at + kAhead]);
     const auto view = catalog_.find(key);
     if (!view) {
       answers.push_back(PromoteAnswer::missing);
@@ -105,6 +108,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
         if (const PageId parent = catalog_.node(view->page).parent; parent != kNoPage)
           if (const auto above = catalog_.at(parent); above && above->in_dram())
             spare = above->slot;
+        pool_.prefetch_free(*space.cls, kAhead);
         slot = take_slot(*space.cls, SlotState::filling, spare);
       }
       if (slot != kNoSlot) {  // no writers of this generation: said before the device may write
@@ -139,7 +143,9 @@ bool Warehouse::fits_namespace(const EntryView& view, const PageFacts& facts) co
 
 void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
   const auto slot = static_cast<SlotId>(ticket);
+  pool_.prefetch(slot);
   const Key key = pool_.meta(slot)->key;
+  catalog_.prefetch_write(key);
   const nvme::Extent read = promoting_.extract(key).mapped();
   promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
   const auto view = catalog_.find(key);

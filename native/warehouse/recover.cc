@@ -73,8 +73,8 @@ std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
     }
     pool_.attach(slab, cut);
     for (uint32_t place = 0; place < slots.slots_in(cut); ++place)
-      if (recover_slot(slots.slot_id(slab, place), cut, summary))
-        sealed.push_back(slots.slot_id(slab, place));
+      if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, cut, summary))
+        sealed.push_back(slot);
   }
   return sealed;
 }
@@ -180,21 +180,21 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
   keys.reserve(sealed.size() + records.size());
   for (const SlotId slot : sealed) keys.push_back(pool_.meta(slot)->key);
   for (const nvme::RecoveredRecord& record : records) keys.push_back(record.facts.key);
-  const std::vector<PageId> places = place(keys, catalog_.index().entries(), catalog_.capacity());
+  const std::vector<PageId> pages = place(keys, catalog_.index().entries(), catalog_.capacity());
   size_t next = 0;
-  for (const SlotId slot : sealed) insert_slot(slot, places[next++], summary);
-  for (const nvme::RecoveredRecord& record : records) insert_record(record, places[next++]);
+  for (const SlotId slot : sealed) insert_slot(slot, pages[next++], summary);
+  for (const nvme::RecoveredRecord& record : records) insert_record(record, pages[next++]);
 }
 
-void Warehouse::insert_slot(SlotId slot, PageId place, RecoverySummary& summary) {
+void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) {
   const SlotMeta& meta = *pool_.meta(slot);
-  if (place == kNoPage) {
+  if (page == kNoPage) {
     ++summary.dropped_slots;
     ++left_dram_[static_cast<size_t>(Gone::window)];
     return close_recovered(slot);
   }
   EntryView view;
-  view.page = place;
+  view.page = page;
   view.flags = kEntryUsed | kEntryDram | kEntryUnverified;
   view.space = static_cast<uint16_t>(ordinal_of(meta.namespace_id));
   view.key = meta.key;
@@ -207,7 +207,7 @@ void Warehouse::insert_slot(SlotId slot, PageId place, RecoverySummary& summary)
   make_resident(slot, view);
 }
 
-void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId place) {
+void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) {
   const PageFacts& facts = record.facts;
   if (auto there = catalog_.find(facts.key)) {
     if (there->in_nvme() && there->extent.position() >= record.extent.position()) return;
@@ -215,12 +215,12 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId place)
     there->extent = record.extent;
     return catalog_.update(*there);
   }
-  if (place == kNoPage) {
+  if (page == kNoPage) {
     ++left_nvme_[static_cast<size_t>(Gone::window)];
     return;
   }
   EntryView view;
-  view.page = place;
+  view.page = page;
   view.flags = kEntryUsed | kEntryNvme;
   view.space = static_cast<uint16_t>(ordinal_of(facts.namespace_id));
   view.key = facts.key;

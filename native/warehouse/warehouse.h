@@ -251,8 +251,8 @@ class Warehouse final : public nvme::LogHost {
   bool recovered_space(const PageFacts& facts, RecoverySummary& summary);
   void insert_recovered(std::span<const SlotId> sealed,
                         std::span<const nvme::RecoveredRecord> records, RecoverySummary& summary);
-  void insert_slot(SlotId slot, PageId place, RecoverySummary& summary);
-  void insert_record(const nvme::RecoveredRecord& record, PageId place);
+  void insert_slot(SlotId slot, PageId page, RecoverySummary& summary);
+  void insert_record(const nvme::RecoveredRecord& record, PageId page);
   int adopt_namespace(const PageFacts& facts);
   void forget_undeclared();
   void note_unwritten();

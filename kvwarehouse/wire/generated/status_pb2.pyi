@@ -183,7 +183,7 @@ class DramStatus(_message.Message):
     def __init__(self, health: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., free_slots: _Optional[int] = ..., reserved_slots: _Optional[int] = ..., limbo_slots: _Optional[int] = ..., zombie_slots: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class NvmeStatus(_message.Message):
-    __slots__ = ("health", "reason", "io_engine", "capacity_bytes", "used_bytes", "pages", "segments", "free_segments", "queued_bytes", "queued_records", "reads_in_flight", "promotions_in_flight", "pages_promoted", "written_records", "written_bytes", "relocated_records", "relocated_bytes", "read_records", "read_bytes", "reclaimed_segments", "dropped_records", "write_errors", "read_errors", "mismatches", "flushes", "flush_errors", "read_bytes_per_s", "write_bytes_per_s", "oldest_position", "left", "not_admitted", "direct_io")
+    __slots__ = ("health", "reason", "io_engine", "capacity_bytes", "used_bytes", "pages", "segments", "free_segments", "queued_bytes", "queued_records", "reads_in_flight", "promotions_in_flight", "pages_promoted", "written_records", "written_bytes", "relocated_records", "relocated_bytes", "read_records", "read_bytes", "reclaimed_segments", "dropped_records", "write_errors", "read_errors", "mismatches", "flushes", "flush_errors", "read_bytes_per_s", "write_bytes_per_s", "oldest_position", "left", "not_admitted", "direct_io", "read_digest_s")
     class LeftEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class NvmeStatus(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     NOT_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     DIRECT_IO_FIELD_NUMBER: _ClassVar[int]
+    READ_DIGEST_S_FIELD_NUMBER: _ClassVar[int]
     health: str
     reason: str
     io_engine: str
@@ -262,7 +263,8 @@ class NvmeStatus(_message.Message):
     left: _containers.ScalarMap[str, int]
     not_admitted: _containers.ScalarMap[str, int]
     direct_io: bool
-    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_position: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ..., direct_io: bool = ...) -> None: ...
+    read_digest_s: float
+    def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_position: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ..., direct_io: bool = ..., read_digest_s: _Optional[float] = ...) -> None: ...
 
 class LookupsStatus(_message.Message):
     __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed")
