@@ -53,15 +53,41 @@ void allocate_or_throw(int fd, uint64_t bytes, const std::string& path) {
                         err);
 }
 
-// New files are made beside and renamed in: a crash never leaves a half-made one under the name.
+// Memory of a file on tmpfs that nobody uses yet, in huge pages where the kernel has some: a page
+// of each is touched, and the collapse fills the rest on that page's node. It is another page in
+// each, because tmpfs interleaves nodes by the page's number. Where there are no huge pages, and on
+// a kernel before 6.1, this takes those few pages and no more. Unlike memory that is asked for
+// otherwise, it works where shmem_enabled says never (Documentation/admin-guide/mm/transhuge.rst),
+// as /dev/shm usually is.
+void take_huge_pages(std::byte* begin, uint64_t bytes) {
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;  // of linux/mman.h; C libraries before 2.37 do not name it
+#endif
+  const uint64_t pages = bytes / kHugePageBytes;
+  for (uint64_t page = 0; page < pages; ++page) {
+    const uint64_t block = page % (kHugePageBytes / kBlockBytes);
+    if (::madvise(begin + page * kHugePageBytes + block * kBlockBytes, kBlockBytes,
+                  MADV_POPULATE_READ) != 0)
+      return;
+  }
+  if (pages > 0) ::madvise(begin, pages * kHugePageBytes, MADV_COLLAPSE);
+}
+
+// New files are made beside and renamed in: a crash never leaves a half-made one under the name,
+// and a failure leaves none.
 template <class Fill>
 void create_file(const std::string& path, Fill&& fill) {
   const std::string fresh = path + ".new";
   ::unlink(fresh.c_str());
   Fd fd = open_file(fresh, O_RDWR | O_CREAT | O_EXCL);
-  fill(fd.get());
-  if (::rename(fresh.c_str(), path.c_str()) != 0)
-    throw storage_error("cannot rename " + fresh, errno);
+  try {
+    fill(fd.get());
+    if (::rename(fresh.c_str(), path.c_str()) != 0)
+      throw storage_error("cannot rename " + fresh, errno);
+  } catch (...) {
+    ::unlink(fresh.c_str());
+    throw;
+  }
 }
 
 }  // namespace
@@ -234,7 +260,12 @@ void Arena::create_index(const ArenaOptions& options) {
   while (const dirent* item = ::readdir(listing)) {
     if (std::strncmp(item->d_name, "index.", 6) != 0) continue;
     newest = std::max<uint64_t>(newest, std::strtoull(item->d_name + 6, nullptr, 10));
-    old.push_back(directory_ + "/" + item->d_name);
+    const std::string file = directory_ + "/" + item->d_name;
+    // Of a start that was killed: its memory is wanted for the one that is made now.
+    if (file.ends_with(".new"))
+      ::unlink(file.c_str());
+    else
+      old.push_back(file);
   }
   ::closedir(listing);
   // Also above every file name seen: a lost control page must not give a number twice.
@@ -242,6 +273,9 @@ void Arena::create_index(const ArenaOptions& options) {
   const std::string path = directory_ + "/index." + std::to_string(incarnation_);
   create_file(path, [&](int fd) {
     const uint64_t bytes = index_bytes(options.index_entries);
+    resize(fd, bytes, path);
+    const Mapping mapping(fd, bytes, true);
+    take_huge_pages(mapping.data(), bytes);
     allocate_or_throw(fd, bytes, path);
     IndexHeader header{kIndexMagic,          kIndexVersion, 0,
                        options.warehouse_id, incarnation_,  options.index_entries};
@@ -260,7 +294,13 @@ void Arena::create_index(const ArenaOptions& options) {
 
 int Arena::populate_slab(uint32_t slab) {
   const uint64_t offset = slab * slab_bytes();
-  if (const int err = allocate(arena_fd_.get(), offset, slab_bytes()); err != 0) return err;
+  take_huge_pages(arena_mapping_.data() + offset, slab_bytes());
+  if (const int err = allocate(arena_fd_.get(), offset, slab_bytes()); err != 0) {
+    // What was taken is of use to others: nothing of a slab without room is ours.
+    ::fallocate(arena_fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                static_cast<off_t>(offset), static_cast<off_t>(slab_bytes()));
+    return err;
+  }
   // Ready page tables for the daemon's own copies; failing costs only speed.
   ::madvise(arena_mapping_.data() + offset, slab_bytes(), MADV_POPULATE_WRITE);
   return 0;

@@ -66,7 +66,8 @@ class Arena {
   int arena_read_fd() const { return arena_read_.get(); }
 
   // Allocates and touches a slab's arena bytes, so that no client ever meets an unbacked page
-  // (SIGBUS). Blocks for about 0.6 s per GiB. Returns 0 or an errno. Thread-safe.
+  // (SIGBUS); in huge pages, where the kernel has some. Blocks for 0.1 to 0.8 s per GiB. Returns 0
+  // or an errno. Thread-safe.
   int populate_slab(uint32_t slab);
   // The same for the words and the metadata of a slab that is about to be cut so. 0 or an errno.
   int back_metadata(uint32_t slab, const SlabCut& cut);
