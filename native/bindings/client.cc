@@ -95,6 +95,16 @@ nb::tuple lookup(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
   return nb::make_tuple(result.pages, result.dram, result.nvme);
 }
 
+// An array of them, which keeps them. Number: what an array calls a T.
+template <class Number, class T>
+nb::object array_of(std::vector<T> found) {
+  static_assert(sizeof(Number) == sizeof(T));
+  auto* kept = new std::vector<T>(std::move(found));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  auto* numbers = reinterpret_cast<Number*>(kept->data());
+  return nb::cast(nb::ndarray<nb::numpy, Number>(numbers, {kept->size()}, owner));
+}
+
 nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys,
                  bool counted) {
   const Key space = key_from(id);
@@ -105,10 +115,19 @@ nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
     Prompt prompt = pages.prompt();
     found = client.tiers(space, prompt, counted);
   }
-  auto* kept = new std::vector<PageTier>(std::move(found));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<PageTier>*>(p); });
-  auto* numbers = reinterpret_cast<uint8_t*>(kept->data());
-  return nb::cast(nb::ndarray<nb::numpy, uint8_t>(numbers, {kept->size()}, owner));
+  return array_of<uint8_t>(std::move(found));
+}
+
+nb::object tags(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys) {
+  const Key space = key_from(id);
+  const Pages pages(tokens, keys);
+  std::vector<uint64_t> found;
+  {
+    nb::gil_scoped_release release;
+    Prompt prompt = pages.prompt();
+    found = client.tags(space, prompt);
+  }
+  return array_of<uint64_t>(std::move(found));
 }
 
 nb::tuple load(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys,
@@ -226,24 +245,44 @@ void bind_client(nb::module_& m) {
       .def("lookup", &lookup, arg("id"), arg("tokens").none(), arg("keys").none())
       .def("tiers", &tiers, arg("id"), arg("tokens").none(), arg("keys").none(),
            arg("counted") = true)
+      .def("tags", &tags, arg("id"), arg("tokens").none(), arg("keys").none())
       .def("load", &load, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("regions"), arg("shard"), arg("timeout_s"))
       .def("store", &store, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("regions"), arg("shard"), arg("timeout_s"))
       .def("pin", &pin, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("timeout_s"), nb::keep_alive<0, 1>())
-      .def("use_device", &Client::use_device, arg("ordinal"), arg("image"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "use_device",
+          [](Client& client, int ordinal, const nb::bytes& image) {
+            const std::string given(image.c_str(), image.size());  // a cubin has zeros within
+            nb::gil_scoped_release release;
+            client.use_device(ordinal, given);
+          },
+          arg("ordinal"), arg("image"))
       .def("has_device", &Client::has_device, arg("ordinal"))
       .def("device_stage", &Client::device_stage, arg("ordinal"), arg("bytes"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("registration",
            [](Client& client) {
-             const RegistrationReport report = client.registration();
+             const RegistrationReport report = [&] {
+               const nb::gil_scoped_release release;
+               return client.registration();
+             }();
              return nb::make_tuple(report.bytes, report.settled, report.refusal);
            })
+      .def(
+          "stop_registering",
+          [](Client& client, double timeout_s) {
+            return client.stop_registering(to_ns(timeout_s));
+          },
+          arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("hold", &hold, arg("id"), arg("tokens").none(), arg("keys").none(), arg("window"),
            arg("timeout_s"), nb::keep_alive<0, 1>())
+      .def(
+          "segments",
+          [](Client& client, double timeout_s) { return client.segments(to_ns(timeout_s)); },
+          arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("control", &control_of)
       .def("counters", &counters_of);
 }

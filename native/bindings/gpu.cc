@@ -1,10 +1,18 @@
 // What Python asks of NVIDIA's driver before it gives a client pages on a device.
+#include "base/clock.h"
 #include "bindings/bindings.h"
 #include "gpu/device.h"
 
 namespace kvw::bindings {
 
 namespace {
+
+int cuda_version() {
+  const gpu::Driver& cuda = gpu::driver();
+  int version = 0;
+  cuda.check(cuda.cuDriverGetVersion(&version), "cuDriverGetVersion");
+  return version;
+}
 
 nb::tuple capability_of(int ordinal) {
   const gpu::Driver& cuda = gpu::driver();
@@ -18,11 +26,22 @@ nb::tuple capability_of(int ordinal) {
   return nb::make_tuple(major, minor);
 }
 
+// Of an engine's event, in any thread: a framework's own query of it would break a graph that is
+// captured meanwhile. The device's context is the engine's, and there already.
+bool wait_event(int ordinal, uint64_t event, double timeout_s) {
+  const gpu::Device device(ordinal, "");
+  const uint64_t deadline_ns = system_clock().boot_ns() + to_ns(timeout_s);
+  return device.wait(reinterpret_cast<gpu::CUevent>(event), deadline_ns);  // NOLINT: CUDA's
+}
+
 }  // namespace
 
 void bind_gpu(nb::module_& m) {
   m.def("device_of", &gpu::device_of, nb::arg("address"));
+  m.def("cuda_version", &cuda_version);
   m.def("device_capability", &capability_of, nb::arg("ordinal"));
+  m.def("wait_event", &wait_event, nb::arg("ordinal"), nb::arg("event"), nb::arg("timeout_s"),
+        nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace kvw::bindings

@@ -44,16 +44,16 @@ Client::~Client() = default;
 
 void Client::close() {
   if (forks_ != fork_count()) return;  // the parent's; nothing of it is the child's to close
-  gpus_.close();
-  std::map<int, HbmAnswer> hbm;
   {
+    // First, so that no other thread begins anything on a device while they are let go of.
     const std::lock_guard lock(state_mutex_);
-    hbm.swap(hbm_);
-    has_hbm_ = false;
+    closed_ = true;
   }
-  hbm.clear();
+  gpus_.close();
+  std::map<int, HbmAnswer> hbm;  // unmapped after the locks
   const std::scoped_lock lock(socket_mutex_, state_mutex_);
-  closed_ = true;
+  hbm.swap(hbm_);
+  has_hbm_ = false;
   connection_.close();
   view_.reset();
   session_.reset();
@@ -116,7 +116,7 @@ void Client::reconnect(uint64_t deadline_ns) {
       throw Error(ErrorKind::transport, "daemon_gone", "the daemon's welcome is malformed");
     auto view =
         std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
-                                     std::move(fds[3]), !options_.read_only);
+                                     std::move(fds[3]), !options_.read_only, arena_now());
     std::vector<SlotRef> idle;
     std::map<int, HbmAnswer> hbm;  // the old daemon's, let go outside the lock
     {
@@ -140,6 +140,11 @@ void Client::reconnect(uint64_t deadline_ns) {
     if (reply.head().first < kUnsettledPerWelcome || idle.empty()) return;
     std::swap(connection_, fresh);
   }
+}
+
+std::shared_ptr<const MappedArena> Client::arena_now() {
+  const std::lock_guard state(state_mutex_);
+  return view_ == nullptr ? nullptr : view_->arena();
 }
 
 void Client::settle(std::span<const SlotRef> refs, uint64_t deadline_ns) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -128,6 +129,8 @@ class Client {
   // Where each page is, as lookup finds it, up to the first gap of each run; what lies behind a gap
   // is missing too. `counted`: as a lookup, in the session's counters.
   std::vector<PageTier> tiers(const Key& namespace_id, Prompt& prompt, bool counted = true);
+  // A word for each page, as good as its key for telling it from others.
+  std::vector<uint64_t> tags(const Key& namespace_id, Prompt& prompt);
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
   LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                   uint32_t shard, uint64_t timeout_ns);
@@ -143,6 +146,10 @@ class Client {
   // Bytes of the arena that are registered with CUDA, whether that is all there will be, and why
   // some are not.
   RegistrationReport registration() { return gpus_.report(); }
+  // For the end of the process, see Gpus::stop. Nothing where it forked since.
+  bool stop_registering(uint64_t timeout_ns) {
+    return fork_count() != forks_ || gpus_.stop(std::chrono::nanoseconds(timeout_ns));
+  }
   // Pins the stored pages from `first` on. Throws Error pin "pin_budget" beyond the session's
   // share.
   std::unique_ptr<Pins> pin(const Key& namespace_id, Prompt& prompt, size_t first,
@@ -150,10 +157,13 @@ class Client {
   // Holds pages from `first` on where they are on NVMe, at most `pages` of them, for reading by the
   // client itself (client/extents.h); ends before the first page that is not there, whose segment
   // is being reclaimed, or whose segment would be one too many for this session. One round trip a
-  // connection; reads the records' headers, and blocks for them. Nothing is held where the daemon
-  // hands out no extents.
+  // connection; reads the records' headers, and blocks for them, for at most its time: nothing is
+  // held where a disk does not answer by then, nor where the daemon hands out no extents.
   std::unique_ptr<Extents> hold(const Key& namespace_id, Prompt& prompt, size_t first, size_t pages,
                                 uint32_t shard, uint64_t timeout_ns);
+  // Where the segments are that hold() reads, as a path for any process of this user, until the
+  // client is closed or finds another daemon. Empty: this daemon has none, or does not answer.
+  std::string segments(uint64_t timeout_ns);
 
  private:
   struct Open {  // what one call works with
@@ -209,6 +219,7 @@ class Client {
   // mapped.
   void renew(bool patient, uint64_t deadline_ns);
   void reconnect(uint64_t deadline_ns);  // under socket_mutex_
+  std::shared_ptr<const MappedArena> arena_now();
   std::unique_lock<std::timed_mutex> lock_socket(uint64_t deadline_ns);
   void settle(std::span<const SlotRef> refs, uint64_t deadline_ns);
   // Settles what late replies granted and what is owed otherwise; says whether there was any.
@@ -256,7 +267,8 @@ class Client {
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
   Gpus gpus_;
-  std::atomic<uint64_t> segments_held_{0};
+  const std::shared_ptr<std::atomic<uint64_t>> segments_held_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace kvw

@@ -20,7 +20,7 @@ DeviceLoad::DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt,
       next_(first),
       good_(first),
       loader_(client, call, prompt, deadline_ns),
-      gpu_(client.gpus_.use(regions.device()->ordinal, call.view)),
+      gpu_(client.gpus_.use(regions.device()->ordinal, *call.view)),
       mover_(gpu_.device->borrow(deadline_ns)) {
   gpu_.hbm = client.hbm(gpu_.device, deadline_ns);
 }

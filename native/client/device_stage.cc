@@ -23,20 +23,14 @@ DeviceStage::DeviceStage(std::shared_ptr<gpu::Device> device, size_t bytes)
       address_(held_->memory.address()) {}
 
 DeviceStage::~DeviceStage() {
-  if (held_ == nullptr) return;
-  if (held_->device->forked()) {
-    keep_forever(std::move(held_));  // the parent's
-    return;
-  }
-  const std::shared_ptr<gpu::Device> device = held_->device;
-  const gpu::Device::Current current(*device, std::nothrow);
-  held_.reset();
+  if (held_ != nullptr && held_->device->forked()) keep_forever(std::move(held_));  // the parent's
 }
 
 uint64_t DeviceStage::deliver(Extents& extents, uint64_t first, uint64_t count, const Regions& to,
                               uint64_t deadline_ns) {
   if (held_ == nullptr)
-    throw Error(ErrorKind::storage, "gpu_stalled",
+    // Nothing of this delivery is under way: its pages are the caller's again.
+    throw Error(ErrorKind::storage, "gpu_error",
                 "device " + std::to_string(ordinal_) +
                     " has not finished an earlier delivery; start this process again, and see "
                     "nvidia-smi and the kernel's log (Xid)");

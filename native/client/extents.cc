@@ -8,19 +8,26 @@
 
 namespace kvw {
 
+namespace {
+
+constexpr uint64_t kReadBytes = 4 << 20;
+
+}  // namespace
+
 Extents::Extents(std::shared_ptr<const View> view, std::shared_ptr<ClientSession> session,
-                 const View::SpaceRow& row, uint32_t shard, std::atomic<uint64_t>& segments_held)
+                 const View::SpaceRow& row, uint32_t shard,
+                 std::shared_ptr<std::atomic<uint64_t>> segments_held)
     : view_(std::move(view)),
       session_(std::move(session)),
       row_(row),
       shard_(shard),
-      segments_held_(segments_held),
+      segments_held_(std::move(segments_held)),
       forks_(fork_count()) {}
 
 void Extents::release() {
   if (session_ != nullptr && forks_ == fork_count()) {
     for (const File& file : files_) session_->drop_pin(file.pin);
-    segments_held_ -= files_.size();
+    *segments_held_ -= files_.size();
   }
   files_.clear();
   pages_.clear();
@@ -43,7 +50,8 @@ std::vector<Extents::Read> Extents::plan(uint64_t stage_bytes, uint64_t gap_byte
     const bool near = last != nullptr && last->file == page.file && page.offset_bytes >= end &&
                       page.offset_bytes - end <= gap_bytes;
     const uint64_t gap = near ? page.offset_bytes - end : 0;
-    if (near && used + gap + stride <= stage_bytes) {
+    const bool joins = near && last->bytes + gap + stride <= kReadBytes;
+    if (joins && used + gap + stride <= stage_bytes) {
       last->bytes += gap + stride;
       ++last->pages;
       used += gap;

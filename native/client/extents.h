@@ -48,7 +48,8 @@ class Extents {
   };
 
   Extents(std::shared_ptr<const View> view, std::shared_ptr<ClientSession> session,
-          const View::SpaceRow& row, uint32_t shard, std::atomic<uint64_t>& segments_held);
+          const View::SpaceRow& row, uint32_t shard,
+          std::shared_ptr<std::atomic<uint64_t>> segments_held);
   ~Extents() { release(); }
   Extents(const Extents&) = delete;
   Extents& operator=(const Extents&) = delete;
@@ -62,8 +63,9 @@ class Extents {
   Reason ended() const { return ended_; }
 
   // How to read all pages through stages of that many bytes: neighbours with at most `gap_bytes`
-  // between them in one transfer, gap included. Throws Error usage "stage_too_small" when a page
-  // does not fit.
+  // between them in one transfer, gap included, up to 4 MiB: more makes no disk faster, and a
+  // transfer's pages can be used when all of it has come. Throws Error usage "stage_too_small" when
+  // a page does not fit.
   std::vector<Read> plan(uint64_t stage_bytes, uint64_t gap_bytes);
   // Verifies pages [first, first + count) in a stage of the last plan and copies them to the same
   // pages of `to`, in one pass, in order, to the first that is not what its record says or was
@@ -84,7 +86,7 @@ class Extents {
   std::shared_ptr<ClientSession> session_;
   View::SpaceRow row_;
   uint32_t shard_;
-  std::atomic<uint64_t>& segments_held_;
+  std::shared_ptr<std::atomic<uint64_t>> segments_held_;  // the client's
   uint64_t forks_;
   std::vector<File> files_;
   std::vector<Page> pages_;

@@ -1,13 +1,17 @@
 // Holding pages on NVMe: the entries' extents, a pin word for each segment, one fence, the
 // segments' words, and then what the records themselves say.
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <system_error>
 
 #include "base/atomics.h"
 #include "base/error.h"
+#include "base/keep.h"
+#include "base/quiet_thread.h"
 #include "base/sequence_point.h"
 #include "client/extents.h"
 #include "io/io_engine.h"
@@ -20,6 +24,7 @@ namespace {
 
 constexpr unsigned kHeaderDepth = 32;
 constexpr int kWaitMs = 50;
+constexpr int kLateWaitMs = 1000;
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
 
@@ -32,6 +37,37 @@ Fd open_segment(int directory, uint32_t segment, bool& direct) {
   direct = fd.valid();
   if (!fd.valid() && errno == EINVAL) fd = Fd(::openat(directory, name, kFlags));
   return fd;
+}
+
+// The reads of headers under way, and the memory that they write to.
+struct HeaderReads {
+  HeaderReads(unsigned depth, uint64_t bytes)
+      : bytes_each(bytes), memory(bytes * depth), engine(make_io_engine("auto", depth)) {}
+  uint64_t bytes_each;
+  nvme::AlignedBuffer memory;  // outlives the engine
+  std::unique_ptr<IoEngine> engine;
+};
+
+// A hold of which the disk has not answered every read.
+struct LateHold {
+  std::unique_ptr<Extents> extents;
+  std::unique_ptr<HeaderReads> reads;  // goes first
+};
+
+// Ends it when they have ended, in a thread of its own; without one it stays for as long as the
+// process lives.
+void end_later(std::unique_ptr<LateHold> hold) {
+  auto* late = hold.release();
+  try {
+    quiet_thread("kvw-late-hold", [late] {
+      std::vector<IoDone> done;
+      for (IoEngine& engine = *late->reads->engine; engine.in_flight() > 0; done.clear())
+        engine.wait(done, kLateWaitMs);
+      delete late;
+    }).detach();
+  } catch (const std::system_error&) {
+    keep_forever(std::unique_ptr<LateHold>(late));
+  }
 }
 
 }  // namespace
@@ -73,17 +109,23 @@ class Holder {
     into_.pages_.erase(gone, into_.pages_.end());
   }
 
-  // Reads every record's header and keeps the pages to the first that is not what the prompt says.
-  void read_headers(uint64_t deadline_ns) {
-    const size_t count = into_.pages_.size();
-    if (count == 0) return;
-    const auto depth = static_cast<unsigned>(std::min<size_t>(count, kHeaderDepth));
+  // What reading the headers takes: so many reads at a time, each of the longest header.
+  std::unique_ptr<HeaderReads> header_reads() const {
+    const size_t depth = std::min<size_t>(into_.pages_.size(), kHeaderDepth);
     uint64_t bytes = 0;
     for (const Extents::Page& page : into_.pages_)
       bytes = std::max(bytes, header_bytes(page.entry.extent));
-    const nvme::AlignedBuffer memory(bytes * depth);
-    // The buffers outlive the engine, which waits for what is in flight.
-    const auto engine = make_io_engine("auto", depth);
+    return std::make_unique<HeaderReads>(static_cast<unsigned>(depth), bytes);
+  }
+
+  // Reads every record's header and keeps the pages to the first that is not what the prompt says.
+  // False: the disk does not answer in time, and some reads may still write to their memory.
+  bool read_headers(HeaderReads& reads, uint64_t deadline_ns) {
+    const size_t count = into_.pages_.size();
+    const unsigned depth = reads.engine->depth();
+    const uint64_t bytes = reads.bytes_each;
+    const nvme::AlignedBuffer& memory = reads.memory;
+    IoEngine* engine = reads.engine.get();
     std::vector<size_t> free, page_in(depth);
     for (unsigned place = 0; place < depth; ++place) free.push_back(place);
     std::vector<IoDone> done;
@@ -101,7 +143,8 @@ class Holder {
       }
       if (engine->in_flight() == 0) break;
       done.clear();
-      engine->wait(done, kWaitMs);
+      engine->wait(done, now_ns() < deadline_ns ? kWaitMs : 0);
+      if (done.empty() && now_ns() >= deadline_ns) return false;
       for (const IoDone& each : done) {
         const size_t page = page_in[each.user];
         const auto header = memory.part(each.user * bytes, header_of(page));
@@ -113,6 +156,7 @@ class Holder {
       }
     }
     into_.pages_.erase(into_.pages_.begin() + static_cast<ptrdiff_t>(good), into_.pages_.end());
+    return true;
   }
 
  private:
@@ -130,8 +174,8 @@ class Holder {
     for (size_t at = 0; at < into_.files_.size(); ++at)
       if (into_.files_[at].segment == extent.segment)
         return into_.files_[at].life == extent.life ? static_cast<int>(at) : refuse(Reason::stale);
-    if (into_.segments_held_.fetch_add(1) >= folder.segments_held) {
-      --into_.segments_held_;
+    if (into_.segments_held_->fetch_add(1) >= folder.segments_held) {
+      --*into_.segments_held_;
       return refuse(Reason::later);
     }
     const int pin = into_.session_->take_pin();
@@ -139,7 +183,7 @@ class Holder {
     Fd fd = pin < 0 ? Fd() : open_segment(folder.directory.get(), extent.segment, direct);
     if (!fd.valid()) {
       if (pin >= 0) into_.session_->drop_pin(pin);
-      --into_.segments_held_;
+      --*into_.segments_held_;
       return refuse(pin < 0 ? Reason::later : Reason::io_error);
     }
     into_.session_->store_pin(pin, segment_pin(extent.segment, extent.life));
@@ -203,6 +247,15 @@ std::shared_ptr<const Client::SegmentFolder> Client::folder(uint64_t deadline_ns
   return folder_;
 }
 
+std::string Client::segments(uint64_t timeout_ns) try {
+  const auto from = folder(now_ns() + timeout_ns);
+  if (from == nullptr) return {};
+  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(from->directory.get());
+} catch (const Error& error) {
+  if (error.kind() != ErrorKind::transport) throw;
+  return {};
+}
+
 std::unique_ptr<Extents> Client::hold(const Key& namespace_id, Prompt& prompt, size_t first,
                                       size_t pages, uint32_t shard, uint64_t timeout_ns) {
   const uint64_t deadline_ns = now_ns() + timeout_ns;
@@ -211,8 +264,10 @@ std::unique_ptr<Extents> Client::hold(const Key& namespace_id, Prompt& prompt, s
     throw Error(ErrorKind::usage, "bad_shard",
                 "shard is " + std::to_string(shard) + ", this namespace has " +
                     std::to_string(call.row.shape.shards));
-  auto extents =
-      std::make_unique<Extents>(call.view, call.session, call.row, shard, segments_held_);
+  const auto nothing = [&] {
+    return std::make_unique<Extents>(call.view, call.session, call.row, shard, segments_held_);
+  };
+  auto extents = nothing();
   std::shared_ptr<const SegmentFolder> from;
   try {
     from = folder(deadline_ns);
@@ -228,8 +283,13 @@ std::unique_ptr<Extents> Client::hold(const Key& namespace_id, Prompt& prompt, s
   KVW_SEQUENCE_POINT("hold: stored");
   full_fence();
   holder.confirm();
-  holder.read_headers(deadline_ns);
   call.session->count(Counter::loads);
+  if (extents->pages_.empty()) return extents;
+  auto reads = holder.header_reads();
+  if (holder.read_headers(*reads, deadline_ns)) return extents;
+  end_later(std::make_unique<LateHold>(std::move(extents), std::move(reads)));
+  extents = nothing();
+  extents->ended_ = Reason::timeout;
   return extents;
 }
 

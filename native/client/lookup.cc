@@ -78,4 +78,11 @@ std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, boo
   return tiers;
 }
 
+std::vector<uint64_t> Client::tags(const Key& namespace_id, Prompt& prompt) {
+  open(namespace_id, prompt, false, 0);
+  std::vector<uint64_t> tags(prompt.pages());
+  for (size_t page = 0; page < tags.size(); ++page) tags[page] = prompt.key(page).lo;
+  return tags;
+}
+
 }  // namespace kvw

@@ -111,7 +111,7 @@ class DeviceWriter final : public PageWriter {
 std::unique_ptr<PageWriter> page_writer(const StoreEnds& ends, const Regions& regions,
                                         uint64_t deadline_ns) {
   if (regions.device() == nullptr) return std::make_unique<HostWriter>(regions);
-  Gpus::Use gpu = ends.gpus.use(regions.device()->ordinal, ends.view);
+  Gpus::Use gpu = ends.gpus.use(regions.device()->ordinal, *ends.view);
   // Nothing is read before the engine has written it; waited for here and not on the stream, so
   // that the wait has an end.
   gpu::Device::Borrowed mover = gpu.device->borrow(deadline_ns);

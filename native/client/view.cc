@@ -16,11 +16,13 @@ namespace {
 
 constexpr uint64_t kFaultBytes = 2ull << 20;
 
-uint64_t file_bytes(const ParentFd& fd) {
+struct stat stat_of(const ParentFd& fd) {
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) throw storage_error("cannot stat a file of the daemon", errno);
-  return static_cast<uint64_t>(info.st_size);
+  return info;
 }
+
+uint64_t file_bytes(const ParentFd& fd) { return static_cast<uint64_t>(stat_of(fd).st_size); }
 
 void require(bool good, const char* what) {
   if (!good)
@@ -31,8 +33,34 @@ void require(bool good, const char* what) {
 
 }  // namespace
 
-View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable)
-    : writable_(writable) {
+MappedArena::MappedArena(const ParentFd& file, const Id& id)
+    : id_(id),
+      mapping_(file.get(), id.bytes, id.writable),
+      faulted_((id.bytes + kFaultBytes - 1) / kFaultBytes) {}
+
+std::shared_ptr<const MappedArena> MappedArena::of(
+    const ParentFd& file, size_t bytes, bool writable,
+    const std::shared_ptr<const MappedArena>& before) {
+  const struct stat info = stat_of(file);
+  const Id id{info.st_dev, info.st_ino, bytes, writable};
+  if (before != nullptr && before->id_ == id) return before;
+  return std::shared_ptr<const MappedArena>(new MappedArena(file, id));
+}
+
+void MappedArena::prefault(uint64_t begin, uint64_t end, bool for_write) const {
+  end = std::min<uint64_t>(end, bytes());
+  const uint8_t want = for_write ? 2 : 1;
+  for (uint64_t piece = begin / kFaultBytes; piece * kFaultBytes < end; ++piece) {
+    if (faulted_[piece].load(std::memory_order_relaxed) >= want) continue;
+    const uint64_t at = piece * kFaultBytes;
+    ::madvise(data() + at, std::min(kFaultBytes, bytes() - at),
+              for_write && writable() ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    faulted_[piece].store(want, std::memory_order_relaxed);
+  }
+}
+
+View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable,
+           const std::shared_ptr<const MappedArena>& before) {
   require(file_bytes(control) >= sizeof(ControlPage), "control page");
   control_mapping_ = Mapping(control.get(), file_bytes(control), false);
   control_ = control_mapping_.at<const ControlPage>(0);
@@ -42,10 +70,10 @@ View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, boo
     segment_words_ = control_->segment_words;
 
   require(file_bytes(slots) >= kBlockBytes, "slots file");
-  slots_mapping_ = Mapping(slots.get(), file_bytes(slots), false);
-  check_slots_header(*slots_mapping_.at<const SlotsHeader>(0), control_->warehouse_id);
-  require(slots_mapping_.bytes() >= slots_mapping_.at<const SlotsHeader>(0)->bytes, "slots file");
-  slots_ = Slots(slots_mapping_);
+  slots_mapping_ = std::make_shared<const Mapping>(slots.get(), file_bytes(slots), false);
+  check_slots_header(*slots_mapping_->at<const SlotsHeader>(0), control_->warehouse_id);
+  require(slots_mapping_->bytes() >= slots_mapping_->at<const SlotsHeader>(0)->bytes, "slots file");
+  slots_ = Slots(*slots_mapping_);
 
   require(file_bytes(index) >= kBlockBytes, "index");
   index_mapping_ = Mapping(index.get(), file_bytes(index), false);
@@ -60,8 +88,7 @@ View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, boo
   slab_count_ = static_cast<uint32_t>(control_->slab_count);
   const uint64_t bytes = slab_count_ * slots_.header().slab_bytes;
   require(slab_count_ <= slots_.header().slab_max && file_bytes(arena) >= bytes, "arena");
-  arena_mapping_ = Mapping(arena.get(), bytes, writable);
-  faulted_ = std::vector<std::atomic<uint8_t>>((bytes + kFaultBytes - 1) / kFaultBytes);
+  arena_ = MappedArena::of(arena, bytes, writable, before);
 }
 
 std::optional<View::SpaceRow> View::space(const Key& namespace_id) const {
@@ -148,16 +175,7 @@ std::optional<View::Found> View::find_pinned(const EntryView& entry, const Expec
 
 void View::prefault(SlotId slot, const SlabCut& cut, bool for_write) const {
   const uint64_t begin = slots_.arena_offset(slot, cut);
-  const uint64_t end = std::min<uint64_t>(begin + cut.slot_bytes(), arena_mapping_.bytes());
-  const uint8_t want = for_write ? 2 : 1;
-  for (uint64_t piece = begin / kFaultBytes; piece * kFaultBytes < end; ++piece) {
-    if (faulted_[piece].load(std::memory_order_relaxed) >= want) continue;
-    const uint64_t at = piece * kFaultBytes;
-    const uint64_t bytes = std::min(kFaultBytes, arena_mapping_.bytes() - at);
-    ::madvise(arena_mapping_.data() + at, bytes,
-              for_write && writable_ ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-    faulted_[piece].store(want, std::memory_order_relaxed);
-  }
+  arena_->prefault(begin, begin + cut.slot_bytes(), for_write);
 }
 
 }  // namespace kvw

@@ -3,6 +3,7 @@
 // somebody holds them: headers validate whatever an old index names.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,35 @@ struct Expected {
   std::span<const std::byte> witness;
 };
 
+// The arena as it is mapped here. The next daemon serves the same file again, and its view takes
+// over the mapping of the view before: nothing has to be mapped, faulted in and registered with
+// CUDA anew.
+class MappedArena {
+ public:
+  // `before`, if it is this file, of this size and with these rights; else a mapping of its own.
+  static std::shared_ptr<const MappedArena> of(const ParentFd& file, size_t bytes, bool writable,
+                                               const std::shared_ptr<const MappedArena>& before);
+
+  std::byte* data() const { return mapping_.data(); }
+  size_t bytes() const { return mapping_.bytes(); }
+  bool writable() const { return id_.writable; }
+  // Maps the pages of a range now instead of one fault each.
+  void prefault(uint64_t begin, uint64_t end, bool for_write) const;
+
+ private:
+  struct Id {
+    uint64_t device, inode;  // nobody else's for as long as it is mapped
+    size_t bytes;
+    bool writable;
+    bool operator==(const Id&) const = default;
+  };
+  MappedArena(const ParentFd& file, const Id& id);
+
+  Id id_;
+  Mapping mapping_;
+  mutable std::vector<std::atomic<uint8_t>> faulted_;  // by 2 MiB piece
+};
+
 enum class LoadResult {
   ok,
   stale,     // the slot was reused or its header names another page: look it up again
@@ -37,9 +67,10 @@ enum class LoadResult {
 
 class View {
  public:
-  // Takes the descriptors of a welcome. Throws Error (storage "bad_files") when they are not the
-  // files of this protocol version.
-  View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable);
+  // Takes the descriptors of a welcome. `before`: the arena of the view before this one, or null.
+  // Throws Error (storage "bad_files") when they are not the files of this protocol version.
+  View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable,
+       const std::shared_ptr<const MappedArena>& before = nullptr);
 
   const ControlPage& control() const { return *control_; }
   const Index& index() const { return index_; }
@@ -61,7 +92,7 @@ class View {
   }
 
   std::byte* payload(SlotId slot, const SlabCut& cut) const {
-    return arena_mapping_.data() + slots_.arena_offset(slot, cut);
+    return arena_->data() + slots_.arena_offset(slot, cut);
   }
   bool slot_in_range(SlotId slot) const {
     return slots_.in_range(slot) && slots_.slab_of(slot) < slab_count_;
@@ -86,11 +117,12 @@ class View {
   std::optional<Found> find_pinned(const EntryView& entry, const Expected& expected,
                                    const NamespaceShape& shape, uint32_t shard) const;
 
-  std::byte* arena() const { return arena_mapping_.data(); }
-  size_t arena_bytes() const { return arena_mapping_.bytes(); }
-  bool writable() const { return writable_; }
+  // The same object for as long as daemons serve the same arena.
+  const std::shared_ptr<const MappedArena>& arena() const { return arena_; }
+  // What slots() reads, for who outlives the view.
+  const std::shared_ptr<const Mapping>& slots_mapping() const { return slots_mapping_; }
+  bool writable() const { return arena_->writable(); }
 
-  // Maps the pages of a range now instead of one fault each.
   void prefault(SlotId slot, const SlabCut& cut, bool for_write) const;
 
  private:
@@ -106,15 +138,15 @@ class View {
   // After everything was read: whether the slot was this page's all the while.
   bool unchanged(SlotId slot, const SlotWord& before) const;
 
-  Mapping control_mapping_, slots_mapping_, index_mapping_, arena_mapping_;
+  Mapping control_mapping_, index_mapping_;
+  std::shared_ptr<const Mapping> slots_mapping_;
+  std::shared_ptr<const MappedArena> arena_;
   const ControlPage* control_ = nullptr;
   Slots slots_;
   Index index_;
   uint64_t incarnation_ = 0;
   uint32_t slab_count_ = 0;
   uint32_t segment_words_ = 0;  // as many as are mapped
-  bool writable_;
-  mutable std::vector<std::atomic<uint8_t>> faulted_;  // by slab and 2 MiB piece of it
 };
 
 }  // namespace kvw

@@ -17,22 +17,35 @@ constexpr unsigned kThreads = 256;
 
 }  // namespace
 
-Batch::Batch(const Device& device, CUstream stream)
+Batch::Batch(const Device& device)
     : device_(device),
-      stream_(stream),
       staging_(device),
       tables_(device),
       bounce_(device),
       host_tables_(device),
       host_leaves_(device) {
-  device_.cuda().check(device_.cuda().cuEventCreate(&done_, kEventDisableTiming), "cuEventCreate");
+  const Device::Current current(device_);
+  const Driver& cuda = device_.cuda();
+  cuda.check(cuda.cuEventCreate(&done_, kEventDisableTiming), "cuEventCreate");
+  const CUresult made = cuda.cuStreamCreate(&stream_, kStreamNonBlocking);
+  if (made != kCudaSuccess) cuda.cuEventDestroy(done_);
+  cuda.check(made, "cuStreamCreate");
 }
 
 Batch::~Batch() {
-  if (!device_.forked()) device_.cuda().cuEventDestroy(done_);
+  if (device_.forked()) return;
+  const Device::Current current(device_, std::nothrow);
+  device_.cuda().cuStreamDestroy(stream_);
+  device_.cuda().cuEventDestroy(done_);
 }
 
 uint64_t Batch::stride() const { return round_up(page_bytes_, kBlockBytes); }
+
+// Of pages of the host's and of the device's, as many as room() and device_room() let in.
+size_t Batch::most_leaves() const {
+  return std::max<size_t>(kBytes / kBlockBytes, leaves_each()) +
+         std::max<size_t>(kDeviceBytes / kBlockBytes, leaves_each());
+}
 
 void Batch::begin(Way way, uint64_t page_bytes, const Registration* arena) {
   way_ = way;
@@ -87,17 +100,20 @@ bool Batch::add(std::span<const Piece> pieces, Page page, uint64_t staged) {
 void Batch::prepare() {
   const auto any = [this](auto is) { return std::ranges::any_of(places_, is); };
   const size_t pages = work_.size();
+  const size_t most_pieces = std::max(kPieces, pieces_.size());
   const auto staged = [](const Page& page) { return page.host != nullptr && !page.direct; };
-  if (any(staged)) staging_.need(host_pages_ * stride());
-  if (any([](const Page& page) { return !page.pinned; })) bounce_.need(host_pages_ * stride());
+  if (any(staged)) staging_.need(most_host_bytes());
+  if (any([](const Page& page) { return !page.pinned; })) bounce_.need(most_host_bytes());
   for (size_t page = 0; page < pages; ++page)
     if (staged(places_[page]))
       work_[page].staged = staging_.address() + places_[page].place * stride();
   pieces_at_ = pages * sizeof(PageWork);
   leaves_at_ = pieces_at_ + pieces_.size() * sizeof(PagePiece);
-  tables_.need(leaves_at_ + pages * leaves_each() * sizeof(uint64_t));
-  host_tables_.need(leaves_at_);
-  host_leaves_.need(pages * leaves_each() * sizeof(uint64_t));
+  const size_t most_tables = kPages * sizeof(PageWork) + most_pieces * sizeof(PagePiece);
+  const size_t most_leaf_bytes = most_leaves() * sizeof(uint64_t);
+  tables_.need(most_tables + most_leaf_bytes);
+  host_tables_.need(most_tables);
+  host_leaves_.need(most_leaf_bytes);
 }
 
 void Batch::upload() {

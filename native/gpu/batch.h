@@ -5,9 +5,16 @@
 // page, and a kernel gathers or scatters them. Host memory that is not registered is copied through
 // a pinned buffer of the batch's.
 //
+// What a batch has of the device and of pinned memory is taken at its first use, as much as any
+// batch needs: freeing memory may wait for the device, and so for the engine, so nothing is freed
+// or grown while the engine serves. That is 16 MiB where pages are staged, 16 MiB pinned where
+// some of the host's are not registered, and 1.6 MiB of each for tables and leaves; more only for
+// a page that is larger.
+//
 // Not thread-safe. begin, add while it fits, start, then finish or settle; again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -39,7 +46,7 @@ class Batch {
   // copy costs some microseconds to begin, in which a bus of 50 GB/s moves 100 KiB.
   static constexpr size_t kDirectBytes = 128 << 10;
 
-  Batch(const Device& device, CUstream stream);
+  explicit Batch(const Device& device);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -78,6 +85,8 @@ class Batch {
 
   size_t leaves_each() const { return (page_bytes_ + kBlockBytes - 1) / kBlockBytes; }
   uint64_t stride() const;
+  uint64_t most_host_bytes() const { return std::max<uint64_t>(kBytes, stride()); }
+  size_t most_leaves() const;
   bool add(std::span<const Piece> pieces, Page page, uint64_t staged);
   void prepare();
   void upload();
@@ -89,7 +98,7 @@ class Batch {
   }
 
   const Device& device_;
-  CUstream stream_;
+  CUstream stream_ = nullptr;
   CUevent done_ = nullptr;
   Way way_ = Way::to_device;
   uint64_t page_bytes_ = 0;

@@ -30,6 +30,7 @@ void pause(uint64_t ns) {
 
 int device_of(uint64_t address) {
   const Driver& cuda = driver();
+  const BesideCaptures beside(cuda);
   unsigned type = 0;
   int ordinal = -1;
   const bool known =
@@ -46,6 +47,7 @@ int device_of(uint64_t address) {
 
 Device::Device(int ordinal, const std::string& image)
     : cuda_(driver()), ordinal_(ordinal), forks_(fork_count()) {
+  const BesideCaptures beside(cuda_);
   cuda_.check(cuda_.cuDeviceGet(&device_, ordinal), "cuDeviceGet");
   int supported = 0;
   registers_read_only_ =
@@ -76,9 +78,11 @@ void Device::load_kernels(const std::string& image) {
 Device::~Device() {
   if (forked()) {
     for (std::unique_ptr<Mover>& mover : idle_) keep_forever(std::move(mover));  // the parent's
+    ::new (&back_) std::condition_variable();  // whose waiters are too: its end would wait for them
     return;
   }
   idle_.clear();
+  const BesideCaptures beside(cuda_);
   {
     const Current current(*this, std::nothrow);
     if (module_ != nullptr) cuda_.cuModuleUnload(module_);
@@ -133,18 +137,23 @@ bool Device::wait(CUevent event, uint64_t deadline_ns) const {
   for (uint64_t look_ns = kFirstLookNs;; look_ns = std::min(2 * look_ns, kLongestLookNs)) {
     const CUresult result = cuda_.cuEventQuery(event);
     if (result == kCudaSuccess) return true;
-    if (result != kCudaNotReady) cuda_.check(result, "cuEventQuery");
+    // Beside a capture it cannot be said yet. An event that is part of one never comes to this.
+    if (result != kCudaCaptureUnsupported && result != kCudaCaptureInvalidated &&
+        result != kCudaNotReady)
+      cuda_.check(result, "cuEventQuery");
     if (now_ns() >= deadline_ns) return false;
     pause(look_ns);
   }
 }
 
-Device::Current::Current(const Device& device) : device_(device) {
+Device::Current::Current(const Device& device) : device_(device), beside_(device.cuda_) {
   device_.cuda_.check(device_.cuda_.cuCtxPushCurrent(device_.context_), "cuCtxPushCurrent");
 }
 
 Device::Current::Current(const Device& device, std::nothrow_t) noexcept
-    : device_(device), pushed_(device.cuda_.cuCtxPushCurrent(device.context_) == kCudaSuccess) {}
+    : device_(device),
+      beside_(device.cuda_),
+      pushed_(device.cuda_.cuCtxPushCurrent(device.context_) == kCudaSuccess) {}
 
 Device::Current::~Current() {
   if (pushed_) device_.cuda_.cuCtxPopCurrent(nullptr);
@@ -170,6 +179,7 @@ void Memory<kOnDevice>::need(size_t bytes) {
 template <bool kOnDevice>
 void Memory<kOnDevice>::free() {
   if (address_ == 0 || device_.forked()) return;
+  const Device::Current current(device_, std::nothrow);  // whoever ends has none, mostly
   if constexpr (kOnDevice)
     device_.cuda().cuMemFree(address_);
   else

@@ -53,7 +53,7 @@ class Device {
   // False: not until the deadline. The event's stream is not held up. Null is done at once.
   bool wait(CUevent event, uint64_t deadline_ns) const;
 
-  // The device's context on this thread, for as long as it lives.
+  // The device's context on this thread, beside what others capture, for as long as it lives.
   class Current {
    public:
     explicit Current(const Device& device);
@@ -65,6 +65,7 @@ class Device {
 
    private:
     const Device& device_;
+    BesideCaptures beside_;
     bool pushed_ = true;
   };
 
@@ -89,7 +90,7 @@ class Device {
 };
 
 // Memory of a device, or of the host and pinned. Grows by being made anew, so what was there is
-// gone.
+// gone. Ends under the device's context by itself; the device must be there still.
 template <bool kOnDevice>
 class Memory {
  public:

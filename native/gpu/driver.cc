@@ -47,11 +47,23 @@ const char* advice(CUresult result) {
     case kCudaNoDevice:
     case kCudaInvalidDevice:
       return "see CUDA_VISIBLE_DEVICES and nvidia-smi -L for the devices that this process has";
+    case kCudaUnsupportedPtx:
+      return "NVRTC is newer than the driver and does not know this GPU: update the driver, or "
+             "install the NVRTC of the driver's version of CUDA (nvidia-smi shows it)";
+    case kCudaNoBinaryForGpu:
     case kCudaInvalidImage:
-      return "the kernels were compiled for another GPU; report it with the output of nvidia-smi";
+      return "the kernels were compiled for another GPU, or by an NVRTC of a newer major version "
+             "than "
+             "the driver's: install the NVRTC of the driver's version of CUDA (nvidia-smi shows "
+             "it)";
     case kCudaIllegalAddress:
       return "an address given in Regions is not memory of the engine; the process must be started "
              "again, its CUDA context is lost";
+    case kCudaCaptureUnsupported:
+    case kCudaCaptureInvalidated:
+    case kCudaCapturedEvent:
+      return "another thread captures a CUDA graph, beside which this cannot be done; it can be "
+             "when that is over";
     default:
       return "nvidia-smi and the kernel's log (Xid) say whether the GPU is well";
   }
@@ -69,9 +81,11 @@ std::string Driver::told(CUresult result) const {
 
 void Driver::check(CUresult result, const char* call) const {
   if (result == kCudaSuccess) return;
-  const bool memory = result == kCudaOutOfMemory;
-  throw Error(memory ? ErrorKind::capacity : ErrorKind::storage,
-              memory ? "gpu_memory" : "gpu_error",
+  const char* code = result == kCudaOutOfMemory ? "gpu_memory"
+                     : of_a_capture(result)     ? "gpu_capture"
+                                                : "gpu_error";
+  const bool later = result == kCudaOutOfMemory || of_a_capture(result);
+  throw Error(later ? ErrorKind::capacity : ErrorKind::storage, code,
               std::string(call) + ": " + told(result) + "; " + advice(result));
 }
 

@@ -54,6 +54,8 @@ inline constexpr CUresult kCudaNoDevice = 100;
 inline constexpr CUresult kCudaInvalidDevice = 101;
 inline constexpr CUresult kCudaInvalidImage = 200;
 inline constexpr CUresult kCudaInvalidContext = 201;
+inline constexpr CUresult kCudaNoBinaryForGpu = 209;
+inline constexpr CUresult kCudaUnsupportedPtx = 222;  // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
 inline constexpr CUresult kCudaInvalidHandle = 400;
 inline constexpr CUresult kCudaNotFound = 500;
 inline constexpr CUresult kCudaNotReady = 600;
@@ -62,6 +64,9 @@ inline constexpr CUresult kCudaHostMemoryAlreadyRegistered = 712;
 inline constexpr CUresult kCudaHostMemoryNotRegistered = 713;
 inline constexpr CUresult kCudaNotPermitted = 800;
 inline constexpr CUresult kCudaNotSupported = 801;
+inline constexpr CUresult kCudaCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+inline constexpr CUresult kCudaCaptureInvalidated = 901;  // ..._INVALIDATED
+inline constexpr CUresult kCudaCapturedEvent = 907;       // CUDA_ERROR_CAPTURED_EVENT
 
 inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kEventDisableTiming = 2;    // CU_EVENT_DISABLE_TIMING
@@ -83,6 +88,8 @@ inline constexpr int kLocationDevice = 1;               // CU_MEM_LOCATION_TYPE_
 inline constexpr int kAccessRead = 1;                   // CU_MEM_ACCESS_FLAGS_PROT_READ
 inline constexpr int kAccessReadWrite = 3;              // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 inline constexpr int kGranularityRecommended = 1;       // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+inline constexpr int kCaptureModeGlobal = 0;            // CU_STREAM_CAPTURE_MODE_GLOBAL
+inline constexpr int kCaptureModeRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
 
 // name, symbol in the library, parameters
 #define KVW_CUDA_FUNCTIONS(X)                                                                      \
@@ -100,6 +107,7 @@ inline constexpr int kGranularityRecommended = 1;       // CU_MEM_ALLOC_GRANULAR
   X(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext * context))                                       \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext context))                                    \
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext * context))                                    \
+  X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int* mode))             \
   X(cuPointerGetAttribute, cuPointerGetAttribute,                                                  \
     (void* value, int attribute, CUdeviceptr pointer))                                             \
   X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes))                              \
@@ -152,13 +160,21 @@ inline constexpr int kGranularityRecommended = 1;       // CU_MEM_ALLOC_GRANULAR
      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** arguments, \
      void** extra))
 
+// Of a call that cannot be made while another thread captures a graph, and can be when that is
+// over.
+constexpr bool of_a_capture(CUresult result) {
+  return result == kCudaCaptureUnsupported || result == kCudaCaptureInvalidated ||
+         result == kCudaCapturedEvent;
+}
+
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): parameters are a list in parentheses
 #define KVW_CUDA_MEMBER(name, symbol, parameters) CUresult(*name) parameters = nullptr;
   KVW_CUDA_FUNCTIONS(KVW_CUDA_MEMBER)
 #undef KVW_CUDA_MEMBER
 
-  // Throws what `result` of the call named is: Error capacity "gpu_memory", storage "gpu_error".
+  // Throws what `result` of the call named is: Error capacity "gpu_memory" and "gpu_capture" (it
+  // can be made when a capture of another thread's is over), storage "gpu_error".
   void check(CUresult result, const char* call) const;
   // "CUDA_ERROR_NOT_READY (device not ready)"
   std::string told(CUresult result) const;
@@ -168,6 +184,23 @@ struct Driver {
 // KVW_CUDA_DRIVER names (tests). Throws Error usage "no_gpu" that says what is missing; asked
 // again, it tries again.
 const Driver& driver();
+
+// This thread's calls beside a graph that another thread captures, for as long as it lives. Engines
+// capture in the mode (global) in which any call of the process that might wait for the device
+// fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and breaks the capture, unless its thread has
+// said that it has nothing to do with it (relaxed). Everything of ours says so.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(const Driver& cuda) noexcept : cuda_(cuda) { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  void exchange() noexcept { cuda_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  const Driver& cuda_;
+  int mode_ = kCaptureModeRelaxed;  // the thread's own, while this has its place
+};
 
 // Loads and initialises a library. The same errors.
 Driver load_driver(const std::string& library);

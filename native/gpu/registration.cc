@@ -17,41 +17,42 @@ constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
 
-Registration::Registration(std::shared_ptr<const Device> device, Registrable memory)
+Registration::Registration(std::shared_ptr<const Device> device, Registrable memory,
+                           std::shared_ptr<Registration> before)
     : device_(std::move(device)),
       memory_(std::move(memory)),
-      slice_bytes_(
-          std::max(memory_.slab_bytes, kSliceBytes / memory_.slab_bytes * memory_.slab_bytes)),
-      states_((memory_.bytes + slice_bytes_ - 1) / slice_bytes_) {
+      states_((memory_.bytes + memory_.slab_bytes - 1) / memory_.slab_bytes),
+      before_(std::move(before)) {
   thread_ = quiet_thread("kvw-register", [this] { work(); });
 }
 
 Registration::~Registration() {
   if (device_->forked()) {
-    // The thread is the parent's; so is what it registered. Neither can be ended from here.
+    // The thread is the parent's; so is what it registered. Neither can be ended from here, and a
+    // condition that the thread was waiting for would be waited for in its turn.
     ::new (&thread_) std::thread();
+    ::new (&changed_) std::condition_variable();
     return;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    ending_ = true;
+  if (thread_.joinable()) {  // not by its successor yet
+    stop(std::chrono::nanoseconds(0));
+    thread_.join();
   }
-  ending_changed_.notify_all();
-  thread_.join();
-  undo();
+  while (undo_slab()) {
+  }
 }
 
 bool Registration::covers(const std::byte* data, size_t bytes) const {
   if (data < memory_.data || data + bytes > memory_.data + memory_.bytes) return false;
-  const size_t slice = static_cast<size_t>(data - memory_.data) / slice_bytes_;
-  return states_[slice].load(std::memory_order_acquire) == State::registered;
+  const size_t slab = static_cast<size_t>(data - memory_.data) / memory_.slab_bytes;
+  return states_[slab].load(std::memory_order_acquire) == State::registered;
 }
 
 size_t Registration::registered_bytes() const {
   size_t bytes = 0;
-  for (size_t slice = 0; slice < states_.size(); ++slice)
-    if (states_[slice].load(std::memory_order_acquire) == State::registered)
-      bytes += slice_size(slice);
+  for (size_t slab = 0; slab < states_.size(); ++slab)
+    if (states_[slab].load(std::memory_order_acquire) == State::registered)
+      bytes += slab_size(slab);
   return bytes;
 }
 
@@ -67,64 +68,101 @@ std::string Registration::refusal() const {
 }
 
 void Registration::work() {
+  stop_before();
+  do {
+    try_all();
+    if (undo_before() && settled()) break;
+  } while (rest(kLook));
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+}
+
+bool Registration::rest(std::chrono::nanoseconds time) {
   std::unique_lock lock(mutex_);
-  while (!ending_) {
-    lock.unlock();
-    const bool all = try_all();
-    lock.lock();
-    if (all) return;
-    ending_changed_.wait_for(lock, kLook, [this] { return ending_; });
-  }
+  return !changed_.wait_for(lock, time, [this] { return ending_; });
 }
 
-// True: nothing is left to try.
-bool Registration::try_all() {
-  for (size_t slice = 0; slice < states_.size(); ++slice) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (ending_) return true;
+bool Registration::stop(std::chrono::nanoseconds time) {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  changed_.notify_all();
+  return changed_.wait_for(lock, time, [this] { return ended_; });
+}
+
+// What is replaced registers nothing more, whoever holds it still.
+void Registration::stop_before() {
+  if (before_ == nullptr) return;
+  before_->stop(std::chrono::nanoseconds(0));
+  before_->thread_.join();
+}
+
+// True: it is gone. Calls that began under it hold it until they are over, and none of them is to
+// pay for its end. Nobody else has it, so once this is alone with it, it stays so.
+bool Registration::undo_before() {
+  while (before_ != nullptr) {
+    if (before_.use_count() > 1 || !rest(std::chrono::nanoseconds(0))) return false;
+    const auto begun = std::chrono::steady_clock::now();
+    if (!before_->undo_slab()) {
+      std::shared_ptr<Registration> older = std::move(before_->before_);
+      before_ = std::move(older);
+    } else if (!rest(std::chrono::steady_clock::now() - begun)) {
+      return false;
     }
-    if (states_[slice].load(std::memory_order_relaxed) == State::waiting && populated(slice))
-      try_slice(slice);
   }
-  return settled();
-}
-
-bool Registration::populated(size_t slice) const {
-  const size_t begin = slice_at(slice) / memory_.slab_bytes;
-  const size_t end = (slice_at(slice) + slice_size(slice)) / memory_.slab_bytes;
-  for (size_t slab = begin; slab < end; ++slab)
-    if (!memory_.populated(slab)) return false;
   return true;
 }
 
-void Registration::try_slice(size_t slice) {
-  State made = State::refused;
-  std::string why;
-  if (!memory_.writable && !device_->registers_read_only()) {
-    why = "this device registers no memory that is mapped read-only";
-  } else {
-    try {
-      const Device::Current current(*device_);
-      const unsigned flags = kHostRegisterPortable | (memory_.writable ? 0 : kHostRegisterReadOnly);
-      device_->cuda().check(device_->cuda().cuMemHostRegister(memory_.data + slice_at(slice),
-                                                              slice_size(slice), flags),
-                            "cuMemHostRegister");
-      made = State::registered;
-    } catch (const Error& error) {
-      why = error.what();
-    }
+void Registration::try_all() {
+  for (size_t slab = 0; slab < states_.size(); ++slab) {
+    undo_before();  // as soon as it can be: it is memory that stays pinned, and nobody's
+    if (!rest(std::chrono::nanoseconds(0))) return;
+    if (states_[slab].load(std::memory_order_relaxed) != State::waiting || !memory_.populated(slab))
+      continue;
+    const auto begun = std::chrono::steady_clock::now();
+    try_slab(slab);
+    if (!rest(std::chrono::steady_clock::now() - begun)) return;
   }
-  states_[slice].store(made, std::memory_order_release);
-  const std::lock_guard lock(mutex_);
-  if (made == State::refused) refusal_ = why;
 }
 
-void Registration::undo() {
+void Registration::try_slab(size_t slab) {
+  if (!memory_.writable && !device_->registers_read_only())
+    return refuse(slab, "this device registers no memory that is mapped read-only");
+  try {
+    const CUresult result = register_slab(slab);
+    // A graph is being captured, beside which this cannot be done, or somebody else has registered
+    // some of it: that will be over.
+    if (of_a_capture(result) || result == kCudaHostMemoryAlreadyRegistered) return;
+    device_->cuda().check(result, "cuMemHostRegister");
+    states_[slab].store(State::registered, std::memory_order_release);
+  } catch (const Error& error) {
+    refuse(slab, error.what());
+  }
+}
+
+CUresult Registration::register_slab(size_t slab) const {
+  const Device::Current current(*device_);
+  const unsigned flags = kHostRegisterPortable | (memory_.writable ? 0 : kHostRegisterReadOnly);
+  return device_->cuda().cuMemHostRegister(slab_at(slab), slab_size(slab), flags);
+}
+
+void Registration::refuse(size_t slab, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  refusal_ = why;
+  states_[slab].store(State::refused, std::memory_order_release);
+}
+
+// The last that is registered. False: none is.
+bool Registration::undo_slab() {
+  size_t slab = states_.size();
+  while (slab > 0 && states_[slab - 1].load(std::memory_order_relaxed) != State::registered) --slab;
+  if (slab-- == 0) return false;
   const Device::Current current(*device_, std::nothrow);
-  for (size_t slice = states_.size(); slice-- > 0;)
-    if (states_[slice].load(std::memory_order_relaxed) == State::registered)
-      device_->cuda().cuMemHostUnregister(memory_.data + slice_at(slice));
+  device_->cuda().cuMemHostUnregister(slab_at(slab));
+  states_[slab].store(State::waiting, std::memory_order_relaxed);
+  return true;
 }
 
 }  // namespace kvw::gpu

@@ -28,10 +28,8 @@ uint64_t bytes_of(const HbmPage& page) {
 
 // What the thread has of the device, in the order in which it must go.
 struct Device {
-  explicit Device(const HbmOptions& options)
-      : gpu(std::make_shared<gpu::Device>(options.device, "")),
-        pool(gpu::SharedMemory::create(gpu, options.bytes)),
-        bounce(*gpu) {
+  Device(std::shared_ptr<gpu::Device> on, const HbmOptions& options)
+      : gpu(std::move(on)), pool(gpu::SharedMemory::create(gpu, options.bytes)), bounce(*gpu) {
     const gpu::Device::Current current(*gpu);
     const gpu::Driver& cuda = gpu->cuda();
     bounce.need(HbmCopier::kBatchBytes);
@@ -121,9 +119,13 @@ struct HbmCopier::State {
 
 // Null: there will be none.
 std::unique_ptr<Device> HbmCopier::State::open() {
+  // Kept while the device has no room: a context takes a second to make, and whoever shares the
+  // device waits for it.
+  std::shared_ptr<gpu::Device> gpu;
   for (;;) {
     try {
-      auto made = std::make_unique<Device>(options);
+      if (gpu == nullptr) gpu = std::make_shared<gpu::Device>(options.device, "");
+      auto made = std::make_unique<Device>(gpu, options);
       Pool pool{made->pool->bytes(), made->pool->address(), {}, made->pool->export_fd()};
       const gpu::CUuuid id = made->gpu->uuid();
       std::memcpy(pool.device.data(), id.bytes, pool.device.size());
@@ -132,7 +134,7 @@ std::unique_ptr<Device> HbmCopier::State::open() {
       ring();
       return made;
     } catch (const Error& error) {
-      const bool later = error.code() == "gpu_memory";
+      const bool later = error.kind() == ErrorKind::capacity;
       tell(error.what(), !later);
       std::unique_lock lock(mutex);
       // The pool of a daemon before goes when the last of its clients has found this one.

@@ -22,11 +22,12 @@ class CudaModel {
     set("seed", check::run().seed);
   }
   ~CudaModel() {
-    for (const char* name : {"hold", "lost", "first"}) set(name, 0);
+    for (const char* name : {"hold", "hold_unregister", "lost", "first", "capture", "register_us",
+                             "register_result", "read_only_register"})
+      set(name, 0);
     for (const char* name : {"register_limit", "create_limit"}) set(name, UINT64_MAX);
-    for (const char* name : {"devices", "read_only_register", "shares", "read_only_access"})
-      set(name, 1);
-    set("granule", 64 << 10);
+    for (const char* name : {"devices", "shares", "read_only_access"}) set(name, 1);
+    set("granule", 2 << 20);
   }
   CudaModel(const CudaModel&) = delete;
   CudaModel& operator=(const CudaModel&) = delete;

@@ -52,6 +52,8 @@ class DeviceCache final : public Regions {
     }
   }
 
+  uint64_t address() const { return memory_; }
+
   std::vector<std::byte> page(size_t number) const {
     std::vector<std::byte> data(page_bytes_);
     size_t done = 0;

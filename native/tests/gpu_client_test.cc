@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 
 #include "client/client.h"
@@ -19,8 +20,10 @@ constexpr const char* kImage = "kvw_gather kvw_scatter";
 constexpr uint64_t kPatienceNs = uint64_t{kPatienceMs} * kMillisecondNs;
 
 struct Rig {
-  explicit Rig(uint64_t page_bytes, uint64_t dram_bytes = 32 * kMiB)
+  explicit Rig(uint64_t page_bytes, uint64_t dram_bytes = 32 * kMiB,
+               const std::vector<NamespaceShape>& others = {})
       : daemon(shape_of(page_bytes, 1), dram_bytes) {
+    daemon.declared = others;
     daemon.start();
   }
   std::unique_ptr<Client> connect(bool read_only = false) {
@@ -33,7 +36,7 @@ struct Rig {
   LoadReport load(Client& client, const Chain& chain, const Regions& to, size_t first = 0,
                   uint64_t timeout_ns = kPatienceNs) {
     Prompt prompt = chain.prompt();
-    return client.load(daemon.shape().id, prompt, first, to, 0, timeout_ns);
+    return client.load(chain.shape.id, prompt, first, to, 0, timeout_ns);
   }
   StoreReport store(Client& client, const Chain& chain, const Regions& from,
                     uint64_t timeout_ns = kPatienceNs) {
@@ -108,6 +111,50 @@ TEST(batches_overlap_and_pages_stay_in_order_when_there_are_many) {
   CHECK_EQ(rig.model.count("launches") - launches, 3);
   rig.check_loaded(chain, to, 400);
   CHECK_EQ(rig.daemon.status().pins, 0);
+}
+
+TEST(batches_of_a_call_are_on_their_way_at_the_same_time) {
+  Rig rig(100000, 64 * kMiB);
+  const auto client = rig.connect();
+  start_registering(rig, *client);
+  const Chain chain(rig.daemon.shape(), 1, 300);  // two batches
+  DeviceCache from(rig.model, 300, 100000, 10000), to(rig.model, 300, 100000, 30000);
+  rig.fill(chain, from);
+  CHECK_EQ(rig.store(*client, chain, from).stored, 300);
+  rig.model.set("hold", 1);
+  const uint64_t launches = rig.model.count("launches");
+  std::thread loading([&] { CHECK_EQ(rig.load(*client, chain, to).pages, 300); });
+  while (rig.model.count("launches") < launches + 2) std::this_thread::yield();
+  const uint64_t deadline = system_clock().boot_ns() + 5 * kSecondNs;
+  while (rig.model.count("busy_streams") < 2 && system_clock().boot_ns() < deadline)
+    std::this_thread::yield();
+  const uint64_t busy = rig.model.count("busy_streams");
+  rig.model.set("hold", 0);
+  loading.join();
+  CHECK_EQ(busy, 2);
+  rig.check_loaded(chain, to, 300);
+}
+
+// cuMemFree may wait for the device, and so for the engine's step.
+TEST(nothing_is_allocated_or_freed_once_both_batches_were_used) {
+  const NamespaceShape large = shape_of(300000, 1, {0x61, 1});
+  Rig rig(4096, 64 * kMiB, {large});
+  rig.model.set("register_limit", 0);  // so that all go through pinned memory as well
+  const auto client = rig.connect();
+  const Chain first(rig.daemon.shape(), 1, 1100), many(rig.daemon.shape(), 2, 2200);
+  const Chain few(large, 3, 60);
+  DeviceCache one(rig.model, 1100, 4096, 512), all(rig.model, 2200, 4096, 64),
+      larger(rig.model, 60, 300000, 100);
+  first.store_all(*client);
+  many.store_all(*client);
+  few.store_all(*client);
+  CHECK_EQ(rig.load(*client, first, one).pages, 1100);
+  const uint64_t allocations = rig.model.count("allocations"), frees = rig.model.count("frees");
+  CHECK_EQ(rig.load(*client, many, all).pages, 2200);
+  CHECK_EQ(rig.load(*client, few, larger).pages, 60);
+  CHECK_EQ(rig.store(*client, Chain(rig.daemon.shape(), 4, 2200), all).stored, 2200);
+  CHECK_EQ(rig.model.count("allocations"), allocations);
+  CHECK_EQ(rig.model.count("frees"), frees);
 }
 
 TEST(load_ends_before_the_first_page_that_is_missing_and_says_why) {
@@ -232,8 +279,8 @@ TEST(arena_is_registered_once_and_undone_before_it_is_unmapped) {
   {
     const auto client = rig.connect();
     start_registering(rig, *client);
-    CHECK_EQ(client->registration().bytes, client->view()->arena_bytes());
-    CHECK_EQ(rig.model.count("registered_bytes"), before + client->view()->arena_bytes());
+    CHECK_EQ(client->registration().bytes, client->view()->arena()->bytes());
+    CHECK_EQ(rig.model.count("registered_bytes"), before + client->view()->arena()->bytes());
     client->close();
     CHECK_EQ(rig.model.count("registered_bytes"), before);
   }
@@ -246,6 +293,34 @@ TEST(arena_is_registered_once_and_undone_before_it_is_unmapped) {
   CHECK_EQ(rig.model.count("contexts"), contexts);
   for (const char* name : {"events", "modules", "device_bytes", "host_bytes"})
     CHECK_EQ(rig.model.count(name), 0);
+}
+
+// A store beside close() once registered the mapping anew, and nobody undid that.
+TEST(nothing_begins_on_a_device_while_the_client_closes) {
+  Rig rig(5000);
+  const uint64_t contexts = rig.model.count("contexts");
+  const auto client = rig.connect();
+  start_registering(rig, *client);
+  const Chain chain(rig.daemon.shape(), 1, 1);
+  auto cache = std::make_unique<DeviceCache>(rig.model, 1, 5000, 1000);
+  const auto view = client->view();
+  rig.model.set("hold_unregister", 1);
+  std::thread closing([&] { client->close(); });
+  while (client->has_device(0)) std::this_thread::yield();
+  CHECK_THROWS(client->use_device(0, kImage), "closed");
+  CHECK_THROWS(rig.store(*client, chain, *cache), "closed");
+  rig.model.set("hold_unregister", 0);
+  closing.join();
+  cache.reset();
+  CHECK_EQ(rig.model.count("registered_bytes"), 0);
+  CHECK_EQ(rig.model.count("contexts"), contexts);
+  // A call that had come past the client's own look.
+  Gpus gpus;
+  gpus.add(0, kImage);
+  gpus.close();
+  CHECK_THROWS(gpus.add(0, kImage), "closed");
+  CHECK_THROWS(gpus.device(0), "closed");
+  CHECK_THROWS(gpus.use(0, *view), "closed");
 }
 
 TEST(arena_that_cannot_be_registered_is_copied_through_pinned_memory) {
@@ -275,30 +350,102 @@ TEST(read_only_client_loads_registered_or_not) {
     chain.store_all(*writer);
     const auto client = rig.connect(true);
     start_registering(rig, *client);
-    CHECK_EQ(client->registration().bytes, supported * client->view()->arena_bytes());
+    CHECK_EQ(client->registration().bytes, supported * client->view()->arena()->bytes());
+    CHECK_EQ(client->registration().refusal.empty(), supported == 1);
     DeviceCache to(rig.model, 7, 30000, 3000);
     CHECK_EQ(rig.load(*client, chain, to).pages, 7);
     rig.check_loaded(chain, to, 7);
-    rig.model.set("read_only_register", 1);
   }
 }
 
-TEST(daemon_that_was_replaced_is_registered_anew) {
+TEST(arena_stays_registered_when_the_next_daemon_serves_it) {
   Rig rig(30000);
   const auto client = rig.connect();
   start_registering(rig, *client);
   const Chain chain(rig.daemon.shape(), 1, 4);
   chain.store_all(*client);
+  const uint64_t registrations = rig.model.count("registrations");
+  const auto before = client->view();
+  for (int round = 0; round < 3; ++round) {
+    rig.daemon.stop();
+    rig.daemon.start();
+    CHECK(client->refresh(kPatienceNs));
+    CHECK(client->view() != before && client->view()->arena() == before->arena());
+    DeviceCache to(rig.model, 4, 30000, 3000);
+    CHECK_EQ(rig.load(*client, chain, to).pages, 4);
+    rig.check_loaded(chain, to, 4);
+    CHECK_EQ(client->registration().bytes, client->view()->arena()->bytes());
+  }
+  CHECK_EQ(rig.model.count("registrations"), registrations);
+  CHECK_EQ(rig.model.count("violations"), 0);
+}
+
+// A registration is undone as slowly as it is made, whatever time the call has that finds that its
+// arena is another.
+TEST(registration_of_an_arena_that_is_gone_holds_up_no_call) {
+  Rig rig(30000);
+  const auto client = rig.connect();
+  start_registering(rig, *client);
   rig.daemon.stop();
+  rig.daemon.options.arena_dir += ".other";
   rig.daemon.start();
   CHECK(client->refresh(kPatienceNs));
-  DeviceCache to(rig.model, 4, 30000, 3000);
+  rig.model.set("hold_unregister", 1);
+  const Chain chain(rig.daemon.shape(), 1, 4);
+  DeviceCache from(rig.model, 4, 30000, 3000), to(rig.model, 4, 30000, 3000);
+  rig.fill(chain, from);
+  CHECK_EQ(rig.store(*client, chain, from).stored, 4);
   CHECK_EQ(rig.load(*client, chain, to).pages, 4);
   rig.check_loaded(chain, to, 4);
+  rig.model.set("hold_unregister", 0);
   until_registered(*client);
-  CHECK_EQ(client->registration().bytes, client->view()->arena_bytes());
-  CHECK_EQ(rig.model.count("registered_bytes"), client->view()->arena_bytes());
+  while (rig.model.count("registered_bytes") != client->view()->arena()->bytes())
+    std::this_thread::yield();
+  client->close();
+  CHECK_EQ(rig.model.count("registered_bytes"), 0);
   CHECK_EQ(rig.model.count("violations"), 0);
+}
+
+// vLLM captures its graphs right after it has registered its caches, while the arena is being
+// registered and loads are under way.
+TEST(graph_that_the_engine_captures_is_not_broken_by_anything_of_ours) {
+  Rig rig(30000);
+  const Chain chain(rig.daemon.shape(), 1, 7);
+  DeviceCache from(rig.model, 7, 30000, 3000), to(rig.model, 7, 30000, 10000);
+  rig.fill(chain, from);
+  const uint64_t before = rig.model.count("broken_captures");
+  rig.model.set("capture", 1);
+  const auto client = rig.connect();
+  CHECK_EQ(rig.store(*client, chain, from).stored, 7);
+  CHECK_EQ(rig.load(*client, chain, to).pages, 7);
+  CHECK_EQ(gpu::device_of(from.address()), 0);
+  until_registered(*client);
+  CHECK_EQ(client->registration().refusal, "");
+  CHECK_EQ(client->registration().bytes, client->view()->arena()->bytes());
+  client->close();
+  rig.model.set("capture", 0);
+  CHECK_EQ(rig.model.count("broken_captures"), before);
+  CHECK_EQ(rig.model.count("registered_bytes"), 0);
+  rig.check_loaded(chain, to, 7);
+}
+
+TEST(arena_that_cannot_be_registered_for_now_is_registered_later) {
+  for (const gpu::CUresult result :
+       {gpu::kCudaCaptureUnsupported, gpu::kCudaHostMemoryAlreadyRegistered}) {
+    Rig rig(30000);
+    const auto client = rig.connect();
+    const Chain none(rig.daemon.shape(), 999, 1);
+    DeviceCache cache(rig.model, 1, 30000, 4096);
+    rig.model.set("register_result", result);
+    rig.load(*client, none, cache);
+    const uint64_t asked = rig.model.count("registers_asked");
+    while (rig.model.count("registers_asked") < asked + 20) std::this_thread::yield();
+    CHECK(!client->registration().settled);
+    CHECK_EQ(client->registration().refusal, "");
+    rig.model.set("register_result", gpu::kCudaSuccess);
+    until_registered(*client);
+    CHECK_EQ(client->registration().bytes, client->view()->arena()->bytes());
+  }
 }
 
 TEST(device_that_is_not_given_or_not_there_is_refused_with_what_to_do) {
@@ -399,6 +546,30 @@ TEST(forked_child_leaves_the_driver_alone) {
   CHECK_EQ(rig.store(*client, chain, cache).stored, 2);
 }
 
+TEST(forked_child_does_not_wait_for_the_thread_that_registers) {
+  const CudaModel model;
+  std::atomic<int> looks{0};
+  std::array<std::byte, 4096> slab{};
+  gpu::Registrable arena;
+  arena.data = slab.data();
+  arena.bytes = arena.slab_bytes = slab.size();
+  arena.populated = [&looks](size_t) { return ++looks < 0; };
+  auto registration =
+      std::make_unique<gpu::Registration>(std::make_shared<gpu::Device>(0, ""), arena);
+  while (looks == 0) std::this_thread::yield();
+  const timespec moment{0, 10'000'000};  // until it rests; what follows is true of any moment
+  ::nanosleep(&moment, nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    registration.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 TEST(calls_of_several_threads_share_the_movers) {
   Rig rig(40000, 64 * kMiB);
   const auto client = rig.connect();
@@ -422,6 +593,22 @@ TEST(calls_of_several_threads_share_the_movers) {
   for (std::thread& thread : threads) thread.join();
   for (const std::string& failure : failures) CHECK_EQ(failure, "");
   CHECK_EQ(rig.model.count("violations"), 0);
+}
+
+// The last one: what it leaves registered stays so in the model.
+TEST(client_that_stops_registering_undoes_nothing_and_begins_nothing) {
+  Rig rig(5000);
+  auto client = rig.connect();
+  start_registering(rig, *client);
+  const uint64_t registered = rig.model.count("registered_bytes");
+  const uint64_t undone = rig.model.count("unregisters_asked");
+  CHECK(client->stop_registering(60 * kSecondNs));
+  const Chain chain(rig.daemon.shape(), 1, 1);
+  DeviceCache cache(rig.model, 1, 5000, 1000);
+  CHECK_THROWS(rig.store(*client, chain, cache), "closed");
+  client.reset();
+  CHECK_EQ(rig.model.count("registered_bytes"), registered);
+  CHECK_EQ(rig.model.count("unregisters_asked"), undone);
 }
 
 }  // namespace

@@ -116,6 +116,9 @@ TEST(error_names_the_call_the_error_and_what_to_do) {
   }
   CHECK_EQ(world.cuda.told(12345), "CUDA error 12345");
   CHECK_THROWS(world.cuda.check(kCudaIllegalAddress, "cuEventQuery"), "gpu_error");
+  for (const CUresult result :
+       {kCudaCaptureUnsupported, kCudaCaptureInvalidated, kCudaCapturedEvent})
+    CHECK_THROWS(world.cuda.check(result, "cuMemAlloc"), "gpu_capture");
 }
 
 TEST(model_copies_in_the_order_of_a_stream_and_of_events_alone) {
@@ -187,11 +190,60 @@ TEST(model_refuses_registrations_that_the_driver_refuses) {
   CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, kHostRegisterPortable),
            kCudaInvalidValue);
   const unsigned flags = kHostRegisterPortable | kHostRegisterReadOnly;
+  CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, flags), kCudaNotSupported);
+  world.set("read_only_register", 1);
   CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, flags), kCudaSuccess);
   CHECK_EQ(world.cuda.cuMemHostUnregister(read_only.data), kCudaSuccess);
-  world.set("read_only_register", 0);
-  CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, flags), kCudaInvalidValue);
-  world.set("read_only_register", 1);
+}
+
+TEST(model_refuses_contexts_that_nobody_holds_and_streams_of_others) {
+  World world;
+  world.set("devices", 2);
+  CHECK_EQ(world.cuda.cuCtxPushCurrent(nullptr), kCudaInvalidContext);
+  CUcontext other = nullptr;
+  CHECK_EQ(world.cuda.cuDevicePrimaryCtxRetain(&other, 1), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuDevicePrimaryCtxRelease(1), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuCtxPushCurrent(other), kCudaInvalidContext);
+  CHECK_EQ(world.cuda.cuDevicePrimaryCtxRelease(1), kCudaInvalidContext);
+  const CUstream stream = world.stream();
+  const CUevent event = world.event();
+  CHECK_EQ(world.cuda.cuDevicePrimaryCtxRetain(&other, 1), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuCtxPushCurrent(other), kCudaSuccess);
+  const CUevent own = world.event();
+  CHECK_EQ(world.cuda.cuEventRecord(own, stream), kCudaInvalidHandle);
+  CHECK_EQ(world.cuda.cuEventRecord(event, nullptr), kCudaInvalidHandle);
+  CHECK_EQ(world.cuda.cuEventDestroy(own), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuCtxPopCurrent(nullptr), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuDevicePrimaryCtxRelease(1), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuEventRecord(event, stream), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuEventDestroy(event), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
+}
+
+TEST(model_refuses_what_breaks_a_capture_of_another_thread_unless_the_mode_is_relaxed) {
+  World world;
+  const CUstream stream = world.stream();
+  const CUevent event = world.event();
+  const uint64_t before = world.count("broken_captures");
+  world.set("capture", 1);
+  CHECK_EQ(world.cuda.cuEventRecord(event, stream), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuEventQuery(event), kCudaCaptureUnsupported);
+  CUdeviceptr made = 0;
+  CHECK_EQ(world.cuda.cuMemAlloc(&made, 4096), kCudaCaptureUnsupported);
+  CHECK_EQ(world.count("broken_captures"), before + 2);
+  {
+    const BesideCaptures beside(world.cuda);
+    {
+      const BesideCaptures again(world.cuda);
+    }
+    CHECK_EQ(world.cuda.cuEventSynchronize(event), kCudaSuccess);
+    CHECK_EQ(world.cuda.cuEventQuery(event), kCudaSuccess);
+  }
+  CHECK_EQ(world.cuda.cuEventQuery(event), kCudaCaptureUnsupported);  // the thread's mode is back
+  CHECK_EQ(world.count("broken_captures"), before + 3);
+  world.set("capture", 0);
+  CHECK_EQ(world.cuda.cuEventDestroy(event), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
 }
 
 TEST(model_says_when_memory_goes_that_a_queued_copy_uses) {
@@ -228,7 +280,7 @@ TEST(model_shows_device_memory_to_nobody_but_its_copies_and_kernels) {
 
 // Memory that processes share, as the driver's calls make it.
 struct Shared : World {
-  static constexpr size_t kBytes = 256 << 10;
+  static constexpr size_t kBytes = 4 << 20;  // two granules
 
   CUmemAllocationProp properties() const {
     CUmemAllocationProp made{};

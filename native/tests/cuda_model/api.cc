@@ -1,6 +1,7 @@
 // The driver's symbols over the model, and a few of the test's own.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +23,8 @@ using namespace gpu;  // NOLINT(google-build-using-namespace): the driver's type
 
 namespace {
 
+// What a binary begins with; who takes it for text finds it empty behind four characters.
+constexpr std::array<char, 8> kBinary{127, 'E', 'L', 'F', 0, 0, 0, 0};
 constexpr size_t kPartBytes = 64 << 10;  // copies pause between parts
 
 using Kernel = void (*)(kernels::u64, kernels::u64, kernels::u64, kernels::u64, kernels::u64);
@@ -37,6 +40,12 @@ std::array<Function, 2>& functions() {
   return all;
 }
 
+// Of the model's compiler.
+struct Program {
+  std::string source;
+  bool binary;  // compiled for a real architecture
+};
+
 struct Number {
   const char* name;
   std::atomic<uint64_t>* value;
@@ -47,16 +56,23 @@ std::vector<Number> setting_names() {
   return {{"seed", &s.seed},
           {"pause_us", &s.pause_us},
           {"hold", &s.hold},
+          {"hold_unregister", &s.hold_unregister},
           {"lost", &s.lost},
+          {"capture", &s.capture},
           {"devices", &s.devices},
           {"first", &s.first},
           {"device_bytes", &s.device_bytes},
           {"register_limit", &s.register_limit},
+          {"register_us", &s.register_us},
+          {"register_result", &s.register_result},
           {"read_only_register", &s.read_only_register},
           {"shares", &s.shares},
           {"read_only_access", &s.read_only_access},
           {"granule", &s.granule},
-          {"create_limit", &s.create_limit}};
+          {"alloc_limit", &s.alloc_limit},
+          {"create_limit", &s.create_limit},
+          {"compiler_newest", &s.compiler_newest},
+          {"refuses_ptx", &s.refuses_ptx}};
 }
 
 std::vector<Number> count_names() {
@@ -66,10 +82,18 @@ std::vector<Number> count_names() {
           {"unpinned_copies", &c.unpinned_copies},
           {"launches", &c.launches},
           {"violations", &c.violations},
+          {"retains", &c.retains},
+          {"creates_asked", &c.creates_asked},
+          {"allocations", &c.allocations},
+          {"frees", &c.frees},
+          {"broken_captures", &c.broken_captures},
           {"registered_bytes", &c.registered_bytes},
           {"registrations", &c.registrations},
+          {"registers_asked", &c.registers_asked},
+          {"unregisters_asked", &c.unregisters_asked},
           {"device_bytes", &c.device_bytes},
           {"host_bytes", &c.host_bytes},
+          {"busy_streams", &c.busy_streams},
           {"streams", &c.streams},
           {"events", &c.events},
           {"modules", &c.modules},
@@ -90,23 +114,45 @@ std::atomic<uint64_t>& named(const std::vector<Number>& numbers, std::string_vie
 // As the driver: a context for a thread is the top of its stack.
 thread_local std::vector<CUcontext> g_contexts;
 
+thread_local int g_capture_mode = kCaptureModeGlobal;
+
+constexpr int kMostDevices = 8;
+std::array<std::atomic<int>, kMostDevices> g_retained;
+
 CUcontext context_of(int device) {
   return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device + 1));
+}
+
+int device_of_context(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1;
+}
+
+bool is_retained(CUcontext context) {
+  return context != nullptr && g_retained[static_cast<size_t>(device_of_context(context))] > 0;
 }
 
 // What almost every call begins with.
 CUresult ready() {
   if (settings().lost != 0) return kCudaIllegalAddress;
-  return g_contexts.empty() ? kCudaInvalidContext : kCudaSuccess;
+  return g_contexts.empty() || !is_retained(g_contexts.back()) ? kCudaInvalidContext : kCudaSuccess;
 }
 
-int current_device() {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(g_contexts.back())) - 1;
+// Likewise of one that may wait for the device, so that it is no call beside a capture.
+CUresult ready_to_wait() {
+  const CUresult result = ready();
+  return result == kCudaSuccess ? beside_captures() : result;
 }
+
+int current_device() { return device_of_context(g_contexts.back()); }
 
 Stream& stream_of(CUstream stream) {
-  static auto* null_stream = new Stream();
+  static auto* null_stream = new Stream(-1);
   return stream == nullptr ? *null_stream : *reinterpret_cast<Stream*>(stream);
+}
+
+// Whether the context that is current is that of the stream.
+bool is_of_context(CUstream stream) {
+  return stream == nullptr || stream_of(stream).device() == current_device();
 }
 
 Event& event_of(CUevent event) { return *reinterpret_cast<Event*>(event); }
@@ -137,11 +183,15 @@ CUresult queue_copy(uint64_t to, uint64_t from, size_t bytes, CUstream stream) {
 CUresult host_copy(const void* host, CUdeviceptr device, size_t bytes, bool to_device,
                    CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (!is_of_context(stream)) return kCudaInvalidHandle;
   if (bytes == 0) return kCudaSuccess;
   if (!is_device(device, bytes, to_device)) return kCudaInvalidValue;
   const auto address = reinterpret_cast<uint64_t>(host);
   const Pinned how = pinned(host, bytes);
   if (how == Pinned::partly) return kCudaInvalidValue;
+  if (const CUresult result = how == Pinned::no ? beside_captures() : kCudaSuccess;
+      result != kCudaSuccess)
+    return result;
   queue_copy(to_device ? device : address, to_device ? address : device, bytes, stream);
   if (how == Pinned::no) {
     ++counts().unpinned_copies;
@@ -183,6 +233,12 @@ Settings& settings() {
 Counts& counts() {
   static auto* made = new Counts();
   return *made;
+}
+
+CUresult beside_captures() {
+  if (settings().capture == 0 || g_capture_mode == kCaptureModeRelaxed) return kCudaSuccess;
+  ++counts().broken_captures;
+  return kCudaCaptureUnsupported;
 }
 
 void violation(const char* what) {
@@ -230,6 +286,7 @@ MODEL CUresult cuGetErrorName(CUresult error, const char** name) {
       {kCudaNoDevice, "CUDA_ERROR_NO_DEVICE"},
       {kCudaInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
       {kCudaInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
+      {kCudaUnsupportedPtx, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
       {kCudaInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
       {kCudaInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
       {kCudaNotFound, "CUDA_ERROR_NOT_FOUND"},
@@ -238,7 +295,9 @@ MODEL CUresult cuGetErrorName(CUresult error, const char** name) {
       {kCudaHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
       {kCudaHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
       {kCudaNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
-      {kCudaNotSupported, "CUDA_ERROR_NOT_SUPPORTED"}};
+      {kCudaNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+      {kCudaCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {kCudaCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}};
   const auto found = names.find(error);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kCudaInvalidValue : kCudaSuccess;
@@ -298,12 +357,18 @@ MODEL CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
 
 MODEL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (settings().lost != 0) return kCudaIllegalAddress;
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   *context = context_of(device);
+  ++g_retained[static_cast<size_t>(device)];
   ++counts().contexts;
+  ++counts().retains;
   return kCudaSuccess;
 }
 
-MODEL CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
+MODEL CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
+  if (g_retained[static_cast<size_t>(device)] == 0) return kCudaInvalidContext;
+  --g_retained[static_cast<size_t>(device)];
   --counts().contexts;
   return kCudaSuccess;
 }
@@ -314,6 +379,7 @@ MODEL CUresult cuCtxGetCurrent(CUcontext* context) {
 }
 
 MODEL CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  if (!is_retained(context)) return kCudaInvalidContext;
   g_contexts.push_back(context);
   return kCudaSuccess;
 }
@@ -337,9 +403,16 @@ MODEL CUresult cuCtxGetDevice(CUdevice* device) {
   return kCudaSuccess;
 }
 
-MODEL CUresult cuCtxSynchronize() { return ready(); }
+MODEL CUresult cuCtxSynchronize() { return ready_to_wait(); }
+
+MODEL CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < kCaptureModeGlobal || *mode > kCaptureModeRelaxed) return kCudaInvalidValue;
+  std::swap(*mode, g_capture_mode);
+  return kCudaSuccess;
+}
 
 MODEL CUresult cuPointerGetAttribute(void* value, int attribute, CUdeviceptr pointer) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   const int device = device_of(pointer);
   const bool host = device < 0 && pinned(reinterpret_cast<void*>(pointer), 1) == Pinned::yes;
   if (device < 0 && !host) return kCudaInvalidValue;
@@ -353,32 +426,36 @@ MODEL CUresult cuPointerGetAttribute(void* value, int attribute, CUdeviceptr poi
 }
 
 MODEL CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   return allocate(current_device(), bytes, pointer);
 }
 
 MODEL CUresult cuMemFree_v2(CUdeviceptr pointer) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   return free_device(pointer);
 }
 
 MODEL CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   return allocate_host(bytes, pointer);
 }
 
 MODEL CUresult cuMemFreeHost(void* pointer) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   return free_host(pointer);
 }
 
 MODEL CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  std::this_thread::sleep_for(std::chrono::microseconds(settings().register_us));
   return register_host(pointer, bytes, flags);
 }
 
 MODEL CUresult cuMemHostUnregister(void* pointer) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  ++counts().unregisters_asked;
+  while (settings().hold_unregister != 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   return unregister_host(pointer);
 }
 
@@ -394,20 +471,21 @@ MODEL CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CU
 MODEL CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
                                     CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (!is_of_context(stream)) return kCudaInvalidHandle;
   if (bytes == 0) return kCudaSuccess;
   if (!is_device(to, bytes, true) || !is_device(from, bytes)) return kCudaInvalidValue;
   return queue_copy(to, from, bytes, stream);
 }
 
 MODEL CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   if ((flags & ~kStreamNonBlocking) != 0) return kCudaInvalidValue;
-  *stream = reinterpret_cast<CUstream>(new Stream());
+  *stream = reinterpret_cast<CUstream>(new Stream(current_device()));
   return kCudaSuccess;
 }
 
 MODEL CUresult cuStreamDestroy_v2(CUstream stream) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   delete reinterpret_cast<Stream*>(stream);
   return kCudaSuccess;
 }
@@ -421,25 +499,25 @@ MODEL CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 }
 
 MODEL CUresult cuStreamQuery(CUstream stream) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   return stream_of(stream).idle() ? kCudaSuccess : kCudaNotReady;
 }
 
 MODEL CUresult cuStreamSynchronize(CUstream stream) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   stream_of(stream).drain();
   return kCudaSuccess;
 }
 
 MODEL CUresult cuEventCreate(CUevent* event, unsigned) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
-  *event = reinterpret_cast<CUevent>(new Event());
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  *event = reinterpret_cast<CUevent>(new Event{current_device(), nullptr});
   ++counts().events;
   return kCudaSuccess;
 }
 
 MODEL CUresult cuEventDestroy_v2(CUevent event) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   delete &event_of(event);
   --counts().events;
   return kCudaSuccess;
@@ -447,6 +525,8 @@ MODEL CUresult cuEventDestroy_v2(CUevent event) {
 
 MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (!is_of_context(stream)) return kCudaInvalidHandle;
+  if (event_of(event).device != current_device()) return kCudaInvalidHandle;
   const auto recording = std::make_shared<Recording>();
   event_of(event).last = recording;
   stream_of(stream).queue([recording] { recording->done.store(true, std::memory_order_release); });
@@ -454,23 +534,26 @@ MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
 }
 
 MODEL CUresult cuEventQuery(CUevent event) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   const std::shared_ptr<Recording> last = event_of(event).last;
   return last == nullptr || last->done.load(std::memory_order_acquire) ? kCudaSuccess
                                                                        : kCudaNotReady;
 }
 
 MODEL CUresult cuEventSynchronize(CUevent event) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   const std::shared_ptr<Recording> last = event_of(event).last;
   if (last != nullptr) wait_for(*last);
   return kCudaSuccess;
 }
 
-// An image is any text that names the kernels, as their source and as PTX do.
+// An image is any text that names the kernels, as their source and as PTX do; or such a text behind
+// the head of a binary.
 MODEL CUresult cuModuleLoadData(CUmodule* module, const void* image) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
-  const std::string_view text(static_cast<const char*>(image));
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  const bool binary = std::strncmp(static_cast<const char*>(image), kBinary.data(), 4) == 0;
+  if (!binary && settings().refuses_ptx != 0) return kCudaUnsupportedPtx;
+  const std::string_view text(static_cast<const char*>(image) + (binary ? kBinary.size() : 0));
   for (const auto& function : functions())
     if (text.find(function.name) == std::string_view::npos) return kCudaInvalidImage;
   *module = reinterpret_cast<CUmodule>(&functions());
@@ -479,13 +562,13 @@ MODEL CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 }
 
 MODEL CUresult cuModuleUnload(CUmodule) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   --counts().modules;
   return kCudaSuccess;
 }
 
 MODEL CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
-  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   for (auto& each : functions())
     if (each.name == name) {
       *function = reinterpret_cast<CUfunction>(&each);
@@ -499,6 +582,7 @@ MODEL CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gri
                               unsigned shared_bytes, CUstream stream, void** arguments,
                               void** extra) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (!is_of_context(stream)) return kCudaInvalidHandle;
   if (grid_x == 0 || block_x == 0 || block_x > 1024 || block_x % 32 != 0 || shared_bytes != 0 ||
       grid_y * grid_z * block_y * block_z != 1 || extra != nullptr)
     return kCudaInvalidValue;
@@ -511,24 +595,57 @@ MODEL CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gri
   return kCudaSuccess;
 }
 
-// NVRTC, to go with it: "compiles" text to itself, which cuModuleLoadData above takes.
-MODEL int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char**,
-                             const char**) {
-  *program = new std::string(source);
+// NVRTC, to go with it: "compiles" text to itself, which cuModuleLoadData above takes, and knows
+// devices up to settings().compiler_newest.
+constexpr int kOldest = 75;
+
+MODEL int nvrtcGetNumSupportedArchs(int* count) {
+  *count = static_cast<int>(settings().compiler_newest) - kOldest + 1;
   return 0;
 }
-MODEL int nvrtcCompileProgram(void* program, int, const char**) {
-  constexpr int kCompilation = 6;  // NVRTC_ERROR_COMPILATION
-  return static_cast<std::string*>(program)->find("kvw_gather") == std::string::npos ? kCompilation
-                                                                                     : 0;
+MODEL int nvrtcGetSupportedArchs(int* known) {
+  for (int each = kOldest; each <= static_cast<int>(settings().compiler_newest); ++each)
+    *known++ = each;
+  return 0;
+}
+MODEL int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char**,
+                             const char**) {
+  *program = new Program{source, false};
+  return 0;
+}
+MODEL int nvrtcCompileProgram(void* program, int count, const char** options) {
+  constexpr int kInvalidOption = 5, kCompilation = 6;  // NVRTC_ERROR_...
+  auto& made = *static_cast<Program*>(program);
+  for (int i = 0; i < count; ++i) {
+    std::string_view option = options[i];
+    if (!option.starts_with("--gpu-architecture=")) continue;
+    option.remove_prefix(option.find('=') + 1);
+    made.binary = option.starts_with("sm_");
+    const auto digits = std::string(option.substr(option.find('_') + 1));
+    if (std::strtoull(digits.c_str(), nullptr, 10) > settings().compiler_newest)
+      return kInvalidOption;
+  }
+  return made.source.find("kvw_gather") == std::string::npos ? kCompilation : 0;
 }
 MODEL int nvrtcGetPTXSize(void* program, size_t* bytes) {
-  *bytes = static_cast<std::string*>(program)->size() + 1;
+  *bytes = static_cast<Program*>(program)->source.size() + 1;
   return 0;
 }
 MODEL int nvrtcGetPTX(void* program, char* text) {
-  const std::string& source = *static_cast<std::string*>(program);
+  const std::string& source = static_cast<Program*>(program)->source;
   std::memcpy(text, source.c_str(), source.size() + 1);
+  return 0;
+}
+MODEL int nvrtcGetCUBINSize(void* program, size_t* bytes) {
+  const auto& made = *static_cast<Program*>(program);
+  *bytes = made.binary ? kBinary.size() + made.source.size() + 1 : 0;
+  return 0;
+}
+MODEL int nvrtcGetCUBIN(void* program, char* image) {
+  const auto& made = *static_cast<Program*>(program);
+  if (!made.binary) return 0;
+  std::memcpy(image, kBinary.data(), kBinary.size());
+  std::memcpy(image + kBinary.size(), made.source.c_str(), made.source.size() + 1);
   return 0;
 }
 MODEL int nvrtcGetProgramLogSize(void*, size_t* bytes) {
@@ -540,7 +657,7 @@ MODEL int nvrtcGetProgramLog(void*, char* text) {
   return 0;
 }
 MODEL int nvrtcDestroyProgram(void** program) {
-  delete static_cast<std::string*>(*program);
+  delete static_cast<Program*>(*program);
   *program = nullptr;
   return 0;
 }

@@ -149,7 +149,9 @@ bool is_device(CUdeviceptr address, size_t bytes, bool writing) {
 }
 
 CUresult allocate(int device, size_t bytes, CUdeviceptr* address) {
+  ++counts().allocations;
   if (bytes == 0) return kCudaInvalidValue;
+  if (counts().device_bytes + bytes > settings().alloc_limit) return kCudaOutOfMemory;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   Bank& own = bank(device);
@@ -170,6 +172,7 @@ CUresult allocate(int device, size_t bytes, CUdeviceptr* address) {
 }
 
 CUresult free_device(CUdeviceptr address) {
+  ++counts().frees;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   return take_out(all.device, address, counts().device_bytes,
@@ -179,6 +182,7 @@ CUresult free_device(CUdeviceptr address) {
 }
 
 CUresult allocate_host(size_t bytes, void** address) {
+  ++counts().allocations;
   if (bytes == 0) return kCudaInvalidValue;
   void* made = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (made == nullptr) return kCudaOutOfMemory;
@@ -192,6 +196,7 @@ CUresult allocate_host(size_t bytes, void** address) {
 }
 
 CUresult free_host(void* address) {
+  ++counts().frees;
   {
     Memory& all = memory();
     const std::lock_guard lock(all.mutex);
@@ -205,10 +210,13 @@ CUresult free_host(void* address) {
 
 CUresult register_host(void* address, size_t bytes, unsigned flags) {
   const auto start = reinterpret_cast<uint64_t>(address);
+  ++counts().registers_asked;
   if (bytes == 0 || (flags & ~15u) != 0) return kCudaInvalidValue;
+  if (const uint64_t result = settings().register_result; result != 0)
+    return static_cast<CUresult>(result);
   const Access access = access_of(start, bytes);
   const bool read_only = (flags & kHostRegisterReadOnly) != 0;
-  if (read_only && settings().read_only_register == 0) return kCudaInvalidValue;
+  if (read_only && settings().read_only_register == 0) return kCudaNotSupported;
   if (!access.mapped || (!access.writable && !read_only)) return kCudaInvalidValue;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);

@@ -11,6 +11,11 @@
 //    the call, as the driver makes them, and counted.
 //  - Registering what is registered, or writable where the mapping is not, and unregistering or
 //    freeing what a queued operation still uses, is refused or counted as a violation.
+//  - While "capture" is set, another thread captures a graph in the mode global: what is not merely
+//    queued on a stream fails on every thread whose own mode is not relaxed, and is counted as a
+//    capture that was broken. Stricter than the driver, which lets some of it pass.
+//  - Contexts are retained and released: one that nobody holds, and none, is no thread's. Streams
+//    and events belong to the device that they were made on, and are used under its context alone.
 //  - Kernels are the project's own source, compiled for the host.
 //  - Memory that is shared (cuMemCreate) is a file in memory, so that another process has it by its
 //    descriptor, also after its maker's death. Sizes that are no whole granules, mappings of what
@@ -44,24 +49,37 @@ using gpu::CUresult;
 // What tests set; kvw_model_set by name. Environment at load: KVW_TEST_CUDA_<NAME>.
 struct Settings {
   std::atomic<uint64_t> seed{1};
-  std::atomic<uint64_t> pause_us{100};  // the longest before an operation or a part of one
-  std::atomic<uint64_t> hold{0};        // 1: no stream begins anything
-  std::atomic<uint64_t> lost{0};        // 1: every call fails, as after an illegal address
+  std::atomic<uint64_t> pause_us{100};       // the longest before an operation or a part of one
+  std::atomic<uint64_t> hold{0};             // 1: no stream begins anything
+  std::atomic<uint64_t> hold_unregister{0};  // 1: unregistering waits
+  std::atomic<uint64_t> lost{0};             // 1: every call fails, as after an illegal address
+  std::atomic<uint64_t> capture{0};          // 1: another thread captures a graph
   std::atomic<uint64_t> devices{1};
   std::atomic<uint64_t> first{0};  // the machine's number of the device that is ordinal 0 here
   std::atomic<uint64_t> device_bytes{uint64_t{512} << 20};  // of each device
   std::atomic<uint64_t> register_limit{UINT64_MAX};         // bytes that may be registered at once
-  std::atomic<uint64_t> read_only_register{1};              // whether devices support it
+  std::atomic<uint64_t> register_us{0};                     // that registering takes
+  std::atomic<uint64_t> register_result{0};                 // what registering ends with, if not 0
+  std::atomic<uint64_t> read_only_register{0};              // whether devices do; few on x86
   std::atomic<uint64_t> shares{1};                          // whether devices share by descriptors
   std::atomic<uint64_t> read_only_access{1};                // whether mappings may be read-only
-  std::atomic<uint64_t> granule{64 << 10};                  // of memory that can be shared
+  std::atomic<uint64_t> granule{2 << 20};                   // of memory that can be shared
+  std::atomic<uint64_t> alloc_limit{UINT64_MAX};   // bytes that cuMemAlloc may give at once
   std::atomic<uint64_t> create_limit{UINT64_MAX};  // bytes that cuMemCreate may give at once
+  std::atomic<uint64_t> compiler_newest{90};  // ten times the compute capability NVRTC knows last
+  std::atomic<uint64_t> refuses_ptx{0};       // 1: NVRTC is newer than the driver
 };
 
 // What tests read; kvw_model_count by name.
 struct Counts {
   std::atomic<uint64_t> copies{0}, copied_bytes{0}, unpinned_copies{0}, launches{0}, violations{0};
-  std::atomic<uint64_t> registered_bytes{0}, registrations{0}, device_bytes{0}, host_bytes{0};
+  std::atomic<uint64_t> registered_bytes{0}, registrations{0}, registers_asked{0},
+      unregisters_asked{0};
+  std::atomic<uint64_t> device_bytes{0}, host_bytes{0};
+  std::atomic<uint64_t> retains{0}, creates_asked{0};  // calls, of contexts and shared memory
+  std::atomic<uint64_t> allocations{0}, frees{0};      // calls, of device and of pinned memory
+  std::atomic<uint64_t> broken_captures{0};            // calls that broke another thread's
+  std::atomic<uint64_t> busy_streams{0};               // with something under way now
   std::atomic<uint64_t> streams{0}, events{0}, modules{0}, contexts{0};
   std::atomic<uint64_t> handles{0}, reserved_bytes{0}, mapped_bytes{0};  // of shared memory
 };
@@ -70,6 +88,9 @@ Settings& settings();
 Counts& counts();
 // Says it on stderr and counts it.
 void violation(const char* what);
+
+// Of a call that a capture of another thread's prohibits, unless this thread's mode is relaxed.
+CUresult beside_captures();
 
 // --- memory.cc
 
@@ -120,12 +141,14 @@ struct Recording {
 };
 
 struct Event {
+  int device;
   std::shared_ptr<Recording> last;  // null: never recorded, which counts as done
 };
 
 class Stream {
  public:
-  Stream();
+  explicit Stream(int device);
+  int device() const { return device_; }
   ~Stream();  // after all that is queued
   void queue(std::function<void()> operation);
   bool idle();
@@ -136,6 +159,7 @@ class Stream {
  private:
   void work();
 
+  int device_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> operations_;

@@ -157,9 +157,11 @@ MODEL CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocatio
 
 MODEL CUresult cuMemCreate(CUmemHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
                            unsigned long long flags) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   if (settings().lost != 0) return kCudaIllegalAddress;
   if (const CUresult bad = bad_properties(*properties); bad != kCudaSuccess) return bad;
   if (flags != 0 || bytes == 0 || bytes % granule() != 0) return kCudaInvalidValue;
+  ++counts().creates_asked;
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);
   if (all.given_bytes + bytes > settings().create_limit) return kCudaOutOfMemory;
@@ -175,6 +177,7 @@ MODEL CUresult cuMemCreate(CUmemHandle* handle, size_t bytes, const CUmemAllocat
 }
 
 MODEL CUresult cuMemRelease(CUmemHandle handle) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);
   const auto found = all.allocations.find(handle);
@@ -197,6 +200,7 @@ MODEL CUresult cuMemExportToShareableHandle(void* shareable, CUmemHandle handle,
 }
 
 MODEL CUresult cuMemImportFromShareableHandle(CUmemHandle* handle, void* shareable, int type) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   if (settings().lost != 0) return kCudaIllegalAddress;
   if (settings().shares == 0) return kCudaNotSupported;
   const int fd = static_cast<int>(reinterpret_cast<uintptr_t>(shareable));
@@ -249,6 +253,7 @@ MODEL CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
 
 MODEL CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemHandle handle,
                         unsigned long long flags) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);
   const auto space =
@@ -272,6 +277,7 @@ MODEL CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemH
 }
 
 MODEL CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   if (in_use(pointer, bytes)) violation("shared memory was unmapped that a queued operation uses");
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);
@@ -288,6 +294,7 @@ MODEL CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
 
 MODEL CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc* access,
                               size_t count) {
+  if (const CUresult result = beside_captures(); result != kCudaSuccess) return result;
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);
   const auto found = all.mapped.find(pointer);

@@ -13,7 +13,7 @@ void sleep_us(uint64_t us) { std::this_thread::sleep_for(std::chrono::microsecon
 
 }  // namespace
 
-Stream::Stream() : thread_([this] { work(); }) { ++counts().streams; }
+Stream::Stream(int device) : device_(device), thread_([this] { work(); }) { ++counts().streams; }
 
 Stream::~Stream() {
   {
@@ -59,12 +59,14 @@ void Stream::work() {
     const std::function<void()> operation = std::move(operations_.front());
     operations_.pop_front();
     busy_ = true;
+    ++counts().busy_streams;
     lock.unlock();
     while (settings().hold != 0) std::this_thread::sleep_for(kLook);
     pause();
     operation();
     lock.lock();
     busy_ = false;
+    --counts().busy_streams;
     changed_.notify_all();
   }
 }
