@@ -21,14 +21,25 @@ fi
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$venv/.kvw-made" ]; then
   say "making $venv with $("$python" --version)"
   rm -rf "$venv"
-  "$python" -m venv "$venv"
+  # Debian's Python has no ensurepip without python3-venv.
+  if "$python" -c 'import ensurepip' 2>/dev/null; then
+    "$python" -m venv "$venv"
+  else
+    "$python" -m venv --without-pip "$venv"
+  fi
   # That Python may be a virtual environment's, whose packages --system-site-packages does not reach.
   "$python" -c 'import site, sys; print(*[p for p in sys.path if p in site.getsitepackages()], sep="\n")' \
     >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth"
   touch "$venv/.kvw-made"
 fi
 
-pip() { "$venv/bin/python" -m pip "$@" -q --disable-pip-version-check; }
+pip() {
+  if [ -x "$venv/bin/pip" ]; then
+    "$venv/bin/python" -m pip "$@" -q --disable-pip-version-check
+  else  # that Python's own pip serves this one too, from 22.3 on
+    "$python" -m pip --python "$venv/bin/python" "$@" -q --disable-pip-version-check
+  fi
+}
 
 install_requirements() {
   local wanted gds
@@ -53,7 +64,8 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenc
 }
 
 stamp="$venv/.kvw-gpu"
-now=$({ cat pyproject.toml; find "$wheels" -name '*.whl' 2>/dev/null | sort; } | sha256sum)
+carried=$([ ! -d "$wheels" ] || find "$wheels" -name '*.whl' | sort)
+now=$({ cat pyproject.toml; echo "$carried"; } | sha256sum)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] || install_requirements
 echo "$now" >"$stamp"
 

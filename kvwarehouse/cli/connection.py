@@ -52,10 +52,9 @@ def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = N
     """A client for administration: all of it is gRPC, so it takes no session of the daemon."""
     environ = os.environ if environ is None else environ
     address = address_from(args, environ)
-    local = address.startswith(("unix:", "/"))
     return connect_grpc(
         address,
-        token=None if local else token_from(args.token_file, environ),
+        token=None if is_local(address) else token_from(args.token_file, environ),
         tls=args.tls,
         timeout_s=args.timeout,
     )
@@ -68,6 +67,11 @@ def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     if args.socket:
         return f"unix://{os.path.abspath(args.socket)}"
     return default_address(environ)
+
+
+def is_local(address: str) -> bool:
+    """Whether it is a socket of this host."""
+    return address.startswith(("unix:", "/"))
 
 
 def token_from(path: str | None, environ: Mapping[str, str]) -> str | None:

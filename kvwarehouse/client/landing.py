@@ -8,12 +8,14 @@ kvwarehouse/gpu/device_landing.py: a device's, verified by the device.
 from __future__ import annotations
 
 import mmap
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kvwarehouse import engine
 from kvwarehouse.client.regions import Regions
+
+if TYPE_CHECKING:
+    from kvwarehouse import engine
 
 STAGE_BYTES = 32 << 20
 """Of each of two: one is filled while the other is verified."""

@@ -6,6 +6,8 @@ client reconnects by itself.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,8 @@ from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.session import Session
 from kvwarehouse.types import Control, Namespace
 
+_log = logging.getLogger(__name__)
+
 _DRAINING = 2
 """ControlState::draining of native/control/control.h."""
 
@@ -27,6 +31,7 @@ class LocalPath(DataPath):
     def __init__(self, address: Address, session: Session, timeout_s: float) -> None:
         self.patient = session.patience_s != 0
         self.timeout_s = timeout_s
+        self._registration_known = False
         self.native = engine.NativeClient(
             address.path,
             session.verify == "always",
@@ -86,15 +91,40 @@ class LocalPath(DataPath):
     def _regions(self, regions: Regions) -> engine.Regions:
         """Their native form; the first time on a device it is made ready, which takes a second."""
         if regions.place is not None:
-            self._use_device(regions.place.ordinal)
+            self.use_device(regions.place.ordinal)
+            self._tell_refusal()
         return regions.native()
 
-    def _use_device(self, ordinal: int) -> None:
+    def _tell_refusal(self) -> None:
+        """Once: that the arena is not registered, so that its pages take a copy more."""
+        if self._registration_known:
+            return
+        size_bytes, settled, refusal = self.native.registration()
+        self._registration_known = settled or bool(refusal)
+        if not refusal:
+            return
+        _log.warning(
+            "parts of the arena are not registered with CUDA (%d bytes are); their pages go through"
+            " a pinned buffer, which is slower: %s",
+            size_bytes,
+            refusal,
+        )
+
+    def use_device(self, ordinal: int) -> None:
         if self.native.has_device(ordinal):
             return
+        from kvwarehouse.client.gpu.at_exit import stop_at_exit
         from kvwarehouse.client.gpu.kernels import compiled
 
         self.native.use_device(ordinal, compiled(*engine.device_capability(ordinal)))
+        stop_at_exit(self)
+
+    def stop_registering(self, timeout_s: float) -> None:
+        """As the process ends: nothing more is registered with a GPU's driver, nor undone."""
+        self.native.stop_registering(timeout_s)
+
+    def tags(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint64]:
+        return self.native.tags(space.id, prefix.tokens, prefix.keys)
 
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
@@ -102,8 +132,11 @@ class LocalPath(DataPath):
         part = (window.first, window.pages, window.shard)
         return self.native.hold(space.id, prefix.tokens, prefix.keys, part, timeout_s)
 
+    def segments(self, timeout_s: float) -> str:
+        return self.native.segments(timeout_s)
+
     def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
-        self._use_device(ordinal)
+        self.use_device(ordinal)
         return self.native.device_stage(ordinal, size_bytes)
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:

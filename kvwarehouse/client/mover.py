@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 _THREADS = 8
@@ -28,10 +29,11 @@ class HeldFile:
     """(device, inode): the same file under any path."""
 
 
-Finished = Callable[[], None]
-"""Blocks until a transfer has ended, and raises OSError or RuntimeError where it failed. To be
-called exactly once for each transfer, also for those nobody wants any more: it writes until
-then."""
+Finished = Callable[[float], bool]
+"""Waits for a transfer to end, for at most the seconds given (math.inf: as long as it takes):
+whether it has. Raises OSError or RuntimeError where it has ended and failed. Until one of these, it
+may still write. To be called until it has ended, also for what nobody wants any more, and not
+again. The target is the caller's to keep until then."""
 
 
 class Mover(Protocol):
@@ -57,13 +59,25 @@ class PreadMover:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvw-preadv")
 
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
-        future: Future[None] = self._threads.submit(
-            read_whole, file.descriptor, memoryview(target), offset_bytes
+        return end_of(
+            [self._threads.submit(read_whole, file.descriptor, memoryview(target), offset_bytes)]
         )
-        return future.result
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
+
+
+def end_of(reads: Sequence[Future[None]]) -> Finished:
+    """Of a transfer that threads make by these; it fails by the first of them that did."""
+
+    def finished(timeout_s: float) -> bool:
+        if wait(reads, None if timeout_s == inf else timeout_s).not_done:
+            return False
+        for each in reads:
+            each.result()
+        return True
+
+    return finished
 
 
 def read_whole(descriptor: int, target: memoryview, offset_bytes: int) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # What the service and what the core call it.
 _UNKNOWN_NAMESPACE = ("unknown_namespace", "namespace_unknown")
+# 2^64 over the golden ratio: shards of a page are far from each other, and from other pages'.
+_SHARD_STEP = 0x9E3779B97F4A7C15
 
 
 class Moves:
@@ -112,7 +114,8 @@ class Moves:
         )
         return Pins(pinned)
 
-    # --- for nvme_reader.py: of the blocking client alone, with arguments that `loading` checked
+    # --- for nvme_reader.py and kvwarehouse/gpu: of the blocking client alone, with arguments that
+    # `loading` checked
 
     def tiers_of(self, prefix: Prefix) -> NDArray[np.uint8]:
         found: NDArray[np.uint8] = finish(
@@ -122,6 +125,12 @@ class Moves:
             )
         )
         return found
+
+    def tags_of(self, prefix: Prefix, shard: int) -> NDArray[np.uint64]:
+        """A word for each page's shard, as good as its key and number for telling it from
+        others."""
+        found: NDArray[np.uint64] = self._path.tags(self.space, prefix)
+        return found + np.uint64(shard * _SHARD_STEP % (1 << 64))
 
     def load_window(
         self, prefix: Prefix, window: Window, out: Regions, timeout_s: float
@@ -134,6 +143,12 @@ class Moves:
         """The window's pages that are on NVMe, from its first on, held there."""
         held: engine.Extents = self._path.hold(self.space, prefix, window, timeout_s)
         return held
+
+    def segments(self, timeout_s: float) -> str:
+        """Where the daemon's segments are, for any process of this user; "" where it has none, or
+        does not say."""
+        found: str = self._path.segments(timeout_s)
+        return found
 
     def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
         """Memory of a GPU for held pages to land in."""

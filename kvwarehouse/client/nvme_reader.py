@@ -5,8 +5,9 @@ an older version, the segment is about to be reused, too many are held) or fails
 error of the device, a page that is not what its record says) is asked for as any load asks for it.
 There the daemon reads it again, finds a damaged record by itself and takes it out.
 
-Threads take turns. Invariants: nothing is handed over that was not verified against its record's
-digest; a hold ends only when every transfer from it has.
+One load at a time reads past the daemon; those beside it go the daemon's way, so that none waits
+for another. Invariants: nothing is handed over that was not verified against its record's digest; a
+hold ends only when every transfer from it has.
 """
 
 from __future__ import annotations
@@ -14,26 +15,39 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
+from math import inf
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from kvwarehouse import engine
+import numpy as np
+from numpy.typing import NDArray
+
 from kvwarehouse.client.keys import Keys
+from kvwarehouse.client.known_pages import KnownPages
 from kvwarehouse.client.landing import HostLanding, Landing
 from kvwarehouse.client.mover import Finished, HeldFile, Mover, PreadMover
+from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.prefix import Prefix, Window, checked_timeout
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.types import Loaded, Tier
 
+if TYPE_CHECKING:
+    from kvwarehouse import engine
+
+_CLOSE_S = 5.0
 _GAP_BYTES = 16 << 10
 """Read along where it joins two pages to one transfer: a record's header is 4 KiB, seldom more."""
 _NOT_GOOD = "a page is not what its record says, or was cleared"
 _LATE = "pages were not verified within the load's time"
+_BLOCK = 4096
 _WORTH_TRYING = ("none", "later")
 """Of a hold that ended early with some pages: the next one may have more."""
+
+# Loads whose transfers nobody waits for; never taken out.
+_kept: list[_Load] = []
 
 
 class _Read(NamedTuple):
@@ -49,24 +63,34 @@ class _Read(NamedTuple):
 
 
 class NvmeReader:
-    """Of one namespace at a daemon of this host. Also a context manager; owns its mover.
+    """For namespaces at a daemon of this host. Also a context manager; owns its mover.
 
-    opened: what client.open returned. mover, landing: by default preadv into host memory."""
+    mover, landing: by default preadv into host memory.
+    promotes: what this reader has read before goes the daemon's way, so that pages that are used
+    again come into DRAM."""
 
     def __init__(
-        self, opened: OpenNamespace, mover: Mover | None = None, landing: Landing | None = None
+        self,
+        mover: Mover | None = None,
+        landing: Landing | None = None,
+        *,
+        promotes: bool = False,
     ) -> None:
-        self.opened = opened
         self.mover = mover or PreadMover()
         self.pages_read = 0
         """Past the daemon, since it was made."""
         self.failures: dict[str, int] = {}
         """What ended reads past the daemon, by its text; the pages went the daemon's way."""
+        self.failures_in_a_row = 0
+        """Loads for which nothing could be read past the daemon, and not for want of time, since
+        something was."""
         self._landing = landing or HostLanding()
+        self._known = KnownPages() if promotes else None
         self._turn = threading.Lock()
 
-    def load(
+    def load(  # noqa: PLR0913  those of opened.load
         self,
+        opened: OpenNamespace,
         tokens: Any = None,
         out: Any = None,
         shard: int = 0,
@@ -75,24 +99,43 @@ class NvmeReader:
         keys: Keys | None = None,
         first: int = 0,
     ) -> Loaded:
-        """As OpenNamespace.load, with the same arguments, promises and errors: each page by the
-        tier that it is in now. Between transfers it keeps to timeout_s; a device that does not
-        answer holds the calling thread for as long, since it may still write to the stage."""
-        moves = self.opened._moves
+        """As opened.load, with the same arguments, promises and errors: each page by the tier that
+        it is in now. opened: what client.open returned. A device that does not answer in time holds
+        nobody: its pages are a timeout, and until it answers loads go the daemon's way."""
+        moves = opened._moves
         prefix, wanted, regions = moves.loading(tokens, keys, out, (first, shard))
         deadline_s = time.monotonic() + checked_timeout(timeout_s)
         if not wanted.pages:
             return Loaded(0)
-        if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            return Loaded(0, {"timeout": wanted.pages})
+        part = slice(wanted.first, wanted.first + wanted.pages)
+        direct = moves.tiers_of(prefix)[part] == Tier.NVME
+        tags = None
+        if self._known is not None and direct.any():
+            tags = moves.tags_of(prefix, wanted.shard)[part]
+            direct &= ~self._known.among(tags)
+        if not (direct.any() and self._fits(regions) and self._turn.acquire(blocking=False)):
+            left_s = max(0.0, deadline_s - time.monotonic())
+            return Loaded(*moves.load_window(prefix, wanted, regions, left_s))
+        load = _Load(self, moves, prefix, wanted, regions, deadline_s)
         try:
-            return _Load(self, prefix, wanted, regions, deadline_s).run()
+            loaded = load.run(direct)
+            if self._known is not None and tags is not None:
+                self._known.add(tags[: int(loaded)][direct[: int(loaded)]])
+            return loaded
         finally:
-            self._turn.release()
+            load.end(self._turn.release)
+
+    def _fits(self, regions: Regions) -> bool:
+        return -(-regions.page_bytes // _BLOCK) * _BLOCK <= self._landing.stage_bytes
 
     def close(self) -> None:
-        with self._turn:
-            self.mover.close()
+        """The mover is closed behind the last load; it is left to the process's end where that
+        does not end in 5 s."""
+        if self._turn.acquire(timeout=_CLOSE_S):
+            try:
+                self.mover.close()
+            finally:
+                self._turn.release()
 
     def __enter__(self) -> Self:
         return self
@@ -107,11 +150,12 @@ class NvmeReader:
 
 
 class _Load:
-    """One load in progress."""
+    """One load in progress, to be ended by `end`."""
 
     def __init__(
         self,
         reader: NvmeReader,
+        moves: Moves,
         prefix: Prefix,
         wanted: Window,
         out: Regions,
@@ -119,33 +163,51 @@ class _Load:
     ) -> None:
         self._reader = reader
         self._landing = reader._landing
-        self._moves = reader.opened._moves
+        self._moves = moves
         self._prefix, self._wanted, self._out = prefix, wanted, out
         self._deadline_s = deadline_s
         self._under_way: deque[tuple[_Read, Finished]] = deque()
+        self._held: engine.Extents | None = None
+        self._read = 0
+        self._bad = False
 
-    def run(self) -> Loaded:
-        at, direct = 0, True
-        tiers = self._moves.tiers_of(self._prefix)[self._wanted.first :]
+    def run(self, direct: NDArray[np.bool_]) -> Loaded:
+        """direct: which of the pages that are wanted are to be read past the daemon."""
+        at = 0
         while at < self._wanted.pages:
-            pages = self._span(tiers, at)
-            if direct and tiers[at] == Tier.NVME:
-                read, direct = self._past_daemon(at, pages)
+            read, others = 0, _span(direct, at)
+            if direct[at] and self._held is None:
+                read, others = self._past_daemon(at, others)
                 at += read
-                continue
-            filled, why = self._by_daemon(at, pages)
-            at += filled
-            direct = True
-            if filled < pages:
-                return Loaded(at, {why: self._wanted.pages - at})
+            if others:
+                filled, why = self._by_daemon(at, others)
+                at += filled
+                if filled < others:
+                    return Loaded(at, {why: self._wanted.pages - at})
         return Loaded(at)
 
-    def _span(self, tiers: Any, at: int) -> int:
-        """Pages from `at` on that are in one tier."""
-        end = at + 1
-        while end < self._wanted.pages and tiers[end] == tiers[at]:
-            end += 1
-        return end - at
+    def end(self, then: Callable[[], None]) -> None:
+        """Calls `then` when nothing writes to the stages any more: now, or from a thread that waits
+        for a device which has not answered in time."""
+        self._reader.pages_read += self._read
+        if self._read:
+            self._reader.failures_in_a_row = 0
+        elif self._bad:
+            self._reader.failures_in_a_row += 1
+        if self._held is None:
+            then()
+            return
+
+        def wait() -> None:
+            while not self._arrived(inf).all_ended:
+                pass
+            self._let_go()
+            then()
+
+        try:
+            threading.Thread(target=wait, name="kvw-late", daemon=True).start()
+        except RuntimeError:  # no more threads: nobody waits, so the stages are nobody's any more
+            _kept.append(self)
 
     def _by_daemon(self, at: int, pages: int) -> tuple[int, str]:
         filled, missed = self._moves.load_window(
@@ -153,17 +215,24 @@ class _Load:
         )
         return filled, next(iter(missed), "missing")
 
-    def _past_daemon(self, at: int, pages: int) -> tuple[int, bool]:
-        """Pages that are in `out` now, and whether the next may be tried in this way too."""
-        extents = self._moves.hold(self._prefix, self._window(at, pages), self._left_s())
+    def _past_daemon(self, at: int, pages: int) -> tuple[int, int]:
+        """Pages that are in `out` now, and how many behind them are the daemon's to bring; the next
+        may be tried here where that is none."""
+        held = self._held = self._moves.hold(self._prefix, self._window(at, pages), self._left_s())
         try:
-            held, ended = extents.pages, extents.ended
-            read = self._through(extents, self._out.part(at, pages)) if held else 0
+            here, ended = held.pages, held.ended
+            read = self._through(held, self._out.part(at, here)) if here else 0
         finally:
-            self._arrived()  # what is still under way, however this ended
-            extents.release()
-        self._reader.pages_read += read
-        return read, 0 < read == held and ended in _WORTH_TRYING
+            if self._arrived(self._left_s()).all_ended:  # what is under way, however this ended
+                self._let_go()
+        self._read += read
+        more = 0 < read == here and ended in _WORTH_TRYING
+        return read, 0 if more else pages - read
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())
@@ -179,15 +248,15 @@ class _Load:
         delivered = turn = 0
         self._start(files, next(rounds), turn)
         while self._under_way:
-            asked = sum(read.pages for read, _ in self._under_way)
-            arrived = self._arrived()
-            if arrived == asked and self._left_s() > 0:
+            arrived = self._arrived(self._left_s())
+            if arrived.all_good and self._left_s() > 0:
                 self._start(files, next(rounds, []), 1 - turn)
-            done = self._landing.deliver(turn, extents, delivered, arrived, out, self._left_s())
+            done = self._landing.deliver(
+                turn, extents, delivered, arrived.pages, out, self._left_s()
+            )
             delivered += done
-            if done < arrived:
-                in_time = self._left_s() > 0
-                self._failed(_NOT_GOOD if in_time else _LATE)
+            if done < arrived.pages or not arrived.all_ended:
+                self._ended(_NOT_GOOD if self._left_s() > 0 else _LATE)
                 break
             turn = 1 - turn
         return delivered
@@ -197,27 +266,46 @@ class _Load:
             target = self._landing.part(turn, read.stage_at, read.size_bytes)
             try:
                 end = self._reader.mover.start(files[read.file], read.offset_bytes, target)
-            except (OSError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever a mover raises, none was begun
                 end = _raising(error)
             self._under_way.append((read, end))
 
-    def _arrived(self) -> int:
-        """Waits for all transfers. Pages before the first that failed."""
+    def _arrived(self, timeout_s: float) -> _Arrived:
+        """Waits for all transfers."""
+        until_s = time.monotonic() + timeout_s
         pages, good = 0, True
         while self._under_way:
-            read, finished = self._under_way.popleft()
+            read, finished = self._under_way[0]
             try:
-                finished()
-            except (OSError, RuntimeError) as error:
+                if not finished(max(0.0, until_s - time.monotonic())):
+                    return _Arrived(pages, all_good=False, all_ended=False)
+            except Exception as error:  # noqa: BLE001 - whatever a mover raises, it has ended
                 good = False
-                self._failed(str(error))
+                self._ended(str(error) or type(error).__name__)
+            self._under_way.popleft()
             pages += read.pages if good else 0
-        return pages
+        return _Arrived(pages, all_good=good, all_ended=True)
 
-    def _failed(self, why: str) -> None:
+    def _ended(self, why: str) -> None:
+        """A read, by something else than its end."""
+        self._bad |= why != _LATE
         failures = self._reader.failures
         if why in failures or len(failures) < 16:
             failures[why] = failures.get(why, 0) + 1
+
+
+class _Arrived(NamedTuple):
+    """pages: before the first that failed, or whose transfer has not ended."""
+
+    pages: int
+    all_good: bool
+    all_ended: bool
+
+
+def _span(direct: NDArray[np.bool_], at: int) -> int:
+    """Pages from `at` on that go one way."""
+    others = (direct[at:] != direct[at]).argmax()
+    return int(others) or len(direct) - at
 
 
 def _rounds(extents: engine.Extents, stage_bytes: int) -> Iterator[list[_Read]]:
@@ -226,8 +314,8 @@ def _rounds(extents: engine.Extents, stage_bytes: int) -> Iterator[list[_Read]]:
         yield list(reads)
 
 
-def _raising(error: OSError | RuntimeError) -> Finished:
-    def finished() -> None:
+def _raising(error: Exception) -> Finished:
+    def finished(timeout_s: float) -> bool:
         raise error
 
     return finished

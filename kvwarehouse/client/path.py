@@ -70,10 +70,23 @@ class DataPath(Protocol):
 
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned: ...
 
+    def tags(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint64]:
+        """A word for each page, as good as its key for telling it from others."""
+        ...
+
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
     ) -> engine.Extents:
         """The pages of the window that are on NVMe, from its first on, held there."""
+        ...
+
+    def segments(self, timeout_s: float) -> str:
+        """Where they are, as a path for any process of this user; "" where there are none."""
+        ...
+
+    def use_device(self, ordinal: int) -> None:
+        """Loads the kernels onto a GPU, unless they are there. Blocks for a second the first time
+        in a process."""
         ...
 
     def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:

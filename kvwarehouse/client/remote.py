@@ -73,9 +73,18 @@ class RemotePath(DataPath):
     def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
         raise self._transfers.no_pins()
 
+    def tags(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint64]:
+        raise self._transfers.no_tiers()
+
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
     ) -> engine.Extents:
+        raise self._transfers.no_pins()
+
+    def segments(self, timeout_s: float) -> str:
+        return ""
+
+    def use_device(self, ordinal: int) -> None:
         raise self._transfers.no_pins()
 
     def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:

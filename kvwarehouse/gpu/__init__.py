@@ -6,22 +6,26 @@ package.
     for line in found.words(): print(line)
 """
 
-from kvwarehouse.gpu.choice import Choice, choose
+from kvwarehouse.gpu.choice import Choice, choose, last_words
+from kvwarehouse.gpu.chosen_lane import ChosenLane
 from kvwarehouse.gpu.device_landing import DeviceLanding, reader
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
-from kvwarehouse.gpu.pages import prepare
+from kvwarehouse.gpu.pages import prepare, reached
 from kvwarehouse.gpu.rates import Lane, Rates, measure
 
 __all__ = [
     "PROBE_TIMEOUT_S",
     "Choice",
+    "ChosenLane",
     "DeviceLanding",
     "Lane",
     "Machine",
     "Rates",
     "choose",
+    "last_words",
     "look",
     "measure",
     "prepare",
+    "reached",
     "reader",
 ]

@@ -8,6 +8,7 @@ the kernel) is left behind rather than waited for.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+LIMIT = "KVW_CHILD_LIMIT_S"
+"""Tells the child when to end by itself: this process may end before it."""
 _REAP_S = 5.0
 _LAST_LINES = 3
 _MOST_TEXT = 400
@@ -52,7 +55,7 @@ def run_child(
             stdout=out,
             stderr=err,
             cwd=folder,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **(environment or {}), LIMIT: str(math.ceil(timeout_s))},
             start_new_session=True,
         )
         problem = _ended(child, timeout_s)

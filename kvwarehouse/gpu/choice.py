@@ -4,22 +4,29 @@ works."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvwarehouse.gpu.machine import Machine, look
-from kvwarehouse.gpu.rates import Lane, Rates, measure
+from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
+from kvwarehouse.gpu.rates import LANE_TIMEOUT_S, Lane, Rates, measure
 
-_VERSION = 1
+_VERSION = 3
 _CLEARLY = 1.05
 """What another way must be faster by than the daemon's promotion, which also fills DRAM for
 others."""
+_OTHERS_S = PROBE_TIMEOUT_S + len(Lane) * LANE_TIMEOUT_S
+_LOOK_S = 0.2
+_MOST_KNOWN = 16
+_PROBLEMS_S = 24 * 3600.0
+"""How long a lane that could not be measured is not tried again: there may have been no memory."""
 
 
 @dataclass(frozen=True)
@@ -38,34 +45,46 @@ class Choice:
             for lane in Lane
         ]
         told = "remembered" if self.remembered else "measured now"
-        return [
-            *self.machine.words(),
-            *measured,
-            f"NVMe to GPU by {self.lane}: {self.why} ({told})",
-        ]
+        return [*self.machine.words(), *measured, f"NVMe to GPU by {self.in_short} ({told})"]
+
+    @property
+    def in_short(self) -> str:
+        return f"{self.lane}: {self.why}"
 
 
-def choose(
+def choose(  # noqa: PLR0913  most by name, and for tests
     folder: Path,
-    memory: Path | None = None,
+    ordinal: int = 0,
     *,
+    memory: Path | None = None,
+    among: Sequence[Lane] = tuple(Lane),
     again: bool = False,
     look: Callable[[], Machine] = look,
     measure: Callable[..., Rates] = measure,
 ) -> Choice:
-    """folder: the daemon's segments. memory: the file that remembers; default: a file of the user's
-    cache. Blocks for probing and measuring, tens of seconds at most, and briefly where the answer
-    for this machine, these versions and this file system is remembered, unless `again`. Never
-    raises."""
-    machine = look()
+    """folder: the daemon's segments. ordinal: the device. memory: the file that remembers; default:
+    a file of the user's cache. Blocks for probing and measuring, tens of seconds at most, and
+    briefly where the answer for this machine, these versions and this file system is remembered,
+    unless `again`. What could not be measured then is tried again after a day. Processes that begin
+    together take turns, so that all but the first remember; none waits more than two minutes for
+    others. Never raises."""
     file = memory or _memory_file()
-    key = _key(machine, folder)
-    known = None if again else _recall(file, key)
-    rates = known or (measure(folder, _possible(machine)) if machine.has_device else Rates())
-    choice = judge(machine, rates, remembered=known is not None)
-    if known is None and rates.measured_bytes:
-        _remember(file, key, rates)
+    with _alone(file):
+        machine = look()
+        lanes = [lane for lane in _possible(machine) if lane in among]
+        key = _key(machine, folder, ordinal, lanes)
+        known = None if again else _recall(file, key)
+        rates = known or (measure(folder, lanes, ordinal) if machine.has_device else Rates())
+        choice = judge(machine, rates, remembered=known is not None)
+        if known is None and Lane.DRAM in rates.bytes_per_s:
+            _remember(file, key, choice)
     return choice
+
+
+def last_words(memory: Path | None = None) -> str:
+    """What the last choice on this machine said, "" where there was none. No probe."""
+    known = _read(memory or _memory_file()).values()
+    return max(known, key=lambda each: each.at_s).words if known else ""
 
 
 def judge(machine: Machine, rates: Rates, *, remembered: bool = False) -> Choice:
@@ -83,17 +102,49 @@ def judge(machine: Machine, rates: Rates, *, remembered: bool = False) -> Choice
 
 
 def _possible(machine: Machine) -> list[Lane]:
+    """The probe tries GPUDirect Storage on a file of its own, which may be on a file system that
+    has none: where it came to an end, the segments themselves decide."""
     lanes = [Lane.DRAM]
     if machine.kvikio:
         lanes.append(Lane.COMPAT)
-    if machine.gds:
+    if machine.kvikio and not machine.problem:
         lanes.append(Lane.GDS)
     return lanes
 
 
-def _key(machine: Machine, folder: Path) -> str:
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """While no other process chooses, as far as files can be locked here, and for as long as a
+    choice may take."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        until_s = time.monotonic() + _OTHERS_S
+        while not _locked(lock) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open too
+        os.close(lock)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True
+
+
+def _key(machine: Machine, folder: Path, ordinal: int, lanes: Sequence[Lane]) -> str:
     """What the rates depend on."""
-    facts = asdict(machine)
+    facts = asdict(machine) | {"ordinal": ordinal, "lanes": lanes}
     try:
         disk = os.stat(folder).st_dev
     except OSError:
@@ -107,26 +158,53 @@ def _memory_file() -> Path:
     return Path(base) / "kvwarehouse" / "gpu_lanes.json"
 
 
-def _recall(file: Path, key: str) -> Rates | None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))[key]
-        return Rates(
-            {Lane(name): float(rate) for name, rate in found["bytes_per_s"].items()},
-            {Lane(name): str(why) for name, why in found["problems"].items()},
-            int(found["measured_bytes"]),
+class _Known(NamedTuple):
+    """What one measurement is remembered by."""
+
+    rates: Rates
+    words: str
+    at_s: float
+    """Of the Unix epoch."""
+
+    @classmethod
+    def read(cls, text: dict[str, Any]) -> _Known:
+        rates = Rates(
+            {Lane(name): float(rate) for name, rate in text["bytes_per_s"].items()},
+            {Lane(name): str(why) for name, why in text["problems"].items()},
+            int(text["measured_bytes"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # unreadable, damaged or another machine's: measured anew
+        return cls(rates, str(text["words"]), float(text["at_s"]))
+
+    def text(self) -> dict[str, Any]:
+        return asdict(self.rates) | {"words": self.words, "at_s": self.at_s}
 
 
-def _remember(file: Path, key: str, rates: Rates) -> None:
-    """One machine's rates: whatever else stood there is of an older state of it."""
-    made: dict[str, Any] = {key: asdict(rates)}
+def _recall(file: Path, key: str) -> Rates | None:
+    known = _read(file).get(key)
+    if known is None or (known.rates.problems and abs(time.time() - known.at_s) > _PROBLEMS_S):
+        return None
+    return known.rates
+
+
+def _remember(file: Path, key: str, choice: Choice) -> None:
+    """Beside the newest of the others: other devices, and older states of this machine."""
+    known = _read(file) | {key: _Known(choice.rates, choice.in_short, time.time())}
+    newest = sorted(known, key=lambda each: known[each].at_s)[-_MOST_KNOWN:]
+    text = json.dumps({each: known[each].text() for each in newest}, indent=1)
     fresh = file.with_suffix(f".{os.getpid()}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        fresh.write_text(text + "\n", encoding="utf-8")
         fresh.replace(file)
     except OSError:  # it is measured again next time
         with suppress(OSError):
             fresh.unlink()
+
+
+def _read(file: Path) -> dict[str, _Known]:
+    """What is remembered, by key; nothing where the file is not there, or damaged."""
+    try:
+        text = json.loads(file.read_text(encoding="utf-8"))
+        return {key: _Known.read(each) for key, each in text.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

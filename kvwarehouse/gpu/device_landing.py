@@ -5,9 +5,8 @@ its record. Its bytes do not cross the bus again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvwarehouse import engine
 from kvwarehouse.client.landing import STAGE_BYTES
 from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.client.opened import OpenNamespace
@@ -16,6 +15,9 @@ from kvwarehouse.gpu.choice import Choice
 from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
 from kvwarehouse.gpu.rates import Lane
+
+if TYPE_CHECKING:
+    from kvwarehouse import engine
 
 
 class DeviceLanding:
@@ -45,14 +47,21 @@ class DeviceLanding:
 
 
 def reader(
-    opened: OpenNamespace, ordinal: int, choice: Choice, *, library: Any = None
+    opened: OpenNamespace,
+    ordinal: int,
+    choice: Choice,
+    *,
+    promotes: bool = False,
+    library: Any = None,
 ) -> NvmeReader | None:
-    """Loads of pages on NVMe into the memory of device `ordinal`, by the way that was chosen; None
-    where that is the daemon's promotion, which is what `opened.load` does. The caller closes it.
+    """Loads of pages on NVMe into the memory of device `ordinal`, by the way that was chosen, for
+    namespaces of the client of `opened`; None where that is the daemon's promotion, which is what
+    `opened.load` does. The caller closes it.
+    promotes: as NvmeReader has it.
 
     library: in place of the module kvikio. Raises as DeviceLanding and KvikioMover."""
     if choice.lane is Lane.DRAM:
         return None
-    landing = DeviceLanding(opened, ordinal)
     mover = KvikioMover(gds=choice.lane is Lane.GDS, library=library)
-    return NvmeReader(opened, mover, landing)
+    landing = DeviceLanding(opened, ordinal)
+    return NvmeReader(mover, landing, promotes=promotes)

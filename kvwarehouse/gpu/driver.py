@@ -24,6 +24,7 @@ class Driver:
     def __init__(self) -> None:
         """Raises OSError where there is no driver, DriverError where it does not start."""
         self._library = ctypes.CDLL(LIBRARY)
+        self._context = ctypes.c_void_p()
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -59,10 +60,13 @@ class Driver:
 
     def use(self, number: int) -> None:
         """Makes the device's primary context this thread's."""
-        context = ctypes.c_void_p()
         device = self._device(number)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.enter()
+
+    def enter(self) -> None:
+        """Makes the context that was chosen by `use` this thread's too: threads have none."""
+        self.call("cuCtxSetCurrent", self._context)
 
     def memory(self, size_bytes: int) -> DeviceMemory:
         """Until the process ends."""

@@ -3,20 +3,29 @@ host buffers (its compatibility mode). Never into host memory: that needs a driv
 nothing.
 
 kvikio takes paths, no descriptors, and opens each file twice, so files stay open here, a bounded
-number of them, recognised by device and inode: segments are recycled, not made anew. Thread-safe.
+number of them, recognised by device and inode: segments are recycled, not made anew.
 
-Source: kvikio 26.10, python/kvikio/kvikio/cufile.py and defaults.py.
+Every call of kvikio is made by a thread of this module: cuFile is not ordered by CUDA's streams, so
+kvikio's pread first waits for what the default stream has queued, an engine's work among it. And
+each reads one task of kvikio's at most: versions differ in whether the error of one task is told
+while others still write. Thread-safe.
+
+Source: kvikio 26.10, python/kvikio/kvikio/cufile.py and defaults.py,
+cpp/include/kvikio/file_handle.hpp and detail/parallel_operation.hpp.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
-from kvwarehouse.client.mover import Finished, HeldFile
+from kvwarehouse.client.mover import Finished, HeldFile, end_of
 from kvwarehouse.errors import UsageError
+from kvwarehouse.gpu.driver import DeviceMemory
 
 OPEN_FILES = 16
 _TASK_BYTES = 4 << 20
@@ -24,45 +33,46 @@ _TASK_BYTES = 4 << 20
 
 class KvikioMover:
     def __init__(self, *, gds: bool, threads: int = 8, library: Any = None) -> None:
-        """gds: cuFile, and an error where it does not work; else kvikio's compatibility mode. Only
-        with gds=True after a probe in another process found that it works: cuFile can spin for
-        ever.
+        """gds: cuFile; else kvikio's compatibility mode. gds=True only after a probe in another
+        process found that it works: cuFile can spin for ever, and what it cannot read straight it
+        reads through host memory and says nothing (direct_cufile.py).
 
         library: in place of the module kvikio. Settings of kvikio are its process's. Raises
         UsageError (code "missing_extra") where it is not installed."""
         self.name = "kvikio (GDS)" if gds else "kvikio (compat)"
         self._kvikio = library or _kvikio()
         mode = self._kvikio.CompatMode.OFF if gds else self._kvikio.CompatMode.ON
-        self._kvikio.defaults.set(
-            {"compat_mode": mode, "num_threads": threads, "task_size": _TASK_BYTES}
-        )
+        settings = {"compat_mode": mode, "num_threads": threads, "task_size": _TASK_BYTES}
+        # The short way of small reads copies on streams that wait for the default stream.
+        self._kvikio.defaults.set(settings | {"gds_threshold": 0})
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvw-kvikio")
         self._files: OrderedDict[tuple[int, int], _Open] = OrderedDict()
         self._lock = threading.Lock()
 
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
-        size_bytes = _size_bytes(target)
-        opened = self._acquire(file)
-        try:
-            future = opened.handle.pread(target, size=size_bytes, file_offset=offset_bytes)
-        except BaseException:
-            self._release(opened)
-            raise
-
-        def finished() -> None:
-            try:
-                got = future.get()
-            finally:
-                self._release(opened)
-            if got != size_bytes:
-                raise OSError(f"{self.name} read {got} of {size_bytes} bytes")
-
-        return finished
+        return end_of(
+            [
+                self._threads.submit(self._read, file, offset_bytes + at, part)
+                for at, part in _parts(target)
+            ]
+        )
 
     def close(self) -> None:
+        self._threads.shutdown()
         with self._lock:
             files, self._files = list(self._files.values()), OrderedDict()
         for opened in files:
             opened.handle.close()
+
+    def _read(self, file: HeldFile, offset_bytes: int, part: DeviceMemory) -> None:
+        opened = self._acquire(file)
+        try:
+            size = part.size_bytes
+            got = opened.handle.pread(part, size=size, file_offset=offset_bytes).get()
+        finally:
+            self._release(opened)
+        if got != size:
+            raise OSError(f"{self.name} read {got} of {size} bytes")
 
     def _acquire(self, file: HeldFile) -> _Open:
         with self._lock:
@@ -94,6 +104,14 @@ class _Open:
         self.users = 0
 
 
+def _parts(target: Any) -> Iterator[tuple[int, DeviceMemory]]:
+    """Where in the target each begins, and its memory, which is the target's."""
+    whole = target.__cuda_array_interface__
+    (size_bytes,), address = whole["shape"], whole["data"][0]
+    for at in range(0, size_bytes, _TASK_BYTES):
+        yield at, DeviceMemory(address + at, min(_TASK_BYTES, size_bytes - at))
+
+
 def _kvikio() -> Any:
     try:
         library = import_module("kvikio")
@@ -104,8 +122,3 @@ def _kvikio() -> Any:
             code="missing_extra",
         ) from error
     return library
-
-
-def _size_bytes(target: Any) -> int:
-    shape = target.__cuda_array_interface__["shape"]
-    return int(shape[0])

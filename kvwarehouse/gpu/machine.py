@@ -27,7 +27,8 @@ class Machine:
     compat_preferred: bool = True
     compat_error: str = ""
     gds: bool = False
-    """Whether a read through cuFile, with its fallback switched off, brought the bytes."""
+    """Whether a read through cuFile, with its own fallback and kvikio's switched off, brought the
+    bytes."""
     gds_error: str = ""
     problem: str = ""
     """Why the probe did not end by itself, and in which step."""
@@ -70,7 +71,7 @@ class Machine:
         if not self.kvikio:
             return f"{dram}: kvikio is missing"
         if self.gds:
-            return "GPUDirect Storage works: NVMe is read into device memory"
+            return "GPUDirect Storage works: NVMe is read into device memory, without a fallback"
         why = self.gds_error or self.problem or "cuFile brought too few bytes"
         return f"no GPUDirect Storage ({why}): kvikio reads through its own host buffers, or {dram}"
 

@@ -1,11 +1,19 @@
-"""What pages in the memory of a device need: the driver, and the kernels compiled."""
+"""What pages in the memory of a device need: the driver, and the kernels, compiled and loaded."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
 
-def prepare(address: int) -> int:
+if TYPE_CHECKING:
+    from kvwarehouse.client.client import Client
+
+
+def prepare(address: int, client: Client | None = None) -> int:
     """Makes ready what loads and stores of pages at `address`, in a device's memory, need, so that
     the first of them need not. Returns the device's ordinal, for `Regions.on_device`.
+
+    client: a local one, for which the kernels are also loaded onto the device. That waits for what
+    the device has queued, an engine's step among it: better before there is one.
 
     Blocks for a second the first time in a process. Raises UsageError: code "no_gpu" without a
     driver, "bad_device_memory" for an address that no device has, "no_nvrtc" without the compiler
@@ -15,4 +23,18 @@ def prepare(address: int) -> int:
 
     ordinal = int(engine.device_of(address))
     compiled(*engine.device_capability(ordinal))
+    if client is not None and client.local:
+        client._path.use_device(ordinal)
     return ordinal
+
+
+def reached(ordinal: int, event: Any, timeout_s: float) -> bool:
+    """Whether the device came to the event (as `Regions.on_device` takes it) within the time.
+
+    For threads beside the engine's: unlike the event's own `query()` this breaks no CUDA graph that
+    another thread captures. Blocks, and holds up no stream. Raises UsageError (code "bad_event"),
+    StorageError (code "gpu_error")."""
+    from kvwarehouse import engine
+    from kvwarehouse.client.gpu.memory import event_of
+
+    return event is None or engine.wait_event(ordinal, event_of(event), timeout_s)

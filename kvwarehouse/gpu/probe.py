@@ -1,6 +1,6 @@
 """What this machine has for GPUs, told step by step: python -m kvwarehouse.gpu.probe. A process of
-its own, because its last step may spin for ever: opening a file for GPUDirect Storage reads
-/proc/modules in a loop where the kernel has none (seen with cuFile 1.19)."""
+its own, because its last step may not end: opening a file for GPUDirect Storage has spun for ever
+(direct_cufile.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 from importlib import import_module, metadata
 from typing import Any
 
+from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import Driver
 from kvwarehouse.gpu.telling import tell
 
@@ -43,19 +44,21 @@ def _compat() -> dict[str, Any]:
 
 
 def _gds() -> dict[str, Any]:
-    """A read through cuFile into device memory, with the fallback switched off."""
+    """A read through cuFile into device memory, with all fallbacks switched off."""
+    forbid_fallback()
     defaults = import_module("kvikio.defaults")
     kvikio = import_module("kvikio")
     driver = Driver()
     driver.use(0)
     memory = driver.memory(_TRIED_BYTES)
-    defaults.set("compat_mode", kvikio.CompatMode.OFF)
+    defaults.set({"compat_mode": kvikio.CompatMode.OFF})
     with tempfile.NamedTemporaryFile(dir=os.environ.get("KVW_PROBE_DIR")) as file:
         file.write(os.urandom(_TRIED_BYTES))
         file.flush()
         os.fsync(file.fileno())
         with kvikio.CuFile(file.name, "r") as opened:
             got = opened.pread(memory, size=_TRIED_BYTES, file_offset=0).get()
+    require_direct()
     return {"gds": got == _TRIED_BYTES}
 
 

@@ -25,7 +25,7 @@ _BLOCK = 4096
 
 class Lane(StrEnum):
     GDS = "gds"
-    """cuFile: the disk writes to device memory."""
+    """cuFile without its own fallback: the disk writes to device memory."""
     COMPAT = "compat"
     """kvikio's own host buffers, and copies to the device."""
     DRAM = "dram"
@@ -49,10 +49,12 @@ class Rates:
 def measure(
     folder: Path,
     lanes: Sequence[Lane] = tuple(Lane),
+    ordinal: int = 0,
     timeout_s: float = LANE_TIMEOUT_S,
     module: str = CHILD,
 ) -> Rates:
-    """folder: the segments'. Blocks for at most timeout_s a lane; never raises."""
+    """folder: the segments'. ordinal: the device. Blocks for at most timeout_s a lane; never
+    raises."""
     pieces = list(written(folder))
     total = sum(size for _, _, size in pieces)
     if total < LEAST_BYTES:
@@ -62,7 +64,7 @@ def measure(
     problems: dict[Lane, str] = {}
     arguments = [f"{offset}:{size}:{path}" for path, offset, size in pieces]
     for lane in lanes:
-        told = run_child(module, [lane.value, *arguments], timeout_s)
+        told = run_child(module, [lane.value, str(ordinal), *arguments], timeout_s)
         values = _values(told)
         if values.get("bytes_per_s"):
             rates[lane] = float(values["bytes_per_s"])
@@ -75,7 +77,7 @@ def disk_rate(folder: Path, timeout_s: float = LANE_TIMEOUT_S) -> float:
     """Bytes a second of the disk itself, by direct reads into host memory; 0: not measured. Needs
     no device."""
     arguments = [f"{offset}:{size}:{path}" for path, offset, size in written(folder)]
-    told = run_child(CHILD, [DISK, *arguments], timeout_s) if arguments else None
+    told = run_child(CHILD, [DISK, "0", *arguments], timeout_s) if arguments else None
     return float(_values(told).get("bytes_per_s", 0.0)) if told else 0.0
 
 

@@ -1,5 +1,5 @@
 """Measures one way from NVMe to a device: python -m kvwarehouse.gpu.rates_child LANE
-OFFSET:BYTES:FILE..."""
+DEVICE OFFSET:BYTES:FILE..."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kvwarehouse.client.mover import HeldFile, Mover, read_whole
+from kvwarehouse.client.mover import Finished, HeldFile, Mover, read_whole
+from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import DeviceMemory, Driver
 from kvwarehouse.gpu.rates import DISK, Lane
 from kvwarehouse.gpu.telling import tell
@@ -39,20 +44,21 @@ def pieces_of(arguments: Sequence[str]) -> list[Piece]:
     return cut
 
 
-def rate_of(pieces: Sequence[Piece], read_all: Callable[[], None]) -> float:
+def rate_of(pieces: Sequence[Piece], read_all: Callable[[], object]) -> float:
     """Median over rounds, bytes a second, the page cache dropped before each."""
     total = sum(piece.size_bytes for piece in pieces)
     found = []
     for _ in range(_ROUNDS):
-        _drop(pieces)
+        drop_cached({piece.path for piece in pieces})
         began = time.perf_counter()
         read_all()
         found.append(total / (time.perf_counter() - began))
     return statistics.median(found)
 
 
-def _drop(pieces: Sequence[Piece]) -> None:
-    for path in {piece.path for piece in pieces}:
+def drop_cached(files: Iterable[str | Path]) -> None:
+    """What the page cache has of them, as far as it was written back."""
+    for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -63,6 +69,8 @@ def _drop(pieces: Sequence[Piece]) -> None:
 def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
     from kvwarehouse.gpu.kvikio_mover import KvikioMover
 
+    if gds:
+        forbid_fallback()
     targets = [driver.memory(_PIECE_BYTES) for _ in range(_DEPTH)]
     mover: Mover = KvikioMover(gds=gds, threads=_DEPTH)
     files = {
@@ -71,45 +79,44 @@ def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
     }
 
     def read_all() -> None:
-        under_way: list[Callable[[], None]] = []
+        under_way: list[Finished] = []
         for number, piece in enumerate(pieces):
             if len(under_way) == _DEPTH:
-                under_way.pop(0)()
+                under_way.pop(0)(inf)
             target = targets[number % _DEPTH]
             part = DeviceMemory(target.address, piece.size_bytes)
             under_way.append(mover.start(files[piece.path], piece.offset_bytes, part))
         for finished in under_way:
-            finished()
+            finished(inf)
 
-    return rate_of(pieces, read_all)
+    rate = rate_of(pieces, read_all)
+    if gds:
+        require_direct()
+    return rate
 
 
 def _by_host(pieces: Sequence[Piece], driver: Driver | None) -> float:
     """As the daemon and the client do it together: direct reads into host memory, then a copy;
     without a driver the reads alone."""
-    if driver is None:
-        buffers = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(_DEPTH)]
-    else:
-        buffers = [driver.pinned(_PIECE_BYTES) for _ in range(_DEPTH)]
+    buffers: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(_DEPTH):
+        buffers.put(driver.pinned(_PIECE_BYTES) if driver else mmap.mmap(-1, _PIECE_BYTES))
     memory = driver.memory(_PIECE_BYTES) if driver else None
     files = {path: _open(path) for path in {piece.path for piece in pieces}}
 
-    def read(number: int) -> None:
-        piece = pieces[number]
-        target = memoryview(buffers[number % _DEPTH]).cast("B")[: piece.size_bytes]
-        read_whole(files[piece.path], target, piece.offset_bytes)
+    def move(piece: Piece) -> None:
+        """A piece is copied while others are read: the daemon promotes on while a client loads."""
+        buffer = buffers.get()
+        try:
+            target = memoryview(buffer).cast("B")[: piece.size_bytes]
+            read_whole(files[piece.path], target, piece.offset_bytes)
+            if driver is not None and memory is not None:
+                driver.to_device(memory, buffer, piece.size_bytes)
+        finally:
+            buffers.put(buffer)
 
-    def read_all() -> None:
-        for first in range(0, len(pieces), _DEPTH):
-            batch = range(first, min(first + _DEPTH, len(pieces)))
-            list(threads.map(read, batch))
-            if driver is None or memory is None:
-                continue
-            for number in batch:
-                driver.to_device(memory, buffers[number % _DEPTH], pieces[number].size_bytes)
-
-    with ThreadPoolExecutor(_DEPTH) as threads:
-        return rate_of(pieces, read_all)
+    with ThreadPoolExecutor(_DEPTH, initializer=driver.enter if driver else None) as threads:
+        return rate_of(pieces, lambda: deque(threads.map(move, pieces), maxlen=0))
 
 
 def _open(path: str) -> int:
@@ -120,13 +127,13 @@ def _open(path: str) -> int:
 
 
 def main() -> None:
-    lane, pieces = sys.argv[1], pieces_of(sys.argv[2:])
+    lane, ordinal, pieces = sys.argv[1], int(sys.argv[2]), pieces_of(sys.argv[3:])
 
     def rate() -> dict[str, Any]:
         if lane == DISK:
             return {"bytes_per_s": _by_host(pieces, None)}
         driver = Driver()
-        driver.use(0)
+        driver.use(ordinal)
         if lane == Lane.DRAM:
             return {"bytes_per_s": _by_host(pieces, driver)}
         return {"bytes_per_s": _by_kvikio(pieces, driver, gds=lane == Lane.GDS)}

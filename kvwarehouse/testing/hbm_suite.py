@@ -13,6 +13,7 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.client_process import ClientProcess
+from kvwarehouse.testing.counters import counters_of
 from kvwarehouse.testing.device_suite import (
     PAGE_BYTES,
     PAGE_TOKENS,
@@ -65,8 +66,7 @@ def stored(serving: Serving) -> Iterator[tuple[kvw.Client, kvw.OpenNamespace]]:
 
 
 def from_hbm(client: kvw.Client) -> int:
-    native: Any = client._path  # counters of this client alone
-    return int(native.native.counters()["pages_loaded_hbm"])
+    return counters_of(client)["pages_loaded_hbm"]
 
 
 def load(device: Any, ns: kvw.OpenNamespace, number: int, seed: int, pages: int = PAGES) -> None:

@@ -5,13 +5,17 @@ device."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+_LONGEST_S = 120.0
+
 
 class KvikioModel:
-    """In place of the module: reads when get() is called, and is strict about handles."""
+    """In place of the module: reads when get() is called, in whatever thread, and is strict about
+    handles."""
 
     CompatMode = SimpleNamespace(OFF="OFF", ON="ON", AUTO="AUTO")
 
@@ -21,8 +25,12 @@ class KvikioModel:
         self.defaults = SimpleNamespace(set=self.settings.update)
         self.open: list[Any] = []
         self.opened = 0
+        self.tasks = 0
         self.error: Exception | None = None
         self.short_bytes = 0
+        self.answers = threading.Event()
+        """Cleared: the device does not, and no task ends meanwhile."""
+        self.answers.set()
         model = self
 
         class CuFile:
@@ -34,8 +42,10 @@ class KvikioModel:
 
             def pread(self, buf: Any, size: int, file_offset: int = 0) -> Any:
                 assert self.fd is not None, "a closed handle was read from"
+                model.tasks += 1
 
                 def get() -> int:
+                    assert model.answers.wait(_LONGEST_S), "the device never answered"
                     assert self.fd is not None, "closed while a transfer was under way"
                     if model.error:
                         raise model.error
@@ -43,6 +53,12 @@ class KvikioModel:
                     return size - model.short_bytes
 
                 return SimpleNamespace(get=get)
+
+            def __enter__(self) -> CuFile:
+                return self
+
+            def __exit__(self, *how: object) -> None:
+                self.close()
 
             def close(self) -> None:
                 assert self.fd is not None, "closed twice"

@@ -91,6 +91,18 @@ class Rig:
         opened = self.upkeep.wait_opened(self.space, TIMEOUT_S)
         assert opened is not None
         self.opened = opened
+        self.upkeep.prepare_device(int(bases[0]))
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """What happens once, and may wait for the device, has happened before a test holds up the
+        engine's stream: memory of movers is allocated, the arena is being registered."""
+        run = PageRun(0, [b"w" * 32], [0], True)
+        assert self.outbox.put([run], self.space, self.memory)
+        until(lambda: self.results, "it is stored")
+        self.memory.after_engine()
+        assert self.memory.load(self.opened, run, 0, 0, TIMEOUT_S) == 1
+        self.results.clear()
 
     def fill(self, rng: random.Random) -> None:
         """Noise, queued on the current stream."""

@@ -53,8 +53,8 @@ def read(serving: Serving, torch_device: TorchDevice, *, gds: bool) -> Any:
     with serving.connect() as client:
         ns = client.open(space())
         landing = DeviceLanding(ns, out.device.index, 16 << 20)
-        with NvmeReader(ns, KvikioMover(gds=gds), landing) as reader:
-            loaded = reader.load(np.arange(PAGES * PAGE_TOKENS), out, timeout_s=60)
+        with NvmeReader(KvikioMover(gds=gds), landing) as reader:
+            loaded = reader.load(ns, np.arange(PAGES * PAGE_TOKENS), out, timeout_s=60)
             assert reader.failures == {}
             assert reader.pages_read == PAGES
     assert loaded == PAGES
@@ -76,7 +76,7 @@ def test_gpudirect_storage_brings_pages_to_the_device(
 
 
 def test_a_way_is_chosen_by_what_was_measured_here(serving: Serving, tmp_path: Path) -> None:
-    choice = choose(serving.nvme_dir / "segments", tmp_path / "memory")
+    choice = choose(serving.nvme_dir / "segments", memory=tmp_path / "memory")
     assert choice.rates.bytes_per_s[Lane.DRAM] > 0
     assert choice.lane in choice.rates.bytes_per_s
-    assert choose(serving.nvme_dir / "segments", tmp_path / "memory").remembered
+    assert choose(serving.nvme_dir / "segments", memory=tmp_path / "memory").remembered

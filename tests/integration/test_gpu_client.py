@@ -4,6 +4,7 @@ of CUDA's driver. It needs no GPU: tests/gpu runs the same suite over one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+import kvwarehouse.gpu
 from kvwarehouse.client.gpu import kernels
 from kvwarehouse.client.gpu.memory import event_of
 from kvwarehouse.testing import cuda_model
@@ -71,6 +73,24 @@ def test_array_of_a_device_is_refused_when_its_type_order_or_rights_do_not_fit(
             ns.load(prompt(1), array)
 
 
+def test_arena_that_the_driver_does_not_register_is_told_once(
+    device: ModelDevice, ns: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    array = device.array(noise(1))
+    device.set("register_result", 801)  # CUDA_ERROR_NOT_SUPPORTED
+    try:
+        ns.load(prompt(1), array)
+        until(
+            lambda: ns.load(prompt(1), array) == 0 and "not registered" in caplog.text,
+            "the refusal is in the log",
+        )
+        ns.load(prompt(1), array)
+    finally:
+        device.set("register_result", 0)
+    assert caplog.text.count("not registered") == 1
+    assert "CUDA_ERROR_NOT_SUPPORTED" in caplog.text
+
+
 def test_events_are_taken_from_torch_from_cupy_and_as_addresses() -> None:
     torch_event = type("Event", (), {"cuda_event": 77})()
     cupy_event = type("Event", (), {"ptr": 78})()
@@ -96,25 +116,168 @@ def test_source_that_does_not_compile_is_refused_with_the_compilers_words(
 ) -> None:
     kernels.nvrtc.cache_clear()
     with pytest.raises(kvw.WarehouseError, match="no kernels"):
-        kernels.compile_source(kernels.nvrtc(), b"int nothing;", "compute_90")
+        kernels.compile_source(kernels.nvrtc(), b"int nothing;", "sm_90")
     kernels.nvrtc.cache_clear()
 
 
-@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
-def test_kernels_compile_for_real_architectures(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def compiler(device: ModelDevice) -> Iterator[ModelDevice]:
+    """The model's, in a process that has compiled nothing yet."""
+    kernels.compiled.cache_clear()
+    yield device
+    kernels.compiled.cache_clear()
+    device.set("compiler_newest", 90)
+    device.set("refuses_ptx", 0)
+
+
+def test_kernels_load_where_the_driver_is_older_than_the_compiler(
+    compiler: ModelDevice, ns: Any
 ) -> None:
+    """torch brings an NVRTC of its own, mostly newer than the driver, which refuses its PTX."""
+    compiler.set("refuses_ptx", 1)
+    array = compiler.array(noise(1))
+    assert ns.store(prompt(1), array).stored == PAGES
+    assert ns.load(prompt(1), array) == PAGES
+
+
+def test_kernels_are_ptx_where_the_device_is_newer_than_the_compiler(
+    compiler: ModelDevice, ns: Any
+) -> None:
+    compiler.set("compiler_newest", 80)
+    assert kernels.architecture(kernels.nvrtc(), 9, 0) == "compute_80"
+    array = compiler.array(noise(1))
+    assert ns.store(prompt(1), array).stored == PAGES
+
+
+def test_ptx_that_the_driver_refuses_is_an_error_with_what_to_install(
+    compiler: ModelDevice, ns: Any
+) -> None:
+    compiler.set("compiler_newest", 80)
+    compiler.set("refuses_ptx", 1)
+    with pytest.raises(kvw.WarehouseError, match="update the driver"):
+        ns.store(prompt(1), compiler.array(noise(1)))
+
+
+def test_device_that_is_older_than_the_compiler_knows_is_refused_with_what_to_install(
+    cuda_driver: Path,
+) -> None:
+    with pytest.raises(kvw.UsageError, match=r"7.5 and later, and this one has 7.0") as refused:
+        kernels.architecture(kernels.nvrtc(), 7, 0)
+    assert refused.value.code == "no_nvrtc"
+
+
+@pytest.mark.parametrize(
+    ("driver_major", "majors"),
+    [(13, [13, 12, 11]), (12, [12, 11, 13]), (11, [11, 13, 12]), (0, [13, 12, 11])],
+)
+def test_compiler_of_the_drivers_version_is_asked_for_first(
+    driver_major: int, majors: list[int]
+) -> None:
+    names = kernels.preferred(driver_major)
+    assert [int(name.removeprefix("libnvrtc.so.").partition(".")[0]) for name in names] == majors
+
+
+def test_prepared_device_has_its_kernels_before_the_first_pages_move(
+    device: ModelDevice, client: kvw.Client, ns: Any
+) -> None:
+    """Loading them waits for what the device has queued: an engine's step, in its midst."""
+    array = device.array(noise(1))
+    before = device.count("modules")
+    assert kvw.gpu.prepare(array.address, client) == 0
+    assert device.count("modules") == before + 1
+    assert ns.store(prompt(1), array).stored == PAGES
+    assert device.count("modules") == before + 1
+
+
+@pytest.fixture
+def real_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv("KVW_NVRTC", raising=False)
     kernels.nvrtc.cache_clear()
     try:
-        library = kernels.nvrtc()
+        yield kernels.nvrtc()
     except kvw.UsageError as missing:
         pytest.skip(f"needs NVRTC: {missing}")
     finally:
         kernels.nvrtc.cache_clear()
-    ptx = kernels.compile_source(library, kernels.SOURCE.read_bytes(), architecture)
-    assert ".entry kvw_gather" in ptx
-    assert ".entry kvw_scatter" in ptx
+
+
+@pytest.mark.parametrize("virtual", ["compute_80", "compute_90"])
+def test_kernels_compile_for_virtual_architectures(real_compiler: Any, virtual: str) -> None:
+    ptx = kernels.compile_source(real_compiler, kernels.SOURCE.read_bytes(), virtual)
+    assert b".entry kvw_gather" in ptx
+    assert b".entry kvw_scatter" in ptx
+    assert ptx.endswith(b"\0")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_kernels_compile_for_real_architectures(
+    real_compiler: Any, capability: tuple[int, int]
+) -> None:
+    chosen = kernels.architecture(real_compiler, *capability)
+    cubin = kernels.compile_source(real_compiler, kernels.SOURCE.read_bytes(), chosen)
+    assert cubin.startswith(b"\x7fELF")
+    assert b"kvw_gather" in cubin
+    assert b"kvw_scatter" in cubin
+
+
+# --- a client that nobody closes
+
+# What is registered before the client's own is called after it.
+FORGETFUL = """
+os.environ.update(given["environment"])
+import atexit, time
+from pathlib import Path
+from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.device_suite import SPACE, noise, prompt
+device = ModelDevice(Path(given["folder"]))
+def ended():
+    asked = device.count("registers_asked")
+    time.sleep(0.3)
+    say([asked, device.count("registers_asked"), device.count("unregisters_asked")])
+atexit.register(ended)
+device.set("register_result", 900)  # so that registering goes on for ever
+client.open(SPACE).store(prompt(1), device.array(noise(1)))
+while device.count("registers_asked") < 2: pass
+say("registering")
+"""
+
+
+def test_client_that_nobody_closes_registers_nothing_more_when_the_process_ends(
+    cuda_driver: Path, serving: Serving
+) -> None:
+    """The driver ends with the process, and its registration went on beside that."""
+    environment = cuda_model.environment(cuda_driver)
+    process = ClientProcess(
+        serving.address, FORGETFUL, folder=str(cuda_driver), environment=environment
+    )
+    assert process.hear() == "registering"
+    before, after, undone = process.hear()
+    assert before == after
+    assert undone == 0
+
+
+def test_clients_that_hang_share_the_time_that_the_process_waits_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kvwarehouse.client.gpu import at_exit
+
+    class Stuck:
+        given: float | None = None
+
+        def stop_registering(self, timeout_s: float) -> None:
+            self.given = timeout_s
+            time.sleep(timeout_s)
+            raise RuntimeError("still at it")
+
+    monkeypatch.setattr(at_exit, "_STOP_S", 0.01)
+    monkeypatch.setattr(at_exit, "_open", set())
+    stuck = [Stuck(), Stuck()]
+    for each in stuck:
+        at_exit.stop_at_exit(each)
+    at_exit._stop_all()
+    given = sorted(each.given for each in stuck if each.given is not None)
+    assert given[0] == 0.0
+    assert 0.0 < given[1] <= 0.01
 
 
 # --- a client that dies while the device is at work

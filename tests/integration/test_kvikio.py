@@ -44,10 +44,10 @@ class Landing(HostLanding):
 with kvw.connect(sys.argv[1]) as client:
     space = kvw.Namespace(model="m", weights="w", dtype="uint8", layout="test/1", page_tokens=4,
                           page_bytes={PAGE_BYTES})
-    mover = KvikioMover(gds=False)
-    with NvmeReader(client.open(space), mover, Landing(4 << 20)) as reader:
+    ns, mover = client.open(space), KvikioMover(gds=False)
+    with NvmeReader(mover, Landing(4 << 20)) as reader:
         out = np.zeros(({PAGES}, {PAGE_BYTES}), np.uint8)
-        loaded = reader.load(np.arange({PAGES * 4}), out, timeout_s=60)
+        loaded = reader.load(ns, np.arange({PAGES * 4}), out, timeout_s=60)
         check_pages(out[:int(loaded)], range(int(loaded)), 0, 0)
         print(int(loaded), reader.pages_read, reader.failures)
 """

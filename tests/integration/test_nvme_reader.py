@@ -4,6 +4,7 @@ the daemon's own path."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse import engine
 from kvwarehouse.client.landing import HostLanding
-from kvwarehouse.client.mover import Finished, HeldFile, PreadMover
+from kvwarehouse.client.mover import Finished, HeldFile, PreadMover, read_whole
 from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.testing.damage import find_one
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 20_000  # no multiple of a block: shards are padded
@@ -80,10 +83,12 @@ def stored_on_nvme(client: kvw.Client, pages: int = PAGES) -> kvw.OpenNamespace:
     return ns
 
 
-def load_and_check(reader: NvmeReader, pages: int = PAGES, first: int = 0) -> kvw.Loaded:
+def load_and_check(
+    ns: kvw.OpenNamespace, reader: NvmeReader, pages: int = PAGES, first: int = 0
+) -> kvw.Loaded:
     for shard in range(SHARDS):
         out = np.zeros((pages - first, PAGE_BYTES), np.uint8)
-        loaded = reader.load(tokens(pages), out, shard, first=first, timeout_s=30)
+        loaded = reader.load(ns, tokens(pages), out, shard, first=first, timeout_s=30)
         check_pages(out[: int(loaded)], range(first, first + int(loaded)), shard, 0)
     return loaded
 
@@ -100,19 +105,20 @@ class Gate:
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
         finished = self._inner.start(file, offset_bytes, target)
 
-        def gated() -> None:
+        def gated(timeout_s: float) -> bool:
             self.entered.set()
-            assert self.go_on.wait(60)
-            finished()
+            return self.go_on.wait(min(timeout_s, 60)) and finished(timeout_s)
 
         return gated
 
     @contextmanager
-    def reading(self, reader: NvmeReader, out: Any) -> Iterator[list[kvw.Loaded]]:
+    def reading(
+        self, ns: kvw.OpenNamespace, reader: NvmeReader, out: Any
+    ) -> Iterator[list[kvw.Loaded]]:
         """A load that has begun to read, and ends with the block."""
         loads: list[kvw.Loaded] = []
         thread = threading.Thread(
-            target=lambda: loads.append(reader.load(tokens(), out, timeout_s=30))
+            target=lambda: loads.append(reader.load(ns, tokens(), out, timeout_s=30))
         )
         thread.start()
         try:
@@ -137,9 +143,11 @@ class Changing:
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
         finished = self._inner.start(file, offset_bytes, target)
 
-        def changed() -> None:
-            finished()
+        def changed(timeout_s: float) -> bool:
+            if not finished(timeout_s):
+                return False
             self._change(target)
+            return True
 
         return changed
 
@@ -159,11 +167,11 @@ def test_pages_on_nvme_are_read_past_the_daemon_and_are_what_was_stored(
     client: kvw.Client,
 ) -> None:
     ns = stored_on_nvme(client)
-    with NvmeReader(ns) as reader:
-        assert load_and_check(reader) == PAGES
+    with NvmeReader() as reader:
+        assert load_and_check(ns, reader) == PAGES
         assert reader.pages_read == SHARDS * PAGES
         assert reader.failures == {}
-        assert load_and_check(reader, first=5) == PAGES - 5
+        assert load_and_check(ns, reader, first=5) == PAGES - 5
     assert promoted(client) == 0
 
 
@@ -171,17 +179,28 @@ def test_a_prompt_in_both_tiers_is_loaded_from_each(client: kvw.Client) -> None:
     ns = stored_on_nvme(client)
     out = np.zeros((9, PAGE_BYTES), np.uint8)
     assert ns.load(tokens(9), out, timeout_s=30) == 9  # promotes them
-    with NvmeReader(ns) as reader:
-        assert load_and_check(reader) == PAGES
+    with NvmeReader() as reader:
+        assert load_and_check(ns, reader) == PAGES
         assert reader.pages_read == SHARDS * (PAGES - 9)
 
 
 def test_a_read_larger_than_its_stages_goes_in_rounds(client: kvw.Client) -> None:
     ns = stored_on_nvme(client)
     for stage_bytes in (20_480, 3 * 20_480, 5 * 20_480 + 4096, 1 << 20):
-        with NvmeReader(ns, landing=HostLanding(stage_bytes)) as reader:
-            assert load_and_check(reader) == PAGES
+        with NvmeReader(landing=HostLanding(stage_bytes)) as reader:
+            assert load_and_check(ns, reader) == PAGES
             assert reader.pages_read == SHARDS * PAGES
+
+
+def test_a_prompt_in_more_segments_than_may_be_held_is_read_hold_by_hold(
+    client: kvw.Client,
+) -> None:
+    ns = stored_on_nvme(client, 3 * PAGES)
+    holds = []
+    with NvmeReader(Changing(lambda target: holds.append(pins(client)))) as reader:
+        assert load_and_check(ns, reader, 3 * PAGES) == 3 * PAGES
+        assert reader.pages_read == SHARDS * 3 * PAGES
+    assert max(holds) == 2, "a quarter of the tier's segments"
 
 
 def test_pages_may_lie_scattered_in_the_callers_memory(client: kvw.Client) -> None:
@@ -193,8 +212,8 @@ def test_pages_may_lie_scattered_in_the_callers_memory(client: kvw.Client) -> No
     regions = kvw.Regions.strided(
         [memory], [base, base + half], [PAGE_BYTES] * 2, [half] * 2, blocks.reshape(-1, 1)
     )
-    with NvmeReader(ns) as reader:
-        assert reader.load(tokens(), regions, 1, timeout_s=30) == PAGES
+    with NvmeReader() as reader:
+        assert reader.load(ns, tokens(), regions, 1, timeout_s=30) == PAGES
         assert reader.pages_read == PAGES
     check_pages(memory[blocks], range(PAGES), 1, 0)
 
@@ -209,8 +228,8 @@ def test_keys_of_several_prompts_are_read_in_one_call(client: kvw.Client) -> Non
     assert ns.store(keys=runs, pages=rows).stored == 13
     to_nvme(client)
     out = np.zeros_like(rows)
-    with NvmeReader(ns) as reader:
-        assert reader.load(keys=runs, out=out, timeout_s=30) == 13
+    with NvmeReader() as reader:
+        assert reader.load(ns, keys=runs, out=out, timeout_s=30) == 13
         assert reader.pages_read == 13
     check_pages(out, range(13), 0, 0)
 
@@ -222,12 +241,12 @@ def test_a_flipped_byte_on_disk_is_a_miss_and_the_daemon_takes_the_page_out(
     ns = stored_on_nvme(client)
     find_one(serving.segments, pages_of([11], shard, 0, PAGE_BYTES)[0]).flip(at=7000)
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
-    with NvmeReader(ns) as reader:
-        loaded = reader.load(tokens(), out, shard, timeout_s=30)
+    with NvmeReader() as reader:
+        loaded = reader.load(ns, tokens(), out, shard, timeout_s=30)
         assert loaded == 11
         assert reader.failures
         check_pages(out[:11], range(11), shard, 0)
-        assert reader.load(tokens(), out, shard, timeout_s=30) == 11
+        assert reader.load(ns, tokens(), out, shard, timeout_s=30) == 11
     assert ns.lookup(tokens()).pages == 11
 
 
@@ -237,9 +256,9 @@ def test_a_byte_that_changes_on_its_way_is_a_miss_of_that_read_alone(client: kvw
     def change(target: Any) -> None:
         target[-PAGE_BYTES // 2] ^= 1
 
-    with NvmeReader(ns, Changing(change)) as reader:
+    with NvmeReader(Changing(change)) as reader:
         # The daemon's own read finds nothing wrong with the record.
-        assert load_and_check(reader) == PAGES
+        assert load_and_check(ns, reader) == PAGES
         assert reader.failures
         assert reader.pages_read < SHARDS * PAGES
 
@@ -250,8 +269,8 @@ def test_an_error_of_the_mover_goes_the_daemons_way(client: kvw.Client) -> None:
     def fail(target: Any) -> None:
         raise RuntimeError("POSIX error on pread: EOF")
 
-    with NvmeReader(ns, Changing(fail)) as reader:
-        assert load_and_check(reader) == PAGES
+    with NvmeReader(Changing(fail)) as reader:
+        assert load_and_check(ns, reader) == PAGES
         assert reader.pages_read == 0
         assert list(reader.failures) == ["POSIX error on pread: EOF"]
 
@@ -260,8 +279,8 @@ def test_segments_are_not_reused_while_they_are_read(client: kvw.Client) -> None
     ns = stored_on_nvme(client)
     gate = Gate()
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
-    with NvmeReader(ns, gate) as reader:
-        with gate.reading(reader, out) as loads:
+    with NvmeReader(gate) as reader:
+        with gate.reading(ns, reader, out) as loads:
             assert pins(client) > 0
             # The tier is written over several times; what is held stays.
             for chain in range(1, 30):
@@ -280,8 +299,8 @@ def test_a_read_goes_on_when_the_daemon_is_killed_in_the_middle(serving: Serving
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
     with serving.connect() as client:
         ns = stored_on_nvme(client)
-        with NvmeReader(ns, gate) as reader:
-            with gate.reading(reader, out) as loads:
+        with NvmeReader(gate) as reader:
+            with gate.reading(ns, reader, out) as loads:
                 serving.kill()
             assert loads == [PAGES]
             check_pages(out, range(PAGES), 0, 0)
@@ -293,32 +312,175 @@ def test_a_cleared_page_is_not_handed_over_though_its_bytes_were_read(
     ns = stored_on_nvme(client)
     gate = Gate()
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
-    with NvmeReader(ns, gate) as reader, gate.reading(reader, out) as loads:
+    with NvmeReader(gate) as reader, gate.reading(ns, reader, out) as loads:
         client.clear(ns.space)
     assert loads == [0]
+
+
+def test_a_load_beside_one_that_reads_goes_the_daemons_way(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    gate = Gate()
+    out, beside = np.zeros((PAGES, PAGE_BYTES), np.uint8), np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(gate) as reader:
+        with gate.reading(ns, reader, out) as loads:
+            assert reader.load(ns, tokens(), beside, timeout_s=30) == PAGES
+            assert reader.pages_read == 0
+            assert promoted(client) == PAGES
+        assert loads == [PAGES]
+        assert reader.pages_read == PAGES
+    check_pages(beside, range(PAGES), 0, 0)
+    check_pages(out, range(PAGES), 0, 0)
+
+
+class Late:
+    """Reads when it is let, and says until then that it has not."""
+
+    name = "late"
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
+        def finished(timeout_s: float) -> bool:
+            self.asked.set()
+            if not self.go_on.wait(min(timeout_s, 60)):
+                return False
+            read_whole(file.descriptor, memoryview(target), offset_bytes)
+            return True
+
+        return finished
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_disk_that_does_not_answer_holds_nobody_and_its_hold_ends_when_it_has(
+    client: kvw.Client,
+) -> None:
+    ns = stored_on_nvme(client)
+    disk = Late()
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with NvmeReader(disk) as reader:
+        late = reader.load(ns, tokens(), out, timeout_s=0.2)
+        assert disk.asked.is_set()
+        assert late.missed == {"timeout": PAGES}
+        assert list(reader.failures) == ["pages were not verified within the load's time"]
+        assert reader.failures_in_a_row == 0, "slow is not broken"
+        # Its transfers may still write: the segments are held, and others have another way.
+        assert pins(client) > 0
+        assert reader.load(ns, tokens(), out, timeout_s=30) == PAGES
+        assert reader.pages_read == 0
+        disk.go_on.set()
+        until(lambda: pins(client) == 0, "the hold ends with the last transfer")
+        assert len(reader.failures) == 1, "what it read from was there to the end"
+        client.evict(None, 100_000, "dram")
+        until(lambda: reader.load(ns, tokens(), out, timeout_s=30) == reader.pages_read, "a turn")
+        assert reader.pages_read == PAGES
+    check_pages(out, range(PAGES), 0, 0)
+
+
+def test_without_a_thread_to_wait_for_it_a_late_transfer_keeps_what_it_writes_to(
+    client: kvw.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThread:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    ns = stored_on_nvme(client)
+    disk = Late()
+    reader = NvmeReader(disk)
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    with monkeypatch.context() as without:
+        without.setattr("kvwarehouse.client.nvme_reader.threading.Thread", NoThread)
+        without.setattr("kvwarehouse.client.nvme_reader._kept", kept := [])
+        assert reader.load(ns, tokens(), out, timeout_s=0.2) == 0
+        assert kept
+        assert pins(client) > 0
+        assert reader.load(ns, tokens(), out, timeout_s=30) == PAGES
+        assert reader.pages_read == 0
+
+
+def test_a_page_larger_than_a_stage_goes_the_daemons_way(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    with NvmeReader(landing=HostLanding(16 << 10)) as reader:
+        assert load_and_check(ns, reader) == PAGES
+        assert (reader.pages_read, reader.failures) == (0, {})
+
+
+@pytest.mark.skipif(engine.io_engine_probe() != "io_uring", reason="pread cannot read a pipe")
+def test_a_segment_that_does_not_answer_is_held_by_nobody_in_time(
+    client: kvw.Client, serving: Serving
+) -> None:
+    ns = stored_on_nvme(client)
+    path = min((serving.nvme_dir / "segments").glob("*.seg"))
+    aside = path.with_suffix(".aside")
+    path.rename(aside)
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    try:
+        with NvmeReader() as reader:
+            reader.load(ns, tokens(), out, timeout_s=0.3)
+            assert reader.pages_read == 0
+            assert pins(client) > 0, "the read of a header may still come"
+    finally:
+        os.close(writer)  # the pipe ends, and with it the read
+        aside.rename(path)
+    until(lambda: pins(client) == 0, "the hold ends with its last read")
+    with NvmeReader() as reader:
+        client.evict(None, 100_000, "dram")
+        assert load_and_check(ns, reader) == PAGES
+        assert reader.pages_read > 0
+
+
+def test_what_is_read_again_comes_into_dram(client: kvw.Client) -> None:
+    ns = stored_on_nvme(client)
+    out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+
+    def load(pages: int, shard: int = 0) -> dict[str, int]:
+        assert reader.load(ns, tokens(pages), out, shard, timeout_s=30) == pages
+        check_pages(out[:pages], range(pages), shard, 0)
+        return dict(ns.lookup(tokens()).by_tier)
+
+    with NvmeReader(promotes=True) as reader:
+        assert load(7) == {"dram": 0, "nvme": PAGES}
+        assert reader.pages_read == 7
+        # Another rank's part of a page is another one's first.
+        assert load(7, shard=1) == {"dram": 0, "nvme": PAGES}
+        assert reader.pages_read == 14
+        # What is new is read past the daemon behind what is not.
+        assert load(PAGES) == {"dram": 7, "nvme": PAGES - 7}
+        assert reader.pages_read == 14 + PAGES - 7
+        assert load(PAGES) == {"dram": PAGES, "nvme": 0}
+        assert reader.pages_read == 14 + PAGES - 7
+        assert reader.failures == {}
 
 
 def test_a_daemon_without_nvme_loads_as_ever(tmp_path: Path) -> None:
     with Serving(tmp_path, dram="16MiB") as serving, serving.connect() as client:
         ns = client.open(space())
         store(ns)
-        with NvmeReader(ns) as reader:
-            assert load_and_check(reader) == PAGES
+        with NvmeReader() as reader:
+            assert load_and_check(ns, reader) == PAGES
             assert reader.pages_read == 0
 
 
 def test_what_is_not_stored_is_missing(client: kvw.Client) -> None:
     ns = stored_on_nvme(client, 7)
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
-    with NvmeReader(ns) as reader:
-        loaded = reader.load(tokens(), out, timeout_s=30)
+    with NvmeReader() as reader:
+        loaded = reader.load(ns, tokens(), out, timeout_s=30)
     assert loaded == 7
     assert loaded.missed == {"missing": PAGES - 7}
 
 
 def test_remote_clients_have_no_segments(serving: Serving, client: kvw.Client) -> None:
     stored_on_nvme(client)
-    with serving.connect_remote() as remote, NvmeReader(remote.open(space())) as reader:
+    with serving.connect_remote() as remote, NvmeReader() as reader:
+        ns = remote.open(space())
         out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
         with pytest.raises(kvw.UsageError, match="unix"):
-            reader.load(tokens(), out, timeout_s=30)
+            reader.load(ns, tokens(), out, timeout_s=30)

@@ -4,7 +4,9 @@ on the contract model of CUDA's driver. Not a GPU: tests/gpu/test_nvme_to_gpu.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,24 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.client.landing import HostLanding
+from kvwarehouse.client.landing import STAGE_BYTES, HostLanding
 from kvwarehouse.client.mover import PreadMover
 from kvwarehouse.client.nvme_reader import NvmeReader
-from kvwarehouse.gpu import Choice, DeviceLanding, Lane, Machine, Rates, reader
+from kvwarehouse.gpu import (
+    Choice,
+    ChosenLane,
+    DeviceLanding,
+    Lane,
+    Machine,
+    Rates,
+    chosen_lane,
+    reader,
+)
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.testing.counters import counters_of
 from kvwarehouse.testing.cuda_model import ModelDevice
 from kvwarehouse.testing.kvikio_model import KvikioModel
+from kvwarehouse.testing.lanes import Choosing, kvikio_of
 from kvwarehouse.testing.pages import pages_of
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
@@ -32,18 +45,14 @@ PIECES = 2
 pytestmark = pytest.mark.usefixtures("contract_kept")
 
 
-def space(salt: str = "") -> kvw.Namespace:
-    return kvw.Namespace(
-        model="device",
-        weights="w",
-        dtype="uint8",
-        layout="test/1",
-        page_tokens=PAGE_TOKENS,
-        page_bytes=PAGE_BYTES,
-        salt=salt,
-    )
-
-
+SPACE = kvw.Namespace(
+    model="device",
+    weights="w",
+    dtype="uint8",
+    layout="test/1",
+    page_tokens=PAGE_TOKENS,
+    page_bytes=PAGE_BYTES,
+)
 TOKENS = np.arange(PAGES * PAGE_TOKENS, dtype=np.uint32)
 ROWS = pages_of(range(PAGES), 0, 0, PAGE_BYTES)
 
@@ -63,7 +72,7 @@ def client(serving: Serving) -> Iterator[kvw.Client]:
 @pytest.fixture
 def ns(client: kvw.Client) -> kvw.OpenNamespace:
     """With all of its pages on NVMe alone."""
-    ns = client.open(space())
+    ns = client.open(SPACE)
     assert ns.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
     to_nvme(client)
     return ns
@@ -74,18 +83,6 @@ def kvikio(device: ModelDevice) -> KvikioModel:
     return kvikio_of(device)
 
 
-def kvikio_of(device: ModelDevice, change: Callable[[Any], None] | None = None) -> KvikioModel:
-    """change: what happens to bytes on their way."""
-
-    def write(target: Any, data: bytes) -> None:
-        landed = np.frombuffer(data, np.uint8).copy()
-        if change is not None:
-            change(landed)
-        device.poke(target.address, landed)
-
-    return KvikioModel(write)
-
-
 def to_nvme(client: kvw.Client) -> None:
     assert client.flush().pending == 0
     client.evict(None, 100_000, "dram")
@@ -93,17 +90,11 @@ def to_nvme(client: kvw.Client) -> None:
 
 def through(ns: kvw.OpenNamespace, kvikio: KvikioModel, stage_bytes: int = 1 << 20) -> NvmeReader:
     mover = KvikioMover(gds=True, library=kvikio)
-    return NvmeReader(ns, mover, DeviceLanding(ns, 0, stage_bytes))
+    return NvmeReader(mover, DeviceLanding(ns, 0, stage_bytes))
 
 
 def blank(device: ModelDevice) -> Any:
     return device.array(np.zeros_like(ROWS))
-
-
-def by_reason(client: kvw.Client) -> dict[str, int]:
-    native: Any = client._path  # counters of this client alone
-    found: dict[str, int] = native.native.counters()
-    return found
 
 
 @pytest.mark.parametrize("stage_bytes", [24 << 10, 100 << 10, 1 << 20])
@@ -112,11 +103,11 @@ def test_pages_are_brought_to_the_device_whatever_its_stages_hold(
 ) -> None:
     out = blank(device)
     with through(ns, kvikio, stage_bytes) as nvme:
-        assert nvme.load(TOKENS, out, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
         assert nvme.failures == {}
         assert nvme.pages_read == PAGES
     assert (device.read(out) == ROWS).all()
-    assert by_reason(client)["pages_loaded"] == PAGES
+    assert counters_of(client)["pages_loaded"] == PAGES
     # Not promoted: nothing went by DRAM.
     assert ns.lookup(TOKENS).by_tier == {"dram": 0, "nvme": PAGES}
     assert not kvikio.open
@@ -136,7 +127,7 @@ def test_pages_are_scattered_to_the_blocks_of_a_paged_cache(
         [[block] for block in order],
     ).on_device()
     with through(ns, kvikio) as nvme:
-        assert nvme.load(TOKENS, regions, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, regions, timeout_s=60) == PAGES
         assert nvme.pages_read == PAGES
     held = device.read(cache).reshape(PIECES, 2 * PAGES, piece)
     for page, block in enumerate(order):
@@ -152,7 +143,7 @@ def test_pages_of_both_tiers_come_each_its_way(
     assert ns.load(TOKENS[: 7 * PAGE_TOKENS], host, timeout_s=60) == 7
     out = blank(device)
     with through(ns, kvikio) as nvme:
-        assert nvme.load(TOKENS, out, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
         assert nvme.pages_read == PAGES - 7
     assert (device.read(out) == ROWS).all()
 
@@ -167,10 +158,10 @@ def test_byte_that_changes_on_its_way_is_never_handed_over(
     out = blank(device)
     with through(ns, kvikio_of(device, change)) as nvme:
         # The daemon's own read finds nothing wrong with the records.
-        assert nvme.load(TOKENS, out, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
         assert nvme.failures == {"a page is not what its record says, or was cleared": 1}
     assert (device.read(out) == ROWS).all()
-    assert by_reason(client)["load_mismatch"] == 1
+    assert counters_of(client)["load_mismatch"] == 1
 
 
 def test_failed_transfer_goes_the_daemons_way(
@@ -179,7 +170,7 @@ def test_failed_transfer_goes_the_daemons_way(
     kvikio.error = RuntimeError("cuFile: error 5028")
     out = blank(device)
     with through(ns, kvikio) as nvme:
-        assert nvme.load(TOKENS, out, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
         assert nvme.pages_read == 0
         assert list(nvme.failures) == ["cuFile: error 5028"]
     assert (device.read(out) == ROWS).all()
@@ -193,7 +184,7 @@ def test_cleared_page_is_not_handed_over_though_its_bytes_landed(
 
     out = blank(device)
     with through(ns, kvikio_of(device, clear)) as nvme:
-        assert nvme.load(TOKENS, out, timeout_s=60) == 0
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == 0
 
 
 def test_pages_are_not_written_before_the_event_of_the_engine(
@@ -204,7 +195,7 @@ def test_pages_are_not_written_before_the_event_of_the_engine(
     # Were it not waited for, the engine's own write would come last.
     regions = kvw.Regions.rows(out, writable=True).on_device(after=device.queue_fill(out, early))
     with through(ns, kvikio) as nvme:
-        assert nvme.load(TOKENS, regions, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, regions, timeout_s=60) == PAGES
     assert (device.read(out) == ROWS).all()
 
 
@@ -215,24 +206,26 @@ def test_engine_that_is_not_done_in_time_gets_nothing(
     device.set("hold", 1)
     regions = kvw.Regions.rows(out, writable=True).on_device(after=device.queue_fill(out, ROWS))
     with through(ns, kvikio) as nvme:
-        loaded = nvme.load(TOKENS, regions, timeout_s=0.2)
+        loaded = nvme.load(ns, TOKENS, regions, timeout_s=0.2)
         assert loaded == 0
         assert loaded.missed == {"timeout": PAGES}
         assert nvme.failures == {"pages were not verified within the load's time": 1}
         device.set("hold", 0)
-        assert nvme.load(TOKENS, blank(device), timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
 
 
 def test_device_that_is_lost_at_work_keeps_the_stage_that_it_may_be_reading(
     device: ModelDevice, ns: Any, kvikio: KvikioModel
 ) -> None:
     out = blank(device)
+    without = device.count("device_bytes")
     nvme = through(ns, kvikio)
-    before = device.count("device_bytes")
+    nvme.load(ns, TOKENS, out, timeout_s=60)  # takes what its batches need
+    both = device.count("device_bytes")
     copies = device.count("copies")
     device.set("hold", 1)
     with ThreadPoolExecutor(1) as threads:
-        load = threads.submit(nvme.load, TOKENS, out, timeout_s=60)
+        load = threads.submit(nvme.load, ns, TOKENS, out, timeout_s=60)
         until(lambda: device.count("copies") > copies, "the device has work")
         device.set("lost", 1)
         device.set("hold", 0)
@@ -241,22 +234,21 @@ def test_device_that_is_lost_at_work_keeps_the_stage_that_it_may_be_reading(
     assert lost.value.code in ("gpu_error", "gpu_stalled")
     device.set("lost", 0)
     with pytest.raises(kvw.StorageError, match="earlier delivery"):
-        nvme.load(TOKENS, out, timeout_s=60)
+        nvme.load(ns, TOKENS, out, timeout_s=60)
     nvme.close()
     del nvme, load, lost
     # The other of the two stages went.
-    kept = device.count("device_bytes") - before
-    assert -(1 << 20) <= kept < 0
+    assert without < device.count("device_bytes") < both
 
 
 def test_landing_of_another_place_than_the_pages_is_refused(
     device: ModelDevice, ns: Any, kvikio: KvikioModel
 ) -> None:
     with through(ns, kvikio) as nvme, pytest.raises(kvw.UsageError, match="host memory"):
-        nvme.load(TOKENS, np.zeros_like(ROWS), timeout_s=60)
-    on_host = NvmeReader(ns, PreadMover(), HostLanding())
+        nvme.load(ns, TOKENS, np.zeros_like(ROWS), timeout_s=60)
+    on_host = NvmeReader(PreadMover(), HostLanding())
     with on_host, pytest.raises(kvw.UsageError, match="device 0"):
-        on_host.load(TOKENS, blank(device), timeout_s=60)
+        on_host.load(ns, TOKENS, blank(device), timeout_s=60)
 
 
 def test_stages_are_freed_with_their_landing(device: ModelDevice, ns: Any) -> None:
@@ -269,7 +261,7 @@ def test_stages_are_freed_with_their_landing(device: ModelDevice, ns: Any) -> No
 
 def test_remote_client_has_no_device(serving: Serving, client: kvw.Client, ns: Any) -> None:
     with serving.connect_remote() as remote, pytest.raises(kvw.UsageError, match="unix"):
-        DeviceLanding(remote.open(space()), 0)
+        DeviceLanding(remote.open(SPACE), 0)
 
 
 @pytest.mark.parametrize(
@@ -284,9 +276,222 @@ def test_reader_goes_the_way_that_was_chosen(
     out = blank(device)
     with made as nvme:
         assert nvme.mover.name == name
-        assert nvme.load(TOKENS, out, timeout_s=60) == PAGES
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert (device.read(out) == ROWS).all()
 
 
 def test_there_is_no_reader_where_the_daemons_promotion_is_the_fastest(ns: Any) -> None:
     assert reader(ns, 0, Choice(Lane.DRAM, "there is no GPU", Machine(), Rates())) is None
+
+
+@pytest.fixture
+def much(client: kvw.Client, ns: kvw.OpenNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough on NVMe to measure with."""
+    monkeypatch.setattr("kvwarehouse.gpu.chosen_lane.LEAST_BYTES", 4096)
+
+
+def found(lane: ChosenLane) -> None:
+    until(lambda: lane._reader or lane.problem, "the lane is chosen, and ready")
+
+
+@pytest.mark.usefixtures("much")
+def test_loads_go_by_the_lane_that_is_found_to_be_the_fastest(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client
+) -> None:
+    choosing = Choosing(Lane.GDS)
+    lane = ChosenLane(0, choose=choosing, library=kvikio)
+    out = blank(device)
+    # Nobody waits for a choice: the first load is the daemon's.
+    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert kvikio.opened == 0
+    found(lane)
+    to_nvme(client)
+    out = blank(device)
+    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert kvikio.opened > 0
+    assert ns.lookup(TOKENS).by_tier == {"dram": 0, "nvme": PAGES}
+    assert (device.read(out) == ROWS).all()
+    # The second time it comes into DRAM for the third.
+    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    assert ns.lookup(TOKENS).by_tier == {"dram": PAGES, "nvme": 0}
+    assert len(choosing.asked) == 1
+    lane.close()
+    until(lambda: not kvikio.open, "its files are closed")
+    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+
+
+@pytest.mark.usefixtures("much")
+def test_promotion_stays_where_it_is_the_fastest(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel
+) -> None:
+    lane = ChosenLane(0, choose=Choosing(Lane.DRAM), library=kvikio)
+    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    until(lambda: lane.choice, "the lane is chosen")
+    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    assert kvikio.opened == 0
+
+
+def test_nothing_is_measured_before_there_is_something_to_measure_with(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+    real = chosen_lane._enough
+    monkeypatch.setattr(chosen_lane, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(chosen_lane, "_enough", lambda at: looks.append(at) or real(at))
+    choosing = Choosing(Lane.GDS)
+    lane = ChosenLane(0, choose=choosing, library=kvikio)
+    out = blank(device)
+
+    def looked() -> bool:
+        assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+        return len(looks) > 1
+
+    until(looked, "it looks again")
+    assert not choosing.asked
+    monkeypatch.setattr(chosen_lane, "LEAST_BYTES", 4096)
+    until(lambda: looked() and lane.choice, "it has chosen")
+
+
+@pytest.mark.usefixtures("much")
+def test_lane_that_fails_again_and_again_is_given_up(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client, caplog: Any
+) -> None:
+    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    lane.load(ns, TOKENS, blank(device), timeout_s=60)
+    found(lane)
+    kvikio.error = RuntimeError("cuFile: error 5028")
+    out = blank(device)
+    for number in range(20):
+        # What a reader knows is the daemon's, so each load is of pages that are new to it.
+        ns = client.open(dataclasses.replace(SPACE, salt=str(number)))
+        assert ns.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
+        to_nvme(client)
+        assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+        if lane.problem:
+            break
+    assert "5028" in lane.problem
+    assert (device.read(out) == ROWS).all()
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+@pytest.mark.usefixtures("much")
+def test_device_without_room_for_stages_leaves_the_daemons_way(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client
+) -> None:
+    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    out = blank(device)
+    assert ns.load(TOKENS, out, timeout_s=60) == PAGES  # what a client takes has its room
+    device.set("alloc_limit", device.count("device_bytes") + (32 << 20))
+    try:
+        lane.load(ns, TOKENS, out, timeout_s=60)
+        found(lane)
+    finally:
+        device.set("alloc_limit", 1 << 40)
+    assert "memory" in lane.problem
+    to_nvme(client)
+    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert (device.read(out) == ROWS).all()
+
+
+@pytest.mark.usefixtures("much")
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyError])
+def test_whatever_is_wrong_with_the_library_the_daemons_way_is_there(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, error: type[Exception]
+) -> None:
+    def refuse(settings: Any) -> None:
+        raise error("compat_mode")
+
+    kvikio.defaults.set = refuse
+    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    out = blank(device)
+    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    found(lane)
+    assert error.__name__ in lane.problem
+    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+
+
+@pytest.mark.usefixtures("much")
+def test_nothing_is_settled_where_the_device_had_no_room_to_measure(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chosen_lane, "_AGAIN_S", 0.0)
+    choosing = Choosing(Lane.GDS)
+    good, choosing.choice = choosing.choice, dataclasses.replace(choosing.choice, rates=Rates())
+    lane = ChosenLane(0, choose=choosing, library=kvikio)
+    out = blank(device)
+
+    def asked(times: int) -> bool:
+        assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+        return len(choosing.asked) >= times
+
+    until(lambda: asked(2), "it asks again")
+    assert lane.choice is None
+    choosing.choice = good
+    until(lambda: asked(3) and lane.choice, "it is chosen")
+
+
+@pytest.mark.usefixtures("much")
+def test_device_that_does_not_answer_holds_nobody_and_gets_its_turn_back(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client
+) -> None:
+    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    out = blank(device)
+    lane.load(ns, TOKENS, out, timeout_s=60)
+    found(lane)
+    to_nvme(client)
+    kvikio.answers.clear()
+    for _ in range(10):  # late, and no reason to give the lane up
+        late = lane.load(ns, TOKENS, out, timeout_s=0.05)
+        if late:
+            break  # it was the daemon's: the lane is taken
+        assert late.missed == {"timeout": PAGES}
+    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert (device.read(out) == ROWS).all()
+    kvikio.answers.set()
+    assert lane.problem == ""
+
+    def read_so() -> bool:
+        fresh = client.open(dataclasses.replace(SPACE, salt=str(time.monotonic_ns())))
+        assert fresh.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
+        to_nvme(client)
+        device.poke(device.address(out), np.zeros_like(ROWS))
+        assert lane.load(fresh, TOKENS, out, timeout_s=60) == PAGES
+        assert (device.read(out) == ROWS).all()
+        return fresh.lookup(TOKENS).by_tier["nvme"] == PAGES
+
+    until(read_so, "the lane is free again")
+    lane.close()
+
+
+@pytest.mark.usefixtures("much")
+def test_namespaces_and_daemons_come_and_go_and_the_stages_stay_two(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, serving: Serving, client: kvw.Client
+) -> None:
+    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    out = blank(device)
+    assert ns.load(TOKENS, out, timeout_s=60) == PAGES
+    before = device.count("device_bytes")
+    lane.load(ns, TOKENS, out, timeout_s=60)
+    found(lane)
+    for salt in ("", "a", "b"):
+        opened = client.open(dataclasses.replace(SPACE, salt=salt))
+        opened.store(TOKENS, ROWS, timeout_s=60)
+        to_nvme(client)
+        device.poke(device.address(out), np.zeros_like(ROWS))
+        files = kvikio.opened
+        assert lane.load(opened, TOKENS, out, timeout_s=60) == PAGES
+        assert opened.lookup(TOKENS).by_tier["nvme"] == PAGES
+        assert kvikio.opened > files or salt
+        assert (device.read(out) == ROWS).all()
+    serving.kill()
+    serving.start()
+    assert client.refresh(60)
+    opened = client.open(dataclasses.replace(SPACE, salt="c"))
+    assert opened.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
+    to_nvme(client)
+    device.poke(device.address(out), np.zeros_like(ROWS))
+    assert lane.load(opened, TOKENS, out, timeout_s=60) == PAGES
+    assert opened.lookup(TOKENS).by_tier["nvme"] == PAGES
+    assert (device.read(out) == ROWS).all()
+    assert device.count("device_bytes") == before + 2 * STAGE_BYTES
+    lane.close()

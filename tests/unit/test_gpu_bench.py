@@ -3,13 +3,18 @@ run."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
+import gpu
 import pytest
 
-from gpu_bench import hbm, nvme, ttft
+from gpu_bench import hbm, nvme, parts, ttft
 from gpu_bench.page import BEGIN, END, with_outcomes
+from gpu_bench.room import Room, room_of
 from gpu_bench.wanted import DIGEST, HBM, NO_GPU, WANTED, Outcome, lines_of
+from kvwarehouse.cli.bench.figures import Figure
 from kvwarehouse.cli.bench.goals import read_goal
 from kvwarehouse.gpu import Lane, Machine, Rates
 
@@ -102,3 +107,107 @@ def test_the_document_has_the_marks() -> None:
     document = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     assert "Lanes that have run here: none." in document
     assert with_outcomes(document, {}, [], []) != document
+
+
+# --- parts: one at a time, and one that fails
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs bench/gpu.py with these parts in place of its own: (exit status, docs/gpu.md)."""
+    document = tmp_path / "gpu.md"
+    document.write_text(f"{BEGIN}{END}")
+    machine = Machine(cuda="13.0", devices=["H100"])
+    monkeypatch.setattr(gpu, "look", lambda folder: machine)
+    monkeypatch.setattr(gpu, "_DOCUMENT", document)
+
+    def run(arguments: str, **played: Any) -> tuple[int, str]:
+        for name, part in played.items():
+            monkeypatch.setitem(parts.PARTS, name, part)  # type: ignore[arg-type]
+        given = [*arguments.split(), "--write", "--out", str(tmp_path), "--dir", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *given])
+        return gpu.main(), document.read_text()
+
+    return run
+
+
+def found(part: str, value: float) -> Any:
+    return lambda asked: Outcome(part, [Figure(part, value, "GB/s")])
+
+
+def fails(asked: Any) -> Outcome:
+    raise MemoryError("no 43 GB")
+
+
+def test_a_part_that_fails_has_a_reason_and_the_others_go_on(bench: Any) -> None:
+    parted = {"pinned": fails, "hbm": found("hbm", 7.0)}
+    status, document = bench("--parts pinned,hbm", **parted)
+    assert status == 1
+    assert "`pinned` has not: MemoryError: no 43 GB." in document
+    assert "have run here: hbm." in document
+
+
+def test_what_a_part_found_is_in_the_report_of_later_parts(bench: Any) -> None:
+    assert bench("--parts pinned", pinned=found("pinned", 5.0))[0] == 0
+    status, document = bench("--parts hbm", hbm=found("hbm", 7.0))
+    assert status == 0
+    assert "have run here: pinned, hbm." in document
+    assert "| pinned |  | 5 GB/s |" in document
+
+
+def test_a_part_that_fails_again_keeps_what_it_found_before(bench: Any) -> None:
+    bench("--parts pinned", pinned=found("pinned", 5.0))
+    status, document = bench("--parts pinned", pinned=fails)
+    assert status == 1
+    assert "| pinned |  | 5 GB/s |" in document
+
+
+def test_what_was_found_is_written_before_the_next_part_begins(bench: Any) -> None:
+    def ends_the_process(asked: Any) -> Outcome:
+        raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        bench("--parts pinned,hbm", pinned=found("pinned", 5.0), hbm=ends_the_process)
+    _, document = bench("--parts ttft", ttft=found("ttft", 1.0))
+    assert "have run here: pinned, ttft." in document
+
+
+def test_figures_of_another_machine_are_not_in_the_report(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench("--parts pinned", pinned=found("pinned", 5.0))
+    other = Machine(cuda="13.0", devices=["H200"])
+    monkeypatch.setattr(gpu, "look", lambda folder: other)
+    _, document = bench("--parts hbm", hbm=found("hbm", 7.0))
+    assert "have run here: hbm." in document
+
+
+@pytest.mark.parametrize("wrong", ["--parts pinned,disk", "--lengths few"])
+def test_wrong_arguments_are_refused_before_anything_is_measured(bench: Any, wrong: str) -> None:
+    def never(asked: Any) -> Outcome:
+        raise AssertionError
+
+    status, _ = bench(wrong, **dict.fromkeys(parts.PARTS, never))
+    assert status == 2
+
+
+def test_sizes_are_halved_until_the_tiers_fit() -> None:
+    room = Room(memory_bytes=3 << 30, disk_bytes=1 << 30)
+    assert room.largest(512 << 20, 4, 0) == 512 << 20
+    assert room.largest(1 << 30, 4, 0) == 512 << 20
+    assert room.largest(4 << 30, 0, 2) == 512 << 20
+    assert Room(1 << 20, 1 << 20).largest(1 << 30, 4, 0) == 0
+
+
+def test_prompts_that_no_tier_can_hold_are_left_out() -> None:
+    """131072 tokens of a model of 8 billion take 43 GB of each tier."""
+    per_token = ttft.SHAPES["8b"].kv_bytes_per_token
+    lengths = [1024, 32768, 131072]
+    assert Room(100 << 30, 40 << 30).prompts(lengths, per_token) == [1024, 32768]
+    assert Room(41 << 30, 41 << 30).prompts(lengths, per_token) == lengths
+
+
+def test_room_is_what_the_machine_has_free(tmp_path: Path) -> None:
+    room = room_of(tmp_path)
+    assert room.memory_bytes > 0
+    assert room.disk_bytes > 0

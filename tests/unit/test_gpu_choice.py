@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvwarehouse.gpu.choice import Choice, choose, judge
+from kvwarehouse.gpu.choice import Choice, choose, judge, last_words
+from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.gpu.machine import Machine
 from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, disk_rate, measure, written
-from kvwarehouse.gpu.rates_child import pieces_of, rate_of
+from kvwarehouse.gpu.rates_child import _by_host, pieces_of, rate_of
 
 GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
 G, C, D = Lane.GDS, Lane.COMPAT, Lane.DRAM
@@ -36,7 +40,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     def never(*given: Any) -> Rates:
         raise AssertionError(given)
 
-    choice = choose(tmp_path, tmp_path / "memory", look=Machine, measure=never)
+    choice = choose(tmp_path, memory=tmp_path / "memory", look=Machine, measure=never)
     assert choice.lane is D
     assert "no GPU" in choice.words()[-1]
 
@@ -45,13 +49,15 @@ class Measuring:
     def __init__(self, rates: Rates) -> None:
         self.rates, self.asked = rates, []  # type: ignore[var-annotated]
 
-    def __call__(self, folder: Path, lanes: list[Lane]) -> Rates:
+    def __call__(self, folder: Path, lanes: list[Lane], ordinal: int) -> Rates:
         self.asked.append(lanes)
         return self.rates
 
 
 def chosen(folder: Path, measuring: Any, machine: Machine = GPU, **more: Any) -> Choice:
-    return choose(folder, folder / "cache" / "m", look=lambda: machine, measure=measuring, **more)
+    return choose(
+        folder, memory=folder / "cache" / "m", look=lambda: machine, measure=measuring, **more
+    )
 
 
 def test_a_measurement_is_remembered_for_the_same_machine_alone(tmp_path: Path) -> None:
@@ -70,6 +76,34 @@ def test_a_measurement_is_remembered_for_the_same_machine_alone(tmp_path: Path) 
     assert "gds: 6.00 GB/s" in told
     assert "compat: not measured (cuFile said no)" in told
     assert told[-1].endswith("(remembered)")
+
+
+def test_devices_and_wishes_are_remembered_side_by_side_and_bounded(tmp_path: Path) -> None:
+    measuring = Measuring(Rates({G: 6e9, D: 5e9}, {}, 1 << 30))
+    for ordinal in range(20):
+        assert not chosen(tmp_path, measuring, ordinal=ordinal).remembered
+    assert chosen(tmp_path, measuring, ordinal=19).remembered
+    assert not chosen(tmp_path, measuring, ordinal=19, among=(G, D)).remembered
+    assert set(measuring.asked[-1]) == {G, D}
+    assert chosen(tmp_path, measuring, ordinal=19).remembered
+    assert not chosen(tmp_path, measuring, ordinal=0).remembered, "the oldest made room"
+
+
+def test_lane_that_could_not_be_measured_is_tried_again_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen(tmp_path, Measuring(Rates({D: 5e9}, {G: "cuMemAlloc: out of memory"}, 1 << 30)))
+    better = Measuring(Rates({D: 5e9, G: 9e9}, {}, 1 << 30))
+    assert chosen(tmp_path, better).lane is D
+    monkeypatch.setattr("kvwarehouse.gpu.choice._PROBLEMS_S", 0.0)
+    assert chosen(tmp_path, better).lane is G
+    assert chosen(tmp_path, better).remembered
+
+
+def test_measurement_without_the_daemons_way_is_not_remembered(tmp_path: Path) -> None:
+    nothing = Measuring(Rates({}, dict.fromkeys(Lane, "cuMemAlloc: out of memory"), 1 << 30))
+    assert chosen(tmp_path, nothing).lane is D
+    assert chosen(tmp_path, Measuring(Rates({D: 5e9, G: 9e9}, {}, 1 << 30))).lane is G
 
 
 def test_what_could_not_be_measured_is_tried_again_next_time(tmp_path: Path) -> None:
@@ -95,7 +129,14 @@ def test_a_memory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("machine", "lanes"),
-    [(GPU, {G, C, D}), (Machine(cuda="13.0", devices=["x"], kvikio="1"), {C, D})],
+    [
+        (GPU, {G, C, D}),
+        # The probe's own file may be on a file system without GPUDirect Storage.
+        (Machine(cuda="13.0", devices=["x"], kvikio="1", gds_error="tmpfs"), {G, C, D}),
+        # It spins where the probe did, whatever the file.
+        (Machine(cuda="13.0", devices=["x"], kvikio="1", problem="it was killed"), {C, D}),
+        (Machine(cuda="13.0", devices=["x"]), {D}),
+    ],
 )
 def test_only_ways_that_can_work_are_measured(
     tmp_path: Path, machine: Machine, lanes: set[Lane]
@@ -103,6 +144,37 @@ def test_only_ways_that_can_work_are_measured(
     measuring = Measuring(Rates())
     chosen(tmp_path, measuring, machine)
     assert set(measuring.asked[0]) == lanes
+
+
+def test_processes_that_begin_together_measure_once(tmp_path: Path) -> None:
+    file = tmp_path / "cache" / "m"
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(folder: Path, lanes: list[Lane], ordinal: int) -> Rates:
+        inside.set()
+        assert go_on.wait(60)
+        return Rates({G: 6e9, D: 3e9}, {}, 1 << 30)
+
+    def never(folder: Path, lanes: list[Lane], ordinal: int) -> Rates:
+        raise AssertionError("it was measured beside the other")
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(chosen, tmp_path, slow)
+        assert inside.wait(60)
+        second = threads.submit(chosen, tmp_path, never)
+        with pytest.raises(TimeoutError):
+            second.result(0.5)
+        go_on.set()
+        assert not first.result(60).remembered
+        assert second.result(60).remembered
+    assert last_words(file) == "gds: the fastest that was measured"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff", b'{"x": 1}', b'{"x": {}}'])
+def test_without_a_choice_there_are_no_words(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "m").write_bytes(content)
+    assert last_words(tmp_path / "m") == ""
 
 
 def segment(folder: Path, number: int, data: list[tuple[int, int]], size_bytes: int) -> Path:
@@ -145,12 +217,13 @@ def test_each_way_is_measured_in_a_process_of_its_own(
         "def rate():\n"
         "    if sys.argv[1] == 'gds':\n"
         "        while True: pass\n"
+        "    assert sys.argv[2] == '5'\n"
         "    if sys.argv[1] == 'compat': raise RuntimeError('no cuFile')\n"
-        "    return {'bytes_per_s': sum(int(a.split(':')[1]) for a in sys.argv[2:])}\n"
+        "    return {'bytes_per_s': sum(int(a.split(':')[1]) for a in sys.argv[3:])}\n"
         "tell({'rate': rate})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    rates = measure(tmp_path, timeout_s=3.0, module="played_rates")
+    rates = measure(tmp_path, ordinal=5, timeout_s=3.0, module="played_rates")
     assert rates.bytes_per_s == {D: LEAST_BYTES}
     assert "was killed" in rates.problems[G]
     assert "no cuFile" in rates.problems[C]
@@ -173,6 +246,44 @@ def test_a_rate_counts_every_byte_once_a_round(tmp_path: Path) -> None:
     rounds: list[int] = []
     assert rate_of(pieces, lambda: rounds.append(1)) > 0
     assert len(rounds) == 3
+
+
+class SlowCopies:
+    """A driver whose first copy ends when others have been made beside it."""
+
+    def __init__(self, others: int) -> None:
+        self._lock = threading.Lock()
+        self._left = others
+        self._made = threading.Event()
+        self._entered = threading.local()
+        self.first = True
+
+    def enter(self) -> None:
+        self._entered.done = True
+
+    def memory(self, size_bytes: int) -> DeviceMemory:
+        return DeviceMemory(0, size_bytes)
+
+    def pinned(self, size_bytes: int) -> Any:
+        return mmap.mmap(-1, size_bytes)
+
+    def to_device(self, memory: Any, source: Any, size_bytes: int) -> None:
+        assert self._entered.done, "this thread has no context"
+        with self._lock:
+            first, self.first = self.first, False
+            self._left -= not first
+            if self._left == 0:
+                self._made.set()
+        if first:
+            assert self._made.wait(60.0), "the next reads wait for the copies of those before"
+
+
+def test_reads_go_on_beside_copies_in_the_lane_of_dram(tmp_path: Path) -> None:
+    """They took turns, so that the lane was measured slower than it is and GDS was chosen."""
+    path = segment(tmp_path, 0, [(0, 80 << 20)], 80 << 20)
+    pieces = pieces_of([f"0:{80 << 20}:{path}"])
+    assert len(pieces) == 20
+    assert _by_host(pieces, SlowCopies(others=19)) > 0  # type: ignore[arg-type]
 
 
 def test_the_disk_itself_is_measured_without_a_device(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@ them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from kvwarehouse.gpu.bounded_child import run_child
 from kvwarehouse.gpu.machine import Machine, look
+from kvwarehouse.testing.until import until
 
 TELL = "from kvwarehouse.gpu.telling import tell\n"
 
@@ -129,3 +133,47 @@ def test_a_look_at_this_machine_ends_and_says_what_is_used() -> None:
 )
 def test_words_say_what_fell_back_to_what_and_why(machine: Machine, told: str) -> None:
     assert told in machine.words()[-1]
+
+
+def test_package_asks_for_the_native_core_only_when_pages_move() -> None:
+    """A child that probes begins with it, and so does the doctor of an installation that has no
+    core."""
+    without = (
+        "import sys\n"
+        "sys.modules['kvwarehouse.engine._native'] = None\n"
+        "import kvwarehouse.gpu\n"
+        "assert 'kvwarehouse.engine' not in sys.modules\n"
+    )
+    ended = subprocess.run([sys.executable, "-P", "-c", without], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Path) -> None:
+    """As a thread's does that the interpreter's end stops."""
+    pid_file = tmp_path / "pid"
+    (tmp_path / "spinning.py").write_text(
+        "import os, sys\n"
+        "from kvwarehouse.gpu.telling import tell\n"
+        "def spin():\n"
+        f"    open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+        "    while True: pass\n"
+        "tell({'spin': spin})\n"
+    )
+    asking = (
+        "import os, threading, time\n"
+        "from kvwarehouse.gpu.bounded_child import run_child\n"
+        "threading.Thread(target=run_child, args=('spinning', [], 2.0), daemon=True).start()\n"
+        f"while not os.path.exists({str(pid_file)!r}) or not open({str(pid_file)!r}).read():\n"
+        "    time.sleep(0.01)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", asking], env=environment, check=True, timeout=60)
+    pid = int(pid_file.read_text())
+    until(lambda: not Path(f"/proc/{pid}/stat").exists() or _is_zombie(pid), "it ended")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from kvwarehouse.client.mover import HeldFile
@@ -14,22 +17,27 @@ from kvwarehouse.testing.kvikio_model import KvikioModel
 
 
 class Target:
-    """Device memory, as far as kvikio looks at it; its bytes are here."""
+    """Device memory, as far as kvikio looks at it: its bytes are at an address."""
+
+    kept: ClassVar[list[Target]] = []  # until what writes to them has ended
 
     def __init__(self, size_bytes: int) -> None:
-        self.data = bytearray(size_bytes)
-
-    def take(self, data: bytes) -> None:
-        self.data[:] = data
+        self.data = np.zeros(size_bytes, np.uint8)
+        self.kept.append(self)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (len(self.data),), "typestr": "|u1", "data": (1, False), "version": 3}
+        address = self.data.ctypes.data
+        return {"shape": self.data.shape, "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def take(part: Any, data: bytes) -> None:
+    ctypes.memmove(part.address, data, part.size_bytes)
 
 
 @pytest.fixture
 def model() -> KvikioModel:
-    return KvikioModel(Target.take)
+    return KvikioModel(take)
 
 
 def held(path: Path, number: int = 0) -> HeldFile:
@@ -48,9 +56,9 @@ def test_bytes_come_from_the_place_that_was_named(model: KvikioModel, file: Path
     targets = [Target(4096), Target(4096)]
     finished = [mover.start(held(file), at, t) for at, t in zip((8192, 0), targets, strict=True)]
     for each in finished:
-        each()
+        assert each(inf)
     data = file.read_bytes()
-    assert [bytes(t.data) for t in targets] == [data[8192:], data[:4096]]
+    assert [t.data.tobytes() for t in targets] == [data[8192:], data[:4096]]
     assert model.opened == 1
     mover.close()
     assert not model.open
@@ -70,7 +78,7 @@ def test_a_short_read_is_an_error(model: KvikioModel, file: Path) -> None:
     mover = KvikioMover(gds=True, library=model)
     finished = mover.start(held(file), 0, Target(4096))
     with pytest.raises(OSError, match="4095 of 4096"):
-        finished()
+        finished(inf)
 
 
 def test_open_files_are_bounded_and_none_is_closed_while_it_is_read(
@@ -78,13 +86,12 @@ def test_open_files_are_bounded_and_none_is_closed_while_it_is_read(
 ) -> None:
     mover = KvikioMover(gds=True, library=model)
     under_way = [mover.start(held(file, n), 0, Target(4096)) for n in range(OPEN_FILES + 5)]
-    assert len(model.open) == OPEN_FILES + 5
     for finished in under_way:
-        finished()
-    mover.start(held(file, 1000), 0, Target(4096))()
+        assert finished(inf)
+    mover.start(held(file, 1000), 0, Target(4096))(inf)
     assert len(model.open) == OPEN_FILES
     opened = model.opened
-    mover.start(held(file, 1000), 0, Target(4096))()
+    mover.start(held(file, 1000), 0, Target(4096))(inf)
     assert model.opened == opened
     mover.close()
     assert not model.open
@@ -95,7 +102,44 @@ def test_a_failed_transfer_does_not_keep_its_file(model: KvikioModel, file: Path
     model.error = RuntimeError("POSIX error on pread: EOF")
     for number in range(OPEN_FILES):
         with pytest.raises(RuntimeError):
-            mover.start(held(file, number), 0, Target(4096))()
+            mover.start(held(file, number), 0, Target(4096))(inf)
     model.error = None
-    mover.start(held(file, 1000), 0, Target(4096))()
+    mover.start(held(file, 1000), 0, Target(4096))(inf)
     assert len(model.open) == OPEN_FILES
+
+
+def test_large_transfer_is_cut_to_tasks_and_waits_for_all_of_them_where_one_fails(
+    model: KvikioModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(9 << 20))
+    mover = KvikioMover(gds=True, library=model)
+    target = Target(9 << 20)
+    assert mover.start(held(path), 0, target)(inf)
+    assert model.tasks == 3
+    assert target.data.tobytes() == path.read_bytes()
+    taken: list[int] = []
+
+    def fail_first(part: Any, data: bytes) -> None:
+        taken.append(part.size_bytes)
+        if len(taken) == 1:
+            raise ValueError("cuFile: invalid argument")
+
+    failing = KvikioModel(fail_first)
+    finished = KvikioMover(gds=True, library=failing).start(held(path), 0, target)
+    with pytest.raises(ValueError, match="invalid argument"):
+        finished(inf)
+    assert sorted(taken) == [1 << 20, 4 << 20, 4 << 20]
+
+
+def test_device_that_does_not_answer_holds_nobody(model: KvikioModel, file: Path) -> None:
+    mover = KvikioMover(gds=True, library=model)
+    model.answers.clear()
+    target = Target(4096)
+    finished = mover.start(held(file), 0, target)
+    assert not finished(0.0)
+    assert not finished(0.02)
+    model.answers.set()
+    assert finished(inf)
+    assert target.data.tobytes() == file.read_bytes()[:4096]
+    mover.close()

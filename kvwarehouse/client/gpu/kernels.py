@@ -10,33 +10,37 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from kvwarehouse import engine
 from kvwarehouse.errors import InternalError, UsageError
 
 SOURCE = Path(__file__).with_name("page_kernels.cu")
 
-# By the name that a process may have loaded it under already; then where packages put it.
-_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
+_NAMES = {13: "libnvrtc.so.13", 12: "libnvrtc.so.12", 11: "libnvrtc.so.11.2"}
+"""By the version of CUDA that they are of."""
 _FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
 _TOOLKITS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 
 
 @cache
-def compiled(major: int, minor: int) -> str:
-    """PTX for devices of compute capability major.minor and later. Blocks for about a second.
+def compiled(major: int, minor: int) -> bytes:
+    """The kernels as cuModuleLoadData takes them, for devices of compute capability major.minor.
+    Blocks for about a second.
 
-    Raises UsageError (code "no_nvrtc") where NVRTC is not found, and InternalError where it refuses
-    the source, with its words."""
-    return compile_source(nvrtc(), SOURCE.read_bytes(), f"compute_{major}{minor}")
+    Raises UsageError (code "no_nvrtc") where NVRTC is not found or knows no device as old, and
+    InternalError where it refuses the source, with its words."""
+    library = nvrtc()
+    return compile_source(library, SOURCE.read_bytes(), architecture(library, major, minor))
 
 
 @cache
 def nvrtc() -> ctypes.CDLL:
     """KVW_NVRTC names another library (tests). Raises UsageError (code "no_nvrtc")."""
     named = os.environ.get("KVW_NVRTC")
-    for candidate in [named] if named else _candidates():
+    for candidate in [named] if named else _candidates(_driver_major()):
         try:
             return ctypes.CDLL(candidate)
         except OSError:
@@ -48,17 +52,67 @@ def nvrtc() -> ctypes.CDLL:
     )
 
 
-def _candidates() -> list[str]:
-    found = list(_NAMES)
+def _driver_major() -> int:
+    try:
+        return engine.cuda_version() // 1000
+    except UsageError:
+        return 0
+
+
+def preferred(driver_major: int) -> list[str]:
+    """NVRTC's names. What a compiler of the driver's own version of CUDA makes, the driver surely
+    loads; drivers know what is older, and not always what is newer. 0: not known."""
+
+    def order(major: int) -> tuple[bool, bool, int]:
+        return major != driver_major, major > driver_major, -major
+
+    return [_NAMES[major] for major in sorted(_NAMES, key=order)]
+
+
+def _candidates(driver_major: int) -> Iterator[str]:
+    """Each by the name that a process may have loaded it under already, then where packages put
+    it."""
     folders = [Path(entry) / folder for entry in sys.path for folder in _FOLDERS]
     folders += [Path(toolkit) / "lib64" for toolkit in _TOOLKITS if toolkit]
-    for folder in folders:
-        found += [str(folder / name) for name in _NAMES if (folder / name).exists()]
-    return found
+    for name in preferred(driver_major):
+        yield name
+        yield from (str(folder / name) for folder in folders if (folder / name).exists())
 
 
-def compile_source(library: ctypes.CDLL, source: bytes, architecture: str) -> str:
-    """`architecture`: "compute_80" and the like. Raises InternalError with the compiler's words."""
+def architecture(library: ctypes.CDLL, major: int, minor: int) -> str:
+    """What to compile for: "sm_90", the device's own, which drivers of the compiler's major version
+    of CUDA load, and later ones (an older major version's may refuse it). PTX is refused by drivers
+    that are older than its compiler, so it is only for devices that are newer than the compiler:
+    "compute_80", of the newest that it knows.
+
+    Raises UsageError (code "no_nvrtc") for a device that is older than all it knows."""
+    device, known = 10 * major + minor, _supported(library)
+    if device in known:
+        return f"sm_{device}"
+    older = [each for each in known if each < device]
+    if not older:
+        raise UsageError(
+            f"this NVRTC knows devices of compute capability {min(known) / 10:g} and later, and"
+            f" this one has {major}.{minor}: install an older one (nvidia-cuda-nvrtc-cu12), or pass"
+            " pages in host memory",
+            code="no_nvrtc",
+        )
+    return f"compute_{max(older)}"
+
+
+def _supported(library: ctypes.CDLL) -> list[int]:
+    """Ten times the compute capabilities that the compiler knows."""
+    count = ctypes.c_int()
+    call = "nvrtcGetNumSupportedArchs"
+    _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), call)
+    known = (ctypes.c_int * count.value)()
+    _check(library, library.nvrtcGetSupportedArchs(known), "nvrtcGetSupportedArchs")
+    return list(known)
+
+
+def compile_source(library: ctypes.CDLL, source: bytes, architecture: str) -> bytes:
+    """A cubin for a real architecture ("sm_80"), PTX for a virtual one ("compute_80"). Raises
+    InternalError with the compiler's words."""
     program = ctypes.c_void_p()
     name = SOURCE.name.encode()
     _check(
@@ -71,22 +125,25 @@ def compile_source(library: ctypes.CDLL, source: bytes, architecture: str) -> st
         options = (ctypes.c_char_p * len(given))(*given)
         failed = library.nvrtcCompileProgram(program, len(given), options)
         if failed:
-            said = _text(library, program, "nvrtcGetProgramLog")
+            log = _output(library, program, "nvrtcGetProgramLog")
+            said = log.rstrip(b"\0").decode(errors="replace")
             raise InternalError(
                 f"NVRTC does not compile {SOURCE.name} for {architecture}: {said}",
                 code="bad_kernels",
             )
-        return _text(library, program, "nvrtcGetPTX")
+        real = architecture.startswith("sm_")
+        return _output(library, program, "nvrtcGetCUBIN" if real else "nvrtcGetPTX")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _text(library: ctypes.CDLL, program: ctypes.c_void_p, call: str) -> str:
+def _output(library: ctypes.CDLL, program: ctypes.c_void_p, call: str) -> bytes:
+    """All of it: a cubin has zeros within, text a zero at its end."""
     size = ctypes.c_size_t()
     _check(library, getattr(library, call + "Size")(program, ctypes.byref(size)), call + "Size")
-    text = ctypes.create_string_buffer(size.value)
-    _check(library, getattr(library, call)(program, text), call)
-    return text.value.decode()
+    output = ctypes.create_string_buffer(size.value)
+    _check(library, getattr(library, call)(program, output), call)
+    return output.raw
 
 
 def _check(library: ctypes.CDLL, result: int, call: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,8 @@ def upkeep(serving: Serving) -> Iterator[Upkeep]:
 def make(device: ModelDevice, upkeep: Upkeep, rng: random.Random) -> Iterator[Make]:
     made: list[Rig] = []
 
-    def rig(name: str = "NHD", dtype: str = "bfloat16") -> Rig:
-        made.append(Rig(device, upkeep, rng, name, dtype))
+    def rig(name: str = "NHD", dtype: str = "bfloat16", lane: Any = None) -> Rig:
+        made.append(Rig(device, upkeep, rng, name, dtype, lane))
         return made[-1]
 
     yield rig

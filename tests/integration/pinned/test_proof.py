@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
 from kvwarehouse_connectors.common.layout import BlockLayout
 from kvwarehouse_connectors.common.proof import Proof
-from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
 from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import Make
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
+
+
+def test_device_is_prepared_before_pages_move_also_for_a_daemon_that_comes_later(
+    device: ModelDevice, tmp_path: Path
+) -> None:
+    """The kernels were loaded by the first store, and that waited for the engine's step."""
+    address = device.allocate(4096)
+    with Serving(tmp_path, dram="16MiB") as serving:
+        serving.stop()
+        before = device.count("modules")
+        upkeep = Upkeep(serving.address, UpkeepOptions(tick_s=0.01))
+        try:
+            upkeep.prepare_device(address)
+            assert upkeep.client is None
+            serving.start()
+            until(lambda: upkeep.client is not None, "the daemon is found")
+            assert device.count("modules") == before + 1
+        finally:
+            upkeep.close()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

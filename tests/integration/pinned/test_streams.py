@@ -81,6 +81,19 @@ def test_load_is_not_over_before_the_engine_has_left_its_blocks_and_its_copies_a
     assert (rig.cache.pages()[[1, 2]] == 7).all()
 
 
+def test_waiting_for_the_engine_breaks_no_graph_that_it_captures(make: Make) -> None:
+    """An event's own query, of any thread, does: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED."""
+    rig = make()
+    rig.memory.after_engine()
+    broken = rig.device.count("broken_captures")
+    rig.device.set("capture", 1)
+    try:
+        assert rig.memory.engine_done(TIMEOUT_S) is not None
+    finally:
+        rig.device.set("capture", 0)
+    assert rig.device.count("broken_captures") == broken
+
+
 def test_load_itself_does_not_overtake_the_engine_either(make: Make) -> None:
     """The self-test and later parts of a load ask nobody whether the engine is done."""
     rig = make()

@@ -80,12 +80,18 @@ class Rig:
     """A cache, its memory as connectors have it, and what a test asks of both."""
 
     def __init__(
-        self, device: ModelDevice, upkeep: Upkeep, rng: random.Random, name: str, dtype: str
+        self,
+        device: ModelDevice,
+        upkeep: Upkeep,
+        rng: random.Random,
+        name: str,
+        dtype: str,
+        lane: kvw.gpu.ChosenLane | None = None,
     ) -> None:
         self.device, self.rng = device, rng
         self.cache = cache_of(device, name, dtype, rng)
         self.fallbacks = 0
-        self.copies = DeviceCopies(0, self._fell_back)
+        self.copies = DeviceCopies(0, self._fell_back, lane)
         self.buffer = Buffer(self.cache)
         self.memory = PinnedMemory(
             self.cache.layout, self.cache.views, self.buffer, self.copies, ModelStream(device)

@@ -1,0 +1,111 @@
+"""Blocks of an engine's cache from NVMe, by the lane that was chosen: over a real daemon and its
+real segments, and contract models of kvikio and of CUDA's driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.gpu import ChosenLane, Lane, chosen_lane
+from kvwarehouse.testing.cuda_model import ModelDevice
+from kvwarehouse.testing.cuda_tensors import ModelStream
+from kvwarehouse.testing.lanes import Choosing, kvikio_of
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
+from kvwarehouse_connectors.common.device_copies import device_copies
+from pinned_parts.cache import LAYOUTS
+from pinned_parts.rig import TIMEOUT_S, Make, Rig
+
+pytestmark = pytest.mark.usefixtures("contract_kept")
+
+ROUNDS = 8  # with a failure each, after which a lane is given up
+
+
+@pytest.fixture(scope="module")
+def serving(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("disk")
+    with Serving(folder, dram="128MiB", nvme_capacity="64MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def chosen(
+    device: ModelDevice, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ChosenLane, Any]]:
+    """A lane and the model of kvikio that it uses."""
+    monkeypatch.setattr(chosen_lane, "LEAST_BYTES", 4096)
+    kvikio = kvikio_of(device)
+    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    yield lane, kvikio
+    lane.close()
+    until(lambda: not kvikio.open, "its files are closed")
+
+
+def to_nvme(serving: Serving) -> None:
+    with serving.connect() as admin:
+        assert admin.flush().pending == 0
+        admin.evict(None, 100_000, "dram")
+
+
+def loaded(rig: Rig, run: Any) -> int:
+    rig.wipe()
+    rig.memory.after_engine()
+    return int(rig.memory.load(rig.opened, run, 0, 0, TIMEOUT_S))
+
+
+def find_lane(rig: Rig, lane: ChosenLane) -> None:
+    until(lambda: loaded(rig, rig.run(0)) == 0 and lane._reader, "the lane is ready")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_blocks_come_from_nvme_by_the_lane_byte_for_byte(
+    name: str, make: Make, serving: Serving, chosen: Any
+) -> None:
+    lane, kvikio = chosen
+    rig = make(name, lane=lane)
+    run = rig.run(5, 0, 3, 4)
+    before = rig.cache.pages()
+    rig.outbox.put([run], rig.space, rig.memory)
+    rig.stored()
+    to_nvme(serving)
+    find_lane(rig, lane)
+    assert loaded(rig, run) == 4
+    assert kvikio.tasks > 0
+    assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
+    assert rig.opened.lookup(keys=run.keys).by_tier == {"dram": 0, "nvme": 4}
+    # Used again, they come into DRAM.
+    assert loaded(rig, run) == 4
+    assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
+    assert rig.opened.lookup(keys=run.keys).by_tier == {"dram": 4, "nvme": 0}
+    assert (rig.buffer.loads, rig.fallbacks) == (0, 0)
+
+
+def test_lane_that_fails_leaves_the_straight_way_from_the_arena(
+    make: Make, serving: Serving, chosen: Any
+) -> None:
+    lane, kvikio = chosen
+    rig = make(lane=lane)
+    before = rig.cache.pages()
+    runs = [rig.run(1, 6, 2) for _ in range(ROUNDS)]
+    rig.outbox.put(runs, rig.space, rig.memory)
+    rig.stored()
+    to_nvme(serving)
+    find_lane(rig, lane)
+    kvikio.error = RuntimeError("cuFile: error 5028")
+    for run in runs:
+        assert loaded(rig, run) == 3
+        assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
+    assert "5028" in lane.problem
+    assert rig.copies.usable
+    assert (rig.buffer.loads, rig.fallbacks) == (0, 0)
+
+
+@pytest.mark.parametrize(("wish", "has"), [("auto", True), ("arena", False)])
+def test_wish_says_whether_a_lane_is_looked_for(device: ModelDevice, wish: str, has: bool) -> None:
+    copies = device_copies(ModelStream(device), device.allocate(64), wish, lambda: None)
+    assert copies is not None
+    assert isinstance(copies._lane, kvw.gpu.ChosenLane) == has
