@@ -16,9 +16,12 @@ import kvwarehouse as kvw
 
 _log = logging.getLogger(__name__)
 
-WISHES = ("auto", "off")
+WISHES = ("auto", "arena", "off")
+"""auto: straight, and pages on NVMe by the lane that is the fastest; arena: straight, and all pages
+by the daemon's arena; off: by a buffer in host memory."""
 
-# What says that the way is not there, or not any more. Any other error is one of a single call.
+# What says that the way is not there, or not any more. Any other error is of a single call: after
+# "gpu_capture" that load is a miss, because the host's way would break what is captured.
 _REFUSALS = (
     "bad_device_memory",
     "bad_event",
@@ -44,8 +47,8 @@ class EngineStream(Protocol):
         ...
 
     def recorded(self) -> Any:
-        """A new event behind all that the engine's stream has queued; it has `query()`, and is what
-        Regions.on_device takes. In the engine's thread; never waits."""
+        """A new event behind all that the engine's stream has queued, as Regions.on_device takes
+        it. In the engine's thread; never waits."""
         ...
 
     def indices(self, blocks: Any) -> Any:
@@ -58,11 +61,18 @@ class EngineStream(Protocol):
 
 
 class DeviceCopies:
-    """on_fallback: called once, when what would have gone straight no longer does."""
+    """on_fallback: called once, when what would have gone straight no longer does. lane: how loads
+    come here that may have pages on NVMe; None: all by the arena."""
 
-    def __init__(self, ordinal: int, on_fallback: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ordinal: int,
+        on_fallback: Callable[[], None],
+        lane: kvw.gpu.ChosenLane | None = None,
+    ) -> None:
         self._ordinal = ordinal
         self._on_fallback = on_fallback
+        self._lane = lane
         self._lock = threading.Lock()
         self._reason = ""
 
@@ -78,6 +88,22 @@ class DeviceCopies:
     def placed(self, regions: kvw.Regions, after: Any) -> kvw.Regions:
         """The regions in the device's memory, which a call reads or writes after that event."""
         return regions.on_device(self._ordinal, after=after)
+
+    def reached(self, event: Any, timeout_s: float) -> bool:
+        """Whether the device came to the event within the time. In any thread: the event's own
+        `query()` would break a graph that the engine captures meanwhile."""
+        return kvw.gpu.reached(self._ordinal, event, timeout_s)
+
+    def load(self, space: kvw.OpenNamespace, *args: Any, **how: Any) -> kvw.Loaded:
+        """As space.load, into regions that were placed."""
+        if self._lane is None:
+            return space.load(*args, **how)
+        return self._lane.load(space, *args, **how)
+
+    def close(self) -> None:
+        """Lets go of what loads from NVMe take of the device. Waits for nothing."""
+        if self._lane is not None:
+            self._lane.close()
 
     def refused(self, error: kvw.WarehouseError) -> bool:
         """Whether a call failed because the way is not there: then nobody goes it any more, and
@@ -97,20 +123,28 @@ class DeviceCopies:
             self._reason = reason
         tell(reason)
         self._on_fallback()
+        self.close()
 
 
 def device_copies(
-    stream: EngineStream, address: int, wish: str, on_fallback: Callable[[], None]
+    stream: EngineStream,
+    address: int,
+    wish: str,
+    on_fallback: Callable[[], None],
+    client: kvw.Client | None = None,
 ) -> DeviceCopies | None:
     """Of a cache on a device that has this address; None where its pages go through host memory,
-    which is logged and counted unless it was wished. Blocks for a second."""
+    which is logged and counted unless it was wished. client: what will load and store, where there
+    is one already. Blocks for a second."""
     assert wish in WISHES, wish
     if wish == "off":
         return None
     try:
         problem = stream.problem
         if not problem:
-            return DeviceCopies(kvw.gpu.prepare(address), on_fallback)
+            ordinal = kvw.gpu.prepare(address, client)
+            lane = kvw.gpu.ChosenLane(ordinal) if wish == "auto" else None
+            return DeviceCopies(ordinal, on_fallback, lane)
     except kvw.WarehouseError as error:
         problem = str(error)
     tell(problem)

@@ -25,10 +25,6 @@ from kvwarehouse_connectors.common.layout import BlockLayout, by_memory
 from kvwarehouse_connectors.common.memory import BlockMemory
 from kvwarehouse_connectors.common.page_run import PageRun
 
-# Between two looks at an event: from the time of a small copy to that of a scheduler's tick.
-_FIRST_LOOK_S = 50e-6
-_LONGEST_LOOK_S = 1e-3
-
 
 class PinnedMemory:
     """layout, views: the same blocks, as addresses and as tensors. host: the way through a buffer.
@@ -95,12 +91,14 @@ class PinnedMemory:
             self._ready = self._stream.recorded()
 
     def engine_done(self, timeout_s: float) -> float | None:
-        ready, began, look_s = self._ready, time.monotonic(), _FIRST_LOOK_S
-        while ready is not None and not ready.query():
-            if time.monotonic() - began >= timeout_s:
+        began = time.monotonic()
+        try:
+            if not self._copies.reached(self._ready, timeout_s):
                 return None
-            time.sleep(look_s)
-            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+        except kvw.WarehouseError as error:
+            # The host's way waits for the engine by itself.
+            if not self._copies.refused(error):
+                raise
         return time.monotonic() - began
 
     def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
@@ -112,8 +110,8 @@ class PinnedMemory:
         if self._copies.usable:
             try:
                 out = self._copies.placed(self._layout.regions(run.blocks[begin:]), self._ready)
-                return space.load(
-                    keys=run.key_runs(begin), out=out, shard=shard, timeout_s=timeout_s
+                return self._copies.load(
+                    space, keys=run.key_runs(begin), out=out, shard=shard, timeout_s=timeout_s
                 )
             except kvw.WarehouseError as error:
                 if not self._copies.refused(error):

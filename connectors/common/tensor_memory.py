@@ -32,6 +32,7 @@ class TensorMemories:
         self._stream_of = stream_of
         self._asked = False
         self._copies: DeviceCopies | None = None
+        self._address = 0
 
     def memory(self, layout: BlockLayout, views: Sequence[Any], num_blocks: int) -> BlockMemory:
         """layout, views: the same blocks, none of them in use yet."""
@@ -50,9 +51,19 @@ class TensorMemories:
             return host
         return PinnedMemory(layout, [as_words(view) for view in views], host, copies, stream)
 
+    @property
+    def device_address(self) -> int:
+        """In the memory of the device that pages go straight to and from; 0: to none."""
+        return self._address if self._copies is not None and self._copies.usable else 0
+
+    def close(self) -> None:
+        """When no load is made any more."""
+        if self._copies is not None:
+            self._copies.close()
+
     def _of_device(self, stream: EngineStream, layout: BlockLayout) -> DeviceCopies | None:
         if not self._asked:
             self._asked = True
-            address = int(layout.bases[0])
-            self._copies = device_copies(stream, address, self._wish, self._on_fallback)
+            self._address = int(layout.bases[0])
+            self._copies = device_copies(stream, self._address, self._wish, self._on_fallback)
         return self._copies

@@ -34,6 +34,7 @@ def check_tensors(memory: BlockMemory, views: Sequence[Any], num_blocks: int) ->
         memory.gather(blocks, rows)
         memory.settle()
         _write(views, blocks, [[torch.zeros_like(p) for p in row] for row in patterns])
+        memory.after_engine()  # else these zeros may be written over what is scattered
         memory.scatter(blocks, rows)
         good = _same(views, blocks, patterns) and _same(views, beside, around)
     finally:

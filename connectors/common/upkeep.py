@@ -53,6 +53,7 @@ class Upkeep:
         self._refused_by = 0  # the incarnation that did
         self._looked = threading.Condition(self._lock)
         self._last_problem = ""
+        self._device_address = 0
         self._look()
         self._thread = threading.Thread(target=self._run, name="kvw-upkeep", daemon=True)
         self._thread.start()
@@ -74,6 +75,19 @@ class Upkeep:
         if found is None:
             self._want(space)
         return found
+
+    def prepare_device(self, address: int) -> None:
+        """Has the kernels on the device of this address before its pages are loaded or stored, now
+        and at every daemon to come. Blocks for a moment."""
+        self._device_address = address
+        if self._client is not None:
+            self._prepare(self._client)
+
+    def _prepare(self, client: kvw.Client) -> None:
+        try:
+            kvw.gpu.prepare(self._device_address, client)
+        except kvw.WarehouseError as error:  # the first load or store says it to who can act
+            _log.debug("the device could not be prepared: %s", error)
 
     def wait_opened(self, space: kvw.Namespace, timeout_s: float) -> kvw.OpenNamespace | None:
         """As `opened`, waiting for the thread at most timeout_s, and not at all without a daemon.
@@ -154,22 +168,29 @@ class Upkeep:
         """One look: connects or reconnects, and registers what is wanted."""
         try:
             if self._client is None:
-                self._client = kvw.connect(
-                    self._address,
-                    verify=self._options.verify,  # type: ignore[arg-type]  # checked by connect
-                    timeout_s=_CALL_TIMEOUT_S,
-                    patience_s=0.0,
-                    read_only=self._options.read_only,
-                )
+                self._client = self._connected()
             elif not self._client.refresh(timeout_s=_CALL_TIMEOUT_S):
                 self._tell("it does not answer")
                 return
             self._register(self._client)
             self._tell("")
-        except kvw.UsageError:
-            raise
+        except kvw.UsageError as error:
+            if error.code != "closed":  # as the process ends: there is nothing left to look at
+                raise
         except kvw.WarehouseError as error:
             self._tell(str(error))
+
+    def _connected(self) -> kvw.Client:
+        client = kvw.connect(
+            self._address,
+            verify=self._options.verify,  # type: ignore[arg-type]  # checked by connect
+            timeout_s=_CALL_TIMEOUT_S,
+            patience_s=0.0,
+            read_only=self._options.read_only,
+        )
+        if self._device_address:
+            self._prepare(client)
+        return client
 
     def _register(self, client: kvw.Client) -> None:
         incarnation = client.control().incarnation

@@ -110,6 +110,7 @@ class WarehousePrefill:
             self._geometry,
             options.device_copies,
             lambda: self._stats.add(PrefillStats(device_fallbacks=1)),
+            client if isinstance(client, kvw.Client) else None,
         )
         self._link = Link(client, self.space)
         self._stores = StoreQueue(options.pending_stores, self._count_store)
@@ -170,6 +171,7 @@ class WarehousePrefill:
     def close(self) -> None:
         """Finishes queued stores. More than once is once."""
         self._stores.close()
+        self._transfer.close()
         self._link.close()
 
     def __enter__(self) -> Self:

@@ -75,16 +75,24 @@ class Transfer(Protocol):
         after: of `computed`."""
         ...
 
+    def close(self) -> None:
+        """When no load is made any more. Waits for nothing."""
+        ...
+
 
 def transfer_for(
-    device: torch.device, geometry: PageGeometry, wish: str, on_fallback: Callable[[], None]
+    device: torch.device,
+    geometry: PageGeometry,
+    wish: str,
+    on_fallback: Callable[[], None],
+    client: kvw.Client | None = None,
 ) -> Transfer:
-    """wish, on_fallback: as device_copies.py has them. Blocks for a second on a GPU."""
+    """wish, on_fallback, client: as device_copies.py has them. Blocks for a second on a GPU."""
     if device.type == "cpu":
         return DirectTransfer(geometry)
     staged, stream = StagedTransfer(geometry), TorchStream(device)
     address = torch.empty(1, device=device).data_ptr()
-    copies = device_copies(stream, address, wish, on_fallback)
+    copies = device_copies(stream, address, wish, on_fallback, client)
     return staged if copies is None else DeviceTransfer(geometry, staged, copies, stream)
 
 
@@ -115,6 +123,9 @@ class DirectTransfer:
         regions = _regions(self._geometry, rooms, first, len(tokens))
         return _counted(space.store(tokens, regions, first=first, timeout_s=timeout_s))
 
+    def close(self) -> None:
+        return None
+
 
 class DeviceTransfer:
     """Between shared memory and rooms on a GPU, straight, and through `staged` where the device
@@ -139,7 +150,7 @@ class DeviceTransfer:
             try:
                 # Their memory may be what the stream still works on for somebody else.
                 pages = self._placed(rooms, 0, len(tokens), self._stream.recorded())
-                return int(space.load(tokens, pages, timeout_s=timeout_s))
+                return int(self._copies.load(space, tokens, pages, timeout_s=timeout_s))
             except kvw.WarehouseError as error:
                 if may_still_write(error):
                     keep(rooms)
@@ -168,6 +179,9 @@ class DeviceTransfer:
                 if not self._copies.refused(error):
                     raise
         return self._staged.store(space, tokens, rooms, first, timeout_s, after)
+
+    def close(self) -> None:
+        self._copies.close()
 
     def _placed(self, rooms: Sequence[Any], first: int, tokens: int, after: Any) -> kvw.Regions:
         return self._copies.placed(_regions(self._geometry, rooms, first, tokens), after)
@@ -220,6 +234,9 @@ class StagedTransfer:
             upto = tokens[: (start + pages) * self._geometry.page_tokens]
             total += _counted(space.store(upto, buffer, first=start, timeout_s=timeout_s))
         return total
+
+    def close(self) -> None:
+        return None
 
     def _batches(self, first: int, tokens: Any) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """(first page, pages, buffer for them). The buffer is used again."""

@@ -49,6 +49,7 @@ class WorkerSide:
         )
         self._wants_events = compat.publishes_events(vllm_config)
         self._memories: list[BlockMemory] = []
+        self._tensors: TensorMemories | None = None
         self._facts: Facts | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
         self._proof = Proof(self._upkeep, stores=settings.stores)
@@ -72,7 +73,7 @@ class WorkerSide:
         raises UsageError where they do not."""
         config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
         order = str(config.cache_config.kv_cache_layout or "")
-        made = TensorMemories(
+        made = self._tensors = TensorMemories(
             self._settings.device_copies, lambda: self._results.count(device_fallbacks=1)
         )
         facts = []
@@ -82,6 +83,8 @@ class WorkerSide:
             device = views[0].device.type
             memory = made.memory(layout, views, blocks)
             self._memories.append(memory)
+            if made.device_address:
+                self._upkeep.prepare_device(made.device_address)
             check_tensors(memory, views, blocks)
             if not self._proof.of_the_way(memory, range(blocks)[-2:]):
                 raise unsupported("this engine", "gets other bytes back than it stored (self-test)")
@@ -150,6 +153,8 @@ class WorkerSide:
         made within their timeout."""
         self._loads.close()
         self._outbox.close()
+        if self._tensors is not None:
+            self._tensors.close()
         self._upkeep.close()
 
     # -- in the storing thread -----------------------------------------------------------------

@@ -17,8 +17,10 @@ pytest.importorskip("transformers", reason="needs transformers: make test-engine
 
 import kvwarehouse as kvw
 from kvwarehouse.client.gpu import kernels
+from kvwarehouse.gpu import Lane, chosen_lane
 from kvwarehouse.testing.cuda_model import ModelDevice
 from kvwarehouse.testing.cuda_tensors import ModelMemory, ModelStream, ModelTensor, contiguous
+from kvwarehouse.testing.lanes import Choosing, kvikio_of
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 from kvwarehouse_connectors.common import PageGeometry, Plane
@@ -88,16 +90,21 @@ class Staged:
         self.calls.append("store")
         return Stored()
 
+    def close(self) -> None:
+        self.calls.append("close")
+
 
 class Rig:
-    def __init__(self, device: ModelDevice, rng: random.Random, dtype: str) -> None:
+    def __init__(
+        self, device: ModelDevice, rng: random.Random, dtype: str, lane: Any = None
+    ) -> None:
         self.device = device
         self.rooms = Rooms(device, rng, dtype)
         self.geometry = PageGeometry(
             tuple(Plane(heads, size * ITEM_BYTES[dtype]) for heads, size in PLANES), PAGE_TOKENS
         )
         self.fallbacks: list[None] = []
-        self.copies = DeviceCopies(0, lambda: self.fallbacks.append(None))
+        self.copies = DeviceCopies(0, lambda: self.fallbacks.append(None), lane)
         self.staged = Staged()
         self.way = DeviceTransfer(self.geometry, self.staged, self.copies, ModelStream(device))
         self.tokens = np.array([rng.randrange(1 << 30) for _ in range(PAGES * PAGE_TOKENS)])
@@ -118,6 +125,35 @@ def client(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         serving.connect(timeout_s=TIMEOUT_S) as client,
     ):
         yield client
+
+
+def test_pages_on_nvme_come_by_the_lane_that_was_chosen(
+    device: ModelDevice, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chosen_lane, "LEAST_BYTES", 4096)
+    kvikio = kvikio_of(device)
+    lane = chosen_lane.ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    rig = Rig(device, rng, "bfloat16", lane)
+    rooms, tokens = rig.rooms.tensors, rig.tokens
+    with (
+        Serving(tmp_path, dram="64MiB", nvme_capacity="64MiB") as serving,
+        serving.connect(timeout_s=TIMEOUT_S) as client,
+    ):
+        ns = client.open(rig.space)
+        rig.rooms.fill(rig.rooms.noise())
+        before = rig.rooms.pages()
+        assert rig.way.store(ns, tokens, rooms, 0, TIMEOUT_S, rig.way.computed(rooms)).stored
+        assert client.flush().pending == 0
+        client.evict(None, 100_000, "dram")
+        until(lambda: rig.way.load(ns, tokens[::-1], rooms, 0) == 0 and lane._reader, "the lane")
+        rig.rooms.fill([np.full_like(memory.data, 7) for memory in rig.rooms.memories])
+        assert rig.way.load(ns, tokens, rooms, TIMEOUT_S) == PAGES
+        assert np.array_equal(rig.rooms.pages(), before)
+        assert kvikio.tasks > 0
+        assert ns.lookup(tokens).by_tier == {"dram": 0, "nvme": PAGES}
+        lane.close()
+    assert rig.staged.calls == []
+    assert not rig.fallbacks
 
 
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
@@ -277,6 +313,9 @@ class Watched:
         self.given = after
         stored: Stored = self._inner.store(space, tokens, rooms, first, timeout_s)
         return stored
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 @pytest.fixture

@@ -61,6 +61,31 @@ def test_layout_of_a_part_is_proven_on_its_tensors(kind: str) -> None:
     assert all(torch.equal(one, two) for one, two in zip(before, views, strict=True))
 
 
+class BesideTheEngine(DeviceMemory):
+    """Scatters on a stream of its own, as on a device: before what the engine's stream has queued,
+    zeros here, unless it was told to come after that."""
+
+    told = False
+
+    def after_engine(self) -> None:
+        self.told = True
+
+    def scatter(self, blocks: Any, rows: Any) -> None:
+        super().scatter(blocks, rows)
+        for view in self._views if not self.told else ():
+            view[list(blocks)] = 0
+        self.told = False
+
+
+def test_layout_is_proven_after_what_the_engine_has_queued() -> None:
+    """The zeros between the proof's two halves were on the engine's stream, and could be written
+    over what was scattered: a good cache was refused."""
+    part, views = parts()["pool"]
+    before = [view.clone() for view in views]
+    check_tensors(BesideTheEngine(views), views, part.slots)
+    assert all(torch.equal(one, two) for one, two in zip(before, views, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["pool", "regions", "window"])
 def test_way_for_devices_moves_the_same_bytes(kind: str) -> None:
     part, views = parts()[kind]
