@@ -222,14 +222,16 @@ def test_store_that_fails_is_dropped_and_counted(
     environment.setenv("TLLM_KVW_STORE_TIMEOUT_S", "0.2")
     engine = start(ranks=2).ready()
     name = engine.submit(prompt(60))
-    take_copies = engine.worker.take_copies
+    orders_of = engine.scheduler.orders
 
-    def stop_first(orders: Any) -> None:
+    def stop_first(output: Any) -> Any:
+        """Planned with the daemon there, and gone before any rank hears of it."""
+        orders = orders_of(output)
         if orders.stores:
             serving.kill()
-        take_copies(orders)
+        return orders
 
-    engine.worker.take_copies = stop_first
+    engine.scheduler.orders = stop_first
     engine.run()
     assert name not in engine.executor.requests
     until(lambda: engine.counted("dropped_blocks") == [7, 7], "every block is dropped, and counted")
