@@ -8,56 +8,95 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from bench_frame.frame import bench_parser, numbers, run
+from bench_frame.answer import give
+from bench_frame.frame import bench_parser, run
 from bench_frame.progress import Teller
-from gpu_bench import hbm as hbm_part
-from gpu_bench.cards import TorchCard
-from gpu_bench.nvme import nvme
+from gpu_bench.kept import keep, kept
 from gpu_bench.page import with_outcomes
-from gpu_bench.pinned import Work, pinned
-from gpu_bench.ttft import SHAPES, ttft
-from gpu_bench.wanted import Outcome, lines_of
+from gpu_bench.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, tried
+from gpu_bench.room import room_of
+from gpu_bench.ttft import SHAPES
+from gpu_bench.wanted import Outcome, lines_of, shown
 from kvwarehouse.cli.bench.conditions import processor
+from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.gpu import Machine, look
 from kvwarehouse.planner.report import Report, TableBlock
 
 ABOUT = """\
 Judges each figure against its goal. Without a GPU it measures nothing and says so, in the document
-too."""
+too. What a part found is kept when it ends, and is in the report of the parts that run later; one
+that fails says why, the others go on, and the exit status is 1."""
 
 EXAMPLES = """\
   bench/gpu.py                      all parts: about half an hour, a model of 8 billion
   bench/gpu.py --quick              a small model and little data: to see that it works
-  bench/gpu.py --lengths 1024,32768 --rounds 5 --write"""
+  bench/gpu.py --parts pinned,hbm   these again; the report has the others as they were
+  bench/gpu.py --parts ttft --lengths 1024,32768 --rounds 3 --write"""
 
-_DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
-_LENGTHS, _QUICK_LENGTHS = "1024,4096,16384,32768,65536,131072", "1024,2048"
-_STORED_BYTES, _QUICK_BYTES = 4 << 30, 128 << 20
+_ROOT = Path(__file__).resolve().parent.parent
+_DOCUMENT = _ROOT / "docs" / "gpu.md"
 _PACKAGES = ("torch", "transformers", "cupy-cuda13x", "kvikio-cu13", "nvidia-cufile")
 
 
 def main() -> int:
     parser = bench_parser("gpu", ABOUT, EXAMPLES)
-    parser.add_argument("--lengths", metavar="N,N", help=f"Prompts' tokens. Default: {_LENGTHS}.")
+    parser.add_argument(
+        "--parts", metavar="PART,PART", help=f"Of {', '.join(PARTS)}. Default: all of them."
+    )
+    parser.add_argument("--lengths", metavar="N,N", help=f"Prompts' tokens. Default: {LENGTHS}.")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="Default: %(default)s.")
     parser.add_argument("--model", choices=SHAPES, help="Default: 8b, with --quick tiny.")
-    parser.add_argument("--write", action="store_true", help="Also docs/gpu.md.")
-    return run(parser, _measure)
+    parser.add_argument("--write", action="store_true", help="Also docs/gpu.md, after each part.")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=_ROOT / "build" / "bench",
+        metavar="DIR",
+        help="Where what parts found is kept: gpu/, gpu-quick/. Default: %(default)s.",
+    )
+    failed: list[str] = []
+    status = run(parser, partial(_measure, failed))
+    return status or (Exit.FAILED if failed else Exit.OK)
 
 
-def _measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def _measure(failed: list[str], args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+    """Adds the parts that failed to `failed`."""
+    parts = chosen(args.parts)
+    lengths_of(args)  # refused before minutes of measuring, not after them
     machine = look(folder=str(folder))
     conditions = conditions_of(machine)
-    stored = _QUICK_BYTES if args.quick else _STORED_BYTES
-    outcomes = [
-        _pinned(args, machine, folder / "pinned"),
-        _hbm(args, machine, folder / "hbm"),
-        nvme(machine, folder / "nvme", stored),
-        _ttft(args, machine, folder / "ttft"),
-    ]
+    results = args.out / ("gpu-quick" if args.quick else "gpu")
+    for part in parts:
+        teller.step(part)
+        asked = Asked(args, machine, room_of(folder), folder / part)
+        outcome, ended = tried(part, PARTS[part], asked)
+        if not ended:
+            failed.append(part)
+        keep(outcome, conditions, results)
+        _tell(outcome, teller)
+        report = _report(machine, conditions, kept(list(PARTS), conditions, results), args)
+        if part != parts[-1]:
+            give(report, args)  # a limit of time may end this process in the next part
+    return report
+
+
+def _tell(outcome: Outcome, teller: Teller) -> None:
+    for figure in outcome.figures:
+        teller.say(f"{outcome.part}: {figure.name}: {shown(figure)} {figure.verdict}".rstrip())
+    if outcome.why_not:
+        teller.say(f"{outcome.part}: {outcome.why_not}")
+
+
+def _report(
+    machine: Machine,
+    conditions: dict[str, str],
+    outcomes: list[Outcome],
+    args: argparse.Namespace,
+) -> Report:
     if args.write:
         text = with_outcomes(_DOCUMENT.read_text("utf-8"), conditions, machine.words(), outcomes)
         _DOCUMENT.write_text(text, encoding="utf-8")
@@ -72,31 +111,6 @@ def _measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         figures={"conditions": conditions, "figures": [list(row) for row in rows]},
         notes=(),
     )
-
-
-def _pinned(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:
-    if not machine.has_device:
-        return Outcome("pinned", why_not=machine.words()[0])
-    work = Work(64 << 20, rounds=1) if args.quick else Work(rounds=args.rounds)
-    return pinned(TorchCard(), folder, work)
-
-
-def _hbm(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:
-    if not machine.has_device:
-        return Outcome("hbm", why_not=machine.words()[0])
-    quick = hbm_part.Work(64 << 20, rounds=1)
-    work = quick if args.quick else hbm_part.Work(rounds=args.rounds)
-    return hbm_part.hbm(TorchCard(), folder, work)
-
-
-def _ttft(args: argparse.Namespace, machine: Machine, folder: Path) -> Outcome:
-    if not machine.has_device:
-        return Outcome("ttft", why_not=machine.words()[0])
-    lengths = numbers(
-        args.lengths or (_QUICK_LENGTHS if args.quick else _LENGTHS), "--lengths", 1024, 1 << 20
-    )
-    shape = SHAPES[args.model or ("tiny" if args.quick else "8b")]
-    return ttft("cuda", shape, lengths, 1 if args.quick else args.rounds, folder)
 
 
 def conditions_of(machine: Machine) -> dict[str, str]:

@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="On the disk to measure; what is written there goes again. Default: that of --out.",
     )
-    parser.add_argument("--huge-dir", metavar="DIR", help="On a tmpfs with huge=always.")
     parser.add_argument("--minutes", type=float, default=2.0, metavar="N", help="Of the soak.")
     parser.add_argument("--report", action="store_true", help="No measure, only the report.")
     parser.add_argument(
@@ -112,7 +111,6 @@ def _run(name: str, args: argparse.Namespace) -> None:
         _PAGE_BYTES,
         _MOVED_BYTES // _PAGE_BYTES,
         args.nvme_dir or str(args.out),
-        args.huge_dir,
         Sizes(soak_minutes=args.minutes),
     )
     begin = time.monotonic()

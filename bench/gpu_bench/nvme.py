@@ -3,11 +3,11 @@ loads by the way that is the fastest here, and each way's bare transfers."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import numpy as np
 import kvwarehouse as kvw
 from gpu_bench.wanted import Outcome
 from kvwarehouse.cli.bench.figures import GIGABYTE, Figure
-from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.gpu import Machine, Rates, choose, reader
 from kvwarehouse.gpu.driver import Driver
 from kvwarehouse.gpu.rates import disk_rate
+from kvwarehouse.gpu.rates_child import drop_cached
 from kvwarehouse.testing.serving import Serving
 
 NAME = "NVMe to GPU, against the disk's own reads"
@@ -30,6 +30,7 @@ _LOADED_PAGES = 128
 _ROUNDS = 5
 _ALL_PAGES = 100_000  # the most that one call evicts, and more than there are
 _WAIT_S = 120.0
+_LEAST_CAPACITY = 512 << 20
 
 
 def nvme(machine: Machine, folder: Path, stored_bytes: int) -> Outcome:
@@ -37,55 +38,41 @@ def nvme(machine: Machine, folder: Path, stored_bytes: int) -> Outcome:
     if not machine.has_device:
         return Outcome("nvme", why_not=machine.words()[0])
     folder.mkdir(parents=True, exist_ok=True)
-    with Serving(folder, dram="1GiB", nvme_capacity="8GiB") as serving, serving.connect() as client:
+    tiers = {"dram": "1GiB", "nvme_capacity": str(max(_LEAST_CAPACITY, 2 * stored_bytes))}
+    with Serving(folder, **tiers) as serving, serving.connect() as client:
         pages = stored_bytes // PAGE_BYTES
         opened = fill(client, pages)
         segments = serving.nvme_dir / "segments"
-        choice = choose(segments, folder / "lanes", again=True)
+        # The machine was looked at already, which may take half a minute.
+        choice = choose(segments, memory=folder / "lanes", again=True, look=lambda: machine)
         disk = disk_rate(segments)
         driver = Driver()
         driver.use(0)
         loaded = min(pages, _LOADED_PAGES)
         address = driver.memory(loaded * PAGE_BYTES).address
-        with _open(reader(opened, 0, choice)) as past_daemon:
-            loads = past_daemon or opened
-            rate = load_rate(client, loads, address, loaded, segments)
+        with reader(opened, 0, choice) or nullcontext() as past_daemon:
+            load = partial(past_daemon.load, opened) if past_daemon else opened.load
+            rate = load_rate(client, load, address, loaded, segments)
         return outcome_of(choice.rates, disk, rate, choice.lane)
 
 
-@contextmanager
-def _open(past_daemon: NvmeReader | None) -> Iterator[NvmeReader | None]:
-    try:
-        yield past_daemon
-    finally:
-        if past_daemon is not None:
-            past_daemon.close()
-
-
-def load_rate(client: kvw.Client, loads: Any, address: int, pages: int, segments: Path) -> float:
+def load_rate(
+    client: kvw.Client, load: Callable[..., kvw.Loaded], address: int, pages: int, segments: Path
+) -> float:
     """Bytes a second of verified loads of pages that are on NVMe alone, into the device's memory at
-    `address`: median over rounds, caches dropped before each. loads: what has `load`."""
-    row = [[block] for block in range(pages)]
-    out = kvw.Regions.strided([], [address], [PAGE_BYTES], [PAGE_BYTES], row).on_device(0)
+    `address`: median over rounds, caches dropped before each."""
+    blocks = [[block] for block in range(pages)]
+    out = kvw.Regions.strided([], [address], [PAGE_BYTES], [PAGE_BYTES], blocks).on_device(0)
     taken = []
     for _ in range(1 + _ROUNDS):
         client.evict(None, _ALL_PAGES, "dram")
-        _drop(segments)
+        drop_cached(segments.glob("*.seg"))
         began = time.perf_counter()
-        filled = loads.load(_tokens(pages), out, timeout_s=_WAIT_S)
+        filled = load(_tokens(pages), out, timeout_s=_WAIT_S)
         taken.append(time.perf_counter() - began)
         if filled != pages:
             raise RuntimeError(f"{int(filled)} of {pages} pages were loaded: {filled.missed}")
     return pages * PAGE_BYTES / statistics.median(taken[1:])
-
-
-def _drop(segments: Path) -> None:
-    for path in segments.glob("*.seg"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, lane: str) -> Outcome:

@@ -24,7 +24,7 @@ def with_outcomes(
     ran = [outcome.part for outcome in outcomes if outcome.figures]
     lanes = [
         f"Lanes that have run here: {', '.join(ran) or 'none'}.",
-        *(f"- `{each.part}` has not: {each.why_not}." for each in outcomes if each.why_not),
+        *(f"- {_why(each)}." for each in outcomes if each.why_not),
     ]
     parts = [
         "\n".join(f"- {name}: {value}" for name, value in conditions.items()),
@@ -33,6 +33,11 @@ def with_outcomes(
         "\n".join(rows),
     ]
     return between_marks(document, BEGIN, END, "\n" + "\n\n".join(parts) + "\n\n")
+
+
+def _why(outcome: Outcome) -> str:
+    said = "left something out" if outcome.figures else "has not"
+    return f"`{outcome.part}` {said}: {outcome.why_not}"
 
 
 def _cell(text: str) -> str:

@@ -86,8 +86,7 @@ def ttft(device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder:
     import torch
 
     model = _model(shape, max(lengths) + _TAIL_TOKENS + 1, device)
-    # One prompt at a time, with room for the one before it, which is being cleared.
-    room = f"{max(64 << 20, int(2.5 * (max(lengths) + _TAIL_TOKENS) * shape.kv_bytes_per_token))}"
+    room = str(tier_bytes(max(lengths), shape.kv_bytes_per_token))
     folder.mkdir(parents=True, exist_ok=True)
     samples: list[Sample] = []
     why = ""
@@ -99,6 +98,12 @@ def ttft(device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder:
                 why = f"{tokens} tokens and more do not fit the device's memory"
                 break
     return Outcome("ttft", figures_of(samples), why)
+
+
+def tier_bytes(tokens: int, kv_bytes_per_token: int) -> int:
+    """Of each tier: one prompt at a time, with room for the one before it, which is being
+    cleared."""
+    return max(64 << 20, int(2.5 * (tokens + _TAIL_TOKENS) * kv_bytes_per_token))
 
 
 def _model(shape: Shape, longest: int, device: str) -> Any:

@@ -35,7 +35,7 @@ WANTED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one part: what it measured, or why nothing."""
+    """Of one part: what it measured, and why nothing, or not all."""
 
     part: str
     figures: Sequence[Figure] = ()

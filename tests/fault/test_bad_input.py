@@ -19,6 +19,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import RefusedError, Serving
+from kvwarehouse.testing.until import until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -341,6 +342,11 @@ def test_connecting_to_no_daemon_says_at_once_how_to_start_one(tmp_path: Path) -
         assert "kvwarehouse serve" in str(caught.value)
 
 
+def tier_health(client: kvw.Client) -> str:
+    health: str = client.status()["core"]["tiers"]["dram"]["health"]
+    return health
+
+
 def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
@@ -349,6 +355,8 @@ def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
             ns = client.open(SPACE)
             for shard in (0, 1):
                 ns.store(TOKENS, whole(shard), shard)
+            # What it has not taken yet, a smaller daemon need not have.
+            until(lambda: tier_health(client) != "populating" or None, "all of the arena is taken")
         own.kill()
         for dram, said in (("8MiB", "--dram 8388608"), ("512MiB", "can grow to")):
             own.settings["dram"] = dram
@@ -369,6 +377,7 @@ from pathlib import Path
 import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse.testing.serving import RefusedError, Serving
+from kvwarehouse.testing.until import until
 disk = Path(sys.argv[1])
 try:
     with Serving(disk, dram="128MiB"):

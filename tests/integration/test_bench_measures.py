@@ -55,7 +55,7 @@ CURVES = {
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    return Options(3, 64 << 10, 8, str(tmp_path), str(tmp_path), SIZES)
+    return Options(3, 64 << 10, 8, str(tmp_path), SIZES)
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -84,7 +84,7 @@ def test_measure_yields_figures_that_can_be_judged(
 def test_goals_of_loads_are_by_page_size() -> None:
     def goals(page_bytes: int) -> list[str]:
         sizes = Sizes(page_bytes=(page_bytes,))
-        small = Options(3, page_bytes, 2, None, None, sizes)
+        small = Options(3, page_bytes, 2, None, sizes)
         return [each.goal for each in run_measure("load", small).found if isinstance(each, Figure)]
 
     assert goals(64 << 10) == ["", "", "", ""]

@@ -6,14 +6,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from kvwarehouse.cli.bench import nvme
-from kvwarehouse.cli.bench.fio import Disk
+from kvwarehouse.cli.bench.fio import Disk, Pass
+from kvwarehouse.cli.bench.options import Bench, Options, noise, open_bench, prompt
 from kvwarehouse.cli.main import main
-from kvwarehouse.client import Client
+from kvwarehouse.client import Client, connect
+from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import StorageError
 
 pytest.importorskip("kvwarehouse.engine._native", reason="the core is not built")
@@ -130,3 +133,39 @@ def test_processor_that_clearing_and_evicting_take_between_rounds_is_not_counted
     assert seconds > 0
     for name in ("write to nvme, durable", "load from nvme"):
         assert figures[f"processor, {name}, 256 KiB"]["value"] == 0
+
+
+def test_digests_are_taken_off_as_the_core_counts_them_during_the_call() -> None:
+    counted = [10.0, 10.25]
+
+    class Counting:
+        def status(self) -> dict[str, Any]:
+            return {"core": {"tiers": {"nvme": {"read_digest_s": counted.pop(0)}}}}
+
+    def call() -> Pass:
+        assert counted == [10.25]
+        return Pass(2.0, 1.0)
+
+    options = Options(rounds=3, page_bytes=1 << 20, pages=1, nvme_dir=None)
+    bench = Bench(options, cast(Client, Counting()), None, None)
+    assert nvme.without_digests(bench, call) == Pass(2.0, 0.75)
+
+
+def test_core_counts_digests_of_loads_from_nvme_and_of_nothing_else(tmp_path: Path) -> None:
+    settings = {"dram": "64MiB", "nvme_dir": str(tmp_path), "nvme_capacity": "64MiB"}
+    with PrivateDaemon(settings) as daemon, connect(daemon.address) as client:
+
+        def digested_s() -> float:
+            counted: float = client.status()["core"]["tiers"]["nvme"]["read_digest_s"]
+            return counted
+
+        ns = open_bench(client, 256 << 10)
+        tokens, pages = prompt(16, seed=0), noise(16, 256 << 10)
+        out = np.ones_like(pages)
+        ns.store(tokens, pages)
+        client.flush(60.0)
+        assert ns.load(tokens, out) == 16
+        assert digested_s() == 0
+        client.evict(ns.space, 16, "dram")
+        assert ns.load(tokens, out, timeout_s=60.0) == 16
+        assert 0 < digested_s() < 1

@@ -17,6 +17,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.gpu import Lane, Machine, Rates, choose
 
 WAIT_S = 60
 SPACE = kvw.Namespace(
@@ -69,6 +70,25 @@ def test_served_warehouse_is_administered_and_ends_with_0(
     shown("drain")
     process.send_signal(signal.SIGTERM)
     assert process.wait(WAIT_S) == 0
+
+
+def test_status_says_which_way_nvme_takes_to_this_hosts_gpu(
+    serving: tuple[subprocess.Popen[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def shown() -> str:
+        assert main(["status", "--socket", serving[1]]) == Exit.OK
+        return capsys.readouterr().out
+
+    assert "nvme to gpu" not in shown()
+    gpu = Machine(cuda="13.0", devices=["H200"], kvikio="26.10")
+    rates = Rates({Lane.GDS: 6e9, Lane.DRAM: 3e9}, {}, 1 << 30)
+    choose(tmp_path, look=lambda: gpu, measure=lambda *wanted: rates)
+    assert "gds: the fastest that was measured" in shown()
 
 
 def test_second_daemon_of_a_directory_is_refused_with_the_owners_pid(

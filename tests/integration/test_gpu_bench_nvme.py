@@ -4,6 +4,7 @@ and so are loads to the contract model of a device. No time is asserted."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,9 @@ def test_loads_that_are_measured_bring_the_pages(
         choice = Choice(lane, "chosen by the test", Machine(), Rates())
         past_daemon = reader(opened, 0, choice, library=KvikioModel(write))
         assert (past_daemon is None) == (lane is Lane.DRAM)
+        load = partial(past_daemon.load, opened) if past_daemon else opened.load
         segments = serving.nvme_dir / "segments"
-        assert load_rate(client, past_daemon or opened, address, PAGES, segments) > 0
+        assert load_rate(client, load, address, PAGES, segments) > 0
         host = np.zeros((PAGES, PAGE_BYTES), np.uint8)
         assert opened.load(np.arange(PAGES * 16), host, timeout_s=60) == PAGES
         if past_daemon is not None:

@@ -107,11 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Of soak. Default: %(default)g.",
     )
     parser.add_argument(
-        "--huge-dir",
-        metavar="DIR",
-        help="For effects: a directory on a tmpfs mounted with huge=always.",
-    )
-    parser.add_argument(
         "--address",
         metavar="ADDRESS",
         help="Measure this daemon (unix:///path). Default: a private one, which"
@@ -186,7 +181,7 @@ def options_of(args: argparse.Namespace) -> Options:
     if args.page:
         sizes = dataclasses.replace(sizes, page_bytes=(page_bytes,))
     pages = moved_bytes // page_bytes
-    return Options(args.rounds, page_bytes, pages, args.nvme_dir, args.huge_dir, sizes)
+    return Options(args.rounds, page_bytes, pages, args.nvme_dir, sizes)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from kvwarehouse import engine
 from kvwarehouse.cli.bench.options import Options
 from kvwarehouse.sizes import format_size
 
-_SHARED_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def conditions(options: Options) -> dict[str, str]:
@@ -18,7 +18,8 @@ def conditions(options: Options) -> dict[str, str]:
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "memory": f"{format_size(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}, huge"
-        f" pages of shared memory: {_shared_huge_pages()}",
+        f" pages: {_huge_pages('enabled')}, of shared memory unasked:"
+        f" {_huge_pages('shmem_enabled')}",
         "load before": load_average(),
         "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
         "moved": f"{format_size(options.moved_bytes)} a round, in pages of"
@@ -41,10 +42,10 @@ def processor() -> str:
     return named[0] if named else platform.machine()
 
 
-def _shared_huge_pages() -> str:
-    """What the kernel gives to /dev/shm; a mount of one's own may differ."""
+def _huge_pages(switch: str) -> str:
+    """What the kernel gives: of memory, and so to fio's buffers; to /dev/shm by itself."""
     try:
-        text = _SHARED_HUGE_PAGES.read_text(encoding="utf-8")
+        text = (_HUGE_PAGES / switch).read_text(encoding="utf-8")
     except OSError:
         return "not there"
     return text.partition("[")[2].partition("]")[0] or "not there"

@@ -3,10 +3,11 @@ where slots begin, and how many nodes there are to choose from."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-import tempfile
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import UsageError
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ of linux/mman.h; Python has no name for it
+_SET_THP_DISABLE, _GET_THP_DISABLE = 41, 42  # PR_SET_THP_DISABLE and its twin of linux/prctl.h
 _KERNEL_PAGE_BYTES = 4096
 _PIECES = 1024
 _STRIDE_BYTES = 256 << 10
@@ -32,14 +34,25 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def measure(options: Options) -> list[Figure]:
-    """Without huge_dir there is nothing to compare huge pages with, and no figure of them."""
     with ExitStack() as stack:
-        plain = stack.enter_context(_arena(options, None))
-        found = [_mapping(options, plain), _slot_places(options)]
-        if options.huge_dir is not None:
-            huge = stack.enter_context(_arena(options, options.huge_dir))
-            found += _huge(options, plain, huge)
+        huge = stack.enter_context(_arena(options, nullcontext()))
+        small = stack.enter_context(_arena(options, _small_pages()))
+        found = [_mapping(options, small), _slot_places(options), *_huge(options, small, huge)]
     return [*found, Figure("memory nodes of this machine", _nodes(), "nodes")]
+
+
+@contextmanager
+def _small_pages() -> Iterator[None]:
+    """A process that is started meanwhile gets no transparent huge pages, whatever it asks for."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    before = prctl(_GET_THP_DISABLE, 0, 0, 0, 0)
+    if before < 0 or prctl(_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
+        why = os.strerror(ctypes.get_errno())
+        raise UsageError(f"this kernel has no switch for huge pages: {why}", code="bad_bench")
+    try:
+        yield
+    finally:
+        prctl(_SET_THP_DISABLE, before, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -53,15 +66,14 @@ class _Arena:
 
 
 @contextmanager
-def _arena(options: Options, base: str | None) -> Iterator[_Arena]:
-    """A daemon whose arena lies in a folder of `base`, with a round's pages in it."""
+def _arena(options: Options, started_in: AbstractContextManager[None]) -> Iterator[_Arena]:
+    """A daemon with a round's pages in its arena."""
     with ExitStack() as stack:
-        settings: dict[str, Any] = {"dram": options.dram_bytes}
-        if base is not None:
-            settings["arena_dir"] = str(Path(stack.enter_context(_folder(base)), "arena"))
         # No block of its own for the time of the start: `with` is what is timed.
         begun: list[tuple[PrivateDaemon, Any]] = []
-        start_s = timed(lambda: begun.append(stack.enter_context(private_daemon(settings))))
+        settings = {"dram": options.dram_bytes}
+        with started_in:
+            start_s = timed(lambda: begun.append(stack.enter_context(private_daemon(settings))))
         daemon, client = begun[0]
         ns = open_bench(client, options.page_bytes)
         rows, tokens = noise(options.pages, options.page_bytes), prompt(options.pages, seed=1)
@@ -70,36 +82,25 @@ def _arena(options: Options, base: str | None) -> Iterator[_Arena]:
         yield _Arena(daemon, ns, tokens, np.ones_like(rows), start_s)
 
 
-@contextmanager
-def _folder(base: str) -> Iterator[str]:
-    try:
-        with tempfile.TemporaryDirectory(prefix="kvw-bench-", dir=base) as folder:
-            yield folder
-    except OSError as error:
-        raise UsageError(
-            f"--huge-dir {base}: {error.strerror or error}", code="bad_bench"
-        ) from error
-
-
-def _huge(options: Options, plain: _Arena, huge: _Arena) -> list[Figure]:
+def _huge(options: Options, small: _Arena, huge: _Arena) -> list[Figure]:
     def first_load(arena: _Arena) -> float:
         """By a client that has not met the arena yet."""
         with connect(arena.daemon.address) as client:
             return _load(arena, client.open(arena.ns.space))
 
-    warm = alternate(options.rounds, lambda: _load(huge, huge.ns), lambda: _load(plain, plain.ns))
-    first = alternate(options.rounds, lambda: first_load(huge), lambda: first_load(plain))
+    warm = alternate(options.rounds, lambda: _load(huge, huge.ns), lambda: _load(small, small.ns))
+    first = alternate(options.rounds, lambda: first_load(huge), lambda: first_load(small))
     mapped = _in_huge_pages(huge)
     limit = "the same on small pages"
     return [
         Figure(
             "arena in huge pages", 100 * mapped / options.dram_bytes, "% of it",
-            limit=100 * _in_huge_pages(plain)
-            / options.dram_bytes, limit_name="where it lies by default",
+            limit=100 * _in_huge_pages(small)
+            / options.dram_bytes, limit_name="of a daemon that gets none",
         ),
         Figure(
             "start until memory is taken, huge pages", huge.start_s, "s",
-            limit=plain.start_s, limit_name=limit,
+            limit=small.start_s, limit_name=limit,
         ),
         Figure.of_speed("first load of a client, huge pages", options.moved_bytes, first, limit),
         Figure.of_speed("further loads, huge pages", options.moved_bytes, warm, limit),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,11 @@ from kvwarehouse.errors import StorageError
 
 DEPTH = 8
 _TIMEOUT_S = 300
+# The arena lies in huge pages, so fio's buffers do too: from 4 KiB pages the same disk gave fio a
+# third to two thirds of the rate, and took two to five times the processor. fio 3.33 takes them
+# from malloc, so malloc has to want huge pages (glibc 2.35 and later; others ignore it).
+_HUGE_PAGE_BYTES = 2 << 20
+_HUGE_BUFFERS = "glibc.malloc.hugetlb=1"
 # For a pool of threads there is no engine of the same kind that keeps a depth.
 _ENGINES = {"io_uring": "io_uring", "pread": "libaio"}
 
@@ -87,12 +93,18 @@ class Disk:
             f"--bs={self.block_bytes}",
             f"--iodepth={DEPTH}",
             f"--ioengine={_ENGINES[self.engine]}",
+            f"--iomem_align={_HUGE_PAGE_BYTES}",
             "--direct=1",
             "--invalidate=1",
             *arguments,
         ]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env=os.environ | {"GLIBC_TUNABLES": _tunables()},
         )
         try:
             job: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
@@ -102,3 +114,8 @@ class Disk:
             said = (done.stderr or done.stdout)[-500:]
             raise StorageError(f"fio failed ({error}): {said}", code="fio") from error
         return job
+
+
+def _tunables() -> str:
+    """Of the C library below fio: the user's own, and huge buffers."""
+    return ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), _HUGE_BUFFERS]))

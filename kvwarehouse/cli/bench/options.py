@@ -43,8 +43,6 @@ class Options:
     pages: int
     """Moved in a round."""
     nvme_dir: str | None
-    huge_dir: str | None = None
-    """On a tmpfs with huge pages, for the measure that compares it."""
     sizes: Sizes = Sizes()
 
     @property
