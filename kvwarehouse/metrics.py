@@ -183,12 +183,12 @@ METRICS: Final = (
         "Pages found at the start, by tier.",
         _paths("tier", dram="core.recovery.pages_dram", nvme="core.recovery.pages_nvme"),
     ),
-    # Lookups. Hits of both tiers plus misses are the pages asked for.
+    # Lookups. Hits of all tiers plus misses are the pages asked for.
     _counter("lookups_total", "Lookups.", _one("core.lookups.calls")),
     _counter(
         "lookup_hit_pages_total",
         "Pages asked for and found, by the fastest tier with them.",
-        _paths("tier", dram="core.lookups.pages_hit_dram", nvme="core.lookups.pages_hit_nvme"),
+        _paths("tier", **{tier: f"core.lookups.pages_hit_{tier}" for tier in TIERS}),
     ),
     _counter(
         "lookup_missed_pages_total",

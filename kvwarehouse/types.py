@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kvwarehouse.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The same numbers as native/base/types.h; tests/unit/test_types.py compares them.
 MAX_SHARDS = 64
@@ -147,17 +151,25 @@ class KeyRun:
 
 
 class Tier(IntEnum):
-    """Where a page is read from now: the fastest tier that has it."""
+    """Where a page is read from now: the fastest tier that has it. HBM: for clients that load into
+    the memory of the tier's device; those pages are in DRAM as well, and others read them there."""
 
     MISSING = 0
     DRAM = 1
     NVME = 2
+    HBM = 3
+
+    @staticmethod
+    def near(tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Which of them are in DRAM, and so loaded without waiting for a disk."""
+        return (tiers == Tier.DRAM) | (tiers == Tier.HBM)
 
 
 @dataclass(frozen=True)
 class Match:
     """The longest stored prefix: `pages` of them, `tokens` tokens long. `by_tier` says where each
-    page is read from now, the fastest tier that has it: {"dram": .., "nvme": ..}."""
+    page is read from now, the fastest tier that has it: {"hbm": .., "dram": .., "nvme": ..}. In
+    HBM: for clients that load into the memory of that tier's device, see docs/gpu.md."""
 
     pages: int
     tokens: int

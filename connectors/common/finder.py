@@ -64,7 +64,7 @@ class Hit:
     def dram_share(self) -> float:
         """Of the blocks to load."""
         blocks = sum(len(span.tiers) for span in self.spans)
-        dram = sum(int((span.tiers == kvw.Tier.DRAM).sum()) for span in self.spans)
+        dram = sum(int(kvw.Tier.near(span.tiers).sum()) for span in self.spans)
         return dram / blocks if blocks else 1.0
 
     def release(self) -> None:

@@ -76,7 +76,7 @@ class Shelf:
             part = batch.take(rows)
             tiers = self._tiers(part, counted=True)
             found.there[rows] = self._reachable(tiers)
-            near = np.flatnonzero(tiers == kvw.Tier.DRAM)
+            near = np.flatnonzero(kvw.Tier.near(tiers))
             held = self._hold(part.take(near))
             found.held.extend(held)
         there = int(found.there.sum())
@@ -162,10 +162,7 @@ class Shelf:
         )
 
     def _reachable(self, tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = tiers == kvw.Tier.DRAM
-        if self.alive:
-            there = tiers != kvw.Tier.MISSING
-        return there
+        return tiers != kvw.Tier.MISSING if self.alive else kvw.Tier.near(tiers)
 
     def _hold(self, batch: Batch) -> list[kvw.Pins]:
         """Pins of what is in DRAM still. Over the budget of pins chunks go unheld, and may be gone
@@ -213,7 +210,7 @@ class Shelf:
         for begin in range(0, len(further), _CALL_KEYS):
             rows = further[begin : begin + _CALL_KEYS]
             tiers = self._tiers(batch.take(rows), counted=False)
-            near = tiers == kvw.Tier.DRAM
+            near = kvw.Tier.near(tiers)
             there[begin : begin + len(rows)] = self._reachable(tiers) if waits else near
         gone = int((~there).sum())
         self._counts.why("missed", {reason: 1})

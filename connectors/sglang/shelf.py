@@ -118,7 +118,7 @@ class Shelf:
         tiers = self._upkeep.asked(
             self._space(span), lambda space: space.tiers(keys=runs, counted=counted), nothing
         )
-        present = tiers == kvw.Tier.DRAM if not self._alive else tiers != kvw.Tier.MISSING
+        present = tiers != kvw.Tier.MISSING if self._alive else kvw.Tier.near(tiers)
         return np.logical_and.accumulate(present) if span.chained else present
 
     def _load_part(self, span: Span, room: Room, part: int, end_s: float) -> int:

@@ -105,7 +105,7 @@ class Promises:
     ) -> int:
         """Up to where the hit can be promised: all of it is then pinned and verified."""
         for span in hit.spans:
-            slow = span.tiers != kvw.Tier.DRAM
+            slow = ~kvw.Tier.near(span.tiers)
             if slow.any():
                 first = int(slow.argmax())
                 self._later(opened, span, keys, span.begin + first)

@@ -113,10 +113,11 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:
     lookups, loads, stores = core["lookups"], core["loads"], core["stores"]
     hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
-    hits = lookups["pages_hit_dram"] + lookups["pages_hit_nvme"]
+    hits = sum(lookups[f"pages_hit_{tier}"] for tier in ("hbm", "dram", "nvme"))
     asked = hits + lookups["pages_missed"]
     rate = f"{hits / asked:.1%} of {asked:,} looked up" if asked else ""
     return [
+        ("hit in hbm", lookups["pages_hit_hbm"], ""),
         ("hit in dram", lookups["pages_hit_dram"], rate),
         ("hit on nvme", lookups["pages_hit_nvme"], ""),
         ("missed", lookups["pages_missed"], ""),

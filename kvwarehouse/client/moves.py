@@ -48,11 +48,11 @@ class Moves:
     def lookup(self, tokens: Any, keys: Keys | None) -> Flow[Match]:
         prefix = prefix_of(self.space, tokens, keys)
         if not prefix.pages:
-            return Match(0, 0, {"dram": 0, "nvme": 0})
-        pages, dram, nvme = yield from self._reopening(
+            return _match(self.space.page_tokens, 0, 0, 0)
+        found = yield from self._reopening(
             lambda: self._path.lookup(self.space, prefix), lambda: (0, 0, 0)
         )
-        return Match(pages, pages * self.space.page_tokens, {"dram": dram, "nvme": nvme})
+        return _match(self.space.page_tokens, *found)
 
     def tiers(self, tokens: Any, keys: Keys | None, counted: bool) -> Flow[NDArray[np.uint8]]:
         prefix = prefix_of(self.space, tokens, keys)
@@ -198,3 +198,8 @@ class Moves:
                 code="bad_pages",
                 context={"expected": expected, "given": given},
             )
+
+
+def _match(page_tokens: int, hbm: int, dram: int, nvme: int) -> Match:
+    pages = hbm + dram + nvme
+    return Match(pages, pages * page_tokens, {"hbm": hbm, "dram": dram, "nvme": nvme})

@@ -49,7 +49,7 @@ class DataPath(Protocol):
     def control(self) -> Control: ...
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
-        """Pages, of them in DRAM, of them only on NVMe."""
+        """Pages by tier: in HBM, in DRAM, only on NVMe."""
         ...
 
     def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:

@@ -34,9 +34,7 @@ class Transfers:
 
     def lookup(self, space: Namespace, prefix: Prefix) -> Call[tuple[int, int, int]]:
         request = pb.LookupRequest(namespace_id=space.id, prefix=self._to_wire(prefix))
-        return Call(
-            "Lookup", request, lambda found: (found.pages, found.dram_pages, found.nvme_pages)
-        )
+        return Call("Lookup", request, lambda found: (0, found.dram_pages, found.nvme_pages))
 
     def load(
         self,

@@ -59,7 +59,7 @@ class Holdings:
         tiers = self._transfer.tiers(whole)
         missing = np.flatnonzero(tiers == Tier.MISSING)
         pages = int(missing[0]) if len(missing) else len(tiers)
-        dram = int(np.count_nonzero(tiers[:pages] == Tier.DRAM))
+        dram = int(np.count_nonzero(Tier.near(tiers[:pages])))
         return pb.Holding(
             namespace_id=space.id,
             model=space.model,

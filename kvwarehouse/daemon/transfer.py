@@ -84,8 +84,10 @@ class Transfer:
         self._regions = regions
 
     def lookup(self, span: Span) -> tuple[int, int, int]:
-        """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe."""
-        return self._session.lookup(span.record.space.id, span.tokens, span.keys)
+        """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. Those in HBM
+        are in DRAM as well, and read from there: this is no process that loads into a GPU."""
+        hbm, dram, nvme = self._session.lookup(span.record.space.id, span.tokens, span.keys)
+        return hbm + dram + nvme, hbm + dram, nvme
 
     def tiers(self, span: Span) -> NDArray[np.uint8]:
         """Where each page is, in the numbers of types.Tier; missing behind the first gap. Counts as

@@ -196,11 +196,13 @@ class NativeClient:
     def lookup(
         self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None
     ) -> tuple[int, int, int]:
-        """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. No call."""
+        """Pages of the longest stored prefix by where they are read from: HBM, DRAM, NVMe. HBM: of
+        a device that was used here, where the daemon has copies. No call."""
     def tiers(
         self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None, counted: bool = True
     ) -> NDArray[np.uint8]:
-        """Where each page is: 0 missing, 1 DRAM, 2 NVMe; 0 behind the first gap of a run. No call.
+        """Where each page is: 0 missing, 1 DRAM, 2 NVMe, 3 HBM; 0 behind the first gap of a run. No
+        call.
         counted: as a lookup, in the session's counters."""
     def tags(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None) -> NDArray[np.uint64]:
         """(pages,): a word for each page, as good as its key for telling it apart. No call."""

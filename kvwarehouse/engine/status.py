@@ -83,6 +83,7 @@ class LookupsStatus(TypedDict):
     """Outcomes, from the counters that clients publish. A page once: the sum is the pages asked."""
 
     calls: int
+    pages_hit_hbm: int
     pages_hit_dram: int
     pages_hit_nvme: int
     pages_missed: int

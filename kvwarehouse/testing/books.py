@@ -44,8 +44,9 @@ class Snapshot:
 
     def asked(self) -> int:
         """Pages asked for by lookups: hits of all tiers and misses."""
-        lookups = self.core["lookups"]
-        return int(lookups["pages_hit_dram"] + lookups["pages_hit_nvme"] + lookups["pages_missed"])
+        lookups = dict(self.core["lookups"])
+        del lookups["calls"]
+        return int(sum(lookups.values()))
 
 
 def quiet_snapshot(client: Client, books: Iterable[Dictionary]) -> Snapshot:

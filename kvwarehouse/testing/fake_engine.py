@@ -189,6 +189,7 @@ class FakeCore:
             "tiers": {"hbm": _hbm(), "dram": _dram(self.options, pages), "nvme": _nvme()},
             "lookups": {
                 "calls": 1,
+                "pages_hit_hbm": 0,
                 "pages_hit_dram": self.counts["hit"],
                 "pages_hit_nvme": 0,
                 "pages_missed": self.counts["missed"],
@@ -272,7 +273,7 @@ class FakeClient:
                 found += 1
         self._core.counts["hit"] += found
         self._core.counts["missed"] += len(asked) - found
-        return found, found, 0
+        return 0, found, 0
 
     def load(  # noqa: PLR0913  as the native one
         self, id: bytes, tokens: Any, keys: Any, first: int, regions: Any, shard: int, wait: float

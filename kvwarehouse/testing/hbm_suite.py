@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import kvwarehouse as kvw
+import kvwarehouse.gpu
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.counters import counters_of
 from kvwarehouse.testing.device_suite import (
@@ -63,6 +64,11 @@ def stored(serving: Serving) -> Iterator[tuple[kvw.Client, kvw.OpenNamespace]]:
         ns = client.open(SPACE)
         assert ns.store(prompt(1), noise(1)).stored == PAGES
         yield client, ns
+
+
+def by_tier(ns: kvw.OpenNamespace) -> dict[str, int]:
+    """Of prompt 1."""
+    return ns.lookup(prompt(1)).by_tier
 
 
 def from_hbm(client: kvw.Client) -> int:
@@ -117,6 +123,36 @@ class HbmSuite:
             assert core(client)["loads"]["pages_from_hbm"] >= 2 * PAGES
             assert core(client)["tiers"]["dram"]["pages"] == PAGES
 
+    def test_lookups_tell_hbm_from_dram_to_who_reads_from_there(
+        self, device: Any, serving: Serving
+    ) -> None:
+        with stored(serving) as (client, ns), serving.connect() as host:
+            assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+            load_until_hbm(device, client, 1, 1)
+            hits = core(client)["lookups"]["pages_hit_hbm"]
+            assert by_tier(ns) == {"hbm": PAGES, "dram": 0, "nvme": 0}
+            assert ns.tiers(prompt(1)).tolist() == [kvw.Tier.HBM] * PAGES
+            assert core(client)["lookups"]["pages_hit_hbm"] == hits + 2 * PAGES
+            # It loads into no device, and reads those pages in DRAM.
+            assert by_tier(host.open(SPACE)) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+            # Behind what is there, pages that are in DRAM alone.
+            longer = [1] * (2 * PAGES * PAGE_TOKENS)
+            assert ns.store(longer, noise(1, 2 * PAGES)).stored == PAGES
+            assert ns.lookup(longer).by_tier == {"hbm": PAGES, "dram": PAGES, "nvme": 0}
+            assert client.evict(SPACE, 100, "hbm") == PAGES
+            assert by_tier(ns) == {"hbm": 0, "dram": PAGES, "nvme": 0}
+            client.clear(SPACE)
+            assert by_tier(ns) == {"hbm": 0, "dram": 0, "nvme": 0}
+
+    def test_client_that_prepared_its_device_sees_hbm_before_its_first_load(
+        self, device: Any, serving: Serving
+    ) -> None:
+        with stored(serving) as (client, _), serving.connect() as other:
+            load_until_hbm(device, client, 1, 1)
+            there = device.array(np.zeros((1, PAGE_BYTES), np.uint8))
+            kvw.gpu.prepare(there.__cuda_array_interface__["data"][0], other)
+            assert by_tier(other.open(SPACE)) == {"hbm": PAGES, "dram": 0, "nvme": 0}
+
     def test_pages_that_are_cleared_are_in_no_tier(self, device: Any, serving: Serving) -> None:
         with stored(serving) as (client, ns):
             load_until_hbm(device, client, 1, 1)
@@ -161,7 +197,9 @@ class HbmSuite:
             before = from_hbm(client)
             load(device, ns, 1, 1)
             assert from_hbm(client) - before == PAGES
+            assert by_tier(ns)["hbm"] == PAGES
             serving.start()
+            assert by_tier(ns)["hbm"] == 0, "the new daemon begins with an empty pool"
             load_until_hbm(device, client, 1, 1)
             assert core(client)["incarnation"] == 2
 

@@ -92,7 +92,7 @@ nb::tuple lookup(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
     Prompt prompt = pages.prompt();
     result = client.lookup(space, prompt);
   }
-  return nb::make_tuple(result.pages, result.dram, result.nvme);
+  return nb::make_tuple(result.hbm, result.dram, result.nvme);
 }
 
 // An array of them, which keeps them. Number: what an array calls a T.

@@ -94,6 +94,7 @@ uint64_t counter(const WarehouseStatus& status, Counter which) {
 nb::dict lookups_of(const WarehouseStatus& status) {
   nb::dict made;
   made["calls"] = counter(status, Counter::lookups);
+  made["pages_hit_hbm"] = counter(status, Counter::lookup_hit_hbm);
   made["pages_hit_dram"] = counter(status, Counter::lookup_hit_dram);
   made["pages_hit_nvme"] = counter(status, Counter::lookup_hit_nvme);
   made["pages_missed"] = counter(status, Counter::lookup_missed);

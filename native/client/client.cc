@@ -280,6 +280,7 @@ void Client::use_device(int ordinal, const std::string& image) {
   refuse_forked();
   view();  // refuses a closed client
   gpus_.add(ordinal, image);
+  hbm(gpus_.device(ordinal), system_clock().boot_ns() + options_.timeout_ns);
 }
 
 std::unique_ptr<DeviceStage> Client::device_stage(int ordinal, size_t bytes) {

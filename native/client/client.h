@@ -48,12 +48,16 @@ class Regions {
   virtual void pieces(size_t page, std::vector<Piece>& out) const = 0;
 };
 
-struct LookupResult {
-  uint64_t pages = 0, dram = 0, nvme = 0;
-};
+// Where a page is read from now: the fastest tier that has it. HBM: by clients that load into the
+// memory of the pool's device, which have its table mapped. The numbers are public.
+enum class PageTier : uint8_t { missing = 0, dram = 1, nvme = 2, hbm = 3 };
 
-// Where a page is read from now: the fastest tier that has it. The numbers are public.
-enum class PageTier : uint8_t { missing = 0, dram = 1, nvme = 2 };
+struct LookupResult {
+  uint64_t hbm = 0, dram = 0, nvme = 0;  // pages, each once
+
+  uint64_t pages() const { return hbm + dram + nvme; }
+  void add(PageTier tier);
+};
 
 struct LoadReport {
   uint64_t pages = 0;  // filled, in order
@@ -137,7 +141,8 @@ class Client {
   // Stores page first + i from regions[i]. Returns when all is sealed, refused or late.
   StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                     uint32_t shard, uint64_t timeout_ns);
-  // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Throws
+  // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Maps what
+  // the daemon has in HBM there, where it says so in a moment; else the first load does. Throws
   // Error usage "no_gpu", capacity "gpu_memory", storage "gpu_error".
   void use_device(int ordinal, const std::string& image);
   // Memory of a device that was given, for pages that the caller reads there by itself.
@@ -212,6 +217,8 @@ class Client {
   std::vector<Held> hold(const Open& call, Loader& loader, size_t page, size_t end, uint64_t budget,
                          Reason& why);
   static void count_lookup(ClientSession& session, const LookupResult& found, size_t asked);
+  // The copies that this client has mapped already, of any device. Null: none. No call.
+  std::shared_ptr<const HbmView> mapped_hbm();
   void refuse_forked() const;
   void refuse_closed() const;
   // Finds a new daemon if the old one went. `patient`: waits for the socket and raises when there

@@ -75,6 +75,13 @@ std::shared_ptr<const HbmView> Client::hbm(const std::shared_ptr<gpu::Device>& d
   return found;
 }
 
+std::shared_ptr<const HbmView> Client::mapped_hbm() {
+  const std::lock_guard lock(state_mutex_);
+  for (const auto& [ordinal, answer] : hbm_)
+    if (answer.view != nullptr && answer.view->serving()) return answer.view;
+  return nullptr;
+}
+
 // One round trip, and a mapping. The pages are in DRAM as well, so trouble is no error here.
 std::shared_ptr<const HbmView> Client::ask_hbm(const std::shared_ptr<gpu::Device>& device,
                                                uint64_t deadline_ns) {

@@ -14,20 +14,25 @@ constexpr size_t kPrefetchAhead = 16;
 // Finds pages in order; asks for the index entries of those ahead, since each is a cache miss.
 class Finder {
  public:
-  Finder(const Client::Open& call, Prompt& prompt)
+  // hbm: the copies there that this client reads; null: none.
+  Finder(const Client::Open& call, Prompt& prompt, std::shared_ptr<const HbmView> hbm)
       : index_(call.view->index()),
         prompt_(prompt),
         ordinal_(call.row.ordinal),
-        epoch_(call.view->clear_epoch(call.row.ordinal)) {}
+        epoch_(call.view->clear_epoch(call.row.ordinal)),
+        hbm_(std::move(hbm)) {}
 
-  // Found only where the page counts.
-  EntryGlance find(size_t page) {
+  // Missing too where the page does not count.
+  PageTier find(size_t page) {
     const size_t until = std::min(prompt_.pages(), page + kPrefetchAhead);
     for (prefetched_ = std::max(prefetched_, page); prefetched_ < until; ++prefetched_)
       index_.prefetch(prompt_.key(prefetched_));
     const EntryGlance entry = index_.glance(prompt_.key(page));
-    if (entry.space != ordinal_ || entry.clear_epoch < epoch_) return {};
-    return entry;
+    if (!entry.found() || entry.space != ordinal_ || entry.clear_epoch < epoch_)
+      return PageTier::missing;
+    if (!entry.in_dram()) return PageTier::nvme;
+    const bool copied = hbm_ != nullptr && hbm_->hints(entry.slot, entry.generation);
+    return copied ? PageTier::hbm : PageTier::dram;
   }
 
  private:
@@ -35,25 +40,32 @@ class Finder {
   Prompt& prompt_;
   uint16_t ordinal_;
   uint64_t epoch_;
+  std::shared_ptr<const HbmView> hbm_;
   size_t prefetched_ = 0;
 };
 
+void LookupResult::add(PageTier tier) {
+  hbm += tier == PageTier::hbm;
+  dram += tier == PageTier::dram;
+  nvme += tier == PageTier::nvme;
+}
+
 void Client::count_lookup(ClientSession& session, const LookupResult& found, size_t asked) {
   session.count(Counter::lookups);
+  session.count(Counter::lookup_hit_hbm, found.hbm);
   session.count(Counter::lookup_hit_dram, found.dram);
   session.count(Counter::lookup_hit_nvme, found.nvme);
-  session.count(Counter::lookup_missed, asked - found.pages);
+  session.count(Counter::lookup_missed, asked - found.pages());
 }
 
 LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
   const Open call = open(namespace_id, prompt, false, 0);
-  Finder finder(call, prompt);
+  Finder finder(call, prompt, mapped_hbm());
   LookupResult result;
   for (size_t page = 0; page < prompt.pages(); ++page) {
-    const EntryGlance entry = finder.find(page);
-    if (!entry.found()) break;
-    ++result.pages;
-    ++(entry.in_dram() ? result.dram : result.nvme);
+    const PageTier tier = finder.find(page);
+    if (tier == PageTier::missing) break;
+    result.add(tier);
   }
   count_lookup(*call.session, result, prompt.pages());
   return result;
@@ -61,18 +73,13 @@ LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
 
 std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, bool counted) {
   const Open call = open(namespace_id, prompt, false, 0);
-  Finder finder(call, prompt);
+  Finder finder(call, prompt, mapped_hbm());
   std::vector<PageTier> tiers(prompt.pages(), PageTier::missing);
   LookupResult result;
   for (size_t page = 0; page < prompt.pages();) {
-    const EntryGlance entry = finder.find(page);
-    if (!entry.found()) {
-      page = prompt.run_end(page);
-      continue;
-    }
-    ++result.pages;
-    ++(entry.in_dram() ? result.dram : result.nvme);
-    tiers[page++] = entry.in_dram() ? PageTier::dram : PageTier::nvme;
+    tiers[page] = finder.find(page);
+    result.add(tiers[page]);
+    page = tiers[page] == PageTier::missing ? prompt.run_end(page) : page + 1;
   }
   if (counted) count_lookup(*call.session, result, prompt.pages());
   return tiers;

@@ -50,17 +50,19 @@ EntryGlance Index::glance(const Key& key) const {
   for (uint32_t step = 0; step < kIndexWindow; ++step) {
     const IndexEntry& entry = table_[(key.lo + step) & mask_];
     if (entry.key_lo.load(kWordLoad) != key.lo) continue;
-    uint32_t flags_space = 0;
+    uint32_t flags_space = 0, slot = 0, generation = 0;
     uint64_t lo = 0, hi = 0, clear_epoch = 0;
     const auto take = [&] {
       flags_space = entry.flags_space.load(kWordLoad);
       lo = entry.key_lo.load(kWordLoad);
       hi = entry.key_hi.load(kWordLoad);
+      slot = entry.slot.load(kWordLoad);
+      generation = entry.generation.load(kWordLoad);
       clear_epoch = entry.clear_epoch.load(kWordLoad);
     };
     if (taken_whole(entry, take) && (flags_space & kEntryUsed) != 0 && lo == key.lo && hi == key.hi)
-      return {static_cast<uint16_t>(flags_space), static_cast<uint16_t>(flags_space >> 16),
-              clear_epoch};
+      return {static_cast<uint16_t>(flags_space), static_cast<uint16_t>(flags_space >> 16), slot,
+              generation, clear_epoch};
   }
   return {};
 }

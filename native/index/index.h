@@ -68,6 +68,8 @@ struct EntryView {
 struct EntryGlance {
   uint16_t flags = 0;  // 0: there is no such page
   uint16_t space = 0;
+  SlotId slot = kNoSlot;  // these two where it is in DRAM
+  uint32_t generation = 0;
   uint64_t clear_epoch = 0;
 
   bool found() const { return flags != 0; }

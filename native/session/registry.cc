@@ -39,10 +39,13 @@ uint64_t read_word(int fd, size_t offset) {
 
 const char* counter_name(Counter counter) {
   static constexpr const char* kNames[] = {
-      "lookup_hit_dram", "lookup_hit_nvme", "lookup_missed",    "lookups",          "loads",
-      "pages_loaded",    "bytes_loaded",    "load_stale",       "load_mismatch",    "load_timeout",
-      "stores",          "pages_stored",    "bytes_stored",     "pages_already",    "pages_dropped",
-      "pins_taken",      "pins_refused",    "pages_loaded_hbm", "load_mismatch_hbm"};
+      "lookup_hit_dram",   "lookup_hit_nvme", "lookup_missed",
+      "lookups",           "loads",           "pages_loaded",
+      "bytes_loaded",      "load_stale",      "load_mismatch",
+      "load_timeout",      "stores",          "pages_stored",
+      "bytes_stored",      "pages_already",   "pages_dropped",
+      "pins_taken",        "pins_refused",    "pages_loaded_hbm",
+      "load_mismatch_hbm", "lookup_hit_hbm"};
   static_assert(sizeof kNames / sizeof *kNames == kCounters);
   return kNames[static_cast<size_t>(counter)];
 }

@@ -33,7 +33,8 @@ constexpr uint32_t pinned_number(uint64_t pin) {
   return static_cast<uint32_t>(pin >> 32 & 0x7fffffff) - 1;
 }
 
-// Outcomes a client counts. Pages asked are the sum of the first three, by construction.
+// Outcomes a client counts. Pages asked are the sum of the hits of each tier and those missed, by
+// construction.
 enum class Counter : uint32_t {
   lookup_hit_dram,
   lookup_hit_nvme,
@@ -54,6 +55,7 @@ enum class Counter : uint32_t {
   pins_refused,
   pages_loaded_hbm,   // of pages_loaded: from the copies in HBM
   load_mismatch_hbm,  // such a copy was not what was sealed; the page was read from DRAM then
+  lookup_hit_hbm,
   count
 };
 inline constexpr uint32_t kCounters = static_cast<uint32_t>(Counter::count);

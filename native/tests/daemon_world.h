@@ -170,7 +170,7 @@ struct Chain {
   }
   uint64_t found(Client& client) const {
     Prompt asked = prompt();
-    return client.lookup(shape.id, asked).pages;
+    return client.lookup(shape.id, asked).pages();
   }
 
   NamespaceShape shape;

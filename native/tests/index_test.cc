@@ -75,6 +75,8 @@ void check_glance_finds_the_same(const Index& index, const Key& key) {
   if (!found) return;
   CHECK_EQ(glance.flags, found->flags);
   CHECK_EQ(glance.space, found->space);
+  CHECK_EQ(glance.slot, found->slot);
+  CHECK_EQ(glance.generation, found->generation);
   CHECK_EQ(glance.clear_epoch, found->clear_epoch);
 }
 

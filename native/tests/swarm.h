@@ -240,7 +240,7 @@ class Swarm {
         }
         // A page that is there already, in one of its shards, may still wait for the others.
         if (chains_ == kChains && whole &&
-            client.lookup(chain.shape.id, prompt).pages == chain.pages.size())
+            client.lookup(chain.shape.id, prompt).pages() == chain.pages.size())
           board_->stored[number] = 1;
         row.answered.fetch_add(1);
       }

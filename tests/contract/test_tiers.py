@@ -46,7 +46,13 @@ def test_tiers_count_as_a_lookup(client: Client, ns: OpenNamespace, pages: Any) 
     ns.tiers(keys=[KeyRun(KEYS), KeyRun([KEYS[1]])])
     after = client.status()["core"]["lookups"]
     rise = {name: after[name] - before[name] for name in after}
-    assert rise == {"calls": 1, "pages_hit_dram": 4, "pages_hit_nvme": 0, "pages_missed": 7}
+    assert rise == {
+        "calls": 1,
+        "pages_hit_hbm": 0,
+        "pages_hit_dram": 4,
+        "pages_hit_nvme": 0,
+        "pages_missed": 7,
+    }
     assert ns.tiers(keys=KEYS, counted=False).tolist() == [1] * 3 + [0] * 7
     assert client.status()["core"]["lookups"] == after
 
@@ -101,7 +107,11 @@ def test_tiers_are_those_of_a_dictionary_after_pages_were_evicted(
         assert ns.tiers(keys=alone).tolist() == [model.get(run.keys[0], 0) for run in alone]
         for number, run in enumerate(runs[:3]):
             mine = expected[10 * number : 10 * number + 10]
-            by_tier = {"dram": mine.count(Tier.DRAM), "nvme": mine.count(Tier.NVME)}
+            by_tier = {
+                "hbm": 0,
+                "dram": mine.count(Tier.DRAM),
+                "nvme": mine.count(Tier.NVME),
+            }
             assert ns.lookup(keys=run.keys).by_tier == by_tier
         seen |= set(expected)
     assert seen == {Tier.MISSING, Tier.DRAM, Tier.NVME}

@@ -48,12 +48,12 @@ def test_metric_names_have_the_prefix_a_help_and_a_unit_last() -> None:
 def test_hits_of_all_tiers_and_misses_are_the_pages_asked() -> None:
     values = snapshot()
     values["core"]["lookups"] = {
-        "calls": 2, "pages_hit_dram": 5, "pages_hit_nvme": 3, "pages_missed": 2,
+        "calls": 2, "pages_hit_hbm": 4, "pages_hit_dram": 5, "pages_hit_nvme": 3, "pages_missed": 2,
     }  # fmt: skip
     found = samples(metrics.render(values))
     hits = sum(v for (name, _), v in found.items() if name == "kvwarehouse_lookup_hit_pages_total")
-    assert hits == 8
-    assert hits + found[("kvwarehouse_lookup_missed_pages_total", ())] == 10
+    assert hits == 12
+    assert hits + found[("kvwarehouse_lookup_missed_pages_total", ())] == 14
 
 
 def test_reason_outside_the_closed_set_counts_as_other() -> None:

@@ -21,6 +21,7 @@ import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.identity import establish
 from kvwarehouse.daemon.logs import Log
+from kvwarehouse.metrics import TIERS
 from kvwarehouse.testing import books
 from kvwarehouse.testing.dictionary import Dictionary
 from kvwarehouse.testing.serving import Serving
@@ -309,9 +310,7 @@ class MachineBase(RuleBasedStateMachine):
     def check_counters(self, after: books.Snapshot) -> None:
         assert after.asked() - self.snapshot.asked() == self.asked
         scraped = self.serving.metrics()
-        hits = [
-            scraped[f'kvwarehouse_lookup_hit_pages_total{{tier="{t}"}}'] for t in ("dram", "nvme")
-        ]
+        hits = [scraped[f'kvwarehouse_lookup_hit_pages_total{{tier="{tier}"}}'] for tier in TIERS]
         assert sum(hits) + scraped["kvwarehouse_lookup_missed_pages_total"] == after.asked()
         for tier, status in (("dram", after.dram), ("nvme", after.nvme)):
             for reason, count in status["left"].items():

@@ -267,16 +267,18 @@ class NvmeStatus(_message.Message):
     def __init__(self, health: _Optional[str] = ..., reason: _Optional[str] = ..., io_engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., free_segments: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., queued_records: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., promotions_in_flight: _Optional[int] = ..., pages_promoted: _Optional[int] = ..., written_records: _Optional[int] = ..., written_bytes: _Optional[int] = ..., relocated_records: _Optional[int] = ..., relocated_bytes: _Optional[int] = ..., read_records: _Optional[int] = ..., read_bytes: _Optional[int] = ..., reclaimed_segments: _Optional[int] = ..., dropped_records: _Optional[int] = ..., write_errors: _Optional[int] = ..., read_errors: _Optional[int] = ..., mismatches: _Optional[int] = ..., flushes: _Optional[int] = ..., flush_errors: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., write_bytes_per_s: _Optional[int] = ..., oldest_position: _Optional[int] = ..., left: _Optional[_Mapping[str, int]] = ..., not_admitted: _Optional[_Mapping[str, int]] = ..., direct_io: bool = ..., read_digest_s: _Optional[float] = ...) -> None: ...
 
 class LookupsStatus(_message.Message):
-    __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed")
+    __slots__ = ("calls", "pages_hit_dram", "pages_hit_nvme", "pages_missed", "pages_hit_hbm")
     CALLS_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_DRAM_FIELD_NUMBER: _ClassVar[int]
     PAGES_HIT_NVME_FIELD_NUMBER: _ClassVar[int]
     PAGES_MISSED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_HIT_HBM_FIELD_NUMBER: _ClassVar[int]
     calls: int
     pages_hit_dram: int
     pages_hit_nvme: int
     pages_missed: int
-    def __init__(self, calls: _Optional[int] = ..., pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ...) -> None: ...
+    pages_hit_hbm: int
+    def __init__(self, calls: _Optional[int] = ..., pages_hit_dram: _Optional[int] = ..., pages_hit_nvme: _Optional[int] = ..., pages_missed: _Optional[int] = ..., pages_hit_hbm: _Optional[int] = ...) -> None: ...
 
 class LoadsStatus(_message.Message):
     __slots__ = ("calls", "pages_loaded", "bytes_loaded", "failed", "pages_from_hbm", "hbm_mismatches")

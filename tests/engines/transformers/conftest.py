@@ -51,7 +51,7 @@ class MemoryWarehouse:
         found = 0
         while found < prefix.pages and self._key(space, prefix, found) in self.pages:
             found += 1
-        return (found, found, 0) if self.tier == "dram" else (found, 0, found)
+        return (0, found, 0) if self.tier == "dram" else (0, 0, found)
 
     def load(
         self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
