@@ -162,7 +162,8 @@ class Tier(IntEnum):
     @staticmethod
     def near(tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Which of them are in DRAM, and so loaded without waiting for a disk."""
-        return (tiers == Tier.DRAM) | (tiers == Tier.HBM)
+        found: NDArray[np.bool_] = (tiers == Tier.DRAM) | (tiers == Tier.HBM)
+        return found
 
 
 @dataclass(frozen=True)

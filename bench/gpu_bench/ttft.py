@@ -1,5 +1,5 @@
-"""Time to first token through the transformers connector: recomputed, from DRAM, from NVMe, in
-turns.
+"""Time to first token through the transformers connector: recomputed, from DRAM, from HBM, from
+NVMe, in turns.
 
 The model is a Llama with random weights, made on the device: what a prompt costs depends on shapes
 alone. Runs on the CPU too, with a small shape, to see that it works."""
@@ -7,7 +7,7 @@ alone. Runs on the CPU too, with a small shape, to see that it works."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import kvwarehouse as kvw
 from gpu_bench.wanted import Outcome
 from kvwarehouse.cli.bench.figures import Figure
 from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
 
 JUDGED_TOKENS = 32 << 10
 NAME = "first token at 32k tokens from DRAM, against recomputing"
@@ -24,6 +25,9 @@ _TAIL_TOKENS = 9
 _COMPUTED_TOKENS = 512
 """At most, after a load: the connector's last chunk."""
 _PATIENCE_S = 600.0
+_TIERS = {"hbm": "HBM", "dram": "DRAM", "nvme": "NVMe"}
+_POOL_SHARE = 3
+"""Of the memory that the model leaves: the pool, the cache that is filled from it, and the rest."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Sample:
 
     tokens: int
     recomputed_s: Sequence[float]
-    dram_s: Sequence[float]
-    nvme_s: Sequence[float]
+    tiers_s: Mapping[str, Sequence[float]]
+    """Of the tiers that had room for the prompt."""
 
     def ratio(self, tier_s: Sequence[float]) -> float:
         """Median of the rounds' ratios."""
@@ -65,11 +69,14 @@ def figures_of(samples: Sequence[Sample]) -> list[Figure]:
     figures = []
     for sample in samples:
         recomputed = statistics.median(sample.recomputed_s)
-        for tier, seconds in (("DRAM", sample.dram_s), ("NVMe", sample.nvme_s)):
-            judged = sample.tokens == JUDGED_TOKENS and tier == "DRAM"
+        for tier, name in _TIERS.items():
+            if tier not in sample.tiers_s:
+                continue
+            seconds = sample.tiers_s[tier]
+            judged = sample.tokens == JUDGED_TOKENS and tier == "dram"
             figures.append(
                 Figure(
-                    NAME if judged else f"first token at {sample.tokens} tokens from {tier}",
+                    NAME if judged else f"first token at {sample.tokens} tokens from {name}",
                     statistics.median(seconds),
                     "s",
                     recomputed,
@@ -82,28 +89,64 @@ def figures_of(samples: Sequence[Sample]) -> list[Figure]:
 
 
 def ttft(device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder: Path) -> Outcome:
-    """Lengths that do not fit the device's memory are left out, and the last says so."""
+    """Lengths that do not fit the device's memory, or its share for the HBM tier, are left out, and
+    the outcome says so."""
     import torch
 
     model = _model(shape, max(lengths) + _TAIL_TOKENS + 1, device)
     room = str(tier_bytes(max(lengths), shape.kv_bytes_per_token))
+    free = 0 if device == "cpu" else int(torch.cuda.mem_get_info()[0])
+    pool = pool_bytes(lengths, shape.kv_bytes_per_token, free)
     folder.mkdir(parents=True, exist_ok=True)
     samples: list[Sample] = []
-    why = ""
-    with Serving(folder, dram=room, nvme_capacity=room) as serving:
+    left_out: list[str] = []
+    tiers = {"dram": room, "nvme_capacity": room} | ({"hbm": str(pool)} if pool else {})
+    with Serving(folder, **tiers) as serving:
+        problem = _pool_problem(serving) if pool else "too little memory beside the model"
+        if problem and device != "cpu":
+            left_out.append(f"nothing from HBM: {problem}")
+            pool = 0
         for tokens in lengths:
+            work = _Work(shape, tokens, rounds, pool >= hbm_bytes(tokens, shape.kv_bytes_per_token))
             try:
-                samples.append(_sample(serving, model, shape, tokens, rounds))
+                samples.append(_sample(serving, model, work))
             except torch.OutOfMemoryError:
-                why = f"{tokens} tokens and more do not fit the device's memory"
+                left_out.append(f"{tokens} tokens and more do not fit the device's memory")
                 break
-    return Outcome("ttft", figures_of(samples), why)
+            if pool and not work.from_hbm:
+                left_out.append(f"{tokens} tokens do not fit the HBM tier of {pool >> 20} MiB")
+    return Outcome("ttft", figures_of(samples), "; ".join(left_out))
 
 
 def tier_bytes(tokens: int, kv_bytes_per_token: int) -> int:
     """Of each tier: one prompt at a time, with room for the one before it, which is being
     cleared."""
     return max(64 << 20, int(2.5 * (tokens + _TAIL_TOKENS) * kv_bytes_per_token))
+
+
+def hbm_bytes(tokens: int, kv_bytes_per_token: int) -> int:
+    """Of a pool that takes a prompt: pages of several sizes would share it, so with room to
+    spare."""
+    return int(1.25 * (tokens + _TAIL_TOKENS) * kv_bytes_per_token)
+
+
+def pool_bytes(lengths: Sequence[int], kv_bytes_per_token: int, free_bytes: int) -> int:
+    """Of the HBM tier: for the longest prompt for which its share of the free memory is enough; 0
+    where that is none."""
+    sizes = [hbm_bytes(tokens, kv_bytes_per_token) for tokens in lengths]
+    return max((size for size in sizes if _POOL_SHARE * size <= free_bytes), default=0)
+
+
+def _pool_problem(serving: Serving) -> str:
+    """Waits for the HBM tier; why there is none, or nothing."""
+    with serving.connect() as client:
+
+        def told() -> Any:
+            tier = client.status()["core"]["tiers"]["hbm"]
+            return tier if tier["health"] != "starting" else None
+
+        tier = until(told, "the HBM tier is there, or not")
+        return "" if tier["health"] == "ok" else f"{tier['health']}: {tier['reason']}"
 
 
 def _model(shape: Shape, longest: int, device: str) -> Any:
@@ -131,46 +174,77 @@ def _model(shape: Shape, longest: int, device: str) -> Any:
         torch.set_default_dtype(kept)
 
 
-def _sample(serving: Serving, model: Any, shape: Shape, tokens: int, rounds: int) -> Sample:
+@dataclass(frozen=True)
+class _Work:
+    shape: Shape
+    tokens: int
+    rounds: int
+    from_hbm: bool
+
+
+def _sample(serving: Serving, model: Any, work: _Work) -> Sample:
     from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 
     options = PrefillOptions(load_timeout_s=_PATIENCE_S, store_timeout_s=_PATIENCE_S)
-    seconds: dict[str, list[float]] = {"recomputed": [], "dram": [], "nvme": []}
-    weights = kvw.fingerprint(f"bench-gpu@{shape}")
+    found: list[dict[str, float]] = []
+    weights = kvw.fingerprint(f"bench-gpu@{work.shape}")
     with (
         serving.connect() as client,
         WarehousePrefill(model, client, weights=weights, options=options) as prefill,
     ):
-        for prompt in _prompts(shape, tokens, rounds + 1):
-            _one(prefill, prompt, False)  # warms up, for this length
-            took = {"recomputed": _one(prefill, prompt, False)}
+        for prompt in _prompts(work):
+            _one(prefill, prompt)  # warms up, for this length
+            took = {"recomputed": _one(prefill, prompt)}
             prefill.prefill(prompt)
             prefill.flush(_PATIENCE_S)
-            took["dram"] = _one(prefill, prompt, True)
+            took["dram"] = _one(prefill, prompt, "dram")
+            if work.from_hbm:
+                _promote(prefill, prompt)
+                took["hbm"] = _one(prefill, prompt, "hbm")
             if client.flush(_PATIENCE_S).pending:
                 raise RuntimeError("the NVMe tier did not take the prompt within ten minutes")
             client.evict(None, 100_000, "dram")
-            took["nvme"] = _one(prefill, prompt, True)
-            for side, each in took.items():
-                seconds[side].append(each)
+            took["nvme"] = _one(prefill, prompt, "nvme")
+            found.append(took)
             client.clear(prefill.space)
     # The first round warms up.
-    return Sample(tokens, *(tuple(seconds[side][1:]) for side in ("recomputed", "dram", "nvme")))
+    seconds = {side: tuple(took[side] for took in found[1:]) for side in found[0]}
+    return Sample(work.tokens, seconds.pop("recomputed"), seconds)
 
 
-def _one(prefill: Any, prompt: Any, loaded: bool) -> float:
-    """Seconds to the first token. Raises RuntimeError where the prompt did not come from where it
-    should have: such a time would be somebody else's figure."""
+def _promote(prefill: Any, prompt: Any) -> None:
+    """Loads the prompt until the HBM tier has all of it: it takes what is used again, behind the
+    loads' back."""
+
+    def promoted() -> bool:
+        by_tier = prefill.prefill(prompt, store=False).reuse.pages_by_tier
+        return bool(by_tier["hbm"] == sum(by_tier.values()))
+
+    until(promoted, "the HBM tier has the prompt", deadline_s=_PATIENCE_S)
+
+
+def _one(prefill: Any, prompt: Any, tier: str = "") -> float:
+    """Seconds to the first token of a prompt that is in `tier`; in none: it is computed. Raises
+    RuntimeError where the prompt did not come from where it should have: such a time would be
+    somebody else's figure."""
     result = prefill.prefill(prompt, store=False)
     tokens = prompt.shape[-1]
-    if not (tokens - _COMPUTED_TOKENS <= result.tokens_loaded) == loaded:
-        raise RuntimeError(f"{result.tokens_loaded} of {tokens} tokens were loaded: {result.reuse}")
+    loaded = tokens - _COMPUTED_TOKENS <= result.tokens_loaded
+    by_tier = result.reuse.pages_by_tier
+    if loaded != bool(tier) or (tier and by_tier[tier] < sum(by_tier.values())):
+        raise RuntimeError(
+            f"{result.tokens_loaded} of {tokens} tokens were loaded, which were to come from"
+            f" {tier or 'nowhere'}: {result.reuse}"
+        )
     return float(result.total_s)
 
 
-def _prompts(shape: Shape, tokens: int, count: int) -> Iterator[Any]:
+def _prompts(work: _Work) -> Iterator[Any]:
+    """One more than the rounds that count."""
     import torch
 
-    numbers = torch.Generator().manual_seed(tokens)
-    for _ in range(count):
-        yield torch.randint(shape.vocabulary, (1, tokens + _TAIL_TOKENS), generator=numbers)
+    numbers = torch.Generator().manual_seed(work.tokens)
+    for _ in range(work.rounds + 1):
+        yield torch.randint(
+            work.shape.vocabulary, (1, work.tokens + _TAIL_TOKENS), generator=numbers
+        )

@@ -19,7 +19,11 @@ from kvwarehouse.cli.bench.goals import read_goal
 from kvwarehouse.gpu import Lane, Machine, Rates
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SAMPLE = ttft.Sample(ttft.JUDGED_TOKENS, (10.0, 30.0, 20.0), (0.5, 1.0, 2.0), (2.0, 2.0, 2.0))
+SAMPLE = ttft.Sample(
+    ttft.JUDGED_TOKENS,
+    (10.0, 30.0, 20.0),
+    {"dram": (0.5, 1.0, 2.0), "hbm": (0.25, 0.5, 1.0), "nvme": (2.0, 2.0, 2.0)},
+)
 
 
 def test_every_goal_can_be_judged() -> None:
@@ -85,6 +89,17 @@ def test_first_tokens_are_judged_by_the_median_of_the_rounds_ratios() -> None:
     other = figures[f"first token at {ttft.JUDGED_TOKENS} tokens from NVMe"]
     assert other.ratio == 10.0
     assert other.verdict == ""
+    assert figures[f"first token at {ttft.JUDGED_TOKENS} tokens from HBM"].ratio == 40.0
+
+
+def test_pool_is_for_the_longest_prompt_that_leaves_room_for_its_cache() -> None:
+    each = ttft.SHAPES["8b"].kv_bytes_per_token
+    lengths = [1 << 10, 32 << 10, 128 << 10]
+    sizes = [ttft.hbm_bytes(tokens, each) for tokens in lengths]
+    assert sizes[1] > 32768 * each
+    assert ttft.pool_bytes(lengths, each, 3 * sizes[2]) == sizes[2]
+    assert ttft.pool_bytes(lengths, each, 3 * sizes[2] - 1) == sizes[1]
+    assert ttft.pool_bytes(lengths, each, 3 * sizes[0] - 1) == 0
 
 
 def test_a_page_says_what_ran_and_what_did_not() -> None:
