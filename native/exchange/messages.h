@@ -146,8 +146,10 @@ enum class PromoteAnswer : uint32_t {
 };
 
 // What the daemon reads for promotions at a time; beyond it a page is told `later`. Clients ask for
-// no more than that ahead: it keeps the device's queue full over several of their round trips.
-inline constexpr uint64_t kPromoteBytes = 64ull << 20;
+// no more than that ahead, and for more when half of it is used up: that is twice what the disk has
+// under way, so that its queue is full over their round trips even where all of that is there at
+// the same moment.
+inline constexpr uint64_t kPromoteBytes = 128ull << 20;
 inline constexpr uint64_t kPromotePages = 256;
 
 // report: one Report.

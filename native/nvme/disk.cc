@@ -21,12 +21,12 @@ constexpr unsigned kUnderWay = 2;  // of any size: one that hangs does not stop 
 // enough for who waits for the first page, seldom enough that waking it costs little.
 constexpr uint64_t kTellBytes = 1ull << 20;
 // Of grouped reads, while more are under way: a wake-up of the core thread took 34 us of the
-// processor on a virtual machine, what it does for a page 5. A disk of 1 GB/s reads such a group in
-// 4 ms, and a slower one keeps nobody waiting for longer than kGroupNs. Writes and the reads of
-// reclaim are told of at once, and all before them: what is told late of those is done late.
-constexpr uint64_t kGroupBytes = 4ull << 20;
+// processor on a virtual machine, what it does for a page 5; and it wakes who waits for the page.
+// Four large pages, which a disk often has at the same moment, are digested in about kGroupNs, and
+// nobody waits for longer than that. Writes and the reads of reclaim are told of at once, and all
+// before them: what is told late of those is done late.
 constexpr size_t kGroupReads = 64;
-constexpr uint64_t kGroupNs = 5 * kMillisecondNs;
+constexpr uint64_t kGroupNs = 3 * kMillisecondNs;
 
 IoKind io_kind(DiskJob::Kind kind) {
   switch (kind) {
@@ -167,7 +167,7 @@ void Disk::checked(Finished finished) {
 // How long what is checked may wait for more of its kind. 0: not at all.
 uint64_t Disk::group_left_ns() const {
   const bool waits = !checked_.empty() && all_grouped_ && reads_.in_flight + unchecked_.size() > 0;
-  if (!waits || checked_bytes_ >= kGroupBytes || checked_.size() >= kGroupReads) return 0;
+  if (!waits || checked_.size() >= kGroupReads) return 0;
   const uint64_t waited_ns = system_clock().boot_ns() - checked_since_ns_;
   return kGroupNs - std::min(waited_ns, kGroupNs);
 }
