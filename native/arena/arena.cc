@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 
 namespace kvw {
 
@@ -51,26 +52,6 @@ void allocate_or_throw(int fd, uint64_t bytes, const std::string& path) {
     throw storage_error("cannot allocate " + std::to_string(bytes) + " bytes for " + path +
                             "; free room on that filesystem or choose another --arena-dir",
                         err);
-}
-
-// Memory of a file on tmpfs that nobody uses yet, in huge pages where the kernel has some: a page
-// of each is touched, and the collapse fills the rest on that page's node. It is another page in
-// each, because tmpfs interleaves nodes by the page's number. Where there are no huge pages, and on
-// a kernel before 6.1, this takes those few pages and no more. Unlike memory that is asked for
-// otherwise, it works where shmem_enabled says never (Documentation/admin-guide/mm/transhuge.rst),
-// as /dev/shm usually is.
-void take_huge_pages(std::byte* begin, uint64_t bytes) {
-#ifndef MADV_COLLAPSE
-  constexpr int MADV_COLLAPSE = 25;  // of linux/mman.h; C libraries before 2.37 do not name it
-#endif
-  const uint64_t pages = bytes / kHugePageBytes;
-  for (uint64_t page = 0; page < pages; ++page) {
-    const uint64_t block = page % (kHugePageBytes / kBlockBytes);
-    if (::madvise(begin + page * kHugePageBytes + block * kBlockBytes, kBlockBytes,
-                  MADV_POPULATE_READ) != 0)
-      return;
-  }
-  if (pages > 0) ::madvise(begin, pages * kHugePageBytes, MADV_COLLAPSE);
 }
 
 // New files are made beside and renamed in: a crash never leaves a half-made one under the name,

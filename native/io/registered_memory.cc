@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/types.h"
+#include "base/huge_pages.h"
 
 namespace kvw {
 namespace {
@@ -19,16 +19,14 @@ constexpr unsigned kMaxRegions = 1u << 14;  // of the kernel: IORING_MAX_REG_BUF
 
 std::byte* address_of(const iovec& piece) { return static_cast<std::byte*>(piece.iov_base); }
 
-// Addresses for a while: what is mapped there is held by the ring, not by the mapping.
+// Addresses for a while: what is mapped there is held by the ring, not by the mapping. They suit
+// huge pages, which Linux 6.15 takes the places in for those of the addresses.
 class Window {
  public:
-  explicit Window(uint64_t bytes) : bytes_(bytes) {
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* taken = ::mmap(nullptr, bytes, PROT_NONE, flags, -1, 0);
-    if (taken != MAP_FAILED) data_ = static_cast<std::byte*>(taken);
-  }
+  explicit Window(uint64_t bytes)
+      : data_(static_cast<std::byte*>(reserve_for_huge_pages(bytes))), bytes_(bytes) {}
   ~Window() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
+    if (data_ != nullptr) ::munmap(data_, reserved_bytes(bytes_));
   }
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
@@ -42,7 +40,7 @@ class Window {
   }
 
  private:
-  std::byte* data_ = nullptr;
+  std::byte* data_;
   uint64_t bytes_;
 };
 
@@ -58,11 +56,12 @@ bool RegisteredMemory::Region::holds(const iovec& piece) const {
 
 int RegisteredMemory::open(io_uring& ring) {
   bounce_fd_.reset(::memfd_create("kvw-bounce", MFD_CLOEXEC));
-  const uint64_t bytes = placed_.size() * kBounceBytes;
+  const uint64_t bytes = round_up(placed_.size() * kBounceBytes, kHugePageBytes);
   if (!bounce_fd_.valid() || ::ftruncate(bounce_fd_.get(), static_cast<off_t>(bytes)) != 0)
     return errno;
   try {
     bounce_ = Mapping(bounce_fd_.get(), bytes, true);
+    take_huge_pages(bounce_.data(), bytes);
   } catch (const Error&) {
     return ENOMEM;
   }

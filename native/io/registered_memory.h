@@ -7,6 +7,10 @@
 // each region is registered with a bounce area behind it, the same memory for all regions; what of
 // an operation lies outside of the region and is small goes through it.
 //
+// The kernel keeps a region by its huge pages where all of it is in huge pages, so the bounce area
+// is too: with one piece for each 4 KiB a read of 2 MiB went to the disk as three, and took twice
+// the processor's time.
+//
 // Used by the thread that uses the ring. The memory must stay mapped, and keep its very pages (no
 // holes punched), until the ring is gone.
 #pragma once

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/fd.h"
+#include "base/huge_pages.h"
 #include "io/engines.h"
 #include "io/registered_memory.h"
 #include "nvme/aligned_buffer.h"
@@ -59,6 +60,55 @@ std::unique_ptr<IoEngine> registering(std::span<std::byte> memory, unsigned dept
 
 iovec piece(std::span<std::byte> bytes) { return {bytes.data(), bytes.size()}; }
 
+// Two regions of these bytes: headers beside a region and in it, pieces of both, and more beside it
+// than fits. Pieces in it have up to 8 times `piece_bytes`.
+void check_moved_right(const Memory& memory, uint64_t region, uint64_t piece_bytes) {
+  const auto engine = registering(memory.part(0, region));
+  if (engine == nullptr) return;
+  CHECK_EQ(engine->register_memory(memory.part(region, region)), 0);
+  const AlignedBuffer beside(4 * RegisteredMemory::kBounceBytes);
+  const Fd file = temporary_file();
+  auto random = check::random("beside");
+  const auto all_of = [&](bool in_memory) {
+    return in_memory ? memory.part(0, 2 * region) : beside.span();
+  };
+  for (int round = 0; round < 300; ++round) {
+    std::vector<iovec> pieces;
+    std::vector<std::byte> expected;
+    const uint64_t home = random() % 2 * region;  // most rounds stay in one region
+    const bool strays = random() % 8 == 0;
+    uint64_t at = 0, beside_at = 0;
+    for (uint64_t left = 1 + random() % 12; left > 0; --left) {
+      const bool in_memory = random() % 2 == 0;
+      const uint64_t bytes = (1 + random() % 8) * (in_memory ? piece_bytes : kBlockBytes);
+      uint64_t& next = in_memory ? at : beside_at;
+      const uint64_t from = in_memory ? (strays ? random() % 2 * region : home) + at : beside_at;
+      if (from + bytes > all_of(in_memory).size()) break;
+      pieces.push_back(piece(all_of(in_memory).subspan(from, bytes)));
+      next += bytes;
+    }
+    if (pieces.empty()) continue;
+    for (const iovec& each : pieces)
+      fill({static_cast<std::byte*>(each.iov_base), each.iov_len}, random);
+    for (const iovec& each : pieces) {
+      const auto* begin = static_cast<const std::byte*>(each.iov_base);
+      expected.insert(expected.end(), begin, begin + each.iov_len);
+    }
+    CHECK_EQ(run_one(*engine, {IoKind::write, file.get(), 8192, pieces, 1}), expected.size());
+    std::vector<std::byte> there(expected.size());
+    CHECK_EQ(::pread(file.get(), there.data(), there.size(), 8192), there.size());
+    CHECK(there == expected);
+    for (const iovec& each : pieces) std::memset(each.iov_base, 0, each.iov_len);
+    CHECK_EQ(run_one(*engine, {IoKind::read, file.get(), 8192, pieces, 2}), expected.size());
+    std::vector<std::byte> back;
+    for (const iovec& each : pieces) {
+      const auto* begin = static_cast<const std::byte*>(each.iov_base);
+      back.insert(back.end(), begin, begin + each.iov_len);
+    }
+    CHECK(back == expected);
+  }
+}
+
 }  // namespace
 
 TEST(registered_memory_is_moved_by_the_pages_that_it_had) {
@@ -80,53 +130,24 @@ TEST(registered_memory_is_moved_by_the_pages_that_it_had) {
   CHECK(memory.mapped.data()[0] == std::byte{} && memory.mapped.data()[kRegion - 1] == std::byte{});
 }
 
-// Headers beside the region and in it, pieces of two regions, and more beside it than fits.
 TEST(registered_memory_is_moved_right_with_whatever_lies_beside_it) {
-  Memory memory(2 * kRegion);
-  const auto engine = registering(memory.part(0, kRegion));
-  if (engine == nullptr) return;
-  CHECK_EQ(engine->register_memory(memory.part(kRegion, kRegion)), 0);
-  const AlignedBuffer beside(4 * RegisteredMemory::kBounceBytes);
-  const Fd file = temporary_file();
-  auto random = check::random("beside");
-  const auto all_of = [&](bool in_memory) {
-    return in_memory ? memory.part(0, 2 * kRegion) : beside.span();
-  };
-  for (int round = 0; round < 300; ++round) {
-    std::vector<iovec> pieces;
-    std::vector<std::byte> expected;
-    const uint64_t home = random() % 2 * kRegion;  // most rounds stay in one region
-    const bool strays = random() % 8 == 0;
-    uint64_t at = 0, beside_at = 0;
-    for (uint64_t left = 1 + random() % 12; left > 0; --left) {
-      const uint64_t bytes = (1 + random() % 8) * kBlockBytes;
-      const bool in_memory = random() % 2 == 0;
-      uint64_t& next = in_memory ? at : beside_at;
-      const uint64_t from = in_memory ? (strays ? random() % 2 * kRegion : home) + at : beside_at;
-      if (from + bytes > all_of(in_memory).size()) break;
-      pieces.push_back(piece(all_of(in_memory).subspan(from, bytes)));
-      next += bytes;
-    }
-    if (pieces.empty()) continue;
-    fill(memory.part(0, 2 * kRegion), random);
-    fill(beside.span(), random);
-    for (const iovec& each : pieces) {
-      const auto* begin = static_cast<const std::byte*>(each.iov_base);
-      expected.insert(expected.end(), begin, begin + each.iov_len);
-    }
-    CHECK_EQ(run_one(*engine, {IoKind::write, file.get(), 8192, pieces, 1}), expected.size());
-    std::vector<std::byte> there(expected.size());
-    CHECK_EQ(::pread(file.get(), there.data(), there.size(), 8192), there.size());
-    CHECK(there == expected);
-    for (const iovec& each : pieces) std::memset(each.iov_base, 0, each.iov_len);
-    CHECK_EQ(run_one(*engine, {IoKind::read, file.get(), 8192, pieces, 2}), expected.size());
-    std::vector<std::byte> back;
-    for (const iovec& each : pieces) {
-      const auto* begin = static_cast<const std::byte*>(each.iov_base);
-      back.insert(back.end(), begin, begin + each.iov_len);
-    }
-    CHECK(back == expected);
-  }
+  check_moved_right(Memory(2 * kRegion), kRegion, kBlockBytes);
+}
+
+// The kernel keeps it by its huge pages then, and pieces end within and go across them.
+TEST(registered_huge_pages_are_moved_right_with_whatever_lies_beside_them) {
+  constexpr uint64_t kLarge = 2 * kHugePageBytes;
+  const Memory memory(2 * kLarge);
+  take_huge_pages(memory.mapped.data(), 2 * kLarge);
+  check_moved_right(memory, kLarge, 37 * kBlockBytes);
+}
+
+// A region that begins and ends within a huge page.
+TEST(registered_part_of_huge_pages_is_moved_right) {
+  constexpr uint64_t kOdd = kHugePageBytes - 3 * kBlockBytes;
+  const Memory memory(2 * kHugePageBytes);
+  take_huge_pages(memory.mapped.data(), 2 * kHugePageBytes);
+  check_moved_right(memory, kOdd, 11 * kBlockBytes);
 }
 
 // With one operation there is nothing behind its bounce memory: the kernel would refuse it.

@@ -9,8 +9,8 @@ again and again, which caches may hold; the tier moves each page to or from memo
 
 The processor's time of loads is that of the core's threads less what they took to digest, because
 fio digests nothing. The core counts that where it happens (`read_digest_s` of the status; of pages
-below 1 MiB, one in each MiB stands for the others): the thread's own time, without what others took
-of the processor meanwhile, but with interrupts that came meanwhile, such as those of the disk.
+below 8 MiB, one in each 8 MiB stands for the others): the thread's own time, without what others
+took of the processor meanwhile, but with interrupts that came meanwhile, such as those of the disk.
 """
 
 from __future__ import annotations

@@ -1,0 +1,20 @@
+// Huge pages of shared memory, with nothing for the operator to set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace kvw {
+
+// A reservation at an address that suits huge pages of a file, which the caller maps over or
+// unmaps, reserved_bytes() of it. Null: the kernel has no such room.
+void* reserve_for_huge_pages(size_t bytes);
+size_t reserved_bytes(size_t bytes);
+
+// Memory of a file on tmpfs that nobody uses yet, in huge pages where the kernel has some; those
+// that are whole in it. Best effort: memory of small pages is as good, and slower.
+void take_huge_pages(std::byte* begin, uint64_t bytes);
+
+}  // namespace kvw
