@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/huge_pages.h"
 
@@ -46,7 +47,8 @@ class Window {
 
 }  // namespace
 
-RegisteredMemory::RegisteredMemory(unsigned operations) : placed_(operations) {}
+RegisteredMemory::RegisteredMemory(unsigned operations, uint64_t most_ns)
+    : most_ns_(most_ns), placed_(operations) {}
 
 bool RegisteredMemory::Region::holds(const iovec& piece) const {
   const std::byte* at = address_of(piece);
@@ -84,6 +86,7 @@ int RegisteredMemory::add(io_uring& ring, std::span<std::byte> memory) {
 }
 
 int RegisteredMemory::add_region(io_uring& ring, std::span<std::byte> memory) {
+  if (slow_) return ETIME;
   if (regions_.size() >= kMaxRegions) return ENOSPC;
   Window window(memory.size() + bounce_.bytes());
   if (window.data() == nullptr) return errno;
@@ -92,8 +95,10 @@ int RegisteredMemory::add_region(io_uring& ring, std::span<std::byte> memory) {
     return error;
   const auto buffer = static_cast<unsigned>(regions_.size());
   const iovec whole{window.data(), memory.size() + bounce_.bytes()};
+  const uint64_t began_ns = thread_cpu_ns();
   const int done = io_uring_register_buffers_update_tag(&ring, buffer, &whole, nullptr, 1);
   if (done != 1) return done < 0 ? -done : EINVAL;
+  slow_ = thread_cpu_ns() - began_ns > most_ns_;
   const Region region{memory.data(), memory.size(), window.data(), buffer};
   regions_.insert(std::ranges::upper_bound(regions_, region.begin, {}, &Region::begin), region);
   bytes_ += memory.size();

@@ -39,12 +39,18 @@ class RegisteredMemory {
   // Of a region; the kernel takes a GiB at most.
   static constexpr uint64_t kMaxRegionBytes = 256ull << 20;
 
+  // The kernel compares the huge pages of a region with every piece that it holds. Of regions in
+  // huge pages these are few. But where some are in small pages, because the host had too few huge
+  // ones, each takes longer than the one before, minutes in the end: once one has taken so much of
+  // the processor, no more are registered.
+  static constexpr uint64_t kMostNs = 100'000'000;
+
   // operations: in flight at most, numbered from 0.
-  explicit RegisteredMemory(unsigned operations);
+  explicit RegisteredMemory(unsigned operations, uint64_t most_ns = kMostNs);
 
   // Registers memory that begins and ends at multiples of 4 KiB, mapped shared; in regions, each of
-  // which is usable at once. 0, or the errno of the first that was refused. Blocks while the kernel
-  // takes hold of it: tens of milliseconds a GiB.
+  // which is usable at once. 0, or the errno of the first that was refused; ETIME after one that
+  // took too long. Blocks while the kernel takes hold of it: tens of milliseconds a GiB.
   int add(io_uring& ring, std::span<std::byte> memory);
   uint64_t bytes() const { return bytes_; }
 
@@ -78,6 +84,8 @@ class RegisteredMemory {
   int add_region(io_uring& ring, std::span<std::byte> memory);
   const Region* region_of(std::span<const iovec> pieces) const;
 
+  const uint64_t most_ns_;
+  bool slow_ = false;
   Mapping bounce_;  // kBounceBytes for each operation
   Fd bounce_fd_;
   std::vector<Region> regions_;  // by begin

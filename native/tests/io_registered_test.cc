@@ -17,6 +17,10 @@
 #include "tests/check.h"
 #include "tests/io_calls.h"
 
+#if defined(KVW_HAVE_LIBURING)
+#include <liburing.h>
+#endif
+
 using namespace kvw;
 using kvw::nvme::AlignedBuffer;
 
@@ -166,6 +170,24 @@ TEST(operation_with_more_beside_the_region_than_its_bounce_memory_holds_goes_unr
   CHECK_EQ(::pread(file.get(), there.data(), bytes, 0), bytes);
   CHECK(there[beside.bytes() - 1] == std::byte{3} && there[beside.bytes()] == std::byte{4});
 }
+
+#if defined(KVW_HAVE_LIBURING)
+// For a kernel that takes longer with each region.
+TEST(nothing_more_is_registered_after_a_region_that_took_too_long) {
+  const Memory memory(2 * kRegion);
+  if (registering(memory.part(0, kRegion)) == nullptr) return;
+  io_uring ring{};
+  CHECK_EQ(io_uring_queue_init(4, &ring, 0), 0);
+  RegisteredMemory registered(4, 0);
+  CHECK_EQ(registered.add(ring, memory.part(0, kRegion)), 0);
+  CHECK_EQ(registered.add(ring, memory.part(kRegion, kRegion)), ETIME);
+  CHECK_EQ(registered.bytes(), kRegion);
+  const iovec there = piece(memory.part(0, kRegion)), not_there = piece(memory.part(kRegion, 1));
+  CHECK(registered.place(0, {&there, 1}, false).has_value());
+  CHECK(!registered.place(1, {&not_there, 1}, false).has_value());
+  io_uring_queue_exit(&ring);
+}
+#endif
 
 TEST(piece_across_two_regions_goes_unregistered) {
   Memory memory(2 * kRegion);
