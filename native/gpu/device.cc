@@ -106,14 +106,22 @@ Device::Borrowed Device::borrow(uint64_t deadline_ns) {
     if (now >= deadline_ns) return {nullptr, returning};
     back_.wait_for(lock, std::chrono::nanoseconds(deadline_ns - now));
   }
-  if (idle_.empty()) {
-    auto made = std::make_unique<Mover>(*this);
-    ++made_;
-    return {made.release(), returning};
+  if (!idle_.empty()) {
+    Mover* mover = idle_.back().release();
+    idle_.pop_back();
+    return {mover, returning};
   }
-  Mover* mover = idle_.back().release();
-  idle_.pop_back();
-  return {mover, returning};
+  ++made_;
+  lock.unlock();  // the driver may wait for the device: nobody else's call is to wait with it
+  try {
+    return {std::make_unique<Mover>(*this).release(), returning};
+  } catch (...) {
+    lock.lock();
+    --made_;
+    lock.unlock();
+    back_.notify_one();
+    throw;
+  }
 }
 
 void Device::give_back(Mover* mover) {

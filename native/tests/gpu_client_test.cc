@@ -1,73 +1,12 @@
 // Loads and stores of pages in the memory of a GPU, against a real daemon core and the contract
-// model of the driver: what is handed out is what was stored, whatever is late, refused, damaged or
-// lost.
-#include <sys/wait.h>
-
-#include <algorithm>
-#include <array>
+// model of the driver: what is handed out is what was stored, and when it is moved.
+#include <atomic>
 #include <thread>
 
-#include "client/client.h"
-#include "tests/check.h"
-#include "tests/daemon_world.h"
-#include "tests/device_cache.h"
+#include "tests/gpu_world.h"
 
 namespace kvw {
 namespace {
-
-// Any text that names the kernels is an image to the model.
-constexpr const char* kImage = "kvw_gather kvw_scatter";
-constexpr uint64_t kPatienceNs = uint64_t{kPatienceMs} * kMillisecondNs;
-
-struct Rig {
-  explicit Rig(uint64_t page_bytes, uint64_t dram_bytes = 32 * kMiB,
-               const std::vector<NamespaceShape>& others = {})
-      : daemon(shape_of(page_bytes, 1), dram_bytes) {
-    daemon.declared = others;
-    daemon.start();
-  }
-  std::unique_ptr<Client> connect(bool read_only = false) {
-    ClientOptions options = daemon.client_options();
-    options.read_only = read_only;
-    auto client = std::make_unique<Client>(options);
-    client->use_device(0, kImage);
-    return client;
-  }
-  LoadReport load(Client& client, const Chain& chain, const Regions& to, size_t first = 0,
-                  uint64_t timeout_ns = kPatienceNs) {
-    Prompt prompt = chain.prompt();
-    return client.load(chain.shape.id, prompt, first, to, 0, timeout_ns);
-  }
-  StoreReport store(Client& client, const Chain& chain, const Regions& from,
-                    uint64_t timeout_ns = kPatienceNs) {
-    Prompt prompt = chain.prompt();
-    return client.store(daemon.shape().id, prompt, 0, from, 0, timeout_ns);
-  }
-  std::vector<std::byte> bytes(const Chain& chain, size_t page) const {
-    return bytes_of(chain.pages[page].key, 0, chain.shape.shard_bytes);
-  }
-  void fill(const Chain& chain, const DeviceCache& cache) const {
-    for (size_t page = 0; page < chain.pages.size(); ++page) cache.put(page, bytes(chain, page));
-  }
-  void check_loaded(const Chain& chain, const DeviceCache& cache, uint64_t pages) const {
-    for (size_t page = 0; page < pages; ++page) CHECK(cache.page(page) == bytes(chain, page));
-  }
-
-  CudaModel model;
-  Daemon daemon;
-};
-
-void until_registered(Client& client) {
-  while (!client.registration().settled) std::this_thread::yield();
-}
-
-// The first use of a view begins to register it.
-void start_registering(Rig& rig, Client& client) {
-  const Chain none(rig.daemon.shape(), 999, 1);
-  DeviceCache cache(rig.model, 1, rig.daemon.shape().shard_bytes, 4096);
-  CHECK_EQ(rig.load(client, none, cache).pages, 0);
-  until_registered(client);
-}
 
 TEST(pages_of_a_device_are_stored_and_loaded_whatever_their_pieces) {
   std::mt19937_64 random = check::random("device_round_trip");
@@ -295,34 +234,6 @@ TEST(arena_is_registered_once_and_undone_before_it_is_unmapped) {
     CHECK_EQ(rig.model.count(name), 0);
 }
 
-// A store beside close() once registered the mapping anew, and nobody undid that.
-TEST(nothing_begins_on_a_device_while_the_client_closes) {
-  Rig rig(5000);
-  const uint64_t contexts = rig.model.count("contexts");
-  const auto client = rig.connect();
-  start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, 1);
-  auto cache = std::make_unique<DeviceCache>(rig.model, 1, 5000, 1000);
-  const auto view = client->view();
-  rig.model.set("hold_unregister", 1);
-  std::thread closing([&] { client->close(); });
-  while (client->has_device(0)) std::this_thread::yield();
-  CHECK_THROWS(client->use_device(0, kImage), "closed");
-  CHECK_THROWS(rig.store(*client, chain, *cache), "closed");
-  rig.model.set("hold_unregister", 0);
-  closing.join();
-  cache.reset();
-  CHECK_EQ(rig.model.count("registered_bytes"), 0);
-  CHECK_EQ(rig.model.count("contexts"), contexts);
-  // A call that had come past the client's own look.
-  Gpus gpus;
-  gpus.add(0, kImage);
-  gpus.close();
-  CHECK_THROWS(gpus.add(0, kImage), "closed");
-  CHECK_THROWS(gpus.device(0), "closed");
-  CHECK_THROWS(gpus.use(0, *view), "closed");
-}
-
 TEST(arena_that_cannot_be_registered_is_copied_through_pinned_memory) {
   Rig rig(30000);
   rig.model.set("register_limit", 0);
@@ -448,126 +359,41 @@ TEST(arena_that_cannot_be_registered_for_now_is_registered_later) {
   }
 }
 
-TEST(device_that_is_not_given_or_not_there_is_refused_with_what_to_do) {
+// Streams and events are made by the driver, which may wait for the device, and so for the engine.
+TEST(load_gets_the_mover_that_is_idle_while_another_is_being_made) {
   Rig rig(5000);
-  Client client(rig.daemon.client_options());
-  const Chain chain(rig.daemon.shape(), 1, 1);
-  DeviceCache cache(rig.model, 1, 5000, 1000);
-  CHECK_THROWS(rig.load(client, chain, cache), "gpu_not_ready");
-  CHECK_THROWS(rig.store(client, chain, cache), "gpu_not_ready");
-  CHECK_THROWS(client.use_device(7, kImage), "gpu_error");
-  CHECK_THROWS(client.use_device(0, "no kernels"), "gpu_error");
-  CHECK(!client.has_device(0));
-  client.use_device(0, kImage);
-  CHECK_EQ(rig.load(client, chain, cache).pages, 0);
-}
-
-TEST(pages_stay_pinned_when_a_lost_device_cannot_say_that_it_is_done) {
-  Rig rig(60000);
-  auto client = rig.connect();
-  start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, 4), other(rig.daemon.shape(), 2, 4);
-  chain.store_all(*client);
-  auto cache = std::make_unique<DeviceCache>(rig.model, 4, 60000, 6000);
-  std::string loading_error, storing_error;
-  const auto fail = [&](auto call, std::string& code) {
-    rig.model.set("hold", 1);
-    const uint64_t launches = rig.model.count("launches");
-    std::thread calling([&] {
-      try {
-        call();
-      } catch (const Error& error) {
-        code = error.code();
-      }
-    });
-    while (rig.model.count("launches") == launches) std::this_thread::yield();
-    rig.model.set("lost", 1);
-    calling.join();
-    rig.model.set("lost", 0);
-    rig.model.set("hold", 0);
-  };
-  fail([&] { rig.load(*client, chain, *cache); }, loading_error);
-  CHECK_EQ(loading_error, "gpu_error");
-  CHECK_EQ(rig.daemon.status().pins, 4);
-  fail([&] { rig.store(*client, other, *cache); }, storing_error);
-  CHECK_EQ(storing_error, "gpu_error");
-  // Its slots are still this session's, and stay so: nothing says that nobody writes to them.
-  CHECK_EQ(rig.daemon.status().reserved_slots, 4);
-  CHECK_EQ(Chain(rig.daemon.shape(), 3, 1).store(*client, 0).stored, 1);  // settles what is owed
-  CHECK_EQ(rig.daemon.status().reserved_slots, 4);
-}
-
-TEST(slots_of_a_store_that_failed_come_back_when_the_device_is_done) {
-  Rig rig(60000);
   const auto client = rig.connect();
-  const Chain chain(rig.daemon.shape(), 1, 4);
-  DeviceCache cache(rig.model, 4, 60000, 60);
-  // Device memory that is used up: the batch cannot begin.
-  const gpu::Driver& cuda = gpu::driver();
-  gpu::CUcontext context = nullptr;
-  CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, 0), gpu::kCudaSuccess);
-  CHECK_EQ(cuda.cuCtxPushCurrent(context), gpu::kCudaSuccess);
-  std::vector<gpu::CUdeviceptr> taken;
-  for (size_t bytes = size_t{1} << 30; bytes >= 4096;) {
-    gpu::CUdeviceptr made = 0;
-    if (cuda.cuMemAlloc(&made, bytes) == gpu::kCudaSuccess)
-      taken.push_back(made);
-    else
-      bytes /= 2;
-  }
-  CHECK_THROWS(rig.store(*client, chain, cache), "gpu_memory");
-  for (const gpu::CUdeviceptr each : taken) cuda.cuMemFree(each);
-  cuda.cuCtxPopCurrent(nullptr);
-  cuda.cuDevicePrimaryCtxRelease(0);
-  rig.fill(chain, cache);
-  CHECK_EQ(rig.store(*client, chain, cache).stored, 4);  // settles what is owed, and is granted
-  CHECK_EQ(rig.daemon.status().reserved_slots, 0);
-  CHECK_EQ(chain.load(*client, 0), 4);
-}
-
-TEST(forked_child_leaves_the_driver_alone) {
-  Rig rig(5000);
-  auto client = rig.connect();
-  start_registering(rig, *client);
-  const uint64_t registered = rig.model.count("registered_bytes");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    client.reset();  // as an interpreter that ends does
-    ::_exit(rig.model.count("registered_bytes") == registered && rig.model.count("modules") > 0
-                ? 0
-                : 1);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   const Chain chain(rig.daemon.shape(), 1, 2);
-  DeviceCache cache(rig.model, 2, 5000, 1000);
-  rig.fill(chain, cache);
-  CHECK_EQ(rig.store(*client, chain, cache).stored, 2);
-}
-
-TEST(forked_child_does_not_wait_for_the_thread_that_registers) {
-  const CudaModel model;
-  std::atomic<int> looks{0};
-  std::array<std::byte, 4096> slab{};
-  gpu::Registrable arena;
-  arena.data = slab.data();
-  arena.bytes = arena.slab_bytes = slab.size();
-  arena.populated = [&looks](size_t) { return ++looks < 0; };
-  auto registration =
-      std::make_unique<gpu::Registration>(std::make_shared<gpu::Device>(0, ""), arena);
-  while (looks == 0) std::this_thread::yield();
-  const timespec moment{0, 10'000'000};  // until it rests; what follows is true of any moment
-  ::nanosleep(&moment, nullptr);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(20);
-    registration.reset();
-    ::_exit(0);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  chain.store_all(*client);
+  DeviceCache first(rig.model, 2, 5000, 1000), second(rig.model, 2, 5000, 1000),
+      third(rig.model, 2, 5000, 1000);
+  uint64_t pages = 0, others = 0;
+  const uint64_t launches = rig.model.count("launches");
+  rig.model.set("hold", 1);
+  std::thread lending([&] { others += rig.load(*client, chain, first).pages; });
+  while (rig.model.count("launches") == launches) std::this_thread::yield();
+  const uint64_t asked = rig.model.count("streams_asked");
+  rig.model.set("hold_stream_create", 1);
+  std::thread making([&] { pages = rig.load(*client, chain, second).pages; });
+  while (rig.model.count("streams_asked") == asked) std::this_thread::yield();
+  rig.model.set("hold", 0);
+  std::atomic<bool> ended{false};
+  std::thread loading([&] {
+    lending.join();  // its mover is back
+    others += rig.load(*client, chain, third).pages;
+    ended = true;
+  });
+  const uint64_t deadline = system_clock().boot_ns() + kPatienceNs / 2;
+  while (!ended && system_clock().boot_ns() < deadline) std::this_thread::yield();
+  const bool beside = ended;
+  rig.model.set("hold_stream_create", 0);
+  loading.join();
+  making.join();
+  CHECK(beside);
+  CHECK_EQ(others, 4);
+  CHECK_EQ(pages, 2);
+  rig.check_loaded(chain, second, 2);
+  rig.check_loaded(chain, third, 2);
 }
 
 TEST(calls_of_several_threads_share_the_movers) {
@@ -593,22 +419,6 @@ TEST(calls_of_several_threads_share_the_movers) {
   for (std::thread& thread : threads) thread.join();
   for (const std::string& failure : failures) CHECK_EQ(failure, "");
   CHECK_EQ(rig.model.count("violations"), 0);
-}
-
-// The last one: what it leaves registered stays so in the model.
-TEST(client_that_stops_registering_undoes_nothing_and_begins_nothing) {
-  Rig rig(5000);
-  auto client = rig.connect();
-  start_registering(rig, *client);
-  const uint64_t registered = rig.model.count("registered_bytes");
-  const uint64_t undone = rig.model.count("unregisters_asked");
-  CHECK(client->stop_registering(60 * kSecondNs));
-  const Chain chain(rig.daemon.shape(), 1, 1);
-  DeviceCache cache(rig.model, 1, 5000, 1000);
-  CHECK_THROWS(rig.store(*client, chain, cache), "closed");
-  client.reset();
-  CHECK_EQ(rig.model.count("registered_bytes"), registered);
-  CHECK_EQ(rig.model.count("unregisters_asked"), undone);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 //
 // The same text is compiled for the host, by the tests and by their contract model of CUDA's driver:
 // there a group's lanes take turns (KVW_EACH_LANE), and KVW_AT says where an address of the device
-// can be read. native/gpu/device_batch.h has the same structures and fills them.
+// can be read. native/gpu/batch.h has the same structures and fills them.
 
 typedef unsigned char u8;
 typedef unsigned int u32;

@@ -49,11 +49,13 @@ using gpu::CUresult;
 // What tests set; kvw_model_set by name. Environment at load: KVW_TEST_CUDA_<NAME>.
 struct Settings {
   std::atomic<uint64_t> seed{1};
-  std::atomic<uint64_t> pause_us{100};       // the longest before an operation or a part of one
-  std::atomic<uint64_t> hold{0};             // 1: no stream begins anything
-  std::atomic<uint64_t> hold_unregister{0};  // 1: unregistering waits
-  std::atomic<uint64_t> lost{0};             // 1: every call fails, as after an illegal address
-  std::atomic<uint64_t> capture{0};          // 1: another thread captures a graph
+  std::atomic<uint64_t> pause_us{100};          // the longest before an operation or a part of one
+  std::atomic<uint64_t> hold{0};                // 1: no stream begins anything
+  std::atomic<uint64_t> hold_unregister{0};     // 1: unregistering waits
+  std::atomic<uint64_t> hold_stream_create{0};  // 1: making a stream waits
+  std::atomic<uint64_t> stream_result{0};       // what making a stream ends with, if not 0
+  std::atomic<uint64_t> lost{0};                // 1: every call fails, as after an illegal address
+  std::atomic<uint64_t> capture{0};             // 1: another thread captures a graph
   std::atomic<uint64_t> devices{1};
   std::atomic<uint64_t> first{0};  // the machine's number of the device that is ordinal 0 here
   std::atomic<uint64_t> device_bytes{uint64_t{512} << 20};  // of each device
@@ -74,7 +76,7 @@ struct Settings {
 struct Counts {
   std::atomic<uint64_t> copies{0}, copied_bytes{0}, unpinned_copies{0}, launches{0}, violations{0};
   std::atomic<uint64_t> registered_bytes{0}, registrations{0}, registers_asked{0},
-      unregisters_asked{0};
+      unregisters_asked{0}, streams_asked{0};
   std::atomic<uint64_t> device_bytes{0}, host_bytes{0};
   std::atomic<uint64_t> retains{0}, creates_asked{0};  // calls, of contexts and shared memory
   std::atomic<uint64_t> allocations{0}, frees{0};      // calls, of device and of pinned memory
@@ -84,13 +86,12 @@ struct Counts {
   std::atomic<uint64_t> handles{0}, reserved_bytes{0}, mapped_bytes{0};  // of shared memory
 };
 
+// --- numbers.cc
+
 Settings& settings();
 Counts& counts();
 // Says it on stderr and counts it.
 void violation(const char* what);
-
-// Of a call that a capture of another thread's prohibits, unless this thread's mode is relaxed.
-CUresult beside_captures();
 
 // --- memory.cc
 

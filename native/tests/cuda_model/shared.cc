@@ -11,11 +11,9 @@
 #include <cstring>
 #include <string>
 
-#include "tests/cuda_model/model.h"
+#include "tests/cuda_model/calls.h"
 
 namespace kvw::cuda_model {
-
-using namespace gpu;  // NOLINT(google-build-using-namespace): the driver's numbers
 
 namespace {
 
@@ -135,17 +133,6 @@ int shared_device_of(CUdeviceptr address) {
   if (found == all.mapped.end() || found->second.access == 0) return -1;
   return all.allocations.at(found->second.handle).device;
 }
-
-}  // namespace kvw::cuda_model
-
-using namespace kvw::cuda_model;  // NOLINT(google-build-using-namespace)
-using namespace kvw::gpu;         // NOLINT(google-build-using-namespace)
-
-// The prototypes are the seam's: a definition that differs does not compile.
-#define KVW_CUDA_DECLARE(name, symbol, parameters) extern "C" CUresult symbol parameters;
-KVW_CUDA_FUNCTIONS(KVW_CUDA_DECLARE)
-
-#define MODEL extern "C" __attribute__((visibility("default")))
 
 MODEL CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp* properties,
                                              int option) {
@@ -313,3 +300,5 @@ MODEL CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAcce
              read_only ? PROT_READ : PROT_READ | PROT_WRITE);
   return kCudaSuccess;
 }
+
+}  // namespace kvw::cuda_model

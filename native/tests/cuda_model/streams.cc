@@ -1,7 +1,8 @@
-// The model's streams: each a queue and a thread that works it off when it likes.
+// The model's streams, each a queue and a thread that works it off when it likes, and the driver's
+// calls of streams and events.
 #include <chrono>
 
-#include "tests/cuda_model/model.h"
+#include "tests/cuda_model/calls.h"
 
 namespace kvw::cuda_model {
 
@@ -10,6 +11,8 @@ namespace {
 constexpr std::chrono::microseconds kLook{50};  // how often what is held or waited for is looked at
 
 void sleep_us(uint64_t us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
+
+Event& event_of(CUevent event) { return *reinterpret_cast<Event*>(event); }
 
 }  // namespace
 
@@ -73,6 +76,89 @@ void Stream::work() {
 
 void wait_for(const Recording& recording) {
   while (!recording.done.load(std::memory_order_acquire)) std::this_thread::sleep_for(kLook);
+}
+
+Stream& stream_of(CUstream stream) {
+  static auto* null_stream = new Stream(-1);
+  return stream == nullptr ? *null_stream : *reinterpret_cast<Stream*>(stream);
+}
+
+bool is_of_context(CUstream stream) {
+  return stream == nullptr || stream_of(stream).device() == current_device();
+}
+
+MODEL CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  if ((flags & ~kStreamNonBlocking) != 0) return kCudaInvalidValue;
+  ++counts().streams_asked;
+  while (settings().hold_stream_create != 0) std::this_thread::sleep_for(kLook);
+  if (const uint64_t result = settings().stream_result; result != 0)
+    return static_cast<CUresult>(result);
+  *stream = reinterpret_cast<CUstream>(new Stream(current_device()));
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuStreamDestroy_v2(CUstream stream) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  delete reinterpret_cast<Stream*>(stream);
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (flags != 0) return kCudaInvalidValue;
+  const std::shared_ptr<Recording> last = event_of(event).last;
+  if (last != nullptr) stream_of(stream).queue([last] { wait_for(*last); });
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuStreamQuery(CUstream stream) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  return stream_of(stream).idle() ? kCudaSuccess : kCudaNotReady;
+}
+
+MODEL CUresult cuStreamSynchronize(CUstream stream) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  stream_of(stream).drain();
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventCreate(CUevent* event, unsigned) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  *event = reinterpret_cast<CUevent>(new Event{current_device(), nullptr});
+  ++counts().events;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventDestroy_v2(CUevent event) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  delete &event_of(event);
+  --counts().events;
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (!is_of_context(stream)) return kCudaInvalidHandle;
+  if (event_of(event).device != current_device()) return kCudaInvalidHandle;
+  const auto recording = std::make_shared<Recording>();
+  event_of(event).last = recording;
+  stream_of(stream).queue([recording] { recording->done.store(true, std::memory_order_release); });
+  return kCudaSuccess;
+}
+
+MODEL CUresult cuEventQuery(CUevent event) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  const std::shared_ptr<Recording> last = event_of(event).last;
+  return last == nullptr || last->done.load(std::memory_order_acquire) ? kCudaSuccess
+                                                                       : kCudaNotReady;
+}
+
+MODEL CUresult cuEventSynchronize(CUevent event) {
+  if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  const std::shared_ptr<Recording> last = event_of(event).last;
+  if (last != nullptr) wait_for(*last);
+  return kCudaSuccess;
 }
 
 }  // namespace kvw::cuda_model
