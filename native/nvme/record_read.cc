@@ -46,12 +46,14 @@ struct Reading {
 };
 
 // A look at the clock took 0.8 us where it was measured, as long as to digest 6 KiB: of small reads
-// one in so many bytes is timed, less what a look takes, and stands for those before it.
+// one in so many bytes is timed, less what a look takes, and stands for those before it. And the
+// first ones, so that the count of a tier that has read little is not nothing.
 constexpr uint64_t kTimedBytes = 8ull << 20;
 
 uint64_t timed_with(LogContext& context, uint64_t payload_bytes) {
   context.untimed_bytes += payload_bytes;
-  return context.untimed_bytes < kTimedBytes ? 0 : std::exchange(context.untimed_bytes, 0);
+  const bool timed = context.untimed_bytes >= kTimedBytes || context.stats.read_digest_ns == 0;
+  return timed ? std::exchange(context.untimed_bytes, 0) : 0;
 }
 
 ReadResult result_of(int error, const char* problem) {
