@@ -118,7 +118,10 @@ void Disk::serve() {
     collect(registered ? 0 : wait_ms());
     submit_waiting();
     collect(0);
+    // Not before the device has its next work: to wake the core's thread takes longer than that.
+    publish_due();
     check_next();
+    publish_due();
   }
 }
 
@@ -160,8 +163,10 @@ void Disk::checked(Finished finished) {
   checked_bytes_ += finished.job->bytes;
   all_grouped_ = all_grouped_ && finished.job->grouped;
   checked_.push_back(std::move(finished));
-  const bool told = all_grouped_ ? group_left_ns() == 0 : checked_bytes_ >= kTellBytes;
-  if (told) publish_checked();
+}
+
+void Disk::publish_due() {
+  if (all_grouped_ ? group_left_ns() == 0 : checked_bytes_ >= kTellBytes) publish_checked();
 }
 
 // How long what is checked may wait for more of its kind. 0: not at all.

@@ -83,6 +83,7 @@ class Disk {
   bool register_next();
   void check_next();
   void checked(Finished finished);
+  void publish_due();
   void publish_checked();
   uint64_t group_left_ns() const;
   void tell(std::span<Finished> finished);
