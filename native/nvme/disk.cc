@@ -111,10 +111,8 @@ void Disk::serve() {
     take_posted();
     submit_waiting();
     const bool registered = register_next();
-    if (unchecked_.empty() && group_left_ns() == 0) {
-      publish_checked();
-      if (ended()) return;
-    }
+    publish_due();
+    if (checked_.empty() && unchecked_.empty() && ended()) return;
     collect(registered ? 0 : wait_ms());
     submit_waiting();
     collect(0);
@@ -165,8 +163,11 @@ void Disk::checked(Finished finished) {
   checked_.push_back(std::move(finished));
 }
 
+// Groups by their own rule; all else when nothing more is to be checked, or in pieces meanwhile.
 void Disk::publish_due() {
-  if (all_grouped_ ? group_left_ns() == 0 : checked_bytes_ >= kTellBytes) publish_checked();
+  const bool due =
+      all_grouped_ ? group_left_ns() == 0 : unchecked_.empty() || checked_bytes_ >= kTellBytes;
+  if (due) publish_checked();
 }
 
 // How long what is checked may wait for more of its kind. 0: not at all.
