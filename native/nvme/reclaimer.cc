@@ -176,6 +176,11 @@ void Reclaimer::moved(const QueuedRecord& record, const Extent* to) {
   context_.host.forget(record.facts.key, record.from, false);
 }
 
+uint64_t Reclaimer::bytes_to_move() const {
+  if (stage_ == Stage::sorting) return victim_->bytes / 4 - moved_bytes_ + moving_bytes_;
+  return stage_ == Stage::moving ? moving_bytes_ : 0;
+}
+
 void Reclaimer::release_drained() {
   std::erase_if(draining_, [this](Segment* segment) {
     if (segment->reads_in_flight > 0) return false;
@@ -196,6 +201,7 @@ void Reclaimer::step() {
     draining_.push_back(std::exchange(victim_, nullptr));
     stage_ = Stage::idle;
   }
+  writes_.keep_room(bytes_to_move());
   release_drained();
 }
 
@@ -223,6 +229,7 @@ void Reclaimer::abandon() {
   context_.host.set_segment_word(victim_->number, victim_->life, false);
   victim_ = nullptr;
   stage_ = Stage::idle;
+  writes_.keep_room(0);
 }
 
 }  // namespace kvw::nvme

@@ -8,9 +8,10 @@
 //      index names the old place until the new one is written, so a hot page never misses.
 //   3. a flush cycle: the copies are durable before the originals can be overwritten.
 //   4. no read is in flight on it. Only now may it begin a new life.
-// At most a quarter of a segment is moved, so that of four bytes written three are new. A record
-// that cannot be moved, for want of room or because its write failed, is dropped: reclaim never
-// waits for room that only reclaim can make.
+// At most a quarter of a segment is moved, so that of four bytes written three are new; new pages
+// leave it that room, however late the device gives what is to be moved. A record that cannot be
+// moved, for want of room all the same or because its write failed, is dropped: reclaim never waits
+// for room that only reclaim can make.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +51,8 @@ class Reclaimer {
   void read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffer payload, ReadResult result,
                      PageFacts&& facts);
   void moved(const QueuedRecord& record, const Extent* to);
+  // What may still have to be written elsewhere of the victim.
+  uint64_t bytes_to_move() const;
   void release_drained();
 
   LogContext& context_;

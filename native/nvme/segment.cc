@@ -6,8 +6,8 @@
 
 namespace kvw::nvme {
 
-bool Segment::has_room(uint32_t blocks) const {
-  return (uint64_t{next_block} + blocks) * kBlockBytes + toc_bytes(placed + 1) <= bytes;
+bool Segment::has_room(uint64_t blocks, uint64_t count) const {
+  return (next_block + blocks) * kBlockBytes + toc_bytes(placed + count) <= bytes;
 }
 
 bool fits_segment(uint64_t blocks, uint64_t segment_bytes) {

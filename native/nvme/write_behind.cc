@@ -60,6 +60,18 @@ QueuedRecord WriteBehind::take_front() {
   return record;
 }
 
+void WriteBehind::keep_room(uint64_t bytes) {
+  const bool was_kept = kept_blocks_ > 0;
+  kept_blocks_ = bytes / kBlockBytes;
+  if (was_kept && kept_blocks_ == 0) context_.disk.signal();  // what waited for it goes on
+}
+
+// The room that is kept is for records of two blocks at least.
+bool WriteBehind::may_place(const Segment& segment) const {
+  return front().is_relocation() || kept_blocks_ == 0 || rotation_.spare() > 0 ||
+         segment.has_room(front().blocks + kept_blocks_, 1 + kept_blocks_ / 2);
+}
+
 // While something is in flight, small pages gather to a batch.
 bool WriteBehind::worth_sending() const {
   return in_flight_.empty() || !relocations_.empty() || waiting_bytes_ >= kBatchBytes;
@@ -73,7 +85,7 @@ void WriteBehind::step() {
       if (rotation_.exhausted()) drop_relocations();
       return;
     }
-    if (!worth_sending()) return;
+    if (!worth_sending() || !may_place(*segment)) return;
     if (segment->broken || !segment->has_room(front().blocks)) {
       rotation_.retire_current();
       continue;
@@ -118,7 +130,7 @@ void WriteBehind::fill(Batch& batch) {
   uint64_t bytes = 0;
   while (waiting() && batch.records.size() < kMaxBatchRecords) {
     const QueuedRecord& next = front();
-    if (!segment.has_room(next.blocks)) break;
+    if (!segment.has_room(next.blocks) || !may_place(segment)) break;
     if (bytes > 0 && bytes + next.bytes() > kMaxBatchBytes) break;
     bytes += next.bytes();
     batch.extents.push_back({segment.number, segment.next_block, next.blocks, segment.life});

@@ -1,6 +1,7 @@
 // The write-behind queue: pages wait here in chain order, are placed into the open segment batch by
 // batch, and are reported in the order in which they came. Relocated records go first: a segment
-// waits for them. Core thread only.
+// waits for them; while the last segment is filling, appends wait rather than take their room. Core
+// thread only.
 //
 // Bound: queue_bytes for pages, the reclaimer's own bound for relocations, depth batches in flight.
 #pragma once
@@ -40,6 +41,8 @@ class WriteBehind {
   // False: refused. See Log::append.
   bool append(uint64_t ticket, const PageFacts& facts, const std::byte* payload);
   void relocate(QueuedRecord record) { relocations_.push_back(std::move(record)); }
+  // Of the last segment that there is, appends leave that much to relocations that will come.
+  void keep_room(uint64_t bytes);
   void step();
   // Everything that has no place yet fails.
   void fail_waiting(std::string_view reason);
@@ -63,6 +66,7 @@ class WriteBehind {
   bool waiting() const { return !relocations_.empty() || !appends_.empty(); }
   const QueuedRecord& front() const;
   QueuedRecord take_front();
+  bool may_place(const Segment& segment) const;
   bool worth_sending() const;
   void send(Segment& segment);
   void fill(Batch& batch);
@@ -78,6 +82,7 @@ class WriteBehind {
   std::deque<std::shared_ptr<Batch>> in_flight_;  // in order of place
   uint64_t appended_ = 0;
   uint64_t queued_bytes_ = 0, queued_records_ = 0, waiting_bytes_ = 0;
+  uint64_t kept_blocks_ = 0;
   bool oversize_reported_ = false;
 };
 

@@ -41,6 +41,29 @@ TEST(reclaim_moves_hot_pages_and_drops_cold_ones) {
   world.check_all_readable();
 }
 
+// The device gives the reads of hot pages late: new pages wait rather than take their room.
+TEST(reclaim_moves_hot_pages_however_fast_new_ones_come) {
+  World world(6);
+  world.hot = [](uint64_t number) { return number % 10 == 0; };
+  world.open();
+  for (uint64_t number = 0; number < 600;) {
+    world.faults->hold_reads(true);
+    unsigned refusals = 0;
+    world.until([&] {
+      if (world.append(number))
+        ++number;
+      else
+        ++refusals;
+      return number == 600 || refusals == 100;
+    });
+    world.faults->hold_reads(false);
+    world.until([&] { return world.waiting.empty(); });
+  }
+  CHECK(world.log->stats().relocated_records > 0);
+  for (uint64_t number = 0; number < 600; number += 10) CHECK(world.index.contains(number));
+  world.check_all_readable();
+}
+
 TEST(reclaim_writes_at_most_a_third_more_when_everything_is_hot) {
   World world(4);
   world.hot = [](uint64_t) { return true; };
