@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/types.h"
+#include "client/device_stage.h"
 
 #ifndef KVW_VERSION
 #define KVW_VERSION "0"
@@ -40,6 +43,20 @@ class Tokens {
   nb::ndarray<nb::ro, nb::device::cpu> array_;  // keeps the memory
   std::vector<uint32_t> copy_;
   std::span<const uint32_t> view_;
+};
+
+// A stage that ends without the GIL: freeing its memory may wait for the device.
+class OwnedStage {
+ public:
+  explicit OwnedStage(std::unique_ptr<DeviceStage> stage) : stage_(std::move(stage)) {}
+  ~OwnedStage() {
+    nb::gil_scoped_release release;
+    stage_.reset();
+  }
+  DeviceStage* operator->() const { return stage_.get(); }
+
+ private:
+  std::unique_ptr<DeviceStage> stage_;
 };
 
 void bind_core(nb::module_& m);

@@ -8,12 +8,21 @@
 
 #include "bindings/bindings.h"
 #include "client/client.h"
-#include "client/device_stage.h"
 #include "client/extents.h"
 
 namespace kvw::bindings {
 
 namespace {
+
+// Ends without the GIL where nobody closed it: it may wait for the driver of a device.
+class Client : public kvw::Client {
+ public:
+  using kvw::Client::Client;
+  ~Client() {
+    nb::gil_scoped_release release;
+    close();
+  }
+};
 
 // Tokens or keys, held for the length of a call that runs without the GIL. `keys` is a list of
 // bytes, or a tuple (keys of all runs, pages, positions and parents by run).
@@ -261,8 +270,12 @@ void bind_client(nb::module_& m) {
           },
           arg("ordinal"), arg("image"))
       .def("has_device", &Client::has_device, arg("ordinal"))
-      .def("device_stage", &Client::device_stage, arg("ordinal"), arg("bytes"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "device_stage",
+          [](Client& client, int ordinal, size_t bytes) {
+            return std::make_unique<OwnedStage>(client.device_stage(ordinal, bytes));
+          },
+          arg("ordinal"), arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
       .def("registration",
            [](Client& client) {
              const RegistrationReport report = [&] {

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "bindings/bindings.h"
-#include "client/device_stage.h"
 
 namespace kvw::bindings {
 
@@ -76,11 +75,11 @@ uint64_t deliver(Extents& extents, const Stage& stage, uint64_t first, uint64_t 
   return extents.deliver(from, first, count, to);
 }
 
-uint64_t deliver_on_device(DeviceStage& stage, Extents& extents, uint64_t first, uint64_t count,
+uint64_t deliver_on_device(OwnedStage& stage, Extents& extents, uint64_t first, uint64_t count,
                            const Regions& to, double timeout_s) {
-  check_delivery(extents, stage.bytes(), stage.ordinal(), first, count, to);
+  check_delivery(extents, stage->bytes(), stage->ordinal(), first, count, to);
   nb::gil_scoped_release release;
-  return stage.deliver(extents, first, count, to, system_clock().boot_ns() + to_ns(timeout_s));
+  return stage->deliver(extents, first, count, to, system_clock().boot_ns() + to_ns(timeout_s));
 }
 
 }  // namespace
@@ -96,10 +95,10 @@ void bind_extents(nb::module_& m) {
       .def("plan", &plan_of, arg("stage_bytes"), arg("gap_bytes"))
       .def("deliver", &deliver, arg("stage"), arg("first"), arg("count"), arg("regions"))
       .def("release", &Extents::release, nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<DeviceStage>(m, "DeviceStage")
-      .def_prop_ro("ordinal", &DeviceStage::ordinal)
-      .def_prop_ro("bytes", &DeviceStage::bytes)
-      .def_prop_ro("address", &DeviceStage::address)
+  nb::class_<OwnedStage>(m, "DeviceStage")
+      .def_prop_ro("ordinal", [](const OwnedStage& stage) { return stage->ordinal(); })
+      .def_prop_ro("bytes", [](const OwnedStage& stage) { return stage->bytes(); })
+      .def_prop_ro("address", [](const OwnedStage& stage) { return stage->address(); })
       .def("deliver", &deliver_on_device, arg("extents"), arg("first"), arg("count"),
            arg("regions"), arg("timeout_s"));
 }

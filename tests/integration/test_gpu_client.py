@@ -4,6 +4,7 @@ of CUDA's driver. It needs no GPU: tests/gpu runs the same suite over one.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,6 +255,26 @@ def test_client_that_nobody_closes_registers_nothing_more_when_the_process_ends(
     before, after, undone = process.hear()
     assert before == after
     assert undone == 0
+
+
+def test_client_that_nobody_closes_undoes_its_registration_beside_python(
+    device: ModelDevice, serving: Serving
+) -> None:
+    before = device.count("registered_bytes")
+    client = serving.connect(timeout_s=60)
+    client.open(SPACE).store(prompt(1), device.array(noise(1)))
+    until(lambda: device.count("registered_bytes") > before, "the arena registered")
+    asked = device.count("unregisters_asked")
+    device.set("hold_unregister", 1)
+    last = [client]
+    del client
+    ending = threading.Thread(target=last.clear)
+    ending.start()
+    # Or this thread never runs again.
+    until(lambda: device.count("unregisters_asked") > asked, "the arena let go of")
+    assert ending.is_alive()
+    device.set("hold_unregister", 0)
+    ending.join()
 
 
 def test_clients_that_hang_share_the_time_that_the_process_waits_at_its_end(
