@@ -15,14 +15,15 @@ namespace kvw::bindings {
 namespace {
 
 // Ends without the GIL where nobody closed it: it may wait for the driver of a device.
-class Client : public kvw::Client {
+class OwnedClient : public kvw::Client {
  public:
   using kvw::Client::Client;
-  ~Client() {
+  ~OwnedClient() {
     nb::gil_scoped_release release;
     close();
   }
 };
+using Client = OwnedClient;
 
 // Tokens or keys, held for the length of a call that runs without the GIL. `keys` is a list of
 // bytes, or a tuple (keys of all runs, pages, positions and parents by run).
