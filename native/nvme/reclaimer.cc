@@ -229,7 +229,6 @@ void Reclaimer::abandon() {
   context_.host.set_segment_word(victim_->number, victim_->life, false);
   victim_ = nullptr;
   stage_ = Stage::idle;
-  writes_.keep_room(0);
 }
 
 }  // namespace kvw::nvme

@@ -62,8 +62,8 @@ struct Segment {
   uint64_t hot_bytes = 0;  // an estimate, if scored
   bool scored = false;
 
-  // For that many records of that many blocks together.
-  bool has_room(uint64_t blocks, uint64_t records = 1) const;
+  // For `count` records of that many blocks together.
+  bool has_room(uint64_t blocks, uint64_t count = 1) const;
   bool unflushed() const { return writes_flushed < writes_done; }
   bool readable() const;
   Extent extent_of(const RecordRef& ref) const {

@@ -48,14 +48,7 @@ TEST(reclaim_moves_hot_pages_however_fast_new_ones_come) {
   world.open();
   for (uint64_t number = 0; number < 600;) {
     world.faults->hold_reads(true);
-    unsigned refusals = 0;
-    world.until([&] {
-      if (world.append(number))
-        ++number;
-      else
-        ++refusals;
-      return number == 600 || refusals == 100;
-    });
+    number = world.append_until_refused(number, 100, 600);
     world.faults->hold_reads(false);
     world.until([&] { return world.waiting.empty(); });
   }
@@ -112,15 +105,7 @@ TEST(queue_refuses_while_every_segment_is_pinned_and_goes_on_when_they_are_not) 
   world.options.queue_bytes = 1 << 20;
   world.open();
   for (uint32_t segment = 0; segment < 4; ++segment) world.pinned.insert(segment);
-  uint64_t number = 0;
-  uint64_t refusals = 0;
-  world.until([&] {
-    if (world.append(number))
-      ++number;
-    else
-      ++refusals;
-    return refusals > 500;
-  });
+  const uint64_t number = world.append_until_refused(0, 501);
   CHECK(!world.waiting.empty());
   world.check_all_readable();
   world.pinned.clear();

@@ -160,6 +160,18 @@ class World : public LogHost {
       until([&] { return append(number, shard_bytes); });
     until([&] { return waiting.empty(); });
   }
+  // From `number` on, before `end`, until so many were refused. Returns the next.
+  uint64_t append_until_refused(uint64_t number, uint64_t times, uint64_t end = UINT64_MAX) {
+    uint64_t refusals = 0;
+    until([&] {
+      if (append(number))
+        ++number;
+      else
+        ++refusals;
+      return number == end || refusals == times;
+    });
+    return number;
+  }
   void flush() {
     const uint64_t wanted = log->request_flush();
     until([&] { return log->durable_through() >= wanted; });
