@@ -157,7 +157,9 @@ bool Server::answer_exchange(Connection& connection, const MessageHead& head, Re
   writer.put_bytes(sealed.data(), sealed.size() * sizeof(SealAnswer));
   writer.put_bytes(reserved.data(), reserved.size() * sizeof(ReserveAnswer));
   writer.set_counts(static_cast<uint32_t>(sealed.size()), static_cast<uint32_t>(reserved.size()));
-  return send(connection, writer.finish());
+  const bool sent = send(connection, writer.finish());
+  warehouse_->count_stores();
+  return sent;
 }
 
 bool Server::answer_settle(Connection& connection, const MessageHead& head, Reader& body) {

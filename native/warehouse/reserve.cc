@@ -37,6 +37,7 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
   if (ordinal < 0 && !reserves.empty())
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
+  count_stores();
   const Step step{session, static_cast<uint16_t>(ordinal), clock_.boot_ns(), clock_.wall_ns()};
   sealed.reserve(seals.size());
   for (size_t at = 0; at < seals.size(); ++at) {
@@ -58,7 +59,7 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
     // What only lacks such a parent is asked for again with it: it was not refused for good.
     if (again && answer.reason != Reason::refused_tail) refused_.erase(item.fields->key);
   }
-  count_stores(step.ordinal, reserves, reserved);
+  note_stores(step.ordinal, reserves, reserved);
 }
 
 // What a seal a little later will write first: its slot's metadata and the place of its entry. Each
@@ -71,17 +72,19 @@ void Warehouse::prefetch(const Seal& seal) const {
 }
 
 // What was granted to its first shard is a page that no tier had.
-void Warehouse::count_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
-                             std::span<const ReserveAnswer> answers) {
-  std::vector<MissRatioCurve::Use> used;
-  used.reserve(reserves.size());
+void Warehouse::note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
+                            std::span<const ReserveAnswer> answers) {
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (answers[at].answer != Answer::granted) continue;
     const SlotMeta* meta = pool_.meta(answers[at].slot);
     if (meta->granted.load() != 1ull << reserves[at].fields->shard) continue;
-    used.push_back({meta->key, ordinal, spaces_[ordinal].shape.slot_bytes(), 0});
+    stores_.push_back({meta->key, ordinal, spaces_[ordinal].shape.slot_bytes(), 0});
   }
-  curve_.use(used);
+}
+
+void Warehouse::count_stores() {
+  curve_.use(stores_);
+  stores_.clear();
 }
 
 Reason Warehouse::seal(const Step& step, const Seal& seal) {

@@ -222,6 +222,7 @@ void Warehouse::touch(PageId page) {
 }
 
 void Warehouse::apply_touches() {
+  count_stores();
   std::vector<MissRatioCurve::Use> used;
   sessions_->drain_touches([this, &used](PageId page, uint32_t tag) {
     const auto view = catalog_.at(page);
@@ -250,7 +251,8 @@ MissRatioCurve::Use Warehouse::use_of(const EntryView& view) const {
   return {view.key, view.space, spaces_[view.space].shape.slot_bytes(), held};
 }
 
-MissRatioReport Warehouse::miss_ratio(int ordinal) const {
+MissRatioReport Warehouse::miss_ratio(int ordinal) {
+  count_stores();
   return {curve_.curve(ordinal), sessions_->touches_lost(), clock_.boot_ns() - started_ns_};
 }
 

@@ -59,6 +59,9 @@ class Warehouse final : public nvme::LogHost {
   void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
                 std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
                 std::vector<ReserveAnswer>& reserved);
+  // What the curve makes of an exchange, which takes a tenth as long as the exchange itself: for
+  // when the answer is on its way. Else the next one, a tick or the curve's reader does it.
+  void count_stores();
   void settle(SessionId session, std::span<const SlotRef> refs);
   std::vector<SlotRef> unsettled(SessionId session) const;
 
@@ -125,7 +128,7 @@ class Warehouse final : public nvme::LogHost {
 
   WarehouseStatus status() const;
   // What other sizes of the tiers would have hit, in a namespace (-1: in all).
-  MissRatioReport miss_ratio(int ordinal) const;
+  MissRatioReport miss_ratio(int ordinal);
   std::vector<PageInfo> pages(int ordinal, PageId after, size_t limit) const;
   std::vector<std::pair<std::string, std::string>> take_events();
 
@@ -264,8 +267,8 @@ class Warehouse final : public nvme::LogHost {
   void apply_touches();
   bool is_new_use(PageId page);
   MissRatioCurve::Use use_of(const EntryView& view) const;
-  void count_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
-                    std::span<const ReserveAnswer> answers);
+  void note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
+                   std::span<const ReserveAnswer> answers);
   void publish_rates();
   void count_drop(Reason reason) { ++dropped_[static_cast<size_t>(reason)]; }
 
@@ -293,6 +296,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
   MissRatioCurve curve_;
+  std::vector<MissRatioCurve::Use> stores_;  // of one exchange, not in the curve yet
   uint64_t started_ns_, epoch_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
   bool promotion_ended_ = false;  // and who waits for it was not woken yet
