@@ -100,9 +100,22 @@ def test_reads_of_fio_write_nothing_and_find_their_memory_there(tmp_path: Path) 
     done = disk.run("read")
     assert done.seconds > 0
     job = disk.job("read")
-    assert (job["read"]["io_bytes"], job["write"]["io_bytes"]) == (16 << 20, 0)
+    # Eight times the same part: the processor's time of one is little beside fio's clock.
+    assert (job["read"]["io_bytes"], job["write"]["io_bytes"]) == (8 * (16 << 20), 0)
     assert job["minf"] < blocks / 4096 / 4  # of the memory that it reads to
     assert (tmp_path / "fio.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize(("direction", "passes"), [("read", 8), ("write", 1)])
+def test_a_pass_of_fio_is_its_share_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, direction: str, passes: int
+) -> None:
+    said = {"job_runtime": 1000, "read": {"runtime": 800}, "usr_cpu": 0.4, "sys_cpu": 1.2}
+    monkeypatch.setattr(Disk, "job", lambda self, direction: said)
+    done = Disk("/nowhere", 4 << 20, 1 << 20, 1 << 18, "pread").run(direction)
+    # What a write's sync takes is in the job's time and not in the write's.
+    assert done.seconds == pytest.approx((0.8 if direction == "read" else 1.0) / passes)
+    assert done.processor_s == pytest.approx(0.016 / passes)
 
 
 @_fio

@@ -24,7 +24,7 @@ _HUGE_BUFFERS = "glibc.malloc.hugetlb=1"
 # For a pool of threads there is no engine of the same kind that keeps a depth.
 _ENGINES = {"io_uring": "io_uring", "pread": "libaio"}
 # fio cuts off what is less than a millisecond of its processor time, of the user's and of the
-# system's, and large blocks of one pass take two to five. So a read is of the same part eight times.
+# system's, and a pass of large blocks takes two to five: a read is of the same part eight times.
 _READ_LOOPS = 8
 
 
