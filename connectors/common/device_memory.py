@@ -1,5 +1,6 @@
 """A cache on a device: blocks go through a bounded buffer in host memory, on a stream of their own
-that starts after the work the engine has queued so far.
+that starts after the work the engine has queued so far. What waits for the device does so beside
+the engine's own thread, and breaks no graph that is captured there.
 
 Needs torch; memory.py says what its methods promise.
 """
@@ -58,7 +59,8 @@ class DeviceMemory(RowsOnly):
 
     def settle(self) -> None:
         if self._out is not None:
-            self._out.synchronize()
+            with kvw.gpu.captures_aside():
+                self._out.synchronize()
 
     def load(
         self, space: kvw.OpenNamespace, run: PageRun, begin: int, shard: int, timeout_s: float
@@ -76,9 +78,11 @@ class DeviceMemory(RowsOnly):
         return loaded
 
     def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
-        with self._on(self._in):
-            self._scatter(blocks, rows)
-        if self._in is not None:
+        if self._in is None:
+            return self._scatter(blocks, rows)
+        with kvw.gpu.captures_aside():
+            with self._in:
+                self._scatter(blocks, rows)
             self._in.synchronize()
 
     def _scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:

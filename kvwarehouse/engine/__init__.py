@@ -23,6 +23,7 @@ MAX_SHARDS = _native.MAX_SHARDS
 SECRET_BYTES = _native.SECRET_BYTES
 VERSION = _native.VERSION
 
+CapturesAside = _native.CapturesAside
 Core = _native.Core
 CoreOptions = _native.CoreOptions
 DeviceStage = _native.DeviceStage
@@ -54,6 +55,7 @@ __all__ = [
     "MAX_SHARDS",
     "SECRET_BYTES",
     "VERSION",
+    "CapturesAside",
     "Core",
     "CoreOptions",
     "DeviceStage",

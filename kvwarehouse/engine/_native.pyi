@@ -53,6 +53,14 @@ def wait_event(ordinal: int, event: int, timeout_s: float) -> bool:
     without the GIL, and breaks no graph that another thread captures. Raises UsageError (code
     "no_gpu"), StorageError (code "gpu_error")."""
 
+class CapturesAside:
+    """A with statement in which what this thread asks of a device breaks no graph that another
+    thread captures. Raises UsageError (code "no_gpu")."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
+
 def index_costs(counts: list[int], rounds: int) -> list[dict[str, Any]]: ...
 
 # A table for each count: {"entries", "refused"; "hit_ns", "miss_ns", "replace_ns": of one

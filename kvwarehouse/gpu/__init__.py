@@ -10,7 +10,7 @@ from kvwarehouse.gpu.choice import Choice, choose, last_words
 from kvwarehouse.gpu.chosen_lane import ChosenLane
 from kvwarehouse.gpu.device_landing import DeviceLanding, reader
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
-from kvwarehouse.gpu.pages import prepare, reached
+from kvwarehouse.gpu.pages import captures_aside, prepare, reached
 from kvwarehouse.gpu.rates import Lane, Rates, measure
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Lane",
     "Machine",
     "Rates",
+    "captures_aside",
     "choose",
     "last_words",
     "look",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
+
+from kvwarehouse.errors import UsageError
 
 if TYPE_CHECKING:
     from kvwarehouse.client.client import Client
@@ -38,3 +41,17 @@ def reached(ordinal: int, event: Any, timeout_s: float) -> bool:
     from kvwarehouse.client.gpu.memory import event_of
 
     return event is None or engine.wait_event(ordinal, event_of(event), timeout_s)
+
+
+def captures_aside() -> AbstractContextManager[None]:
+    """A with statement in which what this thread asks of a framework (torch) breaks no CUDA graph
+    that another thread captures: allocations, copies and waits in a thread beside the engine's.
+
+    For one use, in one thread. Where there is no driver of NVIDIA's it does nothing. Never
+    raises."""
+    from kvwarehouse import engine
+
+    try:
+        return engine.CapturesAside()
+    except UsageError:
+        return nullcontext()

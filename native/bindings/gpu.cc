@@ -1,4 +1,6 @@
 // What Python asks of NVIDIA's driver before it gives a client pages on a device.
+#include <optional>
+
 #include "base/clock.h"
 #include "bindings/bindings.h"
 #include "gpu/device.h"
@@ -34,6 +36,18 @@ bool wait_event(int ordinal, uint64_t event, double timeout_s) {
   return device.wait(reinterpret_cast<gpu::CUevent>(event), deadline_ns);  // NOLINT: CUDA's
 }
 
+// For a with statement of one thread's: what a framework does in it breaks no graph of another's.
+class CapturesAside {
+ public:
+  CapturesAside() : cuda_(gpu::driver()) {}
+  void enter() { beside_.emplace(cuda_); }
+  void exit(const nb::args&) { beside_.reset(); }
+
+ private:
+  const gpu::Driver& cuda_;
+  std::optional<gpu::BesideCaptures> beside_;
+};
+
 }  // namespace
 
 void bind_gpu(nb::module_& m) {
@@ -42,6 +56,10 @@ void bind_gpu(nb::module_& m) {
   m.def("device_capability", &capability_of, nb::arg("ordinal"));
   m.def("wait_event", &wait_event, nb::arg("ordinal"), nb::arg("event"), nb::arg("timeout_s"),
         nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<CapturesAside>(m, "CapturesAside")
+      .def(nb::init<>())
+      .def("__enter__", &CapturesAside::enter)
+      .def("__exit__", &CapturesAside::exit);
 }
 
 }  // namespace kvw::bindings

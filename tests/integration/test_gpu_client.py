@@ -4,6 +4,9 @@ of CUDA's driver. It needs no GPU: tests/gpu runs the same suite over one.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -222,6 +225,32 @@ def test_kernels_compile_for_real_architectures(
 
 
 # --- a client that nobody closes
+
+
+def test_what_a_framework_does_aside_breaks_no_captured_graph(device: ModelDevice) -> None:
+    event = device.record()
+    until(lambda: device.happened(event), "the event")
+    broken = device.count("broken_captures")
+    device.set("capture", 1)
+    try:
+        with kvwarehouse.gpu.captures_aside():
+            assert device.happened(event)
+        assert device.count("broken_captures") == broken
+        with pytest.raises(AssertionError, match="answers 900"):
+            device.happened(event)
+        assert device.count("broken_captures") == broken + 1
+    finally:
+        device.set("capture", 0)
+
+
+def test_nothing_is_aside_where_there_is_no_driver() -> None:
+    asks = "from kvwarehouse.gpu import captures_aside\nwith captures_aside(): print('here')"
+    environment = os.environ | {"KVW_CUDA_DRIVER": "/nonexistent/libcuda.so"}
+    done = subprocess.run(
+        [sys.executable, "-c", asks], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "here\n"
+
 
 # What is registered before the client's own is called after it.
 FORGETFUL = """

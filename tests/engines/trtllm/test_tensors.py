@@ -117,6 +117,37 @@ def test_way_for_devices_moves_every_type_of_a_cache(dtype: str) -> None:
     assert np.array_equal(back, rows)
 
 
+class Streaming:
+    """In a stream's place: what is asked of it, and of `aside`, in its order."""
+
+    def __init__(self, done: list[str], name: str) -> None:
+        self._done, self._name = done, name
+
+    def __enter__(self) -> None:
+        self._done.append(self._name)
+
+    def __exit__(self, *unused: object) -> None:
+        self._done.append(f"/{self._name}")
+
+    def synchronize(self) -> None:
+        self._done.append("wait")
+
+
+def test_way_for_devices_waits_aside_from_what_the_engine_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("kvwarehouse.gpu.captures_aside", lambda: Streaming(done, "aside"))
+    device = DeviceMemory([pool_tensor()])
+    monkeypatch.setattr(device, "_in", Streaming(done, "in"))
+    monkeypatch.setattr(device, "_out", Streaming(done, "out"))
+    device.scatter([1], np.zeros((1, device.block_bytes), np.uint8))
+    assert done == ["aside", "in", "/in", "wait", "/aside"]
+    done.clear()
+    device.settle()
+    assert done == ["aside", "wait", "/aside"]
+
+
 def test_way_for_devices_loads_from_the_warehouse_past_its_buffer(monkeypatch: Any) -> None:
     monkeypatch.setattr("kvwarehouse_connectors.common.device_memory._BUFFER_BYTES", 1)
     tensor = pool_tensor()
