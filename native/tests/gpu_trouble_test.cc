@@ -62,7 +62,9 @@ TEST(pages_stay_pinned_when_a_lost_device_cannot_say_that_it_is_done) {
   start_registering(rig, *client);
   const Chain chain(rig.daemon.shape(), 1, 4), other(rig.daemon.shape(), 2, 4);
   chain.store_all(*client);
+  // What is loaded into is the device's still, when the load has failed.
   auto cache = std::make_unique<DeviceCache>(rig.model, 4, 60000, 6000);
+  auto stored = std::make_unique<DeviceCache>(rig.model, 4, 60000, 6000);
   std::string loading_error, storing_error;
   const auto fail = [&](auto call, std::string& code) {
     rig.model.set("hold", 1);
@@ -83,7 +85,7 @@ TEST(pages_stay_pinned_when_a_lost_device_cannot_say_that_it_is_done) {
   fail([&] { rig.load(*client, chain, *cache); }, loading_error);
   CHECK_EQ(loading_error, "gpu_error");
   CHECK_EQ(rig.daemon.status().pins, 4);
-  fail([&] { rig.store(*client, other, *cache); }, storing_error);
+  fail([&] { rig.store(*client, other, *stored); }, storing_error);
   CHECK_EQ(storing_error, "gpu_error");
   // Its slots are still this session's, and stay so: nothing says that nobody writes to them.
   CHECK_EQ(rig.daemon.status().reserved_slots, 4);
