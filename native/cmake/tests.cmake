@@ -9,8 +9,12 @@ foreach(source ${KVW_TESTS})
   target_link_libraries(${name} PRIVATE kvw_core)
   add_dependencies(native_tests ${name})
   add_test(NAME ${name} COMMAND ${name})
-  # A test that hangs is a failure, not a long night.
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  # A test that hangs is a failure, not a long night. Sanitizers slow each down up to ten times.
+  if(KVW_SANITIZE)
+    set_tests_properties(${name} PROPERTIES TIMEOUT 1200)
+  else()
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  endif()
 endforeach()
 
 # Copies of the files that have sequence points, with them; they come before the core's own.

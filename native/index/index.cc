@@ -1,10 +1,17 @@
 #include "index/index.h"
 
+#include <thread>
+
+#include "base/clock.h"
+
 namespace kvw {
 
 namespace {
 
-constexpr int kReadTries = 4;
+constexpr int kReadTries = 4;  // one after the other, before others are let go first
+// A writer is in an entry for nanoseconds, but it can lose its processor there. One that died
+// leaves one entry odd: a reader that meets it waits so long.
+constexpr uint64_t kWriterPatienceNs = 20 * kMillisecondNs;
 
 }  // namespace
 
@@ -15,13 +22,20 @@ Index::Index(const Mapping& mapping)
 // What `take` took of the entry is of one moment. False: the entry stays odd.
 template <class Take>
 bool Index::taken_whole(const IndexEntry& entry, Take take) {
-  for (int attempt = 0; attempt < kReadTries; ++attempt) {
+  const auto taken = [&] {
     const uint32_t before = entry.sequence.load(std::memory_order_acquire);
-    if (before & 1) continue;
+    if (before & 1) return false;
     take();
     acquire_fence();
-    if (entry.sequence.load(kWordLoad) == before) return true;
-  }
+    return entry.sequence.load(kWordLoad) == before;
+  };
+  for (int attempt = 0; attempt < kReadTries; ++attempt)
+    if (taken()) return true;
+  const uint64_t until_ns = system_clock().boot_ns() + kWriterPatienceNs;
+  do {
+    std::this_thread::yield();
+    if (taken()) return true;
+  } while (system_clock().boot_ns() < until_ns);
   return false;
 }
 

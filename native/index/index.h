@@ -96,8 +96,8 @@ class Index {
   }
   // For the writer; any position.
   void prefetch_write(PageId page) const { __builtin_prefetch(&table_[page & mask_], 1); }
-  // Scans the whole window. Nothing if absent, or if an entry stays odd for four tries (its writer
-  // died in it).
+  // Scans the whole window. Nothing if absent, or if an entry stays odd for 20 ms (its writer died
+  // in it).
   std::optional<EntryView> find(const Key& key) const;
   // Of the entry that find() would find, in half the time: a lookup asks for thousands.
   EntryGlance glance(const Key& key) const;
