@@ -7,8 +7,8 @@
 // `--seed N` repeats a run (KVW_SEED does the same) and `--rounds N` scales the loops of fuzzing
 // tests. The exit status is 1 when a test failed and 2 when no test ran.
 //
-// A failed check ends its test by throwing, so it must not be used on a thread of the test's own:
-// collect what happened there, join, and check here. A child of fork() ends in _exit().
+// A failed check ends its test by throwing: on a thread of the test's own only inside a Thread,
+// whose join() throws it again. A child of fork() ends in _exit().
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,9 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -112,6 +114,33 @@ void throws(Body&& body, std::string_view code, const char* text, const char* fi
   }
   fail(file, line, std::string(text) + ": did not throw");
 }
+
+// A thread that may check: what it throws is thrown again by join().
+class Thread {
+ public:
+  template <class Body>
+  explicit Thread(Body body)
+      : thread_([this, body = std::move(body)] {
+          try {
+            body();
+          } catch (...) {
+            thrown_ = std::current_exception();
+          }
+        }) {}
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+  ~Thread() {
+    if (thread_.joinable()) thread_.join();
+  }
+  void join() {
+    thread_.join();
+    if (thrown_) std::rethrow_exception(thrown_);
+  }
+
+ private:
+  std::exception_ptr thrown_;
+  std::thread thread_;
+};
 
 inline uint64_t number(const char* text, const char* option) {
   char* end = nullptr;

@@ -4,6 +4,7 @@
 // exactly the good prefix, and nothing stays behind: no slot, no pin, no promotion.
 #include <fcntl.h>
 
+#include <deque>
 #include <filesystem>
 #include <thread>
 
@@ -116,7 +117,7 @@ TEST(first_pages_are_usable_while_the_device_has_not_given_the_rest) {
     scene.faults->stall_after(given);
     // A load that asks for no more than was given ends without waiting for the rest, though all of
     // it was asked for.
-    std::thread all([&] {
+    check::Thread all([&] {
       Client other(scene.daemon.client_options());
       CHECK_EQ(scene.load(other, kLong), kPages);
     });
@@ -225,7 +226,7 @@ TEST(loads_that_share_the_places_for_promotions_all_get_every_page) {
     scene.to_nvme();
   }
   CHECK(kLoaders * kMany * scene.daemon.shape().slot_bytes() > scene.daemon.options.dram_bytes);
-  std::vector<std::thread> loaders;
+  std::deque<check::Thread> loaders;
   for (const auto& chain : chains)
     loaders.emplace_back([&] {
       Client other(scene.daemon.client_options());
@@ -240,7 +241,7 @@ TEST(loads_that_share_the_places_for_promotions_all_get_every_page) {
         }
       }
     });
-  for (std::thread& loader : loaders) loader.join();
+  for (check::Thread& loader : loaders) loader.join();
   scene.check_settled();
 }
 
@@ -272,7 +273,7 @@ TEST(daemon_killed_in_the_middle_of_a_load_leaves_its_good_prefix_and_loses_no_p
     scene.daemon.when_up = [&] { scene.faults->stall_after(given); };
     scene.daemon.start_process();
     Client client(scene.daemon.client_options());
-    std::thread killer([&] {
+    check::Thread killer([&] {
       Client watching(scene.daemon.client_options());
       CHECK_EQ(scene.load(watching, kLong, nullptr, given), given);
       scene.daemon.kill(SIGKILL);
