@@ -36,6 +36,7 @@ from kvwarehouse_connectors.transformers.support import (
     observe,
     require_supported,
     require_unchanged,
+    with_cache,
 )
 from kvwarehouse_connectors.transformers.transfer import Stored, transfer_for
 
@@ -164,8 +165,8 @@ class WarehousePrefill:
         return self._stats.snapshot()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
-        """Waits until the pages of prefills so far are stored, at most timeout_s; False where some
-        are not. (client.flush() then waits for the disk.)"""
+        """Waits until the stores of prefills so far ended, at most timeout_s; False where some did
+        not, or where one failed since the last flush. (client.flush() then waits for the disk.)"""
         return self._stores.flush(timeout_s)
 
     def close(self) -> None:
@@ -234,15 +235,16 @@ class WarehousePrefill:
         )
 
     def _compute(self, prefix: LoadedPrefix) -> torch.Tensor:
-        keep = {"logits_to_keep": 1} if self._shape.keeps_logits else {}
+        arguments = with_cache(self._model, prefix.cache)
+        if self._shape.keeps_logits:
+            arguments["logits_to_keep"] = 1
         logits: Any = None
         with torch.no_grad():
             for first, end in self._grid.chunks(prefix.reuse.tokens_loaded, len(prefix.tokens)):
                 output = self._model(
                     input_ids=prefix.input_ids[:, first:end],
-                    past_key_values=prefix.cache,
                     use_cache=True,
-                    **keep,
+                    **arguments,
                 )
                 logits = output.logits
         return logits[:, -1, :]

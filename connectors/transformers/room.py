@@ -35,12 +35,13 @@ class RoomyLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self.make_room(key_states.shape[1::2], value_states.shape[1::2])
+        self.make_room(key_states, value_states)
 
-    def make_room(self, key_shape: tuple[int, int], value_shape: tuple[int, int]) -> None:
-        """Allocates the rooms, uninitialised, for (heads, size) of keys and of values."""
-        self._key_room = self._room(*key_shape)
-        self._value_room = self._room(*value_shape)
+    def make_room(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Allocates the rooms, uninitialised, with the heads, size, dtype and device of `keys` and
+        of `values`: [1, heads, tokens, size] of any number of tokens."""
+        self._key_room = self._room(keys)
+        self._value_room = self._room(values)
         self._held = 0
         self.show(0)
 
@@ -83,11 +84,12 @@ class RoomyLayer(DynamicLayer):
         if shown:
             self.show(self.keys.shape[-2])
 
-    def _room(self, heads: int, size: int) -> torch.Tensor:
+    def _room(self, like: torch.Tensor) -> torch.Tensor:
+        heads, size = like.shape[1::2]
         shape = (1, heads, self.room_tokens, size)
         # A cache made under inference mode must still take steps outside of it.
         with torch.inference_mode(False):
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
 
     def _shown(self) -> bool:
         """Whether keys and values are still the views of the rooms."""
@@ -99,7 +101,7 @@ class RoomyLayer(DynamicLayer):
         old_keys, old_values = self.keys, self.values
         if needed > self.room_tokens:
             self.room_tokens = max(needed, int(self.room_tokens * _GROWTH))
-        self.make_room(old_keys.shape[1::2], old_values.shape[1::2])
+        self.make_room(old_keys, old_values)
         self._key_room[:, :, :tokens] = old_keys
         self._value_room[:, :, :tokens] = old_values
 
@@ -112,9 +114,12 @@ class RoomyCache(DynamicCache):
         self.layers: list[RoomyLayer] = []
         for key_heads, key_size, value_heads, value_size in shape.heads:
             layer = RoomyLayer(room_tokens)
-            layer.dtype, layer.device = shape.dtype, shape.device
-            layer.make_room((key_heads, key_size), (value_heads, value_size))
-            layer.is_initialized = True
+            keys, values = (
+                torch.empty((1, heads, 0, size), dtype=shape.dtype, device=shape.device)
+                for heads, size in ((key_heads, key_size), (value_heads, value_size))
+            )
+            layer.make_room(keys, values)
+            layer.device, layer.is_initialized = shape.device, True
             self.layers.append(layer)
 
     @property

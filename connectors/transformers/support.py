@@ -87,6 +87,13 @@ def require_unchanged(model: Any) -> None:
         )
 
 
+def with_cache(model: Any, cache: Any) -> dict[str, Any]:
+    """The keyword argument that hands `cache` to the model: `cache` since transformers 5.24,
+    `past_key_values` before, which later versions warn of and 5.40 no longer takes."""
+    new = "cache" in inspect.signature(model.forward).parameters
+    return {"cache" if new else "past_key_values": cache}
+
+
 def observe(model: Any) -> CacheShape:
     """Runs one token through the model and looks at its cache. Raises UsageError (code
     "unsupported_model") where that is not one pair of tensors a layer, all on one device."""
@@ -94,7 +101,7 @@ def observe(model: Any) -> CacheShape:
     cache = DynamicCache(config=model.config)
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     with torch.no_grad():
-        model(input_ids=token, past_key_values=cache, use_cache=True)
+        model(input_ids=token, use_cache=True, **with_cache(model, cache))
     for layer, found in enumerate(cache.layers):
         if not found.is_initialized or found.keys is None or found.keys.shape[-2] != 1:
             raise _refused(name, f"keeps no keys of its own in layer {layer}")

@@ -11,6 +11,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from kvwarehouse_connectors.transformers.grid import ChunkGrid
+from kvwarehouse_connectors.transformers.support import with_cache
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 BUDGET_S = 120.0
@@ -75,7 +76,7 @@ def measure(model: Any, ids: list[int], grid: ChunkGrid) -> Pace:
     with torch.no_grad():
         started = time.perf_counter()
         for _ in range(_DECODE_STEPS):
-            model(input_ids=prompt[:, :1], past_key_values=cache, use_cache=True)
+            model(input_ids=prompt[:, :1], use_cache=True, **with_cache(model, cache))
         step_s = (time.perf_counter() - started) / _DECODE_STEPS
     piece_s, _ = _compute(model, prompt, ChunkGrid(UNIT_TOKENS, UNIT_TOKENS))
     return Pace(unit_s, piece_s, step_s, grid.chunk_tokens)
@@ -86,5 +87,5 @@ def _compute(model: Any, prompt: Any, grid: ChunkGrid) -> tuple[float, Any]:
     started = time.perf_counter()
     with torch.no_grad():
         for first, end in grid.chunks(0, prompt.shape[1]):
-            model(input_ids=prompt[:, first:end], past_key_values=cache, use_cache=True)
+            model(input_ids=prompt[:, first:end], use_cache=True, **with_cache(model, cache))
     return time.perf_counter() - started, cache

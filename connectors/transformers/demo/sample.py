@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvwarehouse_connectors.transformers import PrefillResult, Reuse, WarehousePrefill
+from kvwarehouse_connectors.transformers.support import with_cache
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ def finish(model: Any, ids: list[int], result: PrefillResult, answer_tokens: int
     generated = model.generate(
         with_first,
         attention_mask=torch.ones_like(with_first),
-        past_key_values=result.cache,
         max_new_tokens=answer_tokens - 1,
         do_sample=False,
         pad_token_id=0,
+        **with_cache(model, result.cache),
     )
     answer = tuple(generated[0, len(ids) :].tolist())
     return Sample(result.total_s, result.reuse, logits, digest, answer)

@@ -11,7 +11,11 @@ import kvwarehouse as kvw
 pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
 pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
 
-from kvwarehouse_connectors.transformers.support import observe, require_supported
+from kvwarehouse_connectors.transformers.support import (
+    observe,
+    require_supported,
+    with_cache,
+)
 
 SMALL = {
     "vocab_size": 64,
@@ -70,6 +74,22 @@ def test_body_without_a_head_is_refused(transformers: Any) -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(kvw.UsageError, match=r"str is not a transformers\.PreTrainedModel"):
         require_supported("gpt2")
+
+
+def test_cache_is_handed_over_under_the_name_that_the_model_takes() -> None:
+    class Before:
+        def forward(self, past_key_values: Any = None, **more: Any) -> None: ...
+
+    class Since:
+        def forward(self, cache: Any = None, **more: Any) -> None: ...
+
+    assert with_cache(Before(), 7) == {"past_key_values": 7}
+    assert with_cache(Since(), 7) == {"cache": 7}
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_nothing_deprecated_is_asked_of_the_library(transformers: Any) -> None:
+    observe(made(transformers, "Llama"))
 
 
 def test_training_mode_is_refused(transformers: Any) -> None:
