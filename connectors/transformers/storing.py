@@ -29,6 +29,7 @@ class StoreQueue:
         self._on_done = on_done
         self._lock = threading.Lock()
         self._pending: set[concurrent.futures.Future[None]] = set()
+        self._failed = False  # a job that ended since the last flush
         self._closed = False
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="kvw-store")
 
@@ -44,10 +45,13 @@ class StoreQueue:
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until the jobs queued before the call are done, at most timeout_s; False where
-        some are not."""
+        some are not, or where a job failed since the last flush."""
         with self._lock:
             pending = set(self._pending)
-        return not concurrent.futures.wait(pending, timeout_s).not_done
+        waiting = concurrent.futures.wait(pending, timeout_s).not_done
+        with self._lock:
+            failed, self._failed = self._failed, False
+        return not waiting and not failed
 
     def close(self) -> None:
         """Refuses new jobs and waits for those queued: each is bounded by its own timeout."""
@@ -61,6 +65,8 @@ class StoreQueue:
         except Exception as error:  # noqa: BLE001 - a thread's edge: a lost store is a miss later
             _log.warning("store failed: %s: %s", type(error).__name__, error)
             done = None
+            with self._lock:
+                self._failed = True
         self._on_done(done)
 
     def _forget(self, future: concurrent.futures.Future[None]) -> None:

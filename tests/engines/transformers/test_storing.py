@@ -55,6 +55,29 @@ def test_failed_job_is_reported_and_the_next_one_runs(done: list[Stored | None])
     assert done == [None, Stored(1)]
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["while it waits", "before it is called"])
+def test_flush_says_once_that_a_store_failed(done: list[Stored | None], ended: bool) -> None:
+    gate, over = threading.Event(), threading.Event()
+
+    def fails() -> Stored:
+        gate.wait(0 if ended else 0.2)
+        raise OSError("disk on fire")
+
+    def last(stored: Stored | None) -> None:
+        done.append(stored)
+        over.set()
+
+    queue = StoreQueue(2, last)
+    assert queue.put(fails)
+    if ended:
+        assert over.wait(60)
+    assert queue.flush(60) is False
+    assert queue.put(lambda: Stored(1))
+    assert queue.flush(60)
+    queue.close()
+    assert done == [None, Stored(1)]
+
+
 def test_closed_queue_refuses_jobs(done: list[Stored | None]) -> None:
     queue = StoreQueue(1, done.append)
     queue.close()
