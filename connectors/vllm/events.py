@@ -17,7 +17,7 @@ from typing import Any
 from kvwarehouse_connectors.common.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat
 
-# Orders that were not confirmed: bounded, and not waited for beyond this.
+# Orders that were not confirmed: bounded, the oldest given up first; not waited for beyond this.
 _MOST_WAITING = 65_536
 _WAIT_S = 2.0
 
@@ -41,7 +41,7 @@ class StoreEvents:
         self, request: Any, group: CacheGroup, blocks: Sequence[int], keys: Sequence[bytes]
     ) -> None:
         """Blocks of a request were given to be stored under `keys`."""
-        if not self.wanted or len(self._waiting) + len(keys) > _MOST_WAITING:
+        if not self.wanted:
             return
         self._last_order_s = time.monotonic()
         place = self._groups.index(group)
@@ -60,7 +60,10 @@ class StoreEvents:
                 lora_name=lora.lora_name if lora is not None else None,
                 group_idx=group.index,
             )
+            self._waiting.pop((place, key), None)  # behind the others: its time begins again
             self._waiting[place, key] = _Waiting(event)
+            if len(self._waiting) > _MOST_WAITING:  # a worker drops stores without a word
+                del self._waiting[next(iter(self._waiting))]
 
     def stored(self, counts: Counter[tuple[int, bytes]]) -> None:
         """Ranks stored these: (group, key) to how many of them."""

@@ -71,12 +71,11 @@ class StorePlanner:
         return tracked.stores and asked
 
     def stored_tokens(self, tracked: Tracked) -> int:
-        """Tokens from the first on that were given to be stored, at whole blocks of all groups."""
-        return min(
-            done * group.block_tokens
-            for group, done in zip(self._groups, tracked.considered, strict=True)
-            if group.rule is not Rule.STATE
-        )
+        """Tokens from the first on that were given to be stored, at whole blocks of all groups; 0
+        of a model of states alone, which are stored at ends of chunks, not at every block."""
+        groups = zip(self._groups, tracked.considered, strict=True)
+        stored = (done * one.block_tokens for one, done in groups if one.rule is not Rule.STATE)
+        return min(stored, default=0)
 
     def _request(
         self,

@@ -47,7 +47,7 @@ def test_blocks_hold_after_a_load_what_was_computed_into_them(
     computed = in_the_engine(pair)
     settle(pair, rng)
     stored = {digest(page) for page in stock(pair, ask.tokens).values()}
-    assert len(stored) == hit(ask) // 32
+    assert len(stored) == hit(ask) // DEEPSEEK3.block
     assert stored <= computed
 
     assert not stored & in_the_engine(pair), "blocks that nobody uses are spoilt"

@@ -127,8 +127,7 @@ def test_what_both_ranks_hold_is_stored_once(start_model: Start, rng: random.Ran
     ask = Ask(prompt(rng, 300))
     pair.engine.ask(ask)
     settle(pair, rng)
-    stored = stock(pair, ask.tokens)
-    assert sorted((page.shard, page.block) for page in stored) == [
-        (0, block) for block in range(blocks(ask))
+    assert sorted((page.shard, page.block) for page in stock(pair, ask.tokens)) == [
+        (0, block) for block in range(len(ask.tokens) // DEEPSEEK3.block)
     ]
-    assert pair.reloaded(ask).cached == hit(ask)
+    assert pair.reloaded(ask).cached == DEEPSEEK3.blocks_of(len(ask.tokens))

@@ -148,3 +148,27 @@ def test_blocks_that_are_never_confirmed_are_bounded(
         events.ordered(asked, FULL, [0], [key])
     events.stored(stored(0, b"a", b"b", b"c", b"d"))
     assert len(list(events.take())) == 3
+
+
+def test_blocks_that_nobody_stored_do_not_silence_those_after_them(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "_MOST_WAITING", 3)
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    for number in range(20):
+        events.ordered(asked, FULL, [0], [b"lost %d" % number])
+    events.ordered(asked, FULL, [0, 1], [b"a", b"b"])
+    events.stored(stored(0, b"a", b"b"))
+    assert len(list(events.take())) == 2
+
+
+def test_block_that_is_ordered_again_waits_behind_the_others(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "_MOST_WAITING", 2)
+    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    for key in (b"a", b"b", b"a", b"c"):
+        events.ordered(asked, FULL, [0], [key])
+    events.stored(stored(0, b"a"))
+    events.stored(stored(0, b"b"))
+    assert len(list(events.take())) == 1

@@ -389,3 +389,12 @@ def test_hand_off_promises_no_more_than_was_given_to_be_stored(
     prefill(simulation, one, rng, 1000)
     promised = simulation.planner.stored_tokens(one.tracked)
     assert promised == min(prompt // group.block_tokens * group.block_tokens for group in groups)
+
+
+def test_model_of_states_alone_hands_nothing_over(rng: random.Random) -> None:
+    groups = cache_groups(config(state(48), hash_tokens=HASH))
+    simulation = Simulation(groups, chosen=read_settings({}, "kv_producer"))
+    one = simulation.add(Running(asked(rng, 160), groups))
+    prefill(simulation, one, rng, 48)
+    assert simulation.planner.handoff_wanted(one.tracked)
+    assert simulation.planner.stored_tokens(one.tracked) == 0

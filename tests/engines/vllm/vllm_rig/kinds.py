@@ -44,5 +44,6 @@ QWEN3_NEXT = Kind(
     checkpoint=320,
     tolerance=BFLOAT16_TOLERANCE,
 )
-# Latent attention. vLLM's experts on the CPU know no float32, and its own cache is off.
-DEEPSEEK3 = Kind("deepseek3", {"dtype": "bfloat16", "num_gpu_blocks_override": 200})
+# Latent attention, whose backend on the CPU chooses its own block. vLLM's experts on the CPU know
+# no float32, and its own cache is off.
+DEEPSEEK3 = Kind("deepseek3", {"dtype": "bfloat16", "num_gpu_blocks_override": 200}, block=16)
