@@ -4,6 +4,7 @@ calls do. Used in the event loop that connected it."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -117,9 +118,9 @@ class Client:
         return self._channel.stream(admin.check(space, repair=repair))
 
     async def close(self) -> None:
-        """Ends the session: pins go. Calls under way are waited for, at most the client's
-        timeout_s; then they fail, as watches and checks do. More than once is once, and nothing in
-        a forked child. Cancelled, it goes on in the background."""
+        """Ends the session: pins go. Calls under way are waited for, and all of this takes at most
+        the client's timeout_s; then they fail, as watches and checks do. More than once is once,
+        and nothing in a forked child. Cancelled, it goes on in the background."""
         if self._life.forked:
             return
         self._life.check_loop()
@@ -143,9 +144,10 @@ class Client:
         return await self._life.run(_asking(self._channel, call))
 
     async def _close(self) -> None:
+        end_s = time.monotonic() + self._channel.timeout_s
         await self._life.idle(self._channel.timeout_s)
         try:
-            await self._path.close()
+            await self._path.close(max(0.0, end_s - time.monotonic()))
         finally:
             await self._channel.close()
 

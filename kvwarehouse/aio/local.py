@@ -91,8 +91,8 @@ class LocalPath:
             undo=lambda pinned: pinned.release(),
         )
 
-    async def close(self) -> None:
-        await self._threads.close(self._path.close, self._timeout_s)
+    async def close(self, timeout_s: float) -> None:
+        await self._threads.close(self._path.close, timeout_s)
 
     def _inline(self, prefix: Prefix) -> bool:
         return self._quick and prefix.pages <= INLINE_PAGES

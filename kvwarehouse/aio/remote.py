@@ -71,5 +71,5 @@ class RemotePath:
     async def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
         raise self._transfers.no_pins()
 
-    async def close(self) -> None:
+    async def close(self, timeout_s: float) -> None:
         """Nothing of its own: the channel belongs to the client."""

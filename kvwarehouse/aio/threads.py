@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from kvwarehouse.client.dial import closed
+
 _T = TypeVar("_T")
 
 THREADS: Final = 8
@@ -22,6 +24,7 @@ class Threads:
         # One more, so that closing never waits for room.
         self._pool = ThreadPoolExecutor(THREADS + 1, thread_name_prefix="kvwarehouse-aio")
         self._room = asyncio.Semaphore(THREADS)
+        self._closed = False
 
     async def run(
         self,
@@ -31,7 +34,8 @@ class Threads:
         late: Callable[[], _T],
         undo: Callable[[_T], object] | None = None,
     ) -> _T:
-        """What `work` returns; what `late` does where no thread came free within wait_s.
+        """What `work` returns; what `late` does where no thread came free within wait_s. Raises
+        UsageError (code "closed") where this was closed before one did.
 
         Work that has begun is not left alone: cancelled meanwhile, this waits for its end, undoes
         what it returned, and is cancelled then."""
@@ -41,6 +45,8 @@ class Threads:
         except TimeoutError:
             return late()
         try:
+            if self._closed:
+                raise closed()
             return await self._ended(work, undo)
         finally:
             self._room.release()
@@ -54,8 +60,10 @@ class Threads:
         self._pool.shutdown(wait=False)
 
     async def close(self, last: Callable[[], None], timeout_s: float) -> None:
-        """Runs `last`, and waits for it at most timeout_s. Threads that still work then end by
-        themselves."""
+        """Runs `last`, and waits for it at most timeout_s. Calls that wait for a thread fail at
+        once; threads that still work end by themselves."""
+        self._closed = True
+        self._room.release()  # each call that wakes by it passes it on
         future = asyncio.get_running_loop().run_in_executor(self._pool, last)
         self._pool.shutdown(wait=False)
         await asyncio.wait((future,), timeout=timeout_s)

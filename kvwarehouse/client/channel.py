@@ -17,6 +17,7 @@ import grpc
 from kvwarehouse.client.address import Address
 from kvwarehouse.client.calls import Call
 from kvwarehouse.client.dial import OPTIONS, Credentials, Dial, closed
+from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 
 _T = TypeVar("_T")
@@ -77,20 +78,28 @@ class Channel:
         """Runs `invoke`, once more over a new connection if no daemon answered: after a restart the
         old one only knows that it is gone. Every call of the service may be repeated."""
         budget = self.dial.budget(timeout_s)
+        try:
+            return self._invoke(invoke, budget)
+        except TransportError as failure:
+            if failure.code != "unavailable":
+                raise
+        return self._invoke(invoke, budget)
+
+    def _invoke(
+        self, invoke: Callable[[WarehouseStub, dict[str, Any]], _T], budget: dict[str, Any]
+    ) -> _T:
         stub, channel = self._current()
         try:
             return invoke(stub, budget)
         except grpc.RpcError as error:
             failure = self.dial.explained(error)
-            if failure.code != "unavailable":
-                raise failure from error
-        self._drop(channel)
-        stub, channel = self._current()
-        try:
-            return invoke(stub, budget)
-        except grpc.RpcError as error:
-            self._drop(channel)
-            raise self.dial.explained(error) from error
+            if failure.code == "unavailable":
+                self._forget(channel)
+            raise failure from error
+        except ValueError:  # what gRPC raises for a channel that was closed before the call began
+            if not self._closed:
+                raise
+            raise closed() from None
 
     def _current(self) -> tuple[WarehouseStub, grpc.Channel]:
         self.dial.refuse_forked()
@@ -102,12 +111,12 @@ class Channel:
             stub = WarehouseStub(self._channel)  # type: ignore[no-untyped-call]
             return stub, self._channel
 
-    def _drop(self, channel: grpc.Channel) -> None:
+    def _forget(self, channel: grpc.Channel) -> None:
+        """Not closed: other threads may be about to call on it, or hear of its end themselves. It
+        ends when the last of them lets go of it."""
         with self._lock:
-            if self._channel is not channel:
-                return
-            self._channel = None
-        channel.close()
+            if self._channel is channel:
+                self._channel = None
 
     def _connect(self) -> grpc.Channel:
         target, tls = self.address.grpc_target, self.dial.tls()

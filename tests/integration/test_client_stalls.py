@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,26 @@ def test_calls_that_need_the_daemon_end_with_their_deadline_while_it_is_stalled(
                 call()
     ns.store(TOKENS, pages, timeout_s=WAIT_S)
     assert np.array_equal(ns_bytes(ns), pages)
+
+
+def test_load_from_nvme_runs_out_of_time_while_the_daemon_is_stalled(
+    tmp_path: Path, pages: Any
+) -> None:
+    """Late is not gone: the reason says which, and the status counts the pages as it does."""
+    (tmp_path / "nvme").mkdir(mode=0o700)
+    settings = {"dram": "64MiB", "nvme_dir": str(tmp_path / "nvme"), "nvme_capacity": "128MiB"}
+    with PrivateDaemon(settings) as daemon, kvw.connect(daemon.address, timeout_s=WAIT_S) as client:
+        ns = client.open(SPACE)
+        ns.store(TOKENS, pages)
+        assert client.flush().pending == 0
+        assert client.evict(SPACE, 10) == 10
+        out = np.zeros_like(pages)
+        with stalled(daemon):
+            late = ns.load(TOKENS, out, timeout_s=0.3)
+        assert (late, late.missed) == (0, {"timeout": 10})
+        assert client.status()["core"]["loads"]["failed"]["timeout"] == 10
+        assert ns.load(TOKENS, out, timeout_s=WAIT_S) == 10
+        assert np.array_equal(out, pages)
 
 
 FORKING = """

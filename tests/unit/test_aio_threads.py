@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
-from kvwarehouse import Namespace
+from kvwarehouse import Namespace, UsageError
 from kvwarehouse.aio.local import LocalPath
 from kvwarehouse.aio.threads import THREADS, Threads
 from kvwarehouse.client.prefix import Window, prefix_of
@@ -35,6 +36,28 @@ class Path:
         """Nothing is held."""
 
 
+def test_closing_ends_what_waits_for_a_thread_and_is_bounded() -> None:
+    """What still works is left to end by itself."""
+
+    async def run() -> list[Any]:
+        threads, free = Threads(), threading.Event()
+        busy = [
+            asyncio.create_task(threads.run(free.wait, TIME_S, late=bool)) for _ in range(THREADS)
+        ]
+        waiting = [asyncio.create_task(threads.run(list, TIME_S, late=list)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await threads.close(free.wait, 0.1)  # as a session's end that waits for its calls
+        assert not free.is_set()
+        waited = await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(UsageError) as refused:
+            await threads.run(list, TIME_S, late=list)
+        free.set()
+        assert await asyncio.gather(*busy) == [True] * THREADS
+        return [*waited, refused.value]
+
+    assert [getattr(each, "code", each) for each in asyncio.run(run())] == ["closed"] * 4
+
+
 def test_load_that_waited_for_a_thread_has_what_is_left_of_its_time() -> None:
     beneath = Path()
 
@@ -53,7 +76,7 @@ def test_load_that_waited_for_a_thread_has_what_is_left_of_its_time() -> None:
         await asyncio.sleep(0)
         free.set()
         await asyncio.gather(*busy, load)
-        await path.close()
+        await path.close(TIME_S)
 
     asyncio.run(run())
     assert len(beneath.given_s) == 1

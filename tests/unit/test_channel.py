@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvwarehouse import Namespace, TransportError, UsageError, connect
+from kvwarehouse import Client, Namespace, TransportError, UsageError, connect
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import CapacityError
 from kvwarehouse.testing.served import Served
@@ -103,6 +106,63 @@ def test_error_of_the_core_keeps_its_class_code_and_context(tmp_path: Path) -> N
     assert caught.value.code == "full"
     assert caught.value.context == {"tier": "dram"}
     assert caught.value.retryable
+
+
+def failures_beside(client: Client, ending: Callable[[], object]) -> list[Exception]:
+    """What eight threads that call at once hear when `ending` ends their calls."""
+    failures: list[Exception] = []
+    begun = threading.Barrier(9)
+
+    def call() -> None:
+        client.status()
+        begun.wait(60)
+        try:
+            while True:
+                client.status()
+        except Exception as error:  # noqa: BLE001 - which one is what is asked
+            failures.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    begun.wait(60)
+    ending()
+    for thread in threads:
+        thread.join(60)
+    return failures
+
+
+def test_threads_that_share_a_client_hear_each_that_the_daemon_is_gone(tmp_path: Path) -> None:
+    for _ in range(4):
+        with ExitStack() as stack:
+            client = connect_grpc(address_of(stack.enter_context(Served(tmp_path))))
+            failures = failures_beside(client, stack.close)
+            client.close()
+        assert [type(failure) for failure in failures] == [TransportError] * 8, failures
+
+
+def test_threads_that_share_a_client_hear_each_that_it_was_closed(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        for _ in range(8):
+            client = connect_grpc(address_of(served))
+            failures = failures_beside(client, client.close)
+            codes = [getattr(failure, "code", failure) for failure in failures]
+            assert len(codes) == 8
+            assert set(codes) <= {"closed", "cancelled"}
+
+
+def test_connections_to_a_daemon_that_is_gone_are_not_kept(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        client = connect_grpc(address_of(served))
+    descriptors = []
+    for _ in range(3):
+        for _ in range(20):
+            with pytest.raises(TransportError):
+                client.status()
+        gc.collect()
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+    assert descriptors[2] <= descriptors[0] + 10
+    client.close()
 
 
 def test_client_refuses_calls_after_a_fork(tmp_path: Path) -> None:
