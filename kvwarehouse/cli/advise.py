@@ -55,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with connect_from(args) as client:
-        one = args.namespace and find_namespace(client, args.namespace)
-        parts = [_part(client, each) for each in ([one] if one else client.namespaces())]
+        every = args.namespace is None
+        found = client.namespaces() if every else [find_namespace(client, args.namespace)]
+        parts = [_part(client, each) for each in found]
         report = advise(parts, _tiers(client, args), all_uses=client.miss_ratio().uses)
     show(report, args)
     return Exit.OK

@@ -60,14 +60,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _daemon(args: argparse.Namespace) -> Report:
     with connect_from(args) as client:
-        space = find_namespace(client, args.namespace).space if args.namespace else None
+        named = args.namespace is not None
+        space = find_namespace(client, args.namespace).space if named else None
         report = Report(client.status()["core"]["recovery"])
         _follow(report, client.check(space, repair=args.repair))
     return report
 
 
 def _directories(args: argparse.Namespace) -> Report:
-    if args.namespace or args.address or args.socket:
+    if args.namespace is not None or args.address or args.socket:
         raise UsageError(
             "--nvme-dir and --arena-dir are for directories without a daemon; leave NAMESPACE, "
             "--address and --socket out",

@@ -30,9 +30,10 @@ def selected(client: Client, args: argparse.Namespace) -> Namespace | None:
 
 
 def find_namespace(client: Client, text: str) -> StoredNamespace:
-    """Raises UsageError that lists the candidates when none or several fit."""
+    """Raises UsageError that lists the candidates when none or several fit. Empty text, as of a
+    shell variable that is not set, fits none: it would begin every id."""
     known = client.namespaces()
-    found = [each for each in known if each.space.id.hex().startswith(text.lower())]
+    found = [each for each in known if text and each.space.id.hex().startswith(text.lower())]
     found = found or [each for each in known if each.space.model == text]
     if len(found) == 1:
         return found[0]

@@ -94,6 +94,28 @@ def test_namespace_that_is_none_or_many_is_refused_with_the_choices(
     assert "beta" in said
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("clear", "", "--yes"),
+        ("evict", "", "--pages", "9"),
+        ("check", ""),
+        ("advise", ""),
+        ("ls", ""),
+    ],
+)
+def test_empty_name_is_no_namespace_where_there_is_but_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: Any, command: tuple[str, ...]
+) -> None:
+    """As of a variable of a shell that was never set: `kvwarehouse clear "$NS" --yes`."""
+    with Served(tmp_path) as served:
+        monkeypatch.setenv("KVW_ADDRESS", f"unix://{served.config.socket}")
+        with connect_grpc(f"unix://{served.config.socket}") as client:
+            client.open(SPACES[0]).store(range(40), np.zeros((10, 4096), np.uint8))
+        assert shown(*command)[0] == Exit.USAGE
+        assert shown("status", "--json")[1]["core"]["index"]["pages"] == 10
+
+
 def test_clear_removes_the_pages_of_one_namespace(served: Served, shown: Any) -> None:
     assert shown("clear", "alpha", "--yes", "--json") == (Exit.OK, {"cleared": 10})
     _, status = shown("status", "--json")
