@@ -76,8 +76,11 @@ class Edge(grpc.ServerInterceptor):
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             try:
-                with self._place(method), self._watched(context, method, requests) as stream:
-                    return behavior(_following(request, stream) if stream else request, context)
+                with self._place(method):
+                    if not requests:
+                        return behavior(request, context)
+                    with self._watched(context, method) as stream:
+                        return behavior(_following(request, stream), context)
             except Exception as error:  # noqa: BLE001  the edge of the RPC
                 self._refuse(context, method, error)
 
@@ -88,12 +91,11 @@ class Edge(grpc.ServerInterceptor):
 
         def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                with self._place(method), self._watched(context, method, True) as stream:
-                    source = _following(request, stream) if requests and stream else request
+                with self._place(method), self._watched(context, method) as stream:
+                    source = _following(request, stream) if requests else request
                     for answer in behavior(source, context):
-                        yield answer
-                        if stream:
-                            stream.progress()
+                        with stream.client_turn():
+                            yield answer
             except Exception as error:  # noqa: BLE001  the edge of the RPC
                 self._refuse(context, method, error)
 
@@ -120,12 +122,7 @@ class Edge(grpc.ServerInterceptor):
             places.release()
 
     @contextmanager
-    def _watched(
-        self, context: grpc.ServicerContext, method: str, streaming: bool
-    ) -> Iterator[Watched | None]:
-        if not streaming:
-            yield None
-            return
+    def _watched(self, context: grpc.ServicerContext, method: str) -> Iterator[Watched]:
         if method.endswith(f"/{_WATCH}"):
             deadline = Deadline.of(context, LONGEST_WATCH_S, default_s=LONGEST_WATCH_S)
         else:
@@ -146,6 +143,9 @@ class Edge(grpc.ServerInterceptor):
 
 
 def _following(requests: Iterator[Any], stream: Watched) -> Iterator[Any]:
-    for request in requests:
-        stream.progress()
+    while True:
+        with stream.client_turn():
+            request = next(requests, None)
+        if request is None:
+            return
         yield request

@@ -23,8 +23,9 @@ from kvwarehouse.wire import CHUNK_BYTES
 if TYPE_CHECKING:
     from kvwarehouse.engine import NativeClient, Regions
 
-MAX_PROMOTE_WAIT_S: Final = 120.0
-"""Longest wait of one load for pages from NVMe, whatever its caller asks for."""
+MAX_WAIT_S: Final = 120.0
+"""Longest wait of a load for pages from NVMe, and of a batch that is stored for room, whatever the
+caller asks for."""
 
 # Of a store's time, what is kept for its answer.
 _ANSWER_SHARE: Final = 0.1
@@ -99,7 +100,7 @@ class Transfer:
     ) -> Iterator[bytes | int]:
         """Yields chunks of verified pages in order, and at last how many pages they were; fills
         `missed` with why the next ones were not loaded. Waits for promotion at most `timeout_s`."""
-        waiting = Deadline(min(timeout_s, MAX_PROMOTE_WAIT_S, deadline.remaining_s()))
+        waiting = Deadline(min(timeout_s, MAX_WAIT_S, deadline.remaining_s()))
         done = 0
         if span.pages:
             with self._staging.buffer(span.page_bytes, span.pages) as buffer:
@@ -145,7 +146,7 @@ class Transfer:
                     span.first + done,
                     self._regions.pages(rows, False),
                     span.shard,
-                    waiting.remaining_s(),
+                    waiting.within_s(MAX_WAIT_S),
                 )
                 stored, already = stored + new, already + old
                 for reason, pages in refused.items():

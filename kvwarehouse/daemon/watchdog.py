@@ -1,4 +1,5 @@
-"""Ends streams that stand still or outlive their time, so that no client can hold a thread.
+"""Ends streams whose client stands still or that outlive their time, so that no client can hold a
+thread. What the daemon itself does for a stream has bounds of its own.
 
 A synchronous gRPC call that waits for its client waits without a bound; only cancelling the call
 wakes it. Thread-safe. The watching thread runs only while something is watched.
@@ -18,7 +19,7 @@ from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.logs import Event, Log
 
 STALL_S: Final = 30.0
-"""How long a stream may go without a message in either direction."""
+"""How long a stream may wait for its client: to send a message, or to take one."""
 
 _LOOK_S: Final = 0.5
 
@@ -27,22 +28,29 @@ _MARGIN_S: Final = 1.0
 
 
 class Watched:
-    """One stream. `progress` says that it moved."""
+    """One stream."""
 
     def __init__(self, context: grpc.ServicerContext, deadline: Deadline, method: str) -> None:
         self._context = context
         self._deadline = deadline
-        self._moved_at = time.monotonic()
+        self._waits_since: float | None = None
         self.method = method
 
-    def progress(self) -> None:
-        self._moved_at = time.monotonic()
+    @contextmanager
+    def client_turn(self) -> Iterator[None]:
+        """Around each wait for the client."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
 
     def overdue(self, stall_s: float) -> str:
         """Why the stream must end now, or ""."""
         if self._deadline.overdue_s() > _MARGIN_S:
             return "deadline"
-        return "stalled" if time.monotonic() - self._moved_at > stall_s else ""
+        since = self._waits_since
+        return "stalled" if since is not None and time.monotonic() - since > stall_s else ""
 
     def end(self) -> None:
         self._context.cancel()

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +17,7 @@ import pytest
 
 from kvwarehouse import errors, wire
 from kvwarehouse.daemon import deadline as deadline_module
-from kvwarehouse.daemon import lifecycle
 from kvwarehouse.daemon.deadline import Deadline
-from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.testing.served import Served
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -106,9 +105,9 @@ def test_load_whose_client_went_away_gives_its_place_back(served: Served) -> Non
     raise AssertionError("the places never came back")
 
 
-def test_store_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("short_stall")
+def test_store_that_stands_still_is_ended(tmp_path: Path) -> None:
     """A client that opens a store and sends nothing more must not hold a place for ever."""
-    monkeypatch.setattr(lifecycle, "Watchdog", lambda log: Watchdog(log, stall_s=0.2))
     with Served(tmp_path) as served:
         silent = threading.Event()
 
@@ -125,6 +124,21 @@ def test_store_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
         assert failed(lambda: served.stub.Store(nothing())) == grpc.StatusCode.CANCELLED
         silent.set()
         assert served.events("stream_stalled")[0]["why"] == "stalled"
+
+
+@pytest.mark.usefixtures("short_stall")
+def test_load_that_waits_for_the_daemon_does_not_stand_still(tmp_path: Path) -> None:
+    """What the daemon does for a stream has bounds of its own; only its client can let it stand."""
+    with Served(tmp_path) as served:
+        request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(SPACE))
+        served.stub.OpenNamespace(request, timeout=T)
+        served.engine.unblock_loads.clear()
+        answers = served.stub.Load(load_request(), timeout=T)
+        assert served.engine.loads_blocked.wait(T)
+        time.sleep(1.0)  # five times what a client may take
+        served.engine.unblock_loads.set()
+        assert dict(list(answers)[-1].summary.missed) == {"missing": 9}
+        assert not served.events("stream_stalled")
 
 
 def test_message_beyond_the_bound_is_refused_and_the_next_is_served(served: Served) -> None:

@@ -4,7 +4,9 @@ keeps of it."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ class Remote:
         request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(space), id=space.id)
         self.stub.OpenNamespace(request, timeout=T)
 
-    def store(self, seed: int, pages: int, shard: int, data: Bytes) -> Any:
+    def store(self, seed: int, pages: int, shard: int, data: Bytes, timeout_s: float = T) -> Any:
         def parts() -> Iterator[pb.StoreRequest]:
             header = pb.StoreHeader(
                 namespace_id=self.space.id, prefix=prefix(seed, pages), pages=pages, shard=shard
@@ -50,7 +52,7 @@ class Remote:
             for start in range(0, len(flat), 700_000):
                 yield pb.StoreRequest(data=flat[start : start + 700_000])
 
-        return self.stub.Store(parts(), timeout=T)
+        return self.stub.Store(parts(), timeout=timeout_s)
 
     def load(self, seed: int, pages: int, shard: int, first: int = 0) -> tuple[bytes, Any]:
         request = pb.LoadRequest(
@@ -143,6 +145,8 @@ def test_page_with_a_missing_shard_is_no_page(served: Served) -> None:
 
 def test_streams_of_many_clients_do_not_mix(served: Served) -> None:
     failures: list[BaseException] = []
+    # Of all clients together no more than may be unfinished: each waits for its own second shard.
+    pages = 3
 
     def client(seed: int) -> None:
         try:
@@ -150,16 +154,16 @@ def test_streams_of_many_clients_do_not_mix(served: Served) -> None:
             for _ in range(3):
                 fill_any(remote, seed)
                 for shard in range(2):
-                    got, summary = remote.load(seed, 6, shard)
-                    expected = content(seed, 6, shard)[: summary.pages].tobytes()
+                    got, summary = remote.load(seed, pages, shard)
+                    expected = content(seed, pages, shard)[: summary.pages].tobytes()
                     assert got == expected
         except BaseException as error:  # noqa: BLE001  the thread's edge
             failures.append(error)
 
     def fill_any(remote: Remote, seed: int) -> None:
         for shard in range(2):
-            answer = remote.store(seed, 6, shard, content(seed, 6, shard))
-            assert answer.stored + answer.already + sum(answer.dropped.values()) == 6
+            answer = remote.store(seed, pages, shard, content(seed, pages, shard))
+            assert answer.stored + answer.already + sum(answer.dropped.values()) == pages
 
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -167,6 +171,46 @@ def test_streams_of_many_clients_do_not_mix(served: Served) -> None:
     for thread in threads:
         thread.join(T)
     assert not failures, failures[0]
+
+
+@pytest.mark.usefixtures("short_stall")
+def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path) -> None:
+    """Pages of one shard are unfinished until the other comes, and there is room for a part of
+    them: the store waits for the daemon then, which is no client that stands still."""
+    pages = 20
+    with Served(tmp_path, engine=engine, **settings(tmp_path)) as served:
+        remote = Remote(served.config.socket)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(remote.store, 1, pages, 0, content(1, pages, 0))
+            until = time.monotonic() + T
+            while not reserved_slots(remote):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            time.sleep(1.0)  # five times what a client may take
+            assert 0 < reserved_slots(remote) < pages
+            assert not first.done()
+            second = remote.store(1, pages, 1, content(1, pages, 1))
+            assert (first.result(T).stored, second.stored) == (pages, pages)
+        assert remote.load(1, pages, 0)[0] == content(1, pages, 0).tobytes()
+        assert not served.events("stream_stalled")
+
+
+def reserved_slots(remote: Remote) -> int:
+    status = remote.stub.Status(pb.StatusRequest(), timeout=T).status
+    return int(status.core.tiers.dram.reserved_slots)
+
+
+def test_status_counts_pages_that_stores_dropped_as_their_callers_were_told(served: Served) -> None:
+    """Not how often a store asked for them while it waited for room."""
+    remote = Remote(served.config.socket)
+    answer = remote.store(1, 20, 0, content(1, 20, 0), timeout_s=5.0)
+    assert answer.stored + sum(answer.dropped.values()) == 20
+    assert answer.dropped["reserve_limit"] == 1
+    status = remote.stub.Status(pb.StatusRequest(), timeout=T).status
+    assert dict(status.core.stores.dropped) == dict(answer.dropped)
+    scraped = served.get("/metrics")[1].splitlines()
+    for reason, pages in answer.dropped.items():
+        assert f'kvwarehouse_store_dropped_pages_total{{reason="{reason}"}} {pages}' in scraped
 
 
 def test_restart_keeps_pages_and_a_lost_arena_leaves_those_on_nvme(daemon: PrivateDaemon) -> None:
