@@ -130,7 +130,8 @@ class Config:
     index_pages: int = setting(
         0,
         settings.count(0, 1 << 30),
-        "Pages the index has room for, all tiers. 0: chosen from the capacities.",
+        "Pages the index has room for, all tiers; close to that, here and there a page takes the "
+        "place of another. 0: chosen from the capacities.",
         "capacities and page size say how many fit; 128 bytes of memory a page",
     )
     http: str = setting(

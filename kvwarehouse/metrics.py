@@ -20,20 +20,18 @@ DROP_REASONS: Final = (
     "draining",
     "parent_missing",
     "reserve_limit",
+    "later",
     "no_room",
     "index_full",
     "refused_tail",
     "stale",
-    "not_owner",
     "cleared",
-    "mismatch",
     "timeout",
     "busy",
     "unreachable",
-    "missing",
     "other",
 )
-"""Why a page was not stored: names of Reason in native/exchange/messages.h."""
+"""Why a page was not stored: those of native/exchange/drop_counters.h."""
 
 LOAD_REASONS: Final = ("stale", "mismatch", "timeout", "other")
 """Why a page that was found was not loaded: names in native/session/session_file.h."""
@@ -225,7 +223,7 @@ METRICS: Final = (
     ),
     _counter(
         "store_dropped_pages_total",
-        "Reservations and seals refused.",
+        "Pages that stores dropped, as their callers were told: shards of pages.",
         _reasons("core.stores.dropped", DROP_REASONS),
     ),
     # Tiers.

@@ -83,13 +83,13 @@ class Daemon:
         directories.check_room(config, log)
         self._open_http(stack)
         places = [path for path in (config.nvme_dir, config.arena_dir) if path]
-        # Before the first of them is written anew.
-        self._engine.refuse_newer_files(config.arena_dir, config.nvme_dir)
+        options = self._core_options()
+        self._engine.check_options(options)  # before the first file is written anew
         expected = _has_pages(config)
         who = identity.establish(places, log)
         ledger = Ledger(places, who.warehouse_id, log, expected=expected)
         stack.callback(ledger.close)
-        self._start_core(stack, who, ledger)
+        self._start_core(stack, options, who, ledger)
         self._open_service(stack, ledger)
 
     def _own_directories(self, stack: ExitStack) -> None:
@@ -119,8 +119,12 @@ class Daemon:
         stack.callback(server.close)
         self._snapshots.http = server.address
 
-    def _start_core(self, stack: ExitStack, who: Identity, ledger: Ledger) -> None:
-        self._core = core = self._engine.Core(self._core_options(who, ledger))
+    def _start_core(self, stack: ExitStack, options: Any, who: Identity, ledger: Ledger) -> None:
+        options.warehouse_id = who.warehouse_id
+        options.secret = who.secret
+        options.epoch = ledger.epoch
+        options.ledger_lost = ledger.lost
+        self._core = core = self._engine.Core(options)
         self._warehouse = Warehouse(core, ledger, self._log)
         self._warehouse.restore()
         stack.callback(self._stop_core)
@@ -130,7 +134,8 @@ class Daemon:
         self._log.core_events(core.events())
         self._log.event(Event.RECOVERED, **report)
 
-    def _core_options(self, who: Identity, ledger: Ledger) -> Any:
+    def _core_options(self) -> Any:
+        """What the configuration says: all but whose warehouse it is."""
         config, options = self._config, self._engine.CoreOptions()
         options.socket_path = config.socket
         options.arena_dir = config.arena_dir
@@ -141,10 +146,6 @@ class Daemon:
         options.hbm_bytes = config.hbm_bytes
         options.hbm_device = config.device
         options.index_pages = config.index_pages
-        options.warehouse_id = who.warehouse_id
-        options.secret = who.secret
-        options.epoch = ledger.epoch
-        options.ledger_lost = ledger.lost
         options.policy = config.policy
         options.io_engine = config.io_engine
         options.limbo_after_s = config.limbo_after_s

@@ -34,6 +34,7 @@ Pins = _native.Pins
 Regions = _native.Regions
 
 chain_keys = _native.chain_keys
+check_options = _native.check_options
 copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
 cuda_version = _native.cuda_version
@@ -43,7 +44,6 @@ index_costs = _native.index_costs
 io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
 policy_names = _native.policy_names
-refuse_newer_files = _native.refuse_newer_files
 replay = _native.replay
 wait_event = _native.wait_event
 
@@ -65,6 +65,7 @@ __all__ = [
     "Pins",
     "Regions",
     "chain_keys",
+    "check_options",
     "copy_path",
     "copy_streaming",
     "cuda_version",
@@ -74,7 +75,6 @@ __all__ = [
     "io_engine_probe",
     "page_digest",
     "policy_names",
-    "refuse_newer_files",
     "replay",
     "wait_event",
 ]

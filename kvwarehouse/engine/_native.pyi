@@ -24,7 +24,6 @@ def chain_keys(
 ENDLESS: int  # pages of a tier without a bound
 
 def policy_names() -> list[str]: ...
-def refuse_newer_files(arena_dir: str, nvme_dir: str) -> None: ...
 def replay(
     pages: NDArray[np.uint32],
     ends: NDArray[np.uint64],
@@ -90,6 +89,10 @@ class CoreOptions:
     nvme_retry_s: float  # 30
     write_queue_bytes: int  # 0: chosen
     def __init__(self) -> None: ...
+
+def check_options(options: CoreOptions) -> None:
+    """Refuses what no Core starts with, before one writes anything; warehouse_id and secret may
+    be missing yet. UsageError names the size, StorageError "newer_files" a newer version's file."""
 
 class Core:
     """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads

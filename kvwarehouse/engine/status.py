@@ -105,7 +105,7 @@ class StoresStatus(TypedDict):
     pages_sealed: int  # all shards of each
     bytes_sealed: int
     already: int
-    dropped: dict[str, int]  # refused reservations and seals: names of native Reason
+    dropped: dict[str, int]  # shards of pages by reason, as clients were told: metrics.DROP_REASONS
 
 
 class PinsStatus(TypedDict):

@@ -32,8 +32,8 @@ class FakeEngine:
         self.unblock_loads = threading.Event()
         self.unblock_loads.set()
 
-    def refuse_newer_files(self, arena_dir: str, nvme_dir: str) -> None:
-        """It writes none."""
+    def check_options(self, options: FakeOptions) -> None:
+        """It takes all."""
 
     def CoreOptions(self) -> FakeOptions:
         return FakeOptions()

@@ -88,11 +88,16 @@ uint32_t slab_max_for(uint64_t dram_bytes, uint64_t slab_bytes) {
   return static_cast<uint32_t>(std::min(std::bit_ceil(now * 8), most));
 }
 
-Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
-  if (options.dram_bytes < 8 * kMiB)
+void check_dram(uint64_t dram_bytes) {
+  if (dram_bytes < 8 * kMiB)
     throw Error(ErrorKind::usage, "dram_too_small",
-                "a DRAM tier of " + std::to_string(options.dram_bytes) +
+                "a DRAM tier of " + std::to_string(dram_bytes) +
                     " bytes is too small; give at least 8 MiB");
+  slab_max_for(dram_bytes, slab_bytes_for(dram_bytes));
+}
+
+Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
+  check_dram(options.dram_bytes);
   if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST)
     throw storage_error("cannot create the arena directory " + directory_, errno);
   lock_directory();

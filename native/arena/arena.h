@@ -32,6 +32,8 @@ struct ArenaOptions {
 uint64_t slab_bytes_for(uint64_t dram_bytes);
 // Slabs an arena can ever have: room to grow eightfold at a restart without a new file.
 uint32_t slab_max_for(uint64_t dram_bytes, uint64_t slab_bytes);
+// Throws Error usage ("dram_too_small", "dram_too_large") for a size that no arena can have.
+void check_dram(uint64_t dram_bytes);
 
 class Arena {
  public:

@@ -25,6 +25,15 @@ struct CoreOptions {
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
 
   WarehouseOptions warehouse() const {
+    WarehouseOptions made = unnamed();
+    made.warehouse_id = key_from(warehouse_id);
+    const auto* bytes = static_cast<const std::byte*>(secret.data());
+    made.secret.assign(bytes, bytes + secret.size());
+    return made;
+  }
+
+  // Without its id and secret, which may not exist yet.
+  WarehouseOptions unnamed() const {
     WarehouseOptions made;
     made.arena_dir = arena_dir;
     made.dram_bytes = dram_bytes;
@@ -32,9 +41,6 @@ struct CoreOptions {
     made.nvme_capacity_bytes = nvme_capacity_bytes;
     made.nvme_segment_bytes = nvme_segment_bytes;
     made.index_pages = index_pages;
-    made.warehouse_id = key_from(warehouse_id);
-    const auto* bytes = static_cast<const std::byte*>(secret.data());
-    made.secret.assign(bytes, bytes + secret.size());
     made.epoch = epoch;
     made.ledger_lost = ledger_lost;
     made.inspect = inspect;
@@ -221,6 +227,11 @@ void bind_core(nb::module_& m) {
       .def_rw("flush_interval_s", &CoreOptions::flush_interval_s)
       .def_rw("nvme_retry_s", &CoreOptions::nvme_retry_s)
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes);
+  m.def("check_options", [](const CoreOptions& options) {
+    const WarehouseOptions unnamed = options.unnamed();
+    nb::gil_scoped_release release;
+    check_options(unnamed);
+  });
   nb::class_<Core>(m, "Core")
       .def(nb::init<const CoreOptions&>())
       .def("add_namespace", &Core::add_namespace, nb::arg("ordinal"), nb::arg("id"),

@@ -9,7 +9,6 @@
 #include "copy/copy.h"
 #include "digest/digest.h"
 #include "io/io_engine.h"
-#include "warehouse/versions.h"
 
 namespace kvw::bindings {
 
@@ -92,10 +91,6 @@ NB_MODULE(_native, m) {
     copy_streaming(target, source, size);
   });
   m.def("chain_keys", &chain_keys_of);
-  m.def("refuse_newer_files", [](const std::string& arena_dir, const std::string& nvme_dir) {
-    nb::gil_scoped_release release;
-    refuse_newer_files(arena_dir, nvme_dir);
-  });
   bind_feed(m);
   bind_core(m);
   bind_regions(m);

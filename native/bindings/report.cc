@@ -1,5 +1,7 @@
 #include "bindings/report.h"
 
+#include "exchange/drop_counters.h"
+
 namespace kvw::bindings {
 
 namespace {
@@ -115,13 +117,25 @@ nb::dict loads_of(const WarehouseStatus& status) {
   return made;
 }
 
+nb::dict dropped_of(const WarehouseStatus& status) {
+  nb::dict made;
+  const auto put = [&](const char* name, Counter which) {
+    if (const uint64_t pages = counter(status, which); pages != 0) made[name] = pages;
+  };
+  for (uint32_t at = 0; at < static_cast<uint32_t>(Reason::count); ++at)
+    if (const Counter which = drop_counter(Reason(at)); which != Counter::dropped_other)
+      put(reason_name(Reason(at)), which);
+  put("other", Counter::dropped_other);
+  return made;
+}
+
 nb::dict stores_of(const WarehouseStatus& status) {
   nb::dict made;
   made["calls"] = counter(status, Counter::stores);
   made["pages_sealed"] = status.pages_sealed;
   made["bytes_sealed"] = status.bytes_sealed;
   made["already"] = counter(status, Counter::pages_already);
-  made["dropped"] = counts_of(status.dropped);
+  made["dropped"] = dropped_of(status);
   return made;
 }
 

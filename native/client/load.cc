@@ -35,7 +35,9 @@ LoadReport Client::load(const Key& namespace_id, Prompt& prompt, size_t first,
           ? load_to_host(call, prompt, first, regions, shard, deadline_ns)
           : DeviceLoad(*this, call, prompt, first, regions, shard, deadline_ns).run();
   ClientSession& session = *call.session;
-  if (report.reasons.contains(reason_name(Reason::timeout))) session.count(Counter::load_timeout);
+  if (const auto late = report.reasons.find(reason_name(Reason::timeout));
+      late != report.reasons.end())
+    session.count(Counter::load_timeout, late->second);
   session.count(Counter::loads);
   session.count(Counter::pages_loaded, report.pages);
   session.count(Counter::bytes_loaded, report.pages * shape.shard_bytes);

@@ -77,9 +77,11 @@ bool Loader::ask_ahead(size_t page, size_t end, Reason& why) {
   }
   ask_again_ = false;
   std::vector<PromoteAnswer> answers;
-  if (!keys.empty() && !promote(keys, answers)) {
-    why = Reason::unreachable;
-    return false;
+  if (!keys.empty()) {
+    if (const Reason refused = promote(keys, answers); refused != Reason::none) {
+      why = refused;
+      return false;
+    }
   }
   const auto later = std::ranges::find(answers, PromoteAnswer::later);
   asked_until_ = later == answers.end() ? std::max(until, asked_until_)
@@ -92,8 +94,9 @@ bool Loader::ask_ahead(size_t page, size_t end, Reason& why) {
   return answers.front() != PromoteAnswer::failed && answers.front() != PromoteAnswer::missing;
 }
 
-// One round trip. False: the daemon does not answer, or not sensibly.
-bool Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+// One round trip. timeout: the daemon does not answer in time; unreachable: not at all, or not
+// sensibly.
+Reason Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
   Writer message(MessageType::promote, client_.next_request());
   message.put_bytes(keys.data(), keys.size_bytes());
   message.set_counts(static_cast<uint32_t>(keys.size()));
@@ -101,11 +104,11 @@ bool Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answ
     auto reply = client_.ask(message, MessageType::promoting, deadline_ns_);
     Reader body = reply.body();
     const auto* array = body.take_array<PromoteAnswer>(reply.head().first);
-    if (!body.ok() || reply.head().first != keys.size()) return false;
+    if (!body.ok() || reply.head().first != keys.size()) return Reason::unreachable;
     answers.assign(array, array + keys.size());
-    return true;
-  } catch (const Error&) {
-    return false;
+    return Reason::none;
+  } catch (const Error& error) {
+    return error.code() == "deadline" ? Reason::timeout : Reason::unreachable;
   }
 }
 

@@ -29,7 +29,7 @@ class Loader {
  private:
   std::atomic<uint64_t>& promoted_word() const;
   bool ask_ahead(size_t page, size_t end, Reason& why);
-  bool promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
+  Reason promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
   void wait(uint64_t tick);
 
   Client& client_;

@@ -9,12 +9,16 @@
 #include "base/sequence_point.h"
 #include "client/client.h"
 #include "client/page_writer.h"
+#include "exchange/drop_counters.h"
 
 namespace kvw {
 
 namespace {
 
 constexpr uint64_t kWindowBytes = 32ull << 20;
+// Of the first window; each is twice the one before, up to a whole one. What is in it is sealed,
+// found by others and on its way to NVMe sooner.
+constexpr size_t kFirstShare = 4;
 constexpr uint64_t kRetryPauseNs = kMillisecondNs;
 constexpr uint64_t kSealGraceNs = 100 * kMillisecondNs;  // to seal what is copied when time is up
 
@@ -46,6 +50,7 @@ class Storer {
     const uint64_t slot = call.row.shape.slot_bytes();
     // A quarter of what all clients share, so that several can store side by side.
     window_ = std::max<size_t>(1, std::min(kWindowBytes, limit / 4) / slot);
+    asks_ = std::max<size_t>(1, window_ / kFirstShare);
   }
 
   StoreReport run() {
@@ -127,7 +132,8 @@ class Storer {
   std::vector<size_t> add_reserves(Writer& message) {
     std::vector<size_t> asked;
     size_t again = 0;
-    while (asked.size() < window_ && (again < waiting_.size() || next_ < end_)) {
+    const size_t most = std::exchange(asks_, std::min(window_, 2 * asks_));
+    while (asked.size() < most && (again < waiting_.size() || next_ < end_)) {
       const size_t page = again < waiting_.size() ? waiting_[again].page : next_;
       const auto witness = prompt_.witness(page);
       if (message.bytes() + sizeof(Reserve) + witness.size() + 8 > kMessageBytes) break;
@@ -238,7 +244,8 @@ class Storer {
   std::unique_ptr<PageWriter> writer_;
   uint32_t shard_;
   uint64_t deadline_ns_;
-  size_t next_, end_, window_;
+  size_t next_, end_;
+  size_t window_, asks_ = 0;      // pages of an exchange, and of the next one
   std::vector<Waiting> waiting_;  // ascending, all before next_
   StoreReport report_;
 };
@@ -261,13 +268,14 @@ StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
                     " bytes, a page of the namespace " + std::to_string(shape.shard_bytes));
   StoreReport report = Storer(*this, call, prompt, first, regions, shard, deadline_ns).run();
   ClientSession& session = *call.session;
-  uint64_t dropped = 0;
-  for (const auto& [reason, pages] : report.dropped) dropped += pages;
   session.count(Counter::stores);
   session.count(Counter::pages_stored, report.stored);
   session.count(Counter::bytes_stored, report.stored * shape.shard_bytes);
   session.count(Counter::pages_already, report.already);
-  session.count(Counter::pages_dropped, dropped);
+  for (uint32_t at = 0; at < static_cast<uint32_t>(Reason::count); ++at)
+    if (const auto found = report.dropped.find(reason_name(Reason(at)));
+        found != report.dropped.end())
+      session.count(drop_counter(Reason(at)), found->second);
   return report;
 }
 

@@ -19,7 +19,7 @@ endif()
 
 file(GLOB KVW_BINDINGS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/bindings/*.cc)
 if(KVW_BINDINGS)
-  nanobind_add_module(_native NB_STATIC NOMINSIZE ${KVW_BINDINGS})
+  nanobind_add_module(_native NB_STATIC NOMINSIZE NOSTRIP ${KVW_BINDINGS})
   target_link_libraries(_native PRIVATE kvw_core)
   target_compile_definitions(_native PRIVATE KVW_VERSION="${KVW_VERSION}")
   install(TARGETS _native LIBRARY DESTINATION kvwarehouse/engine)

@@ -1,10 +1,13 @@
 // The AVX-512 path: one 64-byte store a line, where lines can be aligned. Built with -mavx512f
 // -mavx512bw -mavx512vl -mavx512dq; run only where the processor has all four.
 //
+// The hash takes registers of AVX2 here too. Digests alone of cold pages of 2 MiB, on an EPYC
+// guest: 27 GB/s with those of AVX-512 and 32 with those of AVX2.
+//
 // gcc 12 defines its intrinsics' "undefined" registers in terms of themselves and warns of them.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#define XXH_VECTOR XXH_AVX512
+#define XXH_VECTOR XXH_AVX2
 #include "copy/copy_kernel.h"
 #include "copy/stripes_avx2.h"
 

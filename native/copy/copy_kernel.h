@@ -6,49 +6,49 @@
 // processor that has none.
 //
 // Where a path has the hash's sums in registers (Line::Sums; AVX2 and AVX-512 do), whole leaves are
-// hashed stripe by stripe as they are stored (streamed_leaf.h). On an EPYC guest with AVX2, cold
-// pages of 2 MiB in shared memory, medians of 11 to 15 rounds in turns, as a ratio to the plain
-// streaming copy: loads 0.84 to 1.0, stores 0.86 to 0.97, where hashing a leaf and then storing it
-// had 0.58 to 0.69 and 0.62 to 0.73. Each stripe asks for the one a leaf and a quarter ahead, since
-// the processor's own prefetching ends with each 4 KiB: half a leaf ahead did as well, no asking
-// had 0.85 and 0.81 (1.0 and 0.97 with it in that run). Loading twice, to hash and to store, cost a
-// sixth.
+// hashed stripe by stripe as they are stored (streamed_leaf.h): on EPYC guests loads at 0.84 to 1.0
+// and stores at 0.86 to 1.1 of a plain streaming copy, where hashing a leaf and then storing it had
+// 0.58 to 0.73. Sums in registers of AVX-512 had 0.75 to 1.0 of what those of AVX2 do there.
 //
-// Of AVX-512 with these sums there is no measurement yet.
+// Elsewhere, and in pieces that are small or odd, a leaf is hashed first, which brings it to the
+// first-level cache, then stored from there; each store asks for a line of the next leaf, a quarter
+// of a leaf ahead of its own place in it. On a Sapphire Rapids guest with AVX-512, medians of 60
+// rounds in turns: loads 0.84 and stores 0.85 of the streaming copy; asking for the same place in
+// the next leaf 0.76 and 0.78.
 //
-// Elsewhere, and in pieces that are small or odd, a leaf is hashed first, which brings
-// it to the first-level cache, then stored from there; each store asks for a line of the next leaf,
-// a quarter of a leaf ahead of its own place in it: the last of them are on their way while the
-// next leaf is hashed, which asks for nothing itself. Measured so on a Sapphire Rapids guest,
-// AVX-512, median (and middle half) of 60 rounds in turns: loads 0.84 (0.75 to 0.92), stores 0.85
-// (0.77 to 1.0); with the same place in the next leaf 0.76 (0.70 to 0.82) and 0.78 (0.70 to 0.83);
-// half a leaf further 0.77 and 0.86. Asking ahead does nothing for copies without a digest.
+// # What is asked for ahead
+//
+// The processor's own prefetching ends with each 4 KiB, and finding the way to memory (in a virtual
+// machine a walk through two sets of page tables) stops a copy that meets it unprepared. So copies
+// ask for lines ahead, and for the first line of each piece further ahead. All figures are ratios
+// to the plain streaming copy of the same run, on an EPYC guest with AVX-512 that streams 17 to 20
+// GB/s, medians of 11 rounds in turns; pages of 256 KiB, 1 and 2 MiB in 64 pieces at random places.
+//
+// - A copy that hashes asks for its lines into the second-level cache. Into the first level they
+//   wait in line with the reads themselves: gathers 0.50, 0.61, 0.73 so, and 0.62, 0.79, 0.92 into
+//   the second; scatters 0.67, 0.75, 0.82 and 0.76, 0.81, 0.90.
+// - A gather asks a leaf and three quarters ahead: 0.65, 0.90, 0.95. A quarter more or less, or two
+//   leaves more, costs 3 to 8 hundredths.
+// - A scatter that hashes, whose reads are in a row, asks a leaf and a quarter ahead; whole leaves
+//   (one, two or four) are the worst, 0.58 and less.
+// - The first line of a piece is asked for four leaves ahead: gathers of pages of 64 KiB, pieces of
+//   1 KiB, 0.43 and 0.55 (two and four leaves), scatters 0.59 and 0.68; larger pieces alike.
+// - A scatter without a hash asks into the first level, for pieces of more than a leaf: rows 1.1
+//   so, 0.8 into the second level; asking for what pieces of 4 KiB read cost what it gained
+//   elsewhere. Two leaves and three quarters ahead: pages of 1, 2 and 8 MiB in pieces 0.92, 0.95
+//   and 1.0, a leaf and a quarter 0.83, 0.90 and 0.94, without 0.89, 0.92 and 0.92; rows alike.
+//   With registers of AVX2 there it gains less: 0.85, 0.92 and 0.96, and 0.86, 0.90 and 0.90.
 //
 // A digest alone asks for the first half of the next leaf before it hashes one, where a path says
-// so: the processor's own prefetching ends with each 4 KiB. On such a guest, AVX-512, cold pages of
-// 256 KiB, median of 11 rounds in turns: 11.7 GB/s (an eighth of a leaf more or less: 10.6
-// and 11.4; all of it: 9.3), and 8.5 without. On an EPYC guest, AVX2, cold pages of 2 MiB, three
-// medians of 9 rounds each: 8.3 to 8.8 GB/s with it and 12.4 to 14.5 without, so the path for AVX2
-// asks for nothing.
-//
-// A gather asks ahead through the pieces, because the processor's own prefetching ends with each.
-// Pages of 64 pieces of 1, 4 and 16 KiB at random places, by the processor time of one thread on
-// such a guest while it was busy, median of 9 to 15 rounds in turns: 0.50, 0.79 and 0.87; asking
-// within a piece alone, and with gcc's string instruction (see copy_plainly), 0.36, 0.56 and 0.74.
-// On an EPYC guest, AVX2, a paged cache's pieces of 4 KiB: 0.62 to 0.64 of a streaming copy, where
-// the copy without a digest, piece by piece, had 0.50 to 0.53. Asking further ahead, or for the
-// second-level cache, gained nothing.
-//
-// A scatter that hashes as it stores asks for the first line of each piece: with the hash beside
-// them few stores are under way at once, and one that waits for the way to its memory holds them
-// all up. On that guest, 64 pieces a page, each in a tensor of its own, turns of a random order
-// (in a fixed one, who follows whom decides): pieces of 4 KiB 0.57 and 0.58 without, 0.62 and 0.65
-// with it; of 16 KiB alike; of 32 KiB 0.73 and 0.77, 0.77 and 0.83. Without a hash it gained
-// nothing.
+// so, into the second-level cache. On a Xeon guest with AVX-512, cold pages of 256 KiB, into the
+// first level: 11.7 GB/s (an eighth of a leaf more or less: 10.6 and 11.4; all of it: 9.3), and 8.5
+// without. On an EPYC guest with AVX-512: into the second level as fast as without, 32 GB/s, and 30
+// into the first (hashed with registers of AVX-512 27, 27 and 20). On an EPYC guest with AVX2: 8.3
+// to 8.8 into the first and 12.4 to 14.5 without, so the path for AVX2 asks for nothing.
 //
 // Where a piece begins 16 bytes behind a line (an array of numpy's), stripes are stored shifted, by
-// whole registers: on that guest, scatters without a digest, before and after: rows of 2 MiB 0.90
-// and 1.0, 64 pieces of 4 KiB 0.57 to 0.67 and 0.76 to 0.91, of 32 KiB 0.84 and 0.95.
+// whole registers: scatters without a digest, before and after, on an EPYC guest: rows of 2 MiB
+// 0.90 and 1.0, 64 pieces of 4 KiB 0.57 to 0.67 and 0.76 to 0.91, of 32 KiB 0.84 and 0.95.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -72,10 +72,16 @@ constexpr size_t kStreamPieceBytes = 512;
 constexpr size_t kHashedAlignment = 16;
 
 constexpr size_t kAheadBytes = kBlockBytes + kBlockBytes / 4;
-constexpr size_t kPiecesAheadBytes = 2 * kBlockBytes;
+constexpr size_t kGatherAheadBytes = kBlockBytes + kBlockBytes / 4 * 3;
+constexpr size_t kPlainAheadBytes = 2 * kBlockBytes + kBlockBytes / 4 * 3;
+constexpr size_t kPiecesAheadBytes = 4 * kBlockBytes;
 constexpr size_t kHalfLeafBytes = kBlockBytes / 2;
 
 size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+// Asks for a line, into the first-level cache or the second. Any address.
+void ask_first_level(const std::byte* line) { __builtin_prefetch(line, 0, 3); }
+void ask_second_level(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
 
 size_t total_bytes(const Piece* pieces, size_t count) {
   size_t bytes = 0;
@@ -159,17 +165,17 @@ size_t collect(std::byte* to, Cursor& from) {
   return bytes;
 }
 
-// The lines that a gather reads a leaf and a quarter later, in whatever pieces they lie.
+// The lines that a gather reads kGatherAheadBytes later, in whatever pieces they lie.
 class LinesAhead {
  public:
   explicit LinesAhead(Cursor from) : next_(from) {
-    next_.pass(kAheadBytes);
+    next_.pass(kGatherAheadBytes);
     find();
   }
   // For each line that is stored, one that will be read.
   void ask() {
     if (line_ >= end_ && !find()) return;
-    __builtin_prefetch(line_);
+    ask_second_level(line_);
     line_ += kLineBytes;
   }
 
@@ -187,14 +193,14 @@ class LinesAhead {
   const std::byte* end_ = nullptr;
 };
 
-// The first line of each piece whose turn comes two leaves later: the way to a piece's memory (in a
-// virtual machine a walk through two sets of page tables) is found while a leaf is hashed.
+// The first line of each piece whose turn comes kPiecesAheadBytes later: the way to its memory is
+// found meanwhile.
 class PiecesAhead {
  public:
   explicit PiecesAhead(Cursor from) : next_(from) { ask(kPiecesAheadBytes); }
   void ask(size_t bytes) {
     while (bytes > 0 && next_.settle()) {
-      if (next_.offset == 0) __builtin_prefetch(next_.data());
+      if (next_.offset == 0) ask_first_level(next_.data());
       const size_t part = next_.part(bytes);
       next_.offset += part;
       bytes -= part;
@@ -287,9 +293,23 @@ struct Kernel {
     return stored;
   }
 
+  // Asks for the lines of a slot that a scatter reads `bytes` later.
+  static auto lines_ahead(const std::byte* end, size_t bytes) {
+    return [end, bytes](const std::byte* line) {
+      if (static_cast<size_t>(end - line) > bytes) ask_first_level(line + bytes);
+    };
+  }
+
   static void scatter(const Piece* to, size_t pieces, const std::byte* from) {
     Cursor cursor{to, pieces};
-    spread(cursor, from, total_bytes(to, pieces), [](const std::byte*) {});
+    PiecesAhead pieces_ahead(cursor);
+    const auto ahead = lines_ahead(from + total_bytes(to, pieces), kPlainAheadBytes);
+    while (cursor.settle()) {
+      const size_t bytes = cursor.piece->bytes;
+      pieces_ahead.ask(bytes);
+      from += bytes > kBlockBytes ? spread(cursor, from, bytes, ahead)
+                                  : spread(cursor, from, bytes, [](const std::byte*) {});
+    }
   }
 
   static uint64_t scatter_digest(const Piece* to, size_t pieces, const std::byte* from,
@@ -297,9 +317,7 @@ struct Kernel {
     Cursor cursor{to, pieces};
     Root root(seed);
     const std::byte* const end = from + total_bytes(to, pieces);
-    const auto ahead = [end](const std::byte* line) {
-      if (static_cast<size_t>(end - line) > kAheadBytes) __builtin_prefetch(line + kAheadBytes);
-    };
+    const auto ahead = lines_ahead(end, kAheadBytes);
     if constexpr (HashesAsItStores<Line>)
       if (are_hashed_as_stored(to, pieces)) from = scatter_leaves(cursor, from, end, root);
     for (const std::byte* hashed = from; hashed < end;) {
@@ -326,7 +344,7 @@ struct Kernel {
           const size_t ahead =
               static_cast<size_t>(end - from) > kBlockBytes + kAheadBytes ? kAheadBytes : 0;
           leaf.stream(stores, from, bytes,
-                      [ahead](const std::byte* line) { __builtin_prefetch(line + ahead); });
+                      [ahead](const std::byte* line) { ask_second_level(line + ahead); });
           from += bytes;
           to.offset += bytes;
           if (leaf.left_bytes() > 0) continue;
@@ -382,7 +400,7 @@ struct Kernel {
     for (uint64_t at = 0; at < bytes; at += kBlockBytes) {
       if (Line::kAsksForNextLeaf && bytes - at > kBlockBytes)
         for (size_t line = 0; line < kHalfLeafBytes; line += kLineBytes)
-          __builtin_prefetch(data + at + kBlockBytes + line);
+          ask_second_level(data + at + kBlockBytes + line);
       root.add(XXH3_64bits(data + at, smaller(bytes - at, kBlockBytes)));
     }
     return root.value();

@@ -8,6 +8,10 @@
 // The device's queue stays full while the processor digests: between any two checks what has
 // completed is taken and what waits is submitted.
 //
+// Neighbours: reads that wait and lie one behind the other in their segment go to the device as one
+// operation, as long as every place of the lane has something to do. An operation of several that
+// fails is done again read by read, so that each is judged by itself.
+//
 // Fairness: reads and writes wait in lanes of their own, and whenever both wait, the lane with less
 // in flight goes next; neither ever takes all of the depth. A sync is a write to this rule.
 // Bounds are the callers': the log has at most depth batches, kMaxReads reads, a few relocations
@@ -64,6 +68,16 @@ class Disk {
     uint64_t bytes_in_flight = 0;
     Rate rate;
   };
+  // Of the device: one job, or reads that are neighbours.
+  struct Operation {
+    std::vector<JobPtr> jobs;
+    uint64_t bytes = 0;
+
+    const DiskJob& first() const { return *jobs.front(); }
+    // Whether `job` begins where they end, and is of their kind.
+    bool continues_with(const DiskJob& job) const;
+    void add(JobPtr job);
+  };
   struct Finished {
     JobPtr job;
     int error;
@@ -76,9 +90,11 @@ class Disk {
   void submit_waiting();
   Lane* next_lane();
   bool may_begin(const Lane& lane) const;
+  Operation take(Lane& lane) const;
   void submit(Lane& lane);
   void collect(int timeout_ms);
   void finish(const IoDone& done);
+  static void again_alone(Lane& lane, Operation operation);
   int wait_ms() const;
   bool register_next();
   void check_next();
@@ -102,7 +118,7 @@ class Disk {
 
   // Of the disk thread.
   Lane reads_, writes_;
-  std::unordered_map<uint64_t, JobPtr> running_;
+  std::unordered_map<uint64_t, Operation> running_;
   std::vector<IoDone> done_;
   std::deque<JobPtr> registering_;  // one between two looks at the device: each takes long
   std::deque<Finished> unchecked_;

@@ -26,6 +26,7 @@ struct DiskJob {
   AlignedBuffer buffer;                 // for pieces that belong to the job
   bool timed = true;                    // part of its lane's rate
   bool grouped = false;                 // done() may wait a little for others, see disk.cc
+  bool alone = false;                   // not one operation with others, which failed once
   std::function<void()> check;          // after a read that succeeded: verify, decode
   std::function<void(int error)> done;  // 0, an errno; EIO for a short transfer
 

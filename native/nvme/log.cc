@@ -101,6 +101,8 @@ class SegmentLog final : public Log {
   bool reclaim_one() override { return !stopped_ && reclaimer_.reclaim_one(); }
 
   LogStats stats() const override;
+  LogHealth health() const override { return context_.health.state(); }
+  uint64_t queued_records() const override { return writes_.queued_records(); }
 
   void stop() override {
     if (std::exchange(stopped_, true)) return;
@@ -203,30 +205,30 @@ LogStats SegmentLog::stats() const {
   return stats;
 }
 
-void check_options(const LogOptions& options) {
+}  // namespace
+
+void check_sizes(uint64_t capacity_bytes, uint64_t segment_bytes) {
   const auto refuse = [](const char* code, const std::string& message) {
     throw Error(ErrorKind::usage, code, message);
   };
-  if (options.segment_bytes % kBlockBytes != 0 || options.segment_bytes < 16 * kBlockBytes)
-    refuse("segment_bytes", "NVMe segments of " + std::to_string(options.segment_bytes) +
+  if (segment_bytes % kBlockBytes != 0 || segment_bytes < 16 * kBlockBytes)
+    refuse("segment_bytes", "NVMe segments of " + std::to_string(segment_bytes) +
                                 " bytes: give a multiple of 4096, at least 65536");
-  const uint64_t segments = options.capacity_bytes / options.segment_bytes;
+  const uint64_t segments = capacity_bytes / segment_bytes;
   if (segments < kMinSegments)
-    refuse("nvme_capacity", "an NVMe capacity of " + std::to_string(options.capacity_bytes) +
+    refuse("nvme_capacity", "an NVMe capacity of " + std::to_string(capacity_bytes) +
                                 " bytes holds " + std::to_string(segments) + " segments of " +
-                                std::to_string(options.segment_bytes) +
+                                std::to_string(segment_bytes) +
                                 "; give room for at least 4, or smaller segments");
   if (segments > kMaxSegments)
-    refuse("segment_bytes", "an NVMe capacity of " + std::to_string(options.capacity_bytes) +
+    refuse("segment_bytes", "an NVMe capacity of " + std::to_string(capacity_bytes) +
                                 " bytes needs " + std::to_string(segments) +
                                 " segments, more than " + std::to_string(kMaxSegments) +
                                 "; give larger segments");
 }
 
-}  // namespace
-
 std::unique_ptr<Log> open_log(const LogOptions& options, LogHost& host, const Clock& clock) {
-  check_options(options);
+  check_sizes(options.capacity_bytes, options.segment_bytes);
   return std::make_unique<SegmentLog>(options, host, clock);
 }
 

@@ -181,11 +181,17 @@ class Log {
   // Drops all records of a segment as if it were reclaimed; for an index that is full. False: none
   // to spare.
   virtual bool reclaim_one() = 0;
+  // Looks at every segment. The two below do not.
   virtual LogStats stats() const = 0;
+  virtual LogHealth health() const = 0;
+  virtual uint64_t queued_records() const = 0;
   // Ends the disk thread once what it has submitted is done; unwritten appends fail with "stopped",
   // unread reads with io_error. Flush first to keep them. Destruction without stop() calls nobody.
   virtual void stop() = 0;
 };
+
+// Throws Error usage ("nvme_capacity", "segment_bytes") for sizes that no tier can have.
+void check_sizes(uint64_t capacity_bytes, uint64_t segment_bytes);
 
 // Creates the directories. Throws Error: usage for impossible sizes, storage when the directory
 // cannot be created. One that cannot be written to starts as a read-only tier.

@@ -8,9 +8,10 @@
 namespace kvw::nvme {
 namespace {
 
-constexpr uint64_t kBatchBytes = 1ull << 20;     // worth sending while others are in flight
-constexpr uint64_t kMaxBatchBytes = 4ull << 20;  // so that a read never waits behind more
-constexpr size_t kMaxBatchRecords = 256;         // two pieces each: below IOV_MAX
+constexpr uint64_t kBatchBytes = 1ull << 20;  // worth sending while others are in flight
+// So that a read never waits behind more; and the headers of what fits.
+constexpr uint64_t kMaxBatchBytes = (4ull << 20) + 8 * kBlockBytes;
+constexpr size_t kMaxBatchRecords = 256;  // two pieces each: below IOV_MAX
 
 bool is_aligned(const std::byte* data) {
   return reinterpret_cast<uintptr_t>(data) % kBlockBytes == 0;

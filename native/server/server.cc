@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <optional>
 
 #include "base/error.h"
 #include "base/quiet_thread.h"
@@ -25,7 +26,9 @@ constexpr size_t kCommandsQueued = 4096;
 constexpr int kMessagesPerWake = 16;  // so that one busy client does not starve the rest
 constexpr uint64_t kHelloWithinNs = 10 * kSecondNs;
 constexpr auto kGrowRetry = std::chrono::seconds(5);
-constexpr auto kFlushPoll = std::chrono::milliseconds(2);
+// Of the core, to drop a wait: who waits has given up before, and has not heard that it stopped.
+constexpr uint64_t kWaitGraceNs = kSecondNs;
+constexpr int kLateReportMs = 1000;
 
 sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
@@ -45,6 +48,26 @@ bool watch(int epoll, int fd) {
   event.data.fd = fd;
   return ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
+
+// What a flush has come to, on the core's thread.
+struct Flush {
+  // What NVMe lacks is queued as its queue has room; then all of it has to be on stable media.
+  bool ended(Warehouse& warehouse) {
+    if (warehouse.has_log() && !written(warehouse)) return false;
+    report = warehouse.flush_report();
+    return true;
+  }
+  bool written(Warehouse& warehouse) {
+    if (!backlog) backlog = warehouse.unwritten_pages();
+    if (!ticket && !warehouse.spill(*backlog)) return false;
+    if (!ticket) ticket = warehouse.request_flush();
+    return warehouse.flushed(*ticket);
+  }
+
+  std::optional<std::deque<PageId>> backlog;
+  std::optional<uint64_t> ticket;
+  FlushReport report;  // when it has ended
+};
 
 Fd spare_descriptor() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -181,12 +204,42 @@ void Server::run() {
         serve(fd);
       }
     }
+    look_at_waits();
     const std::lock_guard lock(mutex_);
     if (stopping_) {
-      commands_.clear();  // who waits for them hears "stopped"
+      commands_.clear();  // who waits for them, or for something to hold, hears "stopped"
+      waits_.clear();
       return;
     }
   }
+}
+
+void Server::look_at_waits() {
+  std::erase_if(waits_, [this](Wait& wait) {
+    try {
+      if (wait.holds(*warehouse_)) {
+        wait.held.set_value();
+        return true;
+      }
+    } catch (...) {  // as of a call: whoever waits gets it
+      wait.held.set_exception(std::current_exception());
+      return true;
+    }
+    return system_clock().boot_ns() >= wait.until_ns;
+  });
+}
+
+bool Server::wait_until(std::function<bool(Warehouse&)> holds, int timeout_ms) {
+  timeout_ms = std::max(timeout_ms, 0);
+  std::promise<void> promise;
+  std::future<void> held = promise.get_future();
+  const uint64_t until_ns = system_clock().boot_ns() + timeout_ms * kMillisecondNs + kWaitGraceNs;
+  post([this, wait = std::make_shared<Wait>(Wait{std::move(holds), std::move(promise), until_ns})](
+           Warehouse&) { waits_.push_back(std::move(*wait)); });
+  if (held.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
+    return false;
+  answer_of(std::move(held), 0);
+  return true;
 }
 
 void Server::run_commands() {
@@ -281,35 +334,13 @@ void Server::populate() {
 }
 
 FlushReport Server::flush(int timeout_ms) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-  const auto left_ms = [&] {
-    const auto left = deadline - std::chrono::steady_clock::now();
-    return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count());
-  };
-  const auto late = [&] { return left_ms() <= 0; };
-  const int patience = std::max(timeout_ms, 1000);
-  const auto report = [&] {
-    return call([](Warehouse& warehouse) { return warehouse.flush_report(); }, patience);
-  };
-  const bool has_log = call([](Warehouse& warehouse) { return warehouse.has_log(); }, patience);
-  if (!has_log) return report();
-  auto backlog = std::make_shared<std::deque<PageId>>(
-      call([](Warehouse& warehouse) { return warehouse.unwritten_pages(); }, patience));
-  while (!call([backlog](Warehouse& warehouse) { return warehouse.spill(*backlog); }, patience)) {
-    if (late()) return report();
-    std::this_thread::sleep_for(kFlushPoll);
-  }
-  const uint64_t ticket =
-      call([](Warehouse& warehouse) { return warehouse.request_flush(); }, patience);
-  while (!call([ticket](Warehouse& warehouse) { return warehouse.flushed(ticket); }, patience)) {
-    if (late()) {
-      FlushReport unfinished = report();
-      unfinished.pending = std::max<uint64_t>(unfinished.pending, 1);  // the flush itself
-      return unfinished;
-    }
-    std::this_thread::sleep_for(kFlushPoll);
-  }
-  return report();
+  auto flush = std::make_shared<Flush>();
+  if (wait_until([flush](Warehouse& warehouse) { return flush->ended(warehouse); }, timeout_ms))
+    return flush->report;
+  FlushReport unfinished =
+      call([](Warehouse& warehouse) { return warehouse.flush_report(); }, kLateReportMs);
+  unfinished.pending = std::max<uint64_t>(unfinished.pending, 1);  // the flush itself
+  return unfinished;
 }
 
 CheckReport Server::check(const CheckRequest& request, int timeout_ms) {

@@ -74,7 +74,17 @@ class Server {
   };
 
   using Command = std::function<void(Warehouse&)>;
+  // What somebody waits for until then: whether it holds is asked behind all that happens.
+  struct Wait {
+    std::function<bool(Warehouse&)> holds;
+    std::promise<void> held;
+    uint64_t until_ns;
+  };
   void post(Command command);
+  // Whether `holds`, which runs on the core thread, was true within timeout_ms. Its exceptions pass
+  // through. Throws Error transport "stopped" after stop().
+  bool wait_until(std::function<bool(Warehouse&)> holds, int timeout_ms);
+  void look_at_waits();
   template <class Result>
   static Result answer_of(std::future<Result> result, int timeout_ms) {
     if (result.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready)
@@ -116,6 +126,7 @@ class Server {
   std::unordered_map<int, Connection> connections_;
   std::atomic<uint64_t> connection_count_{0};
   std::vector<std::byte> buffer_;
+  std::vector<Wait> waits_;
 
   std::mutex mutex_;
   std::deque<Command> commands_;

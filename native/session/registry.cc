@@ -38,14 +38,38 @@ uint64_t read_word(int fd, size_t offset) {
 }  // namespace
 
 const char* counter_name(Counter counter) {
-  static constexpr const char* kNames[] = {
-      "lookup_hit_dram",   "lookup_hit_nvme", "lookup_missed",
-      "lookups",           "loads",           "pages_loaded",
-      "bytes_loaded",      "load_stale",      "load_mismatch",
-      "load_timeout",      "stores",          "pages_stored",
-      "bytes_stored",      "pages_already",   "pages_dropped",
-      "pins_taken",        "pins_refused",    "pages_loaded_hbm",
-      "load_mismatch_hbm", "lookup_hit_hbm"};
+  static constexpr const char* kNames[] = {"lookup_hit_dram",
+                                           "lookup_hit_nvme",
+                                           "lookup_missed",
+                                           "lookups",
+                                           "loads",
+                                           "pages_loaded",
+                                           "bytes_loaded",
+                                           "load_stale",
+                                           "load_mismatch",
+                                           "load_timeout",
+                                           "stores",
+                                           "pages_stored",
+                                           "bytes_stored",
+                                           "pages_already",
+                                           "dropped_other",
+                                           "pins_taken",
+                                           "pins_refused",
+                                           "pages_loaded_hbm",
+                                           "load_mismatch_hbm",
+                                           "lookup_hit_hbm",
+                                           "dropped_draining",
+                                           "dropped_parent_missing",
+                                           "dropped_reserve_limit",
+                                           "dropped_no_room",
+                                           "dropped_later",
+                                           "dropped_index_full",
+                                           "dropped_refused_tail",
+                                           "dropped_stale",
+                                           "dropped_cleared",
+                                           "dropped_timeout",
+                                           "dropped_busy",
+                                           "dropped_unreachable"};
   static_assert(sizeof kNames / sizeof *kNames == kCounters);
   return kNames[static_cast<size_t>(counter)];
 }

@@ -50,12 +50,25 @@ enum class Counter : uint32_t {
   pages_stored,
   bytes_stored,
   pages_already,
-  pages_dropped,
+  dropped_other,
   pins_taken,
   pins_refused,
   pages_loaded_hbm,   // of pages_loaded: from the copies in HBM
   load_mismatch_hbm,  // such a copy was not what was sealed; the page was read from DRAM then
   lookup_hit_hbm,
+  // Pages that stores dropped, by reason (exchange/drop_counters.h).
+  dropped_draining,
+  dropped_parent_missing,
+  dropped_reserve_limit,
+  dropped_no_room,
+  dropped_later,
+  dropped_index_full,
+  dropped_refused_tail,
+  dropped_stale,
+  dropped_cleared,
+  dropped_timeout,
+  dropped_busy,
+  dropped_unreachable,
   count
 };
 inline constexpr uint32_t kCounters = static_cast<uint32_t>(Counter::count);

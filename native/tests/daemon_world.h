@@ -43,6 +43,7 @@ class Daemon {
     return summary;
   }
   void stop() { server_.reset(); }
+  Server& server() { return *server_; }  // of this process
 
   // The daemon as a process of its own. Returns when it serves.
   void start_process() {
@@ -85,7 +86,7 @@ class Daemon {
       return 0;
     });
   }
-  FlushReport flush() { return server_->flush(kPatienceMs); }
+  FlushReport flush(int timeout_ms = kPatienceMs) { return server_->flush(timeout_ms); }
   std::string socket() const { return directory.path() + "/kvw.sock"; }
   const NamespaceShape& shape() const { return shape_; }
   ClientOptions client_options() const {
@@ -144,17 +145,19 @@ struct Chain {
     Prompt asked = prompt();
     return client.store(shape.id, asked, 0, rows, shard, timeout_ns);
   }
-  // All shards, page by page: a page is unfinished, and in the way of others, until it has them
-  // all.
-  void store_all(Client& client) const {
+  // All shards of a page.
+  void store_page(Client& client, size_t at) const {
     Rows row(1, shape.shard_bytes);
-    for (size_t at = 0; at < pages.size(); ++at)
-      for (uint32_t shard = 0; shard < shape.shards; ++shard) {
-        const auto bytes = bytes_of(pages[at].key, shard, shape.shard_bytes);
-        std::memcpy(row.row(0), bytes.data(), bytes.size());
-        Prompt asked = prompt();
-        client.store(shape.id, asked, at, row, shard, uint64_t{kPatienceMs} * kMillisecondNs);
-      }
+    for (uint32_t shard = 0; shard < shape.shards; ++shard) {
+      const auto bytes = bytes_of(pages[at].key, shard, shape.shard_bytes);
+      std::memcpy(row.row(0), bytes.data(), bytes.size());
+      Prompt asked = prompt();
+      client.store(shape.id, asked, at, row, shard, uint64_t{kPatienceMs} * kMillisecondNs);
+    }
+  }
+  // Page by page: one is unfinished, and in the way of others, until it has all its shards.
+  void store_all(Client& client) const {
+    for (size_t at = 0; at < pages.size(); ++at) store_page(client, at);
   }
   // Pages loaded; every one of them is compared.
   uint64_t load(Client& client, uint32_t shard, LoadReport* report = nullptr) const {

@@ -1,140 +1,14 @@
 // The disk thread is fair: whichever of reads and writes is fewer in flight goes next, whatever the
 // length of the other's line.
-#include <fcntl.h>
-#include <poll.h>
-
-#include <condition_variable>
-#include <functional>
 #include <future>
-#include <mutex>
 #include <thread>
 
-#include "nvme/disk.h"
-#include "tests/nvme_world.h"
+#include "tests/disk_world.h"
 
 using namespace kvw;
 using namespace kvw::nvme;
 
 namespace {
-
-// Keeps what is submitted until told to complete one, and remembers the order.
-class StubbornEngine final : public IoEngine {
- public:
-  explicit StubbornEngine(unsigned depth) : depth_(depth) {}
-  const char* name() const override { return "stubborn"; }
-  unsigned depth() const override { return depth_; }
-  unsigned in_flight() const override {
-    std::lock_guard lock(mutex_);
-    return static_cast<unsigned>(held_.size());
-  }
-  void submit(IoOp op) override {
-    std::lock_guard lock(mutex_);
-    order_.push_back(op.kind);
-    held_.push_back(std::move(op));
-    most_held_ = std::max(most_held_, held_.size());
-    changed_.notify_all();
-  }
-  void wait(std::vector<IoDone>& done, int timeout_ms) override {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                      [this] { return woken_ || (allowed_ > 0 && !held_.empty()); });
-    woken_ = false;
-    while (allowed_ > 0 && !held_.empty()) {
-      --allowed_;
-      int64_t bytes = 0;
-      for (const iovec& piece : held_.front().pieces) bytes += static_cast<int64_t>(piece.iov_len);
-      done.push_back({held_.front().user, bytes});
-      held_.erase(held_.begin());
-    }
-  }
-  int register_memory(std::span<std::byte> memory) override {
-    if (on_register) on_register();
-    return memory.size() == kBlockBytes ? 0 : ENOMEM;
-  }
-  // Runs `call` and returns when it has woken the engine.
-  void until_woken_by(const std::function<void()>& call) {
-    {
-      std::lock_guard lock(mutex_);
-      woken_ = false;
-    }
-    call();
-    std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [this] { return woken_; }));
-  }
-  std::function<void()> on_register;  // on the disk thread
-  void wake() override {
-    std::lock_guard lock(mutex_);
-    woken_ = true;
-    changed_.notify_all();
-  }
-  void allow(unsigned completions) {
-    std::lock_guard lock(mutex_);
-    allowed_ += completions;
-    changed_.notify_all();
-  }
-  size_t most_held() const {
-    std::lock_guard lock(mutex_);
-    return most_held_;
-  }
-  std::vector<IoKind> order_when(size_t submitted) {
-    std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60),
-                            [&] { return order_.size() >= submitted; }));
-    return order_;
-  }
-
- private:
-  const unsigned depth_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<IoOp> held_;
-  std::vector<IoKind> order_;
-  size_t most_held_ = 0;
-  unsigned allowed_ = 0;
-  bool woken_ = false;
-};
-
-struct Bench {
-  explicit Bench(SegmentFiles::Allocate allocate = nullptr) : files(dir.path(), allocate) {
-    CHECK_EQ(files.prepare(0, 1 << 20), 0);
-    auto made = std::make_unique<StubbornEngine>(8);
-    engine = made.get();
-    disk = std::make_unique<Disk>(std::move(made), files, clock);
-    disk->start();
-  }
-  ~Bench() {
-    engine->allow(1000);
-    disk.reset();
-  }
-  void post(DiskJob::Kind kind, unsigned count, uint64_t bytes = kBlockBytes,
-            bool grouped = false) {
-    for (unsigned i = 0; i < count; ++i) {
-      auto job = std::make_unique<DiskJob>();
-      job->kind = kind;
-      job->grouped = grouped;
-      job->buffer = AlignedBuffer(bytes);
-      job->add_piece(job->buffer.data(), bytes);
-      job->done = [this, kind](int error) {
-        CHECK_EQ(error, 0);
-        ++ended[kind];
-      };
-      disk->post(std::move(job));
-    }
-  }
-  void deliver_until(DiskJob::Kind kind, unsigned count) {
-    while (ended[kind] < count) {
-      pollfd ready{disk->event_fd(), POLLIN, 0};
-      CHECK_EQ(::poll(&ready, 1, 60000), 1);
-      disk->deliver();
-    }
-  }
-  TempDir dir;
-  FakeClock clock;
-  SegmentFiles files;
-  std::map<DiskJob::Kind, unsigned> ended;
-  StubbornEngine* engine;
-  std::unique_ptr<Disk> disk;
-};
 
 size_t count_of(const std::vector<IoKind>& order, IoKind kind, size_t from, size_t to) {
   return static_cast<size_t>(std::count(order.begin() + static_cast<std::ptrdiff_t>(from),
@@ -142,7 +16,7 @@ size_t count_of(const std::vector<IoKind>& order, IoKind kind, size_t from, size
 }
 
 void check_fair(DiskJob::Kind crowd, DiskJob::Kind few, IoKind few_kind) {
-  Bench bench;
+  DiskWorld bench;
   bench.post(crowd, 100);
   const auto first = bench.engine->order_when(6);
   CHECK_EQ(first.size(), 6);  // two of eight places stay free for the other kind
@@ -164,7 +38,7 @@ void check_fair(DiskJob::Kind crowd, DiskJob::Kind few, IoKind few_kind) {
 
 // Stopped while the first of three was being registered, the other two were never heard of again.
 TEST(memory_that_waits_to_be_registered_is_cancelled_when_the_disk_stops) {
-  Bench bench;
+  DiskWorld bench;
   std::promise<void> posted;
   std::thread stopper;
   unsigned calls = 0;
@@ -194,7 +68,7 @@ TEST(memory_that_waits_to_be_registered_is_cancelled_when_the_disk_stops) {
 }
 
 TEST(memory_is_registered_beside_a_device_that_stands_and_each_hears_its_own_answer) {
-  Bench bench;
+  DiskWorld bench;
   bench.post(DiskJob::Kind::read, 8);
   bench.engine->order_when(6);
   std::vector<int> answers;
@@ -225,7 +99,7 @@ TEST(writes_do_not_starve_behind_a_line_of_reads) {
 }
 
 TEST(jobs_that_wait_are_cancelled_and_submitted_ones_completed_when_the_disk_stops) {
-  Bench bench;
+  DiskWorld bench;
   unsigned done = 0, cancelled = 0;
   for (int i = 0; i < 20; ++i) {
     auto job = std::make_unique<DiskJob>();
@@ -246,7 +120,7 @@ TEST(jobs_that_wait_are_cancelled_and_submitted_ones_completed_when_the_disk_sto
 
 // The device's queue must not run dry because the processor digests what came before.
 TEST(what_completes_during_a_check_is_replaced_before_the_next_check) {
-  Bench bench;
+  DiskWorld bench;
   unsigned checked = 0, done = 0;
   for (int i = 0; i < 12; ++i) {
     auto job = std::make_unique<DiskJob>();
@@ -280,7 +154,7 @@ TEST(what_completes_during_a_check_is_replaced_before_the_next_check) {
 // Those behind the first are told in groups; a device that gives no more must not keep them back.
 TEST(reads_that_have_come_are_told_though_the_device_gives_no_more) {
   for (const bool grouped : {false, true}) {
-    Bench bench;
+    DiskWorld bench;
     bench.post(DiskJob::Kind::read, 6, kBlockBytes, grouped);
     bench.engine->order_when(6);
     for (const unsigned come : {1, 2, 3, 5}) {
@@ -292,7 +166,7 @@ TEST(reads_that_have_come_are_told_though_the_device_gives_no_more) {
 
 // Eight large pages that share the disk end together, and the first is usable no sooner than all.
 TEST(few_large_pages_are_under_way_at_once_and_one_of_any_size_is) {
-  Bench bench;
+  DiskWorld bench;
   bench.post(DiskJob::Kind::read, 6, 10 << 20);
   for (unsigned come = 1; come <= 6; ++come) {
     bench.engine->order_when(std::min(6u, come + 3));
@@ -307,7 +181,7 @@ TEST(few_large_pages_are_under_way_at_once_and_one_of_any_size_is) {
 
 // A flush or a write that waited for reads would hold up whoever waits for it.
 TEST(write_that_has_come_is_told_beside_reads_that_have_not) {
-  Bench bench;
+  DiskWorld bench;
   bench.post(DiskJob::Kind::write, 1);
   bench.engine->order_when(1);
   bench.post(DiskJob::Kind::read, 6);
@@ -322,7 +196,7 @@ TEST(reads_and_writes_go_on_while_a_file_is_being_made) {
   std::mutex mutex;
   std::condition_variable changed;
   bool slow = false, reached = false, let = false;
-  Bench bench([&](int fd, uint64_t bytes) {
+  DiskWorld bench([&](int fd, uint64_t bytes) {
     std::unique_lock lock(mutex);
     if (slow) {
       reached = true;

@@ -21,10 +21,14 @@ constexpr uint32_t kPages = 40;
 constexpr uint64_t kLong = uint64_t{kPatienceMs} * kMillisecondNs;
 constexpr uint64_t kShort = 50 * kMillisecondNs;  // of a load that is meant to run out of time
 
+// How the records of a chain lie: one behind the other, so that they are read some at a time, or
+// with those of another chain between them, so that each is a read of its own.
+enum class Lie { together, apart };
+
 // A chain of pages, all of them on NVMe alone.
 struct Scene {
-  explicit Scene(bool own_process = false, uint64_t dram_bytes = 8 * kMiB)
-      : daemon(shape_of(kShard), dram_bytes), chain(daemon.shape(), 1, kPages) {
+  explicit Scene(Lie lie, bool own_process = false)
+      : daemon(shape_of(kShard)), chain(daemon.shape(), 1, kPages) {
     daemon.options.nvme_dir = daemon.directory.path() + "/nvme";
     std::filesystem::create_directory(daemon.options.nvme_dir);
     daemon.options.nvme_capacity_bytes = 32 * kMiB;
@@ -35,7 +39,11 @@ struct Scene {
     };
     daemon.start();
     Client client(daemon.client_options());
-    chain.store_all(client);
+    const Chain between(daemon.shape(), 2, kPages);
+    for (uint32_t page = 0; page < kPages; ++page) {
+      chain.store_page(client, page);
+      if (lie == Lie::apart) between.store_page(client, page);
+    }
     to_nvme();
     if (!own_process) return;
     daemon.stop();
@@ -109,7 +117,7 @@ struct Scene {
 };
 
 TEST(first_pages_are_usable_while_the_device_has_not_given_the_rest) {
-  Scene scene;
+  Scene scene(Lie::together);
   auto random = check::random("first_pages_are_usable_while_the_device_has_not_given_the_rest");
   Client client(scene.daemon.client_options());
   for (uint64_t round = 0; round < check::rounds(8); ++round) {
@@ -130,7 +138,7 @@ TEST(first_pages_are_usable_while_the_device_has_not_given_the_rest) {
 }
 
 TEST(load_that_runs_out_of_time_keeps_what_was_read_and_leaves_nothing_behind) {
-  Scene scene;
+  Scene scene(Lie::apart);
   auto random = check::random("load_that_runs_out_of_time_keeps_what_was_read");
   Client client(scene.daemon.client_options());
   for (uint64_t round = 0; round < check::rounds(8); ++round) {
@@ -138,9 +146,9 @@ TEST(load_that_runs_out_of_time_keeps_what_was_read_and_leaves_nothing_behind) {
     scene.faults->stall_after(given);
     LoadReport report;
     uint64_t loaded = 0;
-    do {  // on a busy machine, until what was given has come, and the daemon answers in time
+    do {  // on a busy machine, until what was given has come
       loaded = scene.load(client, kShort, &report);
-    } while (loaded < given || report.reasons.contains("unreachable"));
+    } while (loaded < given);
     CHECK_EQ(loaded, given);
     CHECK_EQ(report.reasons.at("timeout"), kPages - given);
     // A slot that the device may still write to is nobody else's.
@@ -155,7 +163,7 @@ TEST(load_that_runs_out_of_time_keeps_what_was_read_and_leaves_nothing_behind) {
 TEST(page_damaged_on_the_disk_ends_the_prefix_before_it_and_is_never_data) {
   auto random = check::random("page_damaged_on_the_disk_ends_the_prefix_before_it");
   for (uint64_t round = 0; round < check::rounds(8); ++round) {
-    Scene scene;
+    Scene scene(Lie::together);
     Client client(scene.daemon.client_options());
     const auto damaged = static_cast<uint32_t>(random() % kPages);
     // Header, witness or payload of either shard: a page's record has a block of header here.
@@ -175,7 +183,7 @@ TEST(page_damaged_on_the_disk_ends_the_prefix_before_it_and_is_never_data) {
 
 TEST(read_error_in_the_middle_ends_the_prefix_before_it_and_the_page_stays_for_later) {
   auto random = check::random("read_error_in_the_middle_ends_the_prefix_before_it");
-  Scene scene;
+  Scene scene(Lie::apart);
   Client client(scene.daemon.client_options());
   for (uint64_t round = 0; round < check::rounds(4); ++round) {
     const uint64_t failing = random() % kPages;
@@ -192,7 +200,7 @@ TEST(read_error_in_the_middle_ends_the_prefix_before_it_and_the_page_stays_for_l
 }
 
 TEST(load_of_pages_that_are_evicted_again_and_again_is_right_or_short) {
-  Scene scene;
+  Scene scene(Lie::together);
   Client client(scene.daemon.client_options());
   std::atomic<bool> over{false};
   std::thread evicting([&] {
@@ -215,7 +223,7 @@ TEST(load_of_pages_that_are_evicted_again_and_again_is_right_or_short) {
 
 // Together they want three times of what the daemon reads at a time, and more than DRAM holds.
 TEST(loads_that_share_the_places_for_promotions_all_get_every_page) {
-  Scene scene;
+  Scene scene(Lie::together);
   constexpr uint64_t kLoaders = 3;
   constexpr uint32_t kMany = 190;
   Client client(scene.daemon.client_options());
@@ -246,7 +254,7 @@ TEST(loads_that_share_the_places_for_promotions_all_get_every_page) {
 }
 
 TEST(pin_of_pages_that_are_being_read_holds_what_has_come_and_lets_go_of_it) {
-  Scene scene;
+  Scene scene(Lie::apart);
   Client client(scene.daemon.client_options());
   scene.faults->stall_after(7);
   Prompt prompt = scene.chain.prompt();
@@ -267,7 +275,7 @@ TEST(pin_of_pages_that_are_being_read_holds_what_has_come_and_lets_go_of_it) {
 
 TEST(daemon_killed_in_the_middle_of_a_load_leaves_its_good_prefix_and_loses_no_page) {
   auto random = check::random("daemon_killed_in_the_middle_of_a_load");
-  Scene scene(true);
+  Scene scene(Lie::apart, true);
   for (uint64_t round = 0; round < check::rounds(4); ++round) {
     const auto given = static_cast<uint32_t>(1 + random() % (kPages - 1));
     scene.daemon.when_up = [&] { scene.faults->stall_after(given); };

@@ -1,4 +1,5 @@
-// The core's thread and those that ask it for something: at its end, nobody waits for an answer
+// The core's thread and those that ask it for something, or wait for something to become true: they
+// hear of it when it is, give up in their time, and at the core's end nobody waits for an answer
 // that will not come. A populating thread that did held the daemon's end up for a minute.
 #include "tests/check.h"
 
@@ -6,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "io/faulty_engine.h"
 #include "tests/daemon_world.h"
 
 namespace kvw {
@@ -61,6 +63,70 @@ TEST(core_that_ends_leaves_no_call_waiting) {
 TEST(core_that_ends_leaves_no_check_waiting) {
   const auto ask = [](Server& server) { server.check(CheckRequest{}, kWaitMs); };
   CHECK_EQ(code_of_one_left_in_the_queue(ask), "stopped");
+}
+
+// A daemon with an NVMe tier whose device can be held up, and a chain stored in it.
+struct SlowDisk {
+  explicit SlowDisk(uint64_t write_queue_bytes = 0) : world(shape_of(4096, 1)) {
+    world.options.nvme_dir = world.directory.path() + "/nvme";
+    world.options.nvme_capacity_bytes = 8 * kMiB;
+    world.options.write_queue_bytes = write_queue_bytes;
+    world.options.make_engine = [faults = faults] {
+      return make_faulty_engine(make_io_engine("auto", 8), faults);
+    };
+    world.start();
+    client = std::make_unique<Client>(world.client_options());
+    faults->hold(true);
+    CHECK_EQ(chain.store(*client, 0).stored, kPages);
+  }
+  ~SlowDisk() { faults->hold(false); }
+
+  static constexpr uint32_t kPages = 20;
+  std::shared_ptr<Faults> faults = std::make_shared<Faults>();
+  Daemon world;
+  Chain chain{world.shape(), 1, kPages};
+  std::unique_ptr<Client> client;
+};
+
+TEST(flush_ends_when_all_is_durable_and_not_before) {
+  SlowDisk disk;
+  std::future<FlushReport> flushing =
+      std::async(std::launch::async, [&] { return disk.world.flush(); });
+  CHECK(flushing.wait_for(kHeadStart) == std::future_status::timeout);
+  disk.faults->hold(false);
+  const FlushReport report = flushing.get();
+  CHECK_EQ(report.flushed, SlowDisk::kPages);
+  CHECK_EQ(report.pending, 0u);
+}
+
+TEST(flush_writes_what_a_full_queue_refused) {
+  SlowDisk disk(3 * 2 * kBlockBytes);  // three records of a header and a page
+  CHECK(disk.world.status().not_admitted["queue_full"] > 0);
+  disk.faults->hold(false);
+  const FlushReport report = disk.world.flush();
+  CHECK_EQ(report.flushed, SlowDisk::kPages);
+  CHECK_EQ(report.not_admitted, 0u);
+}
+
+TEST(flush_that_the_disk_holds_up_gives_up_in_its_time_and_says_so) {
+  SlowDisk disk;
+  CHECK(disk.world.flush(20).pending > 0);
+  CHECK(disk.world.flush(0).pending > 0);
+  disk.faults->hold(false);
+  CHECK_EQ(disk.world.flush().pending, 0u);
+}
+
+TEST(core_that_ends_leaves_no_flush_waiting) {
+  SlowDisk disk;
+  Server& server = disk.world.server();
+  std::string code;
+  std::thread flushing([&] { code = code_of([&] { server.flush(kPatienceMs); }); });
+  std::this_thread::sleep_for(kHeadStart);
+  std::thread stopping([&] { server.stop(); });
+  flushing.join();
+  disk.faults->hold(false);  // the disk's thread waits for what it has submitted
+  stopping.join();
+  CHECK_EQ(code, "stopped");
 }
 
 }  // namespace

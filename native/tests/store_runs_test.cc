@@ -4,6 +4,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "exchange/drop_counters.h"
 #include "tests/check.h"
 #include "tests/daemon_world.h"
 
@@ -158,6 +159,13 @@ TEST(store_whose_time_ends_counts_each_run_by_what_it_waited_for) {
   CHECK_EQ(dropped(got, "reserve_limit") + dropped(got, "timeout") + dropped(got, "refused_tail") +
                got.stored,
            200);
+  // Asked for again and again, and counted once, as the caller was told.
+  for (uint32_t at = 1; at < static_cast<uint32_t>(Reason::count); ++at) {
+    const Counter counter = drop_counter(Reason(at));
+    if (counter != Counter::dropped_other)
+      CHECK_EQ(client.session()->counter(counter), dropped(got, reason_name(Reason(at))));
+  }
+  CHECK_EQ(client.session()->counter(Counter::dropped_other), 0);
 }
 
 TEST(store_whose_daemon_dies_counts_each_page) {

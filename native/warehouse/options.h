@@ -50,6 +50,11 @@ struct WarehouseOptions {
 // The size of the NVMe tier's segments: what was asked for, or chosen from the capacity.
 uint64_t segment_bytes_for(const WarehouseOptions& options);
 
+// Refuses what no warehouse can be opened with, before any file is written: sizes, and files of a
+// newer version. Says nothing of the identity and the secret. Blocks for a few small reads. Throws
+// Error usage, or storage "newer_files".
+void check_options(const WarehouseOptions& options);
+
 struct RecoverySummary {
   uint64_t pages_dram = 0;
   uint64_t pages_nvme = 0;
@@ -119,7 +124,6 @@ struct WarehouseStatus {
   uint64_t sessions = 0, pins = 0, promotions_in_flight = 0;
   uint64_t pages_sealed = 0, bytes_sealed = 0, pages_promoted = 0;
   std::array<uint64_t, kCounters> clients{};
-  std::map<std::string, uint64_t> dropped;       // refused reservations and seals, by reason
   std::map<std::string, uint64_t> not_admitted;  // to NVMe, by reason
   std::array<uint64_t, kGone> left_dram{}, left_nvme{};
   uint64_t quarantined = 0, events_dropped = 0;

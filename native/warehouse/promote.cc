@@ -48,7 +48,7 @@ void Warehouse::admit(const EntryView& view, SlotId slot) {
   std::string reason;
   if (admissible(catalog_.node(view.page), reason)) {
     if (append(view, slot)) return;
-    reason = log_->stats().health == nvme::LogHealth::ok ? "queue_full" : "read_only";
+    reason = log_->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
   unwritten_.insert(view.page);
   ++not_admitted_[reason];
@@ -69,9 +69,8 @@ bool Warehouse::spill(std::deque<PageId>& backlog) {
     std::string reason;
     if (!unwritten_.contains(page) || !view || !admissible(catalog_.node(page), reason)) continue;
     if (append(*view, view->slot)) continue;
-    const nvme::LogStats stats = log_->stats();
     // Full: wait for the queue. A page that an empty queue refuses is refused for good.
-    if (stats.health == nvme::LogHealth::ok && stats.queued_records != 0) return false;
+    if (log_->health() == nvme::LogHealth::ok && log_->queued_records() != 0) return false;
   }
   return true;
 }

@@ -11,6 +11,12 @@
 
 namespace kvw {
 
+namespace {
+
+constexpr size_t kAhead = 16;  // pages
+
+}  // namespace
+
 RecoverySummary Warehouse::recover() {
   RecoverySummary summary;
   const uint64_t begin = clock_.boot_ns();
@@ -182,8 +188,16 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
   for (const nvme::RecoveredRecord& record : records) keys.push_back(record.facts.key);
   const std::vector<PageId> pages = place(keys, catalog_.index().entries(), catalog_.capacity());
   size_t next = 0;
-  for (const SlotId slot : sealed) insert_slot(slot, pages[next++], summary);
-  for (const nvme::RecoveredRecord& record : records) insert_record(record, pages[next++]);
+  // All over the table: what a page's turn touches is on its way while those before it have theirs.
+  const auto page = [&] {
+    if (const size_t ahead = next + kAhead; ahead < keys.size()) {
+      catalog_.prefetch(keys[ahead]);
+      if (pages[ahead] != kNoPage) catalog_.prefetch_write(pages[ahead]);
+    }
+    return pages[next++];
+  };
+  for (const SlotId slot : sealed) insert_slot(slot, page(), summary);
+  for (const nvme::RecoveredRecord& record : records) insert_record(record, page());
 }
 
 void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) {

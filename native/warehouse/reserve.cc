@@ -14,6 +14,8 @@ constexpr size_t kPrefetchAhead = 8;  // pages of a message
 constexpr size_t kRefusedKept = 8192;
 constexpr uint64_t kRefusedNs = kSecondNs;  // ranks of one engine ask within a step of each other
 
+ReserveAnswer drop(Reason reason) { return {0, kNoSlot, Answer::dropped, reason, 0}; }
+
 uint64_t all_shards(uint32_t shards) { return shards == 64 ? ~0ull : (1ull << shards) - 1; }
 
 void add_bits(std::atomic<uint64_t>& mask, uint64_t bits) {
@@ -89,16 +91,11 @@ void Warehouse::count_stores() {
 
 Reason Warehouse::seal(const Step& step, const Seal& seal) {
   const auto found = groups_.find(seal.slot);
-  if (found == groups_.end() || found->second.generation != seal.generation) {
-    count_drop(Reason::stale);
-    return Reason::stale;
-  }
+  if (found == groups_.end() || found->second.generation != seal.generation) return Reason::stale;
   SlotMeta* meta = pool_.meta(seal.slot);
   if (seal.shard >= meta->shards || owners_of(meta)[seal.shard] != step.session ||
-      (meta->granted.load() >> seal.shard & 1) == 0) {
-    count_drop(Reason::not_owner);
+      (meta->granted.load() >> seal.shard & 1) == 0)
     return Reason::not_owner;
-  }
   const uint64_t bit = 1ull << seal.shard;
   if (meta->settled.load() & bit) return found->second.limbo ? Reason::stale : Reason::none;
   digests_of(meta)[seal.shard] = seal.digest;
@@ -107,13 +104,10 @@ Reason Warehouse::seal(const Step& step, const Seal& seal) {
   add_bits(meta->settled, bit);
   if (found->second.limbo) {
     if (settled(seal.slot, found->second)) close_group(seal.slot);
-    count_drop(Reason::stale);
     return Reason::stale;
   }
   if (meta->sealed.load() != all_shards(meta->shards)) return Reason::none;
-  const Reason reason = publish(found, step.wall_ns);
-  if (reason != Reason::none) count_drop(reason);
-  return reason;
+  return publish(found, step.wall_ns);
 }
 
 Reason Warehouse::publish(Groups::iterator group, uint64_t wall_ns) {
@@ -161,11 +155,6 @@ Reason Warehouse::publish(Groups::iterator group, uint64_t wall_ns) {
         waiting && waiting->in_dram() && !waiting->in_nvme())
       admit(*waiting, waiting->slot);
   return Reason::none;
-}
-
-ReserveAnswer Warehouse::drop(Reason reason) {
-  count_drop(reason);
-  return {0, kNoSlot, Answer::dropped, reason, 0};
 }
 
 ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request) {

@@ -62,8 +62,8 @@ ArenaOptions arena_options(const WarehouseOptions& options) {
 }
 
 // Before anything is opened: what opens also writes.
-WarehouseOptions readable(WarehouseOptions options) {
-  refuse_newer_files(options.arena_dir, options.nvme_dir);
+WarehouseOptions checked(WarehouseOptions options) {
+  check_options(options);
   return options;
 }
 
@@ -75,6 +75,14 @@ uint64_t segment_bytes_for(const WarehouseOptions& options) {
                     256 * kMiB);
 }
 
+void check_options(const WarehouseOptions& options) {
+  refuse_newer_files(options.arena_dir, options.nvme_dir);
+  check_dram(options.dram_bytes);
+  index_entries_for(options);
+  if (!options.nvme_dir.empty())
+    nvme::check_sizes(options.nvme_capacity_bytes, segment_bytes_for(options));
+}
+
 const char* gone_name(Gone gone) {
   static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",
                                            "reclaimed", "cleared",     "operator",
@@ -84,7 +92,7 @@ const char* gone_name(Gone gone) {
 }
 
 Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
-    : options_(readable(std::move(options))),
+    : options_(checked(std::move(options))),
       clock_(clock),
       arena_(arena_options(options_)),
       pool_(arena_, options_.policy),
@@ -353,8 +361,6 @@ WarehouseStatus Warehouse::status() const {
   status.bytes_sealed = bytes_sealed_;
   status.pages_promoted = pages_promoted_;
   status.clients = sessions_->totals();
-  for (size_t reason = 1; reason < dropped_.size(); ++reason)
-    if (dropped_[reason] != 0) status.dropped[reason_name(Reason(reason))] = dropped_[reason];
   status.not_admitted = not_admitted_;
   status.left_dram = left_dram_;
   status.left_nvme = left_nvme_;

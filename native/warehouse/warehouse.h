@@ -185,7 +185,6 @@ class Warehouse final : public nvme::LogHost {
   ReserveAnswer reserve(const Step& step, const ReserveRequest& request);
   ReserveAnswer join(SessionId session, SlotId slot, const ReserveRequest& request);
   ReserveAnswer open_group(const Step& step, const ReserveRequest& request);
-  ReserveAnswer drop(Reason reason);
   // kNoSlot: no group of this key is RESERVED.
   SlotId open_slot(const Key& key) const;
   bool room_is_coming() const;
@@ -270,7 +269,6 @@ class Warehouse final : public nvme::LogHost {
   void note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
                    std::span<const ReserveAnswer> answers);
   void publish_rates();
-  void count_drop(Reason reason) { ++dropped_[static_cast<size_t>(reason)]; }
 
   WarehouseOptions options_;
   const Clock& clock_;
@@ -304,7 +302,6 @@ class Warehouse final : public nvme::LogHost {
   uint32_t next_slab_ = 0;
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
-  std::array<uint64_t, static_cast<size_t>(Reason::count)> dropped_{};
   std::map<std::string, uint64_t> not_admitted_;
   std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> graves_;

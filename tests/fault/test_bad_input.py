@@ -370,6 +370,39 @@ def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
             check_alive(client)
 
 
+def files_in(serving: Serving) -> dict[str, bytes]:
+    """All but the lock, which says the pid of who tried."""
+    return {
+        str(path): path.read_bytes()
+        for folder in (serving.arena_dir, serving.nvme_dir)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "daemon.lock"
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"nvme_capacity": "3MiB"}, "room for at least 4"),
+        ({"nvme_capacity": "5GiB", "nvme_segment": "64KiB"}, "give larger segments"),
+        ({"nvme_segment": "5000"}, "multiple of 4096"),
+        ({"dram": "4MiB"}, "at least 8 MiB"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_size_that_no_tier_can_have_is_refused_before_a_file_is_written(
+    wrong: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    own = Serving(
+        tmp_path, **{"dram": "8MiB", "nvme_capacity": "8MiB", "nvme_segment": "1MiB", **wrong}
+    )
+    with pytest.raises(RefusedError) as caught:
+        own.start()
+    assert said in caught.value.text
+    assert files_in(own) == {}
+    own.remove()
+
+
 SMALL_SHM = r"""
 import re
 import sys
