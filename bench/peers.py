@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_frame.bitmap import write_png
 from bench_frame.frame import bench_parser, numbers, run
 from bench_frame.memory import copy_bytes_per_s
 from bench_frame.progress import Teller
@@ -19,6 +20,7 @@ from kvwarehouse.cli.bench.conditions import load_average, processor
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.report import Report
 from kvwarehouse.sizes import format_size, parse_size
+from peers_bench.document import pictures, with_report
 from peers_bench.found import FLIPS, Found, PeerFound
 from peers_bench.report import peers_report
 from peers_bench.sides import DISK, MEMORY, OURS, PEERS, Kind, Side, SideError
@@ -35,6 +37,8 @@ EXAMPLES = """\
   bench/peers.py --peers files,lmdb --places memory --rounds 9 --json peers.json --html peers.html
   bench/peers.py --dir /nvme/scratch            the disk to measure"""
 
+_DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+_PICTURES = "images"
 _PAGES, _QUICK_PAGES = "256KiB,2MiB,8MiB", "64KiB,1MiB"
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 _BYTES, _QUICK_BYTES = "128MiB", "16MiB"
@@ -63,10 +67,28 @@ def main() -> int:
         metavar="N",
         help="Pages looked up. Default: %(default)s.",
     )
+    parser.add_argument(
+        "--write", action="store_true", help="Also docs/benchmarks.md and its pictures."
+    )
     return run(parser, measure)
 
 
 def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+    if args.write:  # before minutes of measuring, not after them
+        _document_with(Report("", "", [], {}))
+    report = _measured(args, folder, teller)
+    if args.write:
+        _DOCUMENT.write_text(_document_with(report), encoding="utf-8")
+        for name, plot in pictures(report).items():
+            write_png(plot, _DOCUMENT.parent / _PICTURES / name)
+    return report
+
+
+def _document_with(report: Report) -> str:
+    return with_report(_DOCUMENT.read_text("utf-8"), report, _PICTURES)
+
+
+def _measured(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     plan = _plan(args)
     moved_bytes = _moved_bytes(args, plan)
     kinds = [kind for kind in PEERS if kind.key in _chosen(args.peers, [k.key for k in PEERS])]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from peers_bench.document import BEGIN, END, pictures, with_report
 from peers_bench.found import Found, PeerFound, compared, equal_threads
 from peers_bench.goals import goals
 from peers_bench.report import peers_report
-from peers_bench.sides import DISK, MEMORY, OURS, PEERS, SideError
+from peers_bench.sides import DISK, MEMORY, OURS, PEERS, ROOT, SideError
 from peers_bench.works import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
 
 KINDS = {kind.key: kind for kind in PEERS}
@@ -79,7 +80,7 @@ def test_two_threads_are_compared_with_two() -> None:
         (rounds_of(LOAD, [1.09], [1.0]), "loads, verified: at least 1.1", "missed"),
         (rounds_of(LOAD, [1.11], [1.0]), "loads, verified: at least 1.1", "met"),
         (rounds_of(STORE, [0.9], [1.0]), "stores: at least 1", "missed"),
-        (rounds_of(STORE_ONE, [[3.1]], [[1.0]]), "one page, p50: at least 3", "met"),
+        (rounds_of(STORE_ONE, [[3.1]], [[1.0]]), "one page, p50, up to 2 MiB: at least 3", "met"),
     ],
 )
 def test_goal_is_judged_by_what_was_measured(rounds: Rounds, goal: str, verdict: str) -> None:
@@ -144,3 +145,24 @@ def test_page_and_picture_have_every_peer_that_was_measured() -> None:
     moved = 8 * (2 << 20) / 1e9
     assert plots[0].series[0].points == [(2.0, pytest.approx(moved))]
     assert plots[0].series[1].points == [(2.0, pytest.approx(moved / 2))]
+
+
+def test_document_has_every_table_and_picture_between_its_marks_and_nothing_else_changes() -> None:
+    found = found_of("lmdb", rounds_of(LOAD, [2.0, 2.0], [1.0, 1.0]))
+    report = peers_report(found)
+    before, after = "# Title\n\nwords\n\n", "\nmore words\n"
+    written = with_report(before + BEGIN + "old\n" + END + after, report, "images")
+    assert written.startswith(before + BEGIN)
+    assert written.endswith(END + after)
+    assert "old" not in written
+    assert report.summary in written
+    for table in report.tables:
+        assert table.title[1:] in written
+    for name in pictures(report):
+        assert f"](images/{name})" in written
+    assert with_report(written, report, "images") == written
+
+
+def test_document_has_the_marks() -> None:
+    document = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert with_report(document, peers_report(found_of("lmdb")), "images") != document

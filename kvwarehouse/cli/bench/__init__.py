@@ -33,6 +33,7 @@ MEASURES = {
     "load": "loads from DRAM by page size, verified and not, against a plain streaming copy",
     "store": "stores with digests by page size, against a plain streaming copy",
     "exchange": "512 pages sealed and 512 reserved, against a bare round trip",
+    "calls": "one call for 1,024 pages, against a call for each",
     "nvme": "writes to NVMe and loads from it, against fio: rates, processor, first page",
     "verify": "what digests cost loads from DRAM and, with --nvme-dir, from NVMe",
     "restart": "until a killed daemon serves again, with and without its arena",
