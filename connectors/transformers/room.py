@@ -79,6 +79,8 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def crop(self, tokens_to_remove: int) -> None:
+        if not self.is_initialized:  # nothing to take away; transformers below 5.22 would raise
+            return
         shown = self._shown()
         super().crop(tokens_to_remove)
         if shown:

@@ -19,6 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import kvwarehouse as kvw
 from kvwarehouse_connectors.common import Plane
 
+# Before it some models with a recurrent state had caches that looked like any other's.
+_LOWEST_VERSION = (5, 16)
 _MOVING_ROPE = ("dynamic", "longrope")
 _LOGITS_TO_KEEP = "logits_to_keep"
 
@@ -47,7 +49,9 @@ class CacheShape:
 
 
 def require_supported(model: Any) -> None:
-    """Raises UsageError (code "unsupported_model") that names the model and what was found."""
+    """Raises UsageError (code "unsupported_model") that names the model and what was found, or
+    (code "unsupported_version") for a library that is too old to be judged."""
+    _require_version()
     name = type(model).__name__
     if not isinstance(model, transformers.PreTrainedModel):
         raise _refused(name, "is not a transformers.PreTrainedModel; pass the model itself")
@@ -71,6 +75,17 @@ def require_supported(model: Any) -> None:
     require_unchanged(model)
 
 
+def _require_version() -> None:
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < _LOWEST_VERSION:
+        lowest = ".".join(map(str, _LOWEST_VERSION))
+        raise kvw.UsageError(
+            f"transformers {version} is too old for this connector, which tells unsafe models by "
+            f"their caches since {lowest}: pip install 'transformers>={lowest}'",
+            code="unsupported_version",
+        )
+
+
 def require_unchanged(model: Any) -> None:
     """What can change after the connector was made; cheap enough for every prefill.
 
@@ -89,7 +104,7 @@ def require_unchanged(model: Any) -> None:
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:
     """The keyword argument that hands `cache` to the model: `cache` since transformers 5.24,
-    `past_key_values` before, which later versions warn of and 5.40 no longer takes."""
+    `past_key_values` before, which later versions warn of and 6.0 no longer takes."""
     new = "cache" in inspect.signature(model.forward).parameters
     return {"cache" if new else "past_key_values": cache}
 

@@ -52,6 +52,18 @@ def test_recurrent_state_is_refused_with_its_layer(transformers: Any) -> None:
         require_supported(model)
 
 
+@pytest.mark.parametrize("version", ["4.57.1", "5.15.9"])
+def test_library_is_refused_when_its_caches_do_not_tell_unsafe_models(
+    transformers: Any, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 5.0 to 5.4 a Qwen3-Next was taken for a model that keeps keys in each layer."""
+    model = made(transformers, "Llama")
+    monkeypatch.setattr(transformers, "__version__", version)
+    with pytest.raises(kvw.UsageError, match=rf"transformers {version} is too old") as refused:
+        require_supported(model)
+    assert refused.value.code == "unsupported_version"
+
+
 def test_encoder_decoder_is_refused(transformers: Any) -> None:
     config = transformers.T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1, num_heads=2)
     with pytest.raises(kvw.UsageError, match="T5ForConditionalGeneration is an encoder-decoder"):
