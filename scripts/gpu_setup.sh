@@ -41,31 +41,16 @@ pip() {
   fi
 }
 
+# Into this environment, whatever the one below has: kvikio looks for cuFile beside itself. The lock
+# has all of it but what is the machine's: NumPy, CuPy, torch.
 install_requirements() {
-  local wanted gds
-  mapfile -t wanted < <("$venv/bin/python" - <<'PYTHON'
-import tomllib
-from pathlib import Path
-
-project = tomllib.loads(Path("pyproject.toml").read_text())
-extras = project["project"]["optional-dependencies"]
-print(*project["build-system"]["requires"], *project["project"]["dependencies"], sep="\n")
-print(*extras["daemon"], *extras["test"], "ninja", sep="\n")
-PYTHON
-  )
-  mapfile -t gds < <("$venv/bin/python" -c '
-import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gds"], sep="\n")')
-  say "${wanted[*]} ${gds[*]}"
-  pip install "${from[@]}" "${wanted[@]}"
-  # Into this environment, whatever the one below has: kvikio looks for cuFile beside itself. Without what
-  # they ask for: CuPy is the machine's.
-  pip install "${from[@]}" --no-deps --ignore-installed "${gds[@]}"
+  say "installing requirements/gpu.txt"
+  pip install "${from[@]}" --no-deps --ignore-installed -r requirements/gpu.txt
 }
 
 stamp="$venv/.kvw-gpu"
 carried=$([ ! -d "$wheels" ] || find "$wheels" -name '*.whl' | sort)
-now=$({ cat pyproject.toml; echo "$carried"; } | sha256sum)
+now=$({ cat pyproject.toml requirements/gpu.txt; echo "$carried"; } | sha256sum)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] || install_requirements
 echo "$now" >"$stamp"
 

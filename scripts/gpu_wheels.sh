@@ -14,8 +14,6 @@ platforms=()
 for glibc in 39 35 34 31 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
 platforms+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 
-requirements() { "$python" scripts/pyproject_requirements.py "$1"; }
-
 download() {  # requirements and flags of pip
   "$python" -m pip download -q --disable-pip-version-check -d "$folder" --only-binary=:all: \
     --python-version "$version" --implementation cp "${platforms[@]}" "$@"
@@ -24,14 +22,9 @@ download() {  # requirements and flags of pip
 # pip download keeps what an earlier run brought; two versions of one package stop an install.
 rm -rf "$folder"
 mkdir -p "$folder/system/include" "$folder/system/lib"
-mapfile -t wanted < <(requirements build,core,daemon,test)
-echo "gpu wheels: ${wanted[*]}"
-download "${wanted[@]}" ninja
-# By themselves: what they ask for (CuPy with all of CUDA) is there, or is two gigabytes.
-mapfile -t gds < <(requirements gds)
-echo "gpu wheels: ${gds[*]}"
-download --no-deps "${gds[@]}"
-rm -f "$folder"/numpy-*.whl
+# Without what they ask for: that is in the lock, or it is the machine's.
+echo "gpu wheels: requirements/gpu.txt"
+download --no-deps -r requirements/gpu.txt
 
 copy_found() {  # to, then candidates: the first that exists; none is needed where the machine has it
   local to=$1 each

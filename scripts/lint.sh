@@ -2,7 +2,7 @@
 # Everything that judges the sources without running them. All judges speak before it fails.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-bin=${BIN:-.venv/bin}
+bin=${BIN:-.venv-lint/bin}
 build=${BUILD:-build/editable}
 jobs=${JOBS:-2}
 failed=()
@@ -38,6 +38,7 @@ judge "mypy --strict" "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connect
 judge "mypy --strict bench" env MYPYPATH=bench "$bin/mypy" --strict bench
 judge "import layers" "$bin/lint-imports" --no-logo --cache-dir build/import_linter
 judge "documents" "$bin/python" scripts/check_docs.py
+judge "locks" "$bin/python" scripts/lock.py --check
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
 judge "clang-format" native_format
 judge "clang-tidy" native_tidy

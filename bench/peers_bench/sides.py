@@ -15,7 +15,8 @@ from bench_frame.exchange import Exchange
 from bench_frame.process import ProgramError
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENTS = ROOT / ".venv-peers"
+PEERS_FOLDER = ROOT / ".venv-peers"
+LMCACHE_ENVIRONMENT = ROOT / ".venv-lmcache"
 VLLM_ENVIRONMENT = ROOT / ".venv-vllm"
 MEMORY, DISK = "memory", "disk"
 """Where a store keeps pages in a part of the run."""
@@ -40,13 +41,19 @@ PEERS = (
     Kind("files", "one file a page", "files.Files"),
     Kind("lmdb", "LMDB", "lmdb_map.Lmdb"),
     Kind("redis", "Redis", "redis_server.Redis", places=(MEMORY,)),
-    Kind("mooncake", "Mooncake", "mooncake.Mooncake", ENVIRONMENTS / "mooncake", places=(MEMORY,)),
-    Kind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", ENVIRONMENTS / "lmcache"),
+    Kind(
+        "mooncake",
+        "Mooncake",
+        "mooncake.Mooncake",
+        PEERS_FOLDER / "mooncake",
+        places=(MEMORY,),
+    ),
+    Kind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", LMCACHE_ENVIRONMENT),
     Kind(
         "lmcache-server",
         "LMCache server",
         "lmcache_server.LMCacheServer",
-        ENVIRONMENTS / "lmcache",
+        LMCACHE_ENVIRONMENT,
         places=(MEMORY,),
     ),
     Kind("vllm", "vLLM's file tier", "vllm_files.VllmFiles", VLLM_ENVIRONMENT, places=(DISK,)),
@@ -83,7 +90,7 @@ class Side:
             "folder": str(data),
             "moved_bytes": moved_bytes,
             "disk": place == DISK,
-            "options": {"unpacked": str(ENVIRONMENTS / "redis")},
+            "options": {"unpacked": str(PEERS_FOLDER / "redis")},
         }
         program = _interpreter(kind)
 
