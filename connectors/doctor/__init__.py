@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvwarehouse_connectors.doctor.findings import Finding
 
+SUMMARY = "Say whether an engine and the warehouse fit on this machine, and what to mend."
+
 _GPU = "gpu"
 
 _ABOUT = """\

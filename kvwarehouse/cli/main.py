@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from kvwarehouse.cli.commands import COMMANDS, Command
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
-from kvwarehouse.cli.plugins import find_plugins, run_plugin
+from kvwarehouse.cli.plugins import find_plugins, run_plugin, summary_of
 from kvwarehouse.errors import WarehouseError
 
 _ABOUT = """A warehouse for the KV cache of LLM inference: it keeps what an engine computed for a
@@ -63,10 +63,10 @@ def _run_own(command: Command, given: list[str]) -> int:
     return int(module.run(parser.parse_args(given)))
 
 
-def _parser(plugins: Iterable[str]) -> argparse.ArgumentParser:
+def _parser(plugins: Mapping[str, metadata.EntryPoint]) -> argparse.ArgumentParser:
     """Of the program itself: its help, its version, and the refusal of unknown commands."""
     listed = [f"  {command.name:<10} {command.summary}" for command in COMMANDS]
-    listed += [f"  {name:<10} (of an installed extension)" for name in plugins]
+    listed += [f"  {name:<10} {summary_of(point)}" for name, point in plugins.items()]
     codes = [f"  {int(code):<10} {meaning}" for code, meaning in MEANINGS.items()]
     parser = argparse.ArgumentParser(
         prog="kvwarehouse",

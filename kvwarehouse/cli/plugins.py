@@ -3,18 +3,28 @@
 An entry point's name is the command; its object is called with the arguments after the name (a
 list of str, --help among them) and returns the exit status (None is 0). A package that is broken or
 lacks an extra costs its own command, with one clear line, and nothing else.
+
+The list of commands shows the text that the object's module assigns to SUMMARY, a plain string on
+the module's top level. It is read from the source: importing an extension for its help alone could
+import all of an engine.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable
 from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
 from typing import cast
 
 from kvwarehouse.errors import UsageError, WarehouseError
 
 GROUP = "kvwarehouse.commands"
+SUMMARY = "SUMMARY"
+_NO_SUMMARY = "(of an installed extension)"
 
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -26,10 +36,45 @@ def find_plugins() -> dict[str, metadata.EntryPoint]:
     return {point.name: point for point in sorted(found, key=lambda point: point.name)}
 
 
+def summary_of(point: metadata.EntryPoint) -> str:
+    """The line for the list of commands. Imports nothing; never raises for a broken package."""
+    try:
+        spec = _spec_without_import(point.module)
+        source = Path(spec.origin).read_bytes() if spec and spec.origin else b""
+        return _constant(ast.parse(source), SUMMARY) or _NO_SUMMARY
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return _NO_SUMMARY
+
+
 def run_plugin(point: metadata.EntryPoint, arguments: list[str]) -> int:
     """Runs the command. Raises UsageError where it cannot be loaded; what the command itself raises
     is its own."""
     return int(_load(point)(arguments) or 0)
+
+
+def _spec_without_import(module: str) -> ModuleSpec | None:
+    """find_spec would import the packages around `module`; their folders are searched instead."""
+    top, *inner = module.split(".")
+    spec = find_spec(top)
+    for place, _ in enumerate(inner, 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = ".".join([top, *inner[:place]])
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec
+
+
+def _constant(tree: ast.Module, name: str) -> str | None:
+    """The plain string that a module assigns to `name`."""
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and [ast.unparse(target) for target in node.targets] == [name]
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            return node.value.value
+    return None
 
 
 def _load(point: metadata.EntryPoint) -> Callable[[list[str]], int | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -144,6 +146,39 @@ def test_command_of_another_package_is_listed_without_being_loaded(
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "greet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ('SUMMARY = "Greet somebody."\nraise SystemError\n', "greet      Greet somebody."),
+        ("raise SystemError\n", "greet      (of an installed extension)"),
+        ("SUMMARY = 5\n", "greet      (of an installed extension)"),
+        ("def broken(:\n", "greet      (of an installed extension)"),
+    ],
+)
+def test_help_shows_the_summary_of_another_package_without_running_it(
+    extension: Path, module: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extension.write_text(module)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert f"  {line}\n" in capsys.readouterr().out
+
+
+def test_help_says_what_demo_and_doctor_do_and_imports_no_connector() -> None:
+    program = (
+        "import sys; from kvwarehouse.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('imported:', [n for n in sys.modules if n.startswith(('torch', 'kvwarehouse_c'))])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert re.search(r"^  demo +Show ", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^  doctor +Say whether ", ran.stdout, re.MULTILINE), ran.stdout
+    assert "imported: []" in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
+SUMMARY = "Show what reuse of KV saves, with a small model on this machine; under three minutes."
+
 # Said when the command is loaded, so that the command line can name the extra to install.
 for _module in ("torch", "transformers", "tokenizers"):
     if find_spec(_module) is None:
