@@ -34,9 +34,12 @@ def ask(prefiller: WarehousePrefill, model: Any, ids: list[int], answer_tokens: 
 
 
 def finish(model: Any, ids: list[int], result: PrefillResult, answer_tokens: int) -> Sample:
-    """Generates the answer to a prompt that was prefilled."""
+    """Generates the answer to a prompt that was prefilled; its first token is there already."""
     digest = _digest(result)
     logits = result.logits.clone()
+    if answer_tokens == 1:
+        first = tuple(result.next_token[0].tolist())
+        return Sample(result.total_s, result.reuse, logits, digest, first)
     tokens = torch.tensor([ids], device=result.next_token.device)
     with_first = torch.cat([tokens, result.next_token], dim=1)
     generated = model.generate(

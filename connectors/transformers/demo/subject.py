@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,21 +85,39 @@ def checkpoint(path: str) -> Subject:
             code="bad_model",
         )
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        with _without_bars():
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise kvw.UsageError(
             f"--model {path} cannot be read by transformers {transformers.__version__}: {error}",
             code="bad_model",
         ) from error
+    # Answers are the most likely tokens: the library would warn of a temperature or a length.
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=model.generation_config.eos_token_id
+    )
     return Subject(
         model,
         kvw.fingerprint(folder),
-        lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+        # Not verbose: the whole document is longer than most models allow; prompts are cut from it.
+        lambda text: list(tokenizer.encode(text, add_special_tokens=False, verbose=False)),
         tokenizer.decode,
         False,
         getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", _LONGEST),
     )
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """The library's own progress bars would write over the demo's."""
+    shown = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.logging.enable_progress_bar()
 
 
 def faster_dtype() -> torch.dtype:

@@ -1,139 +1,186 @@
-"""The measurements, in order: one document, its questions, and a daemon that is badly treated."""
+"""The measurements, in order: a document that grows, its questions, and a daemon that is badly
+treated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import kvwarehouse as kvw
-from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
-from kvwarehouse_connectors.transformers.demo.daemon import DemoDaemon
-from kvwarehouse_connectors.transformers.demo.outcome import Control, Row
-from kvwarehouse_connectors.transformers.demo.pace import ANSWER_TOKENS, Pace
+from kvwarehouse_connectors.transformers.demo.budget import Budget, OutOfTimeError
+from kvwarehouse_connectors.transformers.demo.outcome import WAYS, Cell, Control, Row
+from kvwarehouse_connectors.transformers.demo.pace import ANSWER_TOKENS, RUNS, Pace
 from kvwarehouse_connectors.transformers.demo.progress import Teller
 from kvwarehouse_connectors.transformers.demo.sample import Sample, ask, finish
+from kvwarehouse_connectors.transformers.demo.station import OPTIONS, Station
 from kvwarehouse_connectors.transformers.demo.subject import Subject
 from kvwarehouse_connectors.transformers.demo.text import Workload, common_tokens
 from kvwarehouse_connectors.transformers.grid import ChunkGrid
 
-# Small chunks, so that little is left to compute after a load: a prompt in chunks of 128 takes
-# about a tenth longer than in one piece.
-OPTIONS = PrefillOptions(page_tokens=64, chunk_tokens=128, load_timeout_s=60.0)
-
 _READER = 0
 _ASKER = 1
+
+
+@dataclass(frozen=True)
+class Findings:
+    """pages_stored: by reading the document."""
+
+    rows: tuple[Row, ...]
+    control: Control
+    pages_stored: int
 
 
 class Trial:
     """Runs once."""
 
     def __init__(
-        self, subject: Subject, work: Workload, daemon: DemoDaemon, teller: Teller, pace: Pace
+        self,
+        subject: Subject,
+        work: Workload,
+        station: Station,
+        budget: Budget,
+        teller: Teller,
+        pace: Pace,
     ) -> None:
         self._subject = subject
         self._work = work
-        self._daemon = daemon
-        self._teller = teller
+        self._station = station
         self._pace = pace
+        self._budget = budget
+        self._teller = teller
+        self._rows: list[Row] = []
+        self._control: Control | None = None
+        self._pages_stored = 0
 
-    def run(self, lengths: Sequence[int], budget_s: float) -> tuple[tuple[Row, ...], Control, int]:
-        """Rows, the control, and how many pages reading the document stored. Leaves out the longest
-        prompts when the machine turns out too slow for budget_s."""
-        with self._serving() as (client, prefiller):
-            computed = self._computed(prefiller, lengths, budget_s)
-            lengths = lengths[: len(computed)]
-            longest = max(lengths)
-            pages_stored = self._read_document(client, prefiller, longest)
-            dram = self._asked("from DRAM", prefiller, lengths, self._pace.rest_s)
-            control = self._control(prefiller, lengths[min(1, len(lengths) - 1)])
-        self._daemon.kill()
-        with self._serving() as (_, prefiller):
-            after = self._asked("from DRAM after kill -9", prefiller, lengths, self._pace.rest_s)
-        nvme = [self._from_nvme(tokens) for tokens in lengths]
-        rows = tuple(
-            Row(tokens, self._expected(tokens, longest), *samples)
-            for tokens, *samples in zip(lengths, computed, dram, after, nvme, strict=True)
+    def run(self, lengths: Sequence[int], show: Callable[[Row], None]) -> Findings:
+        """Measures the first of `lengths`, then each that fits into the time. show: called with
+        each row as it is finished."""
+        # Each call of the model is one chunk of a prompt, or one token of an answer.
+        hook = self._subject.model.register_forward_hook(self._after_forward)
+        try:
+            for tokens in lengths:
+                row = self._row_in_time(tokens) if self._affordable(tokens) else None
+                if row is None:
+                    break
+                self._rows.append(row)
+                show(row)
+        finally:
+            hook.remove()
+        assert self._control is not None, "the first row is never left out"
+        return Findings(tuple(self._rows), self._control, self._pages_stored)
+
+    @property
+    def _known(self) -> int:
+        """Tokens of the document that were read."""
+        return self._rows[-1].prompt_tokens if self._rows else 0
+
+    def _affordable(self, tokens: int) -> bool:
+        expected_s = self._pace.row_s(tokens, self._known)
+        if not self._rows or self._budget.fits(expected_s):
+            return True
+        self._teller.say(
+            f"{tokens:,} tokens would take about {expected_s:,.0f} s more on this machine now, so"
+            f" they are left out (--max-tokens {tokens} measures them)."
         )
-        return rows, control, pages_stored
+        return False
 
-    def _computed(
-        self, prefiller: WarehousePrefill, lengths: Sequence[int], budget_s: float
-    ) -> list[Sample]:
-        """Of the first two lengths at least, then as long as the whole demo fits."""
-        samples: list[Sample] = []
-        for count, tokens in enumerate(lengths, 1):
-            if count > 2 and self._pace.demo_s(lengths[:count]) > budget_s:
-                self._teller.say(
-                    f"machine   busier than when it was measured: the document is cut to"
-                    f" {lengths[count - 2]:,} tokens"
-                )
-                self._teller.expect(self._pace.demo_s(lengths[: count - 1]))
-                break
-            samples += self._asked("computing", prefiller, [tokens], self._pace.prompt_s)
-            self._pace = self._pace.seen(tokens, samples[-1].first_token_s)
-        return samples
-
-    @contextmanager
-    def _serving(self) -> Iterator[tuple[kvw.Client, WarehousePrefill]]:
-        """A started daemon, a client of it, and the model joined to that, as in a new process."""
-        with (
-            self._daemon.start() as client,
-            WarehousePrefill(
-                self._subject.model, client, weights=self._subject.weights, options=OPTIONS
-            ) as prefiller,
-        ):
-            yield client, prefiller
-
-    def _asked(
-        self,
-        how: str,
-        prefiller: WarehousePrefill,
-        lengths: Sequence[int],
-        expected_s: Callable[[int], float],
-    ) -> list[Sample]:
-        samples = []
-        for tokens in lengths:
-            expected = expected_s(tokens) + self._pace.answer_s()
-            self._teller.step(f"{tokens:,} tokens, {how}", expected)
-            ids = self._work.prompt(tokens, _ASKER)
-            samples.append(ask(prefiller, self._subject.model, ids, ANSWER_TOKENS))
-        return samples
-
-    def _read_document(self, client: kvw.Client, prefiller: WarehousePrefill, longest: int) -> int:
-        """Another user's question puts the document into the warehouse, in both tiers."""
-        self._teller.step("reading the document, and storing it", self._pace.prompt_s(longest))
-        prefiller.prefill(self._work.prompt(longest, _READER))
-        if not prefiller.flush() or client.flush().pending:
-            raise kvw.TransportError(
-                "the document was not stored in time; the machine may be overloaded, try again",
-                code="flush_timeout",
+    def _row_in_time(self, tokens: int) -> Row | None:
+        try:
+            return self._row(tokens)
+        except OutOfTimeError:
+            self._teller.say(
+                f"{tokens:,} tokens take longer than the machine promised: other work came. They"
+                f" are left out (--max-tokens {tokens} measures them)."
             )
-        return prefiller.stats().pages_stored
+            return None
 
-    def _from_nvme(self, tokens: int) -> Sample:
-        """Each length with a DRAM tier of its own: what one loads, the next would find in DRAM."""
-        self._daemon.stop()
-        self._daemon.drop_dram()
-        with self._serving() as (_, prefiller):
-            return self._asked("from NVMe", prefiller, [tokens], self._pace.rest_s)[0]
+    def _after_forward(self, *_: Any) -> None:
+        self._teller.tick()
+        if self._rows:
+            self._budget.check()
 
-    def _control(self, prefiller: WarehousePrefill, tokens: int) -> Control:
-        """Zeroes the middle one of the loaded pages, in this process's cache."""
-        self._teller.step("control: one page zeroed")
+    def _row(self, tokens: int) -> Row:
+        known = self._known
+        self._teller.begin(f"{tokens:,} tokens", self._pace.row_s(tokens, known))
+        self._read_document(tokens, known)
+        runs = [self._run(tokens, 1), *self._more_runs(tokens)]
+        cells = {way: Cell(tuple(run[way] for run in runs)) for way in ("computed", *WAYS)}
+        return Row(tokens, self._expected(tokens), OPTIONS.page_tokens, **cells)
+
+    def _read_document(self, tokens: int, known: int) -> None:
+        """Another user's question puts the document into the warehouse, in both tiers."""
+        chunks = (tokens - known) // OPTIONS.chunk_tokens
+        self._teller.step("reading and storing", self._pace.read_s(tokens, known), chunks)
+        self._pages_stored += self._station.store(self._work.prompt(tokens, _READER))
+        # A page of an earlier row may be left on NVMe only: one load brings all of them into DRAM.
+        self._station.reuser.load_prefix(self._work.prompt(tokens, _ASKER))
+
+    def _more_runs(self, tokens: int) -> list[dict[str, Sample]]:
+        """One run proves as much as two; it is only more at the mercy of other work."""
+        runs: list[dict[str, Sample]] = []
+        for number in range(2, RUNS + 1):
+            try:
+                if self._budget.fits(self._pace.run_s(tokens)):
+                    runs.append(self._run(tokens, number))
+                    continue
+            except OutOfTimeError:
+                pass
+            self._teller.say(
+                f"{tokens:,} tokens: run {number} of {RUNS} did not fit into the time."
+            )
+            break
+        return runs
+
+    def _run(self, tokens: int, number: int) -> dict[str, Sample]:
+        """Every cell of the row once. Only the first run writes answers, which take long."""
+        answer_tokens = ANSWER_TOKENS if number == 1 else 1
+        found = {}
+
+        def asked(way: str, how: str) -> None:
+            found[way] = self._asked(way, f"{how}, run {number} of {RUNS}", tokens, answer_tokens)
+
+        asked("computed", "computing all of it")
+        self._pace = self._pace.seen(tokens, found["computed"].first_token_s)
+        asked("dram", "loading from DRAM")
+        if self._control is None:
+            self._control = self._damaged(tokens, found["dram"])
+        self._restarted("killing the daemon", self._station.restart_after_kill)
+        asked("dram_after_kill", "loading from DRAM after kill -9")
+        self._restarted("deleting the DRAM tier", self._station.restart_without_dram)
+        asked("nvme", "loading from NVMe")
+        return found
+
+    def _asked(self, way: str, how: str, tokens: int, answer_tokens: int) -> Sample:
+        computed = way == "computed"
+        answer_s = self._pace.answer_s() if answer_tokens > 1 else 0.0
+        expected_s = self._pace.prompt_s(tokens) if computed else self._pace.rest_s(tokens)
+        chunks = tokens // OPTIONS.chunk_tokens if computed else 1
+        self._teller.step(how, expected_s + answer_s, chunks + answer_tokens - 1)
+        prefiller = self._station.computer if computed else self._station.reuser
         ids = self._work.prompt(tokens, _ASKER)
-        whole = ask(prefiller, self._subject.model, ids, ANSWER_TOKENS)
-        prefix = prefiller.load_prefix(ids)
+        return ask(prefiller, self._subject.model, ids, answer_tokens)
+
+    def _restarted(self, how: str, restart: Callable[[], None]) -> None:
+        self._teller.step(f"{how}, starting it again", self._pace.start_s)
+        restart()
+        self._pace = replace(self._pace, start_s=self._station.start_s)
+
+    def _damaged(self, tokens: int, whole: Sample) -> Control:
+        """Zeroes the middle one of the loaded pages, in this process's cache."""
+        self._teller.step("control: one page zeroed", self._pace.answer_s(), ANSWER_TOKENS)
+        ids = self._work.prompt(tokens, _ASKER)
+        prefix = self._station.reuser.load_prefix(ids)
         page = prefix.reuse.tokens_loaded // OPTIONS.page_tokens // 2
         place = slice(page * OPTIONS.page_tokens, (page + 1) * OPTIONS.page_tokens)
         for layer in prefix.cache.layers:
             layer.keys[:, :, place].zero_()
             layer.values[:, :, place].zero_()
-        result = prefiller.complete(prefix, store=False)
+        result = self._station.reuser.complete(prefix, store=False)
         return Control(tokens, page, whole, finish(self._subject.model, ids, result, ANSWER_TOKENS))
 
-    def _expected(self, tokens: int, longest: int) -> int:
+    def _expected(self, tokens: int) -> int:
         """Tokens of a prompt that are stored, on the grid."""
         grid = ChunkGrid(OPTIONS.page_tokens, OPTIONS.chunk_tokens)
-        asked, read = self._work.prompt(tokens, _ASKER), self._work.prompt(longest, _READER)
+        asked, read = self._work.prompt(tokens, _ASKER), self._work.prompt(tokens, _READER)
         shared = common_tokens(asked, read) // OPTIONS.page_tokens * OPTIONS.page_tokens
-        return grid.reusable_tokens(tokens, min(shared, grid.storable_tokens(longest)))
+        return grid.reusable_tokens(tokens, min(shared, grid.storable_tokens(tokens)))

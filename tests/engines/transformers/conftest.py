@@ -23,7 +23,8 @@ class MemoryWarehouse:
     def __init__(self) -> None:
         self.pages: dict[tuple[bytes, bytes], bytes] = {}
         self.broken: set[str] = set()
-        self.tier = "dram"
+        self.cold: set[tuple[bytes, bytes]] = set()
+        """Pages on NVMe only, until a load brings them into DRAM."""
         self.most: int | None = None
         self.stores = 0
 
@@ -48,10 +49,11 @@ class MemoryWarehouse:
 
     def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
         self._call("lookup")
-        found = 0
+        found = cold = 0
         while found < prefix.pages and self._key(space, prefix, found) in self.pages:
+            cold += self._key(space, prefix, found) in self.cold
             found += 1
-        return (0, found, 0) if self.tier == "dram" else (0, 0, found)
+        return 0, found - cold, cold
 
     def load(
         self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
@@ -61,6 +63,7 @@ class MemoryWarehouse:
             if page is None or row == self.most:
                 return row, {"absent": window.pages - row}
             out.write(row, memoryview(page))
+            self.cold.discard(self._key(space, prefix, window.first + row))
             # After some bytes were written: what follows them must not be believed.
             self._call("load")
         return window.pages, {}

@@ -1,6 +1,6 @@
 """The demo tells the truth: it finds what is wrong, and says what it left out.
 
-With a tiny model and the warehouse in memory; the real daemon is in test_demo_real.py.
+With a tiny model and the warehouse in memory; the real daemon is in test_real_daemon.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ pytest.importorskip("torch", reason="needs torch: make test-engines installs it"
 pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
 
 from kvwarehouse_connectors.transformers.demo import command, run, subject, text
-from kvwarehouse_connectors.transformers.demo.pace import Pace
+from kvwarehouse_connectors.transformers.demo.budget import PLAN_S, Budget, OutOfTimeError
+from kvwarehouse_connectors.transformers.demo.pace import LENGTHS, Pace
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class MemoryDaemon:
@@ -45,7 +56,7 @@ class MemoryDaemon:
     def stop(self) -> None: ...
 
     def drop_dram(self) -> None:
-        self.warehouse.tier = "nvme"
+        self.warehouse.cold.update(self.warehouse.pages)
 
 
 @pytest.fixture
@@ -68,7 +79,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_demo_prints_one_json_object_with_the_rows(
     daemon: MemoryDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["--json", "--max-tokens", "1024"]) == 0
+    assert command(["--json", "--max-tokens", "2048"]) == 0
     said = answer(capsys)
     assert [set(row) for row in said["rows"]] == [
         {
@@ -80,19 +91,21 @@ def test_demo_prints_one_json_object_with_the_rows(
             "logits_equal",
         }
     ] * 2
-    assert [row["prompt_tokens"] for row in said["rows"]] == [512, 1024]
-    assert [row["tokens_reused"] for row in said["details"]] == [384, 896]
+    assert [row["prompt_tokens"] for row in said["rows"]] == [1024, 2048]
+    assert [row["tokens_reused"] for row in said["details"]] == [896, 1920]
     assert said["faults"] == []
     assert said["control_changed"] is True
-    assert said["bytes_stored"] == 1024 // 64 * said["page_bytes"]
+    # The document grows: what is new in the second row begins in the chunk of the first question.
+    assert said["pages_stored"] == 1024 // 64 + 1152 // 64
+    assert said["bytes_stored"] == said["pages_stored"] * said["page_bytes"]
     assert said["shrunk"] is False
-    assert daemon.kills == 1
+    assert daemon.kills == 4, "one in each run of each row"
 
 
 def test_demo_shows_a_table_and_says_that_weights_are_random(
     daemon: MemoryDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["--max-tokens", "512"]) == 0
+    assert command(["--max-tokens", "1024"]) == 0
     said = capsys.readouterr().out
     assert "after kill -9" in said
     assert "random, so the answers are noise" in said
@@ -103,14 +116,14 @@ def test_demo_fails_when_a_tier_returns_other_bytes(
     daemon: MemoryDaemon, warehouse: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flip() -> None:
-        key = next(iter(warehouse.pages))
-        page = bytearray(warehouse.pages[key])
-        page[7] ^= 1
-        warehouse.pages[key] = bytes(page)
+        for key, whole in warehouse.pages.items():
+            page = bytearray(whole)
+            page[7] ^= 1
+            warehouse.pages[key] = bytes(page)
 
     daemon.after_kill = flip
-    assert command(["--json", "--max-tokens", "512"]) == 4
-    assert "512 tokens: the KV bytes differ" in answer(capsys)["faults"]
+    assert command(["--json", "--max-tokens", "1024"]) == 4
+    assert "1,024 tokens: the KV bytes differ" in answer(capsys)["faults"]
 
 
 def test_demo_fails_when_a_tier_has_lost_pages(
@@ -118,7 +131,7 @@ def test_demo_fails_when_a_tier_has_lost_pages(
 ) -> None:
     """Recomputing what is missing gives the same bits, but it is not what the table claims."""
     daemon.after_kill = warehouse.pages.clear
-    assert command(["--json", "--max-tokens", "512"]) == 4
+    assert command(["--json", "--max-tokens", "1024"]) == 4
     said = answer(capsys)
     assert said["rows"][0]["logits_equal"] is True
     assert any("did not deliver" in fault for fault in said["faults"])
@@ -128,39 +141,128 @@ def test_demo_fails_when_the_nvme_column_came_from_dram(
     daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(daemon, "drop_dram", lambda: None)
-    assert command(["--json", "--max-tokens", "512"]) == 4
+    assert command(["--json", "--max-tokens", "1024"]) == 4
     assert any("did not deliver" in fault for fault in answer(capsys)["faults"])
 
 
-def test_document_shrinks_on_a_slow_machine_and_the_demo_says_so(
+def test_demo_has_two_runs_of_each_cell_and_shows_the_better(
+    daemon: MemoryDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["--json", "--max-tokens", "1024"]) == 0
+    said = answer(capsys)
+    for name in ("recompute", "dram", "dram_after_kill", "nvme"):
+        runs = said["details"][0][f"{name}_runs_s"]
+        assert len(runs) == 2
+        assert said["rows"][0][f"{name}_s"] == min(runs)
+
+
+def test_demo_fails_when_only_the_second_run_differs(
+    daemon: MemoryDaemon, warehouse: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its time may be the one that is shown, so its bits count as much as the first one's."""
+
+    def lose_the_second_time() -> None:
+        if daemon.kills == 2:
+            warehouse.pages.clear()
+
+    daemon.after_kill = lose_the_second_time
+    assert command(["--json", "--max-tokens", "1024"]) == 4
+    assert any("did not deliver" in fault for fault in answer(capsys)["faults"])
+
+
+def test_rows_are_left_out_on_a_slow_machine_and_the_demo_says_so(
     daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Pace(unit_s=10.0, piece_s=9.0, step_s=0.1, chunk_tokens=128)
     monkeypatch.setattr(run.pacing, "measure", lambda *given: slow)
+    monkeypatch.setattr(Pace, "seen", lambda self, tokens, took_s: self)
     assert command(["--json"]) == 0
     printed = capsys.readouterr()
     said = json.loads(printed.out)
-    assert [row["prompt_tokens"] for row in said["rows"]] == [512, 1024]
+    assert [row["prompt_tokens"] for row in said["rows"]] == [1024]
     assert said["shrunk"] is True
-    assert "cut to 1,024 tokens" in printed.err
+    assert "2,048 tokens would take about" in printed.err
+    assert "--max-tokens 2048" in printed.err
 
 
-def test_document_shrinks_when_the_machine_gets_busy_after_it_was_measured(
-    daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kill", "runs", "said"),
+    [
+        (3, {1024: 2}, "2,048 tokens take longer than"),
+        (4, {1024: 2, 2048: 1}, "2,048 tokens: run 2 of 2 did not fit into the time"),
+    ],
+    ids=["in the first run", "in the second run"],
+)
+def test_row_has_the_runs_for_which_there_was_time_when_the_machine_gets_busy(
+    daemon: MemoryDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kill: int,
+    runs: dict[int, int],
+    said: str,
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr(run, "Budget", lambda started, unlimited: Budget(0.0, clock=clock))
     idle = Pace(unit_s=1e-9, piece_s=1e-9, step_s=1e-9, chunk_tokens=128)
     monkeypatch.setattr(run.pacing, "measure", lambda *given: idle)
-    monkeypatch.setattr(run.pacing, "BUDGET_S", 1e-6)
+    monkeypatch.setattr(Pace, "seen", lambda self, tokens, took_s: self)
+
+    def become_busy() -> None:
+        if daemon.kills == kill:
+            clock.now_s = 1000.0
+
+    daemon.after_kill = become_busy
     assert command(["--json"]) == 0
     printed = capsys.readouterr()
-    said = json.loads(printed.out)
-    assert [row["prompt_tokens"] for row in said["rows"]] == [512, 1024]
-    assert said["shrunk"] is True
-    assert "busier than when it was measured" in printed.err
+    found = json.loads(printed.out)
+    assert {row["prompt_tokens"]: row["runs"] for row in found["details"]} == runs
+    assert found["faults"] == []
+    assert found["shrunk"] is True
+    assert said in printed.err
 
 
-def test_all_lengths_fit_on_the_machine_they_were_fitted_to() -> None:
-    assert Pace(0.36, 0.35, 0.04, 128).lengths(8192) == (512, 1024, 2048, 4096, 8192)
+def test_first_row_is_measured_once_when_the_time_is_up_before_it(
+    daemon: MemoryDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(run, "Budget", lambda started, unlimited: Budget(0.0, clock=clock))
+    clock.now_s = 1000.0
+    assert command(["--json"]) == 0
+    said = answer(capsys)
+    assert [row["prompt_tokens"] for row in said["rows"]] == [1024]
+    assert [row["runs"] for row in said["details"]] == [1]
+    assert said["control_changed"] is True
+
+
+def test_budget_counts_from_the_start_of_the_command() -> None:
+    clock = Clock()
+    budget = Budget(-20.0, clock=clock)
+    assert budget.spent_s == 20.0
+    assert budget.fits(PLAN_S - 20.0)
+    assert not budget.fits(PLAN_S - 19.0)
+    clock.now_s = 1000.0
+    with pytest.raises(OutOfTimeError):
+        budget.check()
+
+
+def test_budget_has_no_end_when_the_user_chose_the_length() -> None:
+    clock = Clock()
+    budget = Budget(0.0, unlimited=True, clock=clock)
+    clock.now_s = 1e6
+    assert budget.fits(1e6)
+    budget.check()
+
+
+def test_all_rows_fit_on_the_machine_they_were_fitted_to() -> None:
+    pace = Pace(0.36, 0.35, 0.04, 128, start_s=1.5)
+    assert sum(map(pace.row_s, LENGTHS, (0, *LENGTHS))) < PLAN_S
+
+
+def test_pace_follows_the_machine_both_ways() -> None:
+    pace = Pace(0.4, 0.4, 0.04, 128)
+    expected_s = pace.prompt_s(2048)
+    assert pace.seen(2048, 3 * expected_s).unit_s == pytest.approx(1.2)
+    assert pace.seen(2048, expected_s / 2).step_s == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +292,7 @@ def test_demo_takes_a_checkpoint_with_its_own_tokenizer(
     tokenizer = text.train_tokenizer(text.read_text(None)[:50_000])
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
-    assert command(["--json", "--max-tokens", "512", "--model", str(tmp_path)]) == 0
+    assert command(["--json", "--max-tokens", "1024", "--model", str(tmp_path)]) == 0
     said = answer(capsys)
     assert said["random_weights"] is False
     assert said["faults"] == []
@@ -218,8 +320,8 @@ def test_checkpoint_with_a_sliding_window_is_refused_by_name(
 def test_text_that_is_too_short_is_refused(daemon: MemoryDaemon, tmp_path: Any) -> None:
     short = tmp_path / "short.txt"
     short.write_text("hello")
-    with pytest.raises(kvw.UsageError, match="the text has 5 tokens, the longest prompt 512"):
-        command(["--text", str(short), "--max-tokens", "512"])
+    with pytest.raises(kvw.UsageError, match="the text has 5 tokens, the longest prompt 1024"):
+        command(["--text", str(short), "--max-tokens", "1024"])
 
 
 def test_prompts_share_the_document_and_end_in_different_questions() -> None:
