@@ -50,6 +50,8 @@ class Trial:
         self._teller = teller
         self._rows: list[Row] = []
         self._control: Control | None = None
+        self._proven = False
+        """True once there is a run to show: what comes after it may be given up."""
         self._pages_stored = 0
 
     def run(self, lengths: Sequence[int], show: Callable[[Row], None]) -> Findings:
@@ -96,14 +98,16 @@ class Trial:
 
     def _after_forward(self, *_: Any) -> None:
         self._teller.tick()
-        if self._rows:
+        if self._proven:
             self._budget.check()
 
     def _row(self, tokens: int) -> Row:
         known = self._known
         self._teller.begin(f"{tokens:,} tokens", self._pace.row_s(tokens, known))
         self._read_document(tokens, known)
-        runs = [self._run(tokens, 1), *self._more_runs(tokens)]
+        first = self._run(tokens, 1)
+        self._proven = True
+        runs = [first, *self._more_runs(tokens)]
         cells = {way: Cell(tuple(run[way] for run in runs)) for way in ("computed", *WAYS)}
         return Row(tokens, self._expected(tokens), OPTIONS.page_tokens, **cells)
 

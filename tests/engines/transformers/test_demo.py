@@ -6,6 +6,9 @@ With a tiny model and the warehouse in memory; the real daemon is in test_real_d
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +111,7 @@ def test_demo_shows_a_table_and_says_that_weights_are_random(
     assert command(["--max-tokens", "1024"]) == 0
     said = capsys.readouterr().out
     assert "after kill -9" in said
+    assert "1,024      896" in said
     assert "random, so the answers are noise" in said
     assert "FAULT" not in said
 
@@ -188,10 +192,11 @@ def test_rows_are_left_out_on_a_slow_machine_and_the_demo_says_so(
 @pytest.mark.parametrize(
     ("kill", "runs", "said"),
     [
+        (2, {1024: 1}, "1,024 tokens: run 2 of 2 did not fit into the time"),
         (3, {1024: 2}, "2,048 tokens take longer than"),
         (4, {1024: 2, 2048: 1}, "2,048 tokens: run 2 of 2 did not fit into the time"),
     ],
-    ids=["in the first run", "in the second run"],
+    ids=["in the only row", "in the first run", "in the second run"],
 )
 def test_row_has_the_runs_for_which_there_was_time_when_the_machine_gets_busy(
     daemon: MemoryDaemon,
@@ -280,22 +285,47 @@ def test_bad_arguments_are_refused_with_the_value_and_the_fix(
         command(arguments)
 
 
-def test_demo_takes_a_checkpoint_with_its_own_tokenizer(
-    daemon: MemoryDaemon,
-    model: Any,
-    transformers: Any,
-    tmp_path: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def library_says(transformers: Any) -> Iterator[list[str]]:
+    """What transformers logs: warnings of deprecated or unused arguments, say."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def checkpoint(
+    model: Any, transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """With settings that the library warns of when they meet the demo's own."""
     monkeypatch.setattr(text, "VOCABULARY", 400)
     tokenizer = text.train_tokenizer(text.read_text(None)[:50_000])
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=512
+    ).save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
-    assert command(["--json", "--max-tokens", "1024", "--model", str(tmp_path)]) == 0
-    said = answer(capsys)
+    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def test_demo_takes_a_checkpoint_with_its_own_tokenizer_and_nothing_is_warned_of(
+    daemon: MemoryDaemon,
+    checkpoint: Path,
+    library_says: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(["--json", "--max-tokens", "1024", "--model", str(checkpoint)]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
     assert said["random_weights"] is False
     assert said["faults"] == []
+    assert library_says == []
+    assert "Loading weights" not in printed.err
 
 
 def test_checkpoint_with_a_sliding_window_is_refused_by_name(
