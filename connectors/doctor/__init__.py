@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvwarehouse_connectors.doctor.findings import Finding
 
-SUMMARY = "Say whether an engine and the warehouse fit on this machine, and what to mend."
+SUMMARY = "Say whether an engine and the warehouse fit here, and what to mend."
 
 _GPU = "gpu"
 

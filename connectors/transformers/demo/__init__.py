@@ -10,7 +10,7 @@ import os
 import time
 from importlib.util import find_spec
 
-SUMMARY = "Show what reuse of KV saves, with a small model on this machine; under three minutes."
+SUMMARY = "Show what reuse of KV saves on this machine, in under three minutes."
 
 # Said when the command is loaded, so that the command line can name the extra to install.
 for _module in ("torch", "transformers", "tokenizers"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.bar import Bar
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +25,7 @@ _WIDTHS = (7, 7, 9, 14, 14, 14, 12)
 _HEADS = ("prompt", "reused", *_NAMES.values(), "same logits")
 _LONGEST_BAR = 48
 _COLUMNS_BESIDE_THE_BAR = 34
+_JUSTIFIED: tuple[JustifyMethod, ...] = ("left", "left", "right", "right")
 _SHORT_S = 0.1
 """Below it, figures have one digit more."""
 _COLOURS = {"computed": "yellow"}
@@ -79,6 +80,8 @@ class Findings:
 
     def _bars(self, row: Row) -> Table:
         grid = Table.grid(padding=(0, 2, 0, 0))
+        for justify in _JUSTIFIED:
+            grid.add_column(justify=justify)
         width = min(_LONGEST_BAR, self._out.width - _COLUMNS_BESIDE_THE_BAR)
         cells = {"computed": row.computed, **row.loaded}
         longest_s = max(cell.first_token_s for cell in cells.values())
