@@ -36,6 +36,8 @@ help:  ## this list
 
 .PHONY: setup
 setup:  ## .venv with everything to run and test; quick when nothing changed
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "setup: kvwarehouse needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@scripts/system_packages.sh
 	@$(SETUP) test
 
@@ -82,6 +84,25 @@ test-engines: $(ENGINES:%=test-%)  ## the tests that need torch or an engine, wi
 
 .PHONY: test-engines-full
 test-engines-full: $(ENGINES:%=test-%)  ## every test that needs torch or an engine
+
+# What is to come: by hand, and before a release.
+.PHONY: test-latest
+test-latest: setup  ## the engines' tests on the newest packages that our ranges allow
+	@$(PYTHON) scripts/verify.py --latest $(ARGS)
+
+MINUTES ?= 10
+.PHONY: test-random
+test-random: setup  ## what draws numbers, with a new seed each time, for MINUTES (10)
+	@scripts/random_runs.sh $(MINUTES)
+
+# ARGS="faults asan": these lanes.
+.PHONY: test-full
+test-full: setup  ## every lane whole, two hours and more; writes docs/verified.md
+	@$(PYTHON) scripts/verify.py $(ARGS)
+
+.PHONY: ci
+ci:  ## what continuous integration runs, in a fresh clone of HEAD; leaves build/ci.passed
+	@scripts/ci.sh
 
 .PHONY: test-transformers
 test-transformers: setup-transformers

@@ -1,4 +1,4 @@
-"""The virtual environments that requirements/environments.toml defines, and uv, which fills them."""
+"""The virtual environments of requirements/environments.toml, and uv, which fills them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Pins every version of every environment: writes requirements/NAME.txt from pyproject.toml and
 requirements/environments.toml.
 
-    lock.py [NAME ...]            changes as little as the ranges allow; all environments by default
+    lock.py [NAME ...]            changes as little as the ranges allow; all environments by
+                                  default
     lock.py --upgrade [NAME ...]  takes the newest versions that the ranges allow
-    lock.py --check               only says whether a lock was made from other ranges; needs no network
+    lock.py --check               says whether a lock was made from other ranges; asks nobody
 
 A lock holds for Python 3.11 and newer, on any Linux. torch is in none of them: see [torch] there.
 """
@@ -24,12 +25,14 @@ _LOWEST_PYTHON = "3.11"
 _INPUTS = "# Made by `make lock`; inputs: "
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--upgrade", action="store_true")
     parser.add_argument("--check", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     known = environments()
     chosen = [known[name] for name in args.names or known]
     if args.check:
@@ -100,8 +103,8 @@ def _check(chosen: Sequence[Environment]) -> int:
     ]
     if stale:
         print(
-            f"requirements/ of {', '.join(stale)} are not what pyproject.toml and environments.toml "
-            "say now: make lock",
+            f"requirements/ of {', '.join(stale)} are not what pyproject.toml and "
+            "environments.toml say now: make lock",
             file=sys.stderr,
         )
     return bool(stale)
@@ -109,6 +112,6 @@ def _check(chosen: Sequence[Environment]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except SetupError as error:
         sys.exit(f"lock: {error}")

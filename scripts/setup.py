@@ -32,14 +32,16 @@ from environments import (
 )
 from lock import write_latest
 
-# An environment of the cache that no clone was made from for so long is removed when the next of its
-# name is made.
+# An environment of the cache that no clone was made from for so long is removed when the next of
+# its name is made.
 _UNUSED_S = 30 * 24 * 3600
 _SOURCES = (".cc", ".h", ".cmake")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("names", nargs="+", metavar="NAME")
     parser.add_argument("--latest", action="store_true")
     args = parser.parse_args()
@@ -70,7 +72,7 @@ def _install(environment: Environment, lock: Path, folder: Path) -> None:
         (base / "complete").touch()
         _say(f"{folder.name}: from the cache, with {_packages(lock)} packages")
         shutil.rmtree(folder, ignore_errors=True)
-        _link(base, folder)
+        link(base, folder)
     made.write_text(key)
 
 
@@ -133,7 +135,7 @@ def _remove_unused(base: Path) -> None:
             shutil.rmtree(other.parent, ignore_errors=True)
 
 
-def _link(base: Path, folder: Path) -> None:
+def link(base: Path, folder: Path) -> None:
     """A copy of an environment in hard links, so that it costs no room; what names its own folder
     is written anew. Files are never changed in place: pip and uv replace them."""
     old, new = os.fsencode(base), os.fsencode(folder)
@@ -176,7 +178,7 @@ def _install_project(folder: Path) -> None:
 
 
 def _sources_digest() -> str:
-    """Of everything the native build depends on. Names are part of it, so that removed files count."""
+    """Of all that the native build depends on. Names are part of it: removed files count."""
     hashed = hashlib.sha256(f"{ROOT} {sys.version} {os.environ.get('CXX', '')}".encode())
     native = [
         path
@@ -212,9 +214,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 11):
-        sys.exit(f"setup: this is Python {sys.version.split()[0]}; kvwarehouse needs 3.11 or newer."
-                 " Name one: make PYTHON=python3.12 ...")  # fmt: skip
     try:
         sys.exit(main())
     except SetupError as error:

@@ -74,7 +74,8 @@ class Teller:
             self._line(f"... {self._stage}: {self._step}{share}")
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._console.is_terminal:  # rich 13.0 ends even a bar that is disabled with a line
+            self._bar.start()
         return self
 
     def __exit__(
@@ -83,7 +84,8 @@ class Teller:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def _draw(self) -> None:
         share = self._calls_done / self._calls if self._calls else 0.0

@@ -11,6 +11,7 @@ import kvwarehouse as kvw
 pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
 pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
 
+from kvwarehouse_connectors.transformers import support
 from kvwarehouse_connectors.transformers.support import (
     observe,
     require_supported,
@@ -58,7 +59,7 @@ def test_library_is_refused_when_its_caches_do_not_tell_unsafe_models(
 ) -> None:
     """With 5.0 to 5.4 a Qwen3-Next was taken for a model that keeps keys in each layer."""
     model = made(transformers, "Llama")
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(support.transformers, "__version__", version)
     with pytest.raises(kvw.UsageError, match=rf"transformers {version} is too old") as refused:
         require_supported(model)
     assert refused.value.code == "unsupported_version"
