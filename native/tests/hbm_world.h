@@ -36,14 +36,20 @@ struct HbmRig {
     return client;
   }
   HbmStatus status() { return daemon.status().hbm; }
+  // Waits for it, and returns false where it does not come true.
+  template <class Condition>
+  bool became(Condition condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() >= deadline) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
   // Ends the test where it does not come true.
   template <class Condition>
   void until(Condition condition) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
-    while (!condition()) {
-      CHECK(std::chrono::steady_clock::now() < deadline);
-      std::this_thread::yield();
-    }
+    CHECK(became(condition));
   }
   // What was used is in HBM, as far as it will be.
   void settle() {
