@@ -11,11 +11,15 @@
 // whose join() throws it again. A child of fork() ends in _exit().
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <random>
 #include <sstream>
 #include <stdexcept>
@@ -28,7 +32,12 @@
 
 #include "base/error.h"
 
-namespace kvw::check {
+namespace kvw {
+
+// How long a test waits for what has to come, before it fails: under a sanitizer on a busy machine.
+inline constexpr int kPatienceMs = 60000;
+
+namespace check {
 
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -42,7 +51,7 @@ struct Test {
 struct Run {
   uint64_t seed = 0;
   uint64_t rounds_factor = 1;
-  std::string filter;
+  std::string program, filter;
   bool list = false;
 };
 
@@ -121,6 +130,7 @@ class Thread {
   template <class Body>
   explicit Thread(Body body)
       : thread_([this, body = std::move(body)] {
+          id_.store(::gettid(), std::memory_order_release);
           try {
             body();
           } catch (...) {
@@ -132,13 +142,31 @@ class Thread {
   ~Thread() {
     if (thread_.joinable()) thread_.join();
   }
+  // Returns when it sleeps, in what it waits for, or has ended. To be sure that a call was made and
+  // waits, without a time after which it surely does. It may have slept for a lock or a page too,
+  // so what follows has to be true of any moment.
+  void until_it_waits() const {
+    while (!waits()) std::this_thread::yield();
+  }
   void join() {
     thread_.join();
     if (thrown_) std::rethrow_exception(thrown_);
   }
 
  private:
+  // The state is the word behind the name, which is in parentheses (proc_pid_stat(5)).
+  bool waits() const {
+    const pid_t id = id_.load(std::memory_order_acquire);
+    if (id == 0) return false;
+    std::ifstream file("/proc/self/task/" + std::to_string(id) + "/stat");
+    std::string line;
+    if (!std::getline(file, line)) return true;
+    const size_t name_end = line.rfind(") ");
+    return name_end == std::string::npos || line[name_end + 2] != 'R';
+  }
+
   std::exception_ptr thrown_;
+  std::atomic<pid_t> id_{0};
   std::thread thread_;
 };
 
@@ -151,6 +179,7 @@ inline uint64_t number(const char* text, const char* option) {
 }
 
 inline void parse(int argc, char** argv) {
+  run().program = argv[0];
   run().seed = std::random_device{}();
   if (const char* seed = std::getenv("KVW_SEED")) run().seed = number(seed, "KVW_SEED");
   for (int i = 1; i < argc; ++i) {
@@ -174,13 +203,21 @@ inline void parse(int argc, char** argv) {
   }
 }
 
+// One test alone, as it was in this run. The whole command: whoever reads a log has no more of it.
+inline std::string repeat_command(const Test& test) {
+  std::string command = std::string(run().program) + " --filter " + test.name + " --seed " +
+                        std::to_string(run().seed);
+  if (run().rounds_factor != 1) command += " --rounds " + std::to_string(run().rounds_factor);
+  return command;
+}
+
 inline bool passes(const Test& test) {
   std::printf("%s ... ", test.name);
   std::fflush(stdout);  // a crash must leave the name of the test behind
   try {
     test.body();
   } catch (const std::exception& error) {
-    std::printf("FAILED\n  %s\n", error.what());
+    std::printf("FAILED\n  %s\n  repeat it: %s\n", error.what(), repeat_command(test).c_str());
     return false;
   }
   std::printf("ok\n");
@@ -206,7 +243,8 @@ inline int run_all(int argc, char** argv) {
   return failed == 0 ? 0 : 1;
 }
 
-}  // namespace kvw::check
+}  // namespace check
+}  // namespace kvw
 
 #define TEST(name)                                                             \
   static void test_##name();                                                   \

@@ -18,8 +18,6 @@
 
 namespace kvw {
 
-inline constexpr int kPatienceMs = 60000;  // under a sanitizer on a busy machine
-
 class Daemon {
  public:
   explicit Daemon(NamespaceShape shape, uint64_t dram_bytes = 8 * kMiB) : shape_(shape) {
@@ -159,7 +157,8 @@ struct Chain {
   void store_all(Client& client) const {
     for (size_t at = 0; at < pages.size(); ++at) store_page(client, at);
   }
-  // Pages loaded; every one of them is compared.
+  // Pages loaded; every one of them is compared. What is in DRAM takes none of the time, which ends
+  // the wait for a daemon that has gone.
   uint64_t load(Client& client, uint32_t shard, LoadReport* report = nullptr) const {
     Rows rows(pages.size(), shape.shard_bytes);
     Prompt asked = prompt();
