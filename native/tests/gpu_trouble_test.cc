@@ -155,7 +155,7 @@ TEST(call_that_waits_for_a_mover_gets_the_place_of_one_that_could_not_be_made) {
   });
   while (model.count("streams_asked") == asked) std::this_thread::yield();
   std::atomic<bool> got{false};
-  std::thread waiting([&] {
+  check::Thread waiting([&] {
     while (!got) {
       try {
         got = device.borrow(deadline) != nullptr;
@@ -164,8 +164,7 @@ TEST(call_that_waits_for_a_mover_gets_the_place_of_one_that_could_not_be_made) {
       }
     }
   });
-  const timespec moment{0, 10'000'000};  // until it waits; what follows is true of any moment
-  ::nanosleep(&moment, nullptr);
+  waiting.until_it_waits();
   model.set("stream_result", gpu::kCudaNotPermitted);
   model.set("hold_stream_create", 0);
   making.join();
@@ -215,7 +214,7 @@ TEST(forked_child_does_not_wait_for_the_thread_that_registers) {
   ::nanosleep(&moment, nullptr);
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(20);
+    ::alarm(kPatienceMs / 1000);
     registration.reset();
     ::_exit(0);
   }

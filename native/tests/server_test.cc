@@ -3,6 +3,7 @@
 // that will not come. A populating thread that did held the daemon's end up for a minute.
 #include "tests/check.h"
 
+#include <atomic>
 #include <future>
 #include <string>
 #include <thread>
@@ -14,8 +15,6 @@ namespace kvw {
 namespace {
 
 constexpr int kWaitMs = kPatienceMs / 3;
-// To be asked before the end. Who is later is refused, with the same code.
-constexpr auto kHeadStart = std::chrono::milliseconds(100);
 
 // The code that `ask` ended with; empty if it was answered.
 std::string code_of(const std::function<void()>& ask) {
@@ -35,7 +34,7 @@ std::string code_of_one_left_in_the_queue(const std::function<void(Server&)>& as
   server.start();
 
   std::promise<void> begun, release;
-  std::thread busy([&] {
+  check::Thread busy([&] {
     server.call(
         [&](Warehouse&) {
           begun.set_value();
@@ -46,12 +45,13 @@ std::string code_of_one_left_in_the_queue(const std::function<void(Server&)>& as
   });
   begun.get_future().wait();
   std::string code;
-  std::thread asking([&] { code = code_of([&] { ask(server); }); });
-  std::this_thread::sleep_for(kHeadStart);
-  std::thread stopping([&] { server.stop(); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  check::Thread asking([&] { code = code_of([&] { ask(server); }); });
+  asking.until_it_waits();  // whoever asks after the end is refused, with the same code
+  check::Thread stopping([&] { server.stop(); });
+  const auto nothing = [](Warehouse&) { return 0; };
+  while (code_of([&] { server.call(nothing, 0); }) != "stopped") std::this_thread::yield();
   release.set_value();
-  for (std::thread* thread : {&busy, &asking, &stopping}) thread->join();
+  for (check::Thread* thread : {&busy, &asking, &stopping}) thread->join();
   return code;
 }
 
@@ -90,11 +90,17 @@ struct SlowDisk {
 
 TEST(flush_ends_when_all_is_durable_and_not_before) {
   SlowDisk disk;
-  std::future<FlushReport> flushing =
-      std::async(std::launch::async, [&] { return disk.world.flush(); });
-  CHECK(flushing.wait_for(kHeadStart) == std::future_status::timeout);
+  FlushReport report;
+  std::atomic<bool> ended{false};
+  check::Thread flushing([&] {
+    report = disk.world.flush();
+    ended = true;
+  });
+  flushing.until_it_waits();
+  for (int look = 0; look < 10; ++look) disk.world.tick();  // whether it has ended
+  CHECK(!ended);
   disk.faults->hold(false);
-  const FlushReport report = flushing.get();
+  flushing.join();
   CHECK_EQ(report.flushed, SlowDisk::kPages);
   CHECK_EQ(report.pending, 0u);
 }
@@ -120,9 +126,9 @@ TEST(core_that_ends_leaves_no_flush_waiting) {
   SlowDisk disk;
   Server& server = disk.world.server();
   std::string code;
-  std::thread flushing([&] { code = code_of([&] { server.flush(kPatienceMs); }); });
-  std::this_thread::sleep_for(kHeadStart);
-  std::thread stopping([&] { server.stop(); });
+  check::Thread flushing([&] { code = code_of([&] { server.flush(kPatienceMs); }); });
+  flushing.until_it_waits();
+  check::Thread stopping([&] { server.stop(); });
   flushing.join();
   disk.faults->hold(false);  // the disk's thread waits for what it has submitted
   stopping.join();
