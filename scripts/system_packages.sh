@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # What the build needs from the system: a C++20 compiler, xxhash.h (both needed), liburing (used if
 # there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed.
+# Then programs that single tests use: fio, openssl, strace. They are tried once for each $VENV and
+# never ask for a password; without them those tests are skipped, and say so.
 # EXTRA=fuzz: a clang with libFuzzer instead, used if there. EXTRA=sglang: instead what SGLang
 # compiles its page hash with.
 set -euo pipefail
@@ -39,10 +41,18 @@ missing() {
   echo '#include <liburing.h>' | compiles || packages+=(liburing-dev)
 }
 
+missing_programs() {
+  packages=()
+  local program
+  for program in fio openssl strace; do
+    command -v "$program" >/dev/null || packages+=("$program")
+  done
+}
+
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then
     "$@"
-  elif [ -t 0 ] && [ -z "${CI:-}" ]; then
+  elif [ -t 0 ] && [ -z "${CI:-}" ] && [ -z "${never_ask:-}" ]; then
     sudo "$@"
   else
     sudo -n "$@"
@@ -59,23 +69,37 @@ install() {
   as_root "${apt[@]}" "${packages[@]}" >/dev/null
 }
 
-missing
-[ ${#packages[@]} -eq 0 ] && exit 0
-wanted=("${packages[@]}")
-install || true
-missing
-[ ${#packages[@]} -eq 0 ] && exit 0
+install_programs() {
+  local tried="${VENV:-.venv}/.kvw-programs" never_ask=1
+  missing_programs
+  [ ${#packages[@]} -eq 0 ] && return
+  [ -f "$tried" ] && [ "$(cat "$tried")" = "${packages[*]}" ] && return
+  install || true
+  missing_programs
+  [ ${#packages[@]} -eq 0 ] && return
+  echo "setup: going on without ${packages[*]}: tests that use them will be skipped" >&2
+  [ ! -d "${tried%/*}" ] || echo "${packages[*]}" >"$tried"
+}
 
-sudo_word=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
-echo "setup: could not install: ${packages[*]}. Install them with" >&2
-echo "    ${sudo_word}apt-get update && ${sudo_word}apt-get install -y ${wanted[*]}" >&2
-if [ "${EXTRA:-}" = fuzz ]; then
-  echo "or another clang with libFuzzer. Going on without: make fuzz changes inputs blindly" >&2
-  exit 0
-fi
-echo "or, on other systems, a C++20 compiler, the headers of xxHash and those of liburing." >&2
-if [ "${packages[*]}" = liburing-dev ]; then
+say_what_is_missing() {
+  local sudo_word
+  sudo_word=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
+  echo "setup: could not install: ${packages[*]}. Install them with" >&2
+  echo "    ${sudo_word}apt-get update && ${sudo_word}apt-get install -y ${wanted[*]}" >&2
+  if [ "${EXTRA:-}" = fuzz ]; then
+    echo "or another clang with libFuzzer. Going on without: make fuzz changes inputs blindly" >&2
+    return
+  fi
+  echo "or, on other systems, a C++20 compiler, the headers of xxHash and those of liburing." >&2
+  [ "${packages[*]}" = liburing-dev ] || return 1
   echo "setup: going on without liburing: NVMe I/O will use the pread pool" >&2
-  exit 0
+}
+
+missing
+wanted=("${packages[@]}")
+if [ ${#wanted[@]} -gt 0 ]; then
+  install || true
+  missing
+  [ ${#packages[@]} -eq 0 ] || say_what_is_missing || exit 1
 fi
-exit 1
+[ -n "${EXTRA:-}" ] || install_programs
