@@ -1,5 +1,5 @@
-"""What all tests share: one seed a run, printed at its top and again settable as KVW_SEED; and the
-contract model of CUDA's driver."""
+"""What all tests share: one seed a run, printed at its top and again settable as KVW_SEED; the
+command that repeats a failure; and the contract model of CUDA's driver."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from kvwarehouse.testing import cuda_model
+from kvwarehouse.testing import cuda_model, repeating
 from kvwarehouse.testing.cuda_model import ModelDevice
 
 # Exported, so that the other processes of the run use it too, and daemons and native programs that
@@ -34,6 +34,8 @@ hypothesis.settings.load_profile("kvwarehouse")
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+    config.args = repeating.chosen(config.args)
+    config.option.ignore = repeating.looked_into(config.option.ignore or (), config.args)
 
 
 def pytest_report_header() -> str:
@@ -41,8 +43,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"repeat this run with KVW_SEED={SEED}")
+    stats = terminalreporter.stats
+    failed = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())]
+    if failed:
+        terminalreporter.write_line("repeat what failed:")
+    for command in repeating.commands(failed, SEED, os.environ):
+        terminalreporter.write_line(f"    {command}")
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ from typing import Final
 from kvwarehouse.testing.fault_classes import BY_NAME
 
 FOLDER: Final = "KVW_TALLY"
-ROUNDS: Final = "KVW_FAULT_ROUNDS"
+ROUNDS: Final = "KVW_ROUNDS"
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 
 
 def rounds(usual: int) -> int:
-    """How often a test goes round: `usual`, times KVW_FAULT_ROUNDS."""
+    """How often a test goes round: `usual`, times KVW_ROUNDS."""
     return usual * int(os.environ.get(ROUNDS, "1"))
 
 
