@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -30,16 +30,23 @@ _MARGIN_S: Final = 1.0
 class Watched:
     """One stream."""
 
-    def __init__(self, context: grpc.ServicerContext, deadline: Deadline, method: str) -> None:
+    def __init__(
+        self,
+        context: grpc.ServicerContext,
+        deadline: Deadline,
+        method: str,
+        clock: Callable[[], float],
+    ) -> None:
         self._context = context
         self._deadline = deadline
+        self._clock = clock
         self._waits_since: float | None = None
         self.method = method
 
     @contextmanager
     def client_turn(self) -> Iterator[None]:
         """Around each wait for the client."""
-        self._waits_since = time.monotonic()
+        self._waits_since = self._clock()
         try:
             yield
         finally:
@@ -50,16 +57,17 @@ class Watched:
         if self._deadline.overdue_s() > _MARGIN_S:
             return "deadline"
         since = self._waits_since
-        return "stalled" if since is not None and time.monotonic() - since > stall_s else ""
+        return "stalled" if since is not None and self._clock() - since > stall_s else ""
 
     def end(self) -> None:
         self._context.cancel()
 
 
 class Watchdog:
-    def __init__(self, log: Log, stall_s: float = STALL_S) -> None:
+    def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: how long a stream has waited is measured by it, in seconds."""
         self._log = log
-        self._stall_s = stall_s
+        self._clock = clock
         self._changed = threading.Condition()
         self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
@@ -69,7 +77,7 @@ class Watchdog:
         self, context: grpc.ServicerContext, deadline: Deadline, method: str
     ) -> Iterator[Watched]:
         """Watches the call of `context` for as long as the context lasts."""
-        stream = Watched(context, deadline, method)
+        stream = Watched(context, deadline, method, self._clock)
         with self._changed:
             self._watched.add(stream)
             if self._thread is None:
@@ -88,12 +96,17 @@ class Watchdog:
                 if not self._watched:
                     self._thread = None
                     return
-                streams = list(self._watched)
-                self._changed.wait(min(_LOOK_S, self._stall_s / 4))
-            for stream in streams:
-                why = stream.overdue(self._stall_s)
-                if why:
-                    self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
-                    stream.end()
-                    with self._changed:
-                        self._watched.discard(stream)
+                self._changed.wait(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Ends what is overdue now."""
+        with self._changed:
+            streams = list(self._watched)
+        for stream in streams:
+            why = stream.overdue(STALL_S)
+            if why:
+                self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
+                stream.end()
+                with self._changed:
+                    self._watched.discard(stream)

@@ -49,7 +49,7 @@ def test_load_fills_the_longest_stored_prefix_and_says_why_not_more(
 ) -> None:
     ns.store(TOKENS[:12], pages[:3])
     out = empty(10)
-    filled = ns.load(TOKENS, out, timeout_s=1)
+    filled = ns.load(TOKENS, out)
     assert filled == 3
     assert np.array_equal(out[:3], pages[:3])
     assert sum(filled.missed.values()) == 7
@@ -104,7 +104,7 @@ def test_window_of_a_prompt_is_stored_and_loaded_from_first(ns: OpenNamespace, p
     out = empty(3)
     assert ns.load(TOKENS, out, first=5) == 3
     assert np.array_equal(out, pages[5:8])
-    assert ns.load(TOKENS, out, first=8, timeout_s=0.2) == 0
+    assert ns.load(TOKENS, out, first=8) == 0
     assert ns.load(TOKENS, out, first=10) == 0
 
 
@@ -125,7 +125,7 @@ def test_page_of_one_namespace_is_a_miss_in_another(
     client.open(space).store(TOKENS, pages)
     other = client.open(dataclasses.replace(space, **{field: getattr(space, field) + "x"}))
     assert other.lookup(TOKENS).pages == 0
-    assert other.load(TOKENS, empty(10), timeout_s=0.2) == 0
+    assert other.load(TOKENS, empty(10)) == 0
 
 
 def test_page_matches_once_all_its_shards_are_stored(
@@ -205,7 +205,7 @@ def test_clear_makes_every_page_a_miss(
     ns.store(TOKENS, pages)
     assert client.clear(space) == 10
     assert ns.lookup(TOKENS).pages == 0
-    assert ns.load(TOKENS, empty(10), timeout_s=0.2) == 0
+    assert ns.load(TOKENS, empty(10)) == 0
     assert ns.store(TOKENS, pages).stored == 10
 
 
@@ -231,7 +231,7 @@ def test_pages_of_a_namespace_are_listed(
 
 def test_flush_returns_within_its_time(client: Client, ns: OpenNamespace, pages: Any) -> None:
     ns.store(TOKENS, pages)
-    assert client.flush(timeout_s=5).pending == 0
+    assert client.flush(timeout_s=60).pending == 0
 
 
 def test_status_counts_the_pages_that_are_stored(

@@ -68,7 +68,7 @@ def test_page_at_another_place_than_it_was_stored_at_is_no_page(
     out = empty(pages[:1])
     assert ns.load(keys=[KeyRun(KEYS[3:4], 3, KEYS[2])], out=out) == 1
     for run in (KeyRun(KEYS[3:4]), KeyRun(KEYS[3:4], 4, KEYS[2]), KeyRun(KEYS[3:4], 3, KEYS[1])):
-        assert ns.load(keys=[run], out=out, timeout_s=0.1) == 0
+        assert ns.load(keys=[run], out=out) == 0
 
 
 def test_pages_that_stand_alone_are_stored_and_found_in_any_order(
@@ -90,8 +90,8 @@ def test_lookup_and_load_end_at_the_first_page_missing_of_all_runs(
     runs = [KeyRun(KEYS[:4]), KeyRun([b"other"])]
     assert ns.lookup(keys=runs).pages == 3
     out = empty(pages[:5])
-    assert ns.load(keys=runs, out=out, timeout_s=0.1) == 3
-    assert ns.load(keys=runs[::-1], out=out, timeout_s=0.1) == 4
+    assert ns.load(keys=runs, out=out) == 3
+    assert ns.load(keys=runs[::-1], out=out) == 4
     assert np.array_equal(out[:4], pages[[3, 0, 1, 2]])
 
 

@@ -5,10 +5,32 @@ from __future__ import annotations
 import pytest
 
 from kvwarehouse.daemon import lifecycle
-from kvwarehouse.daemon.watchdog import Watchdog
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.daemon.watchdog import STALL_S, Watchdog
+
+
+class Patience:
+    """That of this process's daemons with clients that stand still: its clock stands too, until a
+    test lets it end, so that no busy machine makes a client stand still."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._watchdogs: list[Watchdog] = []
+
+    def watchdog(self, log: Log) -> Watchdog:
+        self._watchdogs.append(Watchdog(log, clock=lambda: self._now_s))
+        return self._watchdogs[-1]
+
+    def end(self) -> None:
+        """Whoever stands still now has done so for longer than a client may. Returns when the
+        streams of those are ended."""
+        self._now_s += 2 * STALL_S
+        for each in self._watchdogs:
+            each.look()
 
 
 @pytest.fixture
-def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons that end a stream whose client stands still for 0.2 s."""
-    monkeypatch.setattr(lifecycle, "Watchdog", lambda log: Watchdog(log, stall_s=0.2))
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    patience = Patience()
+    monkeypatch.setattr(lifecycle, "Watchdog", patience.watchdog)
+    return patience

@@ -93,7 +93,7 @@ def test_refresh_is_true_and_changes_nothing_where_the_daemon_is_the_same(
 ) -> None:
     ns = client.open(SPACE)
     ns.store(TOKENS, pages)
-    assert client.refresh()
+    assert client.refresh(timeout_s=WAIT_S)
     assert client.refresh(timeout_s=0)
     assert ns.lookup(TOKENS).pages == 10
     assert client.control().incarnation == 1

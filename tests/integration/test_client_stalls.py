@@ -19,6 +19,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse.testing.until import longer_bounds
 
 WAIT_S = 60
 SPACE = kvw.Namespace(
@@ -35,8 +36,21 @@ def daemon() -> Iterator[PrivateDaemon]:
 
 @pytest.fixture
 def client(daemon: PrivateDaemon) -> Iterator[kvw.Client]:
-    with kvw.connect(daemon.address, timeout_s=0.5) as client:
+    with kvw.connect(daemon.address, timeout_s=WAIT_S) as client:
         yield client
+
+
+@pytest.fixture
+def short(client: kvw.Client) -> Iterator[kvw.Client]:
+    """A client whose calls end soon where the daemon does not answer."""
+    for bound_s in longer_bounds():
+        try:
+            short = kvw.connect(client.address, timeout_s=bound_s)
+        except kvw.TransportError:  # so soon that a busy daemon does not come to it
+            continue
+        with short:
+            yield short
+        return
 
 
 @pytest.fixture
@@ -77,14 +91,14 @@ def ns_bytes(ns: kvw.OpenNamespace) -> Any:
 
 
 def test_calls_that_need_the_daemon_end_with_their_deadline_while_it_is_stalled(
-    daemon: PrivateDaemon, client: kvw.Client, pages: Any
+    daemon: PrivateDaemon, client: kvw.Client, short: kvw.Client, pages: Any
 ) -> None:
     ns = client.open(SPACE)
     with stalled(daemon):
         for call in (
             lambda: ns.store(TOKENS, pages, timeout_s=0.3),
-            client.status,
-            lambda: client.clear(SPACE),
+            short.status,
+            lambda: short.clear(SPACE),
             lambda: client.flush(0.1),
             lambda: kvw.connect(daemon.address, timeout_s=0.3),
         ):

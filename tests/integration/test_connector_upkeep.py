@@ -77,7 +77,7 @@ def stores(upkeep: Upkeep, wanted: kvw.Namespace = SPACE) -> bool:
         return False
     keys, content = page()
     try:
-        stored = space.store(keys=keys, pages=content, timeout_s=2.0).stored
+        stored = space.store(keys=keys, pages=content, timeout_s=DEADLINE_S).stored
     except kvw.WarehouseError as error:
         upkeep.doubt(wanted, error)
         return False
@@ -131,7 +131,7 @@ def test_daemon_that_is_there_serves_from_the_start(upkeep: Upkeep) -> None:
     assert upkeep.problem == ""
     assert upkeep.wait_opened(SPACE, DEADLINE_S) is not None
     assert upkeep.control() is not None
-    assert stores(upkeep)
+    until(lambda: stores(upkeep), "pages are stored")
 
 
 def test_each_namespace_is_opened_on_its_own(upkeep: Upkeep) -> None:
@@ -185,7 +185,7 @@ def test_stopped_daemon_counts_as_none_and_holds_nobody(serving: Serving, upkeep
     finally:
         serving.resume()
     until(lambda: upkeep.control() is not None, "it is alive again")
-    assert stores(upkeep)
+    until(lambda: stores(upkeep), "pages are stored again")
     assert opened(upkeep, space("another"))
 
 

@@ -7,9 +7,9 @@ import os
 import socket
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -19,6 +19,7 @@ from kvwarehouse import errors, wire
 from kvwarehouse.daemon import deadline as deadline_module
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.testing.served import Served
+from kvwarehouse.testing.until import until
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -105,8 +106,7 @@ def test_load_whose_client_went_away_gives_its_place_back(served: Served) -> Non
     raise AssertionError("the places never came back")
 
 
-@pytest.mark.usefixtures("short_stall")
-def test_store_that_stands_still_is_ended(tmp_path: Path) -> None:
+def test_store_that_stands_still_is_ended(tmp_path: Path, patience: Any) -> None:
     """A client that opens a store and sends nothing more must not hold a place for ever."""
     with Served(tmp_path) as served:
         silent = threading.Event()
@@ -121,13 +121,21 @@ def test_store_that_stands_still_is_ended(tmp_path: Path) -> None:
 
         # The first is refused for what it says, at once; the second says nothing, and is ended.
         assert failed(lambda: served.stub.Store(requests())) == grpc.StatusCode.NOT_FOUND
-        assert failed(lambda: served.stub.Store(nothing())) == grpc.StatusCode.CANCELLED
+        store = served.stub.Store.future(nothing())
+
+        def ended() -> bool:
+            patience.end()
+            return bool(store.done())
+
+        until(ended, "the store is ended")
         silent.set()
+        assert store.code() == grpc.StatusCode.CANCELLED
         assert served.events("stream_stalled")[0]["why"] == "stalled"
 
 
-@pytest.mark.usefixtures("short_stall")
-def test_load_that_waits_for_the_daemon_does_not_stand_still(tmp_path: Path) -> None:
+def test_load_that_waits_for_the_daemon_does_not_stand_still(
+    tmp_path: Path, patience: Any
+) -> None:
     """What the daemon does for a stream has bounds of its own; only its client can let it stand."""
     with Served(tmp_path) as served:
         request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(SPACE))
@@ -135,7 +143,7 @@ def test_load_that_waits_for_the_daemon_does_not_stand_still(tmp_path: Path) -> 
         served.engine.unblock_loads.clear()
         answers = served.stub.Load(load_request(), timeout=T)
         assert served.engine.loads_blocked.wait(T)
-        time.sleep(1.0)  # five times what a client may take
+        patience.end()
         served.engine.unblock_loads.set()
         assert dict(list(answers)[-1].summary.missed) == {"missing": 9}
         assert not served.events("stream_stalled")

@@ -4,7 +4,6 @@ keeps of it."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from kvwarehouse import engine, wire
 from kvwarehouse.embedded.private import PrivateDaemon
 from kvwarehouse.testing.served import Served
+from kvwarehouse.testing.until import until
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -173,8 +173,7 @@ def test_streams_of_many_clients_do_not_mix(served: Served) -> None:
     assert not failures, failures[0]
 
 
-@pytest.mark.usefixtures("short_stall")
-def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path) -> None:
+def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path, patience: Any) -> None:
     """Pages of one shard are unfinished until the other comes, and there is room for a part of
     them: the store waits for the daemon then, which is no client that stands still."""
     pages = 20
@@ -182,11 +181,9 @@ def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path) -> None
         remote = Remote(served.config.socket)
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(remote.store, 1, pages, 0, content(1, pages, 0))
-            until = time.monotonic() + T
-            while not reserved_slots(remote):
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            time.sleep(1.0)  # five times what a client may take
+            # All of its bytes have come before the first slot is reserved.
+            until(lambda: reserved_slots(remote), "a slot is reserved")
+            patience.end()
             assert 0 < reserved_slots(remote) < pages
             assert not first.done()
             second = remote.store(1, pages, 1, content(1, pages, 1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse_connectors.doctor.look as look
+from kvwarehouse.testing.until import longer_bounds
 from kvwarehouse_connectors.doctor import command
 from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
@@ -91,14 +92,17 @@ def test_crash_of_the_engine_is_told_with_its_step_and_what_was_known_before() -
 
 
 def test_engine_that_hangs_is_given_up_with_what_was_known_before() -> None:
-    facts = facts_of(
-        'print(\'{"step": "torch"}\\n{"torch": "2.13"}\', flush=True)',
-        "import threading; threading.Event().wait()",
-        timeout_s=5.0,  # what it says first has to come before, on a busy machine too
-    )
+    for bound_s in longer_bounds(0.25):
+        facts = facts_of(
+            'print(\'{"step": "torch"}\\n{"torch": "2.13"}\', flush=True)',
+            "import threading; threading.Event().wait()",
+            timeout_s=bound_s,
+        )
+        assert f"{bound_s:g} s" in facts.crash
+        if facts.torch:  # what it says first came within the bound
+            break
     assert facts.torch == "2.13"
     assert "'torch'" in facts.crash
-    assert "5 s" in facts.crash
 
 
 def test_json_is_one_object_with_every_finding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.gpu.machine import Machine
 from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, disk_rate, measure, written
 from kvwarehouse.gpu.rates_child import _by_host, pieces_of, rate_of
+from kvwarehouse.testing.until import longer_bounds
 
 GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
 G, C, D = Lane.GDS, Lane.COMPAT, Lane.DRAM
@@ -223,9 +224,12 @@ def test_each_way_is_measured_in_a_process_of_its_own(
         "tell({'rate': rate})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    rates = measure(tmp_path, ordinal=5, timeout_s=3.0, module="played_rates")
+    for bound_s in longer_bounds(1.0):
+        rates = measure(tmp_path, ordinal=5, timeout_s=bound_s, module="played_rates")
+        assert "was killed" in rates.problems[G]
+        if D in rates.bytes_per_s and "was killed" not in rates.problems[C]:
+            break
     assert rates.bytes_per_s == {D: LEAST_BYTES}
-    assert "was killed" in rates.problems[G]
     assert "no cuFile" in rates.problems[C]
 
 
