@@ -11,6 +11,8 @@ Not thread-safe.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,24 +21,46 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-_NATIVE: Final = Path(__file__).parents[2] / "native"
+_ROOT: Final = Path(__file__).parents[2]
+_NATIVE: Final = _ROOT / "native"
+_BUILT: Final = _ROOT / "build" / "cuda_model_for_python"
+_FLAGS: Final = ("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic")
 _NAME: Final = "libcuda.so.1"
 _NOT_READY: Final = 600
 """CUDA_ERROR_NOT_READY."""
 
 
 def build(folder: Path) -> Path:
-    """Compiles the model into `folder`, some ten seconds. Raises FileNotFoundError without a
-    compiler or the native sources."""
+    """Puts the model into `folder`. The first of all processes compiles it, some ten seconds; the
+    others wait for it, and later runs find it, until a source changes. Raises FileNotFoundError
+    without a compiler or the native sources."""
     sources = sorted((_NATIVE / "tests" / "cuda_model").glob("*.cc"))
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None or not sources:
         raise FileNotFoundError("no C++ compiler (c++ or g++), or no native sources")
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic"]
-    subprocess.run(
-        [compiler, *flags, f"-I{_NATIVE}", "-o", folder / _NAME, *sources, "-lpthread"], check=True
-    )
+    _BUILT.mkdir(parents=True, exist_ok=True)
+    built, made_of = _BUILT / _NAME, _BUILT / "made_of"
+    now = _fingerprint(compiler)
+    with (_BUILT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (built.exists() and made_of.exists() and made_of.read_text() == now):
+            made_of.unlink(missing_ok=True)
+            command = [compiler, *_FLAGS, f"-I{_NATIVE}", "-o", built, *sources, "-lpthread"]
+            subprocess.run(command, check=True)
+            made_of.write_text(now)
+        # A copy: a library that a process has loaded must not change under it.
+        shutil.copy(built, folder / _NAME)
     return folder
+
+
+def _fingerprint(compiler: str) -> str:
+    """All that the model may be made of: what it includes is not known before it is compiled."""
+    files = [path for path in _NATIVE.rglob("*") if path.suffix in {".cc", ".h"}]
+    files += (_ROOT / "kvwarehouse").rglob("*.cu")
+    digest = hashlib.sha256(repr([compiler, *_FLAGS]).encode())
+    for path in sorted(files):
+        digest.update(f"{path}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def environment(folder: Path) -> dict[str, str]:

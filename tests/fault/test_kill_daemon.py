@@ -123,7 +123,7 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
     folder: Path, rng: random.Random, seed: int
 ) -> None:
     """With room for all of it, so that nothing may be missing."""
-    kills, prompts_each = (80, 5) if LONG else (7, 60)
+    kills, prompts_each = (80, 5) if LONG else (4, 30)
     with Serving(folder, dram="192MiB", index_pages=1 << 17, grace_s="0.2") as serving:
         moving = Traffic(serving, folder, seed, prompt_pages=24, complete=True)
         try:
@@ -168,7 +168,7 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
 def test_no_byte_is_wrong_after_kills_in_the_middle_of_evictions_and_reclaim(
     folder: Path, rng: random.Random, seed: int
 ) -> None:
-    kills, prompts = (120, 30) if LONG else (4, 80)
+    kills, prompts = (120, 30) if LONG else (3, 60)
     sizes = {"dram": "16MiB", "nvme_capacity": "32MiB", "nvme_segment": "2MiB", "grace_s": "0.2"}
     with Serving(folder, **sizes) as serving:
         moving = Traffic(serving, folder, seed, prompt_pages=16, page_bytes=16384, complete=False)

@@ -62,8 +62,9 @@ def files_of(serving: Serving, kind: str) -> list[Path]:
 
 
 def flip_some(serving: Serving, kind: str, rng: random.Random) -> None:
-    path = rng.choice(files_of(serving, kind))
-    blocks = in_use(path)
+    # The daemon makes segments ahead of their use: one of them may hold nothing yet.
+    held = [(path, in_use(path)) for path in files_of(serving, kind)]
+    path, blocks = rng.choice([(path, blocks) for path, blocks in held if blocks])
     for _ in range(FLIPS):
         Place(path, rng.choice(blocks)).flip(rng.randrange(8), at=rng.randrange(512))
 
@@ -77,7 +78,7 @@ class Visitor:
     def load(self) -> int:
         out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
         with self.serving.connect() as client:
-            loaded = client.open(SPACE).load(NODES, out, timeout_s=5)
+            loaded = client.open(SPACE).load(NODES, out, timeout_s=60)
         check_pages(out[:loaded], NODES[:loaded], 0, 0)
         return int(loaded)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse import errors
+from kvwarehouse.daemon import http
 from kvwarehouse.testing import fake_engine
 from kvwarehouse.testing.served import Served
 
@@ -252,7 +253,7 @@ def _get(address: str, path: str) -> tuple[int, str]:
     import urllib.request
 
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=T) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -282,7 +283,10 @@ def test_core_that_does_not_answer_is_logged_once_and_shown(
     assert len(served.events("core_unresponsive")) == 1
 
 
-def test_http_client_that_says_nothing_does_not_hold_the_probes(tmp_path: Path) -> None:
+def test_http_client_that_says_nothing_does_not_hold_the_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http._Request, "timeout", 0.5)  # what such a client is given
     with Served(tmp_path) as served:
         host, port = served.events("ready")[0]["http"].split(":")
         held = [socket.create_connection((host, int(port)), timeout=T) for _ in range(10)]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse import engine, wire
+from kvwarehouse.daemon import transfer
 from kvwarehouse.embedded.private import PrivateDaemon
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.until import until
@@ -42,7 +43,7 @@ class Remote:
         request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(space), id=space.id)
         self.stub.OpenNamespace(request, timeout=T)
 
-    def store(self, seed: int, pages: int, shard: int, data: Bytes, timeout_s: float = T) -> Any:
+    def store(self, seed: int, pages: int, shard: int, data: Bytes) -> Any:
         def parts() -> Iterator[pb.StoreRequest]:
             header = pb.StoreHeader(
                 namespace_id=self.space.id, prefix=prefix(seed, pages), pages=pages, shard=shard
@@ -52,12 +53,12 @@ class Remote:
             for start in range(0, len(flat), 700_000):
                 yield pb.StoreRequest(data=flat[start : start + 700_000])
 
-        return self.stub.Store(parts(), timeout=timeout_s)
+        return self.stub.Store(parts(), timeout=T)
 
     def load(self, seed: int, pages: int, shard: int, first: int = 0) -> tuple[bytes, Any]:
         request = pb.LoadRequest(
             namespace_id=self.space.id, prefix=prefix(seed, pages), shard=shard, first=first,
-            timeout_s=10,
+            timeout_s=T,
         )  # fmt: skip
         answers = list(self.stub.Load(request, timeout=T))
         return b"".join(answer.data for answer in answers), answers[-1].summary
@@ -197,10 +198,13 @@ def reserved_slots(remote: Remote) -> int:
     return int(status.core.tiers.dram.reserved_slots)
 
 
-def test_status_counts_pages_that_stores_dropped_as_their_callers_were_told(served: Served) -> None:
+def test_status_counts_pages_that_stores_dropped_as_their_callers_were_told(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not how often a store asked for them while it waited for room."""
+    monkeypatch.setattr(transfer, "MAX_WAIT_S", 2.0)  # for the page that never gets any
     remote = Remote(served.config.socket)
-    answer = remote.store(1, 20, 0, content(1, 20, 0), timeout_s=5.0)
+    answer = remote.store(1, 20, 0, content(1, 20, 0))
     assert answer.stored + sum(answer.dropped.values()) == 20
     assert answer.dropped["reserve_limit"] == 1
     status = remote.stub.Status(pb.StatusRequest(), timeout=T).status

@@ -174,7 +174,8 @@ def test_pages_whose_other_ranks_never_come_stay_within_the_bound(
     attach: Any, serving: Serving, seed: int, counts: Counts
 ) -> None:
     pool = ModelPool("page_first", pages=40, layers=32, head_dim=512)  # 1 MiB a page, of 16 MiB
-    warehouse = attach(pool, serving.address, ranks=RankFacts(tp_size=2))
+    # The wait for the other rank's pages.
+    warehouse = attach(pool, serving.address, ranks=RankFacts(tp_size=2), store_timeout_s=2.0)
     span = span_of(seed, 40)
     assert warehouse.store(span, pool.slots(list(range(40)))) == [False] * 40
     assert 0 < counts.totals()["dropped_pages"] < 40
