@@ -8,6 +8,7 @@ so that nothing here can grow or hold the daemon.
 from __future__ import annotations
 
 import contextlib
+import selectors
 import socket
 import threading
 from collections.abc import Callable
@@ -82,15 +83,16 @@ class HttpServer:
             ) from error
         shown = f"[{host}]" if family == socket.AF_INET6 else host
         self.address = f"{shown}:{self._server.server_address[1]}"
+        self._ending, ended = socket.socketpair()
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.5,), name="http", daemon=True
+            target=self._server.serve_until, args=(ended,), name="http", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._ending.close()
         self._thread.join()
+        self._server.server_close()
 
 
 class _Bounded(HTTPServer):
@@ -104,6 +106,18 @@ class _Bounded(HTTPServer):
         self._places = threading.BoundedSemaphore(_THREADS)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
         super().__init__(where, _Request)
+
+    def serve_until(self, ended: socket.socket) -> None:
+        """Serves until the other end of `ended` is closed. serve_forever() looks for its end now
+        and then alone, which every stop of a daemon would wait for."""
+        with ended, selectors.DefaultSelector() as selector:
+            for each in (self.socket, ended):
+                selector.register(each, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if ended in ready:
+                    return
+                self._handle_request_noblock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
