@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from multiprocessing import forkserver
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
@@ -138,6 +140,16 @@ def _server() -> Any:
     each would take longer than most tests."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([__name__])
+    # It is not told of the path that pytest has put this module on, and goes on without a word
+    # where it cannot import it.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
     return server
 
 
