@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from kvwarehouse.testing import cuda_model, repeating
+from kvwarehouse.testing import cuda_model, repeating, tally
 from kvwarehouse.testing.cuda_model import ModelDevice
 
 # Exported, so that the other processes of the run use it too, and daemons and native programs that
@@ -25,6 +25,7 @@ hypothesis.settings.register_profile(
     derandomize=False,
     print_blob=True,
     database=None,
+    max_examples=tally.rounds(100),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("kvwarehouse")

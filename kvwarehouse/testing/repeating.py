@@ -55,9 +55,7 @@ def looked_into(ignored: Iterable[str], arguments: Iterable[str]) -> list[str]:
     """`ignored` without the paths that lead to a chosen file or test."""
     named = [_path(each) for each in arguments if _path(each).suffix == ".py"]
     return [
-        each
-        for each in ignored
-        if not any(_path(each) in (path, *path.parents) for path in named)
+        each for each in ignored if not any(_path(each) in (path, *path.parents) for path in named)
     ]
 
 

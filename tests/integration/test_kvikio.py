@@ -53,7 +53,10 @@ with kvw.connect(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.skipif(find_spec("kvikio") is None, reason="kvikio asks for CuPy with all of CUDA: make setup-gpu installs it without")
+@pytest.mark.skipif(
+    find_spec("kvikio") is None,
+    reason="kvikio asks for CuPy with all of CUDA: make setup-gpu installs it without",
+)
 def test_kvikio_reads_held_extents_of_a_daemon(tmp_path: Path) -> None:
     driver = build_driver(tmp_path)
     if driver is None:

@@ -133,9 +133,7 @@ def test_store_that_stands_still_is_ended(tmp_path: Path, patience: Any) -> None
         assert served.events("stream_stalled")[0]["why"] == "stalled"
 
 
-def test_load_that_waits_for_the_daemon_does_not_stand_still(
-    tmp_path: Path, patience: Any
-) -> None:
+def test_load_that_waits_for_the_daemon_does_not_stand_still(tmp_path: Path, patience: Any) -> None:
     """What the daemon does for a stream has bounds of its own; only its client can let it stand."""
     with Served(tmp_path) as served:
         request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(SPACE))

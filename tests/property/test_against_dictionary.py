@@ -24,7 +24,9 @@ from kvwarehouse.testing.machine.faults import Faults
 from kvwarehouse.testing.machine.leaving import Leaving
 
 # Each starts and ends daemons some ten times, so that a run of all tests has few of them.
-EXAMPLES = int(os.environ.get("KVW_TEST_EXAMPLES", str(2 if tally.rounds(1) == 1 else tally.rounds(4))))
+EXAMPLES = int(
+    os.environ.get("KVW_TEST_EXAMPLES", str(2 if tally.rounds(1) == 1 else tally.rounds(4)))
+)
 STEPS = int(os.environ.get("KVW_TEST_STEPS", "50"))
 LONG = "KVW_TEST_EXAMPLES" in os.environ
 
