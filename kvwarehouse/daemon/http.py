@@ -110,6 +110,7 @@ class _Bounded(HTTPServer):
     def serve_until(self, ended: socket.socket) -> None:
         """Serves until the other end of `ended` is closed. serve_forever() looks for its end now
         and then alone, which every stop of a daemon would wait for."""
+        self.socket.setblocking(False)  # who has called may be gone when its call is taken
         with ended, selectors.DefaultSelector() as selector:
             for each in (self.socket, ended):
                 selector.register(each, selectors.EVENT_READ)
@@ -117,7 +118,8 @@ class _Bounded(HTTPServer):
                 ready = [key.fileobj for key, _ in selector.select()]
                 if ended in ready:
                     return
-                self._handle_request_noblock()
+                with contextlib.suppress(OSError):
+                    self.process_request(*self.get_request())
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
@@ -126,7 +128,11 @@ class _Bounded(HTTPServer):
                 request.sendall(_BUSY)
             self.shutdown_request(request)
             return
-        self._pool.submit(self._serve, request, client_address)
+        try:
+            self._pool.submit(self._serve, request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._places.release()
+            self.shutdown_request(request)
 
     def _serve(self, request: Any, client_address: Any) -> None:
         try:

@@ -45,8 +45,8 @@ def build(folder: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (built.exists() and made_of.exists() and made_of.read_text() == now):
             made_of.unlink(missing_ok=True)
-            command = [compiler, *_FLAGS, f"-I{_NATIVE}", "-o", built, *sources, "-lpthread"]
-            subprocess.run(command, check=True)
+            options = [*_FLAGS, f"-I{_NATIVE}", "-o", str(built)]
+            subprocess.run([compiler, *options, *map(str, sources), "-lpthread"], check=True)
             made_of.write_text(now)
         # A copy: a library that a process has loaded must not change under it.
         shutil.copy(built, folder / _NAME)
