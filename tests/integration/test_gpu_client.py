@@ -28,10 +28,18 @@ from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
 
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path, dram="16MiB", limbo_after_s="0.3", grace_s="0.2") as serving:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("daemon"), dram="16MiB", limbo_after_s="0.3", grace_s="0.2") as serving:
         yield serving
+
+
+@pytest.fixture
+def serving(daemon: Serving) -> Iterator[Serving]:
+    """The file's, empty after each test."""
+    yield daemon
+    with daemon.connect(timeout_s=60) as client:
+        client.clear(None)
 
 
 @pytest.fixture

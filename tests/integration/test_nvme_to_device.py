@@ -57,10 +57,18 @@ TOKENS = np.arange(PAGES * PAGE_TOKENS, dtype=np.uint32)
 ROWS = pages_of(range(PAGES), 0, 0, PAGE_BYTES)
 
 
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path, dram="16MiB", nvme_capacity="8MiB") as serving:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("daemon"), dram="16MiB", nvme_capacity="8MiB") as serving:
         yield serving
+
+
+@pytest.fixture
+def serving(daemon: Serving) -> Iterator[Serving]:
+    """The file's, empty after each test."""
+    yield daemon
+    with daemon.connect(timeout_s=60) as client:
+        client.clear(None)
 
 
 @pytest.fixture
