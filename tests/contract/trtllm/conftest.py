@@ -16,7 +16,8 @@ from trtllm_model import interface
 interface.install("new")
 
 from kvwarehouse.testing.serving import Serving  # noqa: E402
-from trtllm_model.ranks import Engine, Spec  # noqa: E402
+from kvwarehouse_connectors.common import upkeep  # noqa: E402
+from trtllm_model.ranks import PATIENT_S, Engine, Spec  # noqa: E402
 
 Start = Callable[..., Engine]
 
@@ -43,8 +44,10 @@ def dram(tmp_path: Path) -> Iterator[Serving]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """weights: the model's are dummies. A lookup has all the time that it needs, so that a slow
-    machine changes no result; what tests its bound sets it itself."""
+    """weights: the model's are dummies. A lookup has all the time that it needs, and a daemon whose
+    heartbeat is late is not taken for one that stands still, so that a slow machine changes no
+    result; what tests those bounds sets them itself."""
+    monkeypatch.setattr(upkeep, "_STALLED_S", PATIENT_S)
     monkeypatch.setenv("TLLM_KVW_WEIGHTS", "model-1")
     monkeypatch.setenv("TLLM_KVW_LOOKUP_BUDGET_S", "10")
     monkeypatch.setenv("TLLM_KVW_STAGING_BYTES", "4MiB")

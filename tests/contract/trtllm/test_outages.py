@@ -197,9 +197,10 @@ def test_engine_computes_without_a_daemon_and_finds_one_that_comes(
 
 
 def test_engine_goes_on_while_the_daemon_is_stopped(
-    load: str, serving: Serving, start: Start, prompt: Prompt
+    load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
     """It is in nobody's way: what is in DRAM is loaded, what is new is computed."""
+    environment.setattr("kvwarehouse_connectors.common.upkeep._STALLED_S", 1.0)
     tokens = prompt(60)
     engine = prepared(start, tokens)
     serving.pause()

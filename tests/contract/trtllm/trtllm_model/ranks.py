@@ -29,6 +29,8 @@ from trtllm_model.pools import PoolLayout, PoolTensor
 from trtllm_model.request import Submitted
 
 _DEADLINE_S = 60.0
+PATIENT_S = 60.0
+"""How old a heartbeat of a daemon may be that counts as alive."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def run_rank(
     os.environ.clear()
     os.environ.update(environment)
     interface.install(spec.revision)
+    import_module("kvwarehouse_connectors.common.upkeep")._STALLED_S = PATIENT_S
     ranks = Collectives(rank, [peer])
     try:
         executor = build(spec, address, ranks)
