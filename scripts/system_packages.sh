@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # What the build needs from the system: a C++20 compiler, xxhash.h (both needed), liburing (used if
 # there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed.
-# Then programs that single tests use: fio, openssl, strace. They are tried once for each $VENV and
-# never ask for a password; without them those tests are skipped, and say so.
+# Then ccache, with which a second clone compiles nothing again, and programs that single tests use:
+# fio, openssl, strace. They are tried once for each clone and never ask for a password; without them
+# those tests are skipped, and say so.
 # EXTRA=fuzz: a clang with libFuzzer instead, used if there. EXTRA=sglang: instead what SGLang
 # compiles its page hash with.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 compiler=${CXX:-c++}
 
 compiles() {  # the code on stdin
@@ -44,7 +46,7 @@ missing() {
 missing_programs() {
   packages=()
   local program
-  for program in fio openssl strace; do
+  for program in ccache fio openssl strace; do
     command -v "$program" >/dev/null || packages+=("$program")
   done
 }
@@ -70,15 +72,16 @@ install() {
 }
 
 install_programs() {
-  local tried="${VENV:-.venv}/.kvw-programs" never_ask=1
+  local tried="build/programs" never_ask=1
   missing_programs
   [ ${#packages[@]} -eq 0 ] && return
   [ -f "$tried" ] && [ "$(cat "$tried")" = "${packages[*]}" ] && return
   install || true
   missing_programs
   [ ${#packages[@]} -eq 0 ] && return
-  echo "setup: going on without ${packages[*]}: tests that use them will be skipped" >&2
-  [ ! -d "${tried%/*}" ] || echo "${packages[*]}" >"$tried"
+  echo "setup: going on without ${packages[*]}: tests that use one of them are skipped" >&2
+  mkdir -p build
+  echo "${packages[*]}" >"$tried"
 }
 
 say_what_is_missing() {

@@ -31,6 +31,26 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("kvwarehouse")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--random-only",
+        action="store_true",
+        help="Run only what draws numbers: properties, and tests with a seed of their own.",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("random_only"):
+        drawn = [item for item in items if _draws(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+        items[:] = drawn
+
+
+def _draws(item: pytest.Item) -> bool:
+    fixtures = {"seed", "rng"} & set(getattr(item, "fixturenames", ()))
+    return bool(fixtures) or hypothesis.is_hypothesis_test(getattr(item, "obj", None))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hypothesis_seed", None) is None:

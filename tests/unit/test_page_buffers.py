@@ -75,15 +75,6 @@ def test_read_only_pages_are_taken_for_a_store() -> None:
     assert page_rows(frozen(), 8, writable=False).shape == (3, 8)
 
 
-def test_tensor_of_torch_is_shared_without_importing_it() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    tensor = torch.zeros((3, 8), dtype=torch.uint8)
-    page_rows(tensor, 8, writable=True)[2] = 9
-    assert tensor[2].tolist() == [9] * 8
-    with pytest.raises(UsageError, match=r"meta|device|host"):
-        page_rows(torch.zeros((3, 8), dtype=torch.uint8, device="meta"), 8, writable=True)
-
-
 def test_row_regions_read_and_write_their_rows() -> None:
     array = np.arange(24, dtype=np.uint8).reshape(3, 8)
     regions = Regions.rows(array, writable=True)
