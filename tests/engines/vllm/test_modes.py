@@ -12,16 +12,15 @@ from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
 
+pytestmark = pytest.mark.slow_engine
+
 MODES = ({"mode": "write_only"}, {"mode": "read_only"})
 ROLES = ({"kv_role": "kv_producer"}, {"kv_role": "kv_consumer"})
 
 
 @pytest.mark.parametrize(
     ("writes", "reads"),
-    [
-        pytest.param(*MODES, id="modes"),
-        pytest.param(*ROLES, id="roles", marks=pytest.mark.slow_engine),
-    ],
+    [pytest.param(*MODES, id="modes"), pytest.param(*ROLES, id="roles")],
 )
 def test_writer_loads_nothing_and_reader_stores_nothing(
     start: Callable[..., Pair],

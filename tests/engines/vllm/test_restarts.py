@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from vllm_rig.bay import Bay
 from vllm_rig.checkpoints import Checkpoints
 from vllm_rig.compare import assert_same, difference
@@ -49,6 +51,7 @@ def test_pages_are_found_by_the_next_engine_and_not_with_other_weights_at_the_sa
     assert bay.starts >= 3
 
 
+@pytest.mark.slow_engine
 def test_outputs_are_those_of_vllm_without_a_connector(
     start: Callable[..., Pair], bay: Bay, checkpoint: Path, rng: random.Random
 ) -> None:

@@ -28,6 +28,7 @@ def refusal(start: Start, settings: dict[str, object]) -> str:
     return refused.value.log
 
 
+@pytest.mark.slow_engine
 def test_engine_refuses_to_start_when_a_failed_load_would_fail_its_request(start: Start) -> None:
     said = refusal(start, {"kv_load_failure_policy": "fail"})
     assert "kv_load_failure_policy" in said

@@ -22,7 +22,7 @@ Start = Callable[..., Pair]
     scope="module",
     params=[
         pytest.param(GPT_OSS, id="gpt-oss"),
-        pytest.param(GEMMA3, id="gemma3"),
+        pytest.param(GEMMA3, id="gemma3", marks=pytest.mark.slow_engine),
         pytest.param(MISTRAL, id="mistral", marks=pytest.mark.slow_engine),
         pytest.param(QWEN3_NEXT, id="qwen3-next", marks=pytest.mark.slow_engine),
     ],

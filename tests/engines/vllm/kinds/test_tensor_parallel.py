@@ -54,6 +54,7 @@ def test_prompts_at_once_load_on_both_ranks(pair: Pair, rng: random.Random) -> N
         assert_same(answer, pair.recomputed(ask))
 
 
+@pytest.mark.slow_engine
 @pytest.mark.parametrize("shard", [0, 1])
 def test_damaged_part_of_one_rank_costs_computing_and_no_wrong_answer(
     pair: Pair, rng: random.Random, shard: int
