@@ -57,7 +57,7 @@ says how many tests passed and how many were skipped.
 _PYTEST = re.compile(r"(?:(\d+) failed, )?(\d+) passed(?:, (\d+) skipped)?.* in [\d.]+s")
 _CTEST = re.compile(r"\d+% tests passed, (\d+) tests failed out of (\d+)")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
-_LANE_TITLE = "| {} | `make {}` | {} | {} | {} | {:.0f} | {} | {} |\n"
+_LANE_TITLE = "| {} | `make {}` | {} | {} | {} | {:.1f} | {} | {} |\n"
 
 
 @dataclass(frozen=True)
