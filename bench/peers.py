@@ -16,7 +16,7 @@ from bench_frame.bitmap import write_png
 from bench_frame.frame import bench_parser, numbers, run
 from bench_frame.memory import copy_bytes_per_s
 from bench_frame.progress import Teller
-from kvwarehouse.cli.bench.conditions import load_average, processor
+from kvwarehouse.cli.bench.conditions import commit, load_average, processor
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planner.report import Report
 from kvwarehouse.sizes import format_size, parse_size
@@ -194,6 +194,7 @@ def _conditions(plan: Plan, moved_bytes: int) -> dict[str, str]:
         "pages": f"{sizes}; {format_size(moved_bytes)} a round",
         "rounds": f"{plan.rounds}, both sides in turns, after two that do not count",
         "lookups": f"{plan.calls} a round, of {plan.keys:,} pages, 8 prompts in turns",
+        "warehouse": commit(),
         "load before": load_average(),
     }
 

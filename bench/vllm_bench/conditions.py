@@ -7,7 +7,7 @@ import platform
 from importlib import metadata
 
 from kvwarehouse import engine
-from kvwarehouse.cli.bench.conditions import load_average, processor
+from kvwarehouse.cli.bench.conditions import commit, load_average, processor
 from kvwarehouse.sizes import format_size
 from vllm_bench.checkpoint import Shape
 
@@ -18,7 +18,7 @@ def conditions(shape_name: str, shape: Shape) -> dict[str, str]:
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "engine": f"vLLM {_version()}, torch {metadata.version('torch')}, eager, bfloat16",
-        "warehouse": f"{engine.VERSION}, copies with {engine.copy_path()}",
+        "warehouse": f"{engine.VERSION}, {commit()}, copies with {engine.copy_path()}",
         "model": f"llama {shape_name}, random weights, {shape.layers} layers,"
         f" {format_size(shape.kv_bytes_per_token)} of KV a token,"
         f" {format_size(shape.block_bytes)} a block",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 from kvwarehouse import engine
 from kvwarehouse.cli.bench.options import Options
 from kvwarehouse.sizes import format_size
 
+_ROOT = Path(__file__).resolve().parents[3]
+_GIT_S = 10.0
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
@@ -21,11 +24,29 @@ def conditions(options: Options) -> dict[str, str]:
         f" pages: {_huge_pages('enabled')}, of shared memory unasked:"
         f" {_huge_pages('shmem_enabled')}",
         "load before": load_average(),
-        "core": f"{engine.VERSION}, copies with {engine.copy_path()}",
+        "core": f"{engine.VERSION}, {commit()}, copies with {engine.copy_path()}",
         "moved": f"{format_size(options.moved_bytes)} a round, in pages of"
         f" {format_size(options.page_bytes)} where a measure names no other",
         "rounds": f"{options.rounds}, alternating with the limit's",
     }
+
+
+def commit() -> str:
+    """Of the sources that run, where they are a checkout: figures of one tree say little about
+    another. Asks git, a few milliseconds."""
+    if not (_ROOT / ".git").exists():
+        return "no checkout"
+    try:
+        named = subprocess.run(
+            ["git", "-C", _ROOT, "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_GIT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "commit unknown"
+    return f"commit {named.stdout.strip()}"
 
 
 def load_average() -> str:
