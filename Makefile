@@ -15,8 +15,8 @@ SETUP := $(PYTHON) scripts/setup.py $(if $(LATEST),--latest)
 BUILD := build/editable
 # One seed for every run of everybody, so that a run can be repeated; test-random draws others.
 export KVW_SEED ?= 20261125
-# A start of an engine is part of a test's time.
-ENGINE_PYTEST := bin/python -m pytest -o faulthandler_timeout=900
+# A start of an engine is part of a test's time; what takes long is said.
+ENGINE_PYTEST := bin/python -m pytest -o faulthandler_timeout=900 --durations=15 --durations-min=5
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # Tests of other kinds of machines and hours have targets of their own.
@@ -39,7 +39,8 @@ setup:  ## .venv with everything to run and test; quick when nothing changed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "setup: kvwarehouse needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@scripts/system_packages.sh
-	@$(SETUP) test
+	@$(PYTHON) scripts/setup.py test
+	@$(if $(LATEST),$(SETUP) test)
 
 # The environments of engines and tools, each with a lock and a folder of its own: setup-vllm makes
 # .venv-vllm, and so on.

@@ -72,7 +72,7 @@ def torch_package() -> str:
 def cache_folder() -> Path:
     """Of what clones share; `make clean-cache` removes it."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "kvwarehouse"
+    return Path(home).absolute() / "kvwarehouse"
 
 
 def run(command: Sequence[str | Path], **options: Any) -> None:
@@ -100,7 +100,7 @@ def uv() -> Path:
     package = str(_tables()["uv"]["package"])
     folder = cache_folder() / "tools" / f"{package.replace('==', '-')}-{python_tag()}"
     program = folder / "bin" / "uv"
-    with locked(folder.with_suffix(".lock")):
+    with locked(folder.with_name(f"{folder.name}.lock")):
         if not (folder / "complete").exists():
             run([sys.executable, "-m", "venv", "--clear", folder])
             run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", package])

@@ -65,7 +65,7 @@ def _install(environment: Environment, lock: Path, folder: Path) -> None:
     if made.is_file() and made.read_text() == key:
         return
     base = cache_folder() / "venvs" / f"{environment.name}-{key}"
-    with locked(base.with_suffix(".lock")):
+    with locked(base.with_name(f"{base.name}.lock")):
         if not (base / "complete").exists():
             _remove_unused(base)
             _fill(environment, lock, base)
