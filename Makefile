@@ -89,7 +89,7 @@ test-engines-full: $(ENGINES:%=test-%)  ## every test that needs torch or an eng
 # What is to come: by hand, and before a release.
 .PHONY: test-latest
 test-latest: setup  ## the engines' tests on the newest packages that our ranges allow
-	@$(PYTHON) scripts/verify.py --latest $(ARGS)
+	@$(BIN)/python scripts/verify.py --latest $(ARGS)
 
 MINUTES ?= 10
 .PHONY: test-random
@@ -99,7 +99,7 @@ test-random: setup  ## what draws numbers, with a new seed each time, for MINUTE
 # ARGS="faults asan": these lanes.
 .PHONY: test-full
 test-full: setup  ## every lane whole, two hours and more; writes docs/verified.md
-	@$(PYTHON) scripts/verify.py $(ARGS)
+	@$(BIN)/python scripts/verify.py $(ARGS)
 
 .PHONY: ci
 ci:  ## what continuous integration runs, in a fresh clone of HEAD; leaves build/ci.passed

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvwarehouse.cli.bench.conditions import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "verified"
@@ -118,7 +119,8 @@ def _run(lane: str, target: str, *, latest: bool) -> Result:
     print(f"verify: {lane}: make {target}, output in {log.relative_to(ROOT)}", flush=True)
     started = time.monotonic()
     with log.open("w") as output:
-        command = ["make", *target.split(), *(["LATEST=yes"] if latest else [])]
+        # The make above hands its ARGS on, which are the names of lanes.
+        command = ["make", *target.split(), "ARGS=", *(["LATEST=yes"] if latest else [])]
         status = subprocess.run(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
         ).returncode
@@ -155,10 +157,7 @@ def _commit() -> str:
 
 
 def _machine() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.partition(':')[2].strip()}, {os.cpu_count()} cores"
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{processor()}, {os.cpu_count()} cores"
 
 
 def _print_news(lanes: Sequence[str]) -> None:

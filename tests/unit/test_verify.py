@@ -1,0 +1,56 @@
+"""The table of docs/verified.md, and how its lanes are started."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verify
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """What is started; nothing is."""
+    started: list[list[str]] = []
+    run = subprocess.run
+
+    def pretend(command: list[str], **options: Any) -> Any:
+        if command[0] != "make":
+            return run(command, **options)
+        started.append(command)
+        options["stdout"].write("= 7 passed, 1 skipped in 3.10s =\nFAILED tests/a.py::b - why\n")
+        return subprocess.CompletedProcess(command, 1 if "test-dynamo" in command else 0)
+
+    monkeypatch.setattr(verify.subprocess, "run", pretend)
+    monkeypatch.setattr(verify, "ROOT", Path(verify.__file__).parent.parent)
+    monkeypatch.setattr(verify, "TABLE", verify.ROOT / "build" / f"{tmp_path.name}.md")
+    yield started
+    verify.TABLE.unlink(missing_ok=True)
+
+
+def test_lanes_do_not_take_the_names_of_lanes_for_arguments_of_their_own(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make test-full ARGS="trtllm dynamo"` gave pytest these words, and both lanes failed."""
+    monkeypatch.setattr(verify.sys, "argv", ["verify.py", "trtllm", "soak"])
+    assert verify.main() == 0
+    assert commands == [
+        ["make", "test-trtllm", "ARGS="],
+        ["make", "soak", "KVW_SOAK_MINUTES=5", "ARGS="],
+    ]
+
+
+def test_row_of_a_lane_is_replaced_and_those_of_others_stay_in_order(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lanes, status in ((["dynamo", "trtllm"], 1), (["transformers", "trtllm"], 0)):
+        monkeypatch.setattr(verify.sys, "argv", ["verify.py", *lanes])
+        assert verify.main() == status
+    rows = [line for line in verify.TABLE.read_text("utf-8").splitlines() if "`make " in line][1:]
+    assert [row.split(" | ")[0] for row in rows] == ["| transformers", "| dynamo", "| trtllm"]
+    assert rows[1].endswith("| 7 passed, 1 skipped | tests/a.py::b |")
+    assert rows[2].endswith("| 7 passed, 1 skipped | nothing |")
