@@ -96,9 +96,7 @@ def _fill(environment: Environment, lock: Path, base: Path) -> None:
     run([uv(), "pip", "install", "--quiet", "--python", python, "--no-deps", "--compile-bytecode",
          "--requirements", lock], env=_uv_environment())  # fmt: skip
     if environment.torch:
-        pinned = base / "pinned.txt"
-        pinned.write_text(lock.read_text("utf-8"))
-        run([python, "-m", "pip", "install", "--quiet", "--constraint", pinned, torch_package()])
+        run([python, "-m", "pip", "install", "--quiet", "--constraint", lock, torch_package()])
     if environment.metadata:
         _name_again(environment, base)
     _say(f"installed in {time.monotonic() - started:.0f} s")
@@ -115,15 +113,13 @@ def _uv_environment() -> dict[str, str]:
 
 def _name_again(environment: Environment, base: Path) -> None:
     """Metadata of the first package under another name, with "cpu" in the version."""
-    version = environment.packages[0].partition("==")[2]
-    for site in base.glob("lib/python3*/site-packages"):
-        if not version:  # the newest
-            version = next(site.glob(f"{environment.metadata}_*.dist-info")).name.split("-")[1]
-            version = version.removesuffix(".dist")
-        info = site / f"{environment.metadata}-{version}+cpu.dist-info"
+    package = environment.packages[0].partition("==")[0].replace("-", "_")
+    for own in base.glob(f"lib/python3*/site-packages/{package}-*.dist-info"):
+        version = own.name.removeprefix(f"{package}-").removesuffix(".dist-info") + "+cpu"
+        info = own.with_name(f"{environment.metadata}-{version}.dist-info")
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {environment.metadata}\nVersion: {version}+cpu\n"
+            f"Metadata-Version: 2.1\nName: {environment.metadata}\nVersion: {version}\n"
         )
         (info / "RECORD").write_text("")
 
