@@ -23,8 +23,11 @@ _T = TypeVar("_T")
 # How long a daemon that does not answer holds this thread; nobody else waits for it.
 _CALL_TIMEOUT_S = 2.0
 _UNKNOWN = ("namespace_unknown", "unknown_namespace")
-# A heartbeat older than this: the daemon is stopped or gone. It beats every 0.1 s.
+# A heartbeat older than this, found by so many looks in a row: the daemon is stopped. It beats
+# every 0.1 s. The looks are this process's own turns on the processor: where they are late, the
+# daemon's are too, and its silence says nothing yet. On busy cores both were seen to wait 2.5 s.
 _STALLED_S = 1.0
+_STALLED_LOOKS = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Upkeep:
         self._refused_by = 0  # the incarnation that did
         self._looked = threading.Condition(self._lock)
         self._last_problem = ""
+        self._stalled_looks = 0
         self._device_address = 0
         self._look()
         self._thread = threading.Thread(target=self._run, name="kvw-upkeep", daemon=True)
@@ -128,14 +132,20 @@ class Upkeep:
 
     def control(self) -> kvw.Control | None:
         """The daemon's control page; None without a daemon that is alive. Reads shared memory."""
+        control = self._page()
+        if control is None or control.heartbeat_age_s < _STALLED_S:
+            return control
+        silent = self._last_problem or self._stalled_looks >= _STALLED_LOOKS
+        return None if silent else control
+
+    def _page(self) -> kvw.Control | None:
         client = self._client
         if client is None:
             return None
         try:
-            control = client.control()
+            return client.control()
         except kvw.WarehouseError:
             return None
-        return control if control.heartbeat_age_s < _STALLED_S else None
 
     def close(self) -> None:
         with self._lock:
@@ -159,6 +169,9 @@ class Upkeep:
             self._wake.clear()
             if self._closed:
                 return
+            page = self._page()
+            stalled = page is not None and page.heartbeat_age_s >= _STALLED_S
+            self._stalled_looks = self._stalled_looks + 1 if stalled else 0
             try:
                 self._look()
             except Exception:  # noqa: BLE001 - a thread's edge: the next look may succeed

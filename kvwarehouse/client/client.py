@@ -65,7 +65,8 @@ class Client:
         thread that may wait: at most timeout_s, while lookups of other threads go on.
 
         Returns whether the client is connected to the daemon that is there now; False where none
-        answers in time. Raises UsageError (code "unsupported") on a remote client."""
+        answers in time. While another thread's call waits for the daemon it is True at once, and
+        that call finds out. Raises UsageError (code "unsupported") on a remote client."""
         self._check_open()
         return finish(refreshing(self._ends, self._spaces, timeout_s))
 

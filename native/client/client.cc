@@ -97,6 +97,11 @@ void Client::renew(bool patient, uint64_t deadline_ns) {
 }
 
 void Client::reconnect(uint64_t deadline_ns) {
+  struct Reconnects {
+    std::atomic<bool>& now;
+    explicit Reconnects(std::atomic<bool>& flag) : now(flag) { now = true; }
+    ~Reconnects() { now = false; }
+  } const reconnects(reconnects_);
   connection_.close();
   exchanges_.clear();
   Connection fresh(options_.socket_path);
@@ -311,8 +316,14 @@ std::shared_ptr<ClientSession> Client::session() {
   return session_;
 }
 
+bool Client::talks() {
+  if (std::unique_lock(socket_mutex_, std::try_to_lock)) return false;
+  return !reconnects_ && !view()->outdated();
+}
+
 bool Client::refresh(uint64_t timeout_ns) {
   refuse_forked();
+  if (talks()) return true;
   try {
     renew(true, system_clock().boot_ns() + timeout_ns);
   } catch (const Error& error) {

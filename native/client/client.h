@@ -119,7 +119,9 @@ class Client {
   std::shared_ptr<ClientSession> session();
 
   // Finds the daemon again if it was replaced, within the time given; other threads' lookups do not
-  // wait meanwhile. False: none answered.
+  // wait meanwhile. False: none answered. True at once while another thread talks to the one that
+  // is mapped: that thread may be waiting for the processor rather than for the daemon, and what
+  // became of the connection it finds out by itself.
   bool refresh(uint64_t timeout_ns);
   // Whether the mapped control page shows it. No call.
   bool sees_namespace(const Key& id);
@@ -227,6 +229,8 @@ class Client {
   void renew(bool patient, uint64_t deadline_ns);
   void reconnect(uint64_t deadline_ns);  // under socket_mutex_
   std::shared_ptr<const MappedArena> arena_now();
+  // Whether another thread holds the socket for a round trip with the daemon that is mapped.
+  bool talks();
   std::unique_lock<std::timed_mutex> lock_socket(uint64_t deadline_ns);
   void settle(std::span<const SlotRef> refs, uint64_t deadline_ns);
   // Settles what late replies granted and what is owed otherwise; says whether there was any.
@@ -256,7 +260,8 @@ class Client {
   std::map<uint64_t, std::pair<size_t, uint32_t>>
       exchanges_;  // given up: seals and shard, by number
   uint64_t retry_at_ns_ = 0;
-  std::mutex state_mutex_;  // the rest
+  std::atomic<bool> reconnects_{false};  // the thread that holds the socket says hello
+  std::mutex state_mutex_;               // the rest
   std::shared_ptr<const View> view_;
   std::shared_ptr<ClientSession> session_;
   std::set<Writing> writing_;

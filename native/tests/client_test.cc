@@ -369,6 +369,23 @@ TEST(reads_do_not_wait_while_refresh_waits_for_a_new_daemon) {
   CHECK_EQ(chain.load(client, 1), 8);
 }
 
+TEST(refresh_does_not_wait_for_a_store_that_waits_for_the_daemon) {
+  Daemon daemon(shape_of(kShard));
+  daemon.start_process();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 2);
+  daemon.kill(SIGSTOP);
+  StoreReport report;
+  check::Thread storing([&] { report = chain.store(client, 0, kPatienceMs * kMillisecondNs); });
+  storing.until_it_waits();  // with the socket
+  // It is the daemon that is mapped; a wait for the socket would end in "none answered".
+  for (int i = 0; i < 100; ++i) CHECK(client.refresh(kMillisecondNs));
+  daemon.kill(SIGCONT);
+  storing.join();
+  CHECK_EQ(report.stored, 2);
+  CHECK(client.refresh(kPatienceMs * kMillisecondNs));
+}
+
 TEST(forked_child_refuses_calls_and_harms_neither_its_parent_nor_its_own_memory) {
   Daemon daemon(shape_of(60 * 1024));
   daemon.start_process();

@@ -153,6 +153,7 @@ def test_reads_do_not_wait_for_a_refresh_that_waits_for_its_answer(
             with silent:
                 assert silent.recv(1 << 17)
                 check_reads_go_on(client, ns, thread)
+                assert not client.refresh(timeout_s=0)  # nobody said that there is a daemon
         thread.join(WAIT_S)
         assert results == [False]
 

@@ -189,6 +189,21 @@ def test_stopped_daemon_counts_as_none_and_holds_nobody(serving: Serving, upkeep
     assert opened(upkeep, space("another"))
 
 
+def test_daemon_is_not_stopped_for_being_late_where_this_process_is_late_too(
+    serving: Serving, made: Callable[..., Upkeep]
+) -> None:
+    """A looker that had no turn yet has not seen the silence, however long it is."""
+    upkeep = made(serving.address, UpkeepOptions(tick_s=10 * DEADLINE_S))
+    assert upkeep.client is not None
+    client = upkeep.client
+    serving.pause()
+    try:
+        until(lambda: client.control().heartbeat_age_s > 1.5, "its heartbeat is late")
+        assert upkeep.control() is not None
+    finally:
+        serving.resume()
+
+
 def test_close_does_not_wait_for_a_stopped_daemon(
     serving: Serving, made: Callable[..., Upkeep]
 ) -> None:
