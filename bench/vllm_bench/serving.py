@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import sys
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench_frame.process import Group, ProgramError, wait_for
+from kvwarehouse.testing.ports import free_port
 from vllm_bench.engine import EXCHANGE_S, START_S
 from vllm_bench.messages import Answer, Ask, difference, summed
 
@@ -29,7 +29,7 @@ class Serving:
     def __init__(
         self, options: Mapping[str, Any], environment: Mapping[str, str], folder: Path
     ) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         program = str(Path(sys.executable).with_name("vllm"))
         command = [program, "serve", *_flags(options), "--host", _HOST, "--port", str(self._port)]
         log = folder / f"server-{os.urandom(4).hex()}.log"
@@ -127,9 +127,3 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
         elif name != "model":
             flags += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     return flags
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_HOST, 0))
-        return int(one.getsockname()[1])

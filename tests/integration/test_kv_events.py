@@ -3,7 +3,6 @@ after stores, evictions, a clear, restarts, and whatever it missed."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
 from kvwarehouse.testing.kv_subscriber import KvSubscriber
+from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.testing.until import until
 
@@ -28,12 +28,6 @@ def space(model: str = "m", **fields: Any) -> kvw.Namespace:
         model=model, weights="w", dtype="f", layout="t/1",
         page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES, **fields,
     )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Published(Serving):

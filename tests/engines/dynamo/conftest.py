@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.until import until
 
 _PYTHON = Path(os.environ.get("KVW_TEST_DYNAMO_PYTHON", ".venv-dynamo/bin/python"))
@@ -86,10 +86,7 @@ def indexer(tmp_path: Path) -> Iterator[Indexer]:
             "Dynamo's indexer listens on all addresses, and this process is in no network namespace"
             " of its own: run make test-dynamo where the kernel permits one"
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    indexer = Indexer(port, tmp_path / "indexer.log")
+    indexer = Indexer(free_port(), tmp_path / "indexer.log")
     try:
         yield indexer
     finally:

@@ -4,7 +4,6 @@ warehouse has of it."""
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.lossy_relay import LossyRelay
+from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
@@ -25,12 +25,6 @@ SPACE = kvw.Namespace(
 INSTANCE = 7
 
 Prompt = np.ndarray[Any, Any]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Rig:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.until import DEADLINE_S, until
 from lmcache_rig.spec import l2_adapter
 
@@ -32,7 +32,7 @@ class LMCacheServer:
 
     def __init__(self, address: str, log: Path, **settings: Any) -> None:
         self.log = log
-        self.rpc, self.http = _free_ports()
+        self.rpc, self.http = free_port(), free_port()
         command = [
             str(Path(sys.executable).with_name("lmcache")),
             "server",
@@ -185,13 +185,6 @@ def prompt(seed: int, chunks: int, more: int = 0) -> tuple[int, ...]:
     """Whole chunks, and some tokens that are none."""
     drawn = np.random.default_rng(seed).integers(0, 50_000, chunks * CHUNK + more)
     return tuple(int(token) for token in drawn)
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 def _first(status: Any, name: str) -> Any:

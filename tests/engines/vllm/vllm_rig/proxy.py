@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.until import until
 from vllm_rig.messages import Ask
 from vllm_rig.process import Group
@@ -25,9 +25,7 @@ class Proxy:
     """prefill, decode: ports of this host. One owner."""
 
     def __init__(self, folder: Path, prefill: int, decode: int) -> None:
-        with socket.socket() as one:
-            one.bind((_HOST, 0))
-            self.port = int(one.getsockname()[1])
+        self.port = free_port()
         command = [sys.executable, str(_PROGRAM), "--port", str(self.port)]
         command += [
             "--prefill",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import sys
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.until import until
 from vllm_rig.engine import EXCHANGE_S, START_S
 from vllm_rig.environment import engine_environment
@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, options: dict[str, Any], folder: Path) -> None:
         self.options = options
-        self.port = _free_port()
+        self.port = free_port()
         environment = engine_environment(folder, options.get("tensor_parallel_size", 1))
         program = str(Path(sys.executable).with_name("vllm"))
         command = [program, "serve", *_flags(options), "--host", _HOST, "--port", str(self.port)]
@@ -174,9 +174,3 @@ def _flags(options: dict[str, Any]) -> list[str]:
         elif name != "model":
             flags += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     return flags
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_HOST, 0))
-        return int(one.getsockname()[1])
