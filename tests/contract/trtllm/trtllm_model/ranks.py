@@ -124,6 +124,8 @@ def run_rank(
             name, *arguments = command
             if name == "counts":
                 commands.send(executor.manager.worker.side.counts[arguments[0]])
+            elif name == "storing":
+                commands.send(storing(executor))
             elif name == "idle_blocks":
                 commands.send(executor.cache.idle_blocks())
             elif name == "forget_reusable":
@@ -136,6 +138,11 @@ def run_rank(
     except BaseException as error:
         ranks.fail(error)
         raise SystemExit(0 if isinstance(error, Exception) else 1) from error
+
+
+def storing(executor: Any) -> bool:
+    """Whether blocks are on their way to the warehouse."""
+    return bool(executor.manager.worker.side._outbox._ring.used_bytes)
 
 
 def _server() -> Any:
@@ -250,10 +257,15 @@ class Engine:
         return found + self._ask("counts", name)
 
     def wait_stored(self, blocks: int) -> None:
-        """Until every rank has stored so many blocks since its start, in all parts together."""
+        """Until every rank has stored at least so many blocks since its start, in all parts
+        together, and has none on their way."""
         until(
             lambda: all(count >= blocks for count in self.counted("stored_blocks")),
             f"{blocks} blocks are stored",
+        )
+        until(
+            lambda: not storing(self.executor) and not any(self._ask("storing")),
+            "nothing is on its way to the warehouse",
         )
 
     def idle_blocks(self) -> list[list[int]]:
