@@ -26,7 +26,7 @@ def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens at, and that no other caller of this is given while
     this process lives. OSError where there is none."""
     low, high = map(int, _RANGE.read_text().split())
-    ports = [*range(_LOWEST, low), *range(high + 1, 1 << 16)]
+    ports: list[int] = [*range(_LOWEST, low), *range(high + 1, 1 << 16)]
     begin = random.SystemRandom().randrange(len(ports))
     for port in ports[begin:] + ports[:begin]:
         if _reserve(port):
