@@ -22,6 +22,17 @@ from trtllm_model.ranks import PATIENT_S, Engine, Spec  # noqa: E402
 Start = Callable[..., Engine]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """With a failure comes what the engines' connectors know of themselves."""
+    report = yield
+    start = getattr(item, "funcargs", {}).get("start")
+    if report.failed and call.when == "call":
+        for number, engine in enumerate(getattr(start, "engines", ())):
+            report.sections.append((f"engine {number}", engine.told()))
+    return report
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """For tests that neither end nor empty it: prompts are their own."""
@@ -67,6 +78,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
         engines.append(Engine(made, daemon.address))
         return engines[-1]
 
+    start.engines = engines  # type: ignore[attr-defined]  # of a function, for its report
     yield start
     for engine in reversed(engines):
         engine.__exit__(None, None, None)

@@ -268,6 +268,16 @@ class Engine:
             "nothing is on its way to the warehouse",
         )
 
+    def told(self) -> str:
+        """What its connector knows of itself, for the report of a test that failed."""
+        side = self.scheduler
+        control = side._upkeep.control()
+        return (
+            f"scheduler {dict(side.counts._counts)}, worker {dict(self.worker.counts._counts)},"
+            f" roll call {side._roll_call is not None and side._roll_call.complete()},"
+            f" problem {side._upkeep.problem!r}, daemon {control}"
+        )
+
     def idle_blocks(self) -> list[list[int]]:
         """Per rank and pool."""
         return [self.executor.cache.idle_blocks(), *self._ask("idle_blocks")]
