@@ -133,10 +133,8 @@ class Upkeep:
     def control(self) -> kvw.Control | None:
         """The daemon's control page; None without a daemon that is alive. Reads shared memory."""
         control = self._page()
-        if control is None or control.heartbeat_age_s < _STALLED_S:
-            return control
         silent = self._last_problem or self._stalled_looks >= _STALLED_LOOKS
-        return None if silent else control
+        return None if silent and _late(control) else control
 
     def _page(self) -> kvw.Control | None:
         client = self._client
@@ -169,9 +167,7 @@ class Upkeep:
             self._wake.clear()
             if self._closed:
                 return
-            page = self._page()
-            stalled = page is not None and page.heartbeat_age_s >= _STALLED_S
-            self._stalled_looks = self._stalled_looks + 1 if stalled else 0
+            self._stalled_looks = self._stalled_looks + 1 if _late(self._page()) else 0
             try:
                 self._look()
             except Exception:  # noqa: BLE001 - a thread's edge: the next look may succeed
@@ -233,3 +229,7 @@ class Upkeep:
         with self._looked:
             self._last_problem = problem
             self._looked.notify_all()
+
+
+def _late(control: kvw.Control | None) -> bool:
+    return control is not None and control.heartbeat_age_s >= _STALLED_S

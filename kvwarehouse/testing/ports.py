@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 _LOWEST: Final = 10_000
+_DRAWS: Final = 1000
 _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Never taken out: what was given is this process's until it ends.
@@ -26,12 +27,14 @@ def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens at, and that no other caller of this is given while
     this process lives. OSError where there is none."""
     low, high = map(int, _RANGE.read_text().split())
-    ports: list[int] = [*range(_LOWEST, low), *range(high + 1, 1 << 16)]
-    begin = random.SystemRandom().randrange(len(ports))
-    for port in ports[begin:] + ports[:begin]:
+    below, above = range(_LOWEST, low), range(high + 1, 1 << 16)
+    draw = random.SystemRandom().randrange
+    for _ in range(_DRAWS):
+        drawn = draw(len(below) + len(above))
+        port = below[drawn] if drawn < len(below) else above[drawn - len(below)]
         if _reserve(port):
             return port
-    raise OSError(f"no port from {_LOWEST} on, beside {low} to {high}, is free")
+    raise OSError(f"of {_DRAWS} ports from {_LOWEST} on, beside {low} to {high}, none is free")
 
 
 def _reserve(port: int) -> bool:

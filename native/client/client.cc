@@ -328,7 +328,7 @@ bool Client::refresh(uint64_t timeout_ns) {
     renew(true, system_clock().boot_ns() + timeout_ns);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::transport) throw;
-    return false;
+    return talks();  // its socket may have been another thread's, which says as much
   }
   return true;
 }

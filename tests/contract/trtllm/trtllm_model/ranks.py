@@ -271,11 +271,14 @@ class Engine:
     def told(self) -> str:
         """What its connector knows of itself, for the report of a test that failed."""
         side = self.scheduler
-        control = side._upkeep.control()
+        try:
+            complete = side._roll_call is not None and side._roll_call.complete()
+        except Exception as error:  # noqa: BLE001 - the test ended the engine itself
+            complete = repr(error)
         return (
             f"scheduler {dict(side.counts._counts)}, worker {dict(self.worker.counts._counts)},"
-            f" roll call {side._roll_call is not None and side._roll_call.complete()},"
-            f" problem {side._upkeep.problem!r}, daemon {control}"
+            f" roll call {complete}, problem {side._upkeep.problem!r},"
+            f" daemon {side._upkeep.control()}"
         )
 
     def idle_blocks(self) -> list[list[int]]:
