@@ -272,7 +272,7 @@ class Engine:
         """What its connector knows of itself, for the report of a test that failed."""
         side = self.scheduler
         try:
-            complete = side._roll_call is not None and side._roll_call.complete()
+            complete = str(side._roll_call is not None and side._roll_call.complete())
         except Exception as error:  # noqa: BLE001 - the test ended the engine itself
             complete = repr(error)
         return (
