@@ -1,5 +1,7 @@
 #include "warehouse/catalog.h"
 
+#include <algorithm>
+
 namespace kvw {
 
 Catalog::Catalog(Index& index) : index_(index), table_(index.entries()), spaces_(kMaxNamespaces) {}
@@ -37,14 +39,12 @@ PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position,
     else
       make_orphan(view.page, parent);
   }
-  const auto [begin, end] = orphans_.equal_range(view.key);
-  const size_t first = adopted.size();
-  for (auto it = begin; it != end; ++it) adopted.push_back(it->second);
-  orphans_.erase(begin, end);
-  for (size_t i = first; i < adopted.size(); ++i) {
-    const PageId child = adopted[i];
-    orphan_parents_.erase(child);
+  for (auto first = first_orphans_.find(view.key); first != first_orphans_.end();
+       first = first_orphans_.find(view.key)) {
+    const PageId child = first->second;
+    end_orphan(child);
     link(child, view.page);
+    adopted.push_back(child);
   }
   if (watcher_ != nullptr) watcher_->came(view);
   return view.page;
@@ -70,15 +70,7 @@ void Catalog::update_with_digest(const EntryView& view) {
 
 void Catalog::remove(const EntryView& view) {
   if (watcher_ != nullptr) watcher_->left(view);
-  if (node(view.page).orphan()) {
-    const auto [begin, end] = orphans_.equal_range(orphan_parents_.at(view.page));
-    for (auto it = begin; it != end; ++it)
-      if (it->second == view.page) {
-        orphans_.erase(it);
-        break;
-      }
-    orphan_parents_.erase(view.page);
-  }
+  if (node(view.page).orphan()) end_orphan(view.page);
   unlink(view.page);
   for (PageId child = node(view.page).first_child; child != kNoPage;) {
     const PageId next = node(child).next;
@@ -94,11 +86,12 @@ void Catalog::remove(const EntryView& view) {
 }
 
 std::vector<PageId> Catalog::orphans_to_drop(size_t limit,
-                                             const std::function<bool(const Key&)>& awaited) const {
+                                             const std::function<bool(const Key&)>& awaited) {
   std::vector<PageId> pages;
-  for (const auto& [parent, page] : orphans_) {
-    if (pages.size() == limit) break;
-    if (!awaited(parent)) pages.push_back(page);
+  const size_t looks = std::min<size_t>(limit, orphans());
+  for (size_t look = 0; look < looks; ++look) {
+    if (!awaited(orphan_parents_.at(next_orphan_))) pages.push_back(next_orphan_);
+    next_orphan_ = node(next_orphan_).next;
   }
   return pages;
 }
@@ -125,8 +118,34 @@ void Catalog::unlink(PageId page) {
 }
 
 void Catalog::make_orphan(PageId page, const Key& parent) {
-  orphans_.emplace(parent, page);
-  orphan_parents_[page] = parent;
+  orphan_parents_.emplace(page, parent);
+  const auto [first, alone] = first_orphans_.try_emplace(parent, page);
+  PageNode& own = node(page);
+  if (next_orphan_ == kNoPage) {
+    own.next = own.previous = next_orphan_ = page;
+    return;
+  }
+  // Behind the first of its siblings; or before all of those whose turn it is, not between them.
+  own.next = alone ? first_orphans_.at(orphan_parents_.at(next_orphan_)) : node(first->second).next;
+  own.previous = node(own.next).previous;
+  node(own.previous).next = node(own.next).previous = page;
+}
+
+void Catalog::end_orphan(PageId page) {
+  const auto parent = orphan_parents_.find(page);
+  PageNode& own = node(page);
+  if (const auto first = first_orphans_.find(parent->second); first->second == page) {
+    const auto sibling = orphan_parents_.find(own.next);
+    if (own.next != page && sibling->second == parent->second)
+      first->second = own.next;
+    else
+      first_orphans_.erase(first);
+  }
+  if (next_orphan_ == page) next_orphan_ = own.next == page ? kNoPage : own.next;
+  node(own.previous).next = own.next;
+  node(own.next).previous = own.previous;
+  own.next = own.previous = kNoPage;
+  orphan_parents_.erase(parent);
 }
 
 }  // namespace kvw

@@ -6,8 +6,9 @@
 //
 // Invariants:
 //  - A page has an entry exactly while it is in some tier.
-//  - Every page above position 0 is linked to its parent's entry, or it is an orphan: listed under
-//    its parent's key until the parent appears or a sweep drops it.
+//  - Every page above position 0 is linked to its parent's entry, or it is an orphan until the parent
+//    appears or a sweep drops it. Orphans stand in one ring, through the links that siblings have;
+//    those of one parent next to each other, so that each leaves without a look at the others.
 //  - The shared entry's digest stays as long as the page does; the copy has none.
 #pragma once
 
@@ -82,11 +83,12 @@ class Catalog {
   uint64_t capacity() const { return table_.capacity(); }
   uint64_t dram_pages() const { return dram_; }
   uint64_t nvme_pages() const { return nvme_; }
-  uint64_t orphans() const { return orphans_.size(); }
+  uint64_t orphans() const { return orphan_parents_.size(); }
   const SpaceCounts& counts(uint16_t space) const { return spaces_[space]; }
-  // Up to `limit` orphans whose parent key `awaited` does not claim.
+  // Of the next `limit` orphans those whose parent key `awaited` does not claim. Each call goes on
+  // where the last one ended, so that what cannot be dropped now keeps nobody else from its turn.
   std::vector<PageId> orphans_to_drop(size_t limit,
-                                      const std::function<bool(const Key&)>& awaited) const;
+                                      const std::function<bool(const Key&)>& awaited);
 
  private:
   void count(const EntryView& view, int sign);
@@ -95,12 +97,14 @@ class Catalog {
   void link(PageId page, PageId parent);
   void unlink(PageId page);
   void make_orphan(PageId page, const Key& parent);
+  void end_orphan(PageId page);
 
   Index& index_;
   PageTable table_;
   std::vector<SpaceCounts> spaces_;
-  std::unordered_multimap<Key, PageId, KeyHash> orphans_;  // by the parent's key
+  std::unordered_map<Key, PageId, KeyHash> first_orphans_;  // by the parent's key
   std::unordered_map<PageId, Key> orphan_parents_;
+  PageId next_orphan_ = kNoPage;  // in the ring: whose turn it is
   uint64_t pages_ = 0, dram_ = 0, nvme_ = 0;
   CatalogWatcher* watcher_ = nullptr;
 };

@@ -1,0 +1,107 @@
+// The catalog's links: children find their parent whatever comes first, and a page leaves without
+// a look at its siblings.
+#include "warehouse/catalog.h"
+
+#include <sys/mman.h>
+
+#include <set>
+
+#include "base/error.h"
+#include "tests/check.h"
+
+namespace kvw {
+namespace {
+
+constexpr Key kParent{7, 7};
+
+struct Table {
+  explicit Table(uint64_t entries) : fd(::memfd_create("kvw-catalog", MFD_CLOEXEC)) {
+    if (::ftruncate(fd.get(), static_cast<off_t>(index_bytes(entries))) != 0)
+      throw storage_error("cannot size the table", errno);
+    const IndexHeader header{kIndexMagic, kIndexVersion, 0, kParent, 1, entries};
+    if (::pwrite(fd.get(), &header, sizeof header, 0) != sizeof header)
+      throw storage_error("cannot write the header", errno);
+    mapping = Mapping(fd.get(), index_bytes(entries), true);
+    index = Index(mapping);
+    catalog = std::make_unique<Catalog>(index);
+  }
+  PageId add(const Key& key, const Key& parent, uint32_t position) {
+    EntryView view;
+    view.page = kNoPage;
+    view.key = key;
+    view.flags = kEntryUsed | kEntryDram;
+    std::vector<PageId> adopted;
+    return catalog->insert(view, parent, position, adopted);
+  }
+  void remove(const Key& key) { catalog->remove(*catalog->find(key)); }
+  std::set<PageId> orphans(size_t limit) {
+    const auto pages = catalog->orphans_to_drop(limit, [](const Key&) { return false; });
+    return {pages.begin(), pages.end()};
+  }
+
+  Fd fd;
+  Mapping mapping;
+  Index index;
+  std::unique_ptr<Catalog> catalog;
+};
+
+Key key_of(uint64_t number) { return {number * 0x9e3779b97f4a7c15ull, number}; }
+
+TEST(parent_of_a_hundred_thousand_children_comes_and_goes_and_they_leave_one_by_one) {
+  constexpr uint64_t kChildren = 100'000;
+  Table table(1 << 19);
+  table.add(kParent, {}, 0);
+  for (uint64_t child = 1; child <= kChildren; ++child) table.add(key_of(child), kParent, 1);
+  table.remove(kParent);
+  CHECK_EQ(table.catalog->orphans(), kChildren);
+  table.add(kParent, {}, 0);
+  CHECK_EQ(table.catalog->orphans(), 0);
+  table.remove(kParent);
+  // Far from the place where those were listed that leave first, too.
+  for (uint64_t child = 1; child <= kChildren; child += 2) table.remove(key_of(child));
+  for (uint64_t child = kChildren; child >= 2; child -= 2) table.remove(key_of(child));
+  CHECK_EQ(table.catalog->orphans(), 0);
+  CHECK_EQ(table.catalog->pages(), 0);
+}
+
+TEST(orphans_have_their_turn_whatever_cannot_be_dropped_before_them) {
+  Table table(1024);
+  for (uint64_t child = 1; child <= 30; ++child) table.add(key_of(child), key_of(1000 + child % 3), 1);
+  std::set<PageId> seen;
+  for (int call = 0; call < 3; ++call) seen.merge(table.orphans(10));
+  CHECK_EQ(seen.size(), 30);
+}
+
+// Parents, children and grandchildren in any order, against a plain count.
+TEST(links_hold_over_any_order_of_coming_and_going) {
+  auto random = check::random("catalog links");
+  Table table(1024);
+  constexpr uint64_t kKeys = 60;
+  const auto parent_of = [](uint64_t number) { return number / 8; };
+  std::set<uint64_t> there;
+  for (uint64_t round = 0; round < check::rounds(20'000); ++round) {
+    const uint64_t number = 1 + random() % kKeys;
+    if (there.erase(number) != 0)
+      table.remove(key_of(number));
+    else if (table.catalog->has_room(key_of(number))) {
+      table.add(key_of(number), key_of(parent_of(number)), parent_of(number) == 0 ? 0 : 1);
+      there.insert(number);
+    }
+    std::set<PageId> orphans;
+    for (const uint64_t at : there) {
+      const auto view = table.catalog->find(key_of(at));
+      CHECK(view.has_value());
+      const auto parent = table.catalog->find(key_of(parent_of(at)));
+      const PageNode& node = table.catalog->node(view->page);
+      if (parent_of(at) == 0) continue;
+      CHECK_EQ(node.parent, parent ? parent->page : kNoPage);
+      if (!parent) orphans.insert(view->page);
+    }
+    CHECK_EQ(table.catalog->orphans(), orphans.size());
+    if (random() % 4 == 0) CHECK(table.orphans(1 + random() % 5).size() <= orphans.size());
+    if (random() % 16 == 0) CHECK(table.orphans(kKeys) == orphans);
+  }
+}
+
+}  // namespace
+}  // namespace kvw
