@@ -72,6 +72,15 @@ _ARENA_DAMAGE: Final = (
     "file of the arena cut at a random length",
 )
 
+_UNFINISHED_DAMAGE: Final = (
+    "word of an unfinished slot flipped",
+    "metadata of an unfinished slot flipped",
+)
+_UNFINISHED_HOLDS: Final = (
+    "the daemon goes on, what it says is sealed is there and right, and every slot is free again"
+    " once its writers are through"
+)
+
 _LOG_HOLDS: Final = (
     "nothing wrong is read, what was reported durable is there, all room is used again, lives rise;"
     " also when the crash comes while recovering from a crash"
@@ -100,6 +109,7 @@ _LIMIT_HOLDS: Final = (
 CLASSES: Final = (
     *_in_process(_SEGMENT_DAMAGE, _SEGMENTS),
     *_in_process(_ARENA_DAMAGE, _ARENA),
+    *_in_process(_UNFINISHED_DAMAGE, _UNFINISHED_HOLDS),
     FaultClass(
         "session file filled with garbage",
         "never wrong",

@@ -53,7 +53,7 @@ struct ControlPage {
   HotWord nvme_reads_queued;
   HotWord nvme_write_queue_bytes;
   HotWord pin_limit_bytes;      // a session may pin at most this
-  HotWord reserve_limit_bytes;  // all unfinished reservations together
+  HotWord reserve_limit_bytes;  // what a session alone may leave unfinished
 
   alignas(128) NamespaceWord namespaces[kMaxNamespaces];
   // std::atomic<uint64_t> segment_words[] follow: life << 1 | closing, per segment.

@@ -158,9 +158,9 @@ SlotId Pool::take(SlotClass& cls, SlotState state) {
   return slot;
 }
 
-void Pool::publish(SlotId slot) {
+void Pool::publish(SlotId slot, uint64_t generation) {
   SlotClass& cls = class_of(slot);
-  store(slot, {slots_.load(slot).generation, SlotState::live}, std::memory_order_release);
+  store(slot, {generation, SlotState::live}, std::memory_order_release);
   --cls.reserved;
   ++cls.live;
   unfinished_bytes_ -= cls.cut.slot_bytes();
@@ -174,25 +174,27 @@ void Pool::reopen(SlotId slot) {
   store(slot, {slots_.load(slot).generation, SlotState::live}, std::memory_order_release);
 }
 
-void Pool::to_limbo(SlotId slot) {
+void Pool::to_limbo(SlotId slot, uint64_t generation) {
   SlotClass& cls = class_of(slot);
-  store(slot, {slots_.load(slot).generation, SlotState::limbo}, std::memory_order_release);
+  store(slot, {generation, SlotState::limbo}, std::memory_order_release);
   --cls.reserved;
   ++cls.limbo;
 }
 
+void Pool::end_limbo(SlotId slot, uint64_t generation) {
+  SlotClass& cls = class_of(slot);
+  --cls.limbo;
+  unfinished_bytes_ -= cls.cut.slot_bytes();
+  // Torn bytes must not be readable under this generation.
+  store(slot, {generation + 1, SlotState::free}, std::memory_order_release);
+  page_at(slot) = kNoPage;
+  add_free(cls, slot);
+}
+
 void Pool::release(SlotId slot) {
   SlotClass& cls = class_of(slot);
-  const SlotWord word = slots_.load(slot);
-  if (word.state == SlotState::limbo) {
-    // Torn bytes must not be readable under this generation.
-    --cls.limbo;
-    unfinished_bytes_ -= cls.cut.slot_bytes();
-    store(slot, {word.generation + 1, SlotState::free}, std::memory_order_release);
-  } else {
-    --cls.live;
-    store(slot, {word.generation, SlotState::free}, std::memory_order_release);
-  }
+  --cls.live;
+  store(slot, {slots_.load(slot).generation, SlotState::free}, std::memory_order_release);
   page_at(slot) = kNoPage;
   add_free(cls, slot);
 }

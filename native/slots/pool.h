@@ -60,11 +60,14 @@ class Pool {
 
   // Oldest free slot as (generation + 1, state), fenced before return; kNoSlot when none.
   SlotId take(SlotClass& cls, SlotState state);
-  void publish(SlotId slot);   // RESERVED | FILLING -> LIVE, release
-  void close(SlotId slot);     // LIVE -> CLOSING
-  void reopen(SlotId slot);    // CLOSING -> LIVE
-  void to_limbo(SlotId slot);  // RESERVED | FILLING -> LIMBO
-  void release(SlotId slot);   // CLOSING | LIMBO -> FREE, to the end of the free list
+  // Of what is unfinished the caller knows state and generation: the word is shared memory that
+  // nothing vouches for yet.
+  void publish(SlotId slot, uint64_t generation);    // RESERVED | FILLING -> LIVE, release
+  void to_limbo(SlotId slot, uint64_t generation);   // RESERVED | FILLING -> LIMBO
+  void end_limbo(SlotId slot, uint64_t generation);  // LIMBO -> (generation + 1, FREE)
+  void close(SlotId slot);                           // LIVE -> CLOSING
+  void reopen(SlotId slot);                          // CLOSING -> LIVE
+  void release(SlotId slot);   // CLOSING -> FREE, to the end of the free list
   void discard(SlotId slot);   // as release, but unreadable at once: (generation + 1, FREE)
   void restore(SlotId slot,
                SlotState state);  // recovery: stores the state under the old generation

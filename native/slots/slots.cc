@@ -36,6 +36,9 @@ bool meta_fits(const SlotMeta& meta, uint64_t meta_bytes, uint64_t slot_bytes) {
   if (meta.shards == 0 || meta.shards > kMaxShards) return false;
   if (meta.page_tokens == 0 || meta.page_tokens > kMaxPageTokens) return false;
   if (meta.witness_bytes > kMaxPageTokens * 4) return false;
+  if (meta.witness_kind != static_cast<uint32_t>(WitnessKind::tokens) &&
+      meta.witness_kind != static_cast<uint32_t>(WitnessKind::engine_key))
+    return false;
   if (meta.shard_bytes == 0 || meta.shard_bytes > slot_bytes) return false;
   if (round_up(meta.shard_bytes, kBlockBytes) * meta.shards > slot_bytes) return false;
   return sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <= meta_bytes;

@@ -231,7 +231,7 @@ TEST(load_at_any_step_of_reuse_and_of_a_new_cut_is_right_or_a_miss) {
   auto random = check::random("load_at_any_step_of_reuse");
   const std::vector<std::string> places{
       "reuse: generation raised", "reserve: slot taken",      "reserve: metadata stored",
-      "seal: digest stored",      "publish: checksum stored", "publish: live",
+      "publish: digests stored",  "publish: checksum stored", "publish: live",
       "publish: in the index",    "evict: entry out",         "retire: generations raised",
       "grow: metadata cleared",   "rebalance: pages out"};
   Scene scene(1024);  // small enough for full windows

@@ -235,7 +235,7 @@ TEST(pool_raises_the_generation_when_a_slot_is_taken) {
     CHECK_EQ(word.state, SlotState::reserved);
     CHECK_EQ(word.generation, last.at(slot) + 1);
     last[slot] = word.generation;
-    bench.pool.publish(slot);
+    bench.pool.publish(slot, bench.pool.load(slot).generation);
     bench.pool.close(slot);
     bench.pool.release(slot);
     CHECK_EQ(bench.pool.load(slot).generation, word.generation);  // still readable as itself
@@ -249,7 +249,7 @@ TEST(pool_hands_out_the_slot_freed_longest_ago) {
   std::vector<SlotId> order;
   while (!cls.free.empty()) {
     order.push_back(bench.pool.take(cls, SlotState::reserved));
-    bench.pool.publish(order.back());
+    bench.pool.publish(order.back(), bench.pool.load(order.back()).generation);
   }
   auto random = check::random("pool_hands_out_the_slot_freed_longest_ago");
   std::shuffle(order.begin(), order.end(), random);
@@ -266,11 +266,11 @@ TEST(pool_ends_the_generation_when_a_slot_leaves_limbo) {
   const SlotId slot = bench.pool.take(cls, SlotState::reserved);
   const uint64_t generation = bench.pool.load(slot).generation;
   CHECK(bench.pool.unfinished_bytes() != 0);
-  bench.pool.to_limbo(slot);
+  bench.pool.to_limbo(slot, generation);
   CHECK_EQ(bench.pool.load(slot).state, SlotState::limbo);
   CHECK_EQ(bench.pool.load(slot).generation, generation);
   CHECK(bench.pool.unfinished_bytes() != 0);  // limbo counts: it cannot be used either
-  bench.pool.release(slot);
+  bench.pool.end_limbo(slot, generation);
   CHECK_EQ(bench.pool.load(slot).generation, generation + 1);  // torn bytes never validate
   CHECK_EQ(bench.pool.unfinished_bytes(), 0);
 }
@@ -279,7 +279,7 @@ TEST(pool_ends_the_generation_when_a_slot_is_discarded) {
   Bench bench;
   SlotClass& cls = bench.grown(shape_of(kShard));
   const SlotId slot = bench.pool.take(cls, SlotState::reserved);
-  bench.pool.publish(slot);
+  bench.pool.publish(slot, bench.pool.load(slot).generation);
   const uint64_t generation = bench.pool.load(slot).generation;
   bench.pool.close(slot);
   bench.pool.discard(slot);
@@ -293,7 +293,7 @@ TEST(pool_ends_every_generation_when_a_slab_is_retired) {
   std::vector<SlotId> used;
   for (int i = 0; i < 3; ++i) used.push_back(bench.pool.take(cls, SlotState::reserved));
   for (const SlotId slot : used) {
-    bench.pool.publish(slot);
+    bench.pool.publish(slot, bench.pool.load(slot).generation);
     bench.pool.close(slot);
     bench.pool.release(slot);
   }
@@ -312,8 +312,8 @@ TEST(pool_ends_every_generation_when_a_slab_is_retired) {
   // And back again: words of places that the first cut did not have rise as well.
   const SlotId taken = bench.pool.take(other, SlotState::reserved);
   const uint64_t generation = bench.pool.load(taken).generation;
-  bench.pool.to_limbo(taken);
-  bench.pool.release(taken);
+  bench.pool.to_limbo(taken, generation);
+  bench.pool.end_limbo(taken, generation);
   bench.pool.retire(0);
   CHECK(bench.pool.grow(cls));
   CHECK(bench.pool.load(taken).generation > generation);

@@ -20,6 +20,7 @@ constexpr uint64_t kFreeShare = 50;  // a fiftieth of a class is kept free, so t
                                      // evicted stays readable for a while
 constexpr size_t kSweepBatch = 1024;
 constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
+constexpr size_t kClearedPerStep = 1024;     // and that it takes out
 
 // What may not leave DRAM now, in terms of a class's residents.
 class KeepBusy final : public Keep {
@@ -49,7 +50,7 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
 }
 
 bool Warehouse::awaits_child(SlotId slot) {
-  if (open_.empty()) return false;
+  if (groups_.none_open()) return false;
   const auto view = catalog_.at(pool_.page_at(slot));
   return view && awaits_child(*view);
 }
@@ -273,15 +274,14 @@ void Warehouse::begin_clear(uint32_t ordinal, uint64_t epoch) {
   arena_.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
                                                          std::memory_order_release);
   for (auto& [slot, group] : groups_) {
-    const SlotMeta* meta = pool_.meta(slot);
-    if (meta->namespace_id == space.shape.id && meta->clear_epoch < epoch) give_up(slot, group);
+    if (!group.limbo && group.space == ordinal && group.clear_epoch < epoch) give_up(slot, group);
   }
 }
 
 uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor) {
   const uint64_t end = std::min<uint64_t>(catalog_.index().entries(), cursor + kEntriesPerStep);
   std::vector<EntryView> found;
-  for (; cursor < end; ++cursor)
+  for (; cursor < end && found.size() < kClearedPerStep; ++cursor)
     if (const auto view = catalog_.at(cursor);
         view && view->space == ordinal && view->clear_epoch < epoch)
       found.push_back(*view);
@@ -289,7 +289,7 @@ uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor)
   evict_views(found, Gone::cleared);
   for (const EntryView& view : found)
     if (!view.in_dram()) leave_nvme(view, Gone::cleared);
-  return found.size();
+  return found.size() + std::exchange(spaces_[ordinal].cleared_early, 0);
 }
 
 uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
@@ -367,7 +367,7 @@ uint64_t Warehouse::sweep(size_t limit) {
   uint64_t dropped = 0;
   while (dropped < limit) {
     std::vector<EntryView> found;
-    const auto awaited = [this](const Key& parent) { return open_slot(parent) != kNoSlot; };
+    const auto awaited = [this](const Key& key) { return groups_.open_slot(key) != kNoSlot; };
     for (const PageId page :
          catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kSweepBatch), awaited))
       // What a clear is yet to reach is left to it: it says how many pages it took.

@@ -89,7 +89,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
     const Key& key = keys[at];
     if (at + kAhead < keys.size()) catalog_.prefetch(keys[at + kAhead]);
     const auto view = catalog_.find(key);
-    if (!view) {
+    if (!view || is_cleared(*view)) {
       answers.push_back(PromoteAnswer::missing);
     } else if (view->in_dram()) {
       answers.push_back(PromoteAnswer::in_dram);
@@ -118,15 +118,13 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
       const auto again = catalog_.find(key);
       const bool there = again && again->in_nvme() && !again->in_dram();
       if (slot == kNoSlot || !there || !log_->read(slot, again->extent, key, pool_.payload(slot))) {
-        if (slot != kNoSlot) {
-          pool_.to_limbo(slot);
-          pool_.release(slot);
-        }
+        if (slot != kNoSlot) drop_filling(slot, pool_.load(slot).generation);
         full = full || there;
         answers.push_back(there ? PromoteAnswer::later : PromoteAnswer::missing);
         continue;
       }
       promoting_.emplace(key, again->extent);
+      filling_.emplace(slot, Filling{key, pool_.load(slot).generation});
       promoting_bytes_ += bytes;
       answers.push_back(PromoteAnswer::reading);
     }
@@ -143,7 +141,7 @@ bool Warehouse::fits_namespace(const EntryView& view, const PageFacts& facts) co
 void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
   const auto slot = static_cast<SlotId>(ticket);
   pool_.prefetch(slot);
-  const Key key = pool_.meta(slot)->key;
+  const auto [key, generation] = filling_.extract(slot).mapped();
   catalog_.prefetch_write(key);
   const nvme::Extent read = promoting_.extract(key).mapped();
   promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
@@ -151,8 +149,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   const bool wanted = view && !view->in_dram();
   const bool usable = result == nvme::ReadResult::ok && wanted && fits_namespace(*view, facts);
   if (!usable) {
-    pool_.to_limbo(slot);
-    pool_.release(slot);
+    drop_filling(slot, generation);
     if (result == nvme::ReadResult::io_error) {
       if (read_failures_.size() < kReadFailuresKept)
         read_failures_[key] = clock_.boot_ns() + kReadRetryNs;
@@ -180,22 +177,25 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   std::fill_n(owners_of(meta), facts.shards, 0);
   std::memcpy(witness_of(meta), facts.witness.data(), facts.witness.size());
   meta->granted.store(0);
-  meta->sealed.store(0);
   meta->settled.store(0);
-  const SlotWord word = pool_.load(slot);
-  meta->checksum = meta_checksum(*meta, word.generation);
+  meta->checksum = meta_checksum(*meta, generation);
   // The device wrote the payload through the kernel; the release store orders it for readers.
-  pool_.publish(slot);
+  pool_.publish(slot, generation);
   EntryView entry = *view;
   entry.flags = static_cast<uint16_t>((entry.flags | kEntryDram) & ~kEntryUnverified);
   entry.slot = slot;
-  entry.generation = static_cast<uint32_t>(word.generation);
+  entry.generation = static_cast<uint32_t>(generation);
   entry.digest = facts.digests[0];
   catalog_.update_with_digest(entry);
   make_resident(slot, entry);
   catalog_.node(entry.page).used = true;
   ++pages_promoted_;
   end_promotion();
+}
+
+void Warehouse::drop_filling(SlotId slot, uint64_t generation) {
+  pool_.to_limbo(slot, generation);
+  pool_.end_limbo(slot, generation);
 }
 
 void Warehouse::end_promotion() {

@@ -110,8 +110,17 @@ bool Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
       // The old daemon's reads may still land in FILLING, and in what a second crash left of it.
       const bool dma = word.state != SlotState::reserved;
       pool_.restore(slot, SlotState::limbo);
-      groups_[slot] = {word.generation, meta->key, 0,
-                       dma ? clock_.boot_ns() + options_.grace_ns : 0, true};
+      const uint64_t* owners = owners_of(meta);
+      const uint64_t granted = meta->granted.load() & all_shards(meta->shards);
+      const SessionId first = granted == 0 ? 0 : owners[__builtin_ctzll(granted)];
+      Group& group = groups_.recovered(slot, meta->shards, first, cut.slot_bytes());
+      group.generation = word.generation;
+      group.key = meta->key;
+      group.not_before_ns = dma ? clock_.boot_ns() + options_.grace_ns : 0;
+      group.granted = granted;
+      group.settled = meta->settled.load() & granted;
+      for (uint32_t shard = 0; shard < meta->shards; ++shard)
+        group.shards[shard].owner = owners[shard];
       return false;
     }
   }

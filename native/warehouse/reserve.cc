@@ -16,8 +16,6 @@ constexpr uint64_t kRefusedNs = kSecondNs;  // ranks of one engine ask within a 
 
 ReserveAnswer drop(Reason reason) { return {0, kNoSlot, Answer::dropped, reason, 0}; }
 
-uint64_t all_shards(uint32_t shards) { return shards == 64 ? ~0ull : (1ull << shards) - 1; }
-
 void add_bits(std::atomic<uint64_t>& mask, uint64_t bits) {
   mask.store(mask.load(std::memory_order_relaxed) | bits, std::memory_order_release);
 }
@@ -66,11 +64,11 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
 
 // What a seal a little later will write first: its slot's metadata and the place of its entry. Each
 // is a cache miss otherwise, and there are hundreds in a message.
-void Warehouse::prefetch(const Seal& seal) const {
-  const auto found = groups_.find(seal.slot);
-  if (found == groups_.end()) return;
+void Warehouse::prefetch(const Seal& seal) {
+  const Group* group = groups_.find(seal.slot);
+  if (group == nullptr) return;
   pool_.prefetch(seal.slot);
-  catalog_.prefetch_write(found->second.key);
+  catalog_.prefetch_write(group->key);
 }
 
 // What was granted to its first shard is a page that no tier had.
@@ -78,9 +76,9 @@ void Warehouse::note_stores(uint16_t ordinal, std::span<const ReserveRequest> re
                             std::span<const ReserveAnswer> answers) {
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (answers[at].answer != Answer::granted) continue;
-    const SlotMeta* meta = pool_.meta(answers[at].slot);
-    if (meta->granted.load() != 1ull << reserves[at].fields->shard) continue;
-    stores_.push_back({meta->key, ordinal, spaces_[ordinal].shape.slot_bytes(), 0});
+    const Group& group = *groups_.find(answers[at].slot);
+    if (group.granted != 1ull << reserves[at].fields->shard) continue;
+    stores_.push_back({group.key, ordinal, group.slot_bytes, 0});
   }
 }
 
@@ -90,59 +88,60 @@ void Warehouse::count_stores() {
 }
 
 Reason Warehouse::seal(const Step& step, const Seal& seal) {
-  const auto found = groups_.find(seal.slot);
-  if (found == groups_.end() || found->second.generation != seal.generation) return Reason::stale;
-  SlotMeta* meta = pool_.meta(seal.slot);
-  if (seal.shard >= meta->shards || owners_of(meta)[seal.shard] != step.session ||
-      (meta->granted.load() >> seal.shard & 1) == 0)
-    return Reason::not_owner;
+  Group* group = groups_.find(seal.slot);
+  if (group == nullptr || group->generation != seal.generation) return Reason::stale;
+  if (!group->granted_to(step.session, seal.shard)) return Reason::not_owner;
   const uint64_t bit = 1ull << seal.shard;
-  if (meta->settled.load() & bit) return found->second.limbo ? Reason::stale : Reason::none;
-  digests_of(meta)[seal.shard] = seal.digest;
-  KVW_SEQUENCE_POINT("seal: digest stored");
-  add_bits(meta->sealed, bit);
-  add_bits(meta->settled, bit);
-  if (found->second.limbo) {
-    if (settled(seal.slot, found->second)) close_group(seal.slot);
+  if (group->settled & bit) return group->limbo ? Reason::stale : Reason::none;
+  group->shards[seal.shard].digest = seal.digest;
+  group->settled |= bit;
+  add_bits(pool_.meta(seal.slot)->settled, bit);
+  if (group->limbo) {
+    if (settled(*group)) close_group(seal.slot, *group);
     return Reason::stale;
   }
-  if (meta->sealed.load() != all_shards(meta->shards)) return Reason::none;
-  return publish(found, step.wall_ns);
+  return group->whole() ? publish(seal.slot, *group, step.wall_ns) : Reason::none;
 }
 
-Reason Warehouse::publish(Groups::iterator group, uint64_t wall_ns) {
-  const SlotId slot = group->first;
-  const uint64_t generation = group->second.generation;
+Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   SlotMeta* meta = pool_.meta(slot);
-  const Key key = meta->key;
-  const int ordinal = ordinal_of(meta->namespace_id);
+  const SlabCut& cut = pool_.cut_of(slot);
+  const Key key = group.key;
+  const uint64_t generation = group.generation;
   assert(!catalog_.contains(key));  // a key with an open group is never stored by another way
   Reason refusal = Reason::none;
-  if (ordinal < 0 || meta->clear_epoch < spaces_[ordinal].clear_epoch)
+  if (group.clear_epoch < spaces_[group.space].clear_epoch)
     refusal = Reason::cleared;
+  else if (!meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) ||
+           meta_checksum(*meta, generation) != group.fixed)
+    refusal = Reason::mismatch;  // damaged meanwhile: its checksum would vouch for the damage
   else if (!catalog_.has_room(key) && !make_window(key, kNoSlot))
     refusal = Reason::index_full;
   if (refusal != Reason::none) {
-    give_up(slot, group->second);
-    close_group(slot);
+    if (refusal == Reason::mismatch) on_event("page_damaged_unfinished", "key=" + to_hex(key));
+    give_up(slot, group);
+    close_group(slot, group);
     return refusal;
   }
-  meta->stored_at_ns = wall_ns;
-  meta->checksum = meta_checksum(*meta, generation);
-  KVW_SEQUENCE_POINT("publish: checksum stored");
-  no_longer_open(group->second);
-  groups_.erase(group);
-  pool_.publish(slot);
-  KVW_SEQUENCE_POINT("publish: live");
-
   EntryView view;
   view.key = key;
-  view.space = static_cast<uint16_t>(ordinal);
+  view.space = group.space;
   view.flags = kEntryUsed | kEntryDram;
   view.slot = slot;
   view.generation = static_cast<uint32_t>(generation);
-  view.clear_epoch = meta->clear_epoch;
-  view.digest = digests_of(meta)[0];
+  view.clear_epoch = group.clear_epoch;
+  view.digest = group.shards[0].digest;
+  meta->stored_at_ns = wall_ns;
+  for (uint32_t shard = 0; shard < group.shards.size(); ++shard)
+    digests_of(meta)[shard] = group.shards[shard].digest;
+  KVW_SEQUENCE_POINT("publish: digests stored");
+  meta->checksum = meta_checksum(*meta, generation);
+  KVW_SEQUENCE_POINT("publish: checksum stored");
+  groups_.no_longer_open(group);
+  groups_.erase(slot);
+  pool_.publish(slot, generation);
+  KVW_SEQUENCE_POINT("publish: live");
+
   std::vector<PageId> adopted;
   view.page = catalog_.insert(view, meta->parent, meta->position, adopted);
   KVW_SEQUENCE_POINT("publish: in the index");
@@ -162,12 +161,12 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
   const NamespaceShape& shape = spaces_[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
-  if (const SlotId open = open_slot(fields.key); open != kNoSlot) {
+  if (const SlotId open = groups_.open_slot(fields.key); open != kNoSlot) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
-    if (!(pool_.meta(open)->namespace_id == shape.id)) return drop(Reason::mismatch);
+    if (groups_.find(open)->space != step.ordinal) return drop(Reason::mismatch);
     return join(step.session, open, request);
   }
-  if (const PageId page = catalog_.page_of(fields.key); page != kNoPage) {
+  if (const PageId page = page_to_build_on(fields.key); page != kNoPage) {
     touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
@@ -182,37 +181,64 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
   return answer;
 }
 
+// A clear that is under way takes pages out in steps: what it is yet to reach would be gone a
+// moment later, and its children with it. It leaves now.
+PageId Warehouse::page_to_build_on(const Key& key) {
+  const auto view = catalog_.find(key);
+  if (!view) return kNoPage;
+  if (!is_cleared(*view)) return view->page;
+  evict_views(std::span(&*view, 1), Gone::cleared);
+  if (!view->in_dram()) leave_nvme(*view, Gone::cleared);
+  ++spaces_[view->space].cleared_early;
+  return kNoPage;
+}
+
 ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveRequest& request) {
   SlotMeta* meta = pool_.meta(slot);
+  Group& group = *groups_.find(slot);
   const Reserve& fields = *request.fields;
-  if (meta->witness_bytes != fields.witness_bytes || !(meta->parent == fields.parent) ||
+  // Whatever became of the witness in shared memory: it lies where this group's shards say.
+  const auto shards = static_cast<uint32_t>(group.shards.size());
+  const auto* witness = reinterpret_cast<const std::byte*>(digests_of(meta) + 2 * shards);
+  if (meta->witness_bytes != fields.witness_bytes || !(group.parent == fields.parent) ||
       meta->position != fields.position || meta->witness_kind != fields.witness_kind ||
-      std::memcmp(witness_of(meta), request.witness, fields.witness_bytes) != 0)
+      std::memcmp(witness, request.witness, fields.witness_bytes) != 0)
     return drop(Reason::mismatch);
   const uint64_t bit = 1ull << fields.shard;
-  if (meta->sealed.load() & bit) return {0, kNoSlot, Answer::already, Reason::none, 0};
-  if (meta->granted.load() & bit) return {0, kNoSlot, Answer::busy, Reason::busy, 0};
+  if (group.settled & bit) return {0, kNoSlot, Answer::already, Reason::none, 0};
+  if (group.granted & bit) return {0, kNoSlot, Answer::busy, Reason::busy, 0};
+  group.shards[fields.shard].owner = session;
+  group.granted |= bit;
   // Owner before grant: a daemon that dies now must know who may write.
-  owners_of(meta)[fields.shard] = session;
+  digests_of(meta)[shards + fields.shard] = session;
   add_bits(meta->granted, bit);
   full_fence();
-  return {groups_.at(slot).generation, slot, Answer::granted, Reason::none, 0};
+  return {group.generation, slot, Answer::granted, Reason::none, 0};
+}
+
+// Nobody takes more than half of what the others leave: who never ends a store, frozen or waiting
+// for a rank that is gone, leaves the others half of what they had without it.
+bool Warehouse::within_share(SessionId session, uint64_t bytes) const {
+  const uint64_t all = pool_.unfinished_bytes();
+  const uint64_t own = groups_.held_bytes(session);
+  if (all == 0 || (own == 0 && all + bytes <= reserve_limit_bytes_)) return true;
+  const uint64_t others = all - own;
+  return others < reserve_limit_bytes_ && own + bytes <= (reserve_limit_bytes_ - others) / 2;
 }
 
 ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
   const Space& space = spaces_[step.ordinal];
   SlotId parent_slot = kNoSlot;
-  if (fields.position > 0 && open_slot(fields.parent) == kNoSlot) {
-    const auto parent = catalog_.find(fields.parent);
-    if (!parent) return drop(Reason::parent_missing);
-    touch(parent->page);
+  if (fields.position > 0 && groups_.open_slot(fields.parent) == kNoSlot) {
+    const PageId page = page_to_build_on(fields.parent);
+    if (page == kNoPage) return drop(Reason::parent_missing);
+    touch(page);
+    const auto parent = catalog_.at(page);
     // Not evicted for its own child, unless NVMe keeps the chain whole.
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
-  const uint64_t unfinished = pool_.unfinished_bytes();
-  if (unfinished != 0 && unfinished + space.shape.slot_bytes() > reserve_limit_bytes_)
-    return drop(Reason::reserve_limit);
+  if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
   if (!catalog_.has_room(fields.key) && !make_window(fields.key, parent_slot))
     return drop(Reason::index_full);
   const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
@@ -233,9 +259,8 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   meta->witness_kind = fields.witness_kind;
   meta->witness_bytes = fields.witness_bytes;
   meta->spare = 0;
-  meta->sealed.store(0, std::memory_order_release);
   meta->settled.store(0, std::memory_order_release);
-  for (uint32_t shard = 0; shard < meta->shards; ++shard) {
+  for (uint32_t shard = 0; shard < space.shape.shards; ++shard) {
     digests_of(meta)[shard] = 0;
     owners_of(meta)[shard] = 0;
   }
@@ -245,17 +270,16 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   full_fence();
   KVW_SEQUENCE_POINT("reserve: metadata stored");
 
-  const uint64_t generation = pool_.load(slot).generation;
-  groups_[slot] = {generation, fields.key, step.boot_ns + options_.limbo_after_ns,
-                   0,          false,      fields.parent};
-  open_[fields.key].slot = slot;
-  ++open_[fields.parent].children;
-  return {generation, slot, Answer::granted, Reason::none, 0};
-}
-
-SlotId Warehouse::open_slot(const Key& key) const {
-  const auto found = open_.find(key);
-  return found == open_.end() ? kNoSlot : found->second.slot;
+  Group& group = groups_.open(slot, fields.key, fields.parent, space.shape.shards, step.session,
+                              space.shape.slot_bytes());
+  group.generation = pool_.load(slot).generation;
+  group.clear_epoch = epoch_;
+  group.fixed = meta_checksum(*meta, group.generation);
+  group.deadline_ns = step.boot_ns + options_.limbo_after_ns;
+  group.space = step.ordinal;
+  group.shards[fields.shard].owner = step.session;
+  group.granted = 1ull << fields.shard;
+  return {group.generation, slot, Answer::granted, Reason::none, 0};
 }
 
 bool Warehouse::room_is_coming() const {
@@ -266,75 +290,51 @@ bool Warehouse::room_is_coming() const {
 void Warehouse::give_up(SlotId slot, Group& group) {
   if (group.limbo) return;
   group.limbo = true;
-  no_longer_open(group);
-  pool_.to_limbo(slot);
+  groups_.no_longer_open(group);
+  pool_.to_limbo(slot, group.generation);
 }
 
-void Warehouse::no_longer_open(const Group& group) {
-  const auto own = open_.find(group.key);
-  own->second.slot = kNoSlot;
-  if (own->second.over()) open_.erase(own);
-  const auto parent = open_.find(group.parent);
-  --parent->second.children;
-  if (parent->second.over()) open_.erase(parent);
-}
-
-bool Warehouse::settled(SlotId slot, const Group& group) const {
+bool Warehouse::settled(const Group& group) const {
   if (clock_.boot_ns() < group.not_before_ns) return false;
-  const SlotMeta* meta = pool_.meta(slot);
-  const uint64_t granted = meta->granted.load() & all_shards(std::min(meta->shards, kMaxShards));
-  uint64_t waiting = granted & ~meta->settled.load();
-  for (; waiting != 0; waiting &= waiting - 1) {
-    const auto shard = static_cast<uint32_t>(__builtin_ctzll(waiting));
-    if (!sessions_->gone(owners_of(meta)[shard])) return false;
-  }
+  uint64_t waiting = group.granted & ~group.settled;
+  for (; waiting != 0; waiting &= waiting - 1)
+    if (!sessions_->gone(group.shards[static_cast<size_t>(__builtin_ctzll(waiting))].owner))
+      return false;
   return true;
 }
 
-void Warehouse::close_group(SlotId slot) {
+void Warehouse::close_group(SlotId slot, const Group& group) {
+  pool_.end_limbo(slot, group.generation);
   groups_.erase(slot);
-  pool_.release(slot);
 }
 
 void Warehouse::settle(SessionId session, std::span<const SlotRef> refs) {
   for (const SlotRef& ref : refs) {
-    const auto found = groups_.find(ref.slot);
-    if (found == groups_.end() || found->second.generation != ref.generation) continue;
-    SlotMeta* meta = pool_.meta(ref.slot);
-    if (ref.shard >= meta->shards || owners_of(meta)[ref.shard] != session) continue;
-    add_bits(meta->settled, 1ull << ref.shard);
-    give_up(ref.slot, found->second);
-    if (settled(ref.slot, found->second)) close_group(ref.slot);
+    Group* group = groups_.find(ref.slot);
+    if (group == nullptr || group->generation != ref.generation ||
+        !group->granted_to(session, ref.shard))
+      continue;
+    group->settled |= 1ull << ref.shard;
+    add_bits(pool_.meta(ref.slot)->settled, 1ull << ref.shard);
+    give_up(ref.slot, *group);
+    if (settled(*group)) close_group(ref.slot, *group);
   }
-}
-
-std::vector<SlotRef> Warehouse::unsettled(SessionId session) const {
-  std::vector<SlotRef> refs;
-  for (const auto& [slot, group] : groups_) {
-    const SlotMeta* meta = pool_.meta(slot);
-    for (uint32_t shard = 0; shard < meta->shards; ++shard)
-      if (owners_of(meta)[shard] == session && (meta->granted.load() >> shard & 1) != 0 &&
-          (meta->settled.load() >> shard & 1) == 0)
-        refs.push_back({group.generation, slot, shard});
-  }
-  return refs;
 }
 
 void Warehouse::settle_groups() {
   const uint64_t now = clock_.boot_ns();
   std::vector<SlotId> done;
   for (auto& [slot, group] : groups_) {
-    const bool over = settled(slot, group);
+    const bool over = settled(group);
     if (!group.limbo && (over || now >= group.deadline_ns)) {
       // Over without being published: every owner has gone or aborted; or it took too long.
-      const SlotMeta* meta = pool_.meta(slot);
       // All that were granted have sealed, but a shard was not asked for yet: it has until then.
-      const bool incomplete = (meta->granted.load() & ~meta->settled.load()) == 0;
+      const bool incomplete = (group.granted & ~group.settled) == 0;
       if (!incomplete || now >= group.deadline_ns) give_up(slot, group);
     }
     if (group.limbo && over) done.push_back(slot);
   }
-  for (const SlotId slot : done) close_group(slot);
+  for (const SlotId slot : done) close_group(slot, *groups_.find(slot));
 }
 
 }  // namespace kvw

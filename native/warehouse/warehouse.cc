@@ -102,7 +102,8 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
       epoch_(options_.epoch),
       draining_(options_.inspect) {
   const uint64_t arena_bytes = arena_.slab_count() * arena_.slab_bytes();
-  reserve_limit_bytes_ = arena_bytes / 8;
+  // One session takes half of it at most: an eighth of the arena, which is what it goes by.
+  reserve_limit_bytes_ = arena_bytes / 4;
   promote_limit_bytes_ = std::min(arena_bytes / 8, kPromoteBytes);
   if (options_.write_queue_bytes == 0)
     options_.write_queue_bytes = std::min(arena_bytes / 4, 1024 * kMiB);
@@ -112,7 +113,7 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
   // An arena that survived knows the clears of its time, whatever became of the ledger.
   epoch_ = std::max(epoch_, control.clear_epoch.value.load());
   control.pin_limit_bytes.value.store(arena_bytes / 2);
-  control.reserve_limit_bytes.value.store(reserve_limit_bytes_);
+  control.reserve_limit_bytes.value.store(reserve_limit_bytes_ / 2);
   control.clear_epoch.value.store(epoch_);
 }
 

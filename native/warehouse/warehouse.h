@@ -11,7 +11,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,6 +28,7 @@
 #include "warehouse/catalog.h"
 #include "warehouse/check.h"
 #include "warehouse/feeds.h"
+#include "warehouse/groups.h"
 #include "warehouse/hbm.h"
 #include "warehouse/options.h"
 
@@ -63,7 +63,7 @@ class Warehouse final : public nvme::LogHost {
   // when the answer is on its way. Else the next one, a tick or the curve's reader does it.
   void count_stores();
   void settle(SessionId session, std::span<const SlotRef> refs);
-  std::vector<SlotRef> unsettled(SessionId session) const;
+  std::vector<SlotRef> unsettled(SessionId session) const { return groups_.unsettled(session); }
 
   // --- NVMe (promote.cc)
   void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
@@ -152,25 +152,12 @@ class Warehouse final : public nvme::LogHost {
   struct Space {
     NamespaceShape shape;
     uint64_t clear_epoch = 0;
+    uint64_t cleared_early = 0;  // by stores beside a clear, which counts them
     SlotClass* cls = nullptr;
   };
-  // A slot that clients may be writing to.
-  struct Group {
-    uint64_t generation;
+  struct Filling {
     Key key;
-    uint64_t deadline_ns;    // RESERVED turns into LIMBO then
-    uint64_t not_before_ns;  // never freed earlier: DMA of an earlier daemon
-    bool limbo;
-    Key parent{};
-  };
-
-  using Groups = std::pmr::unordered_map<SlotId, Group>;
-  // Of a key: its RESERVED group's slot, or kNoSlot, and how many such groups are its children.
-  struct Opening {
-    SlotId slot = kNoSlot;
-    uint32_t children = 0;
-
-    bool over() const { return slot == kNoSlot && children == 0; }
+    uint64_t generation;
   };
 
   // reserve.cc
@@ -181,28 +168,25 @@ class Warehouse final : public nvme::LogHost {
     uint64_t boot_ns, wall_ns;
   };
   Reason seal(const Step& step, const Seal& seal);
-  void prefetch(const Seal& seal) const;
+  void prefetch(const Seal& seal);
   ReserveAnswer reserve(const Step& step, const ReserveRequest& request);
   ReserveAnswer join(SessionId session, SlotId slot, const ReserveRequest& request);
   ReserveAnswer open_group(const Step& step, const ReserveRequest& request);
-  // kNoSlot: no group of this key is RESERVED.
-  SlotId open_slot(const Key& key) const;
+  // Of a page that a store may name as its own or its parent; kNoPage: there is none.
+  PageId page_to_build_on(const Key& key);
+  bool within_share(SessionId session, uint64_t bytes) const;
   bool room_is_coming() const;
-  Reason publish(Groups::iterator group, uint64_t wall_ns);
+  Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
-  // It is published or given up: nobody may join it, and its parent waits for it no longer.
-  void no_longer_open(const Group& group);
-  bool settled(SlotId slot, const Group& group) const;
+  bool settled(const Group& group) const;
   void settle_groups();
-  void close_group(SlotId slot);
+  void close_group(SlotId slot, const Group& group);
 
   // evict.cc
   // A page whose child is being written: without it the child could never be found. Not where NVMe
   // keeps the chain whole.
   bool awaits_child(const EntryView& view) const {
-    if (view.in_nvme()) return false;
-    const auto found = open_.find(view.key);
-    return found != open_.end() && found->second.children != 0;
+    return !view.in_nvme() && groups_.has_open_child(view.key);
   }
   bool awaits_child(SlotId slot);
   // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
@@ -240,6 +224,7 @@ class Warehouse final : public nvme::LogHost {
   void admit(const EntryView& view, SlotId slot);
   bool append(const EntryView& view, SlotId slot);
   bool admissible(const PageNode& node, std::string& reason) const;
+  void drop_filling(SlotId slot, uint64_t generation);
   void end_promotion();
   void wake_loaders();
 
@@ -281,13 +266,10 @@ class Warehouse final : public nvme::LogHost {
   std::vector<Space> spaces_;  // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  // Of the tables that every exchange writes: close to each other, and used again at once.
-  std::pmr::unsynchronized_pool_resource nodes_;
-  Groups groups_{&nodes_};
-  // Of RESERVED groups, and of their parents.
-  std::pmr::unordered_map<Key, Opening, KeyHash> open_{&nodes_};
+  Groups groups_;
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
+  std::unordered_map<SlotId, Filling> filling_;  // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
   std::unordered_set<PageId> unwritten_;  // in DRAM, neither on NVMe nor on the way there

@@ -1,0 +1,79 @@
+// Shares of what may be unfinished: whoever never ends its stores leaves the others half of what
+// they had without it.
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+using namespace kvw;
+
+namespace {
+
+constexpr uint64_t kShard = 60000;
+
+// Pages that a session gets, one after the other, without ending any.
+uint64_t take_all(World& world, Peer& peer, uint64_t chain, uint32_t shard = 0) {
+  uint64_t got = 0;
+  while (peer.reserve(world.page(chain + got), shard).answer == Answer::granted) ++got;
+  return got;
+}
+
+}  // namespace
+
+TEST(session_that_ends_no_store_leaves_others_half_of_what_they_had_alone) {
+  uint64_t alone = 0;
+  for (const size_t stuck : {0, 1}) {
+    World world(shape_of(kShard, 1));
+    world.start();
+    std::vector<std::unique_ptr<Peer>> frozen;
+    for (size_t i = 0; i < stuck; ++i) {
+      frozen.push_back(std::make_unique<Peer>(world));
+      take_all(world, *frozen.back(), 1000 * (i + 1));
+      CHECK_EQ(frozen.back()->reserve(world.page(999)).reason, Reason::reserve_limit);
+    }
+    // In limbo they hold it as well, for as long as their owner lives.
+    world.pass(40 * kSecondNs);
+    Peer peer(world);
+    const uint64_t got = take_all(world, peer, 100000);
+    if (stuck == 0)
+      alone = got;
+    else
+      CHECK(got >= alone / 2);
+  }
+  CHECK_EQ(alone, 8 * kMiB / 8 / shape_of(kShard, 1).slot_bytes());
+}
+
+TEST(engine_without_its_second_rank_leaves_others_their_share) {
+  World world(shape_of(kShard));
+  world.start();
+  Peer half(world), other(world);
+  const uint64_t held = take_all(world, half, 1000);
+  CHECK(held != 0);
+  for (uint64_t chain = 0; chain < 50; ++chain) CHECK(other.store(world.page(chain)));
+  // The rank that comes after all joins without a share of its own.
+  Peer late(world);
+  for (uint64_t at = 0; at < held; ++at)
+    CHECK_EQ(late.reserve(world.page(1000 + at), 1).answer, Answer::granted);
+}
+
+TEST(share_comes_back_with_the_end_of_its_session) {
+  World world(shape_of(kShard, 1));
+  world.start();
+  Peer peer(world);
+  auto frozen = std::make_unique<Peer>(world);
+  take_all(world, *frozen, 1000);
+  const uint64_t beside = take_all(world, peer, 2000);
+  frozen->die();
+  for (int i = 0; i < 4; ++i) world.pass(2 * kSecondNs);
+  CHECK(take_all(world, peer, 3000) > 0);
+  CHECK(beside > 0);
+}
+
+TEST(page_larger_than_a_share_is_stored_by_one_at_a_time) {
+  World world(shape_of(3 * kMiB / 4, 2));  // of 8 MiB
+  world.start();
+  Peer first(world), second(world);
+  const ReserveAnswer grant = first.reserve(world.page(1));
+  CHECK_EQ(grant.answer, Answer::granted);
+  CHECK_EQ(second.reserve(world.page(2)).reason, Reason::reserve_limit);
+  first.settle(grant);
+  CHECK(second.store(world.page(2)));
+}

@@ -1,0 +1,55 @@
+#include "warehouse/groups.h"
+
+namespace kvw {
+
+Group& Groups::add(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_bytes) {
+  Group& group = table_.try_emplace(slot, &nodes_, shards).first->second;
+  group.payer = payer;
+  group.slot_bytes = slot_bytes;
+  held_bytes_[payer] += slot_bytes;
+  return group;
+}
+
+Group& Groups::open(SlotId slot, const Key& key, const Key& parent, uint32_t shards,
+                    SessionId payer, uint64_t slot_bytes) {
+  Group& group = add(slot, shards, payer, slot_bytes);
+  group.key = key;
+  group.parent = parent;
+  open_[key].slot = slot;
+  ++open_[parent].children;
+  return group;
+}
+
+Group& Groups::recovered(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_bytes) {
+  Group& group = add(slot, shards, payer, slot_bytes);
+  group.limbo = true;
+  return group;
+}
+
+void Groups::no_longer_open(const Group& group) {
+  const auto own = open_.find(group.key);
+  own->second.slot = kNoSlot;
+  if (own->second.over()) open_.erase(own);
+  const auto parent = open_.find(group.parent);
+  --parent->second.children;
+  if (parent->second.over()) open_.erase(parent);
+}
+
+void Groups::erase(SlotId slot) {
+  const auto found = table_.find(slot);
+  const auto held = held_bytes_.find(found->second.payer);
+  held->second -= found->second.slot_bytes;
+  if (held->second == 0) held_bytes_.erase(held);
+  table_.erase(found);
+}
+
+std::vector<SlotRef> Groups::unsettled(SessionId session) const {
+  std::vector<SlotRef> refs;
+  for (const auto& [slot, group] : table_)
+    for (uint32_t shard = 0; shard < group.shards.size(); ++shard)
+      if (group.granted_to(session, shard) && (group.settled >> shard & 1) == 0)
+        refs.push_back({group.generation, slot, shard});
+  return refs;
+}
+
+}  // namespace kvw
