@@ -7,6 +7,7 @@
 #include "bindings/feed.h"
 #include "bindings/report.h"
 #include "server/server.h"
+#include "warehouse/operator_eviction.h"
 
 namespace kvw::bindings {
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int kPatienceMs = 10000;
 constexpr int kLongMs = 120000;  // for work over the whole index
+constexpr size_t kSweptPerCall = 1024;
 
 struct CoreOptions {
   std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto";
@@ -124,14 +126,11 @@ class Core {
     });
   }
   nb::tuple evict(int ordinal, uint64_t pages, const std::string& tiers) {
-    const auto [left, tombstones] = on_core(
-        [=](Warehouse& warehouse) {
-          uint64_t count = 0;
-          auto dead = warehouse.evict(ordinal, pages, tiers, count);
-          return std::pair(count, std::move(dead));
-        },
-        kLongMs);
-    return nb::make_tuple(left, list_of(tombstones));
+    const auto eviction = on_core([=](Warehouse& warehouse) {
+      return std::make_shared<OperatorEviction>(warehouse, ordinal, pages, tiers);
+    });
+    while (on_core([=](Warehouse&) { return eviction->step(); })) continue;
+    return nb::make_tuple(eviction->left(), list_of(eviction->take_tombstones()));
   }
   nb::dict flush(double timeout_s) {
     FlushReport report;
@@ -152,7 +151,10 @@ class Core {
     });
   }
   uint64_t sweep() {
-    return on_core([](Warehouse& warehouse) { return warehouse.sweep(UINT64_MAX); }, kLongMs);
+    uint64_t dropped = 0;
+    for (uint64_t some = 1; some != 0; dropped += some)
+      some = on_core([](Warehouse& warehouse) { return warehouse.sweep(kSweptPerCall); });
+    return dropped;
   }
   nb::dict status() {
     const WarehouseStatus now = on_core([](Warehouse& warehouse) { return warehouse.status(); });

@@ -1,6 +1,9 @@
 // A clear beside other work: it takes pages out in steps, and clients store and load between them.
+#include <functional>
+
 #include "tests/check.h"
 #include "tests/warehouse_world.h"
+#include "warehouse/operator_eviction.h"
 
 using namespace kvw;
 
@@ -50,4 +53,56 @@ TEST(step_of_a_clear_takes_out_a_bounded_number_of_pages) {
   }
   CHECK_EQ(cleared, kPages);
   CHECK_EQ(world->status().dram_pages, 0);
+}
+
+// --- an operator's evict, in steps
+
+namespace {
+
+uint64_t evict_with(World& world, OperatorEviction& eviction, const std::function<void()>& between) {
+  while (eviction.step()) between();
+  for (int i = 0; i < 3; ++i) world.pass(kSecondNs);
+  return eviction.left();
+}
+
+}  // namespace
+
+TEST(evict_takes_leaves_before_their_parents_whatever_comes_between_its_steps) {
+  auto random = check::random("evict in steps");
+  World world(shape_of(512, 1), 16 * kMiB);
+  world.start();
+  Peer peer(world);
+  constexpr uint64_t kChains = 300;
+  std::vector<uint32_t> length(kChains);
+  for (uint64_t chain = 0; chain < kChains; ++chain) {
+    length[chain] = 1 + static_cast<uint32_t>(random() % 9);
+    for (uint32_t at = 0; at < length[chain]; ++at) CHECK(peer.store(world.page(chain, at)));
+  }
+  // Beside it chains grow and others begin: none may lose the page that it builds on.
+  uint64_t grown = kChains;
+  OperatorEviction eviction(*world, -1, 700, "dram");
+  const uint64_t left = evict_with(world, eviction, [&] {
+    CHECK(peer.store(world.page(grown++)));
+    const uint64_t chain = random() % kChains;
+    if (world.stored(world.page(chain, length[chain] - 1))) {
+      CHECK(peer.store(world.page(chain, length[chain])));
+      ++length[chain];
+    }
+  });
+  CHECK_EQ(left, 700);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::orphaned)], 0);
+  for (uint64_t chain = 0; chain < kChains; ++chain)
+    for (uint32_t at = 1; at < length[chain]; ++at)
+      CHECK(!world.stored(world.page(chain, at)) || world.stored(world.page(chain, at - 1)));
+}
+
+TEST(evict_of_everything_leaves_what_is_pinned_and_ends) {
+  World world(shape_of(512, 1), 16 * kMiB);
+  world.start();
+  Peer peer(world);
+  for (uint32_t at = 0; at < 2000; ++at) CHECK(peer.store(world.page(at % 50, at / 50)));
+  CHECK(peer.pin(world.page(3, 39)) >= 0);
+  OperatorEviction eviction(*world, -1, UINT64_MAX, "all");
+  CHECK_EQ(evict_with(world, eviction, [] {}), 1999);
+  CHECK_EQ(peer.load(world.page(3, 39)), Got::right);
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <queue>
 
 #include "base/error.h"
 #include "base/sequence_point.h"
@@ -249,13 +248,6 @@ uint64_t Warehouse::heat(const EntryView& view) const {
   return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));
 }
 
-uint64_t Warehouse::collect(int ordinal, std::vector<EntryView>& found) const {
-  for (PageId page = 0; page < catalog_.index().entries(); ++page)
-    if (const auto view = catalog_.at(page); view && (ordinal < 0 || view->space == ordinal))
-      found.push_back(*view);
-  return found.size();
-}
-
 void Warehouse::raise_epoch(uint64_t epoch) {
   if (epoch <= epoch_) return;
   epoch_ = epoch;
@@ -298,69 +290,6 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
   for (PageId cursor = 0; cursor != kNoPage;) cleared += clear_some(ordinal, epoch, cursor);
   retry_zombies();
   return cleared;
-}
-
-std::vector<EntryView> Warehouse::coldest_first(const std::vector<EntryView>& found, size_t limit) {
-  // Leaves of the set first, coldest of them first; a page's turn comes when its children had
-  // theirs, so that no prefix gets a gap.
-  std::unordered_map<PageId, size_t> place;
-  for (size_t i = 0; i < found.size(); ++i) place[found[i].page] = i;
-  std::vector<uint32_t> children(found.size(), 0);
-  for (const EntryView& view : found)
-    if (const auto above = place.find(catalog_.node(view.page).parent); above != place.end())
-      ++children[above->second];
-  using Candidate = std::pair<uint64_t, size_t>;  // heat, place
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> leaves;
-  for (size_t i = 0; i < found.size(); ++i)
-    if (children[i] == 0) leaves.emplace(heat(found[i]), i);
-  std::vector<EntryView> order;
-  while (!leaves.empty() && order.size() < limit) {
-    const size_t i = leaves.top().second;
-    leaves.pop();
-    order.push_back(found[i]);
-    const auto above = place.find(catalog_.node(found[i].page).parent);
-    if (above != place.end() && --children[above->second] == 0)
-      leaves.emplace(heat(found[above->second]), above->second);
-  }
-  return order;
-}
-
-std::vector<std::pair<Key, uint64_t>> Warehouse::evict(int ordinal, uint64_t pages,
-                                                       std::string_view tiers, uint64_t& left) {
-  if (tiers == "hbm") {
-    if (!hbm_)
-      throw Error(ErrorKind::usage, "bad_tiers",
-                  "tiers is 'hbm', and this daemon has no HBM tier (serve --hbm)");
-    apply_touches();
-    left = hbm_->evict(ordinal, pages);
-    return {};
-  }
-  const bool dram = tiers == "dram" || tiers == "all";
-  const bool nvme = tiers == "nvme" || tiers == "all";
-  if (!dram && !nvme)
-    throw Error(ErrorKind::usage, "bad_tiers",
-                "tiers is '" + std::string(tiers) + "', it must be hbm, dram, nvme or all");
-  apply_touches();
-  std::vector<EntryView> found;
-  collect(ordinal, found);
-  std::erase_if(found, [&](const EntryView& view) {
-    return !((dram && view.in_dram()) || (nvme && view.in_nvme()));
-  });
-  const std::vector<EntryView> order = coldest_first(found, pages);
-  if (dram) evict_views(order, Gone::operator_);
-  std::vector<std::pair<Key, uint64_t>> tombstones;
-  left = 0;
-  for (const EntryView& view : order) {
-    const auto rest = catalog_.find(view.key);
-    const bool gone_from_dram = view.in_dram() && !(rest && rest->in_dram());
-    const bool on_nvme = nvme && rest && rest->in_nvme();
-    if (on_nvme) {
-      tombstones.emplace_back(view.key, rest->extent.position());
-      leave_nvme(*rest, Gone::operator_);
-    }
-    left += gone_from_dram || on_nvme ? 1 : 0;
-  }
-  return tombstones;
 }
 
 uint64_t Warehouse::sweep(size_t limit) {

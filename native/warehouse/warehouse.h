@@ -4,7 +4,7 @@
 //
 // reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · quarantine.cc: what is
 // not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
-// warehouse.cc: the rest. check.h verifies what is stored; feeds.h tells of it; hbm.h has copies of
+// warehouse.cc: the rest. operator_eviction.h is an operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has copies of
 // it in the memory of a device.
 #pragma once
 
@@ -96,8 +96,7 @@ class Warehouse final : public nvme::LogHost {
   uint64_t clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor);
   uint64_t clear(uint32_t ordinal, uint64_t epoch);
   void raise_epoch(uint64_t epoch);
-  // The coldest pages of a namespace (-1: of all), of "hbm", "dram", "nvme" or "all" tiers.
-  // Returns key and log position of what left NVMe, for tombstones.
+  // An OperatorEviction whole. Returns key and log position of what left NVMe, for tombstones.
   std::vector<std::pair<Key, uint64_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
                                               uint64_t& left);
   uint64_t sweep(size_t limit);
@@ -148,6 +147,7 @@ class Warehouse final : public nvme::LogHost {
   friend class Feed;
   friend class Feeds;
   friend class HbmTier;
+  friend class OperatorEviction;
 
   struct Space {
     NamespaceShape shape;
@@ -204,8 +204,6 @@ class Warehouse final : public nvme::LogHost {
   void keep_free();
   uint64_t heat(const EntryView& view) const;
   void retry_zombies();
-  std::vector<EntryView> coldest_first(const std::vector<EntryView>& found, size_t limit);
-  uint64_t collect(int ordinal, std::vector<EntryView>& found) const;
 
   // quarantine.cc
   bool has_good_header(SlotId slot) const;

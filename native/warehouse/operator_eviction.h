@@ -1,0 +1,55 @@
+// An operator's evict: the coldest pages of a namespace or of all, in steps of a bounded length, so
+// that clients are served between them. First a look at the whole index, for as many of the coldest
+// leaves as pages are asked for; then they leave, coldest first, and a page's turn comes when its
+// children had theirs, so that no prefix gets a gap. Owned by the core thread.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "index/index.h"
+
+namespace kvw {
+
+class Warehouse;
+
+class OperatorEviction {
+ public:
+  // `ordinal` -1: of all namespaces. Tiers "hbm", "dram", "nvme" or "all". Throws Error usage
+  // "bad_tiers".
+  OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t pages, std::string_view tiers);
+  // False: that was all.
+  bool step();
+
+  uint64_t left() const { return left_; }  // pages so far
+  // Key and log position of what left NVMe since the last call, for tombstones.
+  std::vector<std::pair<Key, uint64_t>> take_tombstones() {
+    return std::exchange(tombstones_, {});
+  }
+
+ private:
+  using Candidate = std::pair<uint64_t, PageId>;  // heat, page
+
+  bool meant(const EntryView& view) const;
+  // How many of its children are meant as well.
+  uint32_t children_of(PageId page) const;
+  void look();
+  void consider(const EntryView& view);
+  void leave();
+  void leave(const std::vector<EntryView>& views);
+
+  Warehouse& warehouse_;
+  int ordinal_;
+  uint64_t pages_, left_ = 0;
+  bool dram_ = false, nvme_ = false;
+  PageId cursor_ = 0;
+  std::vector<Candidate> leaves_;  // a heap: of the hottest while looking, then of the coldest
+  // Of parents of what was chosen: by key, because a position may have another page by then.
+  std::unordered_map<Key, uint32_t, KeyHash> children_left_;
+  std::vector<std::pair<Key, uint64_t>> tombstones_;
+};
+
+}  // namespace kvw
