@@ -48,7 +48,7 @@ void LruPolicy::adopt(PageId parent, PageId child) {
 void LruPolicy::touched(PageId page) {
   if (!resident(page)) return;
   const Place place = place_of(page);
-  nodes_[place].used_at = ++clock_;
+  nodes_[place].used_at = tick();
   if (nodes_[place].hotter == kMain) return;  // the hottest already
   park(place);
   push_hot(kMain, place);

@@ -75,7 +75,6 @@ class LruPolicy final : public EvictionPolicy {
 
   std::vector<Node> nodes_;
   size_t size_ = 0;
-  uint64_t clock_ = 0;
 };
 
 }  // namespace kvw

@@ -45,6 +45,17 @@ class EvictionPolicy {
   // Position in coldness for comparing two pages: larger is more recently used; 0 if not resident.
   virtual uint64_t heat(PageId page) const = 0;
   virtual size_t size() const = 0;
+
+  // Pages of policies that have one clock can be compared by their heat. Not owned; before the
+  // first page.
+  void share_clock(uint64_t& clock) { clock_ = &clock; }
+
+ protected:
+  uint64_t tick() { return ++*clock_; }
+
+ private:
+  uint64_t own_clock_ = 0;
+  uint64_t* clock_ = &own_clock_;
 };
 
 // Says which pages may not leave now (pinned, being written to disk). Does not throw and does not

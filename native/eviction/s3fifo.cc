@@ -49,7 +49,7 @@ void S3FifoPolicy::inserted(PageId page, PageId parent) {
     const Place place = place_of(page);
     if (place >= nodes_.size()) nodes_.resize(size_t{place} + 1);
     Node& node = nodes_[place] = Node{};
-    node.used_at = ++clock_;
+    node.used_at = tick();
     node.known = announced_ == page;
     node.identity = identity_;
     node.in_main = node.known && ghost_.recall(identity_);
@@ -71,7 +71,7 @@ void S3FifoPolicy::adopt(PageId parent, PageId child) {
 void S3FifoPolicy::touched(PageId page) {
   if (!resident(page)) return;
   Node& node = nodes_[place_of(page)];
-  node.used_at = ++clock_;
+  node.used_at = tick();
   if (node.uses < kMostUses) node.uses = node.uses + 1;
 }
 

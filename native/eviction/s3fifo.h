@@ -90,7 +90,6 @@ class S3FifoPolicy final : public EvictionPolicy {
   Ghost ghost_;
   size_t size_ = 0;
   size_t small_size_ = 0;  // pages whose queue is small, wherever they are now
-  uint64_t clock_ = 0;
   PageId announced_ = kNoPage;
   uint64_t identity_ = 0;
 };

@@ -57,6 +57,7 @@ SlotClass& Pool::add_class(const SlabCut& cut) {
   cls->cut = cut;
   cls->slots_per_slab = slots_.slots_in(cut);
   cls->policy = make_policy(policy_name_, cls->slots_per_slab);
+  cls->policy->share_clock(policy_clock_);
   classes_.push_back(std::move(cls));
   return *classes_.back();
 }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -106,6 +107,7 @@ class Pool {
   Arena& arena_;
   const Slots& slots_;
   std::string policy_name_;
+  uint64_t policy_clock_ = 0;  // of all classes
   std::vector<std::unique_ptr<SlotClass>> classes_;
   std::vector<uint32_t> slab_class_;        // by slab
   std::vector<uint32_t> slab_place_;        // place in its class's list of slabs
@@ -114,6 +116,20 @@ class Pool {
   std::deque<uint32_t> ready_;              // populated and uncut
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;
+};
+
+// What a class's policy may not give as a victim, in terms of slots.
+class KeepSlots final : public Keep {
+ public:
+  using Busy = std::function<bool(SlotId)>;
+  KeepSlots(const Pool& pool, const SlotClass& cls, Busy busy)
+      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
+  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
+
+ private:
+  const Pool& pool_;
+  const SlotClass& cls_;
+  Busy busy_;
 };
 
 }  // namespace kvw

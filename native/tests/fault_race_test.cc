@@ -138,7 +138,7 @@ struct Scene {
         (void)page;
     }
   }
-  // A page size that lost its last slab to others takes one: of the size that has the most.
+  // A page size that lost its last slab to others takes one: where the coldest pages are.
   void cut_anew() {
     static uint64_t chain = 1ull << 40;
     for (int i = 0; i < 4; ++i) {

@@ -138,15 +138,18 @@ class World {
 
   // Opens or re-opens the directory; every slab is there before it returns.
   RecoverySummary start() {
+    const RecoverySummary summary = start_without_slabs();
+    while (const auto slab = warehouse_->next_slab_to_populate())
+      warehouse_->slab_populated(*slab, warehouse_->arena().populate_slab(*slab));
+    return summary;
+  }
+  RecoverySummary start_without_slabs() {
     warehouse_ = std::make_unique<Warehouse>(options, clock);
     for (const NamespaceShape& shape : declared)
       warehouse_->add_namespace(kMaxNamespaces, shape, 0);
     if (declare_own) warehouse_->add_namespace(kMaxNamespaces, shape_, clear_epoch);
     if (before_recover) before_recover();
-    const RecoverySummary summary = warehouse_->recover();
-    while (const auto slab = warehouse_->next_slab_to_populate())
-      warehouse_->slab_populated(*slab, warehouse_->arena().populate_slab(*slab));
-    return summary;
+    return warehouse_->recover();
   }
   void kill() { warehouse_.reset(); }
   RecoverySummary restart() {

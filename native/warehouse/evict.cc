@@ -1,10 +1,9 @@
-// Everything that leaves: eviction, rebalancing between page sizes, clear, quarantine, orphans.
+// Everything that leaves: eviction, clear, quarantine, orphans.
 //
 // One order for all of it (docs/protocol.md): word = CLOSING, full fence, read all pins, then
 // either back to LIVE or index entry out and word = FREE.
 #include <algorithm>
 #include <array>
-#include <functional>
 
 #include "base/error.h"
 #include "base/sequence_point.h"
@@ -21,29 +20,18 @@ constexpr size_t kSweepBatch = 1024;
 constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
 constexpr size_t kClearedPerStep = 1024;     // and that it takes out
 
-// What may not leave DRAM now, in terms of a class's residents.
-class KeepBusy final : public Keep {
- public:
-  using Busy = std::function<bool(SlotId)>;
-  KeepBusy(const Pool& pool, const SlotClass& cls, Busy busy)
-      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
-  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
-
- private:
-  const Pool& pool_;
-  const SlotClass& cls_;
-  Busy busy_;
-};
-
 }  // namespace
 
 SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
   if (cls.free.empty() && !pool_.grow(cls) && !take_spare_slab(cls)) {
+    // Room that nothing must leave for is on its way: a store can wait for it.
+    if (state == SlotState::reserved && still_growing()) return kNoSlot;
     apply_touches();
+    if (take_colder_slab(cls)) return pool_.take(cls, state);
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
     // A class that only waits for its own writes takes nothing from others.
     const bool waits = cls.total() != 0 && !writing_.empty();
-    if (evict_some(cls, want, spare) == 0 && !waits) rebalance(cls);
+    if (evict_some(cls, want, spare) == 0 && !waits) take_slab(cls, UINT64_MAX);
   }
   return pool_.take(cls, state);
 }
@@ -58,7 +46,7 @@ void Warehouse::keep_free() {
   for (const auto& cls : pool_.classes()) {
     const uint64_t want = cls->total() / kFreeShare;
     if (cls->free.size() >= want || pool_.ready_slabs() != 0) continue;
-    if (next_slab_ < arena_.slab_count() && growth_error_.empty()) continue;  // still growing
+    if (still_growing()) continue;
     if (take_spare_slab(*cls)) continue;
     evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot);
   }
@@ -66,7 +54,7 @@ void Warehouse::keep_free() {
 
 size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   PinSet pins;  // none, until a victim turns out to be pinned: then those pinned are passed over
-  const KeepBusy keep(pool_, cls, [&](SlotId slot) {
+  const KeepSlots keep(pool_, cls, [&](SlotId slot) {
     return slot == spare || writing_.contains(slot) || pins.slots.contains(slot) ||
            awaits_child(slot);
   });
@@ -174,48 +162,6 @@ void Warehouse::retry_zombies() {
     pool_.discard(slot);
     return true;
   });
-}
-
-bool Warehouse::take_spare_slab(SlotClass& needy) {
-  const auto slab = pool_.spare_slab(needy, kFreeShare);
-  if (!slab) return false;
-  pool_.retire(*slab);
-  return pool_.grow(needy);
-}
-
-bool Warehouse::rebalance(SlotClass& needy) {
-  // Another page size gives up a slab: the class with the most bytes, its slab with the fewest
-  // pages. A slab with a slot that is pinned, being written, or unfinished is left alone, so that
-  // nothing is evicted in vain.
-  SlotClass* donor = nullptr;
-  const auto bytes = [](const SlotClass& cls) { return cls.total() * cls.cut.slot_bytes(); };
-  for (const auto& cls : pool_.classes())
-    if (cls.get() != &needy && (donor == nullptr || bytes(*cls) > bytes(*donor))) donor = cls.get();
-  if (donor == nullptr) return false;
-  const PinSet pins = sessions_->pins();
-  std::optional<uint32_t> emptiest;
-  std::vector<SlotId> fewest;
-  for (const uint32_t slab : donor->slabs) {
-    if (slab == UINT32_MAX) continue;
-    std::vector<SlotId> live;
-    bool movable = true;
-    for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
-      const SlotId slot = arena_.slots().slot_id(slab, place);
-      const SlotState state = pool_.load(slot).state;
-      movable =
-          state == SlotState::free || (state == SlotState::live && !pins.slots.contains(slot) &&
-                                       !writing_.contains(slot) && !awaits_child(slot));
-      if (state == SlotState::live) live.push_back(slot);
-    }
-    if (!movable || (emptiest && live.size() >= fewest.size())) continue;
-    emptiest = slab;
-    fewest = std::move(live);
-  }
-  // Pinned since we looked: the pages that left are gone, the slab stays; another time.
-  if (!emptiest || evict_slots(fewest, Gone::rebalanced) != fewest.size()) return false;
-  KVW_SEQUENCE_POINT("rebalance: pages out");
-  pool_.retire(*emptiest);
-  return pool_.grow(needy);
 }
 
 bool Warehouse::make_window(const Key& key, SlotId spare) {

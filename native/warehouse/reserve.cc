@@ -283,8 +283,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
 }
 
 bool Warehouse::room_is_coming() const {
-  const bool growing = next_slab_ < arena_.slab_count() && growth_error_.empty();
-  return growing || !writing_.empty() || !zombies_.empty() || pool_.unfinished_bytes() != 0;
+  return still_growing() || !writing_.empty() || !zombies_.empty() || pool_.unfinished_bytes() != 0;
 }
 
 void Warehouse::give_up(SlotId slot, Group& group) {

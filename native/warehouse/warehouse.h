@@ -2,7 +2,8 @@
 // no thread and no socket of its own, time comes from the clock it is given, and every method runs
 // on the core thread. server/ feeds it messages, bindings/ commands.
 //
-// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · quarantine.cc: what is
+// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · slabs.cc: what a page size
+// gives to another · quarantine.cc: what is
 // not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
 // warehouse.cc: the rest. operator_eviction.h is an operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has copies of
 // it in the memory of a device.
@@ -198,12 +199,20 @@ class Warehouse final : public nvme::LogHost {
   size_t evict_views(std::span<const EntryView> views, Gone gone);  // those of them in DRAM
   void leave_dram(SlotId slot, Gone gone);
   void leave_nvme(const EntryView& entry, Gone gone);
-  bool take_spare_slab(SlotClass& needy);  // that another class has no use for
-  bool rebalance(SlotClass& needy);
   bool make_window(const Key& key, SlotId spare);
   void keep_free();
   uint64_t heat(const EntryView& view) const;
   void retry_zombies();
+
+  // slabs.cc
+  bool take_spare_slab(SlotClass& needy);  // that another class has no use for
+  // That holds pages of another class which are colder than this one's coldest.
+  bool take_colder_slab(SlotClass& needy);
+  // At least half of whose pages are colder than `heat`.
+  bool take_slab(SlotClass& needy, uint64_t heat);
+  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
+  uint64_t coldest_heat(SlotClass& cls) const;
+  bool still_growing() const { return next_slab_ < arena_.slab_count() && growth_error_.empty(); }
 
   // quarantine.cc
   bool has_good_header(SlotId slot) const;
@@ -280,6 +289,8 @@ class Warehouse final : public nvme::LogHost {
   bool promotion_ended_ = false;  // and who waits for it was not woken yet
   bool draining_ = false;
   uint32_t next_slab_ = 0;
+  uint64_t next_slab_move_ns_ = 0;
+  size_t next_slab_look_ = 0;
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
   std::map<std::string, uint64_t> not_admitted_;

@@ -1,0 +1,122 @@
+// Slabs between page sizes: what nobody asks for gives way, what is in use keeps its own.
+#include <set>
+
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+using namespace kvw;
+
+namespace {
+
+constexpr uint64_t kDram = 16 * kMiB;  // 2 MiB a slab
+
+struct Two {
+  Two() : world(shape_of(64 * 1024, 1), kDram) {
+    world.declared.push_back(small);
+    world.start();
+    other.emplace(world);
+    other->use(small);
+    peer.emplace(world);
+  }
+  uint64_t slabs_of(const NamespaceShape& shape) {
+    uint64_t count = 0;
+    for (uint32_t slab = 0; slab < world->arena().slab_count(); ++slab)
+      count += world.slots().cut(slab).slot_blocks == shape.slot_bytes() / kBlockBytes ? 1 : 0;
+    return count;
+  }
+  // Asks for each page of a working set, stores it where it is missing; how many were there.
+  uint64_t round(Peer& by, const NamespaceShape& shape, uint64_t pages) {
+    uint64_t hits = 0;
+    for (uint64_t chain = 0; chain < pages; ++chain) {
+      const TestPage page = page_of(shape, chain, 0);
+      if (const auto entry = world.entry(page)) {
+        hits += by.load_as(*entry, page, 0) == Got::right ? 1 : 0;
+        by.session().touch(*entry);
+      } else {
+        by.store(page);
+      }
+    }
+    world.pass(200 * kMillisecondNs);
+    return hits;
+  }
+
+  const NamespaceShape small = shape_of(32 * 1024, 1, {8, 8});
+  World world;
+  std::optional<Peer> peer, other;
+};
+
+}  // namespace
+
+TEST(page_size_that_is_asked_for_takes_slabs_from_one_that_is_not) {
+  Two two;
+  const uint64_t big = two.world.capacity();
+  two.round(*two.peer, two.world.shape(), big);
+  CHECK_EQ(two.slabs_of(two.world.shape()), 8);
+  constexpr uint64_t kWorking = 120;  // two slabs of 64
+  uint64_t hits = 0;
+  for (int round = 0; round < 40; ++round) hits = two.round(*two.other, two.small, kWorking);
+  CHECK_EQ(hits, kWorking);
+  // And no more than that.
+  CHECK(two.slabs_of(two.world.shape()) >= 5);
+  two.world.check_settled();
+}
+
+TEST(page_sizes_that_are_both_in_use_do_not_take_slabs_from_each_other_for_ever) {
+  Two two;
+  for (int round = 0; round < 40; ++round) {
+    two.round(*two.peer, two.world.shape(), 160);  // together more than there is
+    two.round(*two.other, two.small, 320);
+  }
+  const auto moved = [&] {
+    return two.world->status().left_dram[static_cast<size_t>(Gone::rebalanced)];
+  };
+  const uint64_t before = moved();
+  for (int round = 0; round < 40; ++round) {
+    two.round(*two.peer, two.world.shape(), 80);
+    two.round(*two.other, two.small, 320);
+  }
+  CHECK(moved() - before < 40 * 16);  // pages: less than half a slab a round
+  CHECK(two.slabs_of(two.small) >= 1);
+  CHECK(two.slabs_of(two.world.shape()) >= 1);
+}
+
+TEST(page_size_without_a_slab_gets_one_though_most_slabs_have_a_pinned_page) {
+  Two two;
+  const uint64_t big = two.world.capacity();
+  two.round(*two.peer, two.world.shape(), big);
+  // Pins in all slabs but one, wherever its pages are in age.
+  std::set<uint32_t> pinned;
+  std::optional<uint32_t> spared;
+  for (uint64_t chain = big; chain-- > 0;) {
+    const auto entry = two.world.entry(two.world.page(chain));
+    if (!entry) continue;  // a few left, so that some slots are free
+    const uint32_t slab = two.world.slots().slab_of(entry->slot);
+    if (!spared) spared = slab;
+    if (slab != *spared && pinned.insert(slab).second)
+      CHECK(two.peer->pin(two.world.page(chain)) >= 0);
+  }
+  CHECK_EQ(pinned.size(), 7);
+  CHECK(two.other->store(page_of(two.small, 1, 0)));
+}
+
+TEST(store_waits_for_an_arena_that_grows_and_evicts_nothing) {
+  World growing(shape_of(120 * 1024, 1));
+  growing.start_without_slabs();
+  Peer peer(growing);
+  const auto slab = growing->next_slab_to_populate();
+  growing->slab_populated(*slab, growing->arena().populate_slab(*slab));
+  uint64_t chain = 0;
+  ReserveAnswer answer;
+  for (;; ++chain) {
+    answer = peer.reserve(growing.page(chain));
+    if (answer.answer != Answer::granted) break;
+    CHECK_EQ(peer.seal(answer, 0, peer.copy(answer, growing.page(chain))), Reason::none);
+  }
+  CHECK_EQ(answer.reason, Reason::later);
+  CHECK_EQ(growing->status().dram_pages, chain);
+  const auto next = growing->next_slab_to_populate();
+  growing->slab_populated(*next, growing->arena().populate_slab(*next));
+  growing.pass(kSecondNs);
+  CHECK(peer.store(growing.page(chain)));
+  for (uint64_t at = 0; at <= chain; ++at) CHECK_EQ(peer.load(growing.page(at)), Got::right);
+}

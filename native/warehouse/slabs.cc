@@ -1,0 +1,103 @@
+// Slabs that go from one page size to another, by age: a model that nobody asks any more gives way
+// to the one that took its place, and two that are both in use keep what they have.
+#include <algorithm>
+#include <array>
+
+#include "base/sequence_point.h"
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kFreeShare = 50;
+constexpr uint64_t kMoveNs = 100 * kMillisecondNs;  // one slab at a time: each evicts all of its pages
+constexpr uint64_t kLookNs = 10 * kMillisecondNs;   // where none could be had
+constexpr size_t kLooks = 16;                       // slabs of a donor, and as many victims
+
+struct Candidate {
+  uint32_t slab;
+  std::vector<SlotId> live;
+};
+
+}  // namespace
+
+bool Warehouse::take_spare_slab(SlotClass& needy) {
+  const auto slab = pool_.spare_slab(needy, kFreeShare);
+  if (!slab) return false;
+  pool_.retire(*slab);
+  return pool_.grow(needy);
+}
+
+bool Warehouse::take_colder_slab(SlotClass& needy) {
+  if (pool_.classes().size() < 2 || clock_.boot_ns() < next_slab_move_ns_) return false;
+  next_slab_move_ns_ = clock_.boot_ns() + kMoveNs;
+  const uint64_t own = coldest_heat(needy);
+  return own != UINT64_MAX && take_slab(needy, own);
+}
+
+// UINT64_MAX: it has no page that could leave.
+uint64_t Warehouse::coldest_heat(SlotClass& cls) const {
+  const KeepSlots none(pool_, cls, [](SlotId) { return false; });
+  std::array<PageId, 1> coldest;
+  return cls.policy->victims(coldest, none) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
+}
+
+// Where its coldest pages lie, and some others, other ones each time: the coldest may be together
+// in a slab that cannot move.
+std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
+  const KeepSlots none(pool_, donor, [](SlotId) { return false; });
+  std::array<PageId, kLooks> coldest;
+  std::vector<uint32_t> slabs;
+  const size_t found = donor.policy->victims(coldest, none);
+  for (size_t i = 0; i < found; ++i)
+    slabs.push_back(arena_.slots().slab_of(pool_.slot_of(donor, coldest[i])));
+  for (size_t i = 0; i < std::min(kLooks, donor.slabs.size()); ++i)
+    if (const uint32_t slab = donor.slabs[next_slab_look_++ % donor.slabs.size()];
+        slab != UINT32_MAX)
+      slabs.push_back(slab);
+  std::sort(slabs.begin(), slabs.end());
+  slabs.erase(std::unique(slabs.begin(), slabs.end()), slabs.end());
+  return slabs;
+}
+
+bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
+  SlotClass* donor = nullptr;
+  uint64_t oldest = UINT64_MAX;
+  for (const auto& cls : pool_.classes()) {
+    if (cls.get() == &needy || cls->total() == 0) continue;
+    if (const uint64_t own = coldest_heat(*cls); donor == nullptr || own < oldest) {
+      donor = cls.get();
+      oldest = own;
+    }
+  }
+  if (donor == nullptr || oldest >= heat) return false;
+  const PinSet pins = sessions_->pins();
+  std::optional<Candidate> best;
+  for (const uint32_t slab : slabs_to_look_at(*donor)) {
+    // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
+    // nothing is evicted in vain.
+    Candidate own{slab, {}};
+    size_t colder = 0;
+    bool movable = true;
+    for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
+      const SlotId slot = arena_.slots().slot_id(slab, place);
+      const SlotState state = pool_.load(slot).state;
+      movable =
+          state == SlotState::free || (state == SlotState::live && !pins.slots.contains(slot) &&
+                                       !writing_.contains(slot) && !awaits_child(slot));
+      if (state != SlotState::live) continue;
+      own.live.push_back(slot);
+      colder += donor->policy->heat(pool_.resident(slot)) < heat ? 1 : 0;
+    }
+    if (!movable || colder * 2 < own.live.size()) continue;
+    if (!best || own.live.size() < best->live.size()) best = std::move(own);
+  }
+  // Pinned since we looked: the pages that left are gone, the slab stays; another time.
+  if (!best || evict_slots(best->live, Gone::rebalanced) != best->live.size()) return false;
+  KVW_SEQUENCE_POINT("rebalance: pages out");
+  pool_.retire(best->slab);
+  return pool_.grow(needy);
+}
+
+}  // namespace kvw
