@@ -102,7 +102,7 @@ class SegmentLog final : public Log {
 
   LogStats stats() const override;
   LogHealth health() const override { return context_.health.state(); }
-  uint64_t queued_records() const override { return writes_.queued_records(); }
+  uint64_t queued_bytes() const override { return writes_.queued_bytes(); }
 
   void stop() override {
     if (std::exchange(stopped_, true)) return;

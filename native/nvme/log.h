@@ -184,7 +184,7 @@ class Log {
   // Looks at every segment. The two below do not.
   virtual LogStats stats() const = 0;
   virtual LogHealth health() const = 0;
-  virtual uint64_t queued_records() const = 0;
+  virtual uint64_t queued_bytes() const = 0;
   // Ends the disk thread once what it has submitted is done; unwritten appends fail with "stopped",
   // unread reads with io_error. Flush first to keep them. Destruction without stop() calls nobody.
   virtual void stop() = 0;

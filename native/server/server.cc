@@ -58,13 +58,11 @@ struct Flush {
     return true;
   }
   bool written(Warehouse& warehouse) {
-    if (!backlog) backlog = warehouse.unwritten_pages();
-    if (!ticket && !warehouse.spill(*backlog)) return false;
-    if (!ticket) ticket = warehouse.request_flush();
-    return warehouse.flushed(*ticket);
+    if (!ticket && warehouse.spill(walk)) ticket = warehouse.request_flush();
+    return ticket && warehouse.flushed(*ticket);
   }
 
-  std::optional<std::deque<PageId>> backlog;
+  Warehouse::Spill walk{true, {}};
   std::optional<uint64_t> ticket;
   FlushReport report;  // when it has ended
 };

@@ -121,7 +121,7 @@ void Warehouse::leave_dram(SlotId slot, Gone gone) {
   const PageId page = pool_.page_at(slot);
   pool_.class_of(slot).policy->removed(pool_.resident(slot));
   pool_.page_at(slot) = kNoPage;
-  unwritten_.erase(page);
+  unwritten_.erase(unwritten(page));
   ++left_dram_[static_cast<size_t>(gone)];
   if (auto view = catalog_.at(page)) {
     if (view->in_nvme() && gone != Gone::cleared) {
@@ -150,7 +150,7 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
   catalog_.update(view);
-  unwritten_.insert(view.page);
+  unwritten_[unwritten(view.page)] = gone == Gone::lost || gone == Gone::quarantined;
 }
 
 void Warehouse::retry_zombies() {

@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
 constexpr size_t kReadFailuresKept = 4096;
+constexpr size_t kSpilledPages = 8192;  // that one step of a walk looks at
 constexpr size_t kAhead = 4;  // pages whose lines are on their way to the cache meanwhile
 static_assert(kPromotePages <= nvme::kMaxReads);
 
@@ -39,7 +40,7 @@ bool Warehouse::append(const EntryView& view, SlotId slot) {
   if (!has_good_header(slot)) return false;
   if (!log_->append(slot, facts_of(*pool_.meta(slot)), pool_.payload(slot))) return false;
   writing_.insert(slot);
-  unwritten_.erase(view.page);
+  unwritten_.erase(unwritten(view.page));
   return true;
 }
 
@@ -50,27 +51,25 @@ void Warehouse::admit(const EntryView& view, SlotId slot) {
     if (append(view, slot)) return;
     reason = log_->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
-  unwritten_.insert(view.page);
+  unwritten_[unwritten(view.page)] = true;
   ++not_admitted_[reason];
 }
 
-std::deque<PageId> Warehouse::unwritten_pages() const {
-  std::deque<PageId> pages(unwritten_.begin(), unwritten_.end());
-  const auto position = [this](PageId page) { return catalog_.node(page).position; };
-  std::sort(pages.begin(), pages.end(),
-            [&](PageId a, PageId b) { return position(a) < position(b); });
-  return pages;
-}
-
-bool Warehouse::spill(std::deque<PageId>& backlog) {
-  for (; !backlog.empty(); backlog.pop_front()) {
-    const PageId page = backlog.front();
-    const auto view = catalog_.at(page);
+bool Warehouse::spill(Spill& walk) {
+  if (log_->health() != nvme::LogHealth::ok) return true;
+  auto at = unwritten_.lower_bound(walk.next);
+  for (size_t looked = 0; at != unwritten_.end(); ++looked) {
+    const auto [place, missed] = *at;
+    walk.next = place;
+    if (looked == kSpilledPages) return false;
+    if (log_->queued_bytes() >= options_.write_queue_bytes / 2) return false;
+    ++at;  // the one before may go
+    if (!missed && !walk.whole) continue;
+    const EntryView view = *catalog_.at(place.second);
     std::string reason;
-    if (!unwritten_.contains(page) || !view || !admissible(catalog_.node(page), reason)) continue;
-    if (append(*view, view->slot)) continue;
-    // Full: wait for the queue. A page that an empty queue refuses is refused for good.
-    if (log_->health() == nvme::LogHealth::ok && log_->queued_records() != 0) return false;
+    if (!admissible(catalog_.node(view.page), reason) || append(view, view.slot)) continue;
+    // Larger than what is left of the queue; what an empty queue refuses is refused for good.
+    if (walk.whole && log_->queued_bytes() != 0) return false;
   }
   return true;
 }
@@ -227,7 +226,7 @@ void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {
 void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
   const auto slot = static_cast<SlotId>(ticket);
   writing_.erase(slot);
-  if (const PageId page = pool_.page_at(slot); page != kNoPage) unwritten_.insert(page);
+  if (const PageId page = pool_.page_at(slot); page != kNoPage) unwritten_[unwritten(page)] = true;
   ++not_admitted_[std::string(reason)];
 }
 

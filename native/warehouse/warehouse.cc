@@ -279,6 +279,7 @@ void Warehouse::tick() {
   std::erase_if(read_failures_, [now](const auto& item) { return item.second <= now; });
   std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (log_) log_->tick();
+  if (log_ && spill(spilling_)) spilling_ = {};
   if (hbm_) hbm_->tick();
   publish_rates();
 }

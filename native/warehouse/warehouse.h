@@ -9,8 +9,8 @@
 // it in the memory of a device.
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -81,10 +81,15 @@ class Warehouse final : public nvme::LogHost {
   }
   // Null: no HBM tier.
   HbmTier* hbm() { return hbm_.get(); }
-  // Pages that are in DRAM only, ancestors before descendants.
-  std::deque<PageId> unwritten_pages() const;
-  // Offers them to the log again, as far as its queue has room; true when none is left to offer.
-  bool spill(std::deque<PageId>& backlog);
+  // A walk over the pages that are in DRAM only, ancestors before descendants.
+  using Unwritten = std::pair<uint32_t, PageId>;  // position and page
+  struct Spill {
+    bool whole = false;  // those that left NVMe to make room as well
+    Unwritten next{};
+  };
+  // Offers what the walk meets to the log, a bounded stretch at a time, while its queue is less
+  // than half full; true at the end. What missed the queue is met by every tick; a flush walks once.
+  bool spill(Spill& walk);
   uint64_t request_flush() { return log_->request_flush(); }
   bool flushed(uint64_t ticket) const { return log_->durable_through() >= ticket; }
   FlushReport flush_report() const;
@@ -232,6 +237,7 @@ class Warehouse final : public nvme::LogHost {
   bool append(const EntryView& view, SlotId slot);
   bool admissible(const PageNode& node, std::string& reason) const;
   void drop_filling(SlotId slot, uint64_t generation);
+  Unwritten unwritten(PageId page) const { return {catalog_.node(page).position, page}; }
   void end_promotion();
   void wake_loaders();
 
@@ -279,7 +285,10 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<SlotId, Filling> filling_;  // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
-  std::unordered_set<PageId> unwritten_;  // in DRAM, neither on NVMe nor on the way there
+  // In DRAM, neither on NVMe nor on the way there. False: its record made room for others, or an
+  // operator took it out; a tick that wrote it again would write for ever where NVMe is the smaller.
+  std::map<Unwritten, bool> unwritten_;
+  Spill spilling_;  // of the ticks
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
   MissRatioCurve curve_;

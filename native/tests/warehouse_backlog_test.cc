@@ -1,0 +1,110 @@
+// Pages that missed the write queue, or whose write failed, reach NVMe without anybody asking for a
+// flush: they, and all that was stored behind them, used to stay in DRAM alone for as long as the
+// daemon ran. What left NVMe to make room is not written again for that.
+#include "io/faulty_engine.h"
+#include "tests/check.h"
+#include "tests/daemon_world.h"
+
+namespace kvw {
+namespace {
+
+constexpr uint64_t kRecordBytes = 2 * kBlockBytes;  // a header and a page
+
+// A daemon whose device fails or stalls when told to.
+struct Scene {
+  explicit Scene(uint64_t nvme_bytes = 16 * kMiB, uint64_t write_queue_bytes = 6 * kRecordBytes)
+      : daemon(shape_of(4096, 1)) {
+    daemon.options.nvme_dir = daemon.directory.path() + "/nvme";
+    daemon.options.nvme_capacity_bytes = nvme_bytes;
+    daemon.options.write_queue_bytes = write_queue_bytes;
+    daemon.options.nvme_retry_ns = kMillisecondNs;
+    daemon.options.make_engine = [faults = faults] {
+      return make_faulty_engine(make_io_engine("auto", 8), faults);
+    };
+    daemon.start();
+  }
+  ~Scene() { faults->hold(false); }
+
+  void store(uint64_t chain, uint32_t pages) {
+    Client client(daemon.client_options());
+    CHECK(Chain(daemon.shape(), chain, pages).store(client, 0).stored > 0);
+  }
+  void until_written(uint64_t pages) {
+    while (daemon.status().nvme_pages != pages) daemon.tick();
+  }
+  // Ticks do nothing any more; there is nothing on its way to the device.
+  void check_idle() {
+    const auto looked = [](Warehouse& w) {
+      w.tick();
+      return w.status();
+    };
+    while (daemon.call(looked).log.queued_records != 0) continue;
+    const uint64_t written = daemon.status().log.written_records;
+    for (int tick = 0; tick < 20; ++tick) {
+      CHECK_EQ(daemon.call(looked).log.queued_records, 0u);
+      CHECK_EQ(daemon.status().log.written_records, written);
+    }
+  }
+
+  std::shared_ptr<Faults> faults = std::make_shared<Faults>();
+  Daemon daemon;
+};
+
+TEST(pages_that_missed_the_write_queue_are_written_when_the_device_is_idle_again) {
+  Scene scene;
+  scene.faults->hold(true);
+  for (uint64_t chain = 0; chain < 4; ++chain) scene.store(chain, 20);
+  CHECK(scene.daemon.status().not_admitted["queue_full"] > 0);
+  scene.faults->hold(false);
+  scene.until_written(80);
+  scene.store(0, 30);  // and what is stored behind them
+  scene.until_written(90);
+}
+
+TEST(pages_whose_writes_failed_are_written_when_the_device_is_well_again) {
+  Scene scene;
+  scene.faults->add({IoKind::write, ".seg", 0, UINT64_MAX, EIO, -1});
+  scene.store(1, 20);
+  while (scene.daemon.status().log.health == nvme::LogHealth::ok) scene.daemon.tick();
+  scene.store(2, 20);
+  scene.faults->clear();
+  scene.until_written(40);
+}
+
+TEST(pages_that_a_daemon_left_unwritten_are_written_by_the_next) {
+  Scene scene;
+  scene.faults->add({IoKind::write, ".seg", 0, UINT64_MAX, EIO, -1});
+  scene.store(1, 20);
+  scene.daemon.stop();
+  scene.faults->clear();
+  scene.daemon.start();
+  scene.until_written(20);
+}
+
+TEST(pages_that_made_room_on_nvme_are_not_written_again_for_ever) {
+  Scene scene(4 * kMiB, 64 * kRecordBytes);  // half of what is stored
+  scene.faults->hold(true);
+  for (uint64_t chain = 0; chain < 50; ++chain) scene.store(chain, 20);
+  scene.faults->hold(false);
+  scene.check_idle();
+  CHECK(scene.daemon.status().log.reclaimed_segments > 0);
+  CHECK_EQ(scene.daemon.status().dram_pages, 1000u);
+}
+
+TEST(pages_that_an_operator_took_out_of_nvme_stay_out) {
+  Scene scene;
+  scene.store(1, 20);
+  scene.until_written(20);
+  scene.daemon.call([](Warehouse& w) {
+    uint64_t left = 0;
+    w.evict(-1, UINT64_MAX, "nvme", left);
+    CHECK_EQ(left, 20u);
+    return 0;
+  });
+  scene.check_idle();
+  CHECK_EQ(scene.daemon.status().nvme_pages, 0u);
+  CHECK_EQ(scene.daemon.flush().flushed, 20u);  // but for whoever asks
+}
+
+}  // namespace
+}  // namespace kvw
