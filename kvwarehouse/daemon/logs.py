@@ -65,6 +65,10 @@ _WARNINGS: Final = {
     Event.KV_EVENTS_REPLAY_FAILED,
     Event.KV_EVENTS_WITHOUT_TOKENS,
 }
+# All else that the core says is trouble.
+_QUIET_IN_CORE: Final = {
+    "hbm_ready", "hbm_waiting", "nvme_healed", "nvme_memory_not_registered", "nvme_segment_removed",
+}  # fmt: skip
 
 
 class Log:
@@ -95,7 +99,7 @@ class Log:
         stamp = (
             time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         )
-        level = _level(event)
+        level = _level(event, fields.get("name"))
         plain = {key: _plain(value) for key, value in fields.items()}
         if self._json:
             head = {"time": stamp, "level": level, "event": event.value}
@@ -104,9 +108,11 @@ class Log:
         return f"{stamp} {level:<7} {event.value} {shown}".rstrip()
 
 
-def _level(event: Event) -> str:
+def _level(event: Event, name: object) -> str:
     if event in _ERRORS:
         return "error"
+    if event is Event.CORE:
+        return "info" if name in _QUIET_IN_CORE else "warning"
     return "warning" if event in _WARNINGS else "info"
 
 

@@ -49,6 +49,14 @@ def test_core_events_are_shown_under_one_name_and_cannot_replace_ours() -> None:
     assert line["core_event"] == "x"
 
 
+def test_trouble_of_the_core_is_a_warning() -> None:
+    out = io.StringIO()
+    names = ["nvme_write_failed", "nvme_read_only", "nvme_healed"]
+    Log("json", out).core_events([(name, {}) for name in names])
+    levels = [json.loads(line)["level"] for line in out.getvalue().splitlines()]
+    assert levels == ["warning", "warning", "info"]
+
+
 def test_stream_that_fails_does_not_stop_the_daemon() -> None:
     out = io.StringIO()
     log = Log("json", out)
