@@ -199,6 +199,27 @@ TEST(read_error_in_the_middle_ends_the_prefix_before_it_and_the_page_stays_for_l
   }
 }
 
+// One bad sector under a shared prompt disabled every prompt behind it: the page was there for
+// those who stored it, and for nobody who loaded it.
+TEST(page_that_the_device_does_not_give_is_stored_anew_and_keeps_its_children) {
+  Scene scene(Lie::apart);
+  Client client(scene.daemon.client_options());
+  const uint32_t failing = kPages / 2;
+  const nvme::Extent bad = scene.entry(failing).extent;
+  scene.faults->add({IoKind::read, "", failing, 1, EIO, -1});
+  CHECK_EQ(scene.load(client, kLong), failing);
+  for (uint32_t shard = 0; shard < scene.daemon.shape().shards; ++shard) {
+    const StoreReport report = scene.chain.store(client, shard);
+    CHECK_EQ(report.stored, 1u);
+    CHECK_EQ(report.already, kPages - 1);
+  }
+  scene.to_nvme();
+  CHECK(scene.entry(failing).extent.position() > bad.position());
+  CHECK_EQ(scene.load(client, kLong), kPages);
+  scene.check_settled();
+  CHECK_EQ(scene.chain.store(client, 0).stored, 0u);
+}
+
 TEST(load_of_pages_that_are_evicted_again_and_again_is_right_or_short) {
   Scene scene(Lie::together);
   Client client(scene.daemon.client_options());

@@ -17,6 +17,7 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
+constexpr uint64_t kUnreadableNs = 60 * kSecondNs;  // and taken for lost when it is stored again
 constexpr size_t kReadFailuresKept = 4096;
 constexpr size_t kSpilledPages = 8192;  // that one step of a walk looks at
 constexpr size_t kAhead = 4;  // pages whose lines are on their way to the cache meanwhile
@@ -94,7 +95,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
       answers.push_back(PromoteAnswer::in_dram);
     } else if (promoting_.contains(key)) {
       answers.push_back(PromoteAnswer::reading);
-    } else if (read_failures_.contains(key) || !log_) {
+    } else if (failed_lately(key) || !log_) {
       answers.push_back(PromoteAnswer::failed);
     } else {
       const Space& space = spaces_[view->space];
@@ -130,6 +131,23 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
   }
 }
 
+bool Warehouse::failed_lately(const Key& key) const {
+  const auto failed = read_failures_.find(key);
+  return failed != read_failures_.end() && clock_.boot_ns() < failed->second + kReadRetryNs;
+}
+
+bool Warehouse::is_unreadable(PageId page) const {
+  const auto view = catalog_.at(page);
+  return !view->in_dram() && read_failures_.contains(view->key);
+}
+
+// Whoever computes a page instead of loading it stores it within a minute.
+void Warehouse::forget_read_failures() {
+  std::erase_if(read_failures_, [now = clock_.boot_ns()](const auto& failed) {
+    return now >= failed.second + kUnreadableNs;
+  });
+}
+
 bool Warehouse::fits_namespace(const EntryView& view, const PageFacts& facts) const {
   const Space& space = spaces_[view.space];
   return facts.clear_epoch >= space.clear_epoch && facts.namespace_id == space.shape.id &&
@@ -149,11 +167,11 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   const bool usable = result == nvme::ReadResult::ok && wanted && fits_namespace(*view, facts);
   if (!usable) {
     drop_filling(slot, generation);
-    if (result == nvme::ReadResult::io_error) {
-      if (read_failures_.size() < kReadFailuresKept)
-        read_failures_[key] = clock_.boot_ns() + kReadRetryNs;
-    } else if (wanted && view->extent == read && !is_cleared(*view)) {
-      // Only the copy that was read is judged: a clear and a new store may have come between.
+    // Only the copy that was read is judged: a clear and a new store may have come between.
+    const bool same = wanted && view->extent == read && !is_cleared(*view);
+    if (same && result == nvme::ReadResult::io_error) {
+      if (read_failures_.size() < kReadFailuresKept) read_failures_[key] = clock_.boot_ns();
+    } else if (same) {
       quarantine_nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
     }
     end_promotion();
@@ -189,6 +207,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   make_resident(slot, entry);
   catalog_.node(entry.page).used = true;
   ++pages_promoted_;
+  read_failures_.erase(key);
   end_promotion();
 }
 

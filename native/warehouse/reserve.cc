@@ -166,7 +166,8 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
     if (groups_.find(open)->space != step.ordinal) return drop(Reason::mismatch);
     return join(step.session, open, request);
   }
-  if (const PageId page = page_to_build_on(fields.key); page != kNoPage) {
+  if (const PageId page = page_to_build_on(fields.key);
+      page != kNoPage && !is_unreadable(page)) {
     touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
@@ -174,6 +175,11 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
       refused != refused_.end() && step.boot_ns < refused->second)
     return drop(Reason::refused_tail);
   const ReserveAnswer answer = open_group(step, request);
+  // What the device does not give is stored anew; its children wait for that.
+  if (const auto old = catalog_.find(fields.key); old && answer.answer == Answer::granted) {
+    quarantine_nvme(*old, "io_error", true);
+    read_failures_.erase(fields.key);
+  }
   // A page is refused once for all its shards: half a page would only hold room.
   if (shape.shards > 1 && answer.answer == Answer::dropped && !retryable(answer.reason) &&
       refused_.size() < kRefusedKept)

@@ -276,7 +276,7 @@ void Warehouse::tick() {
   apply_touches();
   keep_free();
   sweep(kOrphansPerTick);
-  std::erase_if(read_failures_, [now](const auto& item) { return item.second <= now; });
+  forget_read_failures();
   std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (log_) log_->tick();
   if (log_ && spill(spilling_)) spilling_ = {};

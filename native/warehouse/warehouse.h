@@ -232,6 +232,9 @@ class Warehouse final : public nvme::LogHost {
   bool is_cleared(const EntryView& view) const {
     return view.clear_epoch < spaces_[view.space].clear_epoch;
   }
+  bool failed_lately(const Key& key) const;
+  bool is_unreadable(PageId page) const;  // its only copy
+  void forget_read_failures();
   bool fits_namespace(const EntryView& view, const PageFacts& facts) const;
   void admit(const EntryView& view, SlotId slot);
   bool append(const EntryView& view, SlotId slot);
@@ -283,7 +286,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<SlotId, Filling> filling_;  // those slots
-  std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // until when not to try again
+  std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
   // In DRAM, neither on NVMe nor on the way there. False: its record made room for others, or an
   // operator took it out; a tick that wrote it again would write for ever where NVMe is the smaller.
