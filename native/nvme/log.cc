@@ -98,7 +98,6 @@ class SegmentLog final : public Log {
     advance();
   }
   void tick() override { advance(); }
-  bool reclaim_one() override { return !stopped_ && reclaimer_.reclaim_one(); }
 
   LogStats stats() const override;
   LogHealth health() const override { return context_.health.state(); }

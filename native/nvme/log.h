@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -96,8 +97,8 @@ class LogHost {
   virtual void moved(const Key& key, const Extent& from, const Extent& to) = 0;
   // Publish the segment's word (life, closing) for clients that pin extents.
   virtual void set_segment_word(uint32_t segment, uint32_t life, bool closing) = 0;
-  // After the fence: does any session pin an extent of this segment?
-  virtual bool segment_pinned(uint32_t segment) = 0;
+  // After the fence: the segments of which any session pins an extent.
+  virtual std::unordered_set<uint32_t> pinned_segments() = 0;
   // A thing worth a log line: name and a short text of fields. Rare by construction.
   virtual void on_event(std::string_view name, std::string_view detail) = 0;
 };
@@ -178,9 +179,6 @@ class Log {
   virtual int event_fd() const = 0;
   virtual void poll() = 0;  // handle finished work
   virtual void tick() = 0;  // flush interval, reclaim, probing of a read-only tier
-  // Drops all records of a segment as if it were reclaimed; for an index that is full. False: none
-  // to spare.
-  virtual bool reclaim_one() = 0;
   // Looks at every segment. The two below do not.
   virtual LogStats stats() const = 0;
   virtual LogHealth health() const = 0;

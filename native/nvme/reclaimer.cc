@@ -13,7 +13,6 @@ constexpr uint64_t kSpareWanted = 2;
 constexpr size_t kSampledRecords = 64;   // of a segment, for its score
 constexpr size_t kScoredSegments = 32;   // a choice; the others keep their old scores
 constexpr size_t kSortedRecords = 1024;  // a step
-constexpr size_t kPinScans = 4;          // a choice
 constexpr uint64_t kMovingBytes = 16ull << 20;
 constexpr uint64_t kPinnedRetryNs = 100 * kMillisecondNs;
 
@@ -50,11 +49,11 @@ void Reclaimer::refresh_scores() {
   score_cursor_ = at == all.end() ? 0 : at->first;
 }
 
-Segment* Reclaimer::choose(const std::vector<Segment*>& except) {
+Segment* Reclaimer::choose(const std::unordered_set<uint32_t>& pinned) {
   Segment* best = nullptr;
   for (auto& [number, segment] : context_.table.all()) {
     if (segment.state != SegmentState::closed || !segment.scored) continue;
-    if (std::ranges::find(except, &segment) != except.end()) continue;
+    if (pinned.contains(number)) continue;
     const auto rank = [](const Segment& each) { return std::pair(each.hot_bytes, each.life); };
     if (best == nullptr || rank(segment) < rank(*best)) best = &segment;
   }
@@ -63,20 +62,16 @@ Segment* Reclaimer::choose(const std::vector<Segment*>& except) {
 
 Segment* Reclaimer::seize() {
   refresh_scores();
-  std::vector<Segment*> pinned;
-  while (pinned.size() < kPinScans) {
-    Segment* segment = choose(pinned);
-    if (segment == nullptr) return nullptr;
+  std::unordered_set<uint32_t> pinned;
+  while (Segment* segment = choose(pinned)) {
     context_.host.set_segment_word(segment->number, segment->life, true);
     full_fence();
-    if (!context_.host.segment_pinned(segment->number)) {
+    pinned.merge(context_.host.pinned_segments());
+    if (!pinned.contains(segment->number)) {
       segment->state = SegmentState::reclaiming;
       return segment;
     }
     context_.host.set_segment_word(segment->number, segment->life, false);
-    pinned.push_back(segment);
-    // Pins may be long: let the next choice look at others first.
-    segment->hot_bytes = segment->bytes;
   }
   return nullptr;
 }
@@ -102,9 +97,9 @@ bool Reclaimer::worth_moving(const RecordRef& ref) const {
          fits_segment(ref.blocks, context_.options.segment_bytes);
 }
 
-void Reclaimer::drop(Segment& segment, const RecordRef& ref) {
+void Reclaimer::drop(const RecordRef& ref) {
   ++context_.stats.dropped_records;
-  context_.host.forget(ref.key, segment.extent_of(ref), false);
+  context_.host.forget(ref.key, victim_->extent_of(ref), false);
 }
 
 void Reclaimer::sort_some() {
@@ -119,7 +114,7 @@ void Reclaimer::sort_some() {
     } else if (use == RecordUse::dead) {
       context_.host.forget(ref.key, extent, false);
     } else {
-      drop(*victim_, ref);
+      drop(ref);
     }
     ++next_record_;
   }
@@ -203,24 +198,6 @@ void Reclaimer::step() {
   }
   writes_.keep_room(bytes_to_move());
   release_drained();
-}
-
-void Reclaimer::drop_rest() {
-  for (; next_record_ < victim_->records.size(); ++next_record_)
-    drop(*victim_, victim_->records[next_record_]);
-}
-
-bool Reclaimer::reclaim_one() {
-  if (stage_ == Stage::sorting && next_record_ < victim_->records.size()) {
-    drop_rest();
-    return true;
-  }
-  Segment* segment = seize();
-  if (segment == nullptr) return false;
-  for (const RecordRef& ref : segment->records) drop(*segment, ref);
-  draining_.push_back(segment);
-  context_.disk.signal();
-  return true;
 }
 
 void Reclaimer::abandon() {

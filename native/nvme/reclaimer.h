@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
 #include "nvme/context.h"
@@ -29,15 +30,13 @@ class Reclaimer {
   Reclaimer(LogContext& context, Rotation& rotation, Flusher& flusher, WriteBehind& writes);
 
   void step();
-  // See Log::reclaim_one.
-  bool reclaim_one();
   // The tier does not take writes: what is left of the victim stays.
   void abandon();
 
  private:
   enum class Stage { idle, sorting, moving, flushing };
 
-  Segment* choose(const std::vector<Segment*>& except);
+  Segment* choose(const std::unordered_set<uint32_t>& pinned);
   void refresh_scores();
   void score(Segment& segment);
   // A closed segment that nobody pins and, from now on, nobody can; null if there is none.
@@ -45,8 +44,7 @@ class Reclaimer {
   void begin();
   void sort_some();
   bool worth_moving(const RecordRef& ref) const;
-  void drop(Segment& segment, const RecordRef& ref);
-  void drop_rest();
+  void drop(const RecordRef& ref);
   void move(const RecordRef& ref);
   void read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffer payload, ReadResult result,
                      PageFacts&& facts);

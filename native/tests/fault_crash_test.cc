@@ -207,8 +207,6 @@ void Story::traffic(CrashWorld& world, uint64_t pages, std::mt19937_64& random) 
       world.pinned = {static_cast<uint32_t>(random() % kSegments)};
     } else if (what < 48) {
       world.pinned.clear();
-    } else if (what < 49) {
-      world.log->reclaim_one();
     } else if (what < 50) {
       world.log->set_epoch(random() % 8);
     } else if (what < 56) {

@@ -14,6 +14,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -246,9 +247,10 @@ class World : public LogHost {
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override {
     words[segment] = {life, closing};
   }
-  bool segment_pinned(uint32_t segment) override {
-    CHECK(words.at(segment).second);  // closing before the scan
-    return pinned.contains(segment);
+  std::unordered_set<uint32_t> pinned_segments() override {
+    // Closing before the scan.
+    CHECK(std::ranges::any_of(words, [](const auto& word) { return word.second.second; }));
+    return pinned;
   }
   void on_event(std::string_view name, std::string_view detail) override {
     events.emplace_back(std::string(name) + " " + std::string(detail));
@@ -276,7 +278,7 @@ class World : public LogHost {
   std::map<uint64_t, std::pair<uint64_t, Page>> waiting;  // by ticket
   std::set<uint64_t> reading;
   std::unordered_map<uint32_t, std::pair<uint32_t, bool>> words;
-  std::set<uint32_t> pinned;
+  std::unordered_set<uint32_t> pinned;
   std::set<uint64_t> forgotten, lost;
   std::vector<uint64_t> written;  // in the order of the reports
   std::vector<std::pair<uint64_t, std::string>> failed;
