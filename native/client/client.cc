@@ -21,7 +21,6 @@ constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
 constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
 constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
-constexpr int kHelloRounds = 64;  // of unsettled slots, thousands each
 
 }  // namespace
 
@@ -82,13 +81,12 @@ void Client::renew(bool patient, uint64_t deadline_ns) {
   const uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
   const uint64_t patience_ns =
       options_.patience_ns.value_or(std::clamp(left_ns / 4, kImpatientNs, kMostNs));
-  {
-    const std::lock_guard state(state_mutex_);
-    refuse_closed();
-    if (!connection_.hung_up() && !view_->outdated()) return;
-  }
+  const bool replaced = view()->outdated();  // refuses a closed client
   try {
-    reconnect(patient ? deadline_ns : now + patience_ns);
+    if (replaced || connection_.hung_up())
+      reconnect(patient ? deadline_ns : now + patience_ns);
+    else if (patient)
+      settle_lost(deadline_ns);
   } catch (const Error& error) {
     // No daemon: what it left in shared memory is still good.
     if (patient) throw;
@@ -103,48 +101,48 @@ void Client::reconnect(uint64_t deadline_ns) {
     ~Reconnects() { now = false; }
   } const reconnects(reconnects_);
   connection_.close();
-  exchanges_.clear();
   Connection fresh(options_.socket_path);
-  for (int round = 0; round < kHelloRounds; ++round) {
-    Writer hello(MessageType::hello, next_request());
-    {
-      const std::lock_guard state(state_mutex_);
-      hello.put(Hello{session_ ? session_->id() : 0, static_cast<uint64_t>(::getpid())});
-    }
-    hello.set_counts(0, 0, options_.read_only ? kHelloReadOnly : 0);
-    Connection::Reply reply = fresh.ask(hello.finish(), MessageType::welcome, deadline_ns);
-    Reader body = reply.body();
-    body.take<Welcome>();
-    const SlotRef* refs = body.take_array<SlotRef>(reply.head().first);
-    auto& fds = reply.descriptors;
-    if (!body.ok() || fds.size() != reply.head().second || fds.size() < 4)
-      throw Error(ErrorKind::transport, "daemon_gone", "the daemon's welcome is malformed");
-    auto view =
-        std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
-                                     std::move(fds[3]), !options_.read_only, arena_now());
-    std::vector<SlotRef> idle;
-    std::map<int, HbmAnswer> hbm;  // the old daemon's, let go outside the lock
-    {
-      const std::lock_guard state(state_mutex_);
-      if (fds.size() == 5) {
-        session_ = std::make_shared<ClientSession>(std::move(fds[4]));
-        writing_.clear();  // another session's reservations are nothing to this one
-      }
-      view_ = std::move(view);
-      locates_ = (reply.head().flags & kWelcomeLocates) != 0;
-      has_hbm_ = (reply.head().flags & kWelcomeHbm) != 0;
-      hbm.swap(hbm_);
-      folder_.reset();  // a new daemon may have another one
-      // What this session was granted and no thread of it is writing, it never will.
-      for (uint32_t i = 0; i < reply.head().first; ++i)
-        if (!writing_.contains({refs[i].slot, refs[i].shard, refs[i].generation}))
-          idle.push_back(refs[i]);
-    }
-    std::swap(connection_, fresh);
-    settle(idle, deadline_ns);
-    if (reply.head().first < kUnsettledPerWelcome || idle.empty()) return;
-    std::swap(connection_, fresh);
+  Connection::Reply welcome = say_hello(fresh, {}, deadline_ns);
+  adopt(welcome);
+  std::swap(connection_, fresh);
+  settle_listed(std::move(welcome), deadline_ns);
+}
+
+Connection::Reply Client::say_hello(Connection& to, std::optional<SlotRef> after,
+                                    uint64_t deadline_ns) {
+  Writer hello(MessageType::hello);
+  {
+    const std::lock_guard state(state_mutex_);
+    hello.put(Hello{session_ ? session_->id() : 0, static_cast<uint64_t>(::getpid())});
   }
+  if (after) hello.put(*after);
+  hello.set_counts(after ? 1 : 0, 0, options_.read_only ? kHelloReadOnly : 0);
+  Connection::Reply reply = to.ask(hello, MessageType::welcome, deadline_ns);
+  Reader body = reply.body();
+  body.take<Welcome>();
+  body.take_array<SlotRef>(reply.head().first);
+  if (!body.ok() || reply.descriptors.size() != reply.head().second || reply.head().second < 4) {
+    to.close();
+    throw Error(ErrorKind::transport, "daemon_gone", "the daemon's welcome is malformed");
+  }
+  return reply;
+}
+
+void Client::adopt(Connection::Reply& welcome) {
+  auto& fds = welcome.descriptors;
+  auto view = std::make_shared<const View>(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
+                                           std::move(fds[3]), !options_.read_only, arena_now());
+  std::map<int, HbmAnswer> hbm;  // the old daemon's, let go outside the lock
+  const std::lock_guard state(state_mutex_);
+  if (fds.size() == 5) {
+    session_ = std::make_shared<ClientSession>(std::move(fds[4]));
+    writing_.clear();  // another session's reservations are nothing to this one
+  }
+  view_ = std::move(view);
+  locates_ = (welcome.head().flags & kWelcomeLocates) != 0;
+  has_hbm_ = (welcome.head().flags & kWelcomeHbm) != 0;
+  hbm.swap(hbm_);
+  folder_.reset();  // a new daemon may have another one
 }
 
 std::shared_ptr<const MappedArena> Client::arena_now() {
@@ -152,12 +150,40 @@ std::shared_ptr<const MappedArena> Client::arena_now() {
   return view_ == nullptr ? nullptr : view_->arena();
 }
 
-void Client::settle(std::span<const SlotRef> refs, uint64_t deadline_ns) {
-  if (refs.empty()) return;
-  Writer message(MessageType::settle, next_request());
-  message.put_bytes(refs.data(), refs.size() * sizeof(SlotRef));
-  message.set_counts(static_cast<uint32_t>(refs.size()));
-  connection_.ask(message.finish(), MessageType::settled, deadline_ns);
+void Client::settle_lost(uint64_t deadline_ns) {
+  if (lost_) settle_listed(say_hello(connection_, {}, deadline_ns), deadline_ns);
+}
+
+void Client::settle_listed(Connection::Reply welcome, uint64_t deadline_ns) {
+  lost_ = false;  // first: what is given up from here on may not be looked at
+  try {
+    for (;;) {
+      Reader body = welcome.body();
+      body.take<Welcome>();
+      const size_t count = welcome.head().first;
+      const std::span listed(body.take_array<SlotRef>(count), count);
+      settle_idle(listed, deadline_ns);
+      if (count < kUnsettledPerWelcome) return;
+      welcome = say_hello(connection_, listed.back(), deadline_ns);
+    }
+  } catch (...) {
+    lost_ = true;
+    throw;
+  }
+}
+
+void Client::settle_idle(std::span<const SlotRef> listed, uint64_t deadline_ns) {
+  std::vector<SlotRef> idle;
+  {
+    const std::lock_guard state(state_mutex_);
+    for (const SlotRef& ref : listed)
+      if (!writing_.contains({ref.slot, ref.shard, ref.generation})) idle.push_back(ref);
+  }
+  if (idle.empty()) return;
+  Writer message(MessageType::settle);
+  message.put_bytes(idle.data(), idle.size() * sizeof(SlotRef));
+  message.set_counts(static_cast<uint32_t>(idle.size()));
+  connection_.ask(message, MessageType::settled, deadline_ns);
 }
 
 void Client::forget(std::span<const SlotRef> refs) {
@@ -167,30 +193,7 @@ void Client::forget(std::span<const SlotRef> refs) {
 void Client::give_up(std::span<const SlotRef> refs) {
   const std::lock_guard state(state_mutex_);
   forget(refs);
-  owed_.insert(owed_.end(), refs.begin(), refs.end());
-}
-
-bool Client::settle_late(uint64_t deadline_ns) {
-  std::vector<SlotRef> owed;
-  {
-    const std::lock_guard state(state_mutex_);
-    owed.swap(owed_);
-  }
-  for (const Connection::Reply& reply : connection_.late()) {
-    const auto given_up = exchanges_.find(reply.head().request);
-    if (given_up == exchanges_.end()) continue;
-    const auto [seals, shard] = given_up->second;
-    exchanges_.erase(given_up);
-    Reader body = reply.body();
-    body.take_array<SealAnswer>(seals);
-    const auto* answers = body.take_array<ReserveAnswer>(reply.head().second);
-    if (reply.head().type != MessageType::exchanged || !body.ok()) continue;
-    for (uint32_t i = 0; i < reply.head().second; ++i)
-      if (answers[i].answer == Answer::granted)
-        owed.push_back({answers[i].generation, answers[i].slot, shard});
-  }
-  settle(owed, deadline_ns);
-  return !owed.empty();
+  lost_ = true;
 }
 
 std::unique_lock<std::timed_mutex> Client::lock_socket(uint64_t deadline_ns) {
@@ -210,38 +213,27 @@ std::unique_lock<std::timed_mutex> Client::lock_socket(uint64_t deadline_ns) {
 
 Connection::Reply Client::ask(Writer& message, MessageType expected, uint64_t deadline_ns) {
   const auto lock = lock_socket(deadline_ns);
-  Connection::Reply reply = connection_.ask(message.finish(), expected, deadline_ns);
-  settle_late(deadline_ns);
-  return reply;
+  settle_lost(deadline_ns);
+  return connection_.ask(message, expected, deadline_ns);
 }
 
-Client::Exchanged Client::exchange(const View& view, Writer& message, std::span<const Seal> seals,
+Connection::Reply Client::exchange(const View& view, Writer& message, std::span<const Seal> seals,
                                    size_t reserves, uint32_t shard, uint64_t deadline_ns) {
   std::vector<SlotRef> sealed;
   for (const Seal& seal : seals) sealed.push_back({seal.generation, seal.slot, seal.shard});
-  std::unique_lock<std::timed_mutex> lock;
   try {
-    lock = lock_socket(deadline_ns);
-  } catch (const Error&) {
-    give_up(sealed);
-    throw;
-  }
-  bool replaced = false;
-  {
-    const std::lock_guard state(state_mutex_);
-    forget(sealed);
-    replaced = view_.get() != &view;
-  }
-  if (replaced) {
-    settle(sealed, deadline_ns);
-    throw Error(ErrorKind::transport, "daemon_replaced",
-                "the daemon was replaced during this store; its unfinished pages are given up, "
-                "store them again");
-  }
-  const std::span<const std::byte> bytes = message.finish();
-  const uint64_t number = reinterpret_cast<const MessageHead*>(bytes.data())->request;
-  try {
-    Connection::Reply reply = connection_.ask(bytes, MessageType::exchanged, deadline_ns);
+    const auto lock = lock_socket(deadline_ns);
+    bool replaced = false;
+    {
+      const std::lock_guard state(state_mutex_);
+      replaced = view_.get() != &view;
+    }
+    if (replaced)
+      throw Error(ErrorKind::transport, "daemon_replaced",
+                  "the daemon was replaced during this store; its unfinished pages are given up, "
+                  "store them again");
+    settle_lost(deadline_ns);
+    Connection::Reply reply = connection_.ask(message, MessageType::exchanged, deadline_ns);
     Reader body = reply.body();
     body.take_array<SealAnswer>(seals.size());
     const auto* answers = body.take_array<ReserveAnswer>(reserves);
@@ -249,17 +241,14 @@ Client::Exchanged Client::exchange(const View& view, Writer& message, std::span<
       connection_.close();
       throw Error(ErrorKind::transport, "daemon_gone", "the daemon's answer is malformed");
     }
-    {
-      const std::lock_guard state(state_mutex_);
-      for (size_t i = 0; i < reserves; ++i)
-        if (answers[i].answer == Answer::granted)
-          writing_.insert({answers[i].slot, shard, answers[i].generation});
-    }
-    const bool settled = settle_late(deadline_ns);
-    return {std::move(reply), settled};
-  } catch (const Error& error) {
-    if (error.code() == "deadline") exchanges_[number] = {seals.size(), shard};
-    if (error.kind() != ErrorKind::transport) settle(sealed, deadline_ns);
+    const std::lock_guard state(state_mutex_);
+    forget(sealed);
+    for (size_t i = 0; i < reserves; ++i)
+      if (answers[i].answer == Answer::granted)
+        writing_.insert({answers[i].slot, shard, answers[i].generation});
+    return reply;
+  } catch (...) {
+    give_up(sealed);  // and what it may have granted
     throw;
   }
 }
@@ -342,7 +331,7 @@ bool Client::has_namespace(const Key& id) {
 }
 
 void Client::report_mismatch(const EntryView& entry, const View& view, uint32_t shard) {
-  Writer message(MessageType::report, next_request());
+  Writer message(MessageType::report);
   const uint64_t generation = view.slots().load(entry.slot).generation;
   message.put(Report{entry.key, generation, entry.slot, shard});
   try {

@@ -232,40 +232,37 @@ class Client {
   // Whether another thread holds the socket for a round trip with the daemon that is mapped.
   bool talks();
   std::unique_lock<std::timed_mutex> lock_socket(uint64_t deadline_ns);
-  void settle(std::span<const SlotRef> refs, uint64_t deadline_ns);
-  // Settles what late replies granted and what is owed otherwise; says whether there was any.
-  bool settle_late(uint64_t deadline_ns);
+  Connection::Reply say_hello(Connection& to, std::optional<SlotRef> after, uint64_t deadline_ns);
+  void adopt(Connection::Reply& welcome);
+  // Where something may have been lost: asks the daemon what this session was granted, and settles
+  // what no thread of it is writing. Under socket_mutex_, like the next two.
+  void settle_lost(uint64_t deadline_ns);
+  void settle_listed(Connection::Reply welcome, uint64_t deadline_ns);
+  void settle_idle(std::span<const SlotRef> listed, uint64_t deadline_ns);
   void forget(std::span<const SlotRef> refs);  // not written any more; under state_mutex_
-  // Granted and never to be sealed; settled at the next round trip.
+  // Granted and never to be sealed; settled before the next round trip.
   void give_up(std::span<const SlotRef> refs);
   Connection::Reply ask(Writer& message, MessageType expected, uint64_t deadline_ns);
   // One exchange of a store that works with `view`. What is granted counts as being written, and
   // what was sealed does not any more, before another thread can say hello again and settle either.
   // Throws Error transport "daemon_replaced" when the view is not the current one.
-  struct Exchanged {
-    Connection::Reply reply;
-    bool settled_late;  // slots of this session became free: what was busy is worth asking again
-  };
-  Exchanged exchange(const View& view, Writer& message, std::span<const Seal> seals,
-                     size_t reserves, uint32_t shard, uint64_t deadline_ns);
-  uint64_t next_request() { return ++requests_; }
+  Connection::Reply exchange(const View& view, Writer& message, std::span<const Seal> seals,
+                             size_t reserves, uint32_t shard, uint64_t deadline_ns);
   void report_mismatch(const EntryView& entry, const View& view, uint32_t shard);
 
   ClientOptions options_;
   uint64_t forks_;
   // Order: socket before state. The state's is only ever held for a moment; the socket's for a
   // round trip, so that lookups and loads never wait for it.
-  std::timed_mutex socket_mutex_;  // connection_, exchanges_, retry_at_ns_
+  std::timed_mutex socket_mutex_;  // connection_, retry_at_ns_
   Connection connection_;
-  std::map<uint64_t, std::pair<size_t, uint32_t>>
-      exchanges_;  // given up: seals and shard, by number
   uint64_t retry_at_ns_ = 0;
   std::atomic<bool> reconnects_{false};  // the thread that holds the socket says hello
   std::mutex state_mutex_;               // the rest
   std::shared_ptr<const View> view_;
   std::shared_ptr<ClientSession> session_;
   std::set<Writing> writing_;
-  std::vector<SlotRef> owed_;  // to be settled at the next round trip
+  std::atomic<bool> lost_{false};  // something was given up that the daemon may have granted
   bool closed_ = false;
   bool locates_ = false;  // the daemon hands out extents
   std::shared_ptr<const SegmentFolder> folder_;
@@ -276,7 +273,6 @@ class Client {
   };
   bool has_hbm_ = false;  // the daemon has an HBM tier
   std::map<int, HbmAnswer> hbm_;
-  std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
   Gpus gpus_;
   const std::shared_ptr<std::atomic<uint64_t>> segments_held_ =

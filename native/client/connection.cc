@@ -15,8 +15,8 @@ namespace kvw {
 
 namespace {
 
-// A daemon that owes more replies than this is given up as well.
-constexpr size_t kGivenUpKept = 64;
+// A connection whose daemon owes more replies than this is given up as well.
+constexpr uint64_t kRepliesOwed = 64;
 
 Error gone(const std::string& why) {
   return Error(ErrorKind::transport, "daemon_gone",
@@ -65,11 +65,6 @@ bool Connection::hung_up() const {
   return ::poll(&watch, 1, 0) > 0 && (watch.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
-void Connection::close() {
-  fd_.reset();
-  given_up_.clear();
-}
-
 void Connection::wait_for(short events, uint64_t deadline_ns) {
   for (;;) {
     const uint64_t now = system_clock().boot_ns();
@@ -115,23 +110,20 @@ Connection::Reply Connection::receive(uint64_t deadline_ns) {
   }
 }
 
-Connection::Reply Connection::ask(std::span<const std::byte> request, MessageType expected,
-                                  uint64_t deadline_ns) {
-  const uint64_t number = reinterpret_cast<const MessageHead*>(request.data())->request;
-  bool sent = false;
+Connection::Reply Connection::next_reply(uint64_t deadline_ns) {
+  Reply reply = receive(deadline_ns);
+  if (reply.head().request != answered_ + 1) throw gone("garbage");
+  ++answered_;
+  return reply;
+}
+
+Connection::Reply Connection::ask(Writer& request, MessageType expected, uint64_t deadline_ns) {
   try {
     if (!fd_.valid()) throw gone("closed");
-    send(request, deadline_ns);
-    sent = true;
-    for (;;) {
-      Reply reply = receive(deadline_ns);
-      const auto old = std::find(given_up_.begin(), given_up_.end(), reply.head().request);
-      if (old != given_up_.end()) {
-        given_up_.erase(old);
-        late_.push_back(std::move(reply));
-        continue;
-      }
-      if (reply.head().request != number) throw gone("garbage");
+    send(request.finish(sent_ + 1), deadline_ns);
+    for (const uint64_t number = ++sent_;;) {
+      Reply reply = next_reply(deadline_ns);
+      if (answered_ < number) continue;  // whoever asked has gone
       if (reply.head().type == MessageType::refused) throw_refusal(reply);
       if (reply.head().type != expected) throw gone("unexpected reply");
       return reply;
@@ -140,8 +132,8 @@ Connection::Reply Connection::ask(std::span<const std::byte> request, MessageTyp
     // A refusal is an answer, and so is a deadline; after anything else nobody knows what comes
     // next.
     const bool late = error.code() == "deadline";
-    if (late && sent) given_up_.push_back(number);
-    if ((error.kind() == ErrorKind::transport && !late) || given_up_.size() > kGivenUpKept) close();
+    if ((error.kind() == ErrorKind::transport && !late) || sent_ - answered_ > kRepliesOwed)
+      close();
     throw;
   }
 }

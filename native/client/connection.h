@@ -1,12 +1,11 @@
 // One local socket to the daemon: requests and replies with deadlines. Not thread-safe.
 //
-// A deadline ends the wait, not the connection: a reply that comes later is recognised by its
-// number and handed to whoever takes late(), because it may have granted something. Garbage and
-// hang-ups end the connection; what a lost reply granted is then listed at the next hello.
+// A deadline ends the wait, not the connection: replies come in the order of their requests, and
+// one that comes late is passed over by its number. Garbage and hang-ups end the connection. What a
+// lost or late reply granted is listed at the next hello.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,22 +33,20 @@ class Connection {
 
   // The daemon closed its end, or there never was one. One poll: about half a microsecond.
   bool hung_up() const;
-  void close();
+  void close() { fd_.reset(); }
 
   // Sends and waits for the reply of the expected type until deadline_ns (boot clock). Throws Error
   // transport "daemon_gone" | "deadline", or what the daemon refused with.
-  Reply ask(std::span<const std::byte> request, MessageType expected, uint64_t deadline_ns);
-  // Replies to requests that were given up, in the order they came.
-  std::vector<Reply> late() { return std::exchange(late_, {}); }
+  Reply ask(Writer& request, MessageType expected, uint64_t deadline_ns);
 
  private:
   void wait_for(short events, uint64_t deadline_ns);
   void send(std::span<const std::byte> request, uint64_t deadline_ns);
   Reply receive(uint64_t deadline_ns);
+  Reply next_reply(uint64_t deadline_ns);
 
   ParentFd fd_;
-  std::deque<uint64_t> given_up_;  // numbers of requests whose replies may still come
-  std::vector<Reply> late_;
+  uint64_t sent_ = 0, answered_ = 0;  // requests, each with the next number
   std::vector<std::byte> buffer_;  // as long as a message may be
 };
 

@@ -86,7 +86,7 @@ std::shared_ptr<const HbmView> Client::mapped_hbm() {
 std::shared_ptr<const HbmView> Client::ask_hbm(const std::shared_ptr<gpu::Device>& device,
                                                uint64_t deadline_ns) {
   try {
-    Writer message(MessageType::hbm, next_request());
+    Writer message(MessageType::hbm);
     const Connection::Reply reply = ask(message, MessageType::hbm_shared, deadline_ns);
     if (reply.descriptors.size() != 2) return nullptr;
     return HbmView::open(device, reply.descriptors[0], reply.descriptors[1]);

@@ -233,7 +233,7 @@ std::shared_ptr<const Client::SegmentFolder> Client::folder(uint64_t deadline_ns
     const std::lock_guard state(state_mutex_);
     if (folder_ != nullptr || !locates_) return folder_;
   }
-  Writer message(MessageType::locate, next_request());
+  Writer message(MessageType::locate);
   Connection::Reply reply = ask(message, MessageType::located, deadline_ns);
   Reader body = reply.body();
   const auto* located = body.take<Located>();

@@ -97,7 +97,7 @@ bool Loader::ask_ahead(size_t page, size_t end, Reason& why) {
 // One round trip. timeout: the daemon does not answer in time; unreachable: not at all, or not
 // sensibly.
 Reason Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
-  Writer message(MessageType::promote, client_.next_request());
+  Writer message(MessageType::promote);
   message.put_bytes(keys.data(), keys.size_bytes());
   message.set_counts(static_cast<uint32_t>(keys.size()));
   try {

@@ -81,15 +81,15 @@ class Storer {
   // page was answered for good.
   bool step() {
     const std::vector<Seal> seals = std::exchange(this->seals(), {});
-    Writer message(MessageType::exchange, client_.next_request());
+    Writer message(MessageType::exchange);
     message.put(call_.row.shape.id);
     for (const Seal& seal : seals) message.put(seal);
     const std::vector<size_t> asked = add_reserves(message);
     message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(asked.size()));
-    Client::Exchanged exchanged;
+    Connection::Reply reply;
     try {
-      exchanged = client_.exchange(*call_.view, message, seals, asked.size(), shard_,
-                                   std::max(deadline_ns_, now_ns() + kSealGraceNs));
+      reply = client_.exchange(*call_.view, message, seals, asked.size(), shard_,
+                               std::max(deadline_ns_, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
       // Whether the seals arrived nobody knows: they are not counted as stored.
       report_.dropped[reason_name(Reason::unreachable)] += seals.size();
@@ -97,7 +97,7 @@ class Storer {
       give_up(asked);
       return true;
     }
-    Reader body = exchanged.reply.body();
+    Reader body = reply.body();
     const auto* sealed = body.take_array<SealAnswer>(seals.size());
     const auto* reserved = body.take_array<ReserveAnswer>(asked.size());
     for (size_t i = 0; i < seals.size(); ++i) {
@@ -108,7 +108,7 @@ class Storer {
     }
     const std::span answers(reserved, asked.size());
     try {
-      const size_t answered = take(asked, answers, exchanged.settled_late);
+      const size_t answered = take(asked, answers);
       writer_->finish();
       return answered > 0;
     } catch (const Error&) {
@@ -149,8 +149,7 @@ class Storer {
   }
 
   // Copies what was granted and counts what was answered for good; returns how many that were.
-  size_t take(std::span<const size_t> asked, std::span<const ReserveAnswer> answers,
-              bool retry_busy) {
+  size_t take(std::span<const size_t> asked, std::span<const ReserveAnswer> answers) {
     std::vector<Waiting> again;
     std::optional<size_t> ended;  // the last run that a page was refused in for good
     for (size_t i = 0; i < asked.size(); ++i) {
@@ -163,10 +162,7 @@ class Storer {
           ++report_.already;
           break;
         case Answer::busy:
-          if (retry_busy)
-            again.push_back({page, Reason::busy});
-          else
-            drop(Reason::busy);
+          drop(Reason::busy);
           break;
         case Answer::dropped:
           if (ended == prompt_.run(page)) {

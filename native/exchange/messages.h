@@ -54,12 +54,14 @@ inline constexpr uint32_t kHelloReadOnly =
 // hangs up on a message that it does not know, so nobody asks without it.
 inline constexpr uint32_t kWelcomeLocates = 1;
 inline constexpr uint32_t kWelcomeHbm = 2;  // likewise: it has an HBM tier and answers `hbm`
-// A welcome lists at most so many unsettled slots; after settling them the client says hello again.
+// A welcome lists at most so many unsettled slots, in the order of slot and shard. The client says
+// hello again, with the last of them, for those behind it.
 inline constexpr uint32_t kUnsettledPerWelcome = 4096;
 
 struct Hello {
   uint64_t session;  // 0: a new one
   uint64_t pid;      // information only
+  // `first` SlotRefs follow, none or one: what is listed begins behind it.
 };
 
 struct Welcome {
@@ -208,7 +210,7 @@ class Reader {
 // Builds a message; the head is filled by finish().
 class Writer {
  public:
-  Writer(MessageType type, uint64_t request);
+  explicit Writer(MessageType type, uint64_t request = 0);
   template <class T>
   void put(const T& value) {
     put_bytes(&value, sizeof value);
@@ -217,6 +219,10 @@ class Writer {
   void set_counts(uint32_t first, uint32_t second = 0, uint32_t flags = 0);
   size_t bytes() const { return data_.size(); }
   std::span<const std::byte> finish();
+  std::span<const std::byte> finish(uint64_t request) {
+    head().request = request;
+    return finish();
+  }
 
  private:
   MessageHead& head() { return *reinterpret_cast<MessageHead*>(data_.data()); }

@@ -96,12 +96,13 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
 
 bool Server::answer_hello(Connection& connection, const MessageHead& head, Reader& body) {
   const Hello* hello = body.take<Hello>();
-  if (!body.ok() || (connection.session != 0 && connection.session != hello->session)) return false;
+  const SlotRef* after = body.take_array<SlotRef>(head.first);
+  if (!body.ok() || head.first > 1 || (connection.session != 0 && connection.session != hello->session)) return false;
   Registry& sessions = warehouse_->sessions();
   Fd session_fd;
   SessionId id = 0;
   if (connection.session != 0) {
-    id = connection.session;  // again, for the rest of its unsettled slots
+    id = connection.session;  // again, for its unsettled slots
   } else if (hello->session != 0 && sessions.find(hello->session) != nullptr) {
     id = hello->session;
     // The owner is here, on a new connection: the old one is history.
@@ -125,6 +126,10 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
                                  session_fd.get()};
   const uint32_t count = session_fd.valid() ? 5 : 4;
   std::vector<SlotRef> unsettled = warehouse_->unsettled(id);
+  const auto order = [](const SlotRef& ref) { return std::pair(ref.slot, ref.shard); };
+  if (head.first == 1)
+    std::erase_if(unsettled, [&](const SlotRef& ref) { return order(ref) <= order(*after); });
+  std::ranges::sort(unsettled, {}, order);
   if (unsettled.size() > kUnsettledPerWelcome) unsettled.resize(kUnsettledPerWelcome);
   Writer writer(MessageType::welcome, head.request);
   writer.put(Welcome{id, arena.incarnation(), arena.control().warehouse_id});
