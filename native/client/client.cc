@@ -330,12 +330,14 @@ bool Client::has_namespace(const Key& id) {
   return view()->space(id).has_value();
 }
 
-void Client::report_mismatch(const EntryView& entry, const View& view, uint32_t shard) {
+void Client::report_mismatch(const EntryView& entry, const View& view, uint32_t shard,
+                             uint64_t deadline_ns) {
   Writer message(MessageType::report);
   const uint64_t generation = view.slots().load(entry.slot).generation;
   message.put(Report{entry.key, generation, entry.slot, shard});
   try {
-    ask(message, MessageType::reported, system_clock().boot_ns() + options_.timeout_ns);
+    const auto lock = lock_socket(deadline_ns);
+    connection_.tell(message);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
     // Nobody to tell; the next reader will see the same and miss too.
   }

@@ -248,7 +248,9 @@ class Client {
   // Throws Error transport "daemon_replaced" when the view is not the current one.
   Connection::Reply exchange(const View& view, Writer& message, std::span<const Seal> seals,
                              size_t reserves, uint32_t shard, uint64_t deadline_ns);
-  void report_mismatch(const EntryView& entry, const View& view, uint32_t shard);
+  // Tells the daemon, and does not wait for what it finds.
+  void report_mismatch(const EntryView& entry, const View& view, uint32_t shard,
+                       uint64_t deadline_ns);
 
   ClientOptions options_;
   uint64_t forks_;

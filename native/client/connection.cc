@@ -15,7 +15,7 @@ namespace kvw {
 
 namespace {
 
-// A connection whose daemon owes more replies than this is given up as well.
+// A connection whose daemon owes more replies than this is given up; nothing is told to it then.
 constexpr uint64_t kRepliesOwed = 64;
 
 Error gone(const std::string& why) {
@@ -135,6 +135,18 @@ Connection::Reply Connection::ask(Writer& request, MessageType expected, uint64_
     if ((error.kind() == ErrorKind::transport && !late) || sent_ - answered_ > kRepliesOwed)
       close();
     throw;
+  }
+}
+
+void Connection::tell(Writer& request) {
+  try {
+    pollfd watch{fd_.get(), POLLIN, 0};
+    while (answered_ < sent_ && ::poll(&watch, 1, 0) > 0) next_reply(0);
+    if (!fd_.valid() || sent_ - answered_ >= kRepliesOwed) return;
+    send(request.finish(sent_ + 1), 0);
+    ++sent_;
+  } catch (const Error& error) {
+    if (error.code() != "deadline") close();
   }
 }
 

@@ -38,6 +38,8 @@ class Connection {
   // Sends and waits for the reply of the expected type until deadline_ns (boot clock). Throws Error
   // transport "daemon_gone" | "deadline", or what the daemon refused with.
   Reply ask(Writer& request, MessageType expected, uint64_t deadline_ns);
+  // Sends what nobody waits to be answered, if it can be sent now and not too many replies are due.
+  void tell(Writer& request);
 
  private:
   void wait_for(short events, uint64_t deadline_ns);

@@ -129,8 +129,8 @@ void DeviceLoad::land() {
     if (!verified(flight, i)) {
       const bool copy = flight.from_hbm[i];
       drain();
-      client_.report_mismatch(entry, *call_.view, shard_);
-      return copy ? doubted() : failed(Reason::mismatch);
+      client_.report_mismatch(entry, *call_.view, shard_, deadline_ns_);
+      return copy ? doubted() : failed(entry);
     }
     call_.session->touch(entry);
     if (flight.from_hbm[i]) call_.session->count(Counter::pages_loaded_hbm);
@@ -153,11 +153,11 @@ void DeviceLoad::doubted() {
   why_ = Reason::none;
 }
 
-// Another copy may exist on NVMe: the index says so after the report.
-void DeviceLoad::failed(Reason reason) {
+void DeviceLoad::failed(const EntryView& entry) {
   call_.session->count(Counter::load_mismatch);
   next_ = good_;
-  why_ = ++stale_ >= kStaleTries ? reason : Reason::none;
+  const bool again = ++stale_ < kStaleTries && loader_.has_other_copy(entry);
+  why_ = again ? Reason::none : Reason::mismatch;
 }
 
 // Ends all flights, whatever came of them.

@@ -43,7 +43,7 @@ class DeviceLoad {
   bool verified(const Flight& flight, size_t number);
   void land();
   void drain();
-  void failed(Reason reason);
+  void failed(const EntryView& entry);
   void doubted();
   void drop(std::vector<Client::Held>& held);
 

@@ -74,13 +74,13 @@ LoadReport Client::load_to_host(const Open& call, Prompt& prompt, size_t first,
     }
     if (result == LoadResult::mismatch) {
       session.count(Counter::load_mismatch);
-      report_mismatch(*entry, *call.view, shard);
-      // Another copy may exist on NVMe: the index says so after the report.
+      report_mismatch(*entry, *call.view, shard, deadline_ns);
     } else {
       session.count(Counter::load_stale);
     }
-    if (++stale >= kStaleTries) {
-      why = result == LoadResult::mismatch ? Reason::mismatch : Reason::stale;
+    const bool damaged = result == LoadResult::mismatch;
+    if (++stale >= kStaleTries || (damaged && !loader.has_other_copy(*entry))) {
+      why = damaged ? Reason::mismatch : Reason::stale;
       break;
     }
   }

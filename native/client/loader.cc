@@ -13,6 +13,8 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kWaitSliceNs = 20 * kMillisecondNs;
+// For what the daemon makes of a report: it may find the page good, and then nothing changes.
+constexpr uint64_t kJudgedWithinNs = 200 * kMillisecondNs;
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
 
@@ -55,6 +57,19 @@ std::optional<EntryView> Loader::in_dram(size_t page, size_t end, Reason& why) {
     }
     wait(tick);
   }
+}
+
+bool Loader::has_other_copy(const EntryView& damaged) {
+  if (!damaged.in_nvme()) return false;
+  const uint64_t until_ns = std::min(deadline_ns_, now_ns() + kJudgedWithinNs);
+  do {
+    const uint64_t tick = promoted_word().load(std::memory_order_acquire);
+    const auto entry = call_.view->index().find(damaged.key);
+    if (!entry || entry->slot != damaged.slot || entry->generation != damaged.generation)
+      return true;
+    wait(tick);
+  } while (now_ns() < until_ns);
+  return false;
 }
 
 std::atomic<uint64_t>& Loader::promoted_word() const {

@@ -25,6 +25,9 @@ class Loader {
 
   // The entry of a page that is in DRAM now, promoting it if it must. Nothing: `why` says.
   std::optional<EntryView> in_dram(size_t page, size_t end, Reason& why);
+  // Of a page that was reported: waits a moment for the daemon to take it out of DRAM, where
+  // another copy is on NVMe.
+  bool has_other_copy(const EntryView& damaged);
 
  private:
   std::atomic<uint64_t>& promoted_word() const;

@@ -155,6 +155,8 @@ TEST(damaged_page_is_reported_quarantined_and_never_data) {
   });
   LoadReport report;
   CHECK_EQ(chain.load(client, 0, &report), 2);
+  CHECK_EQ(report.reasons["mismatch"], 3);
+  while (daemon.status().quarantined == 0) std::this_thread::yield();  // the load did not wait
   CHECK_EQ(daemon.status().quarantined, 1);
   CHECK_EQ(client.session()->counter(Counter::load_mismatch), 1);
   CHECK_EQ(chain.found(client), 2);

@@ -1,5 +1,6 @@
 // Replies that come after their deadline, or never: what they granted comes back, whichever reply
 // of whichever exchange it was. It stayed with the session for its life, and counted against all.
+// And a load of a damaged page took four of the client's timeouts where the daemon was stopped.
 #include "tests/check.h"
 #include "tests/daemon_world.h"
 #include "tests/slow_line.h"
@@ -117,6 +118,59 @@ TEST(grants_come_back_behind_a_whole_welcome_of_slots_that_are_being_written) {
     looked = true;
   });
   CHECK(looked);
+}
+
+// --- a damaged page is reported, and nobody waits for the answer
+
+// Of the client's own hand, as it may be of anything that writes to its memory.
+void damage(Client& client, const Key& key) {
+  const auto view = client.view();
+  const auto entry = view->index().find(key);
+  CHECK(entry && entry->in_dram());
+  view->payload(entry->slot, view->slots().cut(view->slots().slab_of(entry->slot)))[17] ^=
+      std::byte{1};
+}
+
+TEST(load_of_a_damaged_page_waits_for_no_daemon) {
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.start_process();
+  SlowLine line(daemon.socket());
+  ClientOptions options = daemon.client_options();
+  options.socket_path = line.socket();
+  options.timeout_ns = 3600 * kSecondNs;  // of no load
+  Client client(options);
+  const Chain chain(daemon.shape(), 1, 5), other(daemon.shape(), 2, 1);
+  CHECK_EQ(chain.store(client, 0).stored, 5);
+  damage(client, chain.pages[2].key);
+  const uint64_t before = line.requests();
+  daemon.kill(SIGSTOP);
+  for (int i = 0; i < 100; ++i) {
+    LoadReport report;
+    CHECK_EQ(chain.load(client, 0, &report), 2);
+    CHECK_EQ(report.reasons["mismatch"], 3);
+  }
+  CHECK_EQ(client.session()->counter(Counter::load_mismatch), 100);
+  daemon.kill(SIGCONT);
+  CHECK_EQ(other.store(client, 0).stored, 1);  // on the same connection, behind all answers
+  CHECK_EQ(line.requests() - before, 64 + 2);
+  LoadReport report;
+  CHECK_EQ(chain.load(client, 0, &report), 2);
+  CHECK_EQ(report.reasons["missing"], 3);
+}
+
+TEST(load_of_a_damaged_page_goes_on_with_its_copy_on_nvme) {
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.options.nvme_dir = daemon.directory.path() + "/nvme";
+  daemon.options.nvme_capacity_bytes = 8 * kMiB;
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 5);
+  CHECK_EQ(chain.store(client, 0).stored, 5);
+  CHECK_EQ(daemon.flush().flushed, 5);
+  damage(client, chain.pages[2].key);
+  CHECK_EQ(chain.load(client, 0), 5);
+  CHECK_EQ(client.session()->counter(Counter::load_mismatch), 1);
+  CHECK_EQ(daemon.status().quarantined, 1);
 }
 
 }  // namespace

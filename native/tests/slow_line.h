@@ -35,6 +35,7 @@ class SlowLine {
   static constexpr uint64_t kAll = UINT64_MAX / 2;
   // So many more replies come through; those behind them wait.
   void pass(uint64_t replies) { replies_ = replies; }
+  uint64_t requests() const { return requests_; }  // so far
   // Both sides of every connection see a hang-up.
   void cut() {
     cut_ = true;
@@ -60,7 +61,10 @@ class SlowLine {
       cut_ = false;
       if (readable(listener_)) pairs.push_back(accept());
       std::erase_if(pairs, [this](const Pair& pair) {
-        if (readable(pair.client) && !move(pair.client, pair.daemon)) return true;
+        if (readable(pair.client)) {
+          if (!move(pair.client, pair.daemon)) return true;
+          ++requests_;
+        }
         if (replies_ == 0 || !readable(pair.daemon)) return false;
         --replies_;
         return !move(pair.daemon, pair.client);
@@ -102,7 +106,7 @@ class SlowLine {
   std::string daemon_, path_;
   Fd listener_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kMessageBytes);
-  std::atomic<uint64_t> replies_{kAll};
+  std::atomic<uint64_t> replies_{kAll}, requests_{0};
   std::atomic<bool> cut_{false}, ends_{false};
   std::thread thread_;
 };
