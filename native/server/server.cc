@@ -81,9 +81,10 @@ void raise_descriptor_limit() {
 }  // namespace
 
 Server::Server(WarehouseOptions options, std::string socket_path)
-    : socket_path_(std::move(socket_path)),
-      warehouse_(std::make_unique<Warehouse>(std::move(options), system_clock())),
-      buffer_(kMessageBytes) {}
+    : socket_path_(std::move(socket_path)), buffer_(kMessageBytes) {
+  raise_descriptor_limit();  // for the sessions of an earlier daemon too, which are opened now
+  warehouse_ = std::make_unique<Warehouse>(std::move(options), system_clock());
+}
 
 Server::~Server() { stop(); }
 
@@ -96,7 +97,6 @@ RecoverySummary Server::start() {
   epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   spare_ = spare_descriptor();
-  raise_descriptor_limit();
   if (!watch(epoll_.get(), listener_.get()) || !watch(epoll_.get(), wake_.get()) ||
       (warehouse_->has_log() && !watch(epoll_.get(), warehouse_->log_fd())) ||
       (warehouse_->hbm() != nullptr && !watch(epoll_.get(), warehouse_->hbm()->event_fd())))

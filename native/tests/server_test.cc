@@ -3,6 +3,9 @@
 // that will not come. A populating thread that did held the daemon's end up for a minute.
 #include "tests/check.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
+
 #include <atomic>
 #include <future>
 #include <string>
@@ -133,6 +136,26 @@ TEST(core_that_ends_leaves_no_flush_waiting) {
   disk.faults->hold(false);  // the disk's thread waits for what it has submitted
   stopping.join();
   CHECK_EQ(code, "stopped");
+}
+
+// --- its start
+
+TEST(daemon_starts_on_more_sessions_than_the_soft_limit_of_descriptors) {
+  Daemon world(shape_of(4096));
+  world.start();
+  world.stop();
+  for (uint64_t id = 1; id <= 100; ++id)
+    Fd(::open((world.options.arena_dir + "/sessions/" + std::to_string(id)).c_str(),
+              O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Fd lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(lowest.get()) + 50;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  world.start();
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK_EQ(world.call([](Warehouse& w) { return w.sessions().size(); }), 100);
 }
 
 }  // namespace
