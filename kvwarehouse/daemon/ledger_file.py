@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,10 @@ KEPT_DAMAGED: Final = 3
 PROBE_TIMEOUT_S: Final = 60.0
 
 _CHECK_BYTES: Final = 8
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""What a process dies of that reads a damaged file through LMDB. Other signals come from people,
+service managers and the kernel short of memory, and say nothing about the file."""
+
 _PROBE: Final = str(Path(__file__).with_name("ledger_probe.py"))
 
 
@@ -46,21 +51,22 @@ def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
     Blocks for the child, at most `timeout_s`."""
     command = [sys.executable, "-P", _PROBE, path]
     try:
+        # In a session of its own: Ctrl-C and a service manager's stop are meant for the daemon.
         child = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+            start_new_session=True,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise DamagedLedgerError(f"reading it took over {timeout_s:g} s") from None
-    if child.returncode < 0:
+        raise _not_probed(path, f"reading it took over {timeout_s:g} s") from None
+    last = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+    if -child.returncode in _CRASHES:
         raise DamagedLedgerError(f"reading it ended with signal {-child.returncode}")
+    if child.returncode == DAMAGED:
+        raise DamagedLedgerError(f"reading it failed: {last}")
+    if child.returncode < 0:
+        raise _not_probed(path, f"reading it was ended by signal {-child.returncode}")
     if child.returncode > 0:
-        last = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-        if child.returncode == DAMAGED:
-            raise DamagedLedgerError(f"reading it failed: {last}")
-        raise StorageError(
-            f"the ledger {path} could not be probed: {last}; nothing was changed",
-            code="ledger_probe_failed",
-        )
+        raise _not_probed(path, last)
     return _decode(child.stdout)
 
 
@@ -110,6 +116,13 @@ class LedgerFile:
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _not_probed(path: str, why: str) -> StorageError:
+    return StorageError(
+        f"the ledger {path} could not be probed: {why}; nothing was changed, start again",
+        code="ledger_probe_failed",
+    )
 
 
 def _decode(data: bytes) -> dict[bytes, bytes]:

@@ -257,13 +257,54 @@ def test_ledger_that_cannot_be_probed_is_left_alone(
     assert kept.file.read_bytes() == before
 
 
-def test_probe_that_hangs_is_ended(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_that_hangs_is_ended_and_says_nothing_of_the_ledger(kept: Kept) -> None:
     filled(kept)
     kept.close()
     kept.file.unlink()
     os.mkfifo(kept.file)  # opening it for reading waits for a writer that never comes
-    with pytest.raises(ledger_file.DamagedLedgerError, match="took over"):
+    with pytest.raises(StorageError, match="took over"):
         ledger_file.read(str(kept.file), timeout_s=0.5)
+
+
+def probe_that(does: str, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = kept.file.with_name("probe.py")
+    script.write_text(f"import os, signal\n{does}\n")
+    monkeypatch.setattr(ledger_file, "_PROBE", str(script))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGALRM"])
+def test_signal_that_ends_the_probe_is_no_damage(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Incident: Ctrl-C, a service manager's stop or the OOM killer at the start ended the child,
+    and the daemon set a sound ledger aside and dropped every page."""
+    filled(kept)
+    kept.close()
+    before = kept.file.read_bytes()
+    ends = f"signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})"
+    probe_that(ends, kept, monkeypatch)
+    with pytest.raises(StorageError) as caught:
+        kept.open()
+    assert caught.value.code == "ledger_probe_failed"
+    assert kept.file.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"])
+def test_crash_of_the_probe_is_damage(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    filled(kept)
+    probe_that(f"os.kill(os.getpid(), signal.{name})", kept, monkeypatch)
+    assert kept.open().lost
+
+
+def test_probe_is_out_of_reach_of_signals_to_the_daemons_group(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(kept)
+    probe_that("raise SystemExit(f'own={os.getsid(0) == os.getpid()}')", kept, monkeypatch)
+    with pytest.raises(StorageError, match="own=True"):
+        kept.open()
 
 
 def test_ledger_goes_on_in_memory_when_its_disk_refuses_and_catches_up(
