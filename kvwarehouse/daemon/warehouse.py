@@ -165,15 +165,25 @@ class Warehouse:
 
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, int]:
         """Takes the coldest pages of a namespace (ALL: of any) out of "dram", "nvme" or "all",
-        or their copies out of "hbm": (pages evicted, pages of them that left NVMe)."""
+        or their copies out of "hbm": (pages evicted, pages of them that left NVMe).
+
+        Raises StorageError (code "evict_not_durable") when the ledger's disk refuses: the pages are
+        gone now, and those that left NVMe may be there again after a restart."""
         if tiers not in TIER_CHOICES:
             raise UsageError(
                 f"tiers {tiers!r} is none of {', '.join(TIER_CHOICES)}", code="bad_tiers"
             )
         evicted, graves = self._core.evict(ordinal, pages, tiers)
-        if graves:
-            self._ledger.bury(graves)
+        durable = not graves or self._ledger.bury(graves)
         self._log.event(Event.EVICTED, pages=evicted, nvme_pages=len(graves), tiers=tiers)
+        if not durable:
+            raise StorageError(
+                f"{evicted} pages are evicted, but the ledger cannot be written "
+                f"({self._ledger.reason}): a restart may bring back the {len(graves)} of them that "
+                "were on NVMe; free its disk, and the daemon writes it within a minute",
+                code="evict_not_durable",
+                context={"pages": evicted, "nvme_pages": len(graves)},
+            )
         return evicted, len(graves)
 
     def flush(self, timeout_s: float) -> FlushResult:

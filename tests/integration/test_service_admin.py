@@ -138,6 +138,22 @@ def test_clear_that_the_ledger_cannot_keep_is_done_and_said(
     assert status.service.ledger_health == "in_memory"
 
 
+def test_eviction_that_the_ledger_cannot_keep_is_done_and_said(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(served, "a", pages=3)
+
+    def refuse(*_: object) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    monkeypatch.setattr(ledger_file.LedgerFile, "commit", refuse)
+    request = pb.EvictRequest(all=True, pages=3, tiers="all")
+    error = refused(lambda: served.stub.Evict(request, timeout=T))
+    assert error.code == "evict_not_durable"
+    assert "the 3 of them" in error.message
+    assert not served.core.slots
+
+
 def test_evicted_pages_stay_away_over_a_restart(tmp_path: Path) -> None:
     with Served(tmp_path) as served:
         first = opened(served, "a", pages=5)
