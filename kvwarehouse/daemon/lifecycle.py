@@ -267,7 +267,8 @@ class Daemon:
         # It may not have started, or not answer: stop() is what matters.
         with contextlib.suppress(WarehouseError):
             self._log.core_events(self._core.events())
-        self._core.stop()
+        assert self._warehouse is not None
+        self._warehouse.stop()
 
 
 def _has_pages(config: Config) -> bool:

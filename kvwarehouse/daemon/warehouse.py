@@ -174,7 +174,7 @@ class Warehouse:
                 f"tiers {tiers!r} is none of {', '.join(TIER_CHOICES)}", code="bad_tiers"
             )
         evicted, graves = self._core.evict(ordinal, pages, tiers)
-        durable = not graves or self._ledger.bury(graves)
+        durable = self._bury(graves)
         self._log.event(Event.EVICTED, pages=evicted, nvme_pages=len(graves), tiers=tiers)
         if not durable:
             raise StorageError(
@@ -224,11 +224,17 @@ class Warehouse:
         return self._core.miss_ratio(ordinal)
 
     def bury_quarantined(self) -> None:
-        """Tombstones for the records that the core did not believe: no restart finds them again.
+        """Tombstones for the records that the core did not believe, or that left while reclaim
+        moved them: no restart finds them again.
         Call now and then; what a crash forgets is found, and quarantined, again."""
-        graves = self._core.take_graves()
-        if graves:
-            self._ledger.bury(graves)
+        self._bury(self._core.take_graves())
+
+    def stop(self) -> None:
+        """Ends the core, and keeps what it knew last."""
+        self._bury(self._core.stop())
+
+    def _bury(self, graves: list[tuple[bytes, int]]) -> bool:
+        return not graves or self._ledger.bury(graves)
 
     def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
         return self._core.pages(ordinal, after, limit)

@@ -144,15 +144,16 @@ class Core:
         "bad": [{"key", "tier", "reason"}]}; next < 0 at the end. Blocks for the device.
         CapacityError "check_busy" at the bound of checks at a time."""
     def take_graves(self) -> list[tuple[bytes, int]]:
-        """(key, log position) of records quarantined since the last call, for tombstones."""
+        """(key, log position) of records quarantined, or left while reclaim moved them, since the
+        last call, for tombstones."""
     def events(self) -> list[tuple[str, dict[str, str]]]:
         """What happened since the last call; bounded, drops are counted."""
     def watch(self, ordinal: int, tokens_only: bool) -> Feed:
         """What enters and leaves the tiers from now on, of a namespace (-1: of all), beginning
         with all that is stored. tokens_only: without pages that were stored by keys alone.
         CapacityError "too_many_watchers" at the bound."""
-    def stop(self) -> None:
-        """Ends the threads and lets the directory go. Idempotent."""
+    def stop(self) -> list[tuple[bytes, int]]:
+        """Ends the threads and lets the directory go. Idempotent. Returns the last take_graves()."""
 
 FeedItem: TypeAlias = tuple[str, int, int, int, bytes, bytes, bool, bytes]
 # (kind, tiers, namespace's ordinal, position, key, parent's key or b"", is the witness tokens?,

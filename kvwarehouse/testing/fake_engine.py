@@ -175,8 +175,10 @@ class FakeCore:
         events, self.log = self.log, []
         return events
 
-    def stop(self) -> None:
+    def stop(self) -> list[tuple[bytes, int]]:
         self.stopped = True
+        graves, self.graves = self.graves, []
+        return graves
 
     def status(self) -> dict[str, Any]:
         self._check()

@@ -192,9 +192,13 @@ class Core {
   FeedReader* watch(int ordinal, bool tokens_only) {  // Python owns it
     return new FeedReader(server_, FeedRequest{ordinal, tokens_only});
   }
-  void stop() {
-    nb::gil_scoped_release release;
-    server_.stop();
+  nb::list stop() {
+    std::vector<std::pair<Key, uint64_t>> graves;
+    {
+      nb::gil_scoped_release release;
+      graves = server_.stop();
+    }
+    return list_of(graves);
   }
 
  private:

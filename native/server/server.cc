@@ -134,10 +134,10 @@ void Server::bind_socket() {
     throw storage_error("cannot listen on " + socket_path_, errno);
 }
 
-void Server::stop() {
+std::vector<std::pair<Key, uint64_t>> Server::stop() {
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_) return;
+    if (stopping_) return {};
     stopping_ = true;
   }
   populate_wake_.notify_all();
@@ -146,8 +146,11 @@ void Server::stop() {
   if (populator_.joinable()) populator_.join();
   if (listener_.valid()) ::unlink(socket_path_.c_str());
   connections_.clear();
+  warehouse_->stop();
+  auto graves = warehouse_->take_graves();
   warehouse_.reset();
   listener_.reset();
+  return graves;
 }
 
 void Server::wake() {

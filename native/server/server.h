@@ -36,8 +36,9 @@ class Server {
   // Recovers, binds the socket (0600), starts the threads.
   // Throws Error usage "started" the second time.
   RecoverySummary start();
-  // Ends the threads and lets the directory go; the socket file goes away. Idempotent.
-  void stop();
+  // Ends the threads and lets the directory go; the socket file goes away. Idempotent. Returns the
+  // last of Warehouse::take_graves().
+  std::vector<std::pair<Key, uint64_t>> stop();
 
   // Runs `work` on the core thread and returns its result; its exceptions pass through. Throws
   // Error transport "core_busy" when the core does not get to it within timeout_ms (it may still

@@ -113,7 +113,10 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
     const bool gone_from_dram = view.in_dram() && !(rest && rest->in_dram());
     const bool on_nvme = nvme_ && rest && rest->in_nvme();
     if (on_nvme) {
-      tombstones_.emplace_back(view.key, rest->extent.position());
+      uint64_t position = rest->extent.position();
+      if (const auto copy = warehouse_.stray_copies_.extract(view.key))
+        position = std::max(position, copy.mapped());
+      tombstones_.emplace_back(view.key, position);
       warehouse_.leave_nvme(*rest, Gone::operator_);
     }
     left_ += gone_from_dram || on_nvme ? 1 : 0;

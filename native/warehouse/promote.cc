@@ -20,6 +20,7 @@ constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is
 constexpr uint64_t kUnreadableNs = 60 * kSecondNs;  // and taken for lost when it is stored again
 constexpr size_t kReadFailuresKept = 4096;
 constexpr size_t kSpilledPages = 8192;  // that one step of a walk looks at
+constexpr size_t kStrayCopiesKept = 4096;
 constexpr size_t kAhead = 4;  // pages whose lines are on their way to the cache meanwhile
 static_assert(kPromotePages <= nvme::kMaxReads);
 
@@ -265,7 +266,16 @@ void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
 
 void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) {
   auto view = catalog_.find(key);
-  if (!view || !view->in_nvme() || !(view->extent == from)) return;
+  if (!view || !view->in_nvme() || !(view->extent == from)) {
+    // It left while it was copied: no restart may find the copy. Where the page was stored again,
+    // its own record may lie below the copy: then the two are buried together, when it leaves.
+    if (view && (view->in_nvme() || (view->in_dram() && writing_.contains(view->slot)))) {
+      if (stray_copies_.size() < kStrayCopiesKept) stray_copies_[key] = to.position();
+    } else {
+      bury(key, to.position());
+    }
+    return;
+  }
   view->extent = to;
   catalog_.update(*view);
   catalog_.node(view->page).used = false;  // hot again only if used again

@@ -53,11 +53,14 @@ void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {
   evict_views(std::span(&view, 1), Gone::quarantined);
 }
 
+void Warehouse::bury(const Key& key, uint64_t position) {
+  if (graves_.size() < kGravesKept) graves_.emplace_back(key, position);
+}
+
 void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool unreadable) {
   ++quarantined_;
   on_event("page_quarantined", described("nvme", view.key, reason));
-  if (!unreadable && graves_.size() < kGravesKept)
-    graves_.emplace_back(view.key, view.extent.position());
+  if (!unreadable) bury(view.key, view.extent.position());
   leave_nvme(view, Gone::quarantined);
   // The copy in DRAM is all there is now: it goes to NVMe again.
   if (view.in_dram())

@@ -110,8 +110,8 @@ class Warehouse final : public nvme::LogHost {
   // --- what is not believed any more (quarantine.cc)
   // A client saw bytes that are not the page's. Checked here before anything is believed.
   void report(const Report& report);
-  // Key and log position of records that were quarantined since the last call, for tombstones: a
-  // restart must not find them again. Bounded; what did not fit is found, and quarantined, again.
+  // Key and log position of records that were quarantined, or left while reclaim moved them, since
+  // the last call, for tombstones: a restart must not find them again. Bounded.
   std::vector<std::pair<Key, uint64_t>> take_graves() { return std::exchange(graves_, {}); }
   // Verifies pages in both tiers; see Checker.
   void check(const CheckRequest& request, Checker::End end) {
@@ -224,6 +224,7 @@ class Warehouse final : public nvme::LogHost {
   // Null: its header and its bytes are what was sealed.
   const char* problem_of(const EntryView& view) const;
   void quarantine_dram(const EntryView& view, const char* reason);
+  void bury(const Key& key, uint64_t position);
   // `unreadable`: the device gave no bytes, so that a restart may look again.
   void quarantine_nvme(const EntryView& view, const char* reason, bool unreadable);
 
@@ -308,6 +309,7 @@ class Warehouse final : public nvme::LogHost {
   std::map<std::string, uint64_t> not_admitted_;
   std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> graves_;
+  std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
   Checker checker_{*this};
   Feeds feeds_{*this};
   std::unique_ptr<HbmTier> hbm_;
