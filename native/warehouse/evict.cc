@@ -164,31 +164,6 @@ void Warehouse::retry_zombies() {
   });
 }
 
-bool Warehouse::make_window(const Key& key, SlotId spare) {
-  // The window of 16 is full, or the index is: a page of the window goes, one without children
-  // before one with, the coldest of them first.
-  const Index& index = catalog_.index();
-  std::optional<EntryView> coldest;
-  std::pair<bool, uint64_t> best{true, UINT64_MAX};
-  for (uint32_t step = 0; step < kIndexWindow; ++step) {
-    const auto view = catalog_.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
-    if (!view) continue;
-    if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
-    if (awaits_child(*view)) continue;
-    const std::pair<bool, uint64_t> own{catalog_.node(view->page).first_child != kNoPage,
-                                        heat(*view)};
-    if (own < best) {
-      best = own;
-      coldest = view;
-    }
-  }
-  if (!coldest) return false;
-  if (coldest->in_dram() && evict_views(std::span(&*coldest, 1), Gone::window) == 0) return false;
-  if (const auto rest = catalog_.find(coldest->key); rest && rest->in_nvme())
-    leave_nvme(*rest, Gone::window);
-  return catalog_.has_room(key);
-}
-
 uint64_t Warehouse::heat(const EntryView& view) const {
   if (!view.in_dram()) return 0;
   return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));

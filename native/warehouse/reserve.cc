@@ -245,6 +245,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
   if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
+  keep_index_room(fields.parent, parent_slot);
   if (!catalog_.has_room(fields.key) && !make_window(fields.key, parent_slot))
     return drop(Reason::index_full);
   const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);

@@ -245,9 +245,13 @@ void Warehouse::apply_touches() {
   curve_.use(used);
 }
 
+uint16_t Warehouse::use_time() const {
+  return static_cast<uint16_t>(1 + clock_.boot_ns() / kUseNs);
+}
+
 // A pin and the load behind it, and the loads of all ranks, are one use of a page.
 bool Warehouse::is_new_use(PageId page) {
-  const auto now = static_cast<uint16_t>(1 + clock_.boot_ns() / kUseNs);
+  const uint16_t now = use_time();
   uint16_t& used_at = catalog_.node(page).used_at;
   const bool again = used_at == now || static_cast<uint16_t>(used_at + 1) == now;
   used_at = now;

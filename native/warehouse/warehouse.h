@@ -3,7 +3,7 @@
 // on the core thread. server/ feeds it messages, bindings/ commands.
 //
 // reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · slabs.cc: what a page size
-// gives to another · quarantine.cc: what is
+// gives to another · index_room.cc: room in the index · quarantine.cc: what is
 // not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
 // warehouse.cc: the rest. operator_eviction.h is an operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has copies of
 // it in the memory of a device.
@@ -204,10 +204,18 @@ class Warehouse final : public nvme::LogHost {
   size_t evict_views(std::span<const EntryView> views, Gone gone);  // those of them in DRAM
   void leave_dram(SlotId slot, Gone gone);
   void leave_nvme(const EntryView& entry, Gone gone);
-  bool make_window(const Key& key, SlotId spare);
   void keep_free();
   uint64_t heat(const EntryView& view) const;
   void retry_zombies();
+
+  // index_room.cc
+  // For a page that is about to be stored below `parent`.
+  void keep_index_room(const Key& parent, SlotId parent_slot);
+  bool drop_cold_on_nvme(const Key& parent);
+  bool used_lately(PageId page) const;
+  PageId oldest_record();
+  bool leave_index(const EntryView& view);
+  bool make_window(const Key& key, SlotId spare);
 
   // slabs.cc
   bool take_spare_slab(SlotClass& needy);  // that another class has no use for
@@ -267,6 +275,7 @@ class Warehouse final : public nvme::LogHost {
   void touch(PageId page);
   void apply_touches();
   bool is_new_use(PageId page);
+  uint16_t use_time() const;  // now, in PageNode::used_at's units
   MissRatioCurve::Use use_of(const EntryView& view) const;
   void note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
                    std::span<const ReserveAnswer> answers);
@@ -304,6 +313,8 @@ class Warehouse final : public nvme::LogHost {
   uint32_t next_slab_ = 0;
   uint64_t next_slab_move_ns_ = 0;
   size_t next_slab_look_ = 0;
+  PageId index_hand_ = 0, index_victim_ = kNoPage;
+  bool index_bound_said_ = false;
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
   std::map<std::string, uint64_t> not_admitted_;

@@ -1,0 +1,58 @@
+// The index is smaller than what the tiers hold: the newest stay, as where the arena is the bound.
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+using namespace kvw;
+
+namespace {
+
+constexpr uint64_t kLength = 100;
+
+void store_chains(World& world, Peer& peer, uint64_t chains) {
+  for (uint64_t chain = 0; chain < chains; ++chain) {
+    std::vector<TestPage> pages;
+    for (uint32_t at = 0; at < kLength; ++at) pages.push_back(world.page(chain, at));
+    CHECK(peer.store_all(pages));
+    // What the disk still writes may not leave DRAM; the queue is small.
+    while (world->has_log() && world->status().log.queued_records != 0) world->poll_log();
+    world.pass(kMillisecondNs);
+  }
+}
+
+// Of the newest pages that the index can name in nine tenths, how many are found by their prompts.
+double newest_found(World& world, uint64_t chains) {
+  const uint64_t newest = world->status().index_capacity * 9 / 10 / kLength;
+  uint64_t found = 0;
+  for (uint64_t chain = chains - newest; chain < chains; ++chain)
+    for (uint32_t at = 0; at < kLength && world.stored(world.page(chain, at)); ++at) ++found;
+  return static_cast<double>(found) / static_cast<double>(newest * kLength);
+}
+
+}  // namespace
+
+TEST(newest_chains_stay_where_the_index_is_the_bound) {
+  World world(shape_of(4096, 1), 32 * kMiB);
+  world.options.index_pages = 1024;
+  world.start();
+  Peer peer(world);
+  store_chains(world, peer, 60);
+  CHECK(world->status().index_pages <= world->status().index_capacity);
+  CHECK(newest_found(world, 60) > 0.95);
+  std::string events;
+  for (const auto& [name, detail] : world->take_events()) events += name + " ";
+  CHECK_EQ(events, "index_bound ");  // said once
+}
+
+TEST(newest_chains_stay_where_the_index_is_the_bound_of_nvme) {
+  World world(shape_of(4096, 1), 8 * kMiB);
+  world.options.index_pages = 4096;
+  world.options.nvme_dir = world.directory.path() + "/nvme";
+  world.options.nvme_capacity_bytes = 128 * kMiB;
+  world.options.io_engine = "pread";
+  world.start();
+  Peer peer(world);
+  store_chains(world, peer, 80);
+  CHECK(world->status().nvme_pages > world->status().dram_pages);
+  CHECK(world->status().index_pages <= world->status().index_capacity);
+  CHECK(newest_found(world, 80) > 0.9);
+}

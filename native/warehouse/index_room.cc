@@ -1,0 +1,104 @@
+// Room in the index. A page must stand in a window of 16 positions, so a full index could choose
+// among so few that with chains each choice were a page that others build on, and its whole tail
+// went with it. So the index is not let become full: near its bound the coldest pages of all leave,
+// as from the arena. What is left for make_window() is the rare window that is full by itself.
+#include <algorithm>
+
+#include "warehouse/warehouse.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kMarginShare = 20;  // of the index: kept free
+constexpr PageId kLooks = 128;         // positions, for a page on NVMe alone
+constexpr uint16_t kLately = 1200;     // half seconds
+constexpr size_t kAtOnce = 16;         // pages that leave the arena for it
+
+}  // namespace
+
+void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
+  const uint64_t capacity = catalog_.capacity();
+  // Those being written come into it when they are sealed.
+  const uint64_t pages = catalog_.pages() + groups_.size();
+  if (pages + std::max<uint64_t>(1, capacity / kMarginShare) <= capacity) return;
+  if (!std::exchange(index_bound_said_, true))
+    on_event("index_bound", "capacity=" + std::to_string(capacity) + " (see --index-pages)");
+  if (drop_cold_on_nvme(parent)) return;
+  SlotClass* coldest = nullptr;
+  uint64_t best = UINT64_MAX;
+  for (const auto& cls : pool_.classes())
+    if (const uint64_t heat = coldest_heat(*cls); heat < best) {
+      best = heat;
+      coldest = cls.get();
+    }
+  // What NVMe has as well stays in the index: its turn to leave that comes with the next store.
+  if (coldest != nullptr) evict_some(*coldest, kAtOnce, parent_slot);
+}
+
+// Nothing orders pages that are on NVMe alone, but their records were written one after the other:
+// of those looked at, other ones each time, the one with the oldest record, and not used lately. Its
+// last descendant goes, and in the next calls the pages above that.
+bool Warehouse::drop_cold_on_nvme(const Key& parent) {
+  if (catalog_.nvme_pages() == 0) return false;
+  PageId page = index_victim_;
+  if (const auto view = catalog_.at(page); !view || view->in_dram() || used_lately(page))
+    page = oldest_record();
+  if (page == kNoPage) return false;
+  while (catalog_.node(page).first_child != kNoPage) page = catalog_.node(page).first_child;
+  index_victim_ = catalog_.node(page).parent;
+  const EntryView leaf = *catalog_.at(page);
+  if (leaf.key == parent || groups_.has_open_child(leaf.key)) return false;
+  return leave_index(leaf);
+}
+
+bool Warehouse::used_lately(PageId page) const {
+  const uint16_t used_at = catalog_.node(page).used_at;
+  return used_at != 0 && static_cast<uint16_t>(use_time() - used_at) < kLately;
+}
+
+PageId Warehouse::oldest_record() {
+  PageId oldest = kNoPage;
+  uint64_t best = UINT64_MAX;
+  const auto entries = static_cast<PageId>(catalog_.index().entries());
+  for (PageId look = 0; look < std::min(kLooks, entries); ++look) {
+    const auto view = catalog_.at(index_hand_);
+    index_hand_ = (index_hand_ + 1) % entries;
+    if (!view || view->in_dram() || view->extent.position() >= best || used_lately(view->page))
+      continue;
+    best = view->extent.position();
+    oldest = view->page;
+  }
+  return oldest;
+}
+
+bool Warehouse::leave_index(const EntryView& view) {
+  if (view.in_dram() && evict_views(std::span(&view, 1), Gone::window) == 0) return false;
+  if (const auto rest = catalog_.find(view.key); rest && rest->in_nvme())
+    leave_nvme(*rest, Gone::window);
+  return true;
+}
+
+bool Warehouse::make_window(const Key& key, SlotId spare) {
+  // The window of 16 is full, or the index is: a page of the window goes, one without children
+  // before one with, the coldest of them first.
+  const Index& index = catalog_.index();
+  std::optional<EntryView> coldest;
+  std::pair<bool, uint64_t> best{true, UINT64_MAX};
+  for (uint32_t step = 0; step < kIndexWindow; ++step) {
+    const auto view = catalog_.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
+    if (!view) continue;
+    if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
+    if (awaits_child(*view)) continue;
+    const std::pair<bool, uint64_t> own{catalog_.node(view->page).first_child != kNoPage,
+                                        heat(*view)};
+    if (own < best) {
+      best = own;
+      coldest = view;
+    }
+  }
+  if (!coldest || !leave_index(*coldest)) return false;
+  return catalog_.has_room(key);
+}
+
+}  // namespace kvw
