@@ -76,8 +76,17 @@ Segment* Reclaimer::seize() {
   return nullptr;
 }
 
+uint64_t Reclaimer::spare_to_come() const {
+  uint64_t kept = 0, leaving_bytes = rotation_.removing_bytes();
+  for (const Segment* each : draining_) {
+    const bool stays = each->bytes == context_.options.segment_bytes;
+    (stays ? kept : leaving_bytes) += stays ? 1 : each->bytes;
+  }
+  return kept + rotation_.spare(leaving_bytes);
+}
+
 void Reclaimer::begin() {
-  if (rotation_.spare() + draining_.size() >= kSpareWanted) return;
+  if (spare_to_come() >= kSpareWanted) return;
   if (!context_.health.writable() || context_.clock.boot_ns() < retry_at_ns_) return;
   victim_ = seize();
   if (victim_ == nullptr) {

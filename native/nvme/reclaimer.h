@@ -51,6 +51,8 @@ class Reclaimer {
   void moved(const QueuedRecord& record, const Extent* to);
   // What may still have to be written elsewhere of the victim.
   uint64_t bytes_to_move() const;
+  // Segments that could begin a life once all that reclaim took has gone.
+  uint64_t spare_to_come() const;
   void release_drained();
 
   LogContext& context_;

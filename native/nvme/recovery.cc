@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
+#include <tuple>
 
 #include "nvme/segment_scan.h"
 
@@ -126,17 +128,26 @@ void Recovery::mark_foreign(uint32_t number, uint64_t bytes, const char* why) {
 
 // The capacity may have been lowered. Free files go first, then the oldest pages; a file counts
 // until it is gone, so it stays in the table as bad until then.
+// One that stood by, or was closed empty, has none behind its header.
+bool Recovery::has_record(const Segment& segment) {
+  AlignedBuffer first(std::min<uint64_t>(kMaxHeaderBytes, segment.bytes - kBlockBytes));
+  if (read(segment.number, kBlockBytes, first.span()) != 0) return true;
+  const auto record = decode_record_header(first.span());
+  return record && record->extent.life == segment.life;
+}
+
+// What has no record first, then the oldest.
 void Recovery::shrink_to_capacity() {
-  std::vector<Segment*> order;
-  for (auto& [number, segment] : context_.table.all())
-    if (segment.state == SegmentState::free || segment.state == SegmentState::closed)
-      order.push_back(&segment);
-  std::ranges::sort(order, {}, [](const Segment* each) {
-    return std::pair(each->state != SegmentState::free, each->life);
-  });
-  for (Segment* segment : order) {
+  if (context_.table.bytes() <= context_.options.capacity_bytes) return;
+  std::set<std::tuple<bool, uint32_t, uint32_t>> order;
+  for (const auto& [number, segment] : context_.table.all()) {
+    const bool closed = segment.state == SegmentState::closed;
+    if (closed || segment.state == SegmentState::free)
+      order.emplace(closed && has_record(segment), segment.life, number);
+  }
+  for (const auto& [full, life, number] : order) {
     if (context_.table.bytes() <= context_.options.capacity_bytes) return;
-    const uint32_t number = segment->number;
+    Segment* segment = context_.table.find(number);
     --report_.segments;
     context_.files.forget(number);
     const int error = context_.files.remove(number);

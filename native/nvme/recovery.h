@@ -31,6 +31,7 @@ class Recovery {
   Content content_of(uint32_t number, uint64_t bytes);
   void mark_foreign(uint32_t number, uint64_t bytes, const char* why);
   void shrink_to_capacity();
+  bool has_record(const Segment& segment);
   void load(Segment& segment, const Found& found);
   bool load_toc(Segment& segment, const Found& found);
   void adopt(Segment& segment, std::span<const TocEntry> entries, const Found& found);

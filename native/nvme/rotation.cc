@@ -31,15 +31,15 @@ void Rotation::close(Segment& segment) {
   closing_.push_back(&segment);
 }
 
-uint64_t Rotation::allocatable() const {
+uint64_t Rotation::allocatable(uint64_t leaving_bytes) const {
   if (context_.clock.boot_ns() < allocation_blocked_until_ns_) return 0;
-  const uint64_t used = context_.table.bytes();
+  const uint64_t used = context_.table.bytes() - leaving_bytes;
   const uint64_t capacity = context_.options.capacity_bytes;
   return used >= capacity ? 0 : (capacity - used) / context_.options.segment_bytes;
 }
 
-uint64_t Rotation::spare() const {
-  return context_.table.free().size() + allocatable() + (next_ != nullptr || opening_ ? 1 : 0);
+uint64_t Rotation::spare(uint64_t leaving_bytes) const {
+  return context_.table.free().size() + allocatable(leaving_bytes) + (next_ != nullptr || opening_ ? 1 : 0);
 }
 
 bool Rotation::exhausted() const { return current_ == nullptr && spare() == 0; }
@@ -57,7 +57,9 @@ void Rotation::give_back(Segment& segment) {
   job->kind = DiskJob::Kind::remove;
   job->segment = segment.number;
   // Counted until it is gone: the capacity is a bound on files, not on hopes.
-  job->done = [this, number = segment.number](int error) {
+  removing_bytes_ += segment.bytes;
+  job->done = [this, number = segment.number, bytes = segment.bytes](int error) {
+    removing_bytes_ -= bytes;
     if (error == 0) return context_.table.erase(number);
     context_.table.find(number)->state = SegmentState::bad;
     context_.host.on_event("nvme_remove_failed", event_detail(number, error));

@@ -28,11 +28,13 @@ class Rotation {
   // options any more.
   void give_back(Segment& segment);
 
-  // Segments that could begin a life without reclaiming another.
-  uint64_t spare() const;
+  // Segments that could begin a life without reclaiming another, once so many bytes have left.
+  uint64_t spare(uint64_t leaving_bytes = 0) const;
+  // Of files on their way out, which the capacity counts until they are gone.
+  uint64_t removing_bytes() const { return removing_bytes_; }
   // None open, and none that could be.
   bool exhausted() const;
-  uint64_t allocatable() const;
+  uint64_t allocatable(uint64_t leaving_bytes = 0) const;
 
   void step();
 
@@ -62,6 +64,7 @@ class Rotation {
   Segment* next_ = nullptr;  // standing by
   bool wanted_ = false, opening_ = false, probing_ = false;
   uint64_t allocation_blocked_until_ns_ = 0;
+  uint64_t removing_bytes_ = 0;
   std::vector<Segment*> closing_;
 };
 

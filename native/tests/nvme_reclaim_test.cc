@@ -125,6 +125,19 @@ TEST(reclaim_finds_what_is_not_pinned_behind_all_that_is) {
   for (const auto& [number, extent] : kept) CHECK(world.read(number, extent));
 }
 
+TEST(reclaim_makes_room_for_larger_segments_and_no_more) {
+  World world(16, 1 << 19);
+  world.open();
+  world.append_all(0, 600);
+  world.flush();
+  world.kill();
+  world.options.segment_bytes = 1 << 21;
+  const uint64_t found = world.open().records;
+  world.until([&] { return world.log->stats().free_segments == 2; });
+  CHECK(world.index.size() > found / 3);  // two of them are half of the capacity
+  CHECK(world.log->stats().reclaimed_segments <= 8);
+}
+
 TEST(reclaim_waits_for_reads_in_flight_on_its_segment) {
   World world(6);
   world.open();

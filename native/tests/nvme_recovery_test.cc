@@ -270,6 +270,17 @@ TEST(recovery_with_a_lower_capacity_keeps_the_newest_pages_within_it) {
   CHECK(world.bytes_on_disk() <= 5 << 20);
 }
 
+TEST(recovery_with_a_lower_capacity_removes_what_has_no_page_first) {
+  World world(8);
+  world.open();
+  world.append_all(0, 180);
+  world.until([&] { return world.bytes_on_disk() == 5 << 20; });  // one of them stands by
+  world.flush();
+  world.kill();
+  world.options.capacity_bytes = 4 << 20;
+  CHECK_EQ(world.open().records, 180);
+}
+
 TEST(recovery_with_another_segment_size_serves_the_old_segments_and_replaces_them) {
   World world(8);
   fill(world);
