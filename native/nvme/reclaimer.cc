@@ -1,6 +1,7 @@
 #include "nvme/reclaimer.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/atomics.h"
@@ -16,6 +17,22 @@ constexpr size_t kSortedRecords = 1024;  // a step
 constexpr uint64_t kMovingBytes = 16ull << 20;
 constexpr uint64_t kPinnedRetryNs = 100 * kMillisecondNs;
 
+// Parts of a segment, so that of those with about as much the oldest goes.
+uint64_t eighths(uint64_t bytes, const Segment& segment) { return bytes * 8 / segment.bytes; }
+
+// A start closes what was open, which is often nearly empty: it is worth waiting for.
+bool is_candidate(const Segment& segment) {
+  if (segment.state == SegmentState::closed) return true;
+  return segment.state == SegmentState::closing &&
+         eighths(uint64_t{segment.next_block} * kBlockBytes, segment) == 0;
+}
+
+// The least goes first.
+auto rank(const Segment& segment) {
+  return std::tuple(eighths(segment.hot_bytes, segment), eighths(segment.live_bytes, segment),
+                    segment.life);
+}
+
 }  // namespace
 
 Reclaimer::Reclaimer(LogContext& context, Rotation& rotation, Flusher& flusher, WriteBehind& writes)
@@ -26,13 +43,16 @@ Reclaimer::Reclaimer(LogContext& context, Rotation& rotation, Flusher& flusher, 
 void Reclaimer::score(Segment& segment) {
   const size_t count = segment.records.size();
   const size_t stride = std::max<size_t>(1, count / kSampledRecords);
-  uint64_t hot = 0, sampled = 0;
+  uint64_t hot = 0, live = 0, sampled = 0;
   for (size_t i = 0; i < count; i += stride, ++sampled) {
     const RecordRef& ref = segment.records[i];
-    if (context_.host.use_of(ref.key, segment.extent_of(ref)) == RecordUse::hot)
-      hot += uint64_t{ref.blocks} * kBlockBytes;
+    const RecordUse use = context_.host.use_of(ref.key, segment.extent_of(ref));
+    const uint64_t bytes = uint64_t{ref.blocks} * kBlockBytes;
+    if (use == RecordUse::hot) hot += bytes;
+    if (use != RecordUse::dead) live += bytes;
   }
   segment.hot_bytes = sampled == 0 ? 0 : hot * count / sampled;
+  segment.live_bytes = sampled == 0 ? 0 : live * count / sampled;
   segment.scored = true;
 }
 
@@ -42,7 +62,7 @@ void Reclaimer::refresh_scores() {
   size_t scored = 0;
   for (size_t seen = 0; seen < all.size() && scored < kScoredSegments; ++seen, ++at) {
     if (at == all.end()) at = all.begin();
-    if (at->second.state != SegmentState::closed) continue;
+    if (!is_candidate(at->second)) continue;
     score(at->second);
     ++scored;
   }
@@ -52,9 +72,7 @@ void Reclaimer::refresh_scores() {
 Segment* Reclaimer::choose(const std::unordered_set<uint32_t>& pinned) {
   Segment* best = nullptr;
   for (auto& [number, segment] : context_.table.all()) {
-    if (segment.state != SegmentState::closed || !segment.scored) continue;
-    if (pinned.contains(number)) continue;
-    const auto rank = [](const Segment& each) { return std::pair(each.hot_bytes, each.life); };
+    if (!is_candidate(segment) || !segment.scored || pinned.contains(number)) continue;
     if (best == nullptr || rank(segment) < rank(*best)) best = &segment;
   }
   return best;
@@ -64,6 +82,7 @@ Segment* Reclaimer::seize() {
   refresh_scores();
   std::unordered_set<uint32_t> pinned;
   while (Segment* segment = choose(pinned)) {
+    if (segment->state == SegmentState::closing) return nullptr;
     context_.host.set_segment_word(segment->number, segment->life, true);
     full_fence();
     pinned.merge(context_.host.pinned_segments());

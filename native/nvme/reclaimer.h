@@ -1,5 +1,5 @@
-// Makes room: picks the closed segment with the fewest hot bytes, moves what is hot, drops the rest
-// and gives the segment back. Core thread only; every step is bounded.
+// Makes room: picks the closed segment with the fewest hot, then live bytes, in eighths, then the
+// oldest; moves what is hot, drops the rest and gives the segment back. Core thread only; every step is bounded.
 //
 // Order, which is the safety of it:
 //   1. the segment's word says closing; full fence; pin scan. Pinned: the word is taken back and
@@ -39,7 +39,7 @@ class Reclaimer {
   Segment* choose(const std::unordered_set<uint32_t>& pinned);
   void refresh_scores();
   void score(Segment& segment);
-  // A closed segment that nobody pins and, from now on, nobody can; null if there is none.
+  // A closed segment that nobody pins and, from now on, nobody can; null if there is none yet.
   Segment* seize();
   void begin();
   void sort_some();

@@ -59,7 +59,7 @@ struct Segment {
   bool broken = false;  // a write or flush failed: takes no more records
   CloseStep close_step = CloseStep::records;
 
-  uint64_t hot_bytes = 0;  // an estimate, if scored
+  uint64_t hot_bytes = 0, live_bytes = 0;  // estimates, if scored; live: all that is not dead
   bool scored = false;
 
   // For `count` records of that many blocks together.

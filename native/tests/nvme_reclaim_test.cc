@@ -125,6 +125,25 @@ TEST(reclaim_finds_what_is_not_pinned_behind_all_that_is) {
   for (const auto& [number, extent] : kept) CHECK(world.read(number, extent));
 }
 
+// The open segment is closed at each start with what it has. Full ones went for those, oldest
+// first, so that a daemon that came and went lost its tier.
+TEST(reclaim_takes_segments_with_one_page_before_full_ones_at_every_start) {
+  auto random = check::random("starts with one page each");
+  World world(8);
+  world.open();
+  world.append_all(0, 250);
+  for (uint64_t start = 0; start < 8; ++start) {
+    if (random() % 2 == 0) world.flush();
+    if (random() % 2 == 0) world.stop();
+    world.kill();
+    world.open();
+    world.append_all(1000 + start, 1001 + start);
+    world.until([&] { return world.log->stats().free_segments >= 2; });
+    for (uint64_t number = 0; number < 250; ++number) CHECK(world.index.contains(number));
+  }
+  CHECK(world.index.size() < 258);  // there was no room for a segment each
+}
+
 TEST(reclaim_makes_room_for_larger_segments_and_no_more) {
   World world(16, 1 << 19);
   world.open();
