@@ -1,16 +1,14 @@
 #include "base/huge_pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace kvw {
 
-namespace {
-
-constexpr size_t kLargestKernelPageBytes = 64 << 10;  // of 64-bit ARM
-
-}  // namespace
-
-size_t reserved_bytes(size_t bytes) { return round_up(bytes, kLargestKernelPageBytes); }
+size_t reserved_bytes(size_t bytes) {
+  static const auto kernel_page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return round_up(bytes, kernel_page_bytes);
+}
 
 void* reserve_for_huge_pages(size_t bytes) {
   const size_t needed = reserved_bytes(bytes);

@@ -9,7 +9,8 @@
 namespace kvw {
 
 // A reservation at an address that suits huge pages of a file, which the caller maps over or
-// unmaps, reserved_bytes() of it. Null: the kernel has no such room.
+// unmaps, reserved_bytes() of it: as much as the kernel maps for so many bytes, so that nothing
+// stays behind the mapping. Null: the kernel has no such room.
 void* reserve_for_huge_pages(size_t bytes);
 size_t reserved_bytes(size_t bytes);
 

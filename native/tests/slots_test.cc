@@ -347,5 +347,21 @@ TEST(pool_numbers_residents_densely_and_back) {
   }
 }
 
+// Of this process, in bytes.
+uint64_t address_space() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(mapping_that_has_gone_leaves_no_address_space_behind) {
+  constexpr size_t kBytes = (2 << 20) + kBlockBytes;  // large enough for a huge page, and not even
+  const Fd file(::memfd_create("mapping", MFD_CLOEXEC));
+  CHECK_EQ(::ftruncate(file.get(), kBytes), 0);
+  const uint64_t before = address_space();
+  for (int round = 0; round < 100; ++round) Mapping(file.get(), kBytes, true);
+  CHECK(address_space() < before + kBytes);
+}
+
 }  // namespace
 }  // namespace kvw
