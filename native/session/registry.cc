@@ -75,11 +75,12 @@ const char* counter_name(Counter counter) {
 }
 
 Registry::Registry(std::string directory, const Key& warehouse_id, const Clock& clock,
-                   uint64_t grace_ns)
+                   uint64_t grace_ns, Writes writes)
     : directory_(std::move(directory)),
       warehouse_id_(warehouse_id),
       clock_(clock),
-      grace_ns_(grace_ns) {
+      grace_ns_(grace_ns),
+      writes_(std::move(writes)) {
   DIR* listing = ::opendir(directory_.c_str());
   if (listing == nullptr) throw storage_error("cannot list " + directory_, errno);
   std::vector<std::string> names;
@@ -109,6 +110,7 @@ void Registry::adopt(const std::string& path) {
 }
 
 Registry::Created Registry::create(uint64_t owner_pid) {
+  if (sessions_.size() >= kMaxSessions) bury();
   if (sessions_.size() >= kMaxSessions)
     throw Error(ErrorKind::capacity, "too_many_sessions",
                 "the daemon already serves " + std::to_string(kMaxSessions) +
@@ -177,14 +179,19 @@ bool Registry::lock_is_free(const Session& session) const {
   return true;
 }
 
+bool Registry::pins_any(const Session& session) const {
+  return std::ranges::any_of(pin_words(session), [](uint64_t pin) { return pin != 0; });
+}
+
 std::vector<SessionId> Registry::bury() {
   std::vector<SessionId> dead;
   const uint64_t now = clock_.boot_ns();
   for (auto& [id, session] : sessions_) {
     if (session->connected) continue;
-    if (session->dead_since_ns == 0 && lock_is_free(*session)) session->dead_since_ns = now;
-    if (session->dead_since_ns != 0 && now - session->dead_since_ns >= grace_ns_)
-      dead.push_back(id);
+    const bool died = session->dead_since_ns == 0 && lock_is_free(*session);
+    if (died) session->dead_since_ns = now;
+    const bool over = session->dead_since_ns != 0 && now - session->dead_since_ns >= grace_ns_;
+    if (over || (died && !pins_any(*session) && !writes_(id))) dead.push_back(id);
   }
   for (const SessionId id : dead) {
     forget(*sessions_[id]);
@@ -199,17 +206,18 @@ void Registry::forget(Session& session) {
   ::unlink(session.path.c_str());
 }
 
+std::span<const uint64_t> Registry::pin_words(const Session& session) const {
+  const uint64_t high = read_word(session.file.get(), offsetof(SessionFile, pins_high));
+  words_.resize(std::min<uint64_t>(high, kPinCapacity));
+  const ssize_t got =
+      ::pread(session.file.get(), words_.data(), words_.size() * 8, offsetof(SessionFile, pins));
+  return std::span(words_).first(got > 0 ? static_cast<size_t>(got) / 8 : 0);
+}
+
 PinSet Registry::pins() const {
   PinSet set;
-  std::vector<uint64_t> words;
   for (const auto& [id, session] : sessions_) {
-    const uint64_t high = read_word(session->file.get(), offsetof(SessionFile, pins_high));
-    words.resize(std::min<uint64_t>(high, kPinCapacity));
-    if (words.empty()) continue;
-    const ssize_t got =
-        ::pread(session->file.get(), words.data(), words.size() * 8, offsetof(SessionFile, pins));
-    words.resize(got > 0 ? static_cast<size_t>(got) / 8 : 0);
-    for (const uint64_t pin : words) {
+    for (const uint64_t pin : pin_words(*session)) {
       if (pin == 0) continue;
       if (is_segment_pin(pin))
         set.segments.insert(pinned_number(pin));

@@ -3,14 +3,16 @@
 //
 // Invariants:
 //  - A session is dead when its lock can be taken, never because a socket hung up; what it held is
-//    let go `grace_ns` later, when its DMA has ended.
+//    let go `grace_ns` later, when its DMA has ended. One that held nothing is buried at once.
 //  - Files are read with pread: a truncated one is a session without pins that its owner broke.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -42,7 +44,10 @@ class Registry {
  public:
   // Finds the sessions of an earlier daemon in the directory: their pins count until their owners
   // are dead.
-  Registry(std::string directory, const Key& warehouse_id, const Clock& clock, uint64_t grace_ns);
+  // `writes`: whether a session, pins aside, holds anything that its DMA may still write to.
+  using Writes = std::function<bool(SessionId)>;
+  Registry(std::string directory, const Key& warehouse_id, const Clock& clock, uint64_t grace_ns,
+           Writes writes);
 
   // Creates a session file that is already locked: the returned descriptor carries the lock and is
   // for the client alone. Throws Error (storage; capacity "too_many_sessions").
@@ -56,8 +61,9 @@ class Registry {
   Session* find(SessionId id);
   void hung_up(SessionId id);
 
-  // Tries the locks of sessions without a connection. Returns those whose grace has passed; they
-  // are removed from the registry, their counters kept in the totals.
+  // Tries the locks of sessions without a connection. Returns those that held nothing when they
+  // died, or whose grace has passed; they are removed from the registry, their counters kept in the
+  // totals.
   std::vector<SessionId> bury();
   // Nobody can still write in its name: dead for longer than the grace, or never known.
   bool gone(SessionId id) const { return !sessions_.contains(id); }
@@ -90,14 +96,18 @@ class Registry {
   void drain(Session& session);
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;
+  std::span<const uint64_t> pin_words(const Session& session) const;  // until the next call
+  bool pins_any(const Session& session) const;
 
   std::string directory_;
   Key warehouse_id_;
   const Clock& clock_;
   uint64_t grace_ns_;
+  Writes writes_;
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::array<uint64_t, kCounters> buried_{};
   std::vector<uint64_t> touched_;
+  mutable std::vector<uint64_t> words_;
   uint64_t touches_lost_ = 0;
 };
 

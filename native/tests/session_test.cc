@@ -21,7 +21,8 @@ constexpr uint64_t kGrace = 5 * kSecondNs;
 struct Desk {
   Desk() { open(); }
   void open() {
-    registry = std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace);
+    registry = std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace,
+                                          [this](SessionId id) { return writing.contains(id); });
   }
   std::string path(SessionId id) const {
     char name[32];
@@ -36,6 +37,7 @@ struct Desk {
   }
   TempDir directory;
   FakeClock clock;
+  std::set<SessionId> writing;  // sessions that were granted something
   std::unique_ptr<Registry> registry;
 };
 
@@ -81,9 +83,11 @@ TEST(session_is_gone_only_when_the_grace_after_its_death_is_over) {
   Desk desk;
   Registry::Created created = desk.registry->create(1);
   const SessionId id = created.session->id;
+  desk.writing.insert(id);
   created.descriptor.reset();
   desk.registry->hung_up(id);
   CHECK(!desk.buries(id));  // seen dead now
+  desk.writing.clear();
   desk.clock.advance_ns(kGrace - 1);
   CHECK(!desk.buries(id));
   CHECK(!desk.registry->gone(id));
@@ -91,6 +95,32 @@ TEST(session_is_gone_only_when_the_grace_after_its_death_is_over) {
   CHECK(desk.buries(id));
   CHECK(desk.registry->gone(id));
   CHECK(!std::filesystem::exists(desk.path(id)));
+}
+
+TEST(session_that_held_nothing_is_buried_at_once) {
+  Desk desk;
+  const auto dies = [&](bool pinning) {
+    Registry::Created created = desk.registry->create(1);
+    const SessionId id = created.session->id;
+    ClientSession client = attach(created.descriptor);
+    const int place = client.take_pin();
+    client.store_pin(place, slot_pin(3, 1));
+    if (!pinning) client.drop_pin(place);
+    desk.registry->hung_up(id);
+    return id;
+  };
+  CHECK(desk.buries(dies(false)));
+  const SessionId pinning = dies(true);
+  CHECK(!desk.buries(pinning));
+  desk.clock.advance_ns(kGrace);
+  CHECK(desk.buries(pinning));
+}
+
+TEST(sessions_that_held_nothing_keep_no_client_out) {
+  Desk desk;
+  for (size_t i = 0; i < 2 * Registry::kMaxSessions; ++i)  // no time passes
+    desk.registry->hung_up(desk.registry->create(1).session->id);
+  CHECK(desk.registry->size() <= Registry::kMaxSessions);
 }
 
 TEST(session_is_not_found_when_its_lock_is_free) {
@@ -247,17 +277,17 @@ TEST(session_counters_stay_in_the_totals_when_it_is_buried) {
     client.count(Counter::pages_loaded);
   }
   desk.registry->hung_up(id);
-  desk.buries(id);
-  desk.clock.advance_ns(kGrace);
   CHECK(desk.buries(id));
   CHECK_EQ(desk.registry->totals()[static_cast<size_t>(Counter::pages_loaded)], 42);
 }
 
 TEST(session_is_refused_when_there_are_too_many) {
   Desk desk;
-  // Files of an earlier daemon count, however small: their owners may hold pins.
-  for (uint64_t id = 1; id < Registry::kMaxSessions; ++id)
+  // Files of an earlier daemon count, however small: their owners may be writing.
+  for (uint64_t id = 1; id < Registry::kMaxSessions; ++id) {
     Fd(::open(desk.path(id).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    desk.writing.insert(id);
+  }
   desk.open();
   CHECK_EQ(desk.registry->size(), Registry::kMaxSessions - 1);
   desk.registry->create(1);

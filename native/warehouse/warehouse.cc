@@ -108,7 +108,8 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
   if (options_.write_queue_bytes == 0)
     options_.write_queue_bytes = std::min(arena_bytes / 4, 1024 * kMiB);
   sessions_ = std::make_unique<Registry>(arena_.sessions_directory(), options_.warehouse_id, clock_,
-                                         options_.grace_ns);
+                                         options_.grace_ns,
+                                         [this](SessionId id) { return !unsettled(id).empty(); });
   ControlPage& control = arena_.control();
   // An arena that survived knows the clears of its time, whatever became of the ledger.
   epoch_ = std::max(epoch_, control.clear_epoch.value.load());
