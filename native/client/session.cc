@@ -50,6 +50,11 @@ void ClientSession::drop_pin(int place) {
   file_->pins[place].store(0, std::memory_order_release);
   const std::lock_guard lock(mutex_);
   free_pins_.push_back(place);
+  if (free_pins_.size() < static_cast<size_t>(next_pin_)) return;
+  // All are free: what the daemon reads of them at each eviction is nothing again.
+  free_pins_.clear();
+  next_pin_ = 0;
+  file_->pins_high.store(0, std::memory_order_release);
 }
 
 }  // namespace kvw

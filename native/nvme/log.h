@@ -19,7 +19,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -97,8 +96,9 @@ class LogHost {
   virtual void moved(const Key& key, const Extent& from, const Extent& to) = 0;
   // Publish the segment's word (life, closing) for clients that pin extents.
   virtual void set_segment_word(uint32_t segment, uint32_t life, bool closing) = 0;
-  // After the fence: the segments of which any session pins an extent.
-  virtual std::unordered_set<uint32_t> pinned_segments() = 0;
+  // After the fence: reads all sessions' pins, for segment_pinned() to answer by.
+  virtual void read_pins() = 0;
+  virtual bool segment_pinned(uint32_t segment) = 0;  // any session pins an extent of it
   // A thing worth a log line: name and a short text of fields. Rare by construction.
   virtual void on_event(std::string_view name, std::string_view detail) = 0;
 };

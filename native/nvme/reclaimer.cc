@@ -10,6 +10,7 @@
 namespace kvw::nvme {
 namespace {
 
+constexpr int kSeizeTries = 16;  // segments that were pinned while they were closed
 constexpr uint64_t kSpareWanted = 2;
 constexpr size_t kSampledRecords = 64;   // of a segment, for its score
 constexpr size_t kScoredSegments = 32;   // a choice; the others keep their old scores
@@ -69,24 +70,27 @@ void Reclaimer::refresh_scores() {
   score_cursor_ = at == all.end() ? 0 : at->first;
 }
 
-Segment* Reclaimer::choose(const std::unordered_set<uint32_t>& pinned) {
+Segment* Reclaimer::choose() {
   Segment* best = nullptr;
   for (auto& [number, segment] : context_.table.all()) {
-    if (!is_candidate(segment) || !segment.scored || pinned.contains(number)) continue;
+    if (!is_candidate(segment) || !segment.scored || context_.host.segment_pinned(number)) continue;
     if (best == nullptr || rank(segment) < rank(*best)) best = &segment;
   }
   return best;
 }
 
+// Chosen by the pins as they are, and looked at once more behind the fence: one that was pinned
+// meanwhile is passed over by the next choice.
 Segment* Reclaimer::seize() {
   refresh_scores();
-  std::unordered_set<uint32_t> pinned;
-  while (Segment* segment = choose(pinned)) {
-    if (segment->state == SegmentState::closing) return nullptr;
+  context_.host.read_pins();
+  for (int tries = 0; tries < kSeizeTries; ++tries) {
+    Segment* segment = choose();
+    if (segment == nullptr || segment->state == SegmentState::closing) return nullptr;
     context_.host.set_segment_word(segment->number, segment->life, true);
     full_fence();
-    pinned.merge(context_.host.pinned_segments());
-    if (!pinned.contains(segment->number)) {
+    context_.host.read_pins();
+    if (!context_.host.segment_pinned(segment->number)) {
       segment->state = SegmentState::reclaiming;
       return segment;
     }

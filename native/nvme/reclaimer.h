@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_set>
 #include <vector>
 
 #include "nvme/context.h"
@@ -36,7 +35,7 @@ class Reclaimer {
  private:
   enum class Stage { idle, sorting, moving, flushing };
 
-  Segment* choose(const std::unordered_set<uint32_t>& pinned);
+  Segment* choose();
   void refresh_scores();
   void score(Segment& segment);
   // A closed segment that nobody pins and, from now on, nobody can; null if there is none yet.

@@ -179,8 +179,9 @@ bool Registry::lock_is_free(const Session& session) const {
   return true;
 }
 
-bool Registry::pins_any(const Session& session) const {
-  return std::ranges::any_of(pin_words(session), [](uint64_t pin) { return pin != 0; });
+bool Registry::pins_any(const Session& session) {
+  const auto words = pin_words(session);
+  return !words || std::ranges::any_of(*words, [](uint64_t pin) { return pin != 0; });
 }
 
 std::vector<SessionId> Registry::bury() {
@@ -206,31 +207,53 @@ void Registry::forget(Session& session) {
   ::unlink(session.path.c_str());
 }
 
-std::span<const uint64_t> Registry::pin_words(const Session& session) const {
-  const uint64_t high = read_word(session.file.get(), offsetof(SessionFile, pins_high));
-  words_.resize(std::min<uint64_t>(high, kPinCapacity));
-  const ssize_t got =
-      ::pread(session.file.get(), words_.data(), words_.size() * 8, offsetof(SessionFile, pins));
-  return std::span(words_).first(got > 0 ? static_cast<size_t>(got) / 8 : 0);
-}
-
-PinSet Registry::pins() const {
-  PinSet set;
-  for (const auto& [id, session] : sessions_) {
-    for (const uint64_t pin : pin_words(*session)) {
-      if (pin == 0) continue;
-      if (is_segment_pin(pin))
-        set.segments.insert(pinned_number(pin));
-      else
-        set.slots.insert(pinned_number(pin));
-    }
+std::optional<std::span<const uint64_t>> Registry::pin_words(const Session& session) {
+  const int fd = session.file.get();
+  uint64_t high = 0;
+  ssize_t got = ::pread(fd, &high, sizeof high, offsetof(SessionFile, pins_high));
+  if (got >= 0) {
+    words_.resize(got == sizeof high ? std::min<uint64_t>(high, kPinCapacity) : 0);
+    got = ::pread(fd, words_.data(), words_.size() * 8, offsetof(SessionFile, pins));
   }
-  return set;
+  if (got < 0) return std::nullopt;
+  return std::span(words_).first(static_cast<size_t>(got) / 8);
 }
 
-uint64_t Registry::pin_count() const {
-  const PinSet set = pins();
-  return set.slots.size() + set.segments.size();
+const PinSet& Registry::pins() {
+  pins_.begin();
+  for (const auto& [id, session] : sessions_) {
+    const auto words = pin_words(*session);
+    if (!words) pins_.add_all();
+    for (const uint64_t pin : words.value_or(std::span<const uint64_t>()))
+      if (pin != 0) pins_.add(pin);
+  }
+  return pins_;
+}
+
+void PinSet::begin() {
+  size_ = 0;
+  all_ = false;
+  if (++pass_ != 0) return;
+  std::ranges::fill(table_, 0);  // every pass has been there
+  pass_ = 1;
+}
+
+void PinSet::add(uint64_t pin) {
+  const uint64_t entry = entry_of(pin);
+  uint64_t& place = table_[place_of(entry)];
+  if (place == entry) return;
+  place = entry;
+  if (++size_ * 2 < table_.size()) return;
+  const std::vector<uint64_t> old = std::exchange(table_, std::vector<uint64_t>(2 * table_.size()));
+  for (const uint64_t each : old)
+    if (each >> 32 == pass_) table_[place_of(each)] = each;
+}
+
+size_t PinSet::place_of(uint64_t entry) const {
+  const size_t mask = table_.size() - 1;
+  size_t place = (entry & UINT32_MAX) * 0x9e3779b97f4a7c15ull >> 32 & mask;
+  while (table_[place] != entry && table_[place] >> 32 == pass_) place = (place + 1) & mask;
+  return place;
 }
 
 void Registry::drain(Session& session) {

@@ -5,6 +5,7 @@
 //  - A session is dead when its lock can be taken, never because a socket hung up; what it held is
 //    let go `grace_ns` later, when its DMA has ended. One that held nothing is buried at once.
 //  - Files are read with pread: a truncated one is a session without pins that its owner broke.
+//    One that cannot be read (its page cannot be swapped in) counts as if it pinned everything.
 #pragma once
 
 #include <array>
@@ -12,9 +13,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -34,10 +35,32 @@ struct Session {
   uint64_t touch_read = 0;     // touches seen
 };
 
-// What the pins of all sessions name, read in one pass.
-struct PinSet {
-  std::unordered_set<SlotId> slots;
-  std::unordered_set<uint32_t> segments;
+// What the pins of all sessions name, read in one pass: for each few pages that are evicted, so its
+// memory stays from one pass to the next, and a new pass clears nothing.
+class PinSet {
+ public:
+  bool has_slot(SlotId slot) const { return has(slot_pin(slot, 0)); }
+  bool has_segment(uint32_t segment) const { return has(segment_pin(segment, 0)); }
+  uint64_t size() const { return size_; }
+
+  void begin();
+  void add(uint64_t pin);
+  void add_all() { all_ = true; }  // what cannot be read may name anything
+
+ private:
+  // An entry is the pass, and above a pin's generation what the pin names; of another pass: free.
+  uint64_t entry_of(uint64_t pin) const { return uint64_t{pass_} << 32 | pin >> 32; }
+  // The place of this entry, or the free one where it belongs.
+  size_t place_of(uint64_t entry) const;
+  bool has(uint64_t pin) const {
+    const uint64_t entry = entry_of(pin);
+    return all_ || table_[place_of(entry)] == entry;
+  }
+
+  std::vector<uint64_t> table_ = std::vector<uint64_t>(1024);  // a power of two, half of it free
+  uint64_t size_ = 0;
+  uint32_t pass_ = 1;
+  bool all_ = false;
 };
 
 class Registry {
@@ -68,9 +91,9 @@ class Registry {
   // Nobody can still write in its name: dead for longer than the grace, or never known.
   bool gone(SessionId id) const { return !sessions_.contains(id); }
 
-  // Reads all pins. Call after CLOSING is stored and the full fence.
-  PinSet pins() const;
-  uint64_t pin_count() const;
+  // Reads all pins. Call after CLOSING is stored and the full fence. Good until the next call.
+  const PinSet& pins();
+  const PinSet& pins_seen() const { return pins_; }  // by the last call
 
   // New touches since the last call, as (page id, low half of the key's low word); lossy.
   template <class Visit>
@@ -96,8 +119,9 @@ class Registry {
   void drain(Session& session);
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;
-  std::span<const uint64_t> pin_words(const Session& session) const;  // until the next call
-  bool pins_any(const Session& session) const;
+  // Until the next call. Nothing: they cannot be read.
+  std::optional<std::span<const uint64_t>> pin_words(const Session& session);
+  bool pins_any(const Session& session);
 
   std::string directory_;
   Key warehouse_id_;
@@ -107,7 +131,8 @@ class Registry {
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::array<uint64_t, kCounters> buried_{};
   std::vector<uint64_t> touched_;
-  mutable std::vector<uint64_t> words_;
+  std::vector<uint64_t> words_;  // of pins, of one session
+  PinSet pins_;
   uint64_t touches_lost_ = 0;
 };
 

@@ -247,10 +247,11 @@ class World : public LogHost {
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override {
     words[segment] = {life, closing};
   }
-  std::unordered_set<uint32_t> pinned_segments() override {
+  void read_pins() override { words_at_read = words; }
+  bool segment_pinned(uint32_t segment) override {
     // Closing before the scan.
-    CHECK(std::ranges::any_of(words, [](const auto& word) { return word.second.second; }));
-    return pinned;
+    if (words[segment].second) CHECK(words_at_read[segment].second);
+    return pinned.contains(segment);
   }
   void on_event(std::string_view name, std::string_view detail) override {
     events.emplace_back(std::string(name) + " " + std::string(detail));
@@ -278,6 +279,7 @@ class World : public LogHost {
   std::map<uint64_t, std::pair<uint64_t, Page>> waiting;  // by ticket
   std::set<uint64_t> reading;
   std::unordered_map<uint32_t, std::pair<uint32_t, bool>> words;
+  std::unordered_map<uint32_t, std::pair<uint32_t, bool>> words_at_read;
   std::unordered_set<uint32_t> pinned;
   std::set<uint64_t> forgotten, lost;
   std::vector<uint64_t> written;  // in the order of the reports

@@ -155,11 +155,11 @@ TEST(session_pins_count_again_when_a_new_daemon_finds_its_file) {
   ClientSession client = attach(created.descriptor);
   const int place = client.take_pin();
   client.store_pin(place, slot_pin(17, 3));
-  CHECK(desk.registry->pins().slots.contains(17));
+  CHECK(desk.registry->pins().has_slot(17));
   desk.open();
-  CHECK(desk.registry->pins().slots.contains(17));
+  CHECK(desk.registry->pins().has_slot(17));
   client.drop_pin(place);
-  CHECK(!desk.registry->pins().slots.contains(17));
+  CHECK(!desk.registry->pins().has_slot(17));
 }
 
 TEST(session_pins_count_until_the_grace_is_over_when_the_owner_died_with_the_daemon) {
@@ -173,10 +173,10 @@ TEST(session_pins_count_until_the_grace_is_over_when_the_owner_died_with_the_dae
   }
   desk.open();
   CHECK(!desk.buries(id));
-  CHECK(desk.registry->pins().slots.contains(4));
+  CHECK(desk.registry->pins().has_slot(4));
   desk.clock.advance_ns(kGrace);
   CHECK(desk.buries(id));
-  CHECK(!desk.registry->pins().slots.contains(4));
+  CHECK(!desk.registry->pins().has_slot(4));
 }
 
 TEST(session_pin_words_name_what_they_pin) {
@@ -196,10 +196,10 @@ TEST(session_pins_are_matched_by_slot_whatever_the_generation_says) {
   for (const uint32_t generation : {0u, 1u, UINT32_MAX})
     client.store_pin(client.take_pin(), slot_pin(generation & 0xff, generation));
   client.store_pin(client.take_pin(), segment_pin(9, 1));
-  const PinSet pins = desk.registry->pins();
-  CHECK_EQ(pins.slots.size(), 3);
-  CHECK(pins.slots.contains(0) && pins.slots.contains(1) && pins.slots.contains(255));
-  CHECK_EQ(pins.segments.size(), 1);
+  const PinSet& pins = desk.registry->pins();
+  CHECK_EQ(pins.size(), 4);
+  CHECK(pins.has_slot(0) && pins.has_slot(1) && pins.has_slot(255) && !pins.has_slot(9));
+  CHECK(pins.has_segment(9) && !pins.has_segment(0));
 }
 
 TEST(session_has_no_pins_when_its_file_was_truncated) {
@@ -211,13 +211,71 @@ TEST(session_has_no_pins_when_its_file_was_truncated) {
   client.count(Counter::loads, 3);
   for (const off_t bytes : {off_t{200}, off_t{140}, off_t{0}}) {
     CHECK_EQ(::ftruncate(broken.descriptor.get(), bytes), 0);
-    CHECK_EQ(desk.registry->pins().slots.size(), 1);
+    CHECK_EQ(desk.registry->pins().size(), 1);
     desk.registry->drain_touches([](PageId, uint32_t) {});
     CHECK_EQ(desk.registry->totals()[static_cast<size_t>(Counter::loads)], 3);
   }
   desk.open();
   CHECK_EQ(desk.registry->size(), 2);
-  CHECK_EQ(desk.registry->pins().slots.size(), 1);
+  CHECK_EQ(desk.registry->pins().size(), 1);
+}
+
+TEST(session_pins_everything_when_its_pins_cannot_be_read) {
+  Desk desk;
+  Registry::Created unreadable = desk.registry->create(1);
+  CHECK(!desk.registry->pins().has_slot(8));
+  // As reading a page does that cannot be swapped in.
+  unreadable.session->file =
+      Fd(::open(desk.path(unreadable.session->id).c_str(), O_WRONLY | O_CLOEXEC));
+  CHECK(desk.registry->pins().has_slot(8));
+  CHECK(desk.registry->pins().has_segment(2));
+  unreadable.descriptor.reset();
+  desk.registry->hung_up(unreadable.session->id);
+  CHECK(!desk.buries(unreadable.session->id));
+  desk.clock.advance_ns(kGrace);
+  CHECK(desk.buries(unreadable.session->id));
+  CHECK(!desk.registry->pins().has_slot(8));
+}
+
+TEST(pin_set_has_what_was_added_in_its_pass_and_nothing_else) {
+  auto random = check::random("pin_set_has_what_was_added_in_its_pass");
+  PinSet pins;
+  for (uint64_t pass = 0; pass < 20; ++pass) {
+    pins.begin();
+    std::set<uint32_t> slots, segments;
+    for (uint64_t i = random() % 20000; i > 0; --i) {
+      const auto number = static_cast<uint32_t>(random() % 40000);
+      const bool slot = random() % 8 != 0;
+      (slot ? slots : segments).insert(number);
+      pins.add(slot ? slot_pin(number, static_cast<uint32_t>(random()))
+                    : segment_pin(number, static_cast<uint32_t>(random())));
+    }
+    CHECK_EQ(pins.size(), slots.size() + segments.size());
+    for (uint32_t number = 0; number < 40000; ++number) {
+      CHECK_EQ(pins.has_slot(number), slots.contains(number));
+      CHECK_EQ(pins.has_segment(number), segments.contains(number));
+    }
+  }
+}
+
+TEST(session_that_dropped_all_its_pins_has_none_to_read) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const Fd file(::open(desk.path(created.session->id).c_str(), O_RDONLY | O_CLOEXEC));
+  ClientSession client = attach(created.descriptor);
+  const auto high = [&] {
+    uint64_t word = UINT64_MAX;
+    CHECK_EQ(::pread(file.get(), &word, 8, offsetof(SessionFile, pins_high)), 8);
+    return word;
+  };
+  for (int i = 0; i < 10; ++i) client.store_pin(client.take_pin(), slot_pin(5, 1));
+  for (int place = 0; place < 9; ++place) client.drop_pin(place);
+  CHECK_EQ(high(), 10);
+  CHECK(desk.registry->pins().has_slot(5));
+  client.drop_pin(9);
+  CHECK_EQ(high(), 0);
+  client.store_pin(client.take_pin(), slot_pin(6, 1));
+  CHECK(desk.registry->pins().has_slot(6));
 }
 
 TEST(session_pins_stay_bounded_when_the_file_claims_more) {
@@ -226,7 +284,7 @@ TEST(session_pins_stay_bounded_when_the_file_claims_more) {
   const uint64_t absurd = UINT64_MAX;
   CHECK_EQ(::pwrite(created.descriptor.get(), &absurd, 8, offsetof(SessionFile, pins_high)), 8);
   CHECK_EQ(::pwrite(created.descriptor.get(), &absurd, 8, offsetof(SessionFile, touch_head)), 8);
-  CHECK(desk.registry->pins().slots.empty());
+  CHECK(desk.registry->pins().size() == 0);
   uint64_t visited = 0;
   desk.registry->drain_touches([&](PageId, uint32_t) { ++visited; });
   CHECK(visited <= kTouchCapacity);

@@ -101,7 +101,7 @@ TEST(pin_fails_when_it_comes_too_late) {
   churn(world, writer);
   const int again = reader.store_pin(entry);  // another generation is LIVE there now
   CHECK(!reader.confirm_pin(entry, again));
-  CHECK_EQ(world->sessions().pins().slots.size(), 0);
+  CHECK_EQ(world->sessions().pins().size(), 0);
 }
 
 TEST(pin_holds_when_it_is_stored_before_the_scan_of_an_eviction) {

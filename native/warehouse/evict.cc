@@ -53,10 +53,11 @@ void Warehouse::keep_free() {
 }
 
 size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
-  PinSet pins;  // none, until a victim turns out to be pinned: then those pinned are passed over
+  // None, until a victim turns out to be pinned: then those pinned are passed over.
+  const PinSet* pins = nullptr;
   const KeepSlots keep(pool_, cls, [&](SlotId slot) {
-    return slot == spare || writing_.contains(slot) || pins.slots.contains(slot) ||
-           awaits_child(slot);
+    return slot == spare || writing_.contains(slot) ||
+           (pins != nullptr && pins->has_slot(slot)) || awaits_child(slot);
   });
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;
@@ -69,7 +70,7 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
     slots.clear();
     for (size_t i = 0; i < found; ++i) slots.push_back(pool_.slot_of(cls, residents[i]));
     const size_t out = evict_slots(slots, Gone::evicted);
-    if (out < found) pins = sessions_->pins();
+    if (out < found) pins = &sessions_->pins_seen();
     left += out;
   }
   return left;
@@ -85,15 +86,15 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
     catalog_.prefetch_write(pool_.page_at(slot));  // where its entry is taken out
   }
   KVW_SEQUENCE_POINT("evict: closed");
-  PinSet pins;
+  const PinSet* pins = nullptr;
   if (!must) {
     full_fence();
-    pins = sessions_->pins();
+    pins = &sessions_->pins();
   }
   KVW_SEQUENCE_POINT("evict: pins read");
   size_t left = 0;
   for (const SlotId slot : slots) {
-    if (must || !(pins.slots.contains(slot) || writing_.contains(slot))) {
+    if (must || !(pins->has_slot(slot) || writing_.contains(slot))) {
       leave_dram(slot, gone);
       ++left;
     } else {
@@ -156,9 +157,9 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
 void Warehouse::retry_zombies() {
   if (zombies_.empty()) return;
   full_fence();
-  const PinSet pins = sessions_->pins();
+  const PinSet& pins = sessions_->pins();
   std::erase_if(zombies_, [&](SlotId slot) {
-    if (pins.slots.contains(slot) || writing_.contains(slot)) return false;
+    if (pins.has_slot(slot) || writing_.contains(slot)) return false;
     pool_.discard(slot);
     return true;
   });

@@ -177,10 +177,10 @@ void HbmTier::drop(SlotId slot, HbmGone why) {
 void HbmTier::reap() {
   if (leaving_.empty()) return;
   full_fence();
-  const PinSet pins = warehouse_.sessions_->pins();
+  const PinSet& pins = warehouse_.sessions_->pins();
   KVW_SEQUENCE_POINT("hbm: pins read");
   std::erase_if(leaving_, [&](const Leaving& each) {
-    if (pins.slots.contains(each.slot)) return false;
+    if (pins.has_slot(each.slot)) return false;
     places_->give_back(each.offset);
     return true;
   });

@@ -292,6 +292,10 @@ uint64_t Warehouse::segments_held_limit() const {
   return std::max<uint64_t>(1, options_.nvme_capacity_bytes / segment_bytes_for(options_) / kShare);
 }
 
-std::unordered_set<uint32_t> Warehouse::pinned_segments() { return sessions_->pins().segments; }
+void Warehouse::read_pins() { sessions_->pins(); }
+
+bool Warehouse::segment_pinned(uint32_t segment) {
+  return sessions_->pins_seen().has_segment(segment);
+}
 
 }  // namespace kvw

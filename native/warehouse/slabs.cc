@@ -72,7 +72,7 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
     }
   }
   if (donor == nullptr || oldest >= heat) return false;
-  const PinSet pins = sessions_->pins();
+  const PinSet& pins = sessions_->pins();
   std::optional<Candidate> best;
   for (const uint32_t slab : slabs_to_look_at(*donor)) {
     // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
@@ -84,7 +84,7 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
       const SlotId slot = arena_.slots().slot_id(slab, place);
       const SlotState state = pool_.load(slot).state;
       movable =
-          state == SlotState::free || (state == SlotState::live && !pins.slots.contains(slot) &&
+          state == SlotState::free || (state == SlotState::live && !pins.has_slot(slot) &&
                                        !writing_.contains(slot) && !awaits_child(slot));
       if (state != SlotState::live) continue;
       own.live.push_back(slot);

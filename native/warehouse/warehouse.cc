@@ -362,7 +362,7 @@ WarehouseStatus Warehouse::status() const {
   status.page_bytes_max = std::min(arena_.slab_bytes(), record_payload_max(options_));
   status.orphan_pages = catalog_.orphans();
   status.sessions = sessions_->size();
-  status.pins = sessions_->pin_count();
+  status.pins = sessions_->pins().size();
   status.promotions_in_flight = promoting_.size();
   status.pages_sealed = pages_sealed_;
   status.bytes_sealed = bytes_sealed_;

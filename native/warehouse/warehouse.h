@@ -145,7 +145,8 @@ class Warehouse final : public nvme::LogHost {
   void forget(const Key& key, const nvme::Extent& extent, bool lost) override;
   void moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) override;
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override;
-  std::unordered_set<uint32_t> pinned_segments() override;
+  void read_pins() override;
+  bool segment_pinned(uint32_t segment) override;
   void on_event(std::string_view name, std::string_view detail) override;
 
  private:
