@@ -142,7 +142,7 @@ def _open_private(path: str) -> int:
 
 def check_room(config: Config, log: Log) -> None:
     """Refuses what can not fit; says what may not."""
-    _check_dram_room(config)
+    _check_dram_room(config, log)
     if not _is_tmpfs(config.arena_dir):
         log.event(
             Event.ARENA_NOT_TMPFS,
@@ -154,7 +154,7 @@ def check_room(config: Config, log: Log) -> None:
         _check_nvme_room(config, log)
 
 
-def _check_dram_room(config: Config) -> None:
+def _check_dram_room(config: Config, log: Log) -> None:
     free = places.free_bytes(config.arena_dir)
     own = _allocated_bytes(config.arena_dir)
     index = _index_bytes(config)
@@ -163,8 +163,18 @@ def _check_dram_room(config: Config) -> None:
         return
     mount = places.mount_of(config.arena_dir)
     fits = max(0, (free + own - index) * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
-    total = format_size(places.total_bytes(config.arena_dir))
+    total_bytes = places.total_bytes(config.arena_dir)
+    total = format_size(total_bytes)
     held = f" and {format_size(own)} in this arena already" if own else ""
+    # Memory that others took since must not keep the daemon from serving what it has: the arena
+    # then grows no further, as it would if that happened while it runs.
+    if own and need <= total_bytes:
+        text = (
+            f"--dram {format_size(config.dram_bytes)} does not fit now: {mount} ({total}) has "
+            f"{format_size(free)} free{held}; make room there"
+        )
+        log.event(Event.ARENA_ROOM_SHORT, text=text, mount=mount, free_bytes=free)
+        return
     raise StorageError(
         f"--dram {format_size(config.dram_bytes)} does not fit: {mount} ({total}) has "
         f"{free} bytes ({format_size(free)}) free{held}, and headers and index need "

@@ -34,6 +34,7 @@ class Event(StrEnum):
     LEDGER_DEGRADED = "ledger_degraded"
     HTTP_PORT_TAKEN = "http_port_taken"
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
+    ARENA_ROOM_SHORT = "arena_room_short"
     NVME_ROOM_SHORT = "nvme_room_short"
     NAMESPACE_ADDED = "namespace_added"
     NAMESPACE_UNUSABLE = "namespace_unusable"
@@ -58,6 +59,7 @@ _WARNINGS: Final = {
     Event.LEDGER_DEGRADED,
     Event.HTTP_PORT_TAKEN,
     Event.ARENA_NOT_TMPFS,
+    Event.ARENA_ROOM_SHORT,
     Event.NVME_ROOM_SHORT,
     Event.NAMESPACE_UNUSABLE,
     Event.STREAM_STALLED,

@@ -367,6 +367,13 @@ CLASSES: Final = (
         live=True,
     ),
     FaultClass(
+        "memory filled up by others, then emptied (tmpfs)",
+        "nothing lost",
+        "every page is there at the next start and the one after it, the log says that the arena"
+        " cannot grow, and stores go on",
+        live=True,
+    ),
+    FaultClass(
         "filesystem read-only, then writable (ext4)",
         "nothing lost",
         _DISK_HOLDS,

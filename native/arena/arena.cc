@@ -257,7 +257,11 @@ void Arena::create_index(const ArenaOptions& options) {
   // Also above every file name seen: a lost control page must not give a number twice.
   incarnation_ = std::max(incarnation_, newest + 1);
   const std::string path = directory_ + "/index." + std::to_string(incarnation_);
-  create_file(path, [&](int fd) {
+  // Clients of the old daemon keep their mapping of it; headers validate what it names.
+  const auto drop_old = [&old] {
+    for (const std::string& file : old) ::unlink(file.c_str());
+  };
+  const auto fill = [&](int fd) {
     const uint64_t bytes = index_bytes(options.index_entries);
     resize(fd, bytes, path);
     const Mapping mapping(fd, bytes, true);
@@ -267,9 +271,15 @@ void Arena::create_index(const ArenaOptions& options) {
                        options.warehouse_id, incarnation_,  options.index_entries};
     if (::pwrite(fd, &header, sizeof header, 0) != sizeof header)
       throw storage_error("cannot write " + path, errno);
-  });
-  // Clients of the old daemon keep their mapping of it; headers validate what it names.
-  for (const std::string& file : old) ::unlink(file.c_str());
+  };
+  try {
+    create_file(path, fill);
+  } catch (const Error&) {
+    if (old.empty()) throw;
+    drop_old();  // room for one of them alone
+    create_file(path, fill);
+  }
+  drop_old();
   index_fd_ = open_file(path, O_RDWR);
   index_read_ = open_file(path, O_RDONLY);
   index_mapping_ = Mapping(index_fd_.get(), index_bytes(options.index_entries), true);

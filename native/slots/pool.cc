@@ -86,7 +86,8 @@ void Pool::assign(uint32_t slab, uint32_t class_number) {
 bool Pool::grow(SlotClass& cls) {
   if (ready_.empty()) return false;
   const uint32_t slab = ready_.front();
-  if (arena_.back_metadata(slab, cls.cut) != 0) return false;
+  growth_errno_ = arena_.back_metadata(slab, cls.cut);
+  if (growth_errno_ != 0) return false;
   ready_.pop_front();
   for (uint32_t number = 0; number < classes_.size(); ++number)
     if (classes_[number].get() == &cls) assign(slab, number);

@@ -90,6 +90,8 @@ class Pool {
     if (ahead < cls.free.size()) prefetch(cls.free[ahead]);
   }
 
+  // Of the last grow(): why a slab that is ready could not be used; 0.
+  int growth_errno() const { return growth_errno_; }
   uint64_t ready_slabs() const { return ready_.size(); }
   uint64_t populated_slabs() const { return populated_; }
   const std::vector<std::unique_ptr<SlotClass>>& classes() const { return classes_; }
@@ -116,6 +118,7 @@ class Pool {
   std::deque<uint32_t> ready_;              // populated and uncut
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;
+  int growth_errno_ = 0;
 };
 
 // What a class's policy may not give as a victim, in terms of slots.

@@ -23,7 +23,7 @@ constexpr size_t kClearedPerStep = 1024;     // and that it takes out
 }  // namespace
 
 SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
-  if (cls.free.empty() && !pool_.grow(cls) && !take_spare_slab(cls)) {
+  if (cls.free.empty() && !grow(cls) && !take_spare_slab(cls)) {
     // Room that nothing must leave for is on its way: a store can wait for it.
     if (state == SlotState::reserved && still_growing()) return kNoSlot;
     apply_touches();

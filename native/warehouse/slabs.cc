@@ -2,6 +2,7 @@
 // to the one that took its place, and two that are both in use keep what they have.
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "base/sequence_point.h"
 #include "warehouse/warehouse.h"
@@ -22,11 +23,27 @@ struct Candidate {
 
 }  // namespace
 
+bool Warehouse::grow(SlotClass& cls) {
+  if (pool_.grow(cls)) {
+    if (next_slab_ == arena_.slab_count()) note_growth(0);
+    return true;
+  }
+  if (pool_.growth_errno() != 0) note_growth(pool_.growth_errno());
+  return false;
+}
+
+void Warehouse::note_growth(int err) {
+  const std::string error =
+      err == 0 ? "" : std::string("cannot grow the arena: ") + std::strerror(err);
+  if (err != 0 && error != growth_error_) on_event("arena_limited", error);
+  growth_error_ = error;
+}
+
 bool Warehouse::take_spare_slab(SlotClass& needy) {
   const auto slab = pool_.spare_slab(needy, kFreeShare);
   if (!slab) return false;
   pool_.retire(*slab);
-  return pool_.grow(needy);
+  return grow(needy);
 }
 
 bool Warehouse::take_colder_slab(SlotClass& needy) {
@@ -97,7 +114,7 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
   if (!best || evict_slots(best->live, Gone::rebalanced) != best->live.size()) return false;
   KVW_SEQUENCE_POINT("rebalance: pages out");
   pool_.retire(best->slab);
-  return pool_.grow(needy);
+  return grow(needy);
 }
 
 }  // namespace kvw

@@ -311,13 +311,8 @@ std::optional<uint32_t> Warehouse::next_slab_to_populate() const {
 }
 
 void Warehouse::slab_populated(uint32_t slab, int err) {
-  if (err != 0) {
-    const std::string error = std::string("cannot grow the arena: ") + std::strerror(err);
-    if (error != growth_error_) on_event("arena_limited", error);
-    growth_error_ = error;
-    return;
-  }
-  growth_error_.clear();
+  note_growth(err);
+  if (err != 0) return;
   pool_.slab_ready(slab);
   if (log_) log_->register_memory(arena_.slab(slab));
   while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)

@@ -226,6 +226,8 @@ class Warehouse final : public nvme::LogHost {
   bool take_slab(SlotClass& needy, uint64_t heat);
   std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
   uint64_t coldest_heat(SlotClass& cls) const;
+  bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
+  void note_growth(int err);
   bool still_growing() const { return next_slab_ < arena_.slab_count() && growth_error_.empty(); }
 
   // quarantine.cc

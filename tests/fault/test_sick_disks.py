@@ -382,3 +382,31 @@ def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: Sic
             use.check_durable()
             use.forget()
             tally.count("disk half a second late at every call")
+
+
+# --- memory that really is full
+
+
+def test_memory_that_others_filled_costs_no_page_and_is_used_once_it_has_room(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    with skipped_where_impossible():
+        mounts.mount_tmpfs(tmp_path / "memory", "44m")
+    filler = tmp_path / "memory" / "filler"
+    settings = {"arena_dir": str(tmp_path / "memory" / "arena"), "dram": "32MiB"}
+    with used(Serving(tmp_path / "disk", **settings)) as use:
+        use.store(4)
+        until(lambda: use.client.status()["core"]["tiers"]["dram"]["health"] == "ok", "all is there")
+        for _ in range(tally.rounds(1)):
+            fill(filler)
+            for _ in range(2):  # the second start has nothing but what the first one left
+                use.client.close()
+                use.serving.kill()
+                use.serving.start()
+                use.connect()
+                for prompt in range(use.prompts):
+                    assert use.load(prompt) == PROMPT
+            assert use.serving.events("arena_room_short")
+            filler.unlink()
+            use.store(1)
+            tally.count("memory filled up by others, then emptied (tmpfs)")

@@ -135,6 +135,19 @@ def test_dram_that_an_existing_arena_already_holds_is_no_new_demand(
     directories.check_room(given, Log("json", io.StringIO()))
 
 
+def test_arena_that_has_pages_is_served_though_others_filled_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = settings(tmp_path, dram_bytes=8 << 20, index_pages=1)
+    (tmp_path / "arena" / "arena").write_bytes(os.urandom(4 << 20))
+    monkeypatch.setattr(places, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(places, "total_bytes", lambda _: 64 << 20)
+    log = io.StringIO()
+    directories.check_room(given, Log("json", log))
+    assert "arena_room_short" in log.getvalue()
+    no_room(dataclasses.replace(given, dram_bytes=128 << 20))
+
+
 def test_nvme_capacity_beyond_the_disk_is_refused_before_the_first_segment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
