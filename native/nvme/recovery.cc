@@ -126,8 +126,6 @@ void Recovery::mark_foreign(uint32_t number, uint64_t bytes, const char* why) {
                          "segment=" + std::to_string(number) + " seen_in=" + why);
 }
 
-// The capacity may have been lowered. Free files go first, then the oldest pages; a file counts
-// until it is gone, so it stays in the table as bad until then.
 // One that stood by, or was closed empty, has none behind its header.
 bool Recovery::has_record(const Segment& segment) {
   AlignedBuffer first(std::min<uint64_t>(kMaxHeaderBytes, segment.bytes - kBlockBytes));
@@ -136,7 +134,8 @@ bool Recovery::has_record(const Segment& segment) {
   return record && record->extent.life == segment.life;
 }
 
-// What has no record first, then the oldest.
+// The capacity may have been lowered. What has no record goes first, then the oldest; a file counts
+// until it is gone, so it stays in the table as bad until then.
 void Recovery::shrink_to_capacity() {
   if (context_.table.bytes() <= context_.options.capacity_bytes) return;
   std::set<std::tuple<bool, uint32_t, uint32_t>> order;
