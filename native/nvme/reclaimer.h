@@ -1,5 +1,6 @@
 // Makes room: picks the closed segment with the fewest hot, then live bytes, in eighths, then the
-// oldest; moves what is hot, drops the rest and gives the segment back. Core thread only; every step is bounded.
+// oldest; moves what is hot, drops the rest and gives the segment back. Core thread only; every
+// step is bounded.
 //
 // Order, which is the safety of it:
 //   1. the segment's word says closing; full fence; pin scan. Pinned: the word is taken back and

@@ -166,8 +166,7 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
     if (groups_.find(open)->space != step.ordinal) return drop(Reason::mismatch);
     return join(step.session, open, request);
   }
-  if (const PageId page = page_to_build_on(fields.key);
-      page != kNoPage && !is_unreadable(page)) {
+  if (const PageId page = page_to_build_on(fields.key); page != kNoPage && !is_unreadable(page)) {
     touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }

@@ -88,7 +88,7 @@ class Warehouse final : public nvme::LogHost {
     Unwritten next{};
   };
   // Offers what the walk meets to the log, a bounded stretch at a time, while its queue is less
-  // than half full; true at the end. What missed the queue is met by every tick; a flush walks once.
+  // than half full; true at the end. Ticks walk over what missed the queue; a flush walks once.
   bool spill(Spill& walk);
   uint64_t request_flush() { return log_->request_flush(); }
   bool flushed(uint64_t ticket) const { return log_->durable_through() >= ticket; }
@@ -302,7 +302,7 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
   // In DRAM, neither on NVMe nor on the way there. False: its record made room for others, or an
-  // operator took it out; a tick that wrote it again would write for ever where NVMe is the smaller.
+  // operator took it out; ticks that wrote it again would never end where NVMe is the smaller.
   std::map<Unwritten, bool> unwritten_;
   Spill spilling_;  // of the ticks
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
