@@ -231,28 +231,36 @@ const PinSet& Registry::pins() {
 }
 
 void PinSet::begin() {
-  size_ = 0;
+  size_ = blocks_ = 0;
   all_ = false;
   if (++pass_ != 0) return;
-  std::ranges::fill(table_, 0);  // every pass has been there
+  std::ranges::fill(table_, Block{});  // every pass has been there
   pass_ = 1;
 }
 
 void PinSet::add(uint64_t pin) {
-  const uint64_t entry = entry_of(pin);
-  uint64_t& place = table_[place_of(entry)];
-  if (place == entry) return;
-  place = entry;
-  if (++size_ * 2 < table_.size()) return;
-  const std::vector<uint64_t> old = std::exchange(table_, std::vector<uint64_t>(2 * table_.size()));
-  for (const uint64_t each : old)
-    if (each >> 32 == pass_) table_[place_of(each)] = each;
+  const uint64_t tag = tag_of(name_of(pin)), bit = 1ull << name_of(pin) % 64;
+  Block& block = table_[place_of(tag)];
+  const bool is_new = block.tag != tag;
+  if (is_new) block = {tag, 0};
+  if ((block.bits & bit) == 0) ++size_;
+  block.bits |= bit;
+  if (!is_new || ++blocks_ * 2 < table_.size()) return;
+  const std::vector<Block> old = std::exchange(table_, std::vector<Block>(2 * table_.size()));
+  for (const Block& each : old)
+    if (each.tag >> 32 == pass_) table_[place_of(each.tag)] = each;
 }
 
-size_t PinSet::place_of(uint64_t entry) const {
+bool PinSet::has(uint64_t pin) const {
+  const uint64_t tag = tag_of(name_of(pin));
+  const Block& block = table_[place_of(tag)];
+  return all_ || (block.tag == tag && (block.bits >> name_of(pin) % 64 & 1) != 0);
+}
+
+size_t PinSet::place_of(uint64_t tag) const {
   const size_t mask = table_.size() - 1;
-  size_t place = (entry & UINT32_MAX) * 0x9e3779b97f4a7c15ull >> 32 & mask;
-  while (table_[place] != entry && table_[place] >> 32 == pass_) place = (place + 1) & mask;
+  size_t place = (tag & UINT32_MAX) * 0x9e3779b97f4a7c15ull >> 32 & mask;
+  while (table_[place].tag != tag && table_[place].tag >> 32 == pass_) place = (place + 1) & mask;
   return place;
 }
 

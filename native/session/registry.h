@@ -48,16 +48,19 @@ class PinSet {
   void add_all() { all_ = true; }  // what cannot be read may name anything
 
  private:
-  // An entry is the pass, and above a pin's generation what the pin names; of another pass: free.
-  uint64_t entry_of(uint64_t pin) const { return uint64_t{pass_} << 32 | pin >> 32; }
-  // The place of this entry, or the free one where it belongs.
-  size_t place_of(uint64_t entry) const;
-  bool has(uint64_t pin) const {
-    const uint64_t entry = entry_of(pin);
-    return all_ || table_[place_of(entry)] == entry;
-  }
+  // 64 neighbours, since what is pinned together often lies together.
+  struct Block {
+    uint64_t tag;  // the pass, and the number of the block; of another pass: it is free
+    uint64_t bits;
+  };
+  static uint64_t name_of(uint64_t pin) { return pin >> 32; }  // what it pins
+  uint64_t tag_of(uint64_t name) const { return uint64_t{pass_} << 32 | name / 64; }
+  // The place of this block, or the free one where it belongs.
+  size_t place_of(uint64_t tag) const;
+  bool has(uint64_t pin) const;
 
-  std::vector<uint64_t> table_ = std::vector<uint64_t>(1024);  // a power of two, half of it free
+  std::vector<Block> table_ = std::vector<Block>(256);  // a power of two, half of it free
+  size_t blocks_ = 0;
   uint64_t size_ = 0;
   uint32_t pass_ = 1;
   bool all_ = false;
