@@ -24,10 +24,18 @@ constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
 
 }  // namespace
 
+bool Pins::take_room() {
+  uint64_t pinned = pinned_bytes_;
+  do {
+    if (pinned + bytes_each_ > limit_bytes_) return false;
+  } while (!pinned_bytes_.compare_exchange_weak(pinned, pinned + bytes_each_));
+  return true;
+}
+
 void Pins::release() {
   if (session_ != nullptr && forks_ == fork_count()) {
     for (const int place : places_) session_->drop_pin(place);
-    pinned_bytes_ -= places_.size() * bytes_each_;
+    give_back_room(places_.size());
   }
   places_.clear();
   session_.reset();

@@ -97,10 +97,14 @@ class Pins {
 
  private:
   friend class Client;
+  // Room for one more page, before it is pinned: all pins of a client stay within its share.
+  bool take_room();
+  void give_back_room(size_t pages) { pinned_bytes_ -= pages * bytes_each_; }
+
   std::shared_ptr<ClientSession> session_;
   std::atomic<uint64_t>& pinned_bytes_;
   std::vector<int> places_;
-  uint64_t bytes_each_ = 0;
+  uint64_t bytes_each_ = 0, limit_bytes_ = 0;
   uint64_t forks_;
 };
 
@@ -213,10 +217,10 @@ class Client {
   Open open(const Key& namespace_id, Prompt& prompt, bool need_daemon, uint64_t deadline_ns);
   LoadReport load_to_host(const Open& call, Prompt& prompt, size_t first, const Regions& regions,
                           uint32_t shard, uint64_t deadline_ns);
-  // Pins pages from `page` to `end`, at most `budget`, promoting them if it must. Fewer: the next
-  // one is not to be had, and `why` says so, or none, where its slot was reused meanwhile. Throws
-  // Error pin "pin_budget".
-  std::vector<Held> hold(const Open& call, Loader& loader, size_t page, size_t end, uint64_t budget,
+  // Pins pages from `page` to `end`, promoting them if it must; with room of `budget`, if there is
+  // one. Fewer: the next one is not to be had, and `why` says so, or none, where its slot was reused
+  // meanwhile. Throws Error pin "pin_budget".
+  std::vector<Held> hold(const Open& call, Loader& loader, size_t page, size_t end, Pins* budget,
                          Reason& why);
   static void count_lookup(ClientSession& session, const LookupResult& found, size_t asked);
   // The copies that this client has mapped already, of any device. Null: none. No call.

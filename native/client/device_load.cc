@@ -61,7 +61,7 @@ bool DeviceLoad::launch() {
   batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, gpu_.arena.get());
   // Pages that are on the device need no room beside it, so that many of them fit.
   const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(batch.device_room())));
-  Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, UINT64_MAX, why_), {}, {}};
+  Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, nullptr, why_), {}, {}};
   const size_t held = flight.held.size();
   const bool whole = fill(flight);
   if (!whole || (next_ + held < end && why_ == Reason::none)) {

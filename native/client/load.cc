@@ -90,18 +90,21 @@ LoadReport Client::load_to_host(const Open& call, Prompt& prompt, size_t first,
 }
 
 std::vector<Client::Held> Client::hold(const Open& call, Loader& loader, size_t page, size_t end,
-                                       uint64_t budget, Reason& why) {
+                                       Pins* budget, Reason& why) {
   ClientSession& session = *call.session;
   std::vector<Held> batch;
   const auto release = [&](size_t from) {
     for (size_t i = from; i < batch.size(); ++i) session.drop_pin(batch[i].place);
+    if (budget != nullptr) budget->give_back_room(batch.size() - from);
     batch.resize(from);
   };
   for (; page + batch.size() < end;) {
     const auto entry = loader.in_dram(page + batch.size(), end, why);
     if (!entry) break;
-    const int place = batch.size() == budget ? -1 : session.take_pin();
+    const bool room = budget == nullptr || budget->take_room();
+    const int place = room ? session.take_pin() : -1;
     if (place < 0) {
+      if (room && budget != nullptr) budget->give_back_room(1);
       release(0);
       session.count(Counter::pins_refused);
       throw Error(ErrorKind::pin, "pin_budget",
@@ -133,19 +136,16 @@ std::unique_ptr<Pins> Client::pin(const Key& namespace_id, Prompt& prompt, size_
   const Open call = open(namespace_id, prompt, false, deadline_ns);
   auto pins = std::make_unique<Pins>(call.session, pinned_bytes_);
   pins->bytes_each_ = call.row.shape.slot_bytes();
-  const uint64_t limit = call.view->control().pin_limit_bytes.value.load();
+  pins->limit_bytes_ = call.view->control().pin_limit_bytes.value.load();
   Loader loader(*this, call, prompt, deadline_ns);
   Reason why = Reason::none;
   for (size_t page = first; page < prompt.pages();) {
     const size_t end = std::min(prompt.pages(), page + kBatch);
-    const uint64_t pinned = pinned_bytes_.load();
-    const uint64_t budget = limit > pinned ? (limit - pinned) / pins->bytes_each_ : 0;
-    const std::vector<Held> batch = hold(call, loader, page, end, budget, why);
+    const std::vector<Held> batch = hold(call, loader, page, end, pins.get(), why);
     for (const Held& each : batch) {
       pins->places_.push_back(each.place);
       call.session->touch(each.entry);
     }
-    pinned_bytes_ += batch.size() * pins->bytes_each_;
     page += batch.size();
     if (page < end) break;
   }

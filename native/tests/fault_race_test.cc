@@ -433,5 +433,24 @@ TEST(client_held_between_lookup_and_load_or_pin_gets_its_pages_or_a_miss) {
   }
 }
 
+TEST(pins_of_two_calls_at_once_stay_within_the_budget) {
+  Daemon daemon(shape_of(60 * 1024));  // 120 KiB a page; half of 8 MiB is 34 of them
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain one(daemon.shape(), 1, 20), two(daemon.shape(), 2, 20);
+  for (const Chain* chain : {&one, &two}) chain->store_all(client);
+  Prompt first = one.prompt(), second = two.prompt();
+  std::unique_ptr<Pins> pins;
+  {
+    const At at("pin: stored",
+                [&] { CHECK_THROWS(client.pin(kSpace, second, 0, kSecondNs), "pin_budget"); });
+    pins = client.pin(kSpace, first, 0, kSecondNs);
+    CHECK(at.reached());
+  }
+  CHECK_EQ(daemon.status().pins, pins->pages());
+  pins.reset();
+  CHECK_EQ(client.pin(kSpace, second, 0, kSecondNs)->pages(), 20);
+}
+
 }  // namespace
 }  // namespace kvw
