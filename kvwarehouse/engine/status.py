@@ -68,7 +68,7 @@ class NvmeStatus(TypedDict):
     flush_errors: int
     read_bytes_per_s: int
     write_bytes_per_s: int
-    oldest_position: int  # in the log (life << 32), of any record; older tombstones are moot
+    oldest_position: int  # in the log (life << 32): a start finds nothing older; 0: not known
     left: dict[str, int]  # pages by reason: names of native Gone
     not_admitted: dict[str, int]  # sealed pages that were not written, by reason
 

@@ -178,15 +178,25 @@ void count_segment(const Segment& segment, LogStats& stats) {
   stats.capacity_bytes += segment.bytes;
   if (!segment.readable()) return;
   if (segment.state == SegmentState::closed) ++stats.closed_segments;
-  if (stats.oldest_life == 0 || segment.life < stats.oldest_life) stats.oldest_life = segment.life;
   stats.used_bytes += segment.bytes;
   stats.live_records += segment.records.size();
+}
+
+uint32_t oldest_life(const SegmentTable& table) {
+  uint32_t oldest = 0;
+  for (const auto& [number, segment] : table.all()) {
+    const bool known = segment.file_life != 0;
+    if (!known && segment.state == SegmentState::bad) return 0;
+    if (known && (oldest == 0 || segment.file_life < oldest)) oldest = segment.file_life;
+  }
+  return oldest;
 }
 
 LogStats SegmentLog::stats() const {
   LogStats stats = context_.stats;
   stats.capacity_bytes = 0;
   for (const auto& [number, segment] : context_.table.all()) count_segment(segment, stats);
+  stats.oldest_life = oldest_life(context_.table);
   stats.health = context_.health.state();
   stats.health_reason = context_.health.reason();
   // Without room for more files the capacity is what exists.

@@ -138,7 +138,8 @@ struct LogStats {
   uint64_t read_bytes_per_s = 0,
            write_bytes_per_s = 0;  // while busy, smoothed; 0: not measured yet
   std::string io_engine;
-  uint32_t oldest_life = 0;       // of any segment that can be read; 0: there is none
+  // Of all that the next start may find, free segments too; 0: there is none, or nobody knows.
+  uint32_t oldest_life = 0;
   uint64_t registered_bytes = 0;  // of memory that the engine need not find anew each time
   bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
 };

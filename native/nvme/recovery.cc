@@ -76,7 +76,7 @@ void Recovery::classify(uint32_t number, uint64_t bytes) {
     return classify_headless(number, bytes);
   ++report_.segments;
   Segment& segment = context_.table.add(number, bytes, SegmentState::closed);
-  segment.life = header->life;
+  segment.life = segment.file_life = header->life;
   segment.has_file = true;
 }
 

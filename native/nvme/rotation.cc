@@ -149,6 +149,7 @@ void Rotation::header_flushed(uint32_t number, int error) {
   Segment& segment = *context_.table.find(number);
   if (error != 0) return opening_failed(segment, error);
   segment.state = SegmentState::standby;
+  segment.file_life = segment.life;
   next_ = &segment;
   context_.host.set_segment_word(number, segment.life, false);
   opening_ended(0);

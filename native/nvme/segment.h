@@ -43,6 +43,7 @@ enum class CloseStep : uint8_t { records, writing_toc, flushing_toc };
 struct Segment {
   uint32_t number = 0;
   uint32_t life = 0;
+  uint32_t file_life = 0;  // whose records a start would find in its file; 0: none, or not known
   SegmentState state = SegmentState::free;
   uint64_t bytes = 0;
 
