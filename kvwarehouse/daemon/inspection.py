@@ -122,7 +122,7 @@ class Inspection:
         options.index_pages = index_pages
         options.warehouse_id = who.warehouse_id
         options.secret = who.secret
-        options.epoch = ledger.epoch
+        options.epoch, options.epoch_floor = ledger.epoch, ledger.floor
         return options
 
 

@@ -5,6 +5,10 @@ Thread-safe. Everything is in memory; every change is committed to disk before i
 unless the disk refuses (full, read-only): then the ledger goes on in memory, says so, and writes
 all of it at the next change or `heal` that the disk takes.
 
+What is younger than a clear: a page reserved under its namespace's clear epoch or a later one. Of a
+namespace that is not in the ledger that is the floor, the epoch at the last loss of a ledger or
+clear of everything: no later start forgets either.
+
 Invariants: an ordinal names one namespace for ever; epochs only rise; bounded (MAX_NAMESPACES,
 MAX_TOMBSTONES; beyond them the oldest tombstones go, and a page they held down may come back,
 which is a page with right bytes).
@@ -33,6 +37,8 @@ from kvwarehouse.types import Namespace
 MAX_NAMESPACES: Final = 4096  # native/base/types.h; a test compares them
 MAX_TOMBSTONES: Final = 1 << 17
 VERSION: Final = 1
+LOST: Final = (1 << 64) - 1
+"""A floor: only the core's files know of the last clear (native/warehouse/options.h)."""
 
 _U16: Final = struct.Struct(">H")  # in keys: ordered
 _U64: Final = struct.Struct("<Q")
@@ -40,6 +46,7 @@ _VERSION_KEY: Final = b"f/version"
 _WAREHOUSE_KEY: Final = b"f/warehouse"
 _SERIAL_KEY: Final = b"f/serial"
 _EPOCH_KEY: Final = b"f/epoch"
+_FLOOR_KEY: Final = b"f/floor"
 _NAMESPACE: Final = b"n/"
 _TOMBSTONE: Final = b"t/"
 
@@ -61,6 +68,7 @@ class NamespaceRecord:
 class _State:
     serial: int  # how often this ledger was opened
     epoch: int
+    floor: int
     namespaces: dict[int, NamespaceRecord]
     tombstones: dict[bytes, int]
 
@@ -99,6 +107,8 @@ class Ledger:
         self._state = self._read(expected)
         # The ledger may be lost, or be a step behind: the file of the epoch is written first.
         self._state.epoch = max(self._state.epoch, *known)
+        if self.lost:
+            self._state.floor = LOST
         self._by_id = {record.space.id: record for record in self._state.namespaces.values()}
         if not lazy:
             self._open()
@@ -106,6 +116,11 @@ class Ledger:
     @property
     def epoch(self) -> int:
         return self._state.epoch
+
+    @property
+    def floor(self) -> int:
+        """The clear epoch of namespaces that are not in here. LOST until adopt_epoch()."""
+        return self._state.floor
 
     def namespaces(self) -> list[NamespaceRecord]:
         with self._lock:
@@ -134,7 +149,8 @@ class Ledger:
                     code="too_many_namespaces",
                     retryable=False,
                 )
-            return NamespaceRecord(ordinal, space, self._state.epoch, time.time_ns())
+            # Not the epoch of now: the core may have taken in pages of it, younger than the floor.
+            return NamespaceRecord(ordinal, space, self._state.floor, time.time_ns())
 
     def add(self, record: NamespaceRecord) -> None:
         """Makes a proposed namespace known, for ever."""
@@ -146,13 +162,15 @@ class Ledger:
             self._remember(record)
             self._commit(dict([_encode_namespace(record)]))
 
-    def raise_epoch(self, ordinals: Iterable[int]) -> tuple[int, bool]:
-        """A new clear epoch, and `ordinals` cleared as of it. Returns it, and whether it is durable
-        (when not, a restart brings back what it cleared)."""
+    def raise_epoch(self, ordinals: Iterable[int] | None) -> tuple[int, bool]:
+        """A new clear epoch, and `ordinals` cleared as of it; None: all, known or not. Returns it,
+        and whether it is durable (when not, a restart brings back what it cleared)."""
         with self._lock:
             self._state.epoch += 1
-            puts = {_EPOCH_KEY: _U64.pack(self._state.epoch)}
-            for ordinal in ordinals:
+            if ordinals is None:
+                self._state.floor = self._state.epoch
+            puts = self._epochs()
+            for ordinal in list(self._state.namespaces) if ordinals is None else ordinals:
                 cleared = replace(self._state.namespaces[ordinal], clear_epoch=self._state.epoch)
                 self._remember(cleared)
                 puts.update([_encode_namespace(cleared)])
@@ -160,12 +178,16 @@ class Ledger:
             return self._state.epoch, self._commit(puts) and noted
 
     def adopt_epoch(self, seen: int) -> None:
-        """The epoch is at least `seen`, which stood in some header that outlived the ledger."""
+        """The epoch is at least `seen`, the highest that stood in anything that outlived the
+        ledger. If it was lost, that is the floor."""
         with self._lock:
-            if seen > self._state.epoch:
-                self._state.epoch = seen
+            state = self._state
+            epoch = max(state.epoch, seen)
+            floor = epoch if state.floor == LOST else state.floor
+            if (epoch, floor) != (state.epoch, state.floor):
+                state.epoch, state.floor = epoch, floor
                 self._write_epoch()
-                self._commit({_EPOCH_KEY: _U64.pack(seen)})
+                self._commit(self._epochs())
 
     def bury(self, graves: Iterable[tuple[bytes, int]]) -> bool:
         """Tombstones: records of (key) up to (log position) are dead. Returns whether that is
@@ -223,8 +245,8 @@ class Ledger:
         if expected and not found:
             self._lose(self._path, "it is missing beside stored pages")
         # Of two, the one that was opened more often is the one that was in use last.
-        states = [_State(0, 0, {}, {}), *(state for path in found if (state := self._load(path)))]
-        return max(states, key=lambda state: state.serial)
+        states = [state for path in found if (state := self._load(path))]
+        return max(states, key=lambda state: state.serial, default=_State(0, 0, 0, {}, {}))
 
     def _load(self, path: str) -> _State | None:
         try:
@@ -282,12 +304,18 @@ class Ledger:
             self._log.event(Event.LEDGER_DEGRADED, path=self._path, reason=reason)
         self._behind, self.health, self.reason = True, "in_memory", reason
 
+    def _epochs(self) -> dict[bytes, bytes]:
+        return {
+            _EPOCH_KEY: _U64.pack(self._state.epoch),
+            _FLOOR_KEY: _U64.pack(self._state.floor),
+        }
+
     def _everything(self) -> dict[bytes, bytes]:
         return {
             _VERSION_KEY: _U64.pack(VERSION),
             _WAREHOUSE_KEY: self._warehouse_id,
             _SERIAL_KEY: _U64.pack(self._state.serial),
-            _EPOCH_KEY: _U64.pack(self._state.epoch),
+            **self._epochs(),
             **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
             **{_TOMBSTONE + key: _U64.pack(at) for key, at in self._state.tombstones.items()},
         }
@@ -329,7 +357,8 @@ def _decode_namespace(key: bytes, payload: bytes) -> NamespaceRecord:
 
 def _decode_state(records: dict[bytes, bytes]) -> _State:
     serial, epoch = (_U64.unpack(records[key])[0] for key in (_SERIAL_KEY, _EPOCH_KEY))
-    state = _State(serial, epoch, {}, {})
+    floor = _U64.unpack(records.get(_FLOOR_KEY, bytes(8)))[0]  # older daemons wrote none
+    state = _State(serial, epoch, floor, {}, {})
     for key, payload in sorted(records.items()):
         if key.startswith(_NAMESPACE):
             record = _decode_namespace(key, payload)

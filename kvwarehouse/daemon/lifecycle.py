@@ -123,7 +123,7 @@ class Daemon:
         options.warehouse_id = who.warehouse_id
         options.secret = who.secret
         options.epoch = ledger.epoch
-        options.ledger_lost = ledger.lost
+        options.epoch_floor = ledger.floor
         self._core = core = self._engine.Core(options)
         self._warehouse = Warehouse(core, ledger, self._log)
         self._warehouse.restore()

@@ -131,12 +131,12 @@ class Warehouse:
         Raises StorageError (code "clear_not_durable") when the ledger's disk refuses: the pages are
         gone now, and what NVMe held of them may be there again after a restart."""
         with self._changes:
-            records = self._ledger.namespaces() if record is None else [record]
-            epoch, durable = self._ledger.raise_epoch(entry.ordinal for entry in records)
+            cleared = None if record is None else [record.ordinal]
+            epoch, durable = self._ledger.raise_epoch(cleared)
             self._core.raise_epoch(epoch)
             ordinals = self._core_ordinals(record)
             pages = sum(self._core.clear(ordinal, epoch) for ordinal in ordinals)
-        self._log.event(Event.CLEARED, pages=pages, epoch=epoch, namespaces=len(records))
+        self._log.event(Event.CLEARED, pages=pages, epoch=epoch, namespaces=len(ordinals))
         if not durable:
             raise StorageError(
                 f"{pages} pages are cleared, but the ledger cannot be written "
@@ -249,7 +249,7 @@ class Warehouse:
         return self._core.status()
 
     def forget_moot_tombstones(self) -> None:
-        """Drops tombstones of segments that are gone, and writes what a full disk has missed."""
+        """Drops tombstones of what no segment holds, and writes what a full disk has missed."""
         oldest = int(self._core.status()["tiers"]["nvme"].get("oldest_position", 0))
         if oldest:
             self._ledger.prune(oldest)

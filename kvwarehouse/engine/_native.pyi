@@ -80,7 +80,7 @@ class CoreOptions:
     warehouse_id: bytes  # 16
     secret: bytes  # SECRET_BYTES
     epoch: int  # the ledger's clear epoch
-    ledger_lost: bool  # drop what a lost tombstone could bring back
+    epoch_floor: int  # clear epoch of what nobody declares; 2**64 - 1: the highest that is seen
     policy: str  # one of policy_names()
     io_engine: str  # "auto", "io_uring", "pread"
     limbo_after_s: float  # 30

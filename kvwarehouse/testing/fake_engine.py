@@ -63,7 +63,7 @@ class FakeOptions:
         self.nvme_dir = ""
         self.warehouse_id = b""
         self.epoch = 0
-        self.ledger_lost = False
+        self.epoch_floor = 0
 
 
 def _tier(name: str, **counts: int) -> dict[str, Any]:

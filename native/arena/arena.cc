@@ -139,16 +139,17 @@ void Arena::open_control(const ArenaOptions& options) {
   const std::string path = directory_ + "/control";
   const uint64_t bytes = control_bytes(options.segment_words);
   control_fd_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  uint64_t last_incarnation = 0;
+  uint64_t last_incarnation = 0, clear_epoch = 0;
   bool usable = false;
-  if (control_fd_.valid() && size_of(control_fd_.get(), path) >= bytes) {
-    ControlPage* old = nullptr;
+  if (control_fd_.valid() && size_of(control_fd_.get(), path) >= sizeof(ControlPage)) {
     Mapping mapping(control_fd_.get(), sizeof(ControlPage), false);
-    old = mapping.at<ControlPage>(0);
+    const auto* old = mapping.at<ControlPage>(0);
     if (old->magic == kControlMagic) {
       last_incarnation = old->incarnation.value.load();
-      usable = old->version == kControlVersion && old->bytes == bytes &&
-               old->warehouse_id == options.warehouse_id;
+      const bool ours =
+          old->version == kControlVersion && old->warehouse_id == options.warehouse_id;
+      if (ours) clear_epoch = old->clear_epoch.value.load();
+      usable = ours && old->bytes == bytes && size_of(control_fd_.get(), path) >= bytes;
     }
   }
   if (!usable) {
@@ -164,6 +165,7 @@ void Arena::open_control(const ArenaOptions& options) {
   control_->version = kControlVersion;
   control_->segment_words = options.segment_words;
   std::memcpy(control_->secret, options.secret.data(), kSecretBytes);
+  control_->clear_epoch.value.store(clear_epoch);  // one made anew, as with another tier, keeps it
   control_->magic = kControlMagic;
   incarnation_ = last_incarnation + 1;
 }

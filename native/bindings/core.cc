@@ -21,9 +21,9 @@ struct CoreOptions {
   std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto";
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
   nb::bytes warehouse_id{"", 0}, secret{"", 0};
-  uint64_t epoch = 0, write_queue_bytes = 0, hbm_bytes = 0;
+  uint64_t epoch = 0, epoch_floor = 0, write_queue_bytes = 0, hbm_bytes = 0;
   int hbm_device = 0;
-  bool ledger_lost = false, inspect = false;
+  bool inspect = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
 
   WarehouseOptions warehouse() const {
@@ -44,7 +44,7 @@ struct CoreOptions {
     made.nvme_segment_bytes = nvme_segment_bytes;
     made.index_pages = index_pages;
     made.epoch = epoch;
-    made.ledger_lost = ledger_lost;
+    made.epoch_floor = epoch_floor;
     made.inspect = inspect;
     made.policy = policy;
     made.io_engine = io_engine;
@@ -224,7 +224,7 @@ void bind_core(nb::module_& m) {
       .def_rw("warehouse_id", &CoreOptions::warehouse_id)
       .def_rw("secret", &CoreOptions::secret)
       .def_rw("epoch", &CoreOptions::epoch)
-      .def_rw("ledger_lost", &CoreOptions::ledger_lost)
+      .def_rw("epoch_floor", &CoreOptions::epoch_floor)
       .def_rw("inspect", &CoreOptions::inspect)
       .def_rw("policy", &CoreOptions::policy)
       .def_rw("io_engine", &CoreOptions::io_engine)

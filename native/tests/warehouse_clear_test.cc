@@ -1,4 +1,7 @@
 // A clear beside other work: it takes pages out in steps, and clients store and load between them.
+// And a clear after its time: what it took stays away, whatever was lost meanwhile.
+#include <poll.h>
+
 #include <functional>
 
 #include "tests/check.h"
@@ -10,6 +13,44 @@ using namespace kvw;
 namespace {
 
 uint32_t ordinal_in(World& world) { return world->add_namespace(kMaxNamespaces, world.shape(), 0); }
+
+// Page n is in both tiers, reserved under epoch n; 0 to 4.
+struct Epochs {
+  Epochs() : world(shape_of(5000, 1)) {
+    set_nvme(true);
+    world.start();
+    Peer peer(world);
+    for (uint64_t epoch = 0; epoch < 5; ++epoch) {
+      world->raise_epoch(epoch);
+      CHECK(peer.store(world.page(epoch)));
+    }
+    for (int round = 0; world->status().nvme_pages < 5; ++round) {
+      CHECK(round < 20000);
+      world->poll_log();
+      world->tick();
+      pollfd ready{world->log_fd(), POLLIN, 0};
+      ::poll(&ready, 1, 5);
+    }
+    world.kill();
+  }
+  void set_nvme(bool attached) {
+    world.options.nvme_dir = attached ? world.directory.path() + "/nvme" : "";
+    std::filesystem::create_directory(world.directory.path() + "/nvme");
+    world.options.nvme_capacity_bytes = attached ? 8 * kMiB : 0;
+  }
+  void lose(const char* name) { std::filesystem::remove_all(world.directory.path() + name); }
+  // Those that are there after a start without a declared namespace.
+  std::string found_without_ledger(uint64_t floor) {
+    world.declare_own = false;
+    world.options.epoch_floor = floor;
+    world.options.epoch = world.restart().epoch;
+    std::string found;
+    for (uint64_t epoch = 0; epoch < 5; ++epoch)
+      if (world.stored(world.page(epoch))) found += std::to_string(epoch);
+    return found;
+  }
+  World world;
+};
 
 }  // namespace
 
@@ -105,4 +146,47 @@ TEST(evict_of_everything_leaves_what_is_pinned_and_ends) {
   OperatorEviction eviction(*world, -1, UINT64_MAX, "all");
   CHECK_EQ(evict_with(world, eviction, [] {}), 1999);
   CHECK_EQ(peer.load(world.page(3, 39)), Got::right);
+}
+
+// --- after losses
+
+// Incident: the start that found the ledger lost dropped what had been cleared; the next one had a
+// ledger again, and served it.
+TEST(what_was_cleared_stays_away_at_every_start_after_a_loss_of_the_ledger) {
+  Epochs kept;
+  CHECK_EQ(kept.found_without_ledger(kLedgerLost), "4");
+  CHECK_EQ(kept.world.options.epoch, 4);
+  for (int start = 0; start < 2; ++start) CHECK_EQ(kept.found_without_ledger(4), "4");
+  kept.lose("/arena");
+  CHECK_EQ(kept.found_without_ledger(4), "4");
+  CHECK_EQ(kept.found_without_ledger(2), "234");
+}
+
+// Incident: with the NVMe tier detached for one run nothing knew of the epoch but the slots, and a
+// clear of everything took nothing.
+TEST(epoch_is_the_highest_that_any_header_slot_or_record_has_seen) {
+  Epochs kept;
+  CHECK_EQ(kept.world.start().epoch, 4);  // the control page
+  kept.world.kill();
+  kept.lose("/arena/control");
+  CHECK_EQ(kept.world.start().epoch, 4);  // slots
+  kept.world.kill();
+  kept.lose("/arena");
+  CHECK_EQ(kept.world.start().epoch, 4);  // records: their segment began under epoch 0
+}
+
+TEST(control_page_of_another_size_keeps_the_incarnation_and_the_epoch) {
+  Epochs kept;
+  uint64_t incarnation = 0;
+  for (const bool attached : {true, false, true}) {
+    kept.set_nvme(attached);
+    kept.world.start();
+    kept.world->raise_epoch(7);  // a clear that has left no page behind
+    CHECK(kept.world->arena().incarnation() > incarnation);
+    incarnation = kept.world->arena().incarnation();
+    CHECK_EQ(kept.world->arena().control().clear_epoch.value.load(), 7);
+    kept.world.kill();
+  }
+  kept.set_nvme(false);
+  CHECK_EQ(kept.world.start().epoch, 7);
 }

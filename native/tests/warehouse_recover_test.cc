@@ -289,12 +289,15 @@ TEST(recovery_adopts_a_namespace_that_nobody_declared) {
   CHECK_EQ(world.restart().pages_dram, 3);
   CHECK_EQ(world->status().spaces.size(), 1);
   Peer peer(world);
+  // No client finds it before it is declared: who opens it makes it known to the ledger again.
+  CHECK(!peer.view().space(kSpace).has_value());
+  const uint32_t ordinal = world->add_namespace(kMaxNamespaces, world.shape(), 0);
   const auto row = peer.view().space(kSpace);
   CHECK(row.has_value());
+  CHECK_EQ(row->ordinal, ordinal);
   CHECK_EQ(row->shape.shard_bytes, kSmall);
   CHECK_EQ(row->shape.shards, 2);
   CHECK_EQ(peer.load(world.page(1, 2), 1), Got::right);
-  CHECK_EQ(world->add_namespace(kMaxNamespaces, world.shape(), 0), row->ordinal);
   CHECK_THROWS(world->add_namespace(kMaxNamespaces, shape_of(kSmall + 1), 0), "bad_namespace");
 }
 
@@ -339,7 +342,7 @@ TEST(recovery_drops_what_is_not_provably_younger_when_the_ledger_is_lost) {
   CHECK(peer.store(world.page(2)));
   world->raise_epoch(2);  // a clear of some other namespace
   CHECK(peer.store(world.page(3)));
-  world.options.ledger_lost = true;
+  world.options.epoch_floor = kLedgerLost;
   world.declare_own = false;
   const RecoverySummary summary = world.restart();
   CHECK_EQ(summary.epoch, 2);  // the arena remembers

@@ -20,6 +20,8 @@
 
 namespace kvw {
 
+inline constexpr uint64_t kLedgerLost = UINT64_MAX;
+
 struct WarehouseOptions {
   std::string arena_dir;
   uint64_t dram_bytes = 0;
@@ -30,7 +32,9 @@ struct WarehouseOptions {
   Key warehouse_id;
   std::vector<std::byte> secret;  // kSecretBytes
   uint64_t epoch = 0;             // the ledger's clear epoch
-  bool ledger_lost = false;
+  // Of namespaces that nobody declared, pages reserved before it are gone; kLedgerLost: before the
+  // highest epoch that is seen anywhere.
+  uint64_t epoch_floor = 0;
   std::string policy = "lru";
   std::string io_engine = "auto";
   uint64_t limbo_after_ns = 30 * kSecondNs;

@@ -15,13 +15,24 @@ namespace {
 
 constexpr size_t kAhead = 16;  // pages
 
+// What decides whether a page has a namespace.
+PageFacts shape_facts_of(const SlotMeta& meta) {
+  PageFacts facts;
+  facts.namespace_id = meta.namespace_id;
+  facts.page_tokens = meta.page_tokens;
+  facts.shards = meta.shards;
+  facts.shard_bytes = meta.shard_bytes;
+  facts.clear_epoch = meta.clear_epoch;
+  return facts;
+}
+
 }  // namespace
 
 RecoverySummary Warehouse::recover() {
   RecoverySummary summary;
   const uint64_t begin = clock_.boot_ns();
-  // The log first, without callbacks' effects on DRAM: its headers know of clears that a lost
-  // ledger forgot, and slots are judged by the highest epoch seen anywhere.
+  // First what can be believed, without effects: headers, records and slots know of clears that a
+  // lost ledger forgot, and all are judged by the highest epoch seen anywhere.
   open_log();
   std::vector<nvme::RecoveredRecord> records;
   if (log_) {
@@ -30,6 +41,13 @@ RecoverySummary Warehouse::recover() {
     raise_epoch(summary.log.epoch_seen);
   }
   std::vector<SlotId> sealed = recover_slots(summary);
+  for (const SlotId slot : sealed) raise_epoch(pool_.meta(slot)->clear_epoch);
+  for (const auto& record : records) raise_epoch(record.facts.clear_epoch);
+  std::erase_if(sealed, [&](SlotId slot) {
+    if (recovered_space(shape_facts_of(*pool_.meta(slot)), summary)) return false;
+    close_recovered(slot);
+    return true;
+  });
   std::erase_if(records, [&](const auto& record) { return !believed(record, summary); });
   insert_recovered(sealed, records, summary);
   forget_undeclared();
@@ -97,8 +115,8 @@ bool Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
     case SlotState::live:
     case SlotState::closing:
       pool_.restore(slot, SlotState::live);
-      if (fits && believed(*meta, word.generation, summary)) return true;
-      if (!fits) ++summary.dropped_slots;
+      if (fits && meta->checksum == meta_checksum(*meta, word.generation)) return true;
+      ++summary.dropped_slots;
       close_recovered(slot);
       return false;
     default: {
@@ -132,20 +150,6 @@ void Warehouse::close_recovered(SlotId slot) {
   zombies_.push_back(slot);
 }
 
-bool Warehouse::believed(const SlotMeta& meta, uint64_t generation, RecoverySummary& summary) {
-  if (meta.checksum != meta_checksum(meta, generation)) {
-    ++summary.dropped_slots;
-    return false;
-  }
-  PageFacts facts;
-  facts.namespace_id = meta.namespace_id;
-  facts.page_tokens = meta.page_tokens;
-  facts.shards = meta.shards;
-  facts.shard_bytes = meta.shard_bytes;
-  facts.clear_epoch = meta.clear_epoch;
-  return recovered_space(facts, summary);
-}
-
 bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& summary) {
   if (!recovered_space(record.facts, summary)) return false;
   const auto dead = tombstones_.find(record.facts.key);
@@ -166,23 +170,25 @@ bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary
   const bool same = space.shape.page_tokens == facts.page_tokens &&
                     space.shape.shards == facts.shards &&
                     space.shape.shard_bytes == facts.shard_bytes;
-  // Without the ledger nobody knows which namespaces were cleared, only that some were.
-  const uint64_t floor = options_.ledger_lost ? epoch_ : space.clear_epoch;
-  if (same && facts.clear_epoch >= floor) return true;
+  if (same && facts.clear_epoch >= space.clear_epoch) return true;
   ++(same ? summary.cleared : summary.dropped_slots);
   return false;
 }
 
 int Warehouse::adopt_namespace(const PageFacts& facts) {
   // A page of a namespace that the ledger does not know (it was lost, or could not be written):
-  // the page says what shape it has. Its full identity comes when a client opens it again.
+  // the page says what shape it has. Its full identity comes when a client opens it again, which
+  // it has to: until then no client finds it. Whether it was cleared before the loss nobody knows.
   NamespaceShape shape;
   shape.id = facts.namespace_id;
   shape.page_tokens = facts.page_tokens;
   shape.shards = facts.shards;
   shape.shard_bytes = facts.shard_bytes;
   try {
-    return static_cast<int>(add_namespace(kMaxNamespaces, shape, 0));
+    const uint32_t ordinal =
+        add_namespace(kMaxNamespaces, shape, std::min(options_.epoch_floor, epoch_));
+    arena_.control().namespaces[ordinal].ready.store(0);
+    return static_cast<int>(ordinal);
   } catch (const Error&) {
     return -1;  // fits no slab or segment of this start's sizes
   }

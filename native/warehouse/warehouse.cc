@@ -165,8 +165,9 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
     if (!(space.shape == shape))
       refuse("namespace " + to_hex(shape.id) + " has another shape here");
     space.clear_epoch = std::max(space.clear_epoch, clear_epoch);
-    arena_.control().namespaces[known].clear_epoch.store(space.clear_epoch,
-                                                         std::memory_order_release);
+    NamespaceWord& row = arena_.control().namespaces[known];
+    row.clear_epoch.store(space.clear_epoch, std::memory_order_release);
+    row.ready.store(1, std::memory_order_release);
     return static_cast<uint32_t>(known);
   }
   uint32_t ordinal = wish;

@@ -261,7 +261,6 @@ class Warehouse final : public nvme::LogHost {
   std::vector<SlotId> recover_slots(RecoverySummary& summary);
   bool recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary);
   void close_recovered(SlotId slot);
-  bool believed(const SlotMeta& meta, uint64_t generation, RecoverySummary& summary);
   bool believed(const nvme::RecoveredRecord& record, RecoverySummary& summary);
   bool recovered_space(const PageFacts& facts, RecoverySummary& summary);
   void insert_recovered(std::span<const SlotId> sealed,

@@ -94,13 +94,60 @@ def test_damaged_ledger_is_rebuilt_and_brings_back_nothing_that_was_cleared(
     both_tiers.kill()
     [ledger] = sorted(both_tiers.nvme_dir.glob("ledger.mdb"))
     harm(ledger)
+    # Incident: the start that found the damage dropped what was cleared, the one after served it.
+    for health in ("rebuilt", "ok", "ok"):
+        both_tiers.start()
+        with both_tiers.connect() as client:
+            assert client.status()["service"]["ledger_health"] == health
+            assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
+            assert OTHER.load(client) == PROMPT.pages
+        both_tiers.stop()
     both_tiers.start()
     with both_tiers.connect() as client:
-        assert client.status()["service"]["ledger_health"] == "rebuilt"
-        assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
-        assert OTHER.load(client) == PROMPT.pages
         PROMPT.store_whole(client)
         assert PROMPT.load(client) == PROMPT.pages
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_namespace_that_outlived_the_ledger_is_cleared_for_good(
+    both_tiers: Serving, opened: bool
+) -> None:
+    """Incident: a client found it in shared memory, so that nobody made the ledger know it: a clear
+    of it was refused, and a restart undid a clear of everything."""
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+        assert client.flush().pending == 0
+    both_tiers.kill()
+    (both_tiers.nvme_dir / "ledger.mdb").unlink()
+    both_tiers.start()
+    with both_tiers.connect() as client:
+        if opened:
+            assert PROMPT.load(client) == PROMPT.pages
+            assert [each.space for each in client.namespaces()] == [PROMPT.space]
+        assert client.clear(PROMPT.space if opened else None) == PROMPT.pages
+    for _ in range(2):
+        both_tiers.kill()
+        both_tiers.start()
+        with both_tiers.connect() as client:
+            assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
+
+
+def test_clear_of_a_run_without_the_nvme_tier_takes_what_is_in_dram(both_tiers: Serving) -> None:
+    """Incident: ledger and epoch file are on the disk that was detached, and the control page was
+    made anew for another size: the epoch fell, and a later clear took nothing."""
+    with both_tiers.connect() as client:
+        for _ in range(3):
+            OTHER.store_whole(client)
+            client.clear(OTHER.space)
+        PROMPT.store_whole(client)
+    both_tiers.stop()
+    for name in ("nvme_dir", "nvme_capacity", "nvme_segment"):
+        del both_tiers.settings[name]
+    both_tiers.start()
+    with both_tiers.connect() as client:
+        assert PROMPT.load(client) == PROMPT.pages
+        assert client.clear(None) == PROMPT.pages
+        assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
 
 
 @pytest.mark.parametrize("harm", [truncated, zeroed, rubbish])

@@ -19,6 +19,7 @@ import pytest
 
 from kvwarehouse import errors
 from kvwarehouse.daemon import http
+from kvwarehouse.daemon.ledger import LOST
 from kvwarehouse.testing import fake_engine
 from kvwarehouse.testing.served import Served
 
@@ -191,7 +192,7 @@ def test_damaged_ledger_is_told_to_the_core_and_shown_in_status(tmp_path: Path) 
     ledger = tmp_path / "arena" / "ledger.mdb"
     ledger.write_bytes(ledger.read_bytes()[:5000])
     with Served(tmp_path) as served:
-        assert served.core.options.ledger_lost
+        assert served.core.options.epoch_floor == LOST
         assert len(served.events("ledger_rebuilt")) == 1
         assert 'kvwarehouse_ledger_health{health="rebuilt"} 1' in served.get("/metrics")[1]
 

@@ -100,9 +100,30 @@ def test_clear_sets_the_epoch_of_exactly_the_cleared(kept: Kept) -> None:
     assert [record.clear_epoch for record in kept.open().namespaces()] == [3, 3]
 
 
-def test_namespace_made_after_a_clear_starts_at_its_epoch(kept: Kept) -> None:
+def test_namespace_that_is_not_known_starts_at_the_floor(kept: Kept) -> None:
+    """Incident: the next start after one that had found the ledger lost served cleared pages, and
+    those that a clear of everything took from namespaces that had outlived the ledger."""
     ledger = filled(kept)
-    assert ledger.propose(space(9)).clear_epoch == 1
+    assert ledger.propose(space(9)).clear_epoch == 0  # it has no pages, or a core found them
+    assert ledger.raise_epoch(None) == (2, True)
+    assert [record.clear_epoch for record in ledger.namespaces()] == [2, 2]
+    for _ in range(2):
+        assert kept.open().propose(space(9)).clear_epoch == 2
+
+
+def test_floor_after_a_loss_is_the_highest_epoch_that_anybody_saw(kept: Kept) -> None:
+    filled(kept)
+    kept.close()
+    kept.file.unlink()
+    assert kept.open(expected=True).floor == module.LOST
+    ledger = kept.open(expected=True)  # the one before was killed before its core had told
+    assert not ledger.lost
+    assert ledger.floor == module.LOST
+    ledger.adopt_epoch(7)
+    assert (ledger.epoch, ledger.floor) == (7, 7)
+    ledger = kept.open(expected=True)
+    ledger.adopt_epoch(9)
+    assert (ledger.epoch, ledger.floor) == (9, 7)
 
 
 def test_epoch_is_never_behind_one_that_was_seen(kept: Kept) -> None:
