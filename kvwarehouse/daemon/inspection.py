@@ -144,7 +144,7 @@ def _refuse_without_ledger(places: list[str]) -> None:
     if not found:
         raise StorageError(
             f"there is no ledger in {' or '.join(places)}; name the warehouse's other directory "
-            "too (the ledger is beside the segments, or without NVMe beside the arena). If it is "
+            "too (each has a ledger). If both are "
             "lost, start the daemon, which rebuilds it, and check then",
             code="no_ledger",
         )

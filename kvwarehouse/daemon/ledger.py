@@ -73,6 +73,17 @@ class _State:
     tombstones: dict[bytes, int]
 
 
+@dataclass
+class _Copy:
+    path: str
+    file: LedgerFile | None = None  # none: memory has what is not on its disk
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+
+
 class Ledger:
     """Opened once at the start, by the one daemon that owns the directory."""
 
@@ -85,23 +96,20 @@ class Ledger:
         expected: bool,
         lazy: bool = False,
     ) -> None:
-        """Reads the ledger (in a child process), or makes one, in the first of `directories`. One
-        that is in another of them, as after an NVMe tier was added, moves there. `expected`: there
-        are pages already, so that a missing ledger is a lost one. A damaged ledger, or one of
-        another warehouse, is set aside and `lost` is True. `lazy`: nothing is written before the
+        """Reads the ledger (in a child process), or makes one, in each of `directories`; the first is
+        the one that lives longest. All that any of them knows holds. `expected`: there are pages
+        already, so that a missing ledger is a lost one. A damaged ledger, or one of another
+        warehouse, is set aside; `lost` is True when none is left. `lazy`: nothing is written before the
         first change, for a look at directories. Raises StorageError only for a ledger of a newer
         version, or beside an epoch file of one, which would be lost silently, or that cannot be
         probed."""
-        self._paths = [os.path.join(path, ledger_file.FILE_NAME) for path in directories]
-        self._path = self._paths[0]
+        self._copies = [_Copy(os.path.join(path, ledger_file.FILE_NAME)) for path in directories]
         self._warehouse_id = warehouse_id
         self._log = log
         self._lock = threading.Lock()
         self.health = "ok"  # "ok", "rebuilt", "in_memory"
         self.reason = ""
         self.lost = False
-        self._file: LedgerFile | None = None
-        self._behind = False  # memory has what the file has not
         # Before a damaged ledger is set aside: a newer epoch file is refused as all was.
         known = [epoch_file.read(path, warehouse_id) for path in directories]
         self._state = self._read(expected)
@@ -111,7 +119,10 @@ class Ledger:
             self._state.floor = LOST
         self._by_id = {record.space.id: record for record in self._state.namespaces.values()}
         if not lazy:
-            self._open()
+            self._state.serial += 1
+            self._commit({})
+            if self._state.epoch:
+                self._write_epoch()
 
     @property
     def epoch(self) -> int:
@@ -218,20 +229,20 @@ class Ledger:
     def heal(self) -> None:
         """Writes what a refusing disk has missed, if it takes it now. Call now and then."""
         with self._lock:
-            if self._behind:
+            if self.health == "in_memory":
                 self._commit({})
 
     def close(self) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            for copy in self._copies:
+                copy.close()
 
     # The rest is called with the lock held, or before anyone else has the object.
 
     def _write_epoch(self) -> bool:
+        directory = os.path.dirname(self._copies[0].path)
         try:
-            epoch_file.write(os.path.dirname(self._path), self._warehouse_id, self._state.epoch)
+            epoch_file.write(directory, self._warehouse_id, self._state.epoch)
         except OSError:
             return False  # the ledger meets the same disk at once, and says what is wrong with it
         return True
@@ -241,68 +252,54 @@ class Ledger:
         self._by_id[record.space.id] = record
 
     def _read(self, expected: bool) -> _State:
-        found = [path for path in self._paths if os.path.exists(path)]
+        found = [copy.path for copy in self._copies if os.path.exists(copy.path)]
         if expected and not found:
-            self._lose(self._path, "it is missing beside stored pages")
-        # Of two, the one that was opened more often is the one that was in use last.
+            self._damaged(self._copies[0].path, "it is missing beside stored pages")
         states = [state for path in found if (state := self._load(path))]
-        return max(states, key=lambda state: state.serial, default=_State(0, 0, 0, {}, {}))
+        self.lost = not states and self.health == "rebuilt"
+        return _merged(states)
 
     def _load(self, path: str) -> _State | None:
         try:
             return self._decode(path, ledger_file.read(path))
         except DamagedLedgerError as damage:
-            self._lose(path, str(damage))
+            self._damaged(path, str(damage))
             return None
 
-    def _lose(self, path: str, reason: str) -> None:
-        self.lost, self.health, self.reason = True, "rebuilt", reason
+    def _damaged(self, path: str, reason: str) -> None:
+        self.health, self.reason = "rebuilt", reason
         kept = ""
         with contextlib.suppress(OSError):
             kept = ledger_file.set_aside(path)
         self._log.event(Event.LEDGER_REBUILT, path=path, reason=reason, kept=kept)
 
-    def _open(self) -> None:
-        self._state.serial += 1
-        try:
-            self._file = LedgerFile(self._path, self._everything())
-            if self._state.epoch and not self._write_epoch():
-                return  # the others keep theirs
-            for path in self._paths[1:]:
-                for file in (path, os.path.join(os.path.dirname(path), epoch_file.FILE_NAME)):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(file)
-        except (OSError, lmdb.Error) as error:
-            self._degrade(error)
-
     def _commit(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes] = ()) -> bool:
-        if self._file is None or self._behind:
-            return self._rewrite()
+        """True when the first directory has it, which is the one that lives longest."""
+        deletes = list(deletes)
+        return [self._commit_to(copy, puts, deletes) for copy in self._copies][0]
+
+    def _commit_to(
+        self, copy: _Copy, puts: Mapping[bytes, bytes], deletes: Iterable[bytes]
+    ) -> bool:
         try:
-            self._file.commit(puts, deletes)
+            if copy.file is None:
+                # Everything: after a refusal nobody knows what the old file lacks.
+                copy.file = LedgerFile(copy.path, self._everything())
+            else:
+                copy.file.commit(puts, deletes)
         except (OSError, lmdb.Error) as error:
-            self._degrade(error)
+            self._degrade(copy, error)
             return False
+        if self.health == "in_memory" and all(each.file is not None for each in self._copies):
+            self.health, self.reason = "ok", ""
         return True
 
-    def _rewrite(self) -> bool:
-        """Everything into a new file: after a refusal nobody knows what the old one lacks."""
-        try:
-            fresh = LedgerFile(self._path, self._everything())
-        except (OSError, lmdb.Error) as error:
-            self._degrade(error)
-            return False
-        if self._file is not None:
-            self._file.close()
-        self._file, self._behind = fresh, False
-        self.health, self.reason = "ok", ""
-        return True
-
-    def _degrade(self, error: Exception) -> None:
+    def _degrade(self, copy: _Copy, error: Exception) -> None:
+        copy.close()
         reason = str(error)
         if self.health != "in_memory" or self.reason != reason:
-            self._log.event(Event.LEDGER_DEGRADED, path=self._path, reason=reason)
-        self._behind, self.health, self.reason = True, "in_memory", reason
+            self._log.event(Event.LEDGER_DEGRADED, path=copy.path, reason=reason)
+        self.health, self.reason = "in_memory", reason
 
     def _epochs(self) -> dict[bytes, bytes]:
         return {
@@ -334,6 +331,38 @@ class Ledger:
             return _decode_state(records)
         except _SENSELESS as error:
             raise DamagedLedgerError(f"its records make no sense: {error!r}") from error
+
+
+def _merged(states: list[_State]) -> _State:
+    """What any of them knows: an older one was detached for a while. Ordinals are those of the one
+    that was opened most often; what it does not know gets the next."""
+    states = sorted(states, key=lambda state: state.serial, reverse=True)
+    merged = states[0] if states else _State(0, 0, 0, {}, {})
+    for state in states[1:]:
+        _merge_namespaces(merged, state)
+        merged.epoch = max(merged.epoch, state.epoch)
+        merged.floor = max(merged.floor, state.floor)
+        for key, at in state.tombstones.items():
+            merged.tombstones[key] = max(at, merged.tombstones.get(key, 0))
+    return merged
+
+
+def _merge_namespaces(merged: _State, state: _State) -> None:
+    mine = {record.space.id: record for record in merged.namespaces.values()}
+    for record in state.namespaces.values():
+        known = mine.get(record.space.id)
+        ordinal = len(merged.namespaces) if known is None else known.ordinal
+        if ordinal == MAX_NAMESPACES:
+            continue
+        # Where one does not know it, its floor holds; LOST says nothing.
+        cleared = merged.floor % LOST if known is None else known.clear_epoch
+        epoch = max(record.clear_epoch, cleared)
+        merged.namespaces[ordinal] = replace(record, ordinal=ordinal, clear_epoch=epoch)
+    theirs = {record.space.id for record in state.namespaces.values()}
+    for record in mine.values():
+        if record.space.id not in theirs:
+            epoch = max(record.clear_epoch, state.floor % LOST)
+            merged.namespaces[record.ordinal] = replace(record, clear_epoch=epoch)
 
 
 def _encode_namespace(record: NamespaceRecord) -> tuple[bytes, bytes]:

@@ -291,6 +291,7 @@ def test_directories_of_a_running_daemon_strange_ones_and_those_without_ledger_a
     assert "no directory of a warehouse" in refused("--nvme-dir", tmp_path)
     assert "leave NAMESPACE" in refused("m", "--nvme-dir", serving.nvme_dir)
     serving.stop()
+    (serving.arena_dir / "ledger.mdb").unlink()
     assert "no ledger" in refused("--arena-dir", serving.arena_dir)
     (serving.nvme_dir / "ledger.mdb").write_bytes(b"rubbish" * 1000)
     assert "is damaged" in refused("--nvme-dir", serving.nvme_dir)

@@ -92,8 +92,8 @@ def test_damaged_ledger_is_rebuilt_and_brings_back_nothing_that_was_cleared(
         OTHER.store_whole(client)
         assert client.flush().pending == 0
     both_tiers.kill()
-    [ledger] = sorted(both_tiers.nvme_dir.glob("ledger.mdb"))
-    harm(ledger)
+    for folder in (both_tiers.nvme_dir, both_tiers.arena_dir):
+        harm(folder / "ledger.mdb")
     # Incident: the start that found the damage dropped what was cleared, the one after served it.
     for health in ("rebuilt", "ok", "ok"):
         both_tiers.start()
@@ -118,7 +118,8 @@ def test_namespace_that_outlived_the_ledger_is_cleared_for_good(
         PROMPT.store_whole(client)
         assert client.flush().pending == 0
     both_tiers.kill()
-    (both_tiers.nvme_dir / "ledger.mdb").unlink()
+    for folder in (both_tiers.nvme_dir, both_tiers.arena_dir):
+        (folder / "ledger.mdb").unlink()
     both_tiers.start()
     with both_tiers.connect() as client:
         if opened:

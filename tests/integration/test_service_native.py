@@ -275,7 +275,8 @@ def test_clear_is_not_undone_by_the_loss_of_the_ledger(
     remote.stub.Clear(pb.ClearRequest(all=True), timeout=T)
     fill(remote, 2, 3)
     flush(remote)
-    (tmp_path / "nvme" / "ledger.mdb").write_bytes(b"damaged")
+    for ledger in (tmp_path / "nvme" / "ledger.mdb", Path(daemon.arena_dir) / "ledger.mdb"):
+        ledger.write_bytes(b"damaged")
     remote = restart(daemon, keep_arena=keep_arena)
     assert remote.pages(1, 4) == (0, 0)
     fresh = content(2, 3, 0)[: sum(remote.pages(2, 3))]

@@ -372,37 +372,80 @@ def test_ledger_opens_in_memory_where_nothing_can_be_written(
         assert facts(ledger) == before
 
 
-def test_ledger_moves_with_the_directory_that_lives_longest(tmp_path: Path) -> None:
-    """An NVMe tier added to a warehouse that had none: its namespaces and clears go with it."""
-    arena, nvme = tmp_path / "arena", tmp_path / "nvme"
-    arena.mkdir()
-    nvme.mkdir()
-    before = facts(filled(first := Kept(arena)))
-    first.close()
-    both = Kept(nvme, arena)
-    assert facts(both.open(expected=True)) == before
-    assert os.listdir(arena) == []
-    assert facts(both.open(expected=True)) == before
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Kept]:
+    for name in ("nvme", "arena"):
+        (tmp_path / name).mkdir()
+    both = Kept(tmp_path / "nvme", tmp_path / "arena")
+    yield both
     both.close()
 
 
-def test_of_two_ledgers_the_one_used_last_counts(tmp_path: Path) -> None:
-    arena, nvme = tmp_path / "arena", tmp_path / "nvme"
-    arena.mkdir()
-    nvme.mkdir()
-    old = Kept(nvme)
-    filled(old)
-    old.close()
-    stale = old.file.read_bytes()
-    old.file.rename(arena / ledger_file.FILE_NAME)
-    used = Kept(arena)
-    used.open().raise_epoch([0])
-    now = facts(used.open())
-    used.close()
-    old.file.write_bytes(stale)
-    both = Kept(nvme, arena)
-    assert facts(both.open(expected=True)) == now
+def test_ledger_is_whole_in_each_directory(both: Kept, tmp_path: Path) -> None:
+    """Incident: it was on NVMe alone, and a replaced disk cost what the arena held."""
+    before = facts(filled(both))
     both.close()
+    for name in ("nvme", "arena"):
+        for lost in (lambda file: file.unlink(), lambda file: file.write_bytes(b"no ledger")):
+            lost(tmp_path / name / ledger_file.FILE_NAME)
+            ledger = both.open(expected=True)
+            assert not ledger.lost
+            assert facts(ledger) == before
+            both.close()
+    for name in ("nvme", "arena"):
+        (tmp_path / name / ledger_file.FILE_NAME).unlink()
+    assert both.open(expected=True).lost
+
+
+def test_ledger_that_was_detached_undoes_no_clear_and_no_tombstone(
+    both: Kept, tmp_path: Path
+) -> None:
+    """Incident: of two the one that was opened more often counted, which was the detached one."""
+    filled(both)
+    both.open()
+    both.close()
+    arena = Kept(tmp_path / "arena")
+    alone = arena.open(expected=True)
+    alone.bury([(b"a" * 16, 7)])
+    alone.add(alone.propose(space(2)))
+    alone.raise_epoch([0])
+    now = facts(alone)
+    arena.close()
+    for _ in range(2):
+        assert facts(both.open(expected=True)) == now
+        both.close()
+
+
+def test_detached_ledger_takes_the_floor_of_one_that_was_made_meanwhile(
+    both: Kept, tmp_path: Path
+) -> None:
+    filled(both)
+    both.close()
+    (tmp_path / "arena" / ledger_file.FILE_NAME).unlink()
+    arena = Kept(tmp_path / "arena")
+    alone = arena.open()
+    alone.add(alone.propose(space(1)))
+    for _ in range(3):
+        alone.raise_epoch(None)
+    arena.close()
+    ledger = both.open(expected=True)
+    assert (ledger.epoch, ledger.floor) == (3, 3)
+    cleared = {record.space: record.clear_epoch for record in ledger.namespaces()}
+    assert cleared == {space(0): 3, space(1): 3}
+
+
+def test_copy_whose_disk_refuses_is_told_and_catches_up(both: Kept, tmp_path: Path) -> None:
+    ledger = filled(both)
+    (tmp_path / "arena").rename(tmp_path / "away")
+    ledger._copies[1].close()
+    assert ledger.raise_epoch([0]) == (2, True)  # the first directory has it
+    assert ledger.health == "in_memory"
+    (tmp_path / "away").rename(tmp_path / "arena")
+    ledger.heal()
+    assert ledger.health == "ok"
+    now = facts(ledger)
+    both.close()
+    assert facts(Kept(tmp_path / "arena").open()) == now
 
 
 def test_epoch_survives_the_loss_of_the_whole_ledger_file(kept: Kept) -> None:
