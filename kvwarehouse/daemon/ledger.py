@@ -96,13 +96,13 @@ class Ledger:
         expected: bool,
         lazy: bool = False,
     ) -> None:
-        """Reads the ledger (in a child process), or makes one, in each of `directories`; the first is
-        the one that lives longest. All that any of them knows holds. `expected`: there are pages
+        """Reads the ledger (in a child process), or makes one, in each of `directories`; the first
+        is the one that lives longest. All that any of them knows holds. `expected`: there are pages
         already, so that a missing ledger is a lost one. A damaged ledger, or one of another
-        warehouse, is set aside; `lost` is True when none is left. `lazy`: nothing is written before the
-        first change, for a look at directories. Raises StorageError only for a ledger of a newer
-        version, or beside an epoch file of one, which would be lost silently, or that cannot be
-        probed."""
+        warehouse, is set aside; `lost` is True when none is left. `lazy`: nothing is written before
+        the first change, for a look at directories. Raises StorageError only for a ledger of a
+        newer version, or beside an epoch file of one, which would be lost silently, or that cannot
+        be probed."""
         self._copies = [_Copy(os.path.join(path, ledger_file.FILE_NAME)) for path in directories]
         self._warehouse_id = warehouse_id
         self._log = log

@@ -133,22 +133,30 @@ def test_namespace_that_outlived_the_ledger_is_cleared_for_good(
             assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
 
 
-def test_clear_of_a_run_without_the_nvme_tier_takes_what_is_in_dram(both_tiers: Serving) -> None:
-    """Incident: ledger and epoch file are on the disk that was detached, and the control page was
-    made anew for another size: the epoch fell, and a later clear took nothing."""
+def test_clear_of_a_run_without_the_nvme_tier_holds_when_it_is_back(both_tiers: Serving) -> None:
+    """Incident: ledger and epoch file were on the disk that was detached, and the control page was
+    made anew for another size: the epoch fell, and a later clear took nothing. Back again, the
+    disk's older ledger counted, and what had been cleared was served."""
     with both_tiers.connect() as client:
         for _ in range(3):
             OTHER.store_whole(client)
             client.clear(OTHER.space)
         PROMPT.store_whole(client)
+        assert client.flush().pending == 0
     both_tiers.stop()
-    for name in ("nvme_dir", "nvme_capacity", "nvme_segment"):
-        del both_tiers.settings[name]
+    names = ("nvme_dir", "nvme_capacity", "nvme_segment")
+    detached = {name: both_tiers.settings.pop(name) for name in names}
     both_tiers.start()
     with both_tiers.connect() as client:
         assert PROMPT.load(client) == PROMPT.pages
         assert client.clear(None) == PROMPT.pages
-        assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
+    both_tiers.stop()
+    both_tiers.settings.update(detached)
+    for _ in range(2):
+        both_tiers.kill()
+        both_tiers.start()
+        with both_tiers.connect() as client:
+            assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
 
 
 @pytest.mark.parametrize("harm", [truncated, zeroed, rubbish])
