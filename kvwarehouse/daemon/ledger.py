@@ -276,7 +276,8 @@ class Ledger:
     def _commit(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes] = ()) -> bool:
         """True when the first directory has it, which is the one that lives longest."""
         deletes = list(deletes)
-        return [self._commit_to(copy, puts, deletes) for copy in self._copies][0]
+        durable = [self._commit_to(copy, puts, deletes) for copy in self._copies]  # in each of them
+        return durable[0]
 
     def _commit_to(
         self, copy: _Copy, puts: Mapping[bytes, bytes], deletes: Iterable[bytes]

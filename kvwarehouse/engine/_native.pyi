@@ -153,7 +153,7 @@ class Core:
         with all that is stored. tokens_only: without pages that were stored by keys alone.
         CapacityError "too_many_watchers" at the bound."""
     def stop(self) -> list[tuple[bytes, int]]:
-        """Ends the threads and lets the directory go. Idempotent. Returns the last take_graves()."""
+        """Ends the threads and lets the directory go. Idempotent. Returns the last graves."""
 
 FeedItem: TypeAlias = tuple[str, int, int, int, bytes, bytes, bool, bytes]
 # (kind, tiers, namespace's ordinal, position, key, parent's key or b"", is the witness tokens?,

@@ -218,8 +218,8 @@ class Client {
   LoadReport load_to_host(const Open& call, Prompt& prompt, size_t first, const Regions& regions,
                           uint32_t shard, uint64_t deadline_ns);
   // Pins pages from `page` to `end`, promoting them if it must; with room of `budget`, if there is
-  // one. Fewer: the next one is not to be had, and `why` says so, or none, where its slot was reused
-  // meanwhile. Throws Error pin "pin_budget".
+  // one. Fewer: the next one is not to be had, and `why` says so, or none, where its slot was
+  // reused meanwhile. Throws Error pin "pin_budget".
   std::vector<Held> hold(const Open& call, Loader& loader, size_t page, size_t end, Pins* budget,
                          Reason& why);
   static void count_lookup(ClientSession& session, const LookupResult& found, size_t asked);

@@ -49,7 +49,7 @@ class Connection {
 
   ParentFd fd_;
   uint64_t sent_ = 0, answered_ = 0;  // requests, each with the next number
-  std::vector<std::byte> buffer_;  // as long as a message may be
+  std::vector<std::byte> buffer_;     // as long as a message may be
 };
 
 }  // namespace kvw

@@ -97,7 +97,9 @@ bool Server::answer(Connection& connection, std::span<const std::byte> message) 
 bool Server::answer_hello(Connection& connection, const MessageHead& head, Reader& body) {
   const Hello* hello = body.take<Hello>();
   const SlotRef* after = body.take_array<SlotRef>(head.first);
-  if (!body.ok() || head.first > 1 || (connection.session != 0 && connection.session != hello->session)) return false;
+  if (!body.ok() || head.first > 1 ||
+      (connection.session != 0 && connection.session != hello->session))
+    return false;
   Registry& sessions = warehouse_->sessions();
   Fd session_fd;
   SessionId id = 0;

@@ -68,8 +68,8 @@ class Pool {
   void end_limbo(SlotId slot, uint64_t generation);  // LIMBO -> (generation + 1, FREE)
   void close(SlotId slot);                           // LIVE -> CLOSING
   void reopen(SlotId slot);                          // CLOSING -> LIVE
-  void release(SlotId slot);   // CLOSING -> FREE, to the end of the free list
-  void discard(SlotId slot);   // as release, but unreadable at once: (generation + 1, FREE)
+  void release(SlotId slot);                         // CLOSING -> FREE, to the end of the free list
+  void discard(SlotId slot);  // as release, but unreadable at once: (generation + 1, FREE)
   void restore(SlotId slot,
                SlotState state);  // recovery: stores the state under the old generation
 

@@ -66,7 +66,8 @@ TEST(parent_of_a_hundred_thousand_children_comes_and_goes_and_they_leave_one_by_
 
 TEST(orphans_have_their_turn_whatever_cannot_be_dropped_before_them) {
   Table table(1024);
-  for (uint64_t child = 1; child <= 30; ++child) table.add(key_of(child), key_of(1000 + child % 3), 1);
+  for (uint64_t child = 1; child <= 30; ++child)
+    table.add(key_of(child), key_of(1000 + child % 3), 1);
   std::set<PageId> seen;
   for (int call = 0; call < 3; ++call) seen.merge(table.orphans(10));
   CHECK_EQ(seen.size(), 30);

@@ -89,7 +89,8 @@ TEST(seals_that_were_never_sent_are_given_up) {
 
 // Stores chain after chain, each between the grants of the one before and their seals; then calls
 // `then`. What becomes of the stores does not matter.
-void store_nested(Field& field, uint64_t chains, uint32_t pages, const std::function<void()>& then) {
+void store_nested(Field& field, uint64_t chains, uint32_t pages,
+                  const std::function<void()>& then) {
   if (chains == 0) return then();
   const Interrupted rows(pages, field.daemon.shape().shard_bytes,
                          [&] { store_nested(field, chains - 1, pages, then); });

@@ -343,7 +343,8 @@ TEST(session_is_refused_when_there_are_too_many) {
   Desk desk;
   // Files of an earlier daemon count, however small: their owners may be writing.
   for (uint64_t id = 1; id < Registry::kMaxSessions; ++id) {
-    Fd(::open(desk.path(id).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    const Fd file(::open(desk.path(id).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    CHECK(file.valid());
     desk.writing.insert(id);
   }
   desk.open();

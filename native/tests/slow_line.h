@@ -14,6 +14,7 @@
 
 #include "base/fd.h"
 #include "exchange/messages.h"
+#include "tests/check.h"
 
 namespace kvw {
 
@@ -22,8 +23,9 @@ class SlowLine {
   explicit SlowLine(std::string daemon) : daemon_(std::move(daemon)), path_(daemon_ + ".line") {
     listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     const sockaddr_un address = address_of(path_);
-    ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-    ::listen(listener_.get(), 8);
+    CHECK_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
+             0);
+    CHECK_EQ(::listen(listener_.get(), 8), 0);
     thread_ = std::thread([this] { run(); });
   }
   ~SlowLine() {
@@ -76,7 +78,9 @@ class SlowLine {
     Pair pair{Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
               Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0))};
     const sockaddr_un address = address_of(daemon_);
-    ::connect(pair.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    if (::connect(pair.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) !=
+        0)
+      pair.daemon.reset();  // the client hears of it at its first request
     return pair;
   }
   static bool readable(const Fd& fd) {

@@ -153,8 +153,8 @@ TEST(quarantined_record_is_told_once_for_its_tombstone) {
   CHECK(both.world.entry(page)->extent.position() > entry->extent.position());
 }
 
-// Incident: of 110 pages evicted beside reclaim, a restart found 30: their tombstones ended below the
-// copies that were under way.
+// Incident: of 110 pages evicted beside reclaim, a restart found 30: their tombstones ended below
+// the copies that were under way.
 TEST(copy_of_a_page_that_left_while_reclaim_moved_it_is_buried) {
   Both both;
   const TestPage page = both.world.page(7);

@@ -100,7 +100,8 @@ TEST(step_of_a_clear_takes_out_a_bounded_number_of_pages) {
 
 namespace {
 
-uint64_t evict_with(World& world, OperatorEviction& eviction, const std::function<void()>& between) {
+uint64_t evict_with(World& world, OperatorEviction& eviction,
+                    const std::function<void()>& between) {
   while (eviction.step()) between();
   for (int i = 0; i < 3; ++i) world.pass(kSecondNs);
   return eviction.left();

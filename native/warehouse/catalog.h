@@ -6,7 +6,8 @@
 //
 // Invariants:
 //  - A page has an entry exactly while it is in some tier.
-//  - Every page above position 0 is linked to its parent's entry, or it is an orphan until the parent
+//  - Every page above position 0 is linked to its parent's entry, or it is an orphan until the
+//  parent
 //    appears or a sweep drops it. Orphans stand in one ring, through the links that siblings have;
 //    those of one parent next to each other, so that each leaves without a look at the others.
 //  - The shared entry's digest stays as long as the page does; the copy has none.
@@ -87,8 +88,7 @@ class Catalog {
   const SpaceCounts& counts(uint16_t space) const { return spaces_[space]; }
   // Of the next `limit` orphans those whose parent key `awaited` does not claim. Each call goes on
   // where the last one ended, so that what cannot be dropped now keeps nobody else from its turn.
-  std::vector<PageId> orphans_to_drop(size_t limit,
-                                      const std::function<bool(const Key&)>& awaited);
+  std::vector<PageId> orphans_to_drop(size_t limit, const std::function<bool(const Key&)>& awaited);
 
  private:
   void count(const EntryView& view, int sign);

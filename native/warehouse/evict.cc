@@ -56,8 +56,8 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // None, until a victim turns out to be pinned: then those pinned are passed over.
   const PinSet* pins = nullptr;
   const KeepSlots keep(pool_, cls, [&](SlotId slot) {
-    return slot == spare || writing_.contains(slot) ||
-           (pins != nullptr && pins->has_slot(slot)) || awaits_child(slot);
+    return slot == spare || writing_.contains(slot) || (pins != nullptr && pins->has_slot(slot)) ||
+           awaits_child(slot);
   });
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;

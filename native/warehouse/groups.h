@@ -15,9 +15,7 @@
 
 namespace kvw {
 
-inline uint64_t all_shards(uint32_t shards) {
-  return shards == 64 ? ~0ull : (1ull << shards) - 1;
-}
+inline uint64_t all_shards(uint32_t shards) { return shards == 64 ? ~0ull : (1ull << shards) - 1; }
 
 struct Group {
   struct Shard {

@@ -186,14 +186,16 @@ void HbmTier::reap() {
   });
 }
 
-std::vector<EntryView> HbmTier::coldest_first(const std::vector<EntryView>& found, size_t limit) const {
+std::vector<EntryView> HbmTier::coldest_first(const std::vector<EntryView>& found,
+                                              size_t limit) const {
   // Leaves of the set first, coldest of them first; a page's turn comes when its children had
   // theirs, so that no prefix gets a gap.
   std::unordered_map<PageId, size_t> place;
   for (size_t i = 0; i < found.size(); ++i) place[found[i].page] = i;
   std::vector<uint32_t> children(found.size(), 0);
   for (const EntryView& view : found)
-    if (const auto above = place.find(warehouse_.catalog_.node(view.page).parent); above != place.end())
+    if (const auto above = place.find(warehouse_.catalog_.node(view.page).parent);
+        above != place.end())
       ++children[above->second];
   using Candidate = std::pair<uint64_t, size_t>;  // heat, place
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> leaves;

@@ -37,8 +37,8 @@ void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
 }
 
 // Nothing orders pages that are on NVMe alone, but their records were written one after the other:
-// of those looked at, other ones each time, the one with the oldest record, and not used lately. Its
-// last descendant goes, and in the next calls the pages above that.
+// of those looked at, other ones each time, the one with the oldest record, and not used lately.
+// Its last descendant goes, and in the next calls the pages above that.
 bool Warehouse::drop_cold_on_nvme(const Key& parent) {
   if (catalog_.nvme_pages() == 0) return false;
   PageId page = index_victim_;

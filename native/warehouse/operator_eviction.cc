@@ -50,8 +50,8 @@ bool OperatorEviction::step() {
 }
 
 void OperatorEviction::look() {
-  const auto end = static_cast<PageId>(std::min<uint64_t>(
-      warehouse_.catalog_.index().entries(), uint64_t{cursor_} + kLooksPerStep));
+  const auto end = static_cast<PageId>(
+      std::min<uint64_t>(warehouse_.catalog_.index().entries(), uint64_t{cursor_} + kLooksPerStep));
   for (; cursor_ < end; ++cursor_)
     if (const auto view = warehouse_.catalog_.at(cursor_); view && meant(*view)) consider(*view);
   if (cursor_ != warehouse_.catalog_.index().entries()) return;

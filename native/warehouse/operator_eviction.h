@@ -26,9 +26,7 @@ class OperatorEviction {
 
   uint64_t left() const { return left_; }  // pages so far
   // Key and log position of what left NVMe since the last call, for tombstones.
-  std::vector<std::pair<Key, uint64_t>> take_tombstones() {
-    return std::exchange(tombstones_, {});
-  }
+  std::vector<std::pair<Key, uint64_t>> take_tombstones() { return std::exchange(tombstones_, {}); }
 
  private:
   using Candidate = std::pair<uint64_t, PageId>;  // heat, page

@@ -12,9 +12,10 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kFreeShare = 50;
-constexpr uint64_t kMoveNs = 100 * kMillisecondNs;  // one slab at a time: each evicts all of its pages
-constexpr uint64_t kLookNs = 10 * kMillisecondNs;   // where none could be had
-constexpr size_t kLooks = 16;                       // slabs of a donor, and as many victims
+constexpr uint64_t kMoveNs =
+    100 * kMillisecondNs;  // one slab at a time: each evicts all of its pages
+constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
+constexpr size_t kLooks = 16;                      // slabs of a donor, and as many victims
 
 struct Candidate {
   uint32_t slab;
@@ -66,6 +67,7 @@ std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
   const KeepSlots none(pool_, donor, [](SlotId) { return false; });
   std::array<PageId, kLooks> coldest;
   std::vector<uint32_t> slabs;
+  slabs.reserve(2 * kLooks);
   const size_t found = donor.policy->victims(coldest, none);
   for (size_t i = 0; i < found; ++i)
     slabs.push_back(arena_.slots().slab_of(pool_.slot_of(donor, coldest[i])));
@@ -100,9 +102,8 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
       const SlotId slot = arena_.slots().slot_id(slab, place);
       const SlotState state = pool_.load(slot).state;
-      movable =
-          state == SlotState::free || (state == SlotState::live && !pins.has_slot(slot) &&
-                                       !writing_.contains(slot) && !awaits_child(slot));
+      movable = state == SlotState::free || (state == SlotState::live && !pins.has_slot(slot) &&
+                                             !writing_.contains(slot) && !awaits_child(slot));
       if (state != SlotState::live) continue;
       own.live.push_back(slot);
       colder += donor->policy->heat(pool_.resident(slot)) < heat ? 1 : 0;

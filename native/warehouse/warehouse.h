@@ -2,11 +2,11 @@
 // no thread and no socket of its own, time comes from the clock it is given, and every method runs
 // on the core thread. server/ feeds it messages, bindings/ commands.
 //
-// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · slabs.cc: what a page size
-// gives to another · index_room.cc: room in the index · quarantine.cc: what is
-// not believed any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left ·
-// warehouse.cc: the rest. operator_eviction.h is an operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has copies of
-// it in the memory of a device.
+// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · slabs.cc: what a page
+// size gives to another · index_room.cc: room in the index · quarantine.cc: what is not believed
+// any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left · warehouse.cc:
+// the rest. operator_eviction.h is an operator's evict, in steps. check.h verifies what is stored;
+// feeds.h tells of it; hbm.h has copies of it in the memory of a device.
 #pragma once
 
 #include <functional>
@@ -297,13 +297,13 @@ class Warehouse final : public nvme::LogHost {
   Groups groups_;
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
-  std::unordered_map<SlotId, Filling> filling_;  // those slots
+  std::unordered_map<SlotId, Filling> filling_;               // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
   // In DRAM, neither on NVMe nor on the way there. False: its record made room for others, or an
   // operator took it out; ticks that wrote it again would never end where NVMe is the smaller.
   std::map<Unwritten, bool> unwritten_;
-  Spill spilling_;  // of the ticks
+  Spill spilling_;                                      // of the ticks
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
   MissRatioCurve curve_;

@@ -396,7 +396,9 @@ def test_memory_that_others_filled_costs_no_page_and_is_used_once_it_has_room(
     settings = {"arena_dir": str(tmp_path / "memory" / "arena"), "dram": "32MiB"}
     with used(Serving(tmp_path / "disk", **settings)) as use:
         use.store(4)
-        until(lambda: use.client.status()["core"]["tiers"]["dram"]["health"] == "ok", "all is there")
+        until(
+            lambda: use.client.status()["core"]["tiers"]["dram"]["health"] == "ok", "all is there"
+        )
         for _ in range(tally.rounds(1)):
             fill(filler)
             for _ in range(2):  # the second start has nothing but what the first one left
