@@ -40,11 +40,17 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """With a failure comes the end of the engine's log."""
+    """With a failure comes what the engine and the daemon have said, and what the daemon counts."""
     report = yield
-    bay = getattr(item, "funcargs", {}).get("bay")
-    if report.failed and bay is not None and bay.log():
+    if not report.failed:
+        return report
+    used = getattr(item, "funcargs", {})
+    if (bay := used.get("bay")) is not None and bay.log():
         report.sections.append(("the engine's log", bay.log()))
+    if (daemon := used.get("daemon")) is not None:
+        report.sections.append(("the daemon's log", daemon.tail()))
+    if (shelf := used.get("shelf")) is not None:
+        report.sections.append(("the daemon's status", shelf.described()))
     return report
 
 

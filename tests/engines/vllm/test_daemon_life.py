@@ -43,7 +43,8 @@ def test_prompt_is_loaded_when_the_daemon_was_replaced(
 def test_prompt_is_loaded_from_nvme_when_the_arena_was_lost(pair: Pair, rng: random.Random) -> None:
     ask = Ask(prompt(rng, 300))
     (cold,) = pair.stored(ask)
-    assert pair.shelf.client.flush().pending == 0
+    flushed = pair.shelf.client.flush()
+    assert (flushed.not_admitted, flushed.pending) == (0, 0)
     pair.daemon.stop()
     pair.daemon.lose_arena()
     pair.daemon.start()

@@ -5,6 +5,7 @@ Pages of the connector's self-test count as none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +71,13 @@ class Shelf:
     def bad_pages(self) -> list[tuple[bytes, str]]:
         """Whose bytes are not what was stored, as the daemon finds out by reading them all."""
         return [bad for progress in self.client.check() for bad in progress.bad]
+
+    def described(self) -> str:
+        """The daemon's status, for people who read a failure."""
+        try:
+            return json.dumps(self.client.status()["core"], indent=1)
+        except kvw.WarehouseError as error:
+            return f"it has none to give: {error}"
 
     # --- the arena
 
