@@ -15,10 +15,12 @@ MAX_SOCKET_PATH_BYTES = 107 - len(".grpc")
 
 _SHARE_UNIT_BYTES = 64 << 20
 _SMALL_UNIT_BYTES = 1 << 20
-_CGROUP_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+# Where a control group's memory limit is, by the hierarchy that /proc/self/cgroup names: of
+# version 2, and of version 1.
+_CGROUP_LIMITS = {
+    "": ("/sys/fs/cgroup", "memory.max"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+}
 
 
 def default_socket(environ: Mapping[str, str], name: str) -> str:
@@ -71,16 +73,38 @@ def default_dram_bytes(arena_dir: str) -> int:
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of the container's limit where that is less."""
+    """Memory of the machine, or of the limit of this process's control group (a container's, a
+    unit's) where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUP_LIMITS:
-        try:
-            text = Path(path).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
+    limits = [_limit_bytes(path) for path in cgroup_limits(_read("/proc/self/cgroup"))]
+    return min([total, *(limit for limit in limits if limit is not None)])
+
+
+def cgroup_limits(groups: str) -> list[str]:
+    """Files that may hold a memory limit of a process whose /proc/PID/cgroup says `groups`: of its
+    own group and of those above, for each binds. A container sees its group as the root, whatever
+    path it is told."""
+    found = []
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in _CGROUP_LIMITS.keys() & set(controllers.split(",")):
+            root, name = _CGROUP_LIMITS[controller]
+            for group in (path, *map(str, Path(path).parents)):
+                found.append(os.path.join(root, group.strip("/"), name))
+    return found
+
+
+def _limit_bytes(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: str) -> str:
+    """"" where there is no such file."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def free_bytes(path: str) -> int:

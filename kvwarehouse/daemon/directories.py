@@ -22,11 +22,11 @@ from kvwarehouse.sizes import format_size
 _LOCK_NAME: Final = "daemon.lock"
 _TMPFS: Final = "tmpfs"
 
-# Slot headers beside the arena: 1/64 covers pages down to about 32 KiB. An estimate, as that of the
-# index is: the core allocates what it needs before it publishes anything, and refuses by name.
+# Slot headers beside the arena: 1/64 covers pages down to about 32 KiB. An estimate: the core
+# allocates what it needs before it publishes anything, and refuses by name.
 _METADATA_SHARE: Final = 64
-_INDEX_ENTRY_BYTES: Final = 64
-_INDEX_PAGE_BYTES: Final = 64 << 10
+# An idle daemon's own, beside arena and index: 64 MB as measured (docs/benchmarks.md).
+_PROCESS_BYTES: Final = 64 << 20
 
 
 def prepare(path: str, flag: str) -> None:
@@ -140,10 +140,12 @@ def _open_private(path: str) -> int:
         ) from error
 
 
-def check_room(config: Config, log: Log) -> None:
-    """Refuses what can not fit; says what may not."""
-    _check_dram_room(config, log)
-    if not _is_tmpfs(config.arena_dir):
+def check_room(config: Config, index_bytes: int, log: Log) -> None:
+    """Refuses what can not fit; says what may not. index_bytes: of the index beside the arena."""
+    _check_dram_room(config, index_bytes, log)
+    if _is_tmpfs(config.arena_dir):
+        _check_memory(config, index_bytes)
+    else:
         log.event(
             Event.ARENA_NOT_TMPFS,
             path=config.arena_dir,
@@ -154,15 +156,14 @@ def check_room(config: Config, log: Log) -> None:
         _check_nvme_room(config, log)
 
 
-def _check_dram_room(config: Config, log: Log) -> None:
+def _check_dram_room(config: Config, index_bytes: int, log: Log) -> None:
     free = places.free_bytes(config.arena_dir)
     own = _allocated_bytes(config.arena_dir)
-    index = _index_bytes(config)
-    need = config.dram_bytes + config.dram_bytes // _METADATA_SHARE + index
+    need = _with_headers(config) + index_bytes
     if need <= free + own:
         return
     mount = places.mount_of(config.arena_dir)
-    fits = max(0, (free + own - index) * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
+    fits = _fitting_mebibytes(free + own - index_bytes)
     total_bytes = places.total_bytes(config.arena_dir)
     total = format_size(total_bytes)
     held = f" and {format_size(own)} in this arena already" if own else ""
@@ -186,11 +187,32 @@ def _check_dram_room(config: Config, log: Log) -> None:
     )
 
 
-def _index_bytes(config: Config) -> int:
-    """The index's table for the pages that both tiers may hold, half full (native/warehouse)."""
-    tiers = config.dram_bytes + config.nvme_capacity_bytes
-    pages = config.index_pages or max(tiers // _INDEX_PAGE_BYTES, 1 << 16)
-    return (1 << (2 * pages - 1).bit_length()) * _INDEX_ENTRY_BYTES
+def _check_memory(config: Config, index_bytes: int) -> None:
+    """What tmpfs holds counts as memory of whoever touches it first, and can not be given back:
+    beyond the limit the kernel kills the daemon, at every start anew."""
+    limit = places.memory_bytes()
+    beside = index_bytes + _PROCESS_BYTES
+    need = _with_headers(config) + beside
+    if need <= limit:
+        return
+    raise StorageError(
+        f"--dram {format_size(config.dram_bytes)} does not fit: this process may use "
+        f"{format_size(limit)} of memory (the machine's, or the limit of its control group), and "
+        f"headers, index and the daemon itself need {format_size(need - config.dram_bytes)} beside "
+        f"it; use --dram {_fitting_mebibytes(limit - beside)}MiB, or raise the limit (docker run "
+        "--memory=SIZE, resources.limits.memory of a pod, MemoryMax= of a unit)",
+        code="no_room",
+        context={"limit_bytes": limit, "needed_bytes": need},
+    )
+
+
+def _with_headers(config: Config) -> int:
+    return config.dram_bytes + config.dram_bytes // _METADATA_SHARE
+
+
+def _fitting_mebibytes(room_bytes: int) -> int:
+    """The largest --dram whose pages and headers fit."""
+    return max(0, room_bytes * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
 
 
 def _check_nvme_room(config: Config, log: Log) -> None:

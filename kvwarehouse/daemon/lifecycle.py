@@ -80,11 +80,11 @@ class Daemon:
     def _start(self, stack: ExitStack) -> None:
         config, log = self._config, self._log
         self._own_directories(stack)
-        directories.check_room(config, log)
-        self._open_http(stack)
-        places = [path for path in (config.nvme_dir, config.arena_dir) if path]
         options = self._core_options()
         self._engine.check_options(options)  # before the first file is written anew
+        directories.check_room(config, self._engine.index_bytes(options), log)
+        self._open_http(stack)
+        places = [path for path in (config.nvme_dir, config.arena_dir) if path]
         expected = _has_pages(config)
         who = identity.establish(places, log)
         ledger = Ledger(places, who.warehouse_id, log, expected=expected)

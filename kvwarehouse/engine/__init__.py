@@ -35,6 +35,7 @@ Regions = _native.Regions
 
 chain_keys = _native.chain_keys
 check_options = _native.check_options
+index_bytes = _native.index_bytes
 copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
 cuda_version = _native.cuda_version
@@ -71,6 +72,7 @@ __all__ = [
     "cuda_version",
     "device_capability",
     "device_of",
+    "index_bytes",
     "index_costs",
     "io_engine_probe",
     "page_digest",

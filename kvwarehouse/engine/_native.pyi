@@ -94,6 +94,9 @@ def check_options(options: CoreOptions) -> None:
     """Refuses what no Core starts with, before one writes anything; warehouse_id and secret may
     be missing yet. UsageError names the size, StorageError "newer_files" a newer version's file."""
 
+def index_bytes(options: CoreOptions) -> int:
+    """Of the index's file, for the pages that the tiers of `options` may hold."""
+
 class Core:
     """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads
     of its own. Methods may be called from any thread; they wait for the core thread, at most

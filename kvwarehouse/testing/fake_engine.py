@@ -35,6 +35,9 @@ class FakeEngine:
     def check_options(self, options: FakeOptions) -> None:
         """It takes all."""
 
+    def index_bytes(self, options: FakeOptions) -> int:
+        return 1 << 20
+
     def CoreOptions(self) -> FakeOptions:
         return FakeOptions()
 

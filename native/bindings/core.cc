@@ -238,6 +238,8 @@ void bind_core(nb::module_& m) {
     nb::gil_scoped_release release;
     check_options(unnamed);
   });
+  m.def("index_bytes",
+        [](const CoreOptions& options) { return index_bytes_for(options.unnamed()); });
   nb::class_<Core>(m, "Core")
       .def(nb::init<const CoreOptions&>())
       .def("add_namespace", &Core::add_namespace, nb::arg("ordinal"), nb::arg("id"),

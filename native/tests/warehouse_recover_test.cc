@@ -529,5 +529,19 @@ TEST(daemon_killed_at_any_moment_loses_nothing_sealed_and_serves_nothing_wrong) 
   }
 }
 
+TEST(pages_larger_than_the_segments_of_a_smaller_tier_stay_in_dram) {
+  World world(shape_of(kMiB));
+  world.options.nvme_dir = world.directory.path() + "/nvme";
+  world.options.nvme_capacity_bytes = 32 * kMiB;
+  world.start();
+  const TestPage page = world.page(1);
+  CHECK(Peer(world).store(page));
+  world.options.nvme_capacity_bytes = 8 * kMiB;
+  CHECK_EQ(world.restart().pages_dram, 1);
+  CHECK(world.stored(page));
+  CHECK_THROWS(world->add_namespace(kMaxNamespaces, shape_of(kMiB, 2, Key{1, 2}), 0),
+               "page_too_large");
+}
+
 }  // namespace
 }  // namespace kvw

@@ -53,6 +53,8 @@ struct WarehouseOptions {
 
 // The size of the NVMe tier's segments: what was asked for, or chosen from the capacity.
 uint64_t segment_bytes_for(const WarehouseOptions& options);
+// Of the index's file.
+uint64_t index_bytes_for(const WarehouseOptions& options);
 
 // Refuses what no warehouse can be opened with, before any file is written: sizes, and files of a
 // newer version. Says nothing of the identity and the secret. Blocks for a few small reads. Throws

@@ -61,6 +61,7 @@ RecoverySummary Warehouse::recover() {
   summary.pages_dram = catalog_.dram_pages();
   summary.pages_nvme = catalog_.nvme_pages();
   tombstones_.clear();
+  recovered_ = true;
   summary.seconds = static_cast<double>(clock_.boot_ns() - begin) / 1e9;
   ControlPage& control = arena_.control();
   control.heartbeat_ns.value.store(clock_.boot_ns());
@@ -190,7 +191,7 @@ int Warehouse::adopt_namespace(const PageFacts& facts) {
     arena_.control().namespaces[ordinal].ready.store(0);
     return static_cast<int>(ordinal);
   } catch (const Error&) {
-    return -1;  // fits no slab or segment of this start's sizes
+    return -1;  // fits no slab of this arena
   }
 }
 

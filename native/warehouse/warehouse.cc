@@ -75,6 +75,10 @@ uint64_t segment_bytes_for(const WarehouseOptions& options) {
                     256 * kMiB);
 }
 
+uint64_t index_bytes_for(const WarehouseOptions& options) {
+  return index_bytes(index_entries_for(options));
+}
+
 void check_options(const WarehouseOptions& options) {
   refuse_newer_files(options.arena_dir, options.nvme_dir);
   check_dram(options.dram_bytes);
@@ -178,7 +182,8 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
                 "this warehouse already has " + std::to_string(kMaxNamespaces) +
                     " namespaces; give models that change often a warehouse of their own");
   Space& space = spaces_[ordinal];
-  if (shape.slot_bytes() > record_payload_max(options_))
+  // One that was there before the segments became smaller keeps its pages, in DRAM alone.
+  if (recovered_ && shape.slot_bytes() > record_payload_max(options_))
     throw Error(ErrorKind::usage, "page_too_large",
                 "a page of " + std::to_string(shape.slot_bytes()) +
                     " bytes fits no NVMe segment of " +

@@ -156,6 +156,9 @@ class Warehouse final : public nvme::LogHost {
   friend class HbmTier;
   friend class OperatorEviction;
 
+  // A fiftieth of a class is kept free, so that what was evicted stays readable for a while.
+  static constexpr uint64_t kFreeShare = 50;
+
   struct Space {
     NamespaceShape shape;
     uint64_t clear_epoch = 0;
@@ -311,6 +314,7 @@ class Warehouse final : public nvme::LogHost {
   uint64_t started_ns_, epoch_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
   bool promotion_ended_ = false;  // and who waits for it was not woken yet
+  bool recovered_ = false;
   bool draining_ = false;
   uint32_t next_slab_ = 0;
   uint64_t next_slab_move_ns_ = 0;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import resource
 import socket
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ import kvwarehouse as kvw
 from kvwarehouse import engine, wire
 from kvwarehouse.testing import tally
 from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.testing.until import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,6 +34,35 @@ SPACE = kvw.Namespace(
 )
 MORE_MEMORY_MIB = 64  # that overload may cost a daemon for good
 HANDLES_TO_SPARE = 3
+
+
+class Confined(Serving):
+    """A daemon in a control group of its own that may use so much memory, tmpfs included."""
+
+    def __init__(self, disk: Path, limit_bytes: int, **settings: str) -> None:
+        super().__init__(disk, **settings)
+        version_1 = Path("/sys/fs/cgroup/memory")
+        root, name = (
+            (version_1, "memory.limit_in_bytes")
+            if version_1.exists()
+            else (Path("/sys/fs/cgroup"), "memory.max")
+        )
+        self._group = root / f"kvw-test-{os.getpid()}"
+        try:
+            self._group.mkdir()
+            (self._group / name).write_text(str(limit_bytes))
+        except OSError as error:
+            self.remove()
+            pytest.skip(f"needs a control group of its own for memory: {error}")
+
+    def command(self) -> list[str]:
+        enter = 'echo $$ > "$0" && exec "$@"'
+        return ["sh", "-c", enter, str(self._group / "cgroup.procs"), *super().command()]
+
+    def remove(self) -> None:
+        super().remove()
+        with contextlib.suppress(FileNotFoundError):
+            self._group.rmdir()
 
 
 class Watched:
@@ -86,6 +116,34 @@ def watched(disk: Path, **settings: str) -> Iterator[Watched]:
             yield watched
         finally:
             watched.client.close()
+
+
+# --- memory of a container
+
+
+def test_dram_beyond_its_containers_memory_is_refused_and_what_is_offered_fits(
+    tmp_path: Path,
+) -> None:
+    """Incident: `ready`, and a second later killed by the kernel, at every start anew."""
+    limit_bytes = 220 << 20
+    serving = Confined(tmp_path, limit_bytes, dram="512MiB")
+    try:
+        with pytest.raises(RefusedError, match="no_room") as caught:
+            serving.start()
+        offered = re.search(r"use --dram (\d+)MiB", caught.value.text)
+        assert offered is not None, caught.value.text
+        serving.settings["dram"] = f"{offered[1]}MiB"
+        serving.start()
+        daemon = Watched(serving)
+        until(lambda: daemon.core["tiers"]["dram"]["health"] == "ok", "an arena in full size")
+        stored = 0
+        while stored * PAGE_BYTES < 2 * int(offered[1]) << 20:
+            stored += daemon.store(256)[1].stored
+        daemon.check_serves()
+        daemon.client.close()
+        assert serving.stop() == 0
+    finally:
+        serving.remove()
 
 
 # --- sessions and file handles

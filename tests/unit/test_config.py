@@ -200,6 +200,27 @@ def test_default_dram_is_a_share_that_does_not_depend_on_what_is_free(
     assert share % (1 << 20) == 0
 
 
+def test_memory_limits_of_all_groups_above_a_process_bind_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hybrid = "9:name=systemd:/x\n4:cpu,memory:/pods/a\n0::/unit.slice/kvw.service\n"
+    assert places.cgroup_limits(hybrid) == [
+        "/sys/fs/cgroup/memory/pods/a/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/pods/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/unit.slice/kvw.service/memory.max",
+        "/sys/fs/cgroup/unit.slice/memory.max",
+        "/sys/fs/cgroup/memory.max",
+    ]
+    machine = places.memory_bytes()
+    limits = [tmp_path / "own", tmp_path / "above"]
+    monkeypatch.setattr(places, "cgroup_limits", lambda _: [str(path) for path in limits])
+    assert places.memory_bytes() == machine  # neither is there
+    limits[0].write_text("max\n")
+    limits[1].write_text("1048576\n")
+    assert places.memory_bytes() == 1 << 20
+
+
 def test_exact_size_reads_back() -> None:
     for size_bytes in (0, 1, 1023, 1024, 3 << 20, 500 * 10**9, 7 << 40, (1 << 40) + 1):
         assert settings.size(settings.exact_size(size_bytes), "x") == size_bytes
