@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -119,20 +118,6 @@ class Pool {
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;
   int growth_errno_ = 0;
-};
-
-// What a class's policy may not give as a victim, in terms of slots.
-class KeepSlots final : public Keep {
- public:
-  using Busy = std::function<bool(SlotId)>;
-  KeepSlots(const Pool& pool, const SlotClass& cls, Busy busy)
-      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
-  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
-
- private:
-  const Pool& pool_;
-  const SlotClass& cls_;
-  Busy busy_;
 };
 
 }  // namespace kvw

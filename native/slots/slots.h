@@ -77,7 +77,7 @@ struct alignas(64) SlotMeta {
   uint32_t witness_bytes;
   uint32_t spare;
   // Change after LIVE or before it: not under the checksum.
-  // Masks of shards; settled: sealed or aborted. The one between them had those sealed.
+  // Masks of shards; settled: sealed or aborted.
   std::atomic<uint64_t> granted, unused, settled;
   // uint64_t digests[shards]; uint64_t owners[shards]; std::byte witness[]; follow
 };

@@ -2,29 +2,19 @@
 // a look at its siblings.
 #include "warehouse/catalog.h"
 
-#include <sys/mman.h>
-
 #include <set>
 
-#include "base/error.h"
 #include "tests/check.h"
+#include "tests/index_table.h"
 
 namespace kvw {
 namespace {
 
 constexpr Key kParent{7, 7};
 
-struct Table {
-  explicit Table(uint64_t entries) : fd(::memfd_create("kvw-catalog", MFD_CLOEXEC)) {
-    if (::ftruncate(fd.get(), static_cast<off_t>(index_bytes(entries))) != 0)
-      throw storage_error("cannot size the table", errno);
-    const IndexHeader header{kIndexMagic, kIndexVersion, 0, kParent, 1, entries};
-    if (::pwrite(fd.get(), &header, sizeof header, 0) != sizeof header)
-      throw storage_error("cannot write the header", errno);
-    mapping = Mapping(fd.get(), index_bytes(entries), true);
-    index = Index(mapping);
-    catalog = std::make_unique<Catalog>(index);
-  }
+struct Table : IndexTable {
+  explicit Table(uint64_t entries)
+      : IndexTable(entries), catalog(std::make_unique<Catalog>(index)) {}
   PageId add(const Key& key, const Key& parent, uint32_t position) {
     EntryView view;
     view.page = kNoPage;
@@ -39,9 +29,6 @@ struct Table {
     return {pages.begin(), pages.end()};
   }
 
-  Fd fd;
-  Mapping mapping;
-  Index index;
   std::unique_ptr<Catalog> catalog;
 };
 

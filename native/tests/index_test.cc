@@ -2,7 +2,6 @@
 // while the writer hammers and after it died in one.
 #include "index/index.h"
 
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -10,26 +9,15 @@
 #include <thread>
 
 #include "tests/check.h"
+#include "tests/index_table.h"
 #include "tests/warehouse_world.h"
 
 namespace kvw {
 namespace {
 
-// An index file without a directory around it.
-struct Table {
-  explicit Table(uint64_t entries) : fd(::memfd_create("kvw-index", MFD_CLOEXEC)) {
-    if (::ftruncate(fd.get(), static_cast<off_t>(index_bytes(entries))) != 0)
-      throw storage_error("cannot size the table", errno);
-    const IndexHeader header{kIndexMagic, kIndexVersion, 0, kWarehouse, 1, entries};
-    if (::pwrite(fd.get(), &header, sizeof header, 0) != sizeof header)
-      throw storage_error("cannot write the header", errno);
-    mapping = Mapping(fd.get(), index_bytes(entries), true);
-    index = Index(mapping);
-  }
+struct Table : IndexTable {
+  using IndexTable::IndexTable;
   IndexEntry& raw(PageId page) { return mapping.at<IndexEntry>(kBlockBytes)[page]; }
-  Fd fd;
-  Mapping mapping;
-  Index index;
 };
 
 EntryView entry_of(const Key& key, PageId page) {

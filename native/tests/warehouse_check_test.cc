@@ -72,6 +72,15 @@ struct Both {
   World world;
 };
 
+// Where the record of a page was, and where reclaim copies it to while everything is evicted.
+std::pair<nvme::Extent, nvme::Extent> evicted_under_a_move(Both& both, const TestPage& page) {
+  const nvme::Extent from = both.world.entry(page)->extent;
+  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+  uint64_t left = 0;
+  both.world->evict(-1, 100, "all", left);
+  return {from, to};
+}
+
 }  // namespace
 
 TEST(check_reads_every_copy_once_stretch_by_stretch) {
@@ -158,10 +167,7 @@ TEST(quarantined_record_is_told_once_for_its_tombstone) {
 TEST(copy_of_a_page_that_left_while_reclaim_moved_it_is_buried) {
   Both both;
   const TestPage page = both.world.page(7);
-  const nvme::Extent from = both.world.entry(page)->extent;
-  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
-  uint64_t left = 0;
-  both.world->evict(-1, 100, "all", left);
+  const auto [from, to] = evicted_under_a_move(both, page);
   both.world->moved(page.key, from, to);
   const auto graves = both.world->take_graves();
   CHECK_EQ(graves.size(), 1);
@@ -173,14 +179,12 @@ TEST(copy_of_a_page_that_left_while_reclaim_moved_it_is_buried) {
 TEST(page_that_was_stored_again_while_reclaim_moved_it_is_buried_with_the_copy) {
   Both both;
   const TestPage page = both.world.page(7);
-  const nvme::Extent from = both.world.entry(page)->extent;
-  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
-  uint64_t left = 0;
-  both.world->evict(-1, 100, "all", left);
+  const auto [from, to] = evicted_under_a_move(both, page);
   both.store();
   both.world->moved(page.key, from, to);
   CHECK(both.world->take_graves().empty());  // a tombstone up to there would take its own record
   CHECK(both.world.entry(page)->extent.position() < to.position());
+  uint64_t left = 0;
   for (const auto& [key, position] : both.world->evict(-1, 100, "all", left))
     CHECK(key == page.key ? position == to.position() : position < to.position());
 }

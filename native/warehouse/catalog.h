@@ -7,9 +7,9 @@
 // Invariants:
 //  - A page has an entry exactly while it is in some tier.
 //  - Every page above position 0 is linked to its parent's entry, or it is an orphan until the
-//  parent
-//    appears or a sweep drops it. Orphans stand in one ring, through the links that siblings have;
-//    those of one parent next to each other, so that each leaves without a look at the others.
+//    parent appears or a sweep drops it. Orphans stand in one ring, through the links that siblings
+//    have; those of one parent next to each other, so that each leaves without a look at the
+//    others.
 //  - The shared entry's digest stays as long as the page does; the copy has none.
 #pragma once
 

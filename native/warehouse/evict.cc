@@ -4,6 +4,7 @@
 // either back to LIVE or index entry out and word = FREE.
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "base/error.h"
 #include "base/sequence_point.h"
@@ -13,12 +14,24 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kBatch = 64;        // slots closed per scan of the pins
-constexpr uint64_t kFreeShare = 50;  // a fiftieth of a class is kept free, so that what was
-                                     // evicted stays readable for a while
+constexpr size_t kBatch = 64;  // slots closed per scan of the pins
 constexpr size_t kSweepBatch = 1024;
 constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
 constexpr size_t kClearedPerStep = 1024;     // and that it takes out
+
+// What may not leave DRAM now, in terms of a class's residents.
+class KeepBusy final : public Keep {
+ public:
+  using Busy = std::function<bool(SlotId)>;
+  KeepBusy(const Pool& pool, const SlotClass& cls, Busy busy)
+      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
+  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
+
+ private:
+  const Pool& pool_;
+  const SlotClass& cls_;
+  Busy busy_;
+};
 
 }  // namespace
 
@@ -55,7 +68,7 @@ void Warehouse::keep_free() {
 size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // None, until a victim turns out to be pinned: then those pinned are passed over.
   const PinSet* pins = nullptr;
-  const KeepSlots keep(pool_, cls, [&](SlotId slot) {
+  const KeepBusy keep(pool_, cls, [&](SlotId slot) {
     return slot == spare || writing_.contains(slot) || (pins != nullptr && pins->has_slot(slot)) ||
            awaits_child(slot);
   });

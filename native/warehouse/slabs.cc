@@ -11,7 +11,6 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kFreeShare = 50;
 constexpr uint64_t kMoveNs =
     100 * kMillisecondNs;  // one slab at a time: each evicts all of its pages
 constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
@@ -56,19 +55,17 @@ bool Warehouse::take_colder_slab(SlotClass& needy) {
 
 // UINT64_MAX: it has no page that could leave.
 uint64_t Warehouse::coldest_heat(SlotClass& cls) const {
-  const KeepSlots none(pool_, cls, [](SlotId) { return false; });
   std::array<PageId, 1> coldest;
-  return cls.policy->victims(coldest, none) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
+  return cls.policy->victims(coldest, KeepNone()) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
 }
 
 // Where its coldest pages lie, and some others, other ones each time: the coldest may be together
 // in a slab that cannot move.
 std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
-  const KeepSlots none(pool_, donor, [](SlotId) { return false; });
   std::array<PageId, kLooks> coldest;
   std::vector<uint32_t> slabs;
   slabs.reserve(2 * kLooks);
-  const size_t found = donor.policy->victims(coldest, none);
+  const size_t found = donor.policy->victims(coldest, KeepNone());
   for (size_t i = 0; i < found; ++i)
     slabs.push_back(arena_.slots().slab_of(pool_.slot_of(donor, coldest[i])));
   for (size_t i = 0; i < std::min(kLooks, donor.slabs.size()); ++i)

@@ -47,6 +47,13 @@ def opened(served: Served, model: str = "m", pages: int = 0) -> bytes:
     return namespace.id
 
 
+def fill_disk_of_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    monkeypatch.setattr(ledger_file.LedgerFile, "commit", refuse)
+
+
 def refused(call: Any) -> errors.WarehouseError:
     with pytest.raises(grpc.RpcError) as caught:
         call()
@@ -127,10 +134,7 @@ def test_clear_that_the_ledger_cannot_keep_is_done_and_said(
 ) -> None:
     opened(served, "a", pages=3)
 
-    def refuse(*_: object) -> None:
-        raise lmdb.DiskError("No space left on device")
-
-    monkeypatch.setattr(ledger_file.LedgerFile, "commit", refuse)
+    fill_disk_of_ledger(monkeypatch)
     error = refused(lambda: served.stub.Clear(pb.ClearRequest(all=True), timeout=T))
     assert error.code == "clear_not_durable"
     assert not served.core.slots
@@ -143,10 +147,7 @@ def test_eviction_that_the_ledger_cannot_keep_is_done_and_said(
 ) -> None:
     opened(served, "a", pages=3)
 
-    def refuse(*_: object) -> None:
-        raise lmdb.DiskError("No space left on device")
-
-    monkeypatch.setattr(ledger_file.LedgerFile, "commit", refuse)
+    fill_disk_of_ledger(monkeypatch)
     request = pb.EvictRequest(all=True, pages=3, tiers="all")
     error = refused(lambda: served.stub.Evict(request, timeout=T))
     assert error.code == "evict_not_durable"
