@@ -1,5 +1,5 @@
-"""Who this warehouse is: its id and the secret that keys its chains, in a file `identity` of each
-of its directories.
+"""Who this warehouse is: its id and the secret that keys its chains, in two files of each of its
+directories, `identity` and `identity.copy`. Any one of them that is good mends the others.
 
 Format (docs/format.md): magic "KVWIDENT", version (u32 little-endian), id (16 bytes), secret
 (192 bytes), blake2b-256 of all before. 0600, written whole or not at all. Never changed once
@@ -8,6 +8,7 @@ written: another secret would make every stored page unreachable.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -22,12 +23,15 @@ from kvwarehouse.errors import StorageError
 
 WAREHOUSE_ID_BYTES: Final = 16
 SECRET_BYTES: Final = 192  # native/base/types.h; a test compares them
-FILE_NAME: Final = "identity"
+FILE_NAMES: Final = ("identity", "identity.copy")  # older daemons know the first alone
 
 _MAGIC: Final = b"KVWIDENT"
 _VERSION: Final = 1
 _BODY: Final = struct.Struct(f"<8sI{WAREHOUSE_ID_BYTES}s{SECRET_BYTES}s")
+_HEAD: Final = struct.Struct("<8sI")  # stays in all versions, as the checksum at the end does
 _CHECK_BYTES: Final = 32
+_READ_BYTES: Final = 1 << 16  # more than an identity of any version has
+_BAD_MEDIUM: Final = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA}
 
 
 @dataclass(frozen=True)
@@ -40,77 +44,130 @@ class Identity:
         return cls(secrets.token_bytes(WAREHOUSE_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
 
 
+class _DamagedError(Exception):
+    """A copy that cannot be believed. `problem` follows its path in a sentence."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def is_in(directory: str) -> bool:
+    """True if `directory` has a copy, good or not."""
+    return any(os.path.lexists(path) for path in _paths(directory))
+
+
 def establish(directories: list[str], log: Log) -> Identity:
-    """The identity that all `directories` share: read from those that have it, written to those
-    that have not, made when none has. Raises StorageError when they are of different warehouses,
-    or when a file is damaged, readable by others, or cannot be written."""
-    found = {path: identity for path in directories if (identity := _read(path)) is not None}
-    identities = set(found.values())
-    if len(identities) > 1:
-        raise _differ(found)
-    identity = identities.pop() if identities else Identity.create()
-    for path in directories:
-        if path not in found:
-            _write(path, identity)
-            event = Event.IDENTITY_ADOPTED if found else Event.IDENTITY_CREATED
-            log.event(event, path=path, warehouse_id=identity.warehouse_id.hex())
+    """The identity that all `directories` share, made when none has one. Each directory is given
+    the copies that it lacks, and good ones in place of those that are damaged.
+
+    Raises StorageError, before anything is written, when no copy is good and one is damaged, when
+    the directories are of different warehouses, or when a copy is readable by others or of a newer
+    version; and when a directory that has no copy cannot be given one. Any other copy that cannot
+    be written is said in the log alone."""
+    copies = {path: _look(path) for directory in directories for path in _paths(directory)}
+    good = {path: copy for path, copy in copies.items() if isinstance(copy, Identity)}
+    damaged = {path: copy for path, copy in copies.items() if isinstance(copy, _DamagedError)}
+    if len(set(good.values())) > 1:
+        raise _differ(good)
+    if damaged and not good:
+        raise _none_good(damaged)
+    identity = next(iter(good.values())) if good else Identity.create()
+    for directory in directories:
+        first, *_ = paths = _paths(directory)
+        if all(copies[path] is None for path in paths):
+            _write_first(first, identity)
+            event = Event.IDENTITY_ADOPTED if good else Event.IDENTITY_CREATED
+            log.event(event, path=directory, warehouse_id=identity.warehouse_id.hex())
+            copies[first] = identity
+        elif copies[first] is None:
+            copies[first] = _DamagedError("is missing")
+        for path in paths:
+            _mend(path, copies[path], identity, log)
     return identity
 
 
-def _read(directory: str) -> Identity | None:
-    path = os.path.join(directory, FILE_NAME)
+def _paths(directory: str) -> list[str]:
+    return [os.path.join(directory, name) for name in FILE_NAMES]
+
+
+def _look(path: str) -> Identity | _DamagedError | None:
+    try:
+        return _read(path)
+    except _DamagedError as damage:
+        return damage
+
+
+def _read(path: str) -> Identity | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+                raise _bad(path, f"is not a file of uid {os.geteuid()}")
+            if facts.st_mode & 0o077:
+                raise _bad(
+                    path,
+                    f"has mode {stat.S_IMODE(facts.st_mode):04o}, so others may have read the "
+                    f"secret in it; if they have not, run: chmod 600 {path}",
+                )
+            data = file.read(_READ_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unreadable(path, error) from error
-    with open(fd, "rb") as file:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise _bad(path, f"is not a file of uid {os.geteuid()}")
-        if facts.st_mode & 0o077:
-            raise _bad(
-                path,
-                f"has mode {stat.S_IMODE(facts.st_mode):04o}, so others may have read the secret "
-                f"in it; if they have not, run: chmod 600 {path}",
-            )
-        try:
-            data = file.read(_BODY.size + _CHECK_BYTES + 1)
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        problem = f"cannot be read: {error.strerror}"
+        if error.errno in _BAD_MEDIUM:
+            raise _DamagedError(problem) from error
+        raise _bad(path, problem) from error
     return _decode(path, data)
 
 
 def _decode(path: str, data: bytes) -> Identity:
-    fix = (
-        "; copy the file from the warehouse's other directory, or, to give up what is stored "
-        f"here, empty {os.path.dirname(path)}"
-    )
-    if len(data) != _BODY.size + _CHECK_BYTES:
-        raise _bad(path, f"is damaged: it has {len(data)} bytes, not those of an identity{fix}")
-    body, check = data[: _BODY.size], data[_BODY.size :]
-    magic, version, warehouse_id, secret = _BODY.unpack(body)
-    if magic != _MAGIC:
-        raise _bad(path, f"is not an identity of a warehouse{fix}")
+    body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
     if not secrets.compare_digest(_checksum(body), check):
-        raise _bad(path, f"is damaged: its checksum does not hold{fix}")
+        raise _DamagedError(f"is damaged: the checksum of its {len(data)} bytes does not hold")
+    magic, version = _HEAD.unpack(body[: _HEAD.size].ljust(_HEAD.size, b"\0"))
+    if magic != _MAGIC:
+        raise _DamagedError("is not an identity of a warehouse")
     if version != _VERSION:
         raise _bad(path, f"has version {version}; this daemon knows {_VERSION}: use a newer one")
+    if len(body) != _BODY.size:
+        raise _DamagedError(f"is damaged: it has {len(data)} bytes, not those of an identity")
+    _, _, warehouse_id, secret = _BODY.unpack(body)
     return Identity(warehouse_id, secret)
 
 
-def _write(directory: str, identity: Identity) -> None:
-    path = os.path.join(directory, FILE_NAME)
-    body = _BODY.pack(_MAGIC, _VERSION, identity.warehouse_id, identity.secret)
+def _mend(path: str, copy: Identity | _DamagedError | None, identity: Identity, log: Log) -> None:
+    """No reason to refuse the start when it fails: another copy is good, and the next start tries
+    again."""
+    if isinstance(copy, Identity):
+        return
+    problem = copy.problem if copy else "is missing"
     try:
-        write_whole(path, body + _checksum(body))
+        _write(path, identity)
+    except OSError as error:
+        text = f"it {problem}, and cannot be written: {error.strerror}"
+        log.event(Event.IDENTITY_NOT_MENDED, path=path, text=text)
+        return
+    if copy:  # a missing second copy is that of an older daemon
+        log.event(Event.IDENTITY_MENDED, path=path, text=f"it {problem}; another copy is good")
+
+
+def _write_first(path: str, identity: Identity) -> None:
+    """Without a copy the directory would be taken for a new one when it is named alone."""
+    try:
+        _write(path, identity)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}; make room, or name another directory",
             code="identity_unwritable",
             context={"path": path},
         ) from error
+
+
+def _write(path: str, identity: Identity) -> None:
+    body = _BODY.pack(_MAGIC, _VERSION, identity.warehouse_id, identity.secret)
+    write_whole(path, body + _checksum(body))
 
 
 def _checksum(body: bytes) -> bytes:
@@ -130,8 +187,16 @@ def _differ(found: dict[str, Identity]) -> StorageError:
     )
 
 
-def _unreadable(path: str, error: OSError) -> StorageError:
-    return _bad(path, f"cannot be read: {error.strerror}")
+def _none_good(damaged: dict[str, _DamagedError]) -> StorageError:
+    problems = "; ".join(f"{path} {damage.problem}" for path, damage in damaged.items())
+    folders = " and ".join(dict.fromkeys(os.path.dirname(path) for path in damaged))
+    return StorageError(
+        f"no copy of the warehouse's identity is good: {problems}; copy a good one (of a backup, "
+        "or of a directory of this warehouse that was not named) over any of them, or, to give up "
+        f"what is stored here, empty {folders}",
+        code="bad_identity",
+        context={"path": next(iter(damaged))},
+    )
 
 
 def _bad(path: str, problem: str) -> StorageError:

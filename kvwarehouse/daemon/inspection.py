@@ -2,8 +2,9 @@
 what an earlier daemon left. For `kvwarehouse check --nvme-dir`.
 
 What opening does change: it takes the locks of the directories (a running daemon's are refused),
-and in an arena it makes a new index and ends what was being stored, as every start does. Segments
-and ledger stay as they are, byte by byte, unless a repair drops something.
+mends the identity's copies, and in an arena it makes a new index and ends what was being stored, as
+every start does. Segments and ledger stay as they are, byte by byte, unless a repair drops
+something.
 
 One owner; a context manager.
 """
@@ -127,10 +128,10 @@ class Inspection:
 
 
 def _refuse_strange(path: str) -> None:
-    if not os.path.exists(os.path.join(path, identity.FILE_NAME)):
+    if not identity.is_in(path):
         raise UsageError(
             f"{path!r} is no directory of a warehouse: it has no file "
-            f"{identity.FILE_NAME!r}; name the one that --nvme-dir or --arena-dir of "
+            f"{identity.FILE_NAMES[0]!r}; name the one that --nvme-dir or --arena-dir of "
             "`kvwarehouse serve` named",
             code="no_warehouse",
         )

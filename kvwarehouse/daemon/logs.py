@@ -30,6 +30,8 @@ class Event(StrEnum):
     START_REFUSED = "start_refused"
     IDENTITY_CREATED = "identity_created"
     IDENTITY_ADOPTED = "identity_adopted"
+    IDENTITY_MENDED = "identity_mended"
+    IDENTITY_NOT_MENDED = "identity_not_mended"
     LEDGER_REBUILT = "ledger_rebuilt"
     LEDGER_DEGRADED = "ledger_degraded"
     HTTP_PORT_TAKEN = "http_port_taken"
@@ -55,6 +57,8 @@ _ERRORS: Final = {
     Event.START_REFUSED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE, Event.KV_EVENTS_FAILED,
 }  # fmt: skip
 _WARNINGS: Final = {
+    Event.IDENTITY_MENDED,
+    Event.IDENTITY_NOT_MENDED,
     Event.LEDGER_REBUILT,
     Event.LEDGER_DEGRADED,
     Event.HTTP_PORT_TAKEN,

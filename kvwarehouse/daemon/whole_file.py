@@ -13,11 +13,16 @@ def write_whole(path: str, data: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(scratch)
     fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.rename(scratch, path)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(scratch, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        raise
     sync_directory(os.path.dirname(path))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvwarehouse.daemon.identity import FILE_NAMES
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.known_prompt import KnownPrompt
 from kvwarehouse.testing.serving import RefusedError, Serving
@@ -30,6 +31,12 @@ def truncated(path: Path) -> None:
 
 def zeroed(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def test_stale_and_strange_files_beside_the_arena_are_no_obstacle(dram_only: Serving) -> None:
@@ -159,20 +166,67 @@ def test_clear_of_a_run_without_the_nvme_tier_holds_when_it_is_back(both_tiers: 
             assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
 
 
-@pytest.mark.parametrize("harm", [truncated, zeroed, rubbish])
-def test_damaged_identity_is_refused_and_healed_by_its_other_copy(
+def identity_files(folder: Path) -> list[Path]:
+    return [folder / name for name in FILE_NAMES]
+
+
+@pytest.mark.parametrize("harm", [truncated, zeroed, rubbish, flipped, Path.unlink])
+def test_damaged_copy_of_the_identity_is_mended_by_any_other_one(
     both_tiers: Serving, harm: Callable[[Path], object]
 ) -> None:
     with both_tiers.connect() as client:
         PROMPT.store_whole(client)
+        assert client.flush().pending == 0
+    # Each alone, then all but the last.
+    files = [*identity_files(both_tiers.nvme_dir), *identity_files(both_tiers.arena_dir)]
+    good = files[0].read_bytes()
+    for harmed in (*([file] for file in files), files[:-1]):
+        both_tiers.kill()
+        for file in harmed:
+            harm(file)
+        both_tiers.start()
+        # A missing second copy is that of an older daemon, and a directory without any is new.
+        if harm is not Path.unlink:
+            told = [line["path"] for line in both_tiers.events("identity_mended")]
+            assert told == [str(file) for file in harmed]
+        assert all(file.read_bytes() == good for file in files)
+        with both_tiers.connect() as client:
+            assert PROMPT.load(client) == PROMPT.pages
+
+
+@pytest.mark.parametrize("name", FILE_NAMES)
+def test_damaged_copy_of_the_identity_costs_no_page_on_nvme_where_the_arena_is_lost(
+    both_tiers: Serving, name: str
+) -> None:
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+        assert client.flush().pending == 0
+    for _ in range(2):
+        both_tiers.stop()
+        shutil.rmtree(both_tiers.arena_dir)
+        flipped(both_tiers.nvme_dir / name)
+        both_tiers.start()
+        with both_tiers.connect() as client:
+            assert PROMPT.load(client) == PROMPT.pages
+
+
+@pytest.mark.parametrize("harm", [truncated, zeroed, rubbish, flipped])
+def test_identity_without_a_good_copy_is_refused_and_healed_by_one(
+    both_tiers: Serving, harm: Callable[[Path], object]
+) -> None:
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+        assert client.flush().pending == 0
     both_tiers.stop()
-    identity = both_tiers.nvme_dir / "identity"
-    harm(identity)
+    shutil.move(both_tiers.arena_dir, both_tiers.folder / "aside")
+    files = identity_files(both_tiers.nvme_dir)
+    for file in files:
+        harm(file)
     with pytest.raises(RefusedError) as refused:
         both_tiers.start()
-    assert str(identity) in refused.value.text
-    assert "copy the file from the warehouse's other directory" in refused.value.text
-    shutil.copy2(both_tiers.arena_dir / "identity", identity)
+    for text in (*map(str, files), "copy a good one", f"empty {both_tiers.nvme_dir}"):
+        assert text in refused.value.text
+    shutil.copy2(both_tiers.folder / "aside" / "identity", files[0])
     both_tiers.start()
     with both_tiers.connect() as client:
         assert PROMPT.load(client) == PROMPT.pages

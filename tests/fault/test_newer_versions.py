@@ -21,6 +21,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import wire
+from kvwarehouse.daemon.identity import FILE_NAMES
 from kvwarehouse.testing import tally
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.pages import check_pages, pages_of
@@ -78,7 +79,8 @@ def whole_again(path: Path, version: int) -> None:
 
 def identity(serving: Serving, version: int) -> Path:
     for folder in (serving.arena_dir, serving.nvme_dir):
-        whole_again(folder / "identity", version)
+        for name in FILE_NAMES:
+            whole_again(folder / name, version)
     return serving.nvme_dir / "identity"
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
+import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -26,14 +30,38 @@ def settle(places: list[str]) -> Identity:
     return establish(places, Log("json", io.StringIO()))
 
 
+def said(places: list[str], who: Identity) -> list[tuple[str, str, str]]:
+    """Event, level and path of each line of a start, which has to find `who`."""
+    stream = io.StringIO()
+    assert establish(places, Log("json", stream)) == who
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [(line["event"], line["level"], line["path"]) for line in lines]
+
+
 def refused(places: list[str]) -> StorageError:
     with pytest.raises(StorageError) as caught:
         settle(places)
     return caught.value
 
 
-def file_of(place: str) -> Path:
-    return Path(place, identity.FILE_NAME)
+def files_of(place: str) -> list[Path]:
+    return [Path(place, name) for name in identity.FILE_NAMES]
+
+
+def contents(places: list[str]) -> list[bytes]:
+    return [file.read_bytes() for place in places for file in files_of(place)]
+
+
+def full(monkeypatch: pytest.MonkeyPatch, code: int, paths: list[Path]) -> None:
+    """Writes of `paths` fail from here on."""
+    write_whole = identity.write_whole
+
+    def write(path: str, data: bytes) -> None:
+        if Path(path) in paths:
+            raise OSError(code, os.strerror(code), path)
+        write_whole(path, data)
+
+    monkeypatch.setattr(identity, "write_whole", write)
 
 
 def test_identity_is_made_once_and_stays(places: list[str]) -> None:
@@ -48,8 +76,9 @@ def test_identity_is_private_and_complete(places: list[str]) -> None:
     assert (len(who.warehouse_id), len(who.secret)) == (16, 192)
     assert identity.SECRET_BYTES == engine.SECRET_BYTES
     for place in places:
-        assert file_of(place).stat().st_mode & 0o777 == 0o600
-        assert os.listdir(place) == [identity.FILE_NAME]
+        assert all(file.stat().st_mode & 0o777 == 0o600 for file in files_of(place))
+        assert sorted(os.listdir(place)) == sorted(identity.FILE_NAMES)
+    assert len(set(contents(places))) == 1
     assert who.secret.hex() not in repr(who)
     assert repr(who.secret) not in repr(who)
 
@@ -57,60 +86,223 @@ def test_identity_is_private_and_complete(places: list[str]) -> None:
 @pytest.mark.parametrize("lost", [0, 1])
 def test_identity_is_adopted_by_a_directory_that_has_none(places: list[str], lost: int) -> None:
     first = settle(places)
-    file_of(places[lost]).unlink()
-    assert settle(places) == first
-    assert file_of(places[lost]).read_bytes() == file_of(places[1 - lost]).read_bytes()
+    for file in files_of(places[lost]):
+        file.unlink()
+    assert said(places, first) == [("identity_adopted", "info", places[lost])]
+    assert len(set(contents(places))) == 1
 
 
 def test_directories_of_two_warehouses_are_refused_by_name(places: list[str]) -> None:
     ids = [settle([place]).warehouse_id.hex() for place in places]
-    before = [file_of(place).read_bytes() for place in places]
+    before = contents(places)
     error = refused(places)
     assert error.code == "foreign_directory"
     for text in (*ids, *places):
         assert text in error.message
-    assert [file_of(place).read_bytes() for place in places] == before
+    assert contents(places) == before
+
+
+def test_copies_of_two_warehouses_in_one_directory_are_refused(places: list[str]) -> None:
+    for place in places:
+        settle([place])
+    files_of(places[0])[1].write_bytes(files_of(places[1])[1].read_bytes())
+    error = refused(places[:1])
+    assert error.code == "foreign_directory"
+    for file in files_of(places[0]):
+        assert str(file) in error.message
+
+
+def test_any_flipped_bit_is_seen(places: list[str]) -> None:
+    settle(places[:1])
+    good = contents(places[:1])[0]
+    for bit in range(8 * len(good)):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(identity._DamagedError):
+            identity._decode("identity", bytes(data))
+
+
+def test_any_flipped_byte_of_one_copy_is_mended(
+    places: list[str], rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of mendings
+    who = settle(places[:1])
+    good = contents(places[:1])[0]
+    for file in files_of(places[0]):
+        for place in range(len(good)):
+            data = bytearray(good)
+            data[place] ^= 1 << rng.randrange(8)
+            file.write_bytes(data)
+            assert said(places[:1], who) == [("identity_mended", "warning", str(file))]
+            assert contents(places[:1]) == [good, good]
+
+
+def damaged(good: bytes, damage: str, rng: random.Random) -> bytes:
+    flipped = bytearray(good)
+    flipped[40] ^= 1
+    return {
+        "empty": b"", "cut": good[:-1], "longer": good + b"x", "flipped": bytes(flipped),
+        "other": rng.randbytes(len(good)), "zeroed": bytes(len(good)),
+    }[damage]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "longer", "flipped", "other", "zeroed"])
-def test_damaged_identity_is_refused_and_left_as_it_is(places: list[str], damage: str) -> None:
+def test_identity_without_a_good_copy_is_refused_and_left_as_it_is(
+    places: list[str], rng: random.Random, damage: str
+) -> None:
+    who = settle(places)
+    good = contents(places)[0]
+    for file in files_of(places[0]):
+        file.write_bytes(damaged(good, damage, rng))
+    before = contents(places[:1])
+    error = refused(places[:1])
+    assert error.code == "bad_identity"
+    for text in (*map(str, files_of(places[0])), "copy a good one", f"empty {places[0]}"):
+        assert text in error.message
+    assert contents(places[:1]) == before
+    mended = [("identity_mended", "warning", str(file)) for file in files_of(places[0])]
+    assert said(places, who) == mended
+    assert said(places, who) == []
+    assert contents(places) == [good] * 4
+
+
+def test_damaged_identity_is_refused_beside_a_new_directory(places: list[str]) -> None:
+    settle(places[:1])
+    for file in files_of(places[0]):
+        file.write_bytes(b"")
+    assert refused(places).code == "bad_identity"
+    assert os.listdir(places[1]) == []
+
+
+def test_last_good_copy_mends_all_others(places: list[str]) -> None:
+    who = settle(places)
+    good = contents(places)[0]
+    files = [file for place in places for file in files_of(place)]
+    for last in files:
+        for file in files:
+            file.write_bytes(good if file is last else b"")
+        assert len(said(places, who)) == len(files) - 1
+        assert contents(places) == [good] * len(files)
+
+
+def test_directory_of_an_older_daemon_is_given_its_copy_quietly(places: list[str]) -> None:
+    who = settle(places)
+    for place in places:
+        files_of(place)[1].unlink()
+    assert said(places, who) == []
+    assert len(set(contents(places))) == 1
+
+
+def test_first_copy_that_is_missing_is_mended(places: list[str]) -> None:
+    who = settle(places)
+    lost = files_of(places[0])[0]
+    lost.unlink()
+    assert identity.is_in(places[0])
+    assert said(places, who) == [("identity_mended", "warning", str(lost))]
+    assert len(set(contents(places))) == 1
+
+
+def test_directory_without_a_copy_is_of_no_warehouse(places: list[str]) -> None:
+    assert not identity.is_in(places[0])
     settle(places)
-    file = file_of(places[0])
-    data = bytearray(file.read_bytes())
-    if damage == "flipped":
-        data[40] ^= 1
-    damaged = {
-        "empty": b"", "cut": bytes(data[:-1]), "longer": bytes(data) + b"x",
-        "flipped": bytes(data), "other": os.urandom(len(data)), "zeroed": bytes(len(data)),
-    }[damage]  # fmt: skip
-    file.write_bytes(damaged)
+    assert identity.is_in(places[0])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_copy_that_finds_no_room_is_said_and_written_later(
+    places: list[str], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    who = settle(places)
+    first, second = files_of(places[0])
+    for file, is_there in ((second, False), (first, False), (first, True)):
+        file.unlink()
+        if is_there:
+            file.write_bytes(b"")
+            file.chmod(0o600)
+        with monkeypatch.context() as patch:
+            full(patch, code, [file])
+            assert said(places, who) == [("identity_not_mended", "warning", str(file))]
+        settle(places)
+        assert len(set(contents(places))) == 1
+
+
+def test_new_directory_needs_room_for_one_copy(
+    places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = files_of(places[0])
+    with monkeypatch.context() as patch:
+        full(patch, errno.ENOSPC, [first])
+        assert refused(places).code == "identity_unwritable"
+        assert os.listdir(places[0]) == []
+    full(monkeypatch, errno.ENOSPC, [second])
+    settle(places)
+    assert os.listdir(places[0]) == [first.name]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EUCLEAN])
+def test_copy_on_a_bad_sector_is_mended(
+    places: list[str], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    who = settle(places)
+    bad = files_of(places[0])[0]
+    opened = os.open
+
+    def open_(path: str, flags: int, *rest: int) -> int:
+        if Path(path) == bad and flags & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(code, os.strerror(code), path)
+        return opened(path, flags, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_)
+        assert said(places, who) == [("identity_mended", "warning", str(bad))]
+
+
+@pytest.mark.parametrize("more", [b"", b"what version 2 has more"])
+@pytest.mark.parametrize("name", identity.FILE_NAMES)
+def test_identity_of_a_newer_version_is_refused_and_left_as_it_is(
+    places: list[str], name: str, more: bytes
+) -> None:
+    settle(places[:1])
+    file = Path(places[0], name)
+    body = file.read_bytes()[:-32] + more
+    body = body[:8] + struct.pack("<I", 2) + body[12:]
+    file.write_bytes(body + identity._checksum(body))
+    before = contents(places[:1])
     error = refused(places)
     assert str(file) in error.message
-    assert "copy the file" in error.message
-    assert file.read_bytes() == damaged
+    assert "version 2" in error.message
+    assert contents(places[:1]) == before
 
 
-def test_identity_of_a_newer_version_is_refused(places: list[str]) -> None:
-    who = settle(places[:1])
-    body = identity._BODY.pack(identity._MAGIC, 2, who.warehouse_id, who.secret)
-    file_of(places[0]).write_bytes(body + identity._checksum(body))
-    assert "version 2" in refused(places).message
-
-
-def test_identity_that_others_can_read_is_refused(places: list[str]) -> None:
+@pytest.mark.parametrize("name", identity.FILE_NAMES)
+def test_identity_that_others_can_read_is_refused(places: list[str], name: str) -> None:
     settle(places)
-    file_of(places[0]).chmod(0o640)
+    Path(places[0], name).chmod(0o640)
     assert "chmod 600" in refused(places).message
 
 
-def test_identity_through_a_link_is_refused(places: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", identity.FILE_NAMES)
+def test_identity_through_a_link_is_refused(places: list[str], tmp_path: Path, name: str) -> None:
     settle(places)
-    file_of(places[0]).rename(tmp_path / "elsewhere")
-    file_of(places[0]).symlink_to(tmp_path / "elsewhere")
-    assert str(file_of(places[0])) in refused(places).message
+    file = Path(places[0], name)
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert str(file) in refused(places).message
 
 
 def test_half_written_identity_of_a_crash_is_no_identity(places: list[str]) -> None:
-    Path(places[0], f"{identity.FILE_NAME}.{os.getpid()}.tmp").write_bytes(b"half")
+    for name in identity.FILE_NAMES:
+        Path(places[0], f"{name}.{os.getpid()}.tmp").write_bytes(b"half")
     settle(places)
-    assert os.listdir(places[0]) == [identity.FILE_NAME]
+    assert sorted(os.listdir(places[0])) == sorted(identity.FILE_NAMES)
+
+
+def test_write_that_fails_leaves_nothing_behind(
+    places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert refused(places).code == "identity_unwritable"
+    assert os.listdir(places[0]) == []
