@@ -26,6 +26,8 @@ MAX_PAGE_TOKENS = 4096
 MAX_PAGE_BYTES = 1 << 30
 MAX_TEXT_CHARS = 1024
 MAX_EXTRA_FIELDS = 64
+MAX_NAMESPACE_BYTES = 8 << 10
+"""All fields of a namespace, as JSON in the ledger of the warehouse that takes it."""
 MAX_TOKEN = 2**32 - 1
 MAX_POSITION = 2**31 - 1
 
@@ -85,7 +87,9 @@ class Namespace:
     hash_scheme: str = CHAIN_SCHEME
     """How keys are made from tokens; an engine that passes its own block hashes names them here."""
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Whatever else the bytes depend on, text to text, at most 64 entries."""
+    """Whatever else the bytes depend on, text to text, at most 64 entries. A warehouse takes 8 KiB
+    of all fields together (as JSON), and refuses to open more (UsageError "namespace_too_large"):
+    put fingerprints here, not what they are of."""
     id: bytes = field(init=False, repr=False, compare=False)
     """16 bytes; a digest of every field above."""
 

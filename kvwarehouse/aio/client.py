@@ -89,7 +89,13 @@ class Client:
 
     async def namespaces(self) -> list[StoredNamespace]:
         """As kvwarehouse.Client.namespaces."""
-        return await self._ask(admin.namespaces())
+        known: list[StoredNamespace] = []
+        after, further = -1, 0
+        while further > after:
+            after = further
+            listed, further = await self._ask(admin.namespaces(after))
+            known += listed
+        return known
 
     async def pages(self, space: Namespace) -> AsyncIterator[StoredPage]:
         """As kvwarehouse.Client.pages: `async for page in client.pages(space)`."""

@@ -43,7 +43,8 @@ class StoredPage:
 
 
 def open_namespace(space: Namespace, address: object, timeout_s: float | None = None) -> Call[None]:
-    """Registers `space`, or finds it. Raises UsageError where its pages fit no slab."""
+    """Registers `space`, or finds it. Raises UsageError where its pages fit no slab, or it has
+    too many bytes."""
 
     def check(answer: pb.OpenNamespaceResponse) -> None:
         if answer.namespace.id != space.id:
@@ -61,8 +62,9 @@ def status() -> Call[dict[str, Any]]:
     return Call("Status", pb.StatusRequest(), lambda answer: plain(answer.status))
 
 
-def namespaces() -> Call[list[StoredNamespace]]:
-    return Call("ListNamespaces", pb.ListNamespacesRequest(), _namespaces)
+def namespaces(after: int) -> Call[tuple[list[StoredNamespace], int]]:
+    """As many as fit a message, and where to go on: at no later place when these were the last."""
+    return Call("ListNamespaces", pb.ListNamespacesRequest(after=after), _namespaces)
 
 
 def pages(space: Namespace, after: int) -> Call[tuple[list[StoredPage], int]]:
@@ -106,13 +108,14 @@ def check(space: Namespace | None, *, repair: bool) -> Call[CheckProgress]:
     return Call("Check", request, _progress, _CHECK_TIMEOUT_S)
 
 
-def _namespaces(answer: pb.ListNamespacesResponse) -> list[StoredNamespace]:
-    return [
+def _namespaces(answer: pb.ListNamespacesResponse) -> tuple[list[StoredNamespace], int]:
+    listed = [
         StoredNamespace(
             namespace_from_wire(info.fields), info.ordinal, info.clear_epoch, info.created_at_ns
         )
         for info in answer.namespaces
     ]
+    return listed, answer.next
 
 
 def _pages(answer: pb.ListPagesResponse) -> tuple[list[StoredPage], int]:

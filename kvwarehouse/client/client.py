@@ -106,7 +106,13 @@ class Client:
 
     def namespaces(self) -> list[StoredNamespace]:
         """The namespaces that the warehouse keeps."""
-        return self._channel.ask(admin.namespaces())
+        known: list[StoredNamespace] = []
+        after, further = -1, 0
+        while further > after:
+            after = further
+            listed, further = self._channel.ask(admin.namespaces(after))
+            known += listed
+        return known
 
     def pages(self, space: Namespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""

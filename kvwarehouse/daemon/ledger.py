@@ -32,7 +32,7 @@ from kvwarehouse.daemon import epoch_file, ledger_file
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError, LedgerFile
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import CapacityError, InternalError, StorageError, UsageError
-from kvwarehouse.types import Namespace
+from kvwarehouse.types import MAX_NAMESPACE_BYTES, Namespace
 
 MAX_NAMESPACES: Final = 4096  # native/base/types.h; a test compares them
 MAX_TOMBSTONES: Final = 1 << 17
@@ -150,7 +150,17 @@ class Ledger:
 
     def propose(self, space: Namespace) -> NamespaceRecord:
         """A record for a new namespace, with the next number; `add` makes it known. The caller has
-        seen that `space` is not known. Raises CapacityError at MAX_NAMESPACES."""
+        seen that `space` is not known. Raises CapacityError at MAX_NAMESPACES, UsageError above
+        MAX_NAMESPACE_BYTES: so all of them fit the file twice, as a clear of all needs."""
+        size_bytes = len(json.dumps(space.to_fields()))
+        if size_bytes > MAX_NAMESPACE_BYTES:
+            raise UsageError(
+                f"the fields of namespace {space.id.hex()} (model {space.model[:40]!r}) take "
+                f"{size_bytes} bytes as JSON, and a warehouse takes {MAX_NAMESPACE_BYTES}; pass "
+                "fingerprints in place of long texts, above all in extra",
+                code="namespace_too_large",
+                context={"size_bytes": size_bytes, "max_bytes": MAX_NAMESPACE_BYTES},
+            )
         with self._lock:
             ordinal = len(self._state.namespaces)
             if ordinal >= MAX_NAMESPACES:

@@ -114,9 +114,16 @@ class WarehouseService(wire.WarehouseServicer):
     def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext
     ) -> pb.ListNamespacesResponse:
-        return pb.ListNamespacesResponse(
-            namespaces=[self._info(record) for record in self._warehouse.namespaces()]
-        )
+        listed: list[namespace_pb2.NamespaceInfo] = []
+        size_bytes = 0
+        for record in self._warehouse.namespaces()[request.after :]:
+            info = self._info(record)
+            size_bytes += info.ByteSize()
+            if listed and size_bytes > wire.MAX_LIST_BYTES:
+                more = request.after + len(listed)
+                return pb.ListNamespacesResponse(namespaces=listed, next=more)
+            listed.append(info)
+        return pb.ListNamespacesResponse(namespaces=listed)
 
     def ListPages(
         self, request: pb.ListPagesRequest, context: grpc.ServicerContext

@@ -66,8 +66,8 @@ class Warehouse:
         return self._draining
 
     def open_namespace(self, space: Namespace) -> NamespaceRecord:
-        """Registers `space`, or finds it. Raises UsageError if its pages fit no slab, CapacityError
-        at the bound of namespaces."""
+        """Registers `space`, or finds it. Raises UsageError if its pages fit no slab or it has
+        too many bytes, CapacityError at the bound of namespaces."""
         with self._changes:
             known = self._ledger.find(space.id)
             if known is None:

@@ -23,6 +23,9 @@ MAX_MESSAGE_BYTES = 8 << 20
 MAX_LIST_PAGES = 1000
 """Pages of one ListPages answer: about 100 bytes each."""
 
+MAX_LIST_BYTES = 7 << 20
+"""Namespaces of one ListNamespaces answer: a message, but for what frames 4,096 of them."""
+
 MAX_EVICT_PAGES = 100_000
 """Pages of one Evict: bounds the tombstones of one ledger transaction."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvwarehouse import errors, wire
+from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
+from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon import ledger_file
 from kvwarehouse.testing.served import Served
 from kvwarehouse.types import Namespace
@@ -70,6 +73,52 @@ def test_namespace_keeps_its_number_over_opens_and_restarts(tmp_path: Path) -> N
         assert sorted(served.core.spaces) == [0, 1]
         assert opened(served, "c")
         assert served.core.spaces[2][0] == space("c").id
+
+
+def test_namespaces_are_listed_in_as_many_messages_as_they_need(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [f"{number}" * (300 if number == 3 else 1) for number in range(9)]
+    for model in models:
+        opened(served, model)
+    monkeypatch.setattr(wire, "MAX_LIST_BYTES", 250)  # two or three
+    listed: list[str] = []
+    after = messages = 0
+    while messages == 0 or after:
+        answer = served.stub.ListNamespaces(pb.ListNamespacesRequest(after=after), timeout=T)
+        listed += [each.fields.model for each in answer.namespaces]
+        assert len(answer.namespaces) == 1 or answer.ByteSize() < 300
+        after, messages = answer.next, messages + 1
+    assert listed == models
+    assert messages > 3
+    beyond = served.stub.ListNamespaces(pb.ListNamespacesRequest(after=100), timeout=T)
+    assert (len(beyond.namespaces), beyond.next) == (0, 0)
+    address = f"unix://{served.config.socket}"
+    with connect_grpc(address) as client:
+        assert [each.space.model for each in client.namespaces()] == models
+
+    async def names() -> list[str]:
+        async with await aio_connect_grpc(address) as client:
+            return [each.space.model for each in await client.namespaces()]
+
+    assert asyncio.run(names()) == models
+
+
+def test_namespaces_up_to_their_bounds_are_listed_message_by_message() -> None:
+    framing = 16  # tag and length of each
+    assert wire.MAX_LIST_BYTES + 4096 * framing < wire.MAX_MESSAGE_BYTES
+
+
+def test_namespace_of_too_many_bytes_is_refused(served: Served) -> None:
+    """Incident: namespaces of half a megabyte each filled the ledger."""
+    wide = Namespace.from_fields(
+        {**space().to_fields(), "extra": {f"{place}": "x" * 1000 for place in range(9)}}
+    )
+    request = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(wide))
+    error = refused(lambda: served.stub.OpenNamespace(request, timeout=T))
+    assert isinstance(error, errors.UsageError)
+    assert error.code == "namespace_too_large"
+    assert not served.core.spaces
 
 
 def test_namespace_whose_id_the_client_computes_otherwise_is_refused(served: Served) -> None:

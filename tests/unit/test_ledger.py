@@ -18,8 +18,8 @@ from kvwarehouse.daemon import ledger as module
 from kvwarehouse.daemon import ledger_file
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
-from kvwarehouse.errors import CapacityError, StorageError
-from kvwarehouse.types import Namespace
+from kvwarehouse.errors import CapacityError, StorageError, UsageError
+from kvwarehouse.types import MAX_NAMESPACE_BYTES, MAX_TEXT_CHARS, Namespace
 
 WAREHOUSE = b"w" * 16
 
@@ -143,6 +143,56 @@ def test_namespaces_are_bounded_as_the_core_bounds_them(
     with pytest.raises(CapacityError) as caught:
         ledger.propose(space(2))
     assert caught.value.code == "too_many_namespaces"
+
+
+def largest(number: int) -> Namespace:
+    """With as many bytes as a warehouse takes."""
+    fields = {**space(0).to_fields(), "salt": f"{number:04d}"}
+    fields["extra"] = {f"{place:02d}": "" for place in range(12)}
+    for name in fields["extra"]:
+        missing = MAX_NAMESPACE_BYTES - len(json.dumps(fields))
+        fields["extra"][name] = "x" * min(missing, MAX_TEXT_CHARS)
+    assert len(json.dumps(fields)) == MAX_NAMESPACE_BYTES
+    return Namespace.from_fields(fields)
+
+
+def test_namespace_of_more_bytes_than_the_bound_is_refused_by_name(kept: Kept) -> None:
+    ledger = kept.open()
+    ledger.add(ledger.propose(largest(0)))
+    for extra in ("x", "\N{GRINNING FACE}"):
+        wide = Namespace.from_fields({**largest(1).to_fields(), "adapter": extra})
+        with pytest.raises(UsageError) as caught:
+            ledger.propose(wide)
+        assert caught.value.code == "namespace_too_large"
+        for text in (wide.id.hex(), wide.model, str(MAX_NAMESPACE_BYTES), "fingerprint"):
+            assert text in caught.value.message
+    assert len(kept.open().namespaces()) == 1
+
+
+def test_namespace_that_an_older_daemon_took_is_kept_whatever_its_size(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MAX_NAMESPACE_BYTES", 1 << 20)
+        ledger = kept.open()
+        wide = Namespace.from_fields({**largest(0).to_fields(), "adapter": "x" * 1000})
+        ledger.add(ledger.propose(wide))
+    assert kept.open().find(wide.id)
+
+
+def test_largest_namespaces_and_tombstones_up_to_their_bounds_fit_the_ledger(kept: Kept) -> None:
+    """Incident: 180 namespaces of half a megabyte each filled it, and no clear was durable."""
+    ledger = kept.open()
+    ledger.bury((number.to_bytes(16), number) for number in range(module.MAX_TOMBSTONES))
+    for number in range(module.MAX_NAMESPACES):
+        ledger._remember(ledger.propose(largest(number)))
+    for epoch in (1, 2, 3):  # each writes all of them
+        assert ledger.raise_epoch(None) == (epoch, True)
+        assert ledger.health == "ok"
+    again = kept.open()
+    assert len(again.namespaces()) == module.MAX_NAMESPACES
+    assert again.tombstone_count() == module.MAX_TOMBSTONES
+    assert again.raise_epoch(None) == (4, True)
 
 
 def test_tombstones_are_bounded_and_the_oldest_go_first(

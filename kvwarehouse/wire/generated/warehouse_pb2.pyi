@@ -152,14 +152,18 @@ class StatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesResponse(_message.Message):
-    __slots__ = ("namespaces",)
+    __slots__ = ("namespaces", "next")
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     namespaces: _containers.RepeatedCompositeFieldContainer[_namespace_pb2.NamespaceInfo]
-    def __init__(self, namespaces: _Optional[_Iterable[_Union[_namespace_pb2.NamespaceInfo, _Mapping]]] = ...) -> None: ...
+    next: int
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[_namespace_pb2.NamespaceInfo, _Mapping]]] = ..., next: _Optional[int] = ...) -> None: ...
 
 class ListPagesRequest(_message.Message):
     __slots__ = ("namespace_id", "after", "limit")
