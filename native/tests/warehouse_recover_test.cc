@@ -278,6 +278,29 @@ TEST(recovery_has_a_place_for_every_page_in_whatever_order_it_finds_them) {
   world.check_settled();
 }
 
+// They were counted as damaged, and nothing was said.
+TEST(pages_that_a_smaller_index_has_no_room_for_are_told_and_are_no_damage) {
+  constexpr uint64_t kPages = 200, kRoom = 64;
+  World world(shape_of(kSmall, 1), 32 * kMiB);
+  world.start();
+  {
+    Peer peer(world);
+    for (uint64_t chain = 0; chain < kPages; ++chain) CHECK(peer.store(world.page(chain)));
+  }
+  CHECK_EQ(world.restart().pages_dram, kPages);
+  CHECK(world->take_events().empty());
+  world.options.index_pages = kRoom;
+  const RecoverySummary summary = world.restart();
+  CHECK_EQ(summary.dropped_slots, 0);
+  CHECK(summary.pages_dram <= kRoom);
+  const auto events = world->take_events();
+  CHECK_EQ(events.size(), 1);
+  CHECK_EQ(events[0].first, "index_too_small");
+  CHECK_EQ(events[0].second,
+           "capacity=64 dropped_dram=" + std::to_string(kPages - summary.pages_dram) +
+               " dropped_nvme=0 enough=--index-pages=200");
+}
+
 TEST(recovery_adopts_a_namespace_that_nobody_declared) {
   World world(shape_of(kSmall));
   world.start();

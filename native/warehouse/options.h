@@ -64,7 +64,7 @@ void check_options(const WarehouseOptions& options);
 struct RecoverySummary {
   uint64_t pages_dram = 0;
   uint64_t pages_nvme = 0;
-  uint64_t dropped_slots = 0;     // bad checksum or identity
+  uint64_t dropped_slots = 0;     // bad checksum or identity, or a page that another slot has
   uint64_t unfinished_slots = 0;  // reserved when the daemon ended
   uint64_t cleared = 0;           // older than a clear, or not provably younger
   uint64_t unknown_namespace = 0;

@@ -214,13 +214,21 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
   };
   for (const SlotId slot : sealed) insert_slot(slot, page(), summary);
   for (const nvme::RecoveredRecord& record : records) insert_record(record, page());
+  const uint64_t dram = left_dram_[static_cast<size_t>(Gone::window)];
+  const uint64_t nvme = left_nvme_[static_cast<size_t>(Gone::window)];
+  if (dram + nvme == 0) return;
+  on_event("index_too_small",
+           "capacity=" + std::to_string(catalog_.capacity()) +
+               " dropped_dram=" + std::to_string(dram) + " dropped_nvme=" + std::to_string(nvme) +
+               " enough=--index-pages=" + std::to_string(catalog_.pages() + dram + nvme));
 }
 
 void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) {
   const SlotMeta& meta = *pool_.meta(slot);
   if (page == kNoPage) {
-    ++summary.dropped_slots;
-    ++left_dram_[static_cast<size_t>(Gone::window)];
+    // A key that is there already: one of the two slots is damaged.
+    ++(catalog_.find(meta.key) ? summary.dropped_slots
+                               : left_dram_[static_cast<size_t>(Gone::window)]);
     return close_recovered(slot);
   }
   EntryView view;
