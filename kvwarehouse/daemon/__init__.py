@@ -25,8 +25,9 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine:
     """Serves until SIGTERM or SIGINT, then drains; returns 0. A second signal exits at once.
 
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
-    the daemon cannot start; nothing is left behind then but what was there before. Signals are
-    taken over only on the main thread. `engine`: a double of kvwarehouse.engine, for tests."""
+    the daemon cannot start; nothing is left behind then but what was there before; and StorageError
+    `memory_lost` when somebody cut a file under it. Signals are taken over only on the main thread.
+    `engine`: a double of kvwarehouse.engine, for tests."""
     if engine is None:
         from kvwarehouse import engine
     log = Log(config.log_format)
@@ -36,7 +37,8 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine:
         daemon = Daemon(config, log, engine)
         _run(daemon, on_ready or (lambda: None))
     except WarehouseError as error:
-        log.event(Event.START_REFUSED, code=error.code, text=error.message)
+        event = Event.ENDED if error.code == "memory_lost" else Event.START_REFUSED
+        log.event(event, code=error.code, text=error.message)
         raise
     finally:
         os.umask(before)

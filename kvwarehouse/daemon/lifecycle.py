@@ -32,7 +32,7 @@ from kvwarehouse.daemon.transfer import Transfer
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
-from kvwarehouse.errors import TransportError, WarehouseError
+from kvwarehouse.errors import StorageError, TransportError, WarehouseError
 from kvwarehouse.settings import OFF, split_address
 
 _EVENTS_EVERY_S: Final = 1.0
@@ -58,12 +58,14 @@ class Daemon:
         self._answered_at = time.monotonic()  # when the core last did
         self._core: Any = None
         self._warehouse: Warehouse | None = None
+        self._failure: StorageError | None = None
 
     def request_stop(self) -> None:
         self._stop.set()
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Serves until request_stop, then drains. Raises WarehouseError when it cannot start."""
+        """Serves until request_stop, then drains. Raises WarehouseError when it cannot start, and
+        StorageError `memory_lost` when a file under it was cut while it served."""
         with ExitStack() as stack:
             self._start(stack)
             if not self._stop.is_set():
@@ -71,6 +73,8 @@ class Daemon:
                 self._log.event(Event.READY, **self._addresses())
                 on_ready()
                 self._serve()
+            if self._failure is not None:
+                raise self._failure  # without a flush: what it would write is not there
             self._drain()
         self._lifecycle.advance(State.STOPPED)
         self._log.event(Event.STOPPED)
@@ -213,7 +217,17 @@ class Daemon:
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
 
     def _drain_events(self) -> None:
-        self._log.core_events(self._core.events())
+        events = self._core.events()
+        self._log.core_events(events)
+        for name, fields in events:
+            if name == "memory_lost" and fields.get("reason") == "cut":
+                self._failure = StorageError(
+                    f"somebody has cut the file {fields['file']} in {self._config.arena_dir} while"
+                    " it was served: move that directory away and start again; what was flushed"
+                    " to NVMe is kept",
+                    code="memory_lost",
+                )
+                self._stop.set()
 
     def _watch_core(self, ask: Callable[[], None]) -> None:
         """A core that does not answer is logged once, and shows in the probes."""

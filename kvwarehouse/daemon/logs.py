@@ -28,6 +28,7 @@ class Event(StrEnum):
     FLUSHED = "flushed"
     STOPPED = "stopped"
     START_REFUSED = "start_refused"
+    ENDED = "ended"  # by what it met while it served
     IDENTITY_CREATED = "identity_created"
     IDENTITY_ADOPTED = "identity_adopted"
     IDENTITY_MENDED = "identity_mended"
@@ -54,7 +55,8 @@ class Event(StrEnum):
 
 
 _ERRORS: Final = {
-    Event.START_REFUSED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE, Event.KV_EVENTS_FAILED,
+    Event.START_REFUSED, Event.ENDED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE,
+    Event.KV_EVENTS_FAILED,
 }  # fmt: skip
 _WARNINGS: Final = {
     Event.IDENTITY_MENDED,

@@ -142,6 +142,10 @@ class Serving:
         self._process.terminate()
         return self._wait()
 
+    def ended(self) -> int:
+        """Its exit status, when it has ended by itself."""
+        return self._wait()
+
     def pause(self) -> None:
         """Returns when all of its threads stand: on a busy machine they go on behind the signal."""
         os.kill(self.pid, signal.SIGSTOP)

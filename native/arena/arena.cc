@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstddef>
@@ -315,6 +316,27 @@ int Arena::back_metadata(uint32_t slab, const SlabCut& cut) {
     return err;
   const uint64_t metas = header.metas_offset + slab * header.meta_region_bytes;
   return allocate(slots_fd_.get(), metas, round_up(count * cut.meta_bytes(), kBlockBytes));
+}
+
+Arena::Damage Arena::damage() const {
+  struct File {
+    const char* name;
+    const Fd& fd;
+    const Mapping& mapping;
+  };
+  const std::array<File, 4> files{{{"arena", arena_fd_, arena_mapping_},
+                                   {"slots", slots_fd_, slots_mapping_},
+                                   {"index", index_fd_, index_mapping_},
+                                   {"control", control_fd_, control_mapping_}}};
+  Damage damage;
+  for (const File& file : files) {
+    struct stat info{};
+    if (::fstat(file.fd.get(), &info) == 0 &&
+        static_cast<uint64_t>(info.st_size) < file.mapping.bytes())
+      return {file.name, true};
+    if (file.mapping.lost()) damage.file = file.name;
+  }
+  return damage;
 }
 
 void Arena::keep_header(const Mapping& mapping, size_t bytes) {

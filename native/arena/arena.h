@@ -73,6 +73,13 @@ class Arena {
   int populate_slab(uint32_t slab);
   // The same for the words and the metadata of a slab that is about to be cut so. 0 or an errno.
   int back_metadata(uint32_t slab, const SlabCut& cut);
+  // A file that is shorter than it is mapped here, or of which pages were lost otherwise when they
+  // were touched (base/lost_pages.h). Four system calls.
+  struct Damage {
+    const char* file = nullptr;  // null: there is none
+    bool cut = false;
+  };
+  Damage damage() const;
   // Writes the headers that a new client reads as they were made, where memory has changed since:
   // nobody could connect before the next start. Returns how many had changed.
   int mend_headers();

@@ -29,9 +29,11 @@ Mapping::Mapping(int fd, size_t bytes, bool writable) : bytes_(bytes), forks_(fo
     throw storage_error("cannot map " + std::to_string(bytes) + " bytes", errno);
   data_ = static_cast<std::byte*>(mapped);
   ::madvise(mapped, bytes, MADV_DONTFORK);
+  guard_ = guard(data_, bytes, writable);
 }
 
 void Mapping::reset() {
+  if (guard_ != nullptr) unguard(std::exchange(guard_, nullptr));
   if (data_ != nullptr && forks_ == fork_count()) ::munmap(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/lost_pages.h"
+
 namespace kvw {
 
 class Fd {
@@ -39,6 +41,7 @@ class Fd {
 // one (the kernel aligns files on tmpfs only where it may choose huge pages itself). Children of a
 // fork do not inherit it: a forked engine must not touch the warehouse through its parent's
 // session, and its destructors must not unmap what the child has put at the same address since.
+// Pages that the file has lost read as zeros (lost_pages.h).
 class Mapping {
  public:
   Mapping() = default;
@@ -47,13 +50,15 @@ class Mapping {
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         bytes_(std::exchange(other.bytes_, 0)),
-        forks_(other.forks_) {}
+        forks_(other.forks_),
+        guard_(std::exchange(other.guard_, nullptr)) {}
   Mapping& operator=(Mapping&& other) noexcept {
     if (this != &other) {
       reset();
       data_ = std::exchange(other.data_, nullptr);
       bytes_ = std::exchange(other.bytes_, 0);
       forks_ = other.forks_;
+      guard_ = std::exchange(other.guard_, nullptr);
     }
     return *this;
   }
@@ -67,12 +72,18 @@ class Mapping {
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(data_ + offset);
   }
+  // Whether something was read or written here that the file does not have. Asked after the
+  // access that matters. One relaxed load.
+  bool lost() const {
+    return guard_ != nullptr && guard_->lost.load(std::memory_order_relaxed) > 0;
+  }
   void reset();
 
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
   uint64_t forks_ = 0;
+  GuardedRange* guard_ = nullptr;
 };
 
 }  // namespace kvw

@@ -1,4 +1,5 @@
-// Threads of the core take no signals: those belong to the program that embeds it.
+// Threads of the core take no signals: those belong to the program that embeds it. SIGBUS of their
+// own they do: what was blocked would end the process (lost_pages.h).
 #pragma once
 
 #include <pthread.h>
@@ -14,6 +15,7 @@ namespace kvw {
 inline std::thread quiet_thread(const char* name, std::function<void()> body) {
   sigset_t all, before;
   sigfillset(&all);
+  sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread thread;
   try {

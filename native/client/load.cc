@@ -122,7 +122,9 @@ std::vector<Client::Held> Client::hold(const Open& call, Loader& loader, size_t 
   full_fence();
   KVW_SEQUENCE_POINT("pin: stored");
   size_t held = 0;
-  while (held < batch.size() && call.view->slot_in_range(batch[held].entry.slot) &&
+  // What the daemon does not see of the session holds nothing.
+  while (held < batch.size() && !session.lost() &&
+         call.view->slot_in_range(batch[held].entry.slot) &&
          call.view->is_live(batch[held].entry.slot, batch[held].entry.generation))
     ++held;
   release(held);

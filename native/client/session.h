@@ -38,6 +38,8 @@ class ClientSession {
   }
   // Release: everything read under the pin happened before.
   void drop_pin(int place);
+  // Whether the file lacks what was written here: then the daemon sees no pin.
+  bool lost() const { return mapping_.lost(); }
 
  private:
   ParentFd fd_;

@@ -110,6 +110,10 @@ class Storer {
     try {
       const size_t answered = take(asked, answers);
       writer_->finish();
+      if (call_.view->arena()->lost())
+        throw Error(ErrorKind::storage, "memory_lost",
+                    "the arena file lacks memory that this store has written: it was cut, or its "
+                    "filesystem is full; see the daemon's log, and connect again");
       return answered > 0;
     } catch (const Error&) {
       give_up_grants(answers);

@@ -43,7 +43,7 @@ std::shared_ptr<const MappedArena> MappedArena::of(
     const std::shared_ptr<const MappedArena>& before) {
   const struct stat info = stat_of(file);
   const Id id{info.st_dev, info.st_ino, bytes, writable};
-  if (before != nullptr && before->id_ == id) return before;
+  if (before != nullptr && before->id_ == id && !before->lost()) return before;
   return std::shared_ptr<const MappedArena>(new MappedArena(file, id));
 }
 
@@ -155,6 +155,7 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
   const auto header = read_header(entry, expected, shape, shard);
   if (!header) return LoadResult::stale;
   uint64_t computed = header->digest;
+  if (arena_->lost()) verify = true;
   if (header->same) {
     if (verify)
       computed = scatter_digest(to, header->payload, expected.key, shard);
@@ -163,6 +164,7 @@ LoadResult View::load(const EntryView& entry, const Expected& expected, const Na
   }
   KVW_SEQUENCE_POINT("load: copied");
   if (!unchanged(entry.slot, header->before) || !header->same) return LoadResult::stale;
+  if (!verify && arena_->lost()) return LoadResult::stale;  // and verified when it is tried again
   return computed == header->digest ? LoadResult::ok : LoadResult::mismatch;
 }
 

@@ -35,13 +35,16 @@ struct Expected {
 // CUDA anew.
 class MappedArena {
  public:
-  // `before`, if it is this file, of this size and with these rights; else a mapping of its own.
+  // `before`, if it is this file, of this size and with these rights, and nothing of it was lost;
+  // else a mapping of its own.
   static std::shared_ptr<const MappedArena> of(const ParentFd& file, size_t bytes, bool writable,
                                                const std::shared_ptr<const MappedArena>& before);
 
   std::byte* data() const { return mapping_.data(); }
   size_t bytes() const { return mapping_.bytes(); }
   bool writable() const { return id_.writable; }
+  // Whether the file lacks what was read or written here, see Mapping.
+  bool lost() const { return mapping_.lost(); }
   // Maps the pages of a range now instead of one fault each.
   void prefault(uint64_t begin, uint64_t end, bool for_write) const;
 

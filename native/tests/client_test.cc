@@ -3,7 +3,9 @@
 #include "client/client.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "tests/check.h"
@@ -179,6 +181,28 @@ TEST(false_report_quarantines_nothing) {
   });
   CHECK_EQ(daemon.status().quarantined, 0);
   CHECK_EQ(chain.load(client, 0), 1);
+}
+
+// Incident: somebody cut the arena's file, and every engine that loaded ended by SIGBUS.
+TEST(load_is_a_miss_and_store_an_error_when_the_arena_was_cut) {
+  for (const bool verify : {true, false}) {
+    Daemon daemon(shape_of(kShard));
+    daemon.start();
+    ClientOptions options = daemon.client_options();
+    options.verify_always = verify;
+    Client client(options);
+    const Chain chain(daemon.shape(), 1, 5), other(daemon.shape(), 2, 5);
+    chain.store_all(client);
+    CHECK_EQ(chain.load(client, 0), 5);
+    CHECK_EQ(::truncate((daemon.options.arena_dir + "/arena").c_str(), 0), 0);
+    CHECK_EQ(chain.load(client, 0), 0);
+    CHECK_THROWS(other.store(client, 0), "memory_lost");
+    daemon.tick();
+    const auto events = daemon.call([](Warehouse& w) { return w.take_events(); });
+    CHECK(std::ranges::count(events, std::pair<std::string, std::string>(
+                                         "memory_lost", "file=arena reason=cut")) == 1);
+    CHECK_EQ(other.found(client), 0);
+  }
 }
 
 TEST(ranks_that_store_the_same_prompt_at_once_make_each_page_once) {

@@ -3,11 +3,14 @@
 #include "slots/slots.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
 #include "slots/pool.h"
@@ -361,6 +364,47 @@ TEST(mapping_that_has_gone_leaves_no_address_space_behind) {
   const uint64_t before = address_space();
   for (int round = 0; round < 100; ++round) Mapping(file.get(), kBytes, true);
   CHECK(address_space() < before + kBytes);
+}
+
+// Incident: somebody cut the arena's file, and every process that had it mapped ended by SIGBUS.
+TEST(mapping_reads_zeros_and_says_so_where_its_file_was_cut) {
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE)), bytes = 64 * page;
+  const Fd file(::memfd_create("mapping", MFD_CLOEXEC));
+  CHECK_EQ(::ftruncate(file.get(), static_cast<off_t>(bytes)), 0);
+  const Mapping writer(file.get(), bytes, true), reader(file.get(), bytes, false);
+  std::memset(writer.data(), 1, bytes);
+  CHECK_EQ(::ftruncate(file.get(), static_cast<off_t>(10 * page)), 0);
+  CHECK_EQ(static_cast<int>(reader.data()[10 * page - 1]), 1);
+  CHECK(!reader.lost());
+  CHECK_EQ(static_cast<int>(reader.data()[bytes - 1]), 0);
+  CHECK_EQ(static_cast<int>(reader.data()[10 * page]), 0);
+  CHECK(reader.lost() && !writer.lost());
+  std::memset(writer.data(), 2, bytes);
+  CHECK(writer.lost());
+  CHECK_EQ(static_cast<int>(reader.data()[9 * page]), 2);  // what the file has is still shared
+}
+
+TEST(bus_error_elsewhere_ends_the_process_as_before) {
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const Fd file(::memfd_create("mapping", MFD_CLOEXEC));
+  CHECK_EQ(::ftruncate(file.get(), static_cast<off_t>(page)), 0);
+  const Mapping ours(file.get(), page, true);
+  auto* theirs =
+      static_cast<volatile char*>(::mmap(nullptr, page, PROT_READ, MAP_SHARED, file.get(), 0));
+  CHECK_EQ(::ftruncate(file.get(), 0), 0);
+  int status = 0;
+  for (const bool sent : {false, true}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (sent)
+        ::raise(SIGBUS);
+      else
+        static_cast<void>(*theirs);
+      ::_exit(0);
+    }
+    ::waitpid(child, &status, 0);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+  }
 }
 
 }  // namespace

@@ -279,6 +279,7 @@ MissRatioReport Warehouse::miss_ratio(int ordinal) {
 void Warehouse::tick() {
   const uint64_t now = clock_.boot_ns();
   arena_.control().heartbeat_ns.value.store(now, std::memory_order_release);
+  look_at_files();
   checker_.step();
   if (options_.inspect) return;
   sessions_->bury();
@@ -293,6 +294,16 @@ void Warehouse::tick() {
   if (log_ && spill(spilling_)) spilling_ = {};
   if (hbm_) hbm_->tick();
   publish_rates();
+}
+
+// Said once each; who hears that a file was cut ends the daemon.
+void Warehouse::look_at_files() {
+  const Arena::Damage damage = arena_.damage();
+  const int found = damage.file == nullptr ? 0 : damage.cut ? 2 : 1;
+  if (found <= files_lost_ || events_.size() >= kEventsKept) return;
+  files_lost_ = found;
+  on_event("memory_lost",
+           std::string("file=") + damage.file + " reason=" + (damage.cut ? "cut" : "no_memory"));
 }
 
 void Warehouse::publish_rates() {

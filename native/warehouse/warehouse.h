@@ -285,6 +285,7 @@ class Warehouse final : public nvme::LogHost {
   void note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
                    std::span<const ReserveAnswer> answers);
   void publish_rates();
+  void look_at_files();
 
   WarehouseOptions options_;
   const Clock& clock_;
@@ -332,6 +333,7 @@ class Warehouse final : public nvme::LogHost {
   std::unique_ptr<HbmTier> hbm_;
   std::vector<std::pair<std::string, std::string>> events_;
   uint64_t events_dropped_ = 0;
+  int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut
 };
 
 }  // namespace kvw

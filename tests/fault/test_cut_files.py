@@ -1,0 +1,84 @@
+"""Files of the arena cut short under a running daemon: whatever reads or writes what is gone is
+given a miss or an error, no process ends by a signal, and the daemon says why it ends.
+
+Incident: one `truncate` of the arena's file ended the daemon and every engine by SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import DEADLINE_S, until
+
+# An engine: stores, says so, and goes on when its standard input ends. Prints what came of it.
+ENGINE = """
+import sys
+import numpy as np
+import kvwarehouse as kvw
+
+space = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=6000
+)
+client = kvw.connect(sys.argv[1])
+opened = client.open(space)
+pages = np.random.default_rng(1).integers(256, size=(64, 6000), dtype=np.uint8)
+opened.store(list(range(64)), pages)
+print("stored", flush=True)
+sys.stdin.read()
+out = np.zeros_like(pages)
+for call in (
+    lambda: opened.lookup(list(range(64))),
+    lambda: opened.load(list(range(64)), out),
+    lambda: opened.store(list(range(100, 164)), pages),
+    lambda: opened.pin(list(range(64))),
+    lambda: client.check(),
+):
+    try:
+        print(call())
+    except kvw.WarehouseError as error:
+        print(error.code)
+try:
+    loaded = int(opened.load(list(range(64)), out))
+except kvw.WarehouseError:
+    loaded = 0
+assert (out[:loaded] == pages[:loaded]).all()
+print("went on")
+"""
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, dram="8MiB") as serving:
+        yield serving
+
+
+@pytest.mark.parametrize("left", [0.0, 0.05])
+@pytest.mark.parametrize("name", ["arena", "slots", "index.*", "control"])
+def test_cut_file_ends_the_daemon_with_its_name_and_no_engine(
+    serving: Serving, name: str, left: float
+) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-P", "-c", ENGINE, serving.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert engine.stdout is not None
+    assert engine.stdout.readline() == "stored\n"
+    path = next(serving.arena_dir.glob(name))
+    os.truncate(path, int(left * path.stat().st_size))
+    said, _ = engine.communicate("", timeout=DEADLINE_S)
+    assert engine.returncode == 0
+    assert said.endswith("went on\n")
+    until(lambda: serving.events("ended"), "the daemon ends")
+    (ended,) = serving.events("ended")
+    assert ended["code"] == "memory_lost"
+    assert f"file {name.rstrip('.*')} " in ended["text"]
+    assert serving.ended() == 1
