@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -23,6 +24,11 @@ uint64_t digest_seed(const Key& key, uint32_t shard, uint64_t bytes) {
 
 uint64_t digest_root(std::span<const uint64_t> leaves, uint64_t seed) {
   return XXH3_64bits_withSeed(leaves.data(), leaves.size_bytes(), seed);
+}
+
+void add_leaves(const std::byte* data, uint64_t bytes, std::vector<uint64_t>& leaves) {
+  for (uint64_t at = 0; at < bytes; at += kBlockBytes)
+    leaves.push_back(XXH3_64bits(data + at, std::min<uint64_t>(bytes - at, kBlockBytes)));
 }
 
 uint64_t page_digest(const std::byte* data, uint64_t bytes, const Key& key, uint32_t shard) {

@@ -190,7 +190,7 @@ bool Server::answer_promote(Connection& connection, const MessageHead& head, Rea
 bool Server::answer_report(Connection& connection, const MessageHead& head, Reader& body) {
   const Report* report = body.take<Report>();
   if (!body.ok()) return false;
-  warehouse_->report(*report);
+  warehouse_->report(connection.session, *report);
   return send(connection, Writer(MessageType::reported, head.request).finish());
 }
 

@@ -176,7 +176,7 @@ TEST(false_report_quarantines_nothing) {
     const auto entry = w.arena().index().find(chain.pages[0].key);
     for (const uint64_t generation : {uint64_t{entry->generation}, uint64_t{99}})
       for (const SlotId slot : {entry->slot, entry->slot + 1, kNoSlot})
-        w.report({entry->key, generation, slot, 0});
+        w.report(1, {entry->key, generation, slot, 0});
     return 0;
   });
   CHECK_EQ(daemon.status().quarantined, 0);

@@ -238,3 +238,53 @@ TEST(entry_has_its_pages_digest_whatever_tiers_the_page_enters_and_leaves) {
   both.end_promotions();
   CHECK_EQ(both.world.entry(page)->digest, digest);
 }
+
+// Incident: one client that reported a good page of 100 MiB again and again held up everybody
+// else's stores for a third of a second each.
+TEST(reported_page_is_judged_in_stretches_of_ticks_and_not_again_within_a_second) {
+  World world(shape_of(10 * kMiB, 2), 256 * kMiB);
+  world.start();
+  Peer peer(world);
+  const TestPage page = world.page(1);
+  CHECK(peer.store(page));
+  const EntryView entry = *world.entry(page);
+  constexpr uint64_t kTickNs = 100 * kMillisecondNs;
+  std::byte& last = world.payload(entry.slot)[2 * world.shape().shard_stride() - 1];
+  peer.report(entry);
+  world.pass(kTickNs);
+  CHECK_EQ(world->status().quarantined, 0);
+  last ^= std::byte{1};  // damaged right after it was found good
+  peer.report(entry);
+  world.pass(kTickNs);
+  world.pass(kTickNs);
+  CHECK_EQ(world->status().quarantined, 0);
+  world.pass(kSecondNs);
+  for (int again = 0; again < 100; ++again) peer.report(entry);
+  CHECK_EQ(world->status().quarantined, 0);  // more than a tick's share
+  world.pass(kTickNs);
+  CHECK_EQ(world->status().quarantined, 1);
+  CHECK(!world.entry(page));
+}
+
+TEST(session_has_a_bounded_number_of_reports_waiting) {
+  constexpr size_t kAtOnce = Checker::kReportedBytesPerTick / (2 * kMiB);
+  constexpr size_t kTaken = kAtOnce + Checker::kReportsPerSession;
+  World world(shape_of(2 * kMiB, 1), 64 * kMiB);
+  world.start();
+  Peer peer(world), other(world);
+  std::vector<EntryView> entries;
+  for (size_t chain = 0; chain < kTaken + 2; ++chain) {
+    CHECK(peer.store(world.page(chain)));
+    entries.push_back(*world.entry(world.page(chain)));
+    world.payload(entries.back().slot)[17] ^= std::byte{1};
+  }
+  for (const EntryView& entry : entries) peer.report(entry);
+  CHECK_EQ(world->status().quarantined, kAtOnce);
+  other.report(entries.back());  // another has a share of its own
+  for (int tick = 0; tick < 10; ++tick) world.pass(100 * kMillisecondNs);
+  CHECK_EQ(world->status().quarantined, kTaken + 1);
+  peer.report(entries[kTaken]);
+  CHECK_EQ(world->status().quarantined, kTaken + 2);
+  world.pass(100 * kMillisecondNs);
+  world.check_settled();
+}

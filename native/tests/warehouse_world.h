@@ -352,7 +352,8 @@ class Peer {
     return entry && entry->in_dram() ? load_as(*entry, page, shard) : Got::missing;
   }
   void report(const EntryView& entry, uint32_t shard = 0) {
-    (*world_)->report({entry.key, view_->slots().load(entry.slot).generation, entry.slot, shard});
+    (*world_)->report(id(),
+                      {entry.key, view_->slots().load(entry.slot).generation, entry.slot, shard});
   }
 
   // Pin, fence, check (Client::pin); the place of the pin, or -1 where it came too late.

@@ -1,9 +1,11 @@
 #include "warehouse/check.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "digest/digest.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -11,6 +13,7 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kStretchBytes = 32ull << 20;  // of DRAM; a few milliseconds of digesting
+constexpr size_t kGoodKept = 8192;
 constexpr size_t kReads = 4;
 constexpr size_t kReadsBesidePromotions = 1;
 
@@ -40,6 +43,65 @@ void Checker::step() {
     done.end(std::move(done.report));
   }
   stepping_ = false;
+}
+
+void Checker::tick(uint64_t now_ns) {
+  now_ns_ = now_ns;
+  reported_bytes_left_ = kReportedBytesPerTick;
+  std::erase_if(good_, [now_ns](const auto& item) { return item.second.until_ns <= now_ns; });
+  judge_reported();
+  step();
+}
+
+void Checker::report(SessionId session, const Report& report) {
+  const auto good = good_.find(report.slot);
+  if (good != good_.end() && good->second.generation == report.generation) return;
+  size_t of_session = 0;
+  for (const Reported& other : reported_) {
+    if (other.report.slot == report.slot && other.report.generation == report.generation) return;
+    of_session += other.session == session;
+  }
+  if (of_session >= kReportsPerSession) return;
+  reported_.push_back({session, report, 0, {}});
+  judge_reported();
+}
+
+void Checker::judge_reported() {
+  while (!reported_.empty() && reported_bytes_left_ > 0) {
+    Reported& first = reported_.front();
+    const Report& report = first.report;
+    const auto view = warehouse_.catalog_.find(report.key);
+    const bool there = view && view->in_dram() && view->slot == report.slot &&
+                       warehouse_.pool_.load(report.slot).generation == report.generation;
+    const char* problem = there ? warehouse_.header_problem_of(*view) : nullptr;
+    if (there && problem == nullptr && !digest_some(first, problem)) continue;
+    const SlotId slot = report.slot;
+    const uint64_t generation = report.generation;
+    reported_.pop_front();
+    if (problem != nullptr) {
+      warehouse_.quarantine_dram(*view, problem);
+    } else if (there) {
+      // The reporter's own trouble, or that of the copy in HBM that it read.
+      if (warehouse_.hbm_) warehouse_.hbm_->damaged(slot);
+      if (good_.size() < kGoodKept) good_[slot] = {generation, now_ns_ + kSecondNs};
+    }
+  }
+}
+
+// Of a page whose header is good. True: that was all of it, or it has a problem.
+bool Checker::digest_some(Reported& reported, const char*& problem) {
+  const SlotId slot = reported.report.slot;
+  const SlotMeta* meta = warehouse_.pool_.meta(slot);
+  const uint64_t at = reported.leaves.size() * kBlockBytes, bytes = meta->shard_bytes;
+  const uint64_t some = std::min(bytes - std::min(at, bytes), reported_bytes_left_);
+  const uint64_t stride = round_up(bytes, kBlockBytes);
+  add_leaves(warehouse_.pool_.payload(slot) + reported.shard * stride + at, some, reported.leaves);
+  reported_bytes_left_ -= std::min(round_up(some, kBlockBytes), reported_bytes_left_);
+  if (at + some < bytes) return false;
+  const uint64_t seed = digest_seed(meta->key, reported.shard, bytes);
+  if (digest_root(reported.leaves, seed) != digests_of(meta)[reported.shard]) problem = "digest";
+  reported.leaves.clear();
+  return ++reported.shard == meta->shards || problem != nullptr;
 }
 
 void Checker::collect(Stretch& stretch) {

@@ -5,16 +5,23 @@
 // waits: it digests a bounded stretch of DRAM, and hears of reads as they end. Bounds:
 // kMaxStretches waiting, and kMaxReadBytes, or one record, being read; and one read at a time while
 // promotions are under way, for which somebody waits.
+//
+// What clients report is judged here too, kReportedBytesPerTick of it a tick, however often it is
+// reported: a page waits once, a session has kReportsPerSession waiting, and what was found good is
+// not looked at again within a second. What is too much is forgotten; the next reader reports it.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "exchange/messages.h"
 #include "index/index.h"
 #include "nvme/log.h"
+#include "session/registry.h"
 
 namespace kvw {
 
@@ -55,9 +62,15 @@ class Checker {
   void begin(const CheckRequest& request, End end);
   // Goes on with what had to wait. Cheap when there is nothing.
   void step();
+  // A session saw bytes that are not the page's. Nothing is believed: the page in DRAM is judged,
+  // now or in later ticks, and leaves where it is bad.
+  void report(SessionId session, const Report& report);
+  void tick(uint64_t now_ns);
 
   static constexpr size_t kMaxStretches = 16;
   static constexpr uint64_t kMaxReadBytes = 8ull << 20;
+  static constexpr uint64_t kReportedBytesPerTick = 16ull << 20;  // a few milliseconds of digesting
+  static constexpr size_t kReportsPerSession = 16;
 
  private:
   struct Stretch {
@@ -68,6 +81,19 @@ class Checker {
     std::deque<Key> unread;  // copies on NVMe that are still to be read
   };
 
+  // A page that was reported, and how far it was digested.
+  struct Reported {
+    SessionId session;
+    Report report;
+    uint32_t shard = 0;
+    std::vector<uint64_t> leaves;  // of that shard
+  };
+  struct Good {
+    uint64_t generation, until_ns;
+  };
+
+  void judge_reported();
+  bool digest_some(Reported& reported, const char*& problem);
   void collect(Stretch& stretch);
   void check_dram(Stretch& stretch, const EntryView& view);
   bool may_read(uint64_t bytes) const;
@@ -80,6 +106,9 @@ class Checker {
   size_t reads_ = 0;               // of the first
   uint64_t read_bytes_ = 0;
   bool stepping_ = false;
+  std::deque<Reported> reported_;          // the first is being digested
+  std::unordered_map<SlotId, Good> good_;  // of what was reported lately
+  uint64_t reported_bytes_left_ = kReportedBytesPerTick, now_ns_ = 0;
 };
 
 }  // namespace kvw

@@ -22,29 +22,21 @@ bool Warehouse::has_good_header(SlotId slot) const {
          meta->checksum == meta_checksum(*meta, pool_.load(slot).generation);
 }
 
+const char* Warehouse::header_problem_of(const EntryView& view) const {
+  if (!has_good_header(view.slot)) return "header";
+  return pool_.meta(view.slot)->key == view.key ? nullptr : "key";
+}
+
 const char* Warehouse::problem_of(const EntryView& view) const {
+  if (const char* problem = header_problem_of(view)) return problem;
   const SlotId slot = view.slot;
   const SlotMeta* meta = pool_.meta(slot);
-  if (!has_good_header(slot)) return "header";
-  if (!(meta->key == view.key)) return "key";
   const uint64_t stride = round_up(meta->shard_bytes, kBlockBytes);
   for (uint32_t shard = 0; shard < meta->shards; ++shard)
     if (page_digest(pool_.payload(slot) + shard * stride, meta->shard_bytes, meta->key, shard) !=
         digests_of(meta)[shard])
       return "digest";
   return nullptr;
-}
-
-void Warehouse::report(const Report& report) {
-  const auto view = catalog_.find(report.key);
-  if (!view || !view->in_dram() || view->slot != report.slot ||
-      pool_.load(report.slot).generation != report.generation)
-    return;
-  // Nothing wrong here: the reporter's own trouble, or that of the copy in HBM that it read.
-  if (const char* problem = problem_of(*view))
-    quarantine_dram(*view, problem);
-  else if (hbm_)
-    hbm_->damaged(view->slot);
 }
 
 void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {

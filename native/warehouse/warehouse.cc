@@ -280,7 +280,7 @@ void Warehouse::tick() {
   const uint64_t now = clock_.boot_ns();
   arena_.control().heartbeat_ns.value.store(now, std::memory_order_release);
   look_at_files();
-  checker_.step();
+  checker_.tick(now);
   if (options_.inspect) return;
   sessions_->bury();
   settle_groups();

@@ -108,8 +108,8 @@ class Warehouse final : public nvme::LogHost {
   uint64_t sweep(size_t limit);
 
   // --- what is not believed any more (quarantine.cc)
-  // A client saw bytes that are not the page's. Checked here before anything is believed.
-  void report(const Report& report);
+  // A client saw bytes that are not the page's; see Checker.
+  void report(SessionId session, const Report& report) { checker_.report(session, report); }
   // Key and log position of records that were quarantined, or left while reclaim moved them, since
   // the last call, for tombstones: a restart must not find them again. Bounded.
   std::vector<std::pair<Key, uint64_t>> take_graves() { return std::exchange(graves_, {}); }
@@ -235,6 +235,7 @@ class Warehouse final : public nvme::LogHost {
 
   // quarantine.cc
   bool has_good_header(SlotId slot) const;
+  const char* header_problem_of(const EntryView& view) const;
   // Null: its header and its bytes are what was sealed.
   const char* problem_of(const EntryView& view) const;
   void quarantine_dram(const EntryView& view, const char* reason);
