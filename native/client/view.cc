@@ -92,8 +92,10 @@ View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, boo
 }
 
 std::optional<View::SpaceRow> View::space(const Key& namespace_id) const {
-  const int ordinal = find_namespace(*control_, namespace_id);
+  std::atomic<uint16_t>& last = last_ordinals_[namespace_id.lo % kLastOrdinals];
+  const int ordinal = find_namespace(*control_, namespace_id, last.load(std::memory_order_relaxed));
   if (ordinal < 0) return std::nullopt;
+  last.store(static_cast<uint16_t>(ordinal), std::memory_order_relaxed);
   const NamespaceWord& row = control_->namespaces[ordinal];
   SpaceRow found{static_cast<uint16_t>(ordinal), {}};
   found.shape.id = namespace_id;

@@ -3,6 +3,7 @@
 // somebody holds them: headers validate whatever an old index names.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -150,6 +151,9 @@ class View {
   uint64_t incarnation_ = 0;
   uint32_t slab_count_ = 0;
   uint32_t segment_words_ = 0;  // as many as are mapped
+  static constexpr size_t kLastOrdinals = 256;
+  // By a part of the namespace's id, where it was last: the first place to look.
+  mutable std::array<std::atomic<uint16_t>, kLastOrdinals> last_ordinals_{};
 };
 
 }  // namespace kvw

@@ -76,8 +76,8 @@ constexpr uint64_t segment_word(uint32_t life, bool closing) {
   return uint64_t{life} << 1 | (closing ? 1 : 0);
 }
 
-// Row of a namespace, or -1. A linear scan over the ready rows: clients do it once per namespace
-// and incarnation.
-int find_namespace(const ControlPage& page, const Key& id);
+// Row of a namespace, or -1. Looks at all rows, one after the other from `first` on: at one alone,
+// where that is it.
+int find_namespace(const ControlPage& page, const Key& id, uint32_t first);
 
 }  // namespace kvw

@@ -183,6 +183,25 @@ TEST(false_report_quarantines_nothing) {
   CHECK_EQ(chain.load(client, 0), 1);
 }
 
+// A client looks first where it last found one that shares a part of its id.
+TEST(namespaces_are_told_apart_by_their_whole_ids) {
+  Daemon daemon(shape_of(kShard));
+  for (uint64_t number = 1; number <= 3; ++number) {
+    NamespaceShape shape = daemon.shape();
+    shape.id.hi += number;
+    shape.page_tokens += static_cast<uint32_t>(number);
+    daemon.declared.push_back(shape);
+  }
+  daemon.start();
+  Client client(daemon.client_options());
+  for (int round = 0; round < 2; ++round)
+    for (const NamespaceShape& shape : daemon.declared) {
+      const auto row = client.view()->space(shape.id);
+      CHECK(row && row->shape == shape);
+      CHECK(!client.sees_namespace({shape.id.lo, shape.id.hi + 100}));
+    }
+}
+
 // Incident: somebody cut the arena's file, and every engine that loaded ended by SIGBUS.
 TEST(load_is_a_miss_and_store_an_error_when_the_arena_was_cut) {
   for (const bool verify : {true, false}) {
