@@ -51,12 +51,12 @@ def mount_tmpfs(folder: Path, size: str) -> None:
     _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
 
 
-def mount_ext4(folder: Path, image: Path, size_bytes: int) -> None:
-    """A new ext4 in the file `image`, over a loop device that goes with its mount."""
+def mount_image(folder: Path, image: Path, size_bytes: int, filesystem: str = "ext4") -> None:
+    """A new ext4 or ext2 in the file `image`, over a loop device that goes with its mount."""
     folder.mkdir(parents=True, exist_ok=True)
     with image.open("wb") as file:
         file.truncate(size_bytes)
-    _run("mkfs.ext4", "-q", "-F", str(image))
+    _run(f"mkfs.{filesystem}", "-q", "-F", str(image))
     _run("mount", "-o", "loop", str(image), str(folder))
 
 

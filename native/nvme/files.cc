@@ -20,10 +20,22 @@ constexpr size_t kMaxOpenFiles = 128;  // far below the usual limit of 1024 desc
 constexpr size_t kNameDigits = 8;
 constexpr std::string_view kSuffix = ".seg";
 
+constexpr uint64_t kZeroBytes = 1ull << 20;  // in one write
+
 int allocate_blocks(int fd, uint64_t bytes) {
-  if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return 0;
-  if (errno != EOPNOTSUPP) return errno;
-  return ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  return ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
+// posix_fallocate() would write single bytes, which O_DIRECT refuses.
+int write_zeros(int fd, uint64_t bytes) {
+  const AlignedBuffer zeros(std::min(bytes, kZeroBytes));
+  for (uint64_t at = 0; at < bytes;) {
+    const size_t part = std::min<uint64_t>(bytes - at, zeros.bytes());
+    const ssize_t written = ::pwrite(fd, zeros.data(), part, static_cast<off_t>(at));
+    if (written < 0 && errno != EINTR) return errno;
+    if (written > 0) at += static_cast<uint64_t>(written);
+  }
+  return 0;
 }
 
 // UINT32_MAX: not a name of ours.
@@ -59,16 +71,20 @@ std::string SegmentFiles::path(uint32_t segment) const {
 
 // Also finds out whether direct writes work: some filesystems accept the flag and then refuse.
 int SegmentFiles::probe_writing() {
-  const AlignedBuffer block(kBlockBytes);
+  int error = write_probe();
+  if (error == EINVAL && direct()) {
+    direct_ = false;
+    error = write_probe();
+  }
+  return error;
+}
+
+int SegmentFiles::write_probe() {
   int error = prepare(kProbeFile, kBlockBytes);
   if (error == 0) {
     const int fd = acquire(kProbeFile);
-    if (::pwrite(fd, block.data(), kBlockBytes, 0) < 0) error = errno;
-    release(kProbeFile);
-    if (error == EINVAL && direct()) {
-      direct_ = false;
-      error = 0;
-    }
+    error = fd < 0 ? -fd : write_zeros(fd, kBlockBytes);
+    if (fd >= 0) release(kProbeFile);
   }
   forget(kProbeFile);
   remove(kProbeFile);
@@ -152,7 +168,8 @@ int SegmentFiles::grow(int fd, uint64_t bytes) const {
   struct stat facts{};
   if (::fstat(fd, &facts) != 0) return errno;
   if (static_cast<uint64_t>(facts.st_size) >= bytes) return 0;
-  return allocate_(fd, bytes);
+  const int error = allocate_(fd, bytes);
+  return error == EOPNOTSUPP ? write_zeros(fd, bytes) : error;
 }
 
 int SegmentFiles::sync_directory() const {

@@ -26,6 +26,7 @@ class SegmentFiles {
     uint32_t number;
     uint64_t bytes;
   };
+  // 0 or an errno; EOPNOTSUPP: zeros are written instead.
   using Allocate = std::function<int(int fd, uint64_t bytes)>;
 
   // Creates directory/segments. Throws Error (storage) when that fails.
@@ -59,6 +60,7 @@ class SegmentFiles {
 
   int open_file(uint32_t segment, int extra_flags);
   int probe_writing();
+  int write_probe();
   int grow(int fd, uint64_t bytes) const;
   void close_idle();
   int sync_directory() const;

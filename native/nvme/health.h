@@ -23,6 +23,7 @@ class Health {
 
   bool writable() const { return state_ == LogHealth::ok; }
   LogHealth state() const { return state_; }
+  // Of a tier that is read-only: as reason_of(), an "io_error" with its errno ("io_error EINVAL").
   const std::string& reason() const { return reason_; }
 
   void write_failed(int error);
@@ -30,7 +31,7 @@ class Health {
   void flush_failed(int error);
   void flush_succeeded() { flush_failures_ = 0; }
 
-  void become_read_only(std::string_view reason);
+  void become_read_only(int error);
   bool probe_due() const { return !writable() && clock_.boot_ns() >= probe_at_ns_; }
   void probe_ended(int error);
 

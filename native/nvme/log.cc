@@ -36,7 +36,7 @@ class SegmentLog final : public Log {
   RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) override {
     const RecoveryReport report = Recovery(context_, rotation_).run(found);
     if (const int error = context_.files.write_error(); error != 0)
-      context_.health.become_read_only(reason_of(error));
+      context_.health.become_read_only(error);
     context_.disk.start();
     context_.disk.signal();
     return report;

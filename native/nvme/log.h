@@ -44,7 +44,7 @@ struct LogOptions {
   uint32_t life_floor = 0;  // new lives are above it: the ledger's highest tombstone
   // Seams for tests; unset means the real thing.
   std::function<std::unique_ptr<IoEngine>()> make_engine;
-  std::function<int(int fd, uint64_t bytes)> allocate;  // 0 or errno
+  std::function<int(int fd, uint64_t bytes)> allocate;  // as fallocate(): 0 or errno
 };
 
 // Numbers of segments are below this, so that tables of segment words have a fixed size. A number

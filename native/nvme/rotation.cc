@@ -172,7 +172,7 @@ void Rotation::allocation_failed(Segment& segment, int error) {
   const bool serves = context_.table.count(SegmentState::closed) > 0 ||
                       context_.table.count(SegmentState::closing) > 0 ||
                       context_.table.count(SegmentState::reclaiming) > 0 || !exhausted();
-  if (full && !serves) context_.health.become_read_only("no_space");
+  if (full && !serves) context_.health.become_read_only(error);
   if (!full) context_.health.write_failed(error);
 }
 

@@ -1,6 +1,7 @@
 // The log as its owner sees it: what was written comes back, in bounds, with its queue, its flushes
 // and a device that fails.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -260,7 +261,7 @@ TEST(tier_is_read_only_after_three_write_failures_and_heals_by_itself) {
     if (world.waiting.empty()) world.append(number++);
     return world.log->stats().health == LogHealth::read_only;
   });
-  CHECK_EQ(world.log->stats().health_reason, "io_error");
+  CHECK_EQ(world.log->stats().health_reason, "io_error EIO");
   CHECK(world.saw_event("nvme_read_only"));
   world.until([&] { return world.waiting.empty(); });
   CHECK(!world.append(number));
@@ -394,6 +395,41 @@ TEST(directory_that_refuses_writes_starts_as_a_read_only_tier_and_heals) {
   world.clock.advance_ns(world.options.retry_interval_ns);
   world.until([&] { return world.log->stats().health == LogHealth::ok; });
   world.append_all(6, 10);
+}
+
+// Incident: on ext2, which has O_DIRECT and no fallocate(), the tier never made a file.
+TEST(filesystem_without_fallocate_gets_its_blocks_written) {
+  World world;
+  world.options.allocate = [](int, uint64_t) { return EOPNOTSUPP; };
+  world.open();
+  world.append_all(0, 100);
+  world.flush();
+  CHECK(world.log->stats().health == LogHealth::ok);
+  struct stat facts{};
+  CHECK_EQ(::stat(world.segment_path(0).c_str(), &facts), 0);
+  CHECK(static_cast<uint64_t>(facts.st_blocks) * 512 >= world.options.segment_bytes);
+  world.kill();
+  CHECK_EQ(world.open().records, 100);
+  world.check_all_readable();
+}
+
+TEST(filesystem_that_allocates_nothing_by_direct_writes_is_used_without_them) {
+  World world;
+  world.options.allocate = [](int fd, uint64_t bytes) {
+    if ((::fcntl(fd, F_GETFL) & O_DIRECT) != 0) return EINVAL;
+    return ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  };
+  world.open();
+  world.append_all(0, 100);
+  CHECK(world.log->stats().health == LogHealth::ok);
+  CHECK(!world.log->stats().direct_io);
+}
+
+TEST(directory_that_fails_says_how) {
+  World world;
+  world.options.allocate = [](int, uint64_t) { return ENXIO; };
+  world.open();
+  CHECK_EQ(world.log->stats().health_reason, "io_error ENXIO");
 }
 
 TEST(directory_that_cannot_be_created_is_a_clear_error) {

@@ -212,7 +212,7 @@ def test_filesystem_that_is_read_only_at_the_start_is_read_and_written_once_it_c
 ) -> None:
     disk, image = tmp_path / "disk", tmp_path / "image"
     with skipped_where_impossible():
-        mounts.mount_ext4(disk, image, 96 << 20)
+        mounts.mount_image(disk, image, 96 << 20)
     serving = Serving(disk, **SIZES)
     with used(serving) as use:
         use.store(4)
@@ -239,7 +239,7 @@ def test_device_that_lost_its_end_gives_misses_and_nothing_wrong(
 ) -> None:
     disk, image = tmp_path / "disk", tmp_path / "image"
     with skipped_where_impossible():
-        mounts.mount_ext4(disk, image, 96 << 20)
+        mounts.mount_image(disk, image, 96 << 20)
     with used(Serving(disk, **SIZES)) as use:
         use.store(20)
         use.flush()
@@ -252,6 +252,19 @@ def test_device_that_lost_its_end_gives_misses_and_nothing_wrong(
         use.store(4)  # DRAM serves on
         assert use.nvme["read_errors"] + use.nvme["mismatches"] > 0
         tally.count("device lost its end (ext4 over a shortened file)")
+
+
+def test_filesystem_without_fallocate_is_used_like_any_other(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    with skipped_where_impossible():
+        mounts.mount_image(disk, tmp_path / "image", 96 << 20, "ext2")
+    with used(Serving(disk, **SIZES)) as use:
+        use.store(4)
+        use.flush()
+        use.check_says("ok")
+        use.check_durable()
 
 
 # --- calls that fail
@@ -284,7 +297,7 @@ def until_struck(sick: SickDisk, before: int) -> None:
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(errno.EIO, "io_error"), (errno.ENOSPC, "no_space"), (errno.EROFS, "read_only")],
+    [(errno.EIO, "io_error EIO"), (errno.ENOSPC, "no_space"), (errno.EROFS, "read_only")],
 )
 def test_failing_writes_make_the_tier_read_only_until_they_work(
     on_sick_disk: Use, sick: SickDisk, error: int, reason: str
