@@ -116,6 +116,7 @@ void Disk::stop() {
 void Disk::serve() {
   while (true) {
     take_posted();
+    give_up_idle();
     submit_waiting();
     const bool registered = register_next();
     publish_due();
@@ -133,7 +134,7 @@ void Disk::serve() {
 // Until something completes or is posted. Nothing else looked for either since take_posted().
 int Disk::wait_ms() const {
   if (!unchecked_.empty() || !registering_.empty()) return 0;
-  if (checked_.empty()) return kIdleWaitMs;
+  if (checked_.empty()) return starved_ ? static_cast<int>(kShortageWait.count()) : kIdleWaitMs;
   return static_cast<int>(group_left_ns() / kMillisecondNs + 1);
 }
 
@@ -234,8 +235,17 @@ Disk::Lane* Disk::next_lane() {
 void Disk::submit_waiting() {
   while (engine_->in_flight() < engine_->depth()) {
     Lane* lane = next_lane();
-    if (lane == nullptr) return;
-    submit(*lane);
+    starved_ = lane != nullptr && !submit(*lane);
+    if (lane == nullptr || starved_) return;
+  }
+}
+
+// The file thread may be the one that waits for a descriptor.
+void Disk::give_up_idle() {
+  const uint64_t shortages = files_.shortages();
+  if (shortages == shortages_) return;
+  shortages_ = shortages;
+  while (files_.close_idle()) {
   }
 }
 
@@ -265,13 +275,18 @@ Disk::Operation Disk::take(Lane& lane) const {
   return operation;
 }
 
-void Disk::submit(Lane& lane) {
+// False: there is no descriptor for it, and it goes on waiting.
+bool Disk::submit(Lane& lane) {
   Operation operation = take(lane);
   const DiskJob& first = operation.first();
   const int fd = files_.acquire(first.segment);
+  if (is_shortage(-fd)) {
+    put_back(lane, std::move(operation));
+    return false;
+  }
   if (fd < 0) {
     for (JobPtr& job : operation.jobs) checked({std::move(job), -fd});
-    return;
+    return true;
   }
   ++lane.in_flight;
   lane.bytes_in_flight += operation.bytes;
@@ -281,6 +296,7 @@ void Disk::submit(Lane& lane) {
     op.pieces.insert(op.pieces.end(), job->pieces.begin(), job->pieces.end());
   running_.emplace(op.user, std::move(operation));
   engine_->submit(std::move(op));
+  return true;
 }
 
 // Submits what is prepared and takes what has completed.
@@ -302,7 +318,10 @@ void Disk::finish(const IoDone& done) {
   if (is_timed(first)) lane.rate.ended(clock_.boot_ns(), error == 0 ? operation.bytes : 0);
   const bool moves = first.kind != DiskJob::Kind::sync;
   if (moves && error == 0 && static_cast<uint64_t>(done.result) != operation.bytes) error = EIO;
-  if (error != 0 && operation.jobs.size() > 1) return again_alone(lane, std::move(operation));
+  if (error != 0 && operation.jobs.size() > 1) {
+    for (const JobPtr& job : operation.jobs) job->alone = true;
+    return put_back(lane, std::move(operation));
+  }
   for (JobPtr& job : operation.jobs) {
     if (job->check)
       unchecked_.push_back({std::move(job), error});
@@ -312,11 +331,8 @@ void Disk::finish(const IoDone& done) {
 }
 
 // In front of all that waits, in their order.
-void Disk::again_alone(Lane& lane, Operation operation) {
-  for (JobPtr& job : std::views::reverse(operation.jobs)) {
-    job->alone = true;
-    lane.waiting.push_front(std::move(job));
-  }
+void Disk::put_back(Lane& lane, Operation operation) {
+  for (JobPtr& job : std::views::reverse(operation.jobs)) lane.waiting.push_front(std::move(job));
 }
 
 void Disk::publish_checked() {

@@ -14,6 +14,7 @@
 //
 // Fairness: reads and writes wait in lanes of their own, and whenever both wait, the lane with less
 // in flight goes next; neither ever takes all of the depth. A sync is a write to this rule.
+// Descriptors that are short are no fault of the disk: what has none waits, in its place.
 // Bounds are the callers': the log has at most depth batches, kMaxReads reads, a few relocations
 // and one step of each opening and closing segment under way.
 #pragma once
@@ -87,14 +88,15 @@ class Disk {
   bool ended();
   void take_posted();
   void accept(JobPtr job);
+  void give_up_idle();
   void submit_waiting();
   Lane* next_lane();
   bool may_begin(const Lane& lane) const;
   Operation take(Lane& lane) const;
-  void submit(Lane& lane);
+  bool submit(Lane& lane);
   void collect(int timeout_ms);
   void finish(const IoDone& done);
-  static void again_alone(Lane& lane, Operation operation);
+  static void put_back(Lane& lane, Operation operation);
   int wait_ms() const;
   bool register_next();
   void check_next();
@@ -127,6 +129,8 @@ class Disk {
   bool all_grouped_ = true;  // of those that are checked
   uint64_t checked_since_ns_ = 0;
   uint64_t next_id_ = 1;
+  uint64_t shortages_ = 0;  // of the files, as they were last seen
+  bool starved_ = false;    // of a descriptor for what waits
   unsigned lane_limit_;
 
   FileThread file_thread_;

@@ -1,5 +1,6 @@
 #include "nvme/file_thread.h"
 
+#include <cerrno>
 #include <utility>
 
 #include "base/quiet_thread.h"
@@ -43,8 +44,18 @@ void FileThread::serve() {
 }
 
 int FileThread::run(const DiskJob& job) {
-  return job.kind == DiskJob::Kind::prepare ? files_.prepare(job.segment, job.bytes)
-                                            : files_.remove(job.segment);
+  return job.kind == DiskJob::Kind::prepare ? prepare(job) : files_.remove(job.segment);
+}
+
+int FileThread::prepare(const DiskJob& job) {
+  int error = files_.prepare(job.segment, job.bytes);
+  while (is_shortage(error)) {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, kShortageWait, [this] { return stopping_; })) return ECANCELED;
+    lock.unlock();
+    error = files_.prepare(job.segment, job.bytes);
+  }
+  return error;
 }
 
 }  // namespace kvw::nvme

@@ -28,12 +28,14 @@ class FileThread {
   void start();
   // Precondition: Kind::prepare or Kind::remove.
   void post(JobPtr job);
-  // Does what was posted, then ends. Nothing is posted afterwards.
+  // Does what was posted, then ends; what still waits for a descriptor ends with ECANCELED. Nothing
+  // is posted afterwards.
   void stop();
 
  private:
   void serve();
   int run(const DiskJob& job);
+  int prepare(const DiskJob& job);
 
   SegmentFiles& files_;
   Ended ended_;

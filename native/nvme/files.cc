@@ -1,6 +1,7 @@
 #include "nvme/files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace kvw::nvme {
 namespace {
 
-constexpr size_t kMaxOpenFiles = 128;  // far below the usual limit of 1024 descriptors
+constexpr size_t kMostOpenFiles = 1024;
 constexpr size_t kNameDigits = 8;
 constexpr std::string_view kSuffix = ".seg";
 
@@ -36,6 +37,13 @@ int write_zeros(int fd, uint64_t bytes) {
     if (written > 0) at += static_cast<uint64_t>(written);
   }
   return 0;
+}
+
+// A quarter of those that the process may have: clients take two each.
+size_t most_open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1;
+  return std::clamp<rlim_t>(limit.rlim_cur / 4, 1, kMostOpenFiles);
 }
 
 // UINT32_MAX: not a name of ours.
@@ -115,6 +123,7 @@ int SegmentFiles::open_file(uint32_t segment, int extra_flags) {
     const int fd =
         ::open(name.c_str(), access | direct_flag | extra_flags | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd >= 0) return fd;
+    if (is_shortage(errno)) ++shortages_;
     if (errno == EINVAL && direct_flag != 0) {
       direct_ = false;
       continue;
@@ -128,8 +137,10 @@ int SegmentFiles::open_file(uint32_t segment, int extra_flags) {
 int SegmentFiles::acquire(uint32_t segment) {
   auto found = open_.find(segment);
   if (found == open_.end()) {
-    close_idle();
-    const int fd = open_file(segment, 0);
+    while (open_.size() >= most_open_files() && close_idle()) {
+    }
+    int fd = open_file(segment, 0);
+    while (is_shortage(-fd) && close_idle()) fd = open_file(segment, 0);
     if (fd < 0) return fd;
     ages_.push_back(segment);
     found = open_.emplace(segment, Open{Fd(fd), 0, std::prev(ages_.end())}).first;
@@ -152,16 +163,12 @@ void SegmentFiles::forget(uint32_t segment) {
   open_.erase(found);
 }
 
-void SegmentFiles::close_idle() {
-  for (auto age = ages_.begin(); age != ages_.end() && open_.size() >= kMaxOpenFiles;) {
-    const auto found = open_.find(*age);
-    if (found->second.users > 0) {
-      ++age;
-      continue;
-    }
-    open_.erase(found);
-    age = ages_.erase(age);
-  }
+bool SegmentFiles::close_idle() {
+  const auto oldest = std::ranges::find_if(
+      ages_, [this](uint32_t segment) { return open_.at(segment).users == 0; });
+  if (oldest == ages_.end()) return false;
+  forget(*oldest);
+  return true;
 }
 
 int SegmentFiles::grow(int fd, uint64_t bytes) const {
@@ -172,9 +179,12 @@ int SegmentFiles::grow(int fd, uint64_t bytes) const {
   return error == EOPNOTSUPP ? write_zeros(fd, bytes) : error;
 }
 
-int SegmentFiles::sync_directory() const {
+int SegmentFiles::sync_directory() {
   const Fd fd(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return errno;
+  if (!fd.valid()) {
+    if (is_shortage(errno)) ++shortages_;
+    return errno;
+  }
   // Some filesystems cannot sync directories, and need not.
   return ::fsync(fd.get()) == 0 || errno == EINVAL ? 0 : errno;
 }

@@ -97,7 +97,10 @@ class SegmentLog final : public Log {
     tell_mismatches();
     advance();
   }
-  void tick() override { advance(); }
+  void tick() override {
+    tell_shortage();
+    advance();
+  }
 
   LogStats stats() const override;
   LogHealth health() const override { return context_.health.state(); }
@@ -139,6 +142,14 @@ class SegmentLog final : public Log {
                                std::to_string(bytes) + " effect=more_processor_time_a_page");
   }
 
+  void tell_shortage() {
+    const uint64_t shortages = context_.files.shortages();
+    if (shortages == shortages_ || context_.clock.boot_ns() < shortage_quiet_until_ns_) return;
+    shortages_ = shortages;
+    shortage_quiet_until_ns_ = context_.clock.boot_ns() + context_.options.retry_interval_ns;
+    context_.host.on_event("nvme_no_descriptors", "effect=reads_and_writes_wait");
+  }
+
   void tell_mismatches() {
     for (const ReadEnd& end : std::exchange(mismatches_, {})) {
       --reads_;
@@ -169,6 +180,7 @@ class SegmentLog final : public Log {
   Reclaimer reclaimer_;
   std::vector<ReadEnd> mismatches_;  // reads that need no device
   uint64_t reads_ = 0;
+  uint64_t shortages_ = 0, shortage_quiet_until_ns_ = 0;
   bool signalled_ = false, stopped_ = false, memory_refused_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/error.h"
 #include "nvme/segment_scan.h"
 
 namespace kvw::nvme {
@@ -22,8 +23,17 @@ bool is_zero(std::span<const std::byte> bytes) {
 Recovery::Recovery(LogContext& context, Rotation& rotation)
     : context_(context), rotation_(rotation), engine_(context.make_engine()) {}
 
-int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
+int Recovery::acquire(uint32_t segment) {
   const int fd = context_.files.acquire(segment);
+  if (is_shortage(-fd))
+    throw storage_error("cannot open " + context_.files.path(segment) +
+                            "; let the daemon have more descriptors (LimitNOFILE, ulimit -n)",
+                        -fd);
+  return fd;
+}
+
+int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
+  const int fd = acquire(segment);
   if (fd < 0) return -fd;
   engine_->submit({IoKind::read, fd, offset, {{to.data(), to.size()}}, 0});
   std::vector<IoDone> done;
@@ -34,7 +44,7 @@ int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
 }
 
 int Recovery::sync(uint32_t segment) {
-  const int fd = context_.files.acquire(segment);
+  const int fd = acquire(segment);
   if (fd < 0) return -fd;
   engine_->submit({IoKind::sync, fd, 0, {}, 0});
   std::vector<IoDone> done;

@@ -37,6 +37,9 @@ class Recovery {
   void adopt(Segment& segment, std::span<const TocEntry> entries, const Found& found);
   void scan(Segment& segment, const Found& found);
 
+  // As SegmentFiles::acquire(). Throws Error (storage) where descriptors are short: a start that
+  // takes files for unreadable would serve without what the disk has.
+  int acquire(uint32_t segment);
   // Reads exactly to.size() bytes; 0 or an errno.
   int read(uint32_t segment, uint64_t offset, std::span<std::byte> to);
   // Makes durable what any process wrote to it; 0 or an errno.

@@ -3,6 +3,7 @@
 #include <future>
 #include <thread>
 
+#include "tests/descriptor_limit.h"
 #include "tests/disk_world.h"
 
 using namespace kvw;
@@ -240,4 +241,67 @@ TEST(reads_and_writes_go_on_while_a_file_is_being_made) {
   }
   changed.notify_all();
   deliver_until([&] { return made; });
+}
+
+TEST(what_finds_no_descriptor_waits_for_one) {
+  DiskWorld bench;
+  {
+    const DescriptorLimit none(DescriptorLimit::at_present(0));
+    bench.post(DiskJob::Kind::write, 2);
+    bench.post(DiskJob::Kind::read, 2);
+    while (bench.files.shortages() == 0) std::this_thread::yield();
+  }
+  bench.engine->allow(1000);
+  bench.deliver_until(DiskJob::Kind::write, 2);
+  bench.deliver_until(DiskJob::Kind::read, 2);
+}
+
+TEST(what_waits_for_a_descriptor_is_cancelled_when_the_disk_stops) {
+  DiskWorld bench;
+  const DescriptorLimit none(DescriptorLimit::at_present(0));
+  std::vector<int> errors;
+  for (const DiskJob::Kind kind : {DiskJob::Kind::sync, DiskJob::Kind::prepare}) {
+    auto job = std::make_unique<DiskJob>();
+    job->kind = kind;
+    job->bytes = kBlockBytes;
+    job->done = [&](int error) { errors.push_back(error); };
+    bench.disk->post(std::move(job));
+  }
+  while (bench.files.shortages() < 2) std::this_thread::yield();
+  bench.disk->stop();
+  bench.disk->deliver();
+  CHECK(errors == std::vector({ECANCELED, ECANCELED}));
+}
+
+TEST(descriptors_that_are_kept_for_later_are_given_up_for_a_new_file) {
+  DiskWorld bench;
+  bench.engine->allow(1000);
+  bench.post(DiskJob::Kind::write, 1);
+  bench.deliver_until(DiskJob::Kind::write, 1);
+  const DescriptorLimit none(DescriptorLimit::at_present(0));
+  auto job = std::make_unique<DiskJob>();
+  job->kind = DiskJob::Kind::prepare;
+  job->segment = 1;
+  job->bytes = 1 << 20;
+  job->done = [&](int error) {
+    CHECK_EQ(error, 0);
+    ++bench.ended[DiskJob::Kind::prepare];
+  };
+  bench.disk->post(std::move(job));
+  bench.deliver_until(DiskJob::Kind::prepare, 1);
+}
+
+TEST(descriptors_that_are_kept_for_later_are_a_quarter_of_the_limit) {
+  const TempDir dir;
+  SegmentFiles files(dir.path(), nullptr);
+  for (uint32_t segment = 0; segment < 60; ++segment)
+    CHECK_EQ(files.prepare(segment, kBlockBytes), 0);
+  const DescriptorLimit few(200);
+  for (uint32_t segment = 0; segment < 60; ++segment) {
+    CHECK(files.acquire(segment) >= 0);
+    files.release(segment);
+  }
+  unsigned kept = 0;
+  while (files.close_idle()) ++kept;
+  CHECK_EQ(kept, 50);
 }

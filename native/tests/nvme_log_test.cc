@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "base/fd.h"
+#include "tests/descriptor_limit.h"
 #include "tests/nvme_world.h"
 
 using namespace kvw;
@@ -430,6 +431,28 @@ TEST(directory_that_fails_says_how) {
   world.options.allocate = [](int, uint64_t) { return ENXIO; };
   world.open();
   CHECK_EQ(world.log->stats().health_reason, "io_error ENXIO");
+}
+
+// Incident: the tier of a daemon with few descriptors was read-only for as long as they were short.
+TEST(descriptors_that_are_short_are_waited_for_and_no_fault_of_the_disk) {
+  World world;
+  world.open();
+  uint64_t number = 0;
+  {
+    const DescriptorLimit none(DescriptorLimit::at_present(0));
+    world.until([&] {
+      if (world.append(number)) ++number;
+      return world.saw_event("nvme_no_descriptors");
+    });
+  }
+  world.until([&] { return world.waiting.empty(); });
+  world.flush();
+  CHECK(world.failed.empty());
+  CHECK(world.lost.empty());
+  const LogStats stats = world.log->stats();
+  CHECK(stats.health == LogHealth::ok);
+  CHECK_EQ(stats.write_errors + stats.read_errors + stats.flush_errors, 0);
+  world.check_all_readable();
 }
 
 TEST(directory_that_cannot_be_created_is_a_clear_error) {

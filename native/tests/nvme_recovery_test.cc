@@ -4,8 +4,10 @@
 
 #include <fstream>
 
+#include "base/error.h"
 #include "base/fd.h"
 #include "nvme/format.h"
+#include "tests/descriptor_limit.h"
 #include "tests/nvme_world.h"
 
 using namespace kvw;
@@ -294,6 +296,23 @@ TEST(recovery_with_another_segment_size_serves_the_old_segments_and_replaces_the
     return !std::filesystem::exists(world.segment_path(0)) ||
            std::filesystem::file_size(world.segment_path(0)) == 1 << 19;
   });
+}
+
+TEST(recovery_with_few_descriptors_finds_everything_or_is_refused) {
+  World world;
+  fill(world);
+  world.kill();
+  for (unsigned spare = 0;; ++spare) {
+    CHECK(spare < 100);
+    const DescriptorLimit tight(DescriptorLimit::at_present(spare));
+    try {
+      CHECK_EQ(world.open().records, 160);
+      break;
+    } catch (const Error& refused) {
+      CHECK(refused.kind() == ErrorKind::storage);
+    }
+    world.kill();
+  }
 }
 
 TEST(recovery_goes_on_when_a_file_cannot_be_read) {

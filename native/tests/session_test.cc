@@ -1,7 +1,6 @@
 // Sessions: who is alive is the kernel's word (a file lock), what they pin survives the daemon, and
 // nothing that a client does to its own file harms anybody else.
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -11,6 +10,7 @@
 #include "client/session.h"
 #include "session/registry.h"
 #include "tests/check.h"
+#include "tests/descriptor_limit.h"
 #include "tests/warehouse_world.h"
 
 namespace kvw {
@@ -372,15 +372,8 @@ TEST(registry_refuses_to_start_when_a_session_cannot_be_opened) {
   for (const uint64_t id : {0xabc, 0xdef})
     Fd(::open(desk.path(id).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   // Descriptors for the listing, and then for the first file, but not for the second.
-  const int lowest = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  ::close(lowest);
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit tight = before;
-  tight.rlim_cur = static_cast<rlim_t>(lowest) + 1;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const DescriptorLimit tight(DescriptorLimit::at_present(1));
   CHECK_THROWS(desk.open(), "EMFILE");
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(client_session_is_refused_when_the_file_is_not_one) {
