@@ -43,7 +43,9 @@ void Flusher::lose_unflushed(Segment& segment) {
   segment.writes_flushed = segment.writes_done;
   for (size_t i = segment.flushed_records; i < segment.records.size(); ++i) {
     const RecordRef& ref = segment.records[i];
-    context_.host.forget(ref.key, segment.extent_of(ref), true);
+    const Extent extent = segment.extent_of(ref);
+    lost_(extent);
+    context_.host.forget(ref.key, extent, true);
   }
   segment.records.resize(segment.flushed_records);
   segment.toc.resize(segment.flushed_records);

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "nvme/context.h"
 
@@ -14,15 +16,20 @@ namespace kvw::nvme {
 
 class Flusher {
  public:
+  // A record whose flush failed, before the host is told to forget it.
+  using Lost = std::function<void(const Extent&)>;
+
   explicit Flusher(LogContext& context) : context_(context) {}
+  void on_lost(Lost lost) { lost_ = std::move(lost); }
 
   // Begins a flush of one segment, unless one is in flight.
   void flush(Segment& segment);
 
   // Asks that all appends up to `sequence` become durable soon.
   void want(uint64_t sequence) { wanted_ = std::max(wanted_, sequence); }
-  // Asks for a cycle that begins after this call; ended() tells when it has ended.
-  uint64_t want_cycle() { return wanted_cycle_ = cycle_ + 1; }
+  // The first cycle that begins after this call; ended() tells when it has ended.
+  uint64_t next_cycle() const { return cycle_ + 1; }
+  void want_cycle() { wanted_cycle_ = next_cycle(); }
   bool ended(uint64_t cycle) const { return ended_cycle_ >= cycle; }
 
   // `written`: all appends up to it are written or failed.
@@ -42,6 +49,7 @@ class Flusher {
   void lose_unflushed(Segment& segment);
 
   LogContext& context_;
+  Lost lost_;
   uint64_t durable_ = 0, wanted_ = 0;
   uint64_t cycle_ = 0, ended_cycle_ = 0, wanted_cycle_ = 0;
   uint64_t target_ = 0;         // of the cycle under way

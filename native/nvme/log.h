@@ -92,7 +92,8 @@ class LogHost {
   // The record is going away: if the index names exactly this extent, take it out. `lost` says that
   // the bytes are not trusted any more (failed flush), rather than reclaimed.
   virtual void forget(const Key& key, const Extent& extent, bool lost) = 0;
-  // A relocated record: if the index names `from`, name `to` instead.
+  // A relocated record: if the index names `from`, name `to` instead. `to` lies before `from` where
+  // a copy failed to become durable and the original is named again: a start may find the copy.
   virtual void moved(const Key& key, const Extent& from, const Extent& to) = 0;
   // Publish the segment's word (life, closing) for clients that pin extents.
   virtual void set_segment_word(uint32_t segment, uint32_t life, bool closing) = 0;

@@ -38,7 +38,10 @@ auto rank(const Segment& segment) {
 
 Reclaimer::Reclaimer(LogContext& context, Rotation& rotation, Flusher& flusher, WriteBehind& writes)
     : context_(context), rotation_(rotation), flusher_(flusher), writes_(writes) {
-  writes_.on_relocated([this](const QueuedRecord& record, const Extent* to) { moved(record, to); });
+  writes_.on_relocated([this](const QueuedRecord& record, const Extent* to, bool written) {
+    moved(record, to, written);
+  });
+  flusher_.on_lost([this](const Extent& extent) { copy_lost(extent); });
 }
 
 void Reclaimer::score(Segment& segment) {
@@ -120,6 +123,7 @@ void Reclaimer::begin() {
   next_record_ = 0;
   moved_bytes_ = moving_bytes_ = 0;
   moving_ = 0;
+  lost_copy_ = false;
   stage_ = Stage::sorting;
 }
 
@@ -189,18 +193,41 @@ void Reclaimer::read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffe
   context_.host.forget(ref.key, from, true);
 }
 
-void Reclaimer::moved(const QueuedRecord& record, const Extent* to) {
+void Reclaimer::moved(const QueuedRecord& record, const Extent* to, bool written) {
+  const Key& key = record.facts.key;
   if (to != nullptr) {
+    context_.host.moved(key, record.from, *to);
+    copies_[to->position()] = {key, record.from, *to, flusher_.next_cycle()};
+    if (!written) {
+      copy_lost(*to);
+      context_.host.forget(key, *to, true);
+    }
+  }
+  if (written) {
     ++context_.stats.relocated_records;
     context_.stats.relocated_bytes += record.bytes();
-    context_.host.moved(record.facts.key, record.from, *to);
   }
   if (record.ticket != round_ || stage_ == Stage::idle) return;
   --moving_;
   moving_bytes_ -= record.bytes();
   if (to != nullptr) return;
   ++context_.stats.dropped_records;
-  context_.host.forget(record.facts.key, record.from, false);
+  context_.host.forget(key, record.from, false);
+}
+
+// The victim stands until its copies are durable, so the record in it is named again.
+void Reclaimer::copy_lost(const Extent& to) {
+  const auto node = copies_.extract(to.position());
+  if (node.empty()) return;
+  const Copy& copy = node.mapped();
+  if (victim_ != nullptr && victim_->number == copy.from.segment) lost_copy_ = true;
+  if (context_.host.use_of(copy.key, to) != RecordUse::dead)
+    context_.host.moved(copy.key, to, copy.from);
+}
+
+void Reclaimer::forget_durable_copies() {
+  while (!copies_.empty() && flusher_.ended(copies_.begin()->second.cycle))
+    copies_.erase(copies_.begin());
 }
 
 uint64_t Reclaimer::bytes_to_move() const {
@@ -218,14 +245,16 @@ void Reclaimer::release_drained() {
 }
 
 void Reclaimer::step() {
+  forget_durable_copies();
   if (stage_ == Stage::idle) begin();
   if (stage_ == Stage::sorting) sort_some();
   if (stage_ == Stage::moving && moving_ == 0) {
-    cycle_ = moved_bytes_ > 0 ? flusher_.want_cycle() : 0;
+    if (!copies_.empty()) flusher_.want_cycle();
     stage_ = Stage::flushing;
   }
-  if (stage_ == Stage::flushing && flusher_.ended(cycle_)) {
-    draining_.push_back(std::exchange(victim_, nullptr));
+  if (stage_ == Stage::flushing && copies_.empty()) {
+    if (!lost_copy_) draining_.push_back(std::exchange(victim_, nullptr));
+    abandon();
     stage_ = Stage::idle;
   }
   writes_.keep_room(bytes_to_move());

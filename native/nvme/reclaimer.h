@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "nvme/context.h"
@@ -35,6 +36,11 @@ class Reclaimer {
 
  private:
   enum class Stage { idle, sorting, moving, flushing };
+  struct Copy {
+    Key key;
+    Extent from, to;
+    uint64_t cycle;  // of flushes, after which it is durable or lost
+  };
 
   Segment* choose();
   void refresh_scores();
@@ -48,7 +54,9 @@ class Reclaimer {
   void move(const RecordRef& ref);
   void read_for_move(uint64_t round, const RecordRef& ref, AlignedBuffer payload, ReadResult result,
                      PageFacts&& facts);
-  void moved(const QueuedRecord& record, const Extent* to);
+  void moved(const QueuedRecord& record, const Extent* to, bool written);
+  void copy_lost(const Extent& to);
+  void forget_durable_copies();
   // What may still have to be written elsewhere of the victim.
   uint64_t bytes_to_move() const;
   // Segments that could begin a life once all that reclaim took has gone.
@@ -67,7 +75,8 @@ class Reclaimer {
   uint64_t moved_bytes_ = 0;   // of this victim, read or written or under way
   uint64_t moving_bytes_ = 0;  // in memory now
   unsigned moving_ = 0;
-  uint64_t cycle_ = 0;
+  std::map<uint64_t, Copy> copies_;  // by position, of all victims: not known to be durable
+  bool lost_copy_ = false;           // of this victim, whose record is named again
   uint64_t retry_at_ns_ = 0;  // after all candidates were pinned
   uint32_t score_cursor_ = 0;
   std::vector<Segment*> draining_;  // wait for reads in flight only

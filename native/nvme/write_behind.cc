@@ -171,23 +171,30 @@ void WriteBehind::deliver(Batch& batch) {
   }
   const std::string_view reason = reason_of(batch.error);
   for (size_t i = 0; i < batch.records.size(); ++i)
-    report(batch.records[i], good ? &batch.extents[i] : nullptr, reason);
+    report(batch.records[i], batch.extents[i], good, reason);
 }
 
-void WriteBehind::report(QueuedRecord& record, const Extent* to, std::string_view reason) {
-  if (record.is_relocation()) return relocated_(record, to);
+void WriteBehind::report(QueuedRecord& record, const Extent& to, bool written,
+                         std::string_view reason) {
+  if (record.is_relocation()) return relocated_(record, &to, written);
+  if (!written) return fail(record, reason);
   queued_bytes_ -= record.bytes();
   --queued_records_;
-  if (to == nullptr) return context_.host.on_write_failed(record.ticket, reason);
   ++context_.stats.written_records;
   context_.stats.written_bytes += record.bytes();
-  context_.host.on_written(record.ticket, *to);
+  context_.host.on_written(record.ticket, to);
+}
+
+void WriteBehind::fail(const QueuedRecord& record, std::string_view reason) {
+  queued_bytes_ -= record.bytes();
+  --queued_records_;
+  context_.host.on_write_failed(record.ticket, reason);
 }
 
 void WriteBehind::drop_relocations() {
   std::deque<QueuedRecord> dropped;
   dropped.swap(relocations_);
-  for (const QueuedRecord& record : dropped) relocated_(record, nullptr);
+  for (const QueuedRecord& record : dropped) relocated_(record, nullptr, false);
 }
 
 void WriteBehind::fail_waiting(std::string_view reason) {
@@ -195,7 +202,7 @@ void WriteBehind::fail_waiting(std::string_view reason) {
   std::deque<QueuedRecord> failed;
   failed.swap(appends_);
   waiting_bytes_ = 0;
-  for (QueuedRecord& record : failed) report(record, nullptr, reason);
+  for (const QueuedRecord& record : failed) fail(record, reason);
 }
 
 }  // namespace kvw::nvme

@@ -32,8 +32,9 @@ struct QueuedRecord {
 
 class WriteBehind {
  public:
-  // What became of a relocation: null, it was not written.
-  using Relocated = std::function<void(const QueuedRecord&, const Extent* to)>;
+  // What became of a relocation: its place, null if it got none, and whether it was written there;
+  // one that was not may be there all the same.
+  using Relocated = std::function<void(const QueuedRecord&, const Extent* to, bool written)>;
 
   WriteBehind(LogContext& context, Rotation& rotation) : context_(context), rotation_(rotation) {}
   void on_relocated(Relocated relocated) { relocated_ = std::move(relocated); }
@@ -72,7 +73,8 @@ class WriteBehind {
   void fill(Batch& batch);
   void deliver();
   void deliver(Batch& batch);
-  void report(QueuedRecord& record, const Extent* to, std::string_view reason);
+  void report(QueuedRecord& record, const Extent& to, bool written, std::string_view reason);
+  void fail(const QueuedRecord& record, std::string_view reason);
   void drop_relocations();
 
   LogContext& context_;

@@ -242,6 +242,51 @@ TEST(reclaim_goes_on_after_relocations_fail) {
   world.check_all_readable();
 }
 
+// The copies are lost with the flush, and the originals are where they were.
+TEST(reclaim_keeps_what_it_moved_when_the_copies_cannot_be_flushed) {
+  World world(6);
+  world.options.flush_interval_ns = 3600 * kSecondNs;
+  world.hot = [](uint64_t number) { return number < 150 && number % 20 == 0; };
+  world.open();
+  world.append_all(0, 150);
+  world.flush();
+  world.on_moved = [&](const Extent& to) {
+    world.on_moved = nullptr;
+    world.faults->add({IoKind::sync, world.segment_path(to.segment), 0, 1, EIO, -1});
+  };
+  uint64_t number = 150;
+  world.until([&] {
+    if (world.waiting.empty() && world.append(number)) ++number;
+    return world.log->stats().flush_errors == 1;
+  });
+  for (uint64_t hot = 0; hot < 150; hot += 20) CHECK(!world.lost.contains(hot));
+  for (; number < 900; ++number) world.append_all(number, number + 1);
+  CHECK(world.log->stats().health == LogHealth::ok);
+  world.stop();
+  world.open();
+  for (uint64_t hot = 0; hot < 150; hot += 20) CHECK(world.read(hot));
+}
+
+TEST(reclaim_keeps_what_it_moves_when_the_copies_cannot_be_written) {
+  World world(6);
+  world.hot = [](uint64_t number) { return number < 150 && number % 20 == 0; };
+  world.open();
+  world.append_all(0, 150);
+  world.flush();
+  auto random = check::random("copies fail");
+  uint64_t number = 150, added = 0;
+  world.until([&] {
+    if (world.faults->struck() == added && random() % 16 == 0) {
+      ++added;
+      world.faults->add({IoKind::write, ".seg", 0, 1, EIO, -1});
+    }
+    if (world.waiting.empty() && world.append(number)) ++number;
+    world.clock.advance_ns(kSecondNs);
+    return number == 600;
+  });
+  for (uint64_t hot = 0; hot < 150; hot += 20) CHECK(world.read(hot));
+}
+
 // A dictionary beside the log: random appends, reads, heat, pins, failures and restarts. Every read
 // is the page's bytes or a counted miss; nothing leaves the dictionary but by forget().
 TEST(log_agrees_with_a_dictionary_whatever_happens) {

@@ -243,6 +243,7 @@ class World : public LogHost {
     const auto found = index.find(key.hi);
     if (found != index.end() && found->second == from) found->second = to;
     ++moves;
+    if (on_moved) on_moved(to);
   }
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override {
     words[segment] = {life, closing};
@@ -287,6 +288,7 @@ class World : public LogHost {
   std::vector<std::string> events;
   std::function<bool(uint64_t)> hot;
   std::function<void(uint64_t)> on_forget;
+  std::function<void(const Extent&)> on_moved;
   ReadResult last_read = ReadResult::ok;
   PageFacts last_facts;
   uint64_t next_ticket = 1, moves = 0;

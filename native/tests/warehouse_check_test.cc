@@ -189,6 +189,19 @@ TEST(page_that_was_stored_again_while_reclaim_moved_it_is_buried_with_the_copy) 
     CHECK(key == page.key ? position == to.position() : position < to.position());
 }
 
+TEST(page_whose_copy_was_lost_is_buried_with_the_copy_that_a_start_may_find) {
+  Both both;
+  const TestPage page = both.world.page(7);
+  const nvme::Extent from = both.world.entry(page)->extent;
+  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+  both.world->moved(page.key, from, to);
+  both.world->moved(page.key, to, from);
+  CHECK(both.world.entry(page)->extent == from);
+  uint64_t left = 0;
+  for (const auto& [key, position] : both.world->evict(-1, 100, "all", left))
+    CHECK(key == page.key ? position == to.position() : position < to.position());
+}
+
 TEST(page_that_is_cleared_while_it_is_read_is_no_damage) {
   Both both;
   both.begin_promotions();

@@ -276,6 +276,8 @@ void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Exte
     }
     return;
   }
+  if (to.position() < from.position() && stray_copies_.size() < kStrayCopiesKept)
+    stray_copies_[key] = from.position();
   view->extent = to;
   catalog_.update(*view);
   catalog_.node(view->page).used = false;  // hot again only if used again
