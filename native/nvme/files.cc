@@ -68,6 +68,9 @@ SegmentFiles::SegmentFiles(const std::string& directory, Allocate allocate)
         "cannot create the NVMe tier's directory " + directory_ + "; choose another --nvme-dir",
         failed ? failed.value() : ENOTDIR);
   write_error_ = probe_writing();
+  // A process that was killed may have made what is found here, and its name is not there for good.
+  for (const std::string& each : {directory_, directory})
+    if (write_error_ == 0) write_error_ = sync_directory(each);
 }
 
 std::string SegmentFiles::path(uint32_t segment) const {
@@ -179,8 +182,8 @@ int SegmentFiles::grow(int fd, uint64_t bytes) const {
   return error == EOPNOTSUPP ? write_zeros(fd, bytes) : error;
 }
 
-int SegmentFiles::sync_directory() {
-  const Fd fd(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+int SegmentFiles::sync_directory(const std::string& directory) {
+  const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) {
     if (is_shortage(errno)) ++shortages_;
     return errno;
@@ -196,7 +199,7 @@ int SegmentFiles::prepare(uint32_t segment, uint64_t bytes) {
   if (fd < 0) return -fd;
   int error = grow(fd, bytes);
   ::close(fd);
-  if (error == 0 && created) error = sync_directory();
+  if (error == 0 && created) error = sync_directory(directory_);
   if (error != 0 && created) ::unlink(path(segment).c_str());
   return error;
 }

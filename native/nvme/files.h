@@ -76,7 +76,7 @@ class SegmentFiles {
   int probe_writing();
   int write_probe();
   int grow(int fd, uint64_t bytes) const;
-  int sync_directory();
+  int sync_directory(const std::string& directory);
 
   std::string directory_;
   Allocate allocate_;

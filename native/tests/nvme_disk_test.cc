@@ -1,5 +1,8 @@
 // The disk thread is fair: whichever of reads and writes is fewer in flight goes next, whatever the
 // length of the other's line.
+#include <sys/syscall.h>
+
+#include <fstream>
 #include <future>
 #include <thread>
 
@@ -8,6 +11,22 @@
 
 using namespace kvw;
 using namespace kvw::nvme;
+
+namespace {
+
+std::vector<std::string>& synced() {
+  static std::vector<std::string> paths;
+  return paths;
+}
+
+}  // namespace
+
+// In the place of the C library's; the disk thread's go another way.
+extern "C" int fsync(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  synced().push_back(std::filesystem::read_symlink(link).string());
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace {
 
@@ -304,4 +323,17 @@ TEST(descriptors_that_are_kept_for_later_are_a_quarter_of_the_limit) {
   unsigned kept = 0;
   while (files.close_idle()) ++kept;
   CHECK_EQ(kept, 50);
+}
+
+// Killed between making a file and syncing its directory.
+TEST(files_that_are_found_are_there_for_good_before_they_are_used) {
+  const TempDir dir;
+  std::filesystem::create_directory(dir.path() + "/segments");
+  std::ofstream(dir.path() + "/segments/probe") << "x";
+  std::ofstream(dir.path() + "/segments/00000001.seg") << "x";
+  synced().clear();
+  const SegmentFiles files(dir.path(), nullptr);
+  CHECK_EQ(files.write_error(), 0);
+  CHECK(std::ranges::count(synced(), dir.path() + "/segments") > 0);
+  CHECK(std::ranges::count(synced(), dir.path()) > 0);
 }
