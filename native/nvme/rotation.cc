@@ -87,15 +87,14 @@ bool Rotation::next_is_due() const {
 
 Segment* Rotation::choose_free() {
   auto& table = context_.table;
-  if (!table.free().empty()) {
-    const uint32_t number = table.free().front();
-    table.free().pop_front();
-    return table.find(number);
-  }
-  if (allocatable() == 0) return nullptr;
-  const uint32_t number = table.unused_number();
-  if (number >= kMaxSegments) return nullptr;
-  return &table.add(number, context_.options.segment_bytes, SegmentState::free);
+  // New files first: what is spare would else be the same one for ever, and its blocks others'.
+  const uint32_t unused = table.unused_number();
+  if (allocatable() > 0 && unused < kMaxSegments)
+    return &table.add(unused, context_.options.segment_bytes, SegmentState::free);
+  if (table.free().empty()) return nullptr;
+  const uint32_t number = table.free().front();
+  table.free().pop_front();
+  return table.find(number);
 }
 
 bool Rotation::open_next(bool probing) {

@@ -72,6 +72,13 @@ TEST(reclaim_keeps_the_files_within_the_capacity) {
   world.check_all_readable();
 }
 
+TEST(tier_that_is_full_has_all_of_its_files) {
+  World world(8);
+  world.open();
+  world.append_all(0, 800);
+  CHECK_EQ(world.bytes_on_disk(), world.options.capacity_bytes);
+}
+
 TEST(reclaim_moves_hot_pages_and_drops_cold_ones) {
   World world(6);
   world.hot = [](uint64_t number) { return number % 10 == 0; };
