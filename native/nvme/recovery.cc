@@ -147,15 +147,20 @@ bool Recovery::has_record(const Segment& segment) {
 // The capacity may have been lowered. What has no record goes first, then the oldest; a file counts
 // until it is gone, so it stays in the table as bad until then.
 void Recovery::shrink_to_capacity() {
-  if (context_.table.bytes() <= context_.options.capacity_bytes) return;
+  uint64_t bound = context_.options.capacity_bytes;
+  if (context_.table.bytes() <= bound) return;
   std::set<std::tuple<bool, uint32_t, uint32_t>> order;
   for (const auto& [number, segment] : context_.table.all()) {
     const bool closed = segment.state == SegmentState::closed;
     if (closed || segment.state == SegmentState::free)
       order.emplace(closed && has_record(segment), segment.life, number);
   }
+  uint64_t others = context_.table.bytes();
+  for (const auto& [full, life, number] : order) others -= context_.table.find(number)->bytes;
+  // Where what is not ours to remove fills the capacity, no removal reaches it.
+  if (others >= bound) bound += others;
   for (const auto& [full, life, number] : order) {
-    if (context_.table.bytes() <= context_.options.capacity_bytes) return;
+    if (context_.table.bytes() <= bound) return;
     Segment* segment = context_.table.find(number);
     --report_.segments;
     context_.files.forget(number);

@@ -283,6 +283,22 @@ TEST(recovery_with_a_lower_capacity_removes_what_has_no_page_first) {
   CHECK_EQ(world.open().records, 180);
 }
 
+TEST(recovery_keeps_its_pages_where_another_warehouse_fills_the_capacity) {
+  World world;
+  fill(world);
+  world.kill();
+  for (uint32_t number = 10; number < 18; ++number) {
+    std::filesystem::copy(world.segment_path(0), world.segment_path(number));
+    AlignedBuffer block(kBlockBytes);
+    encode_segment_header({{99, 99}, number, 1, 0, world.options.segment_bytes}, block.span());
+    const Fd fd(::open(world.segment_path(number).c_str(), O_WRONLY | O_CLOEXEC));
+    CHECK_EQ(::pwrite(fd.get(), block.data(), kBlockBytes, 0), kBlockBytes);
+  }
+  const auto report = world.open();
+  CHECK_EQ(report.foreign_segments, 8);
+  CHECK_EQ(report.records, 160);
+}
+
 TEST(recovery_with_another_segment_size_serves_the_old_segments_and_replaces_them) {
   World world(8);
   fill(world);
