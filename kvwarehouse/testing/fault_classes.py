@@ -267,6 +267,16 @@ CLASSES: Final = (
         "word or served; what others stored is served",
         live=False,
     ),
+    *(
+        FaultClass(
+            f"{name} to a starting daemon's process group",
+            "nothing lost",
+            "two orderly starts serve all that was sealed, from the tier that had it, and nothing"
+            " that was cleared or evicted",
+            live=True,
+        )
+        for name in ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP")
+    ),
     FaultClass(
         "second daemon started on directories in use",
         "nothing lost",

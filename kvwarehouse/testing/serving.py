@@ -104,26 +104,27 @@ class Serving:
 
     def start(self) -> None:
         """Returns when it serves. Raises RefusedError when it ends instead."""
+        self.launch()
+        if not self.said("ready"):
+            raise RefusedError(self._wait(), self.tail())
+
+    def launch(self, *, own_group: bool = False) -> None:
+        """Returns at once, whatever becomes of it. `own_group`: for signal_group."""
         assert self._process is None or self._process.poll() is not None, "it runs already"
         self._lines, self._over = [], False
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVW_")}
         environment.update(self.environment)
         self._process = subprocess.Popen(
-            self.command(), stderr=subprocess.PIPE, text=True, env=environment
+            self.command(),
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            process_group=0 if own_group else None,
         )
         assert self._process.stderr is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stderr,))
         self._reader.start()
         self.starts += 1
-        with self._changed:
-            done = self._changed.wait_for(lambda: self.events("ready") or self._over, DEADLINE_S)
-        if not done:
-            self.kill()
-            raise AssertionError(f"the daemon neither serves nor ends: {self.tail()}")
-        if not self.events("ready"):
-            status = self._process.wait(DEADLINE_S)
-            self._reader.join()
-            raise RefusedError(status, self.tail())
 
     def command(self) -> list[str]:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
@@ -144,6 +145,12 @@ class Serving:
 
     def ended(self) -> int:
         """Its exit status, when it has ended by itself."""
+        return self._wait()
+
+    def signal_group(self, number: int) -> int:
+        """As a terminal or a service manager does, to each process of the group that launch() made;
+        and the daemon's end. Returns its exit status."""
+        os.killpg(self.pid, number)
         return self._wait()
 
     def pause(self) -> None:
@@ -187,6 +194,15 @@ class Serving:
         """Events of this start's log, by name."""
         parsed = [json.loads(line) for line in self._lines if line.startswith("{")]
         return [event for event in parsed if event.get("event") == name]
+
+    def said(self, name: str) -> bool:
+        """Waits for the first event of that name, or for the log's end: then False."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self.events(name) or self._over, DEADLINE_S)
+        if not done:
+            self.kill()
+            raise AssertionError(f"the daemon neither says {name} nor ends: {self.tail()}")
+        return bool(self.events(name))
 
     def tail(self) -> str:
         return "".join(self._lines[-_TAIL_LINES:]).strip()
