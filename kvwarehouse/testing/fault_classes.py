@@ -437,6 +437,16 @@ CLASSES: Final = (
         _DISK_HOLDS,
         live=True,
     ),
+    *(
+        FaultClass(
+            f"disk failed under stores, then healthy and idle ({error})",
+            "nothing lost",
+            "every sealed page reaches NVMe without another store, and is there after a loss of"
+            " power",
+            live=True,
+        )
+        for error in ("EIO", "ENOSPC")
+    ),
     FaultClass(
         "daemon killed between random operations, then checked against a dictionary",
         "nothing lost",
