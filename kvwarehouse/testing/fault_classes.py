@@ -137,6 +137,13 @@ CLASSES: Final = (
     ),
     FaultClass("bytes of segments flipped under a running daemon", "never wrong", _LIVE, live=True),
     FaultClass(
+        "metadata of unfinished slots flipped while clients store",
+        "never wrong",
+        "every load is right or a miss, the daemon or the next one goes on, and every slot is free"
+        " again once nobody writes",
+        live=True,
+    ),
+    FaultClass(
         "header bytes flipped under a running daemon",
         "nothing lost",
         "the next client finds the header as it was made, and every page",
