@@ -532,6 +532,20 @@ CLASSES: Final = (
         _LIMIT_HOLDS,
         live=True,
     ),
+    *(
+        FaultClass(
+            f"client beside one that {what}",
+            "bounded",
+            "all its calls end, what it stores is there, half of the reserve that it had alone is"
+            " its own, and nothing wrong is served to either, also when the bad one goes on",
+            live=True,
+        )
+        for what in (
+            "is frozen in its calls",
+            "never seals what it was granted",
+            "sends all it can",
+        )
+    ),
     FaultClass(
         "namespace opened, up to the bound and beyond",
         "bounded",

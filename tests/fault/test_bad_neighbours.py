@@ -1,0 +1,274 @@
+"""Two clients of which one is frozen in the middle of its calls, takes grants and never seals
+them, or sends as much as it can. The other goes on: its calls end, what it stores is there, and it
+gets at least half of the reserve that it had alone. Nothing wrong is served, also when the frozen
+one wakes up.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.testing import tally
+from kvwarehouse.testing.client_process import ClientProcess
+from kvwarehouse.testing.pages import check_pages, pages_of
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import until
+
+T = TypeVar("T")
+
+LONG = tally.rounds(1) > 1  # `make faults`
+TRIALS = tally.rounds(2) if LONG else 1
+pytestmark = pytest.mark.timeout(900 if LONG else 240)
+
+SIZES = {
+    "dram": "32MiB",
+    "nvme_capacity": "64MiB",
+    "nvme_segment": "4MiB",
+    "grace_s": "0.1",
+    "limbo_after_s": "1",
+}
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=120_000
+)
+RANKS = kvw.Namespace(
+    model="ranks", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=60_000,
+    shards=2,
+)  # fmt: skip
+OTHERS = kvw.Namespace(**{**SPACE.to_fields(), "salt": "of the bad one"})
+SLOT_BYTES = 2 * 61_440  # of a page of RANKS
+PROMPT = 8
+CALL_S = 10.0
+HANGS_S = 45.0  # far beyond CALL_S, even on a machine with much else to do
+
+# Stores and loads by three threads, until it hears something.
+FREEZER = """
+import random, select, threading
+from kvwarehouse.testing.pages import check_pages
+space = kvw.Namespace(**given["space"])
+failures, stop = [], threading.Event()
+def work(seed):
+    rng, ns = random.Random(seed), client.open(space)
+    while not stop.is_set() and not failures:
+        nodes = [rng.randrange(40) << 8 | place for place in range(given["prompt"])]
+        out = np.zeros((len(nodes), space.page_bytes), np.uint8)
+        try:
+            if rng.random() < 0.6:
+                ns.store(nodes, pages_of(nodes, 0, 0, space.page_bytes), timeout_s=30)
+            else:
+                loaded = ns.load(nodes, out, timeout_s=30)
+                check_pages(out[:loaded], nodes[:loaded], 0, 0)
+        except kvw.TransportError:
+            pass  # it stood still for longer than it waits
+        except BaseException as error:
+            failures.append(repr(error))
+threads = [threading.Thread(target=work, args=(given["seed"] + n,)) for n in range(3)]
+for thread in threads:
+    thread.start()
+say("ready")
+hear()
+stop.set()
+for thread in threads:
+    thread.join()
+say(failures)
+"""
+
+# Takes all that it is granted, and keeps it.
+HALF = """
+from kvwarehouse.testing.raw_session import RawSession
+space = kvw.Namespace(**given["space"])
+client.open(space)
+with RawSession(given["socket"]) as session:
+    held = 0
+    while granted := session.reserve(space.id, [os.urandom(16) for _ in range(16)]):
+        held += len(granted)
+    say("ready")
+    hear()
+say([] if held else ["it was granted nothing"])
+"""
+
+# Reservations, seals of nothing, settlements and reports of whatever is there, without a pause.
+FLOOD = """
+import random, select
+from pathlib import Path
+from kvwarehouse.testing.raw_session import Grant, RawSession
+from kvwarehouse.testing.slots_file import LIVE, SlotsFile
+space = kvw.Namespace(**given["space"])
+client.open(space)
+rng = random.Random(given["seed"])
+slots = SlotsFile(Path(given["slots"]))
+with RawSession(given["socket"]) as session:
+    say("ready")
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        granted = session.reserve(space.id, [rng.randbytes(16) for _ in range(32)])
+        half = len(granted) // 2
+        session.seal(space.id, granted[:half])
+        session.settle(granted[half:])
+        live = slots.slots(LIVE)
+        for slot in rng.choices(live, k=16 if live else 0):
+            session.report(Grant(slots.key(slot), slots.generation(slot), slot))
+hear()
+say([])
+"""
+
+
+class Good:
+    """The other client: each of its calls is timed."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.client = serving.connect(timeout_s=CALL_S)
+        self.ns, self.ranks = self.client.open(SPACE), self.client.open(RANKS)
+        self.next = 1 << 20
+        self.alone = self.client.control().reserve_limit_bytes // 2 // SLOT_BYTES
+        assert self.take_reserve(self.alone) == self.alone
+
+    def call(self, ask: Callable[[], T]) -> T:
+        begun_s = time.monotonic()
+        try:
+            return ask()
+        finally:
+            assert time.monotonic() - begun_s < HANGS_S, "a call hangs"
+
+    def new_nodes(self, pages: int) -> list[int]:
+        self.next += pages
+        return list(range(self.next - pages, self.next))
+
+    def take_reserve(self, pages: int) -> int:
+        """How many pages it may have unfinished at a time, of so many; they are finished then."""
+        nodes = self.new_nodes(pages)
+        stored = [
+            self.call(
+                lambda shard=shard: self.ranks.store(
+                    nodes,
+                    pages_of(nodes, shard, 0, RANKS.page_bytes),
+                    shard,
+                    timeout_s=CALL_S,
+                )
+            ).stored
+            for shard in range(2)
+        ]
+        assert stored[0] == stored[1]
+        return stored[0]
+
+    def store(self) -> list[int]:
+        nodes = self.new_nodes(PROMPT)
+        pages = pages_of(nodes, 0, 0, SPACE.page_bytes)
+        result = self.call(lambda: self.ns.store(nodes, pages, timeout_s=CALL_S))
+        assert result.stored == PROMPT, result
+        return nodes
+
+    def load(self, nodes: list[int]) -> int:
+        out = np.zeros((len(nodes), SPACE.page_bytes), np.uint8)
+        loaded = self.call(lambda: self.ns.load(nodes, out, timeout_s=CALL_S))
+        check_pages(out[:loaded], nodes[:loaded], 0, 0)
+        return int(loaded)
+
+    def go_on(self) -> None:
+        for _ in range(3):
+            assert self.load(self.store()) == PROMPT
+        for prompt in range(40):  # what the frozen one stores
+            self.load([prompt << 8 | place for place in range(PROMPT)])
+        assert self.take_reserve(self.alone // 2) == self.alone // 2
+        self.call(self.client.status)
+
+    @property
+    def dram(self) -> Any:
+        return self.client.status()["core"]["tiers"]["dram"]
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, **SIZES) as serving:
+        yield serving
+
+
+@pytest.fixture
+def good(serving: Serving) -> Iterator[Good]:
+    good = Good(serving)
+    yield good
+    good.client.close()
+
+
+def bad(serving: Serving, program: str, space: kvw.Namespace, rng: random.Random) -> ClientProcess:
+    process = ClientProcess(
+        serving.address,
+        program,
+        space=space.to_fields(),
+        seed=rng.getrandbits(32),
+        prompt=PROMPT,
+        socket=serving.socket,
+        slots=str(serving.arena_dir / "slots"),
+    )
+    assert process.hear() == "ready"
+    return process
+
+
+def check_given_back(good: Good) -> None:
+    def settled() -> bool:
+        return good.dram["reserved_slots"] + good.dram["limbo_slots"] == 0
+
+    until(settled, "what the bad one held is free")
+    assert good.take_reserve(good.alone) == good.alone
+
+
+def test_client_goes_on_beside_one_that_is_frozen_and_beside_its_awakening(
+    serving: Serving, good: Good, rng: random.Random
+) -> None:
+    for _ in range(TRIALS):
+        with bad(serving, FREEZER, SPACE, rng) as process:
+
+            def caught() -> bool:
+                threading.Event().wait(rng.uniform(0, 0.05))  # anywhere: that is the point
+                process.stop()
+                if good.dram["reserved_slots"] > 0:
+                    return True
+                process.resume()
+                return False
+
+            until(caught, "it is frozen in the middle of a store")
+            good.go_on()
+            if rng.random() < 0.5:
+                until(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
+                good.go_on()
+            process.resume()
+            good.go_on()
+            process.tell("end")
+            assert process.hear() == []
+            good.go_on()
+        check_given_back(good)
+        tally.count("client beside one that is frozen in its calls")
+
+
+def test_client_goes_on_beside_one_that_never_seals_what_it_was_granted(
+    serving: Serving, good: Good, rng: random.Random
+) -> None:
+    for _ in range(TRIALS):
+        with bad(serving, HALF, OTHERS, rng) as process:
+            good.go_on()
+            until(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
+            good.go_on()
+            process.tell("end")
+            assert process.hear() == []
+        check_given_back(good)
+        tally.count("client beside one that never seals what it was granted")
+
+
+def test_client_goes_on_beside_one_that_sends_all_it_can(
+    serving: Serving, good: Good, rng: random.Random
+) -> None:
+    for _ in range(TRIALS):
+        with bad(serving, FLOOD, OTHERS, rng) as process:
+            good.go_on()
+            good.go_on()
+            process.tell("end")
+            assert process.hear() == []
+        check_given_back(good)
+        tally.count("client beside one that sends all it can")
