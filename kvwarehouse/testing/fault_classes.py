@@ -455,6 +455,13 @@ CLASSES: Final = (
         for error in ("EIO", "ENOSPC")
     ),
     FaultClass(
+        "evict and clear beside reclaim, promotion and store",
+        "nothing lost",
+        "what was reported evicted, and what a clear found, is away and stays away over a kill, a"
+        " stop, and the loss of the arena",
+        live=True,
+    ),
+    FaultClass(
         "daemon killed between random operations, then checked against a dictionary",
         "nothing lost",
         _DICTIONARY_HOLDS,
