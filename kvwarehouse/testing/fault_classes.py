@@ -560,6 +560,13 @@ CLASSES: Final = (
         live=True,
     ),
     FaultClass(
+        "bound reached on top of others, by two tenants",
+        "bounded",
+        "each call ends by success or by the bound's refusal, and both tenants store and hit pages"
+        " of both sizes once what was held is given back",
+        live=True,
+    ),
+    FaultClass(
         "power lost at a call of the ledger to its disk",
         "nothing lost",
         "no clear and no tombstone comes undone, no namespace changes its number, no epoch falls",
