@@ -50,7 +50,8 @@ void Health::become_read_only(int error) {
   if (!writable()) return;
   state_ = LogHealth::read_only;
   reason_ = named_reason(error);
-  host_.on_event("nvme_read_only", "reason=" + std::string(reason_of(error)) + " error=" + name_of(error));
+  host_.on_event("nvme_read_only",
+                 "reason=" + std::string(reason_of(error)) + " error=" + name_of(error));
 }
 
 void Health::probe_ended(int error) {

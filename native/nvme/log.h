@@ -95,6 +95,8 @@ class LogHost {
   // A relocated record: if the index names `from`, name `to` instead. `to` lies before `from` where
   // a copy failed to become durable and the original is named again: a start may find the copy.
   virtual void moved(const Key& key, const Extent& from, const Extent& to) = 0;
+  // A copy of the record is on its way there; moved() says when it is no more.
+  virtual void moving(const Key& key, const Extent& to) = 0;
   // Publish the segment's word (life, closing) for clients that pin extents.
   virtual void set_segment_word(uint32_t segment, uint32_t life, bool closing) = 0;
   // After the fence: reads all sessions' pins, for segment_pinned() to answer by.

@@ -77,7 +77,7 @@ class Reclaimer {
   unsigned moving_ = 0;
   std::map<uint64_t, Copy> copies_;  // by position, of all victims: not known to be durable
   bool lost_copy_ = false;           // of this victim, whose record is named again
-  uint64_t retry_at_ns_ = 0;  // after all candidates were pinned
+  uint64_t retry_at_ns_ = 0;         // after all candidates were pinned
   uint32_t score_cursor_ = 0;
   std::vector<Segment*> draining_;  // wait for reads in flight only
 };

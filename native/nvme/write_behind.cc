@@ -79,7 +79,9 @@ bool WriteBehind::worth_sending() const {
 }
 
 void WriteBehind::step() {
-  while (waiting() && context_.health.writable() && in_flight_.size() < context_.options.depth) {
+  while (context_.health.writable() && in_flight_.size() < context_.options.depth) {
+    drop_dead_relocations();
+    if (!waiting()) return;
     Segment* segment = rotation_.current();
     if (segment == nullptr) {
       // A reclaim that waits for relocations which wait for its segment would never end.
@@ -138,7 +140,9 @@ void WriteBehind::fill(Batch& batch) {
     segment.next_block += next.blocks;
     ++segment.placed;
     if (batch.first_sequence == 0) batch.first_sequence = next.sequence;
+    if (next.is_relocation()) context_.host.moving(next.facts.key, batch.extents.back());
     batch.records.push_back(take_front());
+    drop_dead_relocations();
   }
 }
 
@@ -189,6 +193,16 @@ void WriteBehind::fail(const QueuedRecord& record, std::string_view reason) {
   queued_bytes_ -= record.bytes();
   --queued_records_;
   context_.host.on_write_failed(record.ticket, reason);
+}
+
+void WriteBehind::drop_dead_relocations() {
+  while (!relocations_.empty()) {
+    const QueuedRecord& next = relocations_.front();
+    if (context_.host.use_of(next.facts.key, next.from) != RecordUse::dead) return;
+    const QueuedRecord dropped = std::move(relocations_.front());
+    relocations_.pop_front();
+    relocated_(dropped, nullptr, false);
+  }
 }
 
 void WriteBehind::drop_relocations() {

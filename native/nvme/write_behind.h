@@ -76,6 +76,8 @@ class WriteBehind {
   void report(QueuedRecord& record, const Extent& to, bool written, std::string_view reason);
   void fail(const QueuedRecord& record, std::string_view reason);
   void drop_relocations();
+  // Of pages that left while they were read: no copy is made of them.
+  void drop_dead_relocations();
 
   LogContext& context_;
   Rotation& rotation_;

@@ -1,5 +1,7 @@
 // Reclaim makes room within its bounds, and never at the price of a wrong byte, a pinned extent or
 // a standstill.
+#include <set>
+
 #include <fstream>
 
 #include "nvme/format.h"
@@ -88,6 +90,23 @@ TEST(reclaim_moves_hot_pages_and_drops_cold_ones) {
   CHECK(world.moves > 0);
   CHECK(world.log->stats().relocated_records > 0);
   world.check_all_readable();
+}
+
+TEST(reclaim_copies_no_page_that_left_while_it_was_read) {
+  World world(6);
+  world.hot = [](uint64_t number) { return number % 10 == 0; };
+  world.open();
+  world.faults->hold_reads(true);
+  const uint64_t next = world.append_until_refused(0, 100, 600);
+  CHECK(next < 600);
+  CHECK(world.copies.empty());
+  std::set<uint64_t> left;
+  for (const auto& [number, extent] : world.index)
+    if (world.hot(number)) left.insert(number);
+  for (const uint64_t number : left) world.index.erase(number);
+  world.faults->hold_reads(false);
+  world.append_all(next, next + 100);
+  for (const auto& [number, to] : world.copies) CHECK(!left.contains(number));
 }
 
 // The device gives the reads of hot pages late: new pages wait rather than take their room.

@@ -176,6 +176,18 @@ TEST(copy_of_a_page_that_left_while_reclaim_moved_it_is_buried) {
   CHECK(!both.world.stored(page));
 }
 
+// And when the daemon is killed before the copy is written.
+TEST(tombstone_of_a_page_that_reclaim_is_copying_covers_the_copy) {
+  Both both;
+  const TestPage page = both.world.page(7);
+  const nvme::Extent from = both.world.entry(page)->extent;
+  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+  both.world->moving(page.key, to);
+  uint64_t left = 0;
+  for (const auto& [key, position] : both.world->evict(-1, 100, "all", left))
+    CHECK(key == page.key ? position == to.position() : position < to.position());
+}
+
 TEST(page_that_was_stored_again_while_reclaim_moved_it_is_buried_with_the_copy) {
   Both both;
   const TestPage page = both.world.page(7);

@@ -113,10 +113,8 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
     const bool gone_from_dram = view.in_dram() && !(rest && rest->in_dram());
     const bool on_nvme = nvme_ && rest && rest->in_nvme();
     if (on_nvme) {
-      uint64_t position = rest->extent.position();
-      if (const auto copy = warehouse_.stray_copies_.extract(view.key))
-        position = std::max(position, copy.mapped());
-      tombstones_.emplace_back(view.key, position);
+      tombstones_.emplace_back(view.key, warehouse_.last_position(*rest));
+      warehouse_.stray_copies_.erase(view.key);
       warehouse_.leave_nvme(*rest, Gone::operator_);
     }
     left_ += gone_from_dram || on_nvme ? 1 : 0;

@@ -265,6 +265,8 @@ void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
 }
 
 void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) {
+  if (const auto at = moving_.find(key); at != moving_.end() && at->second == to.position())
+    moving_.erase(at);
   auto view = catalog_.find(key);
   if (!view || !view->in_nvme() || !(view->extent == from)) {
     // It left while it was copied: no restart may find the copy. Where the page was stored again,
@@ -281,6 +283,16 @@ void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Exte
   view->extent = to;
   catalog_.update(*view);
   catalog_.node(view->page).used = false;  // hot again only if used again
+}
+
+void Warehouse::moving(const Key& key, const nvme::Extent& to) { moving_[key] = to.position(); }
+
+uint64_t Warehouse::last_position(const EntryView& view) const {
+  uint64_t last = view.extent.position();
+  for (const auto* copies : {&stray_copies_, &moving_})
+    if (const auto at = copies->find(view.key); at != copies->end())
+      last = std::max(last, at->second);
+  return last;
 }
 
 void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) {

@@ -144,6 +144,7 @@ class Warehouse final : public nvme::LogHost {
   nvme::RecordUse use_of(const Key& key, const nvme::Extent& extent) override;
   void forget(const Key& key, const nvme::Extent& extent, bool lost) override;
   void moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) override;
+  void moving(const Key& key, const nvme::Extent& to) override;
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override;
   void read_pins() override;
   bool segment_pinned(uint32_t segment) override;
@@ -240,6 +241,8 @@ class Warehouse final : public nvme::LogHost {
   const char* problem_of(const EntryView& view) const;
   void quarantine_dram(const EntryView& view, const char* reason);
   void bury(const Key& key, uint64_t position);
+  // Where the last record of the page is or, by a copy under way, will be.
+  uint64_t last_position(const EntryView& view) const;
   // `unreadable`: the device gave no bytes, so that a restart may look again.
   void quarantine_nvme(const EntryView& view, const char* reason, bool unreadable);
 
@@ -329,6 +332,7 @@ class Warehouse final : public nvme::LogHost {
   std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> graves_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
+  std::unordered_map<Key, uint64_t, KeyHash> moving_;        // reclaim's copies: positions
   Checker checker_{*this};
   Feeds feeds_{*this};
   std::unique_ptr<HbmTier> hbm_;

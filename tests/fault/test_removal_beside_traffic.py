@@ -168,18 +168,9 @@ def remove_beside_traffic(client: kvw.Client, turn: int, rng: random.Random) -> 
     return removal
 
 
-def note_copies(client: kvw.Client) -> None:
-    """What reclaim was copying when it was evicted is buried once it is written, not with the evict
-    (docs/protocol.md): a kill before that finds it again."""
-    before = reclaimed(client)
-    until(lambda: reclaimed(client) >= before + 2, "the copies under way are written")
-    list(client.check(EVICTED, repair=True))
-
-
 def end(serving: Serving, client: kvw.Client, traffic: Traffic, rng: random.Random) -> None:
     """Killed in the middle of it, or stopped behind it."""
     if rng.random() < 0.5:
-        note_copies(client)
         serving.kill()
         traffic.stopped.set()
         serving.start()  # clients end their calls by it
