@@ -40,6 +40,7 @@ SIZES = Sizes(
     looked_up=(16, 64),
     loaded=(1, 10),
     sessions=(1, 3),
+    stepped=3_000,
     turn_s=0.2,
     idle_s=0.05,
     soak_minutes=0.05,

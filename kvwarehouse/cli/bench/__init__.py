@@ -42,6 +42,7 @@ MEASURES = {
     "idle": "what an idle daemon costs",
     "memory": "memory a page takes beside its payload",
     "growth": "what an item costs by how many there are; 6 GB of memory",
+    "steps": "the longest wait beside clear, evict, a damaged page, pins, status; --pages of 4 KiB",
     "effects": "what huge pages, prefaulting and the places of slots gain; see docs/benchmarks.md",
     "soak": "churn, crashes and restarts for --minutes: nothing grows, nothing is wrong",
 }
@@ -52,6 +53,7 @@ EXAMPLES = """\
   kvwarehouse bench nvme --nvme-dir /nvme/scratch
   kvwarehouse bench verify restart --nvme-dir /nvme/scratch      restart takes 11 GB of it
   kvwarehouse bench memory growth --rounds 5                     minutes
+  kvwarehouse bench steps --pages 100000
   kvwarehouse bench lookup --address unix:///run/kvwarehouse/kvw.sock --json
 
 Ratios mean more than rates: both sides of each ran in this run, in turns. The table says under
@@ -59,7 +61,7 @@ which conditions. On a daemon of yours (--address) the bench's own namespaces ar
 room for them may evict pages of others.
 """
 
-_ALONE = {"memory", "growth", "effects", "soak"}
+_ALONE = {"memory", "growth", "steps", "effects", "soak"}
 """Measures that start what they need by themselves."""
 
 _PRIVATE = {"nvme", "verify", "restart", "idle"} | _ALONE
@@ -99,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="For nvme, verify, restart: a directory on the disk to measure; what is written there"
         " is removed.",
+    )
+    parser.add_argument(
+        "--pages",
+        type=int,
+        default=Sizes.stepped,
+        metavar="N",
+        help="Of steps: pages in the daemon, each in 4 KiB of memory. Default: %(default)s.",
     )
     parser.add_argument(
         "--minutes",
@@ -172,13 +181,15 @@ def options_of(args: argparse.Namespace) -> Options:
         raise _bad(f"--rounds {args.rounds} is out of range; use 3 to 1000")
     if not 0.1 <= args.minutes <= 100_000:
         raise _bad(f"--minutes {args.minutes:g} is out of range; use 0.1 to 100,000")
+    if not 1000 <= args.pages <= 10_000_000:
+        raise _bad(f"--pages {args.pages} is out of range; use 1,000 to 10,000,000")
     page_bytes = parse_size(args.page or _PAGE, name="--page")
     moved_bytes = parse_size(args.bytes, name="--bytes")
     if not 4096 <= page_bytes <= moved_bytes:
         raise _bad(
             f"--page {args.page or _PAGE} is out of range; use 4KiB to --bytes ({args.bytes})"
         )
-    sizes = Sizes(soak_minutes=args.minutes)
+    sizes = Sizes(soak_minutes=args.minutes, stepped=args.pages)
     if args.page:
         sizes = dataclasses.replace(sizes, page_bytes=(page_bytes,))
     pages = moved_bytes // page_bytes

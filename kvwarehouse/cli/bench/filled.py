@@ -35,11 +35,13 @@ class Filled:
 
 
 @contextmanager
-def filled_daemon(pages: int, *, index_pages: int, chain_pages: int = CHAIN) -> Iterator[Filled]:
-    """Room for the pages and SPARE more, and the pages in chains, whose prompts are `chain(0)`,
+def filled_daemon(
+    pages: int, *, index_pages: int, chain_pages: int = CHAIN, spare: int = SPARE
+) -> Iterator[Filled]:
+    """Room for the pages and `spare` more, and the pages in chains, whose prompts are `chain(0)`,
     `chain(1)`, ... An index for twice as many has a place for each."""
     # A fiftieth is kept free, and a chain may be reserved beside what is stored.
-    dram = max(_LEAST_DRAM_BYTES, ((pages + SPARE) * 21 // 20 + CHAIN) * SLOT_BYTES)
+    dram = max(_LEAST_DRAM_BYTES, ((pages + spare) * 21 // 20 + CHAIN) * SLOT_BYTES)
     with private_daemon({"dram": dram, "index_pages": index_pages}) as (daemon, client):
         ns = open_bench(client, PAGE_BYTES)
         _fill(ns, pages, chain_pages)

@@ -30,6 +30,8 @@ class Sizes:
     loaded: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
     """Pages of 64 KiB of a prompt."""
     sessions: tuple[int, ...] = (1, 4, 16, 64, 256)
+    stepped: int = 1_000_000
+    """Tiny pages in a daemon while its longest steps are looked for."""
     turn_s: float = 1.0
     """Of each client in a crowd, with each kind of work."""
     idle_s: float = 10.0
