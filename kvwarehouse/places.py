@@ -100,7 +100,7 @@ def _limit_bytes(path: str) -> int | None:
 
 
 def _read(path: str) -> str:
-    """"" where there is no such file."""
+    """ "" where there is no such file."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

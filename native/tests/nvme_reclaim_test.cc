@@ -1,8 +1,7 @@
 // Reclaim makes room within its bounds, and never at the price of a wrong byte, a pinned extent or
 // a standstill.
-#include <set>
-
 #include <fstream>
+#include <set>
 
 #include "nvme/format.h"
 #include "tests/nvme_world.h"

@@ -173,9 +173,7 @@ def test_nvme_capacity_beyond_the_disk_is_refused_before_the_first_segment_only(
 ) -> None:
     nvme = tmp_path / "nvme"
     (nvme / "segments").mkdir(parents=True)
-    given = settings(
-        tmp_path, dram_bytes=1 << 20, nvme_dir=str(nvme), nvme_capacity_bytes=8 << 20
-    )
+    given = settings(tmp_path, dram_bytes=1 << 20, nvme_dir=str(nvme), nvme_capacity_bytes=8 << 20)
     monkeypatch.setattr(
         places, "free_bytes", lambda path: (1 << 20) if path.endswith("/nvme") else (1 << 40)
     )
