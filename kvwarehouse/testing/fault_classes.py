@@ -137,6 +137,13 @@ CLASSES: Final = (
     ),
     FaultClass("bytes of segments flipped under a running daemon", "never wrong", _LIVE, live=True),
     FaultClass(
+        "file of the arena cut under a running daemon",
+        "never wrong",
+        "engines go on with misses and errors and without a wrong byte; the daemon ends, and says"
+        " which file was cut",
+        live=True,
+    ),
+    FaultClass(
         "metadata of unfinished slots flipped while clients store",
         "never wrong",
         "every load is right or a miss, the daemon or the next one goes on, and every slot is free"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvwarehouse.testing import tally
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import DEADLINE_S, until
 
@@ -82,3 +83,4 @@ def test_cut_file_ends_the_daemon_with_its_name_and_no_engine(
     assert ended["code"] == "memory_lost"
     assert f"file {name.rstrip('.*')} " in ended["text"]
     assert serving.ended() == 1
+    tally.count("file of the arena cut under a running daemon")
