@@ -294,9 +294,10 @@ TEST(pages_that_a_smaller_index_has_no_room_for_are_told_and_are_no_damage) {
   CHECK_EQ(summary.dropped_slots, 0);
   CHECK(summary.pages_dram <= kRoom);
   const auto events = world->take_events();
-  CHECK_EQ(events.size(), 1);
-  CHECK_EQ(events[0].first, "index_too_small");
-  CHECK_EQ(events[0].second,
+  CHECK_EQ(events.size(), 2);
+  CHECK_EQ(events[0].first, "index_small");
+  CHECK_EQ(events[1].first, "index_too_small");
+  CHECK_EQ(events[1].second,
            "capacity=64 dropped_dram=" + std::to_string(kPages - summary.pages_dram) +
                " dropped_nvme=0 enough=--index-pages=200");
 }

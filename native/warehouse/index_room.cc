@@ -17,6 +17,19 @@ constexpr size_t kAtOnce = 16;         // pages that leave the arena for it
 
 }  // namespace
 
+// A tier that the index cannot name never fills, which looks like a cache that does not work. The
+// bound is the operator's to move: said with the number, again only where a model asks for more.
+void Warehouse::note_index_share(const NamespaceShape& shape) {
+  const uint64_t page = round_up(shape.slot_bytes(), kBlockBytes);
+  const uint64_t pages =
+      options_.dram_bytes / page + options_.nvme_capacity_bytes / (page + kBlockBytes);
+  if (pages <= std::max<uint64_t>(catalog_.capacity(), index_wanted_)) return;
+  index_wanted_ = pages;
+  on_event("index_small", "capacity=" + std::to_string(catalog_.capacity()) +
+                              " page_bytes=" + std::to_string(page) +
+                              " enough=--index-pages=" + std::to_string(pages));
+}
+
 void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
   const uint64_t capacity = catalog_.capacity();
   // Those being written come into it when they are sealed.

@@ -202,6 +202,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
   row.page_tokens.store(shape.page_tokens);
   row.shards.store(shape.shards);
   row.ready.store(1, std::memory_order_release);
+  note_index_share(shape);
   return ordinal;
 }
 

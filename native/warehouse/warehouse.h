@@ -216,6 +216,7 @@ class Warehouse final : public nvme::LogHost {
   // index_room.cc
   // For a page that is about to be stored below `parent`.
   void keep_index_room(const Key& parent, SlotId parent_slot);
+  void note_index_share(const NamespaceShape& shape);
   bool drop_cold_on_nvme(const Key& parent);
   bool used_lately(PageId page) const;
   PageId oldest_record();
@@ -325,6 +326,7 @@ class Warehouse final : public nvme::LogHost {
   uint64_t next_slab_move_ns_ = 0;
   size_t next_slab_look_ = 0;
   PageId index_hand_ = 0, index_victim_ = kNoPage;
+  uint64_t index_wanted_ = 0;  // pages of the tiers, as was said
   bool index_bound_said_ = false;
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
