@@ -34,6 +34,7 @@ KEPT_DAMAGED: Final = 3
 PROBE_TIMEOUT_S: Final = 60.0
 
 _CHECK_BYTES: Final = 8
+_FROM_PEOPLE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """What a process dies of that reads a damaged file through LMDB. Other signals come from people,
 service managers and the kernel short of memory, and say nothing about the file."""
@@ -50,15 +51,14 @@ def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
     DamagedLedgerError, or StorageError when the child could not look, which says nothing about it.
     Blocks for the child, at most `timeout_s`."""
     command = [sys.executable, "-P", _PROBE, path]
-    try:
-        # In a session of its own: Ctrl-C and a service manager's stop are meant for the daemon.
-        child = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
-            start_new_session=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise _not_probed(path, f"reading it took over {timeout_s:g} s") from None
-    last = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+    with _begin_probe(command) as child:
+        try:
+            found, said = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise _not_probed(path, f"reading it took over {timeout_s:g} s") from None
+        finally:
+            child.kill()
+    last = said.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     if -child.returncode in _CRASHES:
         raise DamagedLedgerError(f"reading it ended with signal {-child.returncode}")
     if child.returncode == DAMAGED:
@@ -67,7 +67,23 @@ def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
         raise _not_probed(path, f"reading it was ended by signal {-child.returncode}")
     if child.returncode > 0:
         raise _not_probed(path, last)
-    return _decode(child.stdout)
+    return _decode(found)
+
+
+def _begin_probe(command: list[str]) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C and a service manager's stop are meant for the daemon. Until
+    it has that session the child is in the daemon's group, so it is born with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_PEOPLE)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def set_aside(path: str) -> str:
