@@ -287,7 +287,10 @@ std::unique_ptr<Extents> Client::hold(const Key& namespace_id, Prompt& prompt, s
   if (extents->pages_.empty()) return extents;
   auto reads = holder.header_reads();
   if (holder.read_headers(*reads, deadline_ns)) return extents;
-  end_later(std::make_unique<LateHold>(std::move(extents), std::move(reads)));
+  auto late = std::make_unique<LateHold>();
+  late->extents = std::move(extents);
+  late->reads = std::move(reads);
+  end_later(std::move(late));
   extents = nothing();
   extents->ended_ = Reason::timeout;
   return extents;
