@@ -134,8 +134,9 @@ def test_all_that_is_sealed_reaches_nvme_when_the_disk_is_well_again_and_nobody_
         sync = error if rng.random() < 0.5 else 0
         sick.set(write=error, sync=sync, every=rng.choice((1, 1, 2, 5)))
         writer.result()
-        storing.store(rng.randrange(1, 4))
-        until(lambda struck=before: sick.struck > struck, "a call has failed")
+        storing.store(1)
+        while sick.struck == before:  # of the few calls that are left not every one may fail
+            storing.store(1)
         if rng.random() < 0.3:
             storing.restart()  # the next daemon meets the disk as it is
         sick.heal()
