@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ranges>
 
 #include "base/error.h"
 #include "base/quiet_thread.h"
@@ -332,7 +331,8 @@ void Disk::finish(const IoDone& done) {
 
 // In front of all that waits, in their order.
 void Disk::put_back(Lane& lane, Operation operation) {
-  for (JobPtr& job : std::views::reverse(operation.jobs)) lane.waiting.push_front(std::move(job));
+  for (auto job = operation.jobs.rbegin(); job != operation.jobs.rend(); ++job)
+    lane.waiting.push_front(std::move(*job));
 }
 
 void Disk::publish_checked() {

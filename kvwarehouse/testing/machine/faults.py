@@ -31,6 +31,7 @@ class Faults(MachineBase):
         self.steps += 1
         before = self.sick.struck
         self.sick.set(**{kind: error, "every": every})
+        self.reads_failed |= kind == "read"
         self.traffic_of(random.Random(seed), 8)
         self.sick.heal()
         until(
