@@ -72,10 +72,15 @@ struct Both {
   World world;
 };
 
+// Where reclaim might copy a record to.
+nvme::Extent copy_of(const nvme::Extent& from) {
+  return {from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+}
+
 // Where the record of a page was, and where reclaim copies it to while everything is evicted.
 std::pair<nvme::Extent, nvme::Extent> evicted_under_a_move(Both& both, const TestPage& page) {
   const nvme::Extent from = both.world.entry(page)->extent;
-  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+  const nvme::Extent to = copy_of(from);
   uint64_t left = 0;
   both.world->evict(-1, 100, "all", left);
   return {from, to};
@@ -181,7 +186,7 @@ TEST(tombstone_of_a_page_that_reclaim_is_copying_covers_the_copy) {
   Both both;
   const TestPage page = both.world.page(7);
   const nvme::Extent from = both.world.entry(page)->extent;
-  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+  const nvme::Extent to = copy_of(from);
   both.world->moving(page.key, to);
   uint64_t left = 0;
   for (const auto& [key, position] : both.world->evict(-1, 100, "all", left))
@@ -205,7 +210,7 @@ TEST(page_whose_copy_was_lost_is_buried_with_the_copy_that_a_start_may_find) {
   Both both;
   const TestPage page = both.world.page(7);
   const nvme::Extent from = both.world.entry(page)->extent;
-  const nvme::Extent to{from.segment, from.offset_blocks + 1000, from.blocks, from.life};
+  const nvme::Extent to = copy_of(from);
   both.world->moved(page.key, from, to);
   both.world->moved(page.key, to, from);
   CHECK(both.world.entry(page)->extent == from);

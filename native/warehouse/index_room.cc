@@ -20,7 +20,7 @@ constexpr size_t kAtOnce = 16;         // pages that leave the arena for it
 // A tier that the index cannot name never fills, which looks like a cache that does not work. The
 // bound is the operator's to move: said with the number, again only where a model asks for more.
 void Warehouse::note_index_share(const NamespaceShape& shape) {
-  const uint64_t page = round_up(shape.slot_bytes(), kBlockBytes);
+  const uint64_t page = shape.slot_bytes();
   const uint64_t pages =
       options_.dram_bytes / page + options_.nvme_capacity_bytes / (page + kBlockBytes);
   if (pages <= std::max<uint64_t>(catalog_.capacity(), index_wanted_)) return;

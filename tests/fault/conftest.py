@@ -1,4 +1,4 @@
-"""Daemons of a test's own whose files are damaged, and their count."""
+"""Daemons of a test's own whose files are damaged, and their count; a disk that fails on demand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from kvwarehouse.testing import tally
 from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.sick_disk import SickDisk
 
 
 def serving_both(disk: Path) -> Serving:
@@ -34,6 +35,15 @@ def dram_only(tmp_path: Path) -> Iterator[Serving]:
 def both_tiers(tmp_path: Path) -> Iterator[Serving]:
     with serving_both(tmp_path) as serving:
         yield serving
+
+
+@pytest.fixture
+def sick(tmp_path: Path) -> SickDisk:
+    """The disk of a daemon's NVMe tier that is in `tmp_path`, with its environment."""
+    try:
+        return SickDisk(tmp_path, tmp_path / "nvme" / "segments")
+    except FileNotFoundError as error:
+        pytest.skip(f"cannot make disks sick here: {error}")
 
 
 @pytest.fixture

@@ -43,14 +43,6 @@ SIZES = {
 
 
 @pytest.fixture
-def sick(tmp_path: Path) -> SickDisk:
-    try:
-        return SickDisk(tmp_path, tmp_path / "nvme" / "segments")
-    except FileNotFoundError as error:
-        pytest.skip(f"cannot make disks sick here: {error}")
-
-
-@pytest.fixture
 def serving(tmp_path: Path, sick: SickDisk) -> Iterator[Serving]:
     serving = Serving(tmp_path, **SIZES)
     serving.environment = sick.environment()

@@ -270,14 +270,6 @@ def test_filesystem_without_fallocate_is_used_like_any_other(
 # --- calls that fail
 
 
-@pytest.fixture
-def sick(tmp_path: Path) -> SickDisk:
-    try:
-        return SickDisk(tmp_path, tmp_path / "nvme" / "segments")
-    except FileNotFoundError as error:
-        pytest.skip(f"cannot make disks sick here: {error}")
-
-
 def sick_serving(disk: Path, sick: SickDisk, **settings: str) -> Serving:
     """The library does not see what io_uring does."""
     serving = Serving(disk, io_engine="pread", **SIZES, **settings)

@@ -20,14 +20,14 @@ from kvwarehouse.cli.bench.options import PAGE_TOKENS
 from kvwarehouse.errors import TransportError, WarehouseError
 
 _MAGIC, _VERSION = 0x3157564B, 1
-_HELLO, _EXCHANGE, _EXCHANGED, _SETTLE = 1, 3, 4, 5
+_HELLO, EXCHANGE, _EXCHANGED, SETTLE = 1, 3, 4, 5
 _GRANTED = 0
 _TOKENS_WITNESS = 1
 MESSAGE_BYTES = 128 << 10
 _DESCRIPTORS = 5
 _TIMEOUT_S = 20.0
 
-_HEAD = np.dtype("u4,u2,u2,u8,u4,u4,u4,u4")
+HEAD = np.dtype("u4,u2,u2,u8,u4,u4,u4,u4")
 _SEAL = np.dtype([("generation", "u8"), ("digest", "u8"), ("slot", "u4"), ("shard", "u4")])
 _RESERVE = np.dtype(
     [
@@ -59,8 +59,8 @@ NONE_GRANTED = Granted(np.zeros(0, _RESERVED))
 
 
 def message(kind: int, body: bytes, counts: tuple[int, int] = (0, 0)) -> bytes:
-    head = np.zeros(1, _HEAD)
-    head[0] = (_MAGIC, _VERSION, kind, 1, _HEAD.itemsize + len(body), *counts, 0)
+    head = np.zeros(1, HEAD)
+    head[0] = (_MAGIC, _VERSION, kind, 1, HEAD.itemsize + len(body), *counts, 0)
     return head.tobytes() + body
 
 
@@ -81,15 +81,15 @@ def exchange_message(space_id: bytes, granted: Granted, reserved: NDArray[Any]) 
     seals["generation"] = granted.slots["generation"]
     seals["slot"] = granted.slots["slot"]
     body = space_id + seals.tobytes() + reserved.tobytes()
-    return message(_EXCHANGE, body, (len(granted), len(reserved)))
+    return message(EXCHANGE, body, (len(granted), len(reserved)))
 
 
 class SocketSession:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, timeout_s: float = _TIMEOUT_S) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._held: list[int] = []
         try:
-            self._socket.settimeout(_TIMEOUT_S)
+            self._socket.settimeout(timeout_s)
             self._socket.connect(path)
             self._socket.send(message(_HELLO, bytes(16)))
             # The last one is the session's file: as long as it is open, the session lives.
@@ -110,7 +110,7 @@ class SocketSession:
         """What will not be sealed any more."""
         seals = np.zeros(len(slots), np.dtype("u8,u4,u4"))
         seals["f0"], seals["f1"] = slots.slots["generation"], slots.slots["slot"]
-        self.ask(message(_SETTLE, seals.tobytes(), (len(slots), 0)))
+        self.ask(message(SETTLE, seals.tobytes(), (len(slots), 0)))
 
     def close(self) -> None:
         self._socket.close()
@@ -132,18 +132,18 @@ class SocketSession:
 
 def exchange_bytes(pages: int) -> tuple[int, int]:
     """Of a request that seals and reserves so many, and of its reply."""
-    head, key = _HEAD.itemsize, 16
+    head, key = HEAD.itemsize, 16
     request = head + key + pages * (_SEAL.itemsize + _RESERVE.itemsize)
     return request, head + _sealed_bytes(pages) + pages * _RESERVED.itemsize
 
 
 def granted_by(reply: bytes, seals: int) -> Granted:
     """Of a reply in which all was taken and granted; anything else is an error."""
-    head = np.frombuffer(reply, _HEAD, 1)[0] if len(reply) >= _HEAD.itemsize else None
+    head = np.frombuffer(reply, HEAD, 1)[0] if len(reply) >= HEAD.itemsize else None
     if head is None or head["f2"] != _EXCHANGED:
-        said = reply[_HEAD.itemsize :].replace(b"\0", b" ").decode("utf-8", "replace")
+        said = reply[HEAD.itemsize :].replace(b"\0", b" ").decode("utf-8", "replace")
         raise WarehouseError(f"the daemon refused the bench's exchange: {said or 'it hung up'}")
-    begin = _HEAD.itemsize
+    begin = HEAD.itemsize
     reasons = np.frombuffer(reply, "u4", seals, begin)
     begin += _sealed_bytes(seals)
     answers = np.frombuffer(reply, _RESERVED, int(head["f6"]), begin)
