@@ -31,7 +31,7 @@ void LruPolicy::inserted(PageId page, PageId parent) {
                     std::to_string(kAbsent - kFirstPage));
   if (!resident(page)) {
     grow_to(place_of(page));
-    nodes_[place_of(page)] = Node{.colder = kParked};
+    nodes_[place_of(page)].colder = kParked;
     ++size_;
   }
   touched(page);
@@ -40,9 +40,12 @@ void LruPolicy::inserted(PageId page, PageId parent) {
 
 void LruPolicy::adopt(PageId parent, PageId child) {
   if (parent == child || !resident(parent) || !resident(child)) return;
-  if (nodes_[place_of(child)].parent == place_of(parent)) return;
-  unpark_leaf(unlink_child(place_of(child)));
-  link_child(place_of(parent), place_of(child));
+  const Place before = parent_of(place_of(child)), now = place_of(parent);
+  if (before == now) return;
+  lose_child(before);
+  nodes_[place_of(child)].parent = now;
+  nodes_[place_of(child)].parent_life = nodes_[now].life;
+  ++nodes_[now].children;
 }
 
 void LruPolicy::touched(PageId page) {
@@ -57,14 +60,9 @@ void LruPolicy::touched(PageId page) {
 void LruPolicy::removed(PageId page) {
   if (!resident(page)) return;
   const Place place = place_of(page);
-  for (Place child = nodes_[place].first_child; child != kNone;) {
-    const Place next = nodes_[child].next_sibling;
-    nodes_[child].parent = nodes_[child].next_sibling = nodes_[child].previous_sibling = kNone;
-    child = next;
-  }
-  unpark_leaf(unlink_child(place));
+  lose_child(parent_of(place));
   park(place);
-  nodes_[place] = Node{};
+  nodes_[place] = Node{.life = nodes_[place].life + 1};
   --size_;
 }
 
@@ -76,7 +74,7 @@ size_t LruPolicy::victims(std::span<PageId> out, const Keep& keep) {
   for (size_t i = search.found; i-- > 0;) {
     const Place place = place_of(out[i]);
     push_cold(kMain, place);
-    if (nodes_[place].parent != kNone) link_child(nodes_[place].parent, place);
+    if (const Place parent = parent_of(place); parent != kNone) ++nodes_[parent].children;
   }
   return search.found;
 }
@@ -103,7 +101,7 @@ void LruPolicy::sweep_aside(Search& search, size_t pages) {
 
 void LruPolicy::meet(Search& search, Place place) {
   park(place);
-  if (nodes_[place].first_child != kNone) return;
+  if (nodes_[place].children != 0) return;
   if (search.keep(place - kFirstPage)) {
     push_hot(kAside, place);
   } else {
@@ -116,8 +114,8 @@ void LruPolicy::meet(Search& search, Place place) {
 void LruPolicy::take(Search& search, Place place) {
   for (;;) {
     search.out[search.found++] = place - kFirstPage;
-    const Place parent = unlink_child(place);
-    if (parent == kNone || nodes_[parent].first_child != kNone) return;
+    const Place parent = parent_of(place);
+    if (parent == kNone || --nodes_[parent].children != 0) return;
     if (nodes_[parent].colder != kParked) return;
     if (search.done()) return;
     if (search.keep(parent - kFirstPage)) {
@@ -159,32 +157,14 @@ void LruPolicy::park(Place place) {
   node.hotter = kNone;
 }
 
-void LruPolicy::unpark_leaf(Place place) {
-  if (place == kNone || nodes_[place].first_child != kNone) return;
-  if (nodes_[place].colder == kParked) push_cold(kMain, place);
+LruPolicy::Place LruPolicy::parent_of(Place child) const {
+  const Node& node = nodes_[child];
+  return node.parent != kNone && nodes_[node.parent].life == node.parent_life ? node.parent : kNone;
 }
 
-void LruPolicy::link_child(Place parent, Place child) {
-  Node& node = nodes_[child];
-  node.parent = parent;
-  node.previous_sibling = kNone;
-  node.next_sibling = nodes_[parent].first_child;
-  if (node.next_sibling != kNone) nodes_[node.next_sibling].previous_sibling = child;
-  nodes_[parent].first_child = child;
-}
-
-LruPolicy::Place LruPolicy::unlink_child(Place child) {
-  Node& node = nodes_[child];
-  if (node.parent == kNone) return kNone;
-  if (node.previous_sibling != kNone) {
-    nodes_[node.previous_sibling].next_sibling = node.next_sibling;
-  } else {
-    nodes_[node.parent].first_child = node.next_sibling;
-  }
-  if (node.next_sibling != kNone)
-    nodes_[node.next_sibling].previous_sibling = node.previous_sibling;
-  node.next_sibling = node.previous_sibling = kNone;
-  return node.parent;
+void LruPolicy::lose_child(Place parent) {
+  if (parent == kNone || --nodes_[parent].children != 0) return;
+  if (nodes_[parent].colder == kParked) push_cold(kMain, parent);
 }
 
 }  // namespace kvw

@@ -7,6 +7,7 @@
 // search looks at some. So no search passes the same page again, and each step of it is paid for
 // by the insertion, touch or removal that had put the page into the list.
 //
+// Of its children a page knows how many there are, not which: so it leaves without a look at them.
 // 32 bytes a page. Not thread-safe.
 #pragma once
 
@@ -42,9 +43,9 @@ class LruPolicy final : public EvictionPolicy {
     Place colder = kAbsent;  // the lists are rings through their heads
     Place hotter = kNone;
     Place parent = kNone;
-    Place first_child = kNone;
-    Place next_sibling = kNone;
-    Place previous_sibling = kNone;
+    uint32_t parent_life = 0;  // and which page there: another life, and the parent has left
+    uint32_t life = 0;         // how many pages have left this place
+    uint32_t children = 0;
     uint64_t used_at = 0;
   };
   static_assert(sizeof(Node) == 32);
@@ -61,11 +62,10 @@ class LruPolicy final : public EvictionPolicy {
   void push_cold(Place list, Place place);
   // Out of whichever list it is in, to parked.
   void park(Place place);
-  // Back to the cold end if it was parked and has no children any more. Ignores kNone.
-  void unpark_leaf(Place place);
-  void link_child(Place parent, Place child);
-  // Leaves the child's `parent` as it is. Returns the parent, or kNone.
-  Place unlink_child(Place child);
+  // Back to the cold end if it was parked and that was its last child. Ignores kNone.
+  void lose_child(Place parent);
+  // kNone: it has none, or that left.
+  Place parent_of(Place child) const;
 
   void sweep_main(Search& search);
   void sweep_aside(Search& search, size_t pages);

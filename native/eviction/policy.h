@@ -35,7 +35,7 @@ class EvictionPolicy {
   virtual void adopt(PageId parent, PageId child) = 0;
   // The page was used. O(1).
   virtual void touched(PageId page) = 0;
-  // The page left. Its resident children, if any, become roots. O(children).
+  // The page left. Its resident children, if any, become roots. O(1) but for "s3fifo": O(children).
   virtual void removed(PageId page) = 0;
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
   // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident

@@ -203,7 +203,10 @@ TEST(lru_makes_children_roots_when_their_parent_leaves) {
   policy->inserted(2, 0);
   policy->removed(0);
   policy->inserted(0, kNoPage);  // the id's next life has nothing to do with them
-  CHECK_EQ(take(*policy, 9), (Pages{1, 2, 0}));
+  policy->inserted(3, 0);
+  policy->removed(1);
+  policy->touched(3);
+  CHECK_EQ(take(*policy, 9), (Pages{2, 3, 0}));
 }
 
 TEST(lru_links_a_child_that_came_before_its_parent) {
