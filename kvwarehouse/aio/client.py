@@ -15,7 +15,7 @@ from kvwarehouse.aio.opened import OpenNamespace
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import StoredNamespace, StoredPage
 from kvwarehouse.client.calls import Call
-from kvwarehouse.client.ends import Ends, opening, refreshing
+from kvwarehouse.client.ends import Ends, listing, opening, refreshing
 from kvwarehouse.client.flow import Flow
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.watching import Changes, watch
@@ -89,13 +89,7 @@ class Client:
 
     async def namespaces(self) -> list[StoredNamespace]:
         """As kvwarehouse.Client.namespaces."""
-        known: list[StoredNamespace] = []
-        after, further = -1, 0
-        while further > after:
-            after = further
-            listed, further = await self._ask(admin.namespaces(after))
-            known += listed
-        return known
+        return await self._life.run(listing(self._ends))
 
     async def pages(self, space: Namespace) -> AsyncIterator[StoredPage]:
         """As kvwarehouse.Client.pages: `async for page in client.pages(space)`."""

@@ -14,7 +14,7 @@ from kvwarehouse.client import admin
 from kvwarehouse.client.admin import StoredNamespace, StoredPage
 from kvwarehouse.client.channel import Channel
 from kvwarehouse.client.dial import closed
-from kvwarehouse.client.ends import Ends, opening, refreshing
+from kvwarehouse.client.ends import Ends, listing, opening, refreshing
 from kvwarehouse.client.flow import finish
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.opened import OpenNamespace
@@ -106,13 +106,7 @@ class Client:
 
     def namespaces(self) -> list[StoredNamespace]:
         """The namespaces that the warehouse keeps."""
-        known: list[StoredNamespace] = []
-        after, further = -1, 0
-        while further > after:
-            after = further
-            listed, further = self._channel.ask(admin.namespaces(after))
-            known += listed
-        return known
+        return finish(listing(self._ends))
 
     def pages(self, space: Namespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""

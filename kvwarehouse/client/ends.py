@@ -1,4 +1,4 @@
-"""The two ends that a client talks to, and the flows that make a daemon know its namespaces.
+"""The two ends that a client talks to, and the flows about the namespaces that a daemon knows.
 
 Thread-safe as the ends are.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvwarehouse.client import admin
+from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.flow import Flow
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
@@ -44,6 +45,16 @@ def registering(ends: Ends, space: Namespace) -> Flow[None]:
             " the daemon may have been restarted in between: try again",
             code="namespace_not_shared",
         )
+
+
+def listing(ends: Ends) -> Flow[list[StoredNamespace]]:
+    known: list[StoredNamespace] = []
+    after, further = -1, 0
+    while further > after:
+        after = further
+        listed, further = yield ends.channel.ask(admin.namespaces(after))
+        known += listed
+    return known
 
 
 def refreshing(ends: Ends, spaces: Callable[[], list[Namespace]], timeout_s: float) -> Flow[bool]:
