@@ -61,6 +61,12 @@ struct Plain {
   }
 };
 
+void remove(PageTable& table, PageId page) {
+  const PageNumber number = table.number_at(page);
+  table.leave(page);
+  table.forget(number);
+}
+
 void check_same(const PageTable& table, const Plain& plain, const Key& key) {
   CHECK_EQ(table.find(key), plain.find(key));
   CHECK_EQ(table.empty_in_window(key), plain.empty_in_window(key));
@@ -89,16 +95,15 @@ TEST(page_table_keeps_what_a_map_keeps_whatever_comes_changes_and_goes) {
         if (page == kNoPage) continue;
         const EntryView view = some_entry(key, page, random);
         table.add(view);
-        CHECK_EQ(table.node(page).parent, kNoPage);
+        CHECK_EQ(table.node(page).parent, kNoNumber);
         CHECK_EQ(table.node(page).position, 0);
-        CHECK(!table.node(page).orphan());
         plain.pages[page] = view;
         plain.positions[page] = table.node(page).position = static_cast<uint32_t>(random());
       } else if (at != kNoPage && random() % 2 == 0) {
         plain.pages[at] = some_entry(key, at, random);
         table.change(plain.pages[at]);
       } else if (at != kNoPage) {
-        table.remove(at);
+        remove(table, at);
         plain.pages.erase(at);
         plain.positions.erase(at);
       }
@@ -115,7 +120,7 @@ TEST(page_table_has_room_for_as_many_pages_as_it_says_however_often_they_change)
   for (uint64_t step = 0; step < 50 * kPositions; ++step) {
     while (there.size() == table.capacity() || (!there.empty() && random() % 4 == 0)) {
       const auto gone = std::next(there.begin(), static_cast<long>(random() % there.size()));
-      table.remove(gone->first);
+      remove(table, gone->first);
       there.erase(gone);
     }
     const Key key{random(), random()};
@@ -126,6 +131,31 @@ TEST(page_table_has_room_for_as_many_pages_as_it_says_however_often_they_change)
     for (const auto& [at, view] : there) CHECK(equal(table.view(at), view));
   }
   CHECK_EQ(table.capacity(), kPositions / 2);
+}
+
+TEST(page_that_left_and_comes_again_finds_its_children_under_its_number) {
+  PageTable table(kPositions);
+  EntryView view;
+  view.key = {5, 6};
+  view.flags = kEntryUsed | kEntryDram;
+  view.page = table.empty_in_window(view.key);
+  table.add(view);
+  const PageNumber number = table.number_at(view.page);
+  table.node(view.page).first_child = 77;
+  table.node(view.page).used_at = 3;
+  table.leave(view.page);
+  CHECK(table.has_left(number));
+  CHECK_EQ(table.find(view.key), kNoPage);
+  EntryView other = view;  // at its position
+  other.key.hi = 7;
+  table.add(other);
+  CHECK_EQ(table.node(other.page).first_child, kNoNumber);
+  view.page = table.empty_in_window(view.key);
+  table.add(view, number);
+  CHECK(!table.has_left(number));
+  CHECK_EQ(table.number_at(view.page), number);
+  CHECK_EQ(table.node(view.page).first_child, 77);
+  CHECK_EQ(table.node(view.page).used_at, 0);
 }
 
 TEST(page_table_has_nothing_outside_its_positions) {
@@ -139,15 +169,6 @@ TEST(page_table_has_nothing_outside_its_positions) {
   // The first tags stand behind the last ones too, for windows that wrap.
   CHECK(!table.has(kPositions + 5));
   CHECK(!table.has(kNoPage));
-}
-
-TEST(page_is_an_orphan_exactly_when_it_is_no_first_page_and_has_no_parent) {
-  PageNode node;
-  CHECK(!node.orphan());
-  node.position = 3;
-  CHECK(node.orphan());
-  node.parent = 7;
-  CHECK(!node.orphan());
 }
 
 }  // namespace kvw

@@ -23,29 +23,19 @@ void Catalog::count(const EntryView& view, int sign) {
   }
 }
 
-PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position,
-                       std::vector<PageId>& adopted) {
+PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position) {
   if (view.page == kNoPage) view.page = table_.empty_in_window(view.key);
   view.flags |= kEntryUsed;
-  table_.add(view);
+  const auto lost = lost_.find(view.key);
+  const PageNumber before = lost == lost_.end() ? kNoNumber : lost->second;
+  if (before != kNoNumber) find_again(before);
+  table_.add(view, before);
   node(view.page).position = position;
   ++pages_;
   ++spaces_[view.space].pages;
   count(view, +1);
   index_.write(view);
-  if (position > 0) {
-    if (const PageId above = table_.find(parent); above != kNoPage)
-      link(view.page, above);
-    else
-      make_orphan(view.page, parent);
-  }
-  for (auto first = first_orphans_.find(view.key); first != first_orphans_.end();
-       first = first_orphans_.find(view.key)) {
-    const PageId child = first->second;
-    end_orphan(child);
-    link(child, view.page);
-    adopted.push_back(child);
-  }
+  if (position > 0) link(table_.number_at(view.page), number_of(parent));
   if (watcher_ != nullptr) watcher_->came(view);
   return view.page;
 }
@@ -70,16 +60,14 @@ void Catalog::update_with_digest(const EntryView& view) {
 
 void Catalog::remove(const EntryView& view) {
   if (watcher_ != nullptr) watcher_->left(view);
-  if (node(view.page).orphan()) end_orphan(view.page);
-  unlink(view.page);
-  for (PageId child = node(view.page).first_child; child != kNoPage;) {
-    const PageId next = node(child).next;
-    node(child).parent = node(child).next = node(child).previous = kNoPage;
-    make_orphan(child, view.key);
-    child = next;
-  }
+  const PageNumber number = table_.number_at(view.page);
+  unlink(number);
   count(table_.view(view.page), -1);
-  table_.remove(view.page);
+  table_.leave(view.page);
+  if (children_of(number) == 0)
+    table_.forget(number);
+  else
+    lose(number);
   index_.erase(view.page);
   --pages_;
   --spaces_[view.space].pages;
@@ -88,64 +76,89 @@ void Catalog::remove(const EntryView& view) {
 std::vector<PageId> Catalog::orphans_to_drop(size_t limit,
                                              const std::function<bool(const Key&)>& awaited) {
   std::vector<PageId> pages;
-  const size_t looks = std::min<size_t>(limit, orphans());
+  const size_t looks = std::min<size_t>(limit, orphans_);
   for (size_t look = 0; look < looks; ++look) {
-    if (!awaited(orphan_parents_.at(next_orphan_))) pages.push_back(next_orphan_);
-    next_orphan_ = node(next_orphan_).next;
+    if (turn_child_ == kNoNumber) {
+      turn_ = table_.numbered(turn_).next;
+      turn_child_ = table_.numbered(turn_).first_child;
+    }
+    if (!awaited(table_.key(turn_))) pages.push_back(page_at(turn_child_));
+    turn_child_ = table_.numbered(turn_child_).next;
   }
   return pages;
 }
 
-void Catalog::link(PageId page, PageId parent) {
-  PageNode& own = node(page);
-  PageNode& above = node(parent);
+// Of a page in a tier or in none; new where it is not known.
+PageNumber Catalog::number_of(const Key& parent) {
+  if (const PageId there = table_.find(parent); there != kNoPage) return table_.number_at(there);
+  if (const auto lost = lost_.find(parent); lost != lost_.end()) return lost->second;
+  const PageNumber number = table_.add_left(parent);
+  lose(number);
+  return number;
+}
+
+uint64_t Catalog::children_of(PageNumber parent) const {
+  const PageNumber first = table_.numbered(parent).first_child;
+  if (first == kNoNumber) return 0;
+  return table_.numbered(first).next == kNoNumber ? 1 : many_.at(parent);
+}
+
+void Catalog::link(PageNumber page, PageNumber parent) {
+  PageNode& own = table_.numbered(page);
+  PageNode& above = table_.numbered(parent);
   own.parent = parent;
-  own.previous = kNoPage;
+  own.previous = kNoNumber;
   own.next = above.first_child;
-  if (own.next != kNoPage) node(own.next).previous = page;
   above.first_child = page;
+  if (own.next != kNoNumber) {
+    table_.numbered(own.next).previous = page;
+    ++many_.try_emplace(parent, 1).first->second;
+  }
+  if (table_.has_left(parent)) ++orphans_;
 }
 
-void Catalog::unlink(PageId page) {
-  PageNode& own = node(page);
-  if (own.parent == kNoPage) return;
-  if (own.previous != kNoPage)
-    node(own.previous).next = own.next;
+void Catalog::unlink(PageNumber page) {
+  PageNode& own = table_.numbered(page);
+  const PageNumber parent = own.parent;
+  if (parent == kNoNumber) return;
+  if (turn_child_ == page) turn_child_ = own.next;
+  if (own.previous != kNoNumber || own.next != kNoNumber)
+    if (const auto many = many_.find(parent); --many->second == 1) many_.erase(many);
+  if (own.previous != kNoNumber)
+    table_.numbered(own.previous).next = own.next;
   else
-    node(own.parent).first_child = own.next;
-  if (own.next != kNoPage) node(own.next).previous = own.previous;
-  own.parent = own.next = own.previous = kNoPage;
+    table_.numbered(parent).first_child = own.next;
+  if (own.next != kNoNumber) table_.numbered(own.next).previous = own.previous;
+  own.parent = own.next = own.previous = kNoNumber;
+  if (!table_.has_left(parent)) return;
+  --orphans_;
+  if (children_of(parent) != 0) return;
+  find_again(parent);
+  table_.forget(parent);
 }
 
-void Catalog::make_orphan(PageId page, const Key& parent) {
-  orphan_parents_.emplace(page, parent);
-  const auto [first, alone] = first_orphans_.try_emplace(parent, page);
-  PageNode& own = node(page);
-  if (next_orphan_ == kNoPage) {
-    own.next = own.previous = next_orphan_ = page;
-    return;
-  }
-  // Behind the first of its siblings; or before all of those whose turn it is, not between them.
-  own.next = alone ? first_orphans_.at(orphan_parents_.at(next_orphan_)) : node(first->second).next;
-  own.previous = node(own.next).previous;
-  node(own.previous).next = node(own.next).previous = page;
+// At the ring's end: before the one whose turn it is.
+void Catalog::lose(PageNumber parent) {
+  lost_.emplace(table_.key(parent), parent);
+  orphans_ += children_of(parent);
+  if (turn_ == kNoNumber) turn_ = table_.numbered(parent).previous = parent;
+  PageNode& own = table_.numbered(parent);
+  own.next = turn_;
+  own.previous = table_.numbered(turn_).previous;
+  table_.numbered(own.previous).next = table_.numbered(own.next).previous = parent;
 }
 
-void Catalog::end_orphan(PageId page) {
-  const auto parent = orphan_parents_.find(page);
-  PageNode& own = node(page);
-  if (const auto first = first_orphans_.find(parent->second); first->second == page) {
-    const auto sibling = orphan_parents_.find(own.next);
-    if (own.next != page && sibling->second == parent->second)
-      first->second = own.next;
-    else
-      first_orphans_.erase(first);
+void Catalog::find_again(PageNumber parent) {
+  lost_.erase(table_.key(parent));
+  orphans_ -= children_of(parent);
+  PageNode& own = table_.numbered(parent);
+  if (turn_ == parent) {
+    turn_ = own.previous == parent ? kNoNumber : own.previous;
+    turn_child_ = kNoNumber;
   }
-  if (next_orphan_ == page) next_orphan_ = own.next == page ? kNoPage : own.next;
-  node(own.previous).next = own.next;
-  node(own.next).previous = own.previous;
-  own.next = own.previous = kNoPage;
-  orphan_parents_.erase(parent);
+  table_.numbered(own.previous).next = own.next;
+  table_.numbered(own.next).previous = own.previous;
+  own.next = own.previous = kNoNumber;
 }
 
 }  // namespace kvw

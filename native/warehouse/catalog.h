@@ -6,10 +6,10 @@
 //
 // Invariants:
 //  - A page has an entry exactly while it is in some tier.
-//  - Every page above position 0 is linked to its parent's entry, or it is an orphan until the
-//    parent appears or a sweep drops it. Orphans stand in one ring, through the links that siblings
-//    have; those of one parent next to each other, so that each leaves without a look at the
-//    others.
+//  - Every page above position 0 is linked to its parent, by number. While that is in no tier the
+//    page is an orphan, until the parent appears or a sweep drops the page. So a page comes and
+//    goes without a look at its children or siblings, however many there are.
+//  - Parents that are in no tier stand in one ring, through the links that siblings have.
 //  - The shared entry's digest stays as long as the page does; the copy has none.
 #pragma once
 
@@ -69,9 +69,9 @@ class Catalog {
   // Could this key be inserted now? Window and capacity.
   bool has_room(const Key& key) const;
   // Adds a page at view.page, an empty position of its window; at the first one if that is kNoPage.
-  // Precondition: has_room(key), and the key is absent.
-  // Links it to its parent and adopts the orphans that waited for it; their ids go to `adopted`.
-  PageId insert(EntryView view, const Key& parent, uint32_t position, std::vector<PageId>& adopted);
+  // Precondition: has_room(key), and the key is absent. Orphans that waited for it are its children
+  // from now on.
+  PageId insert(EntryView view, const Key& parent, uint32_t position);
   // Rewrites an entry (tiers, slot, extent) but its digest. Precondition: same page and key; some
   // tier remains.
   void update(const EntryView& view);
@@ -80,11 +80,32 @@ class Catalog {
   // The page left its last tier. Its children become orphans.
   void remove(const EntryView& view);
 
+  // Of pages that are there. kNoPage: there is none, or the parent is in no tier.
+  PageId parent(PageId page) const { return page_at(node(page).parent); }
+  PageId first_child(PageId page) const { return page_at(node(page).first_child); }
+  PageId next_sibling(PageId page) const { return page_at(node(page).next); }
+  bool has_children(PageId page) const { return node(page).first_child != kNoNumber; }
+  // Its parent is in no tier.
+  bool is_orphan(PageId page) const {
+    const PageNumber parent = node(page).parent;
+    return parent != kNoNumber && table_.has_left(parent);
+  }
+  // How many of its children `meant` is true for. O(children), but neighbours in memory where they
+  // were stored one after the other.
+  template <class Meant>
+  uint32_t count_children(PageId page, const Meant& meant) const {
+    uint32_t count = 0;
+    for (PageNumber child = node(page).first_child; child != kNoNumber;
+         child = table_.numbered(child).next)
+      count += meant(table_.numbered(child)) ? 1 : 0;
+    return count;
+  }
+
   uint64_t pages() const { return pages_; }
   uint64_t capacity() const { return table_.capacity(); }
   uint64_t dram_pages() const { return dram_; }
   uint64_t nvme_pages() const { return nvme_; }
-  uint64_t orphans() const { return orphan_parents_.size(); }
+  uint64_t orphans() const { return orphans_; }
   const SpaceCounts& counts(uint16_t space) const { return spaces_[space]; }
   // Of the next `limit` orphans those whose parent key `awaited` does not claim. Each call goes on
   // where the last one ended, so that what cannot be dropped now keeps nobody else from its turn.
@@ -94,17 +115,25 @@ class Catalog {
   void count(const EntryView& view, int sign);
   // The copy, and the counts that go with it.
   void change(const EntryView& view);
-  void link(PageId page, PageId parent);
-  void unlink(PageId page);
-  void make_orphan(PageId page, const Key& parent);
-  void end_orphan(PageId page);
+  PageId page_at(PageNumber number) const {
+    return number == kNoNumber || table_.has_left(number) ? kNoPage
+                                                          : table_.find(table_.key(number));
+  }
+  PageNumber number_of(const Key& parent);
+  uint64_t children_of(PageNumber parent) const;
+  void link(PageNumber page, PageNumber parent);
+  void unlink(PageNumber page);
+  // Of a parent that is in no tier.
+  void lose(PageNumber parent);
+  void find_again(PageNumber parent);
 
   Index& index_;
   PageTable table_;
   std::vector<SpaceCounts> spaces_;
-  std::unordered_map<Key, PageId, KeyHash> first_orphans_;  // by the parent's key
-  std::unordered_map<PageId, Key> orphan_parents_;
-  PageId next_orphan_ = kNoPage;  // in the ring: whose turn it is
+  std::unordered_map<Key, PageNumber, KeyHash> lost_;     // parents that are in no tier
+  std::unordered_map<PageNumber, uint32_t> many_;         // children, of those who have several
+  PageNumber turn_ = kNoNumber, turn_child_ = kNoNumber;  // in the ring; none: the next one's first
+  uint64_t orphans_ = 0;
   uint64_t pages_ = 0, dram_ = 0, nvme_ = 0;
   CatalogWatcher* watcher_ = nullptr;
 };

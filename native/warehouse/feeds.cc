@@ -48,9 +48,10 @@ void Feed::restart() {
 }
 
 bool Feed::parent_told(PageId page) const {
-  const PageNode& node = warehouse_.catalog_.node(page);
-  if (node.position == 0) return true;
-  return node.parent != kNoPage && (told_[node.parent] & kTiers) != 0;
+  const Catalog& catalog = warehouse_.catalog_;
+  if (catalog.node(page).position == 0) return true;
+  const PageId parent = catalog.parent(page);
+  return parent != kNoPage && (told_[parent] & kTiers) != 0;
 }
 
 void Feed::came(const EntryView& view) {
@@ -104,8 +105,8 @@ void Feed::say_removed(const EntryView& view, uint8_t tiers) {
 
 void Feed::tell_children(PageId page) {
   const Catalog& catalog = warehouse_.catalog_;
-  for (PageId child = catalog.node(page).first_child; child != kNoPage;
-       child = catalog.node(child).next) {
+  for (PageId child = catalog.first_child(page); child != kNoPage;
+       child = catalog.next_sibling(child)) {
     if ((told_[child] & kTiers) != 0) told_[child] |= kAgain;
     stack_.push_back(child);
   }

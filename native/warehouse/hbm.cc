@@ -90,7 +90,7 @@ EvictionPolicy& HbmTier::policy_of(SlotId slot) {
 }
 
 SlotId HbmTier::parent_of(const EntryView& view) const {
-  const PageId parent = warehouse_.catalog_.node(view.page).parent;
+  const PageId parent = warehouse_.catalog_.parent(view.page);
   if (parent == kNoPage) return kNoSlot;
   const auto above = warehouse_.catalog_.at(parent);
   return above && above->in_dram() ? above->slot : kNoSlot;
@@ -143,7 +143,7 @@ void HbmTier::land(const HbmPage& page) {
 
 // A child whose parent did not make it, or a place whose slab is wanted for another size: not now.
 bool HbmTier::may_serve(const EntryView& view, const Copy& copy) const {
-  const bool child = warehouse_.catalog_.node(view.page).parent != kNoPage;
+  const bool child = warehouse_.catalog_.parent(view.page) != kNoPage;
   return (!child || has(parent_of(view))) && !places_->closing(copy.offset) &&
          !warehouse_.is_cleared(view);
 }
@@ -194,8 +194,7 @@ std::vector<EntryView> HbmTier::coldest_first(const std::vector<EntryView>& foun
   for (size_t i = 0; i < found.size(); ++i) place[found[i].page] = i;
   std::vector<uint32_t> children(found.size(), 0);
   for (const EntryView& view : found)
-    if (const auto above = place.find(warehouse_.catalog_.node(view.page).parent);
-        above != place.end())
+    if (const auto above = place.find(warehouse_.catalog_.parent(view.page)); above != place.end())
       ++children[above->second];
   using Candidate = std::pair<uint64_t, size_t>;  // heat, place
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> leaves;
@@ -206,7 +205,7 @@ std::vector<EntryView> HbmTier::coldest_first(const std::vector<EntryView>& foun
     const size_t i = leaves.top().second;
     leaves.pop();
     order.push_back(found[i]);
-    const auto above = place.find(warehouse_.catalog_.node(found[i].page).parent);
+    const auto above = place.find(warehouse_.catalog_.parent(found[i].page));
     if (above != place.end() && --children[above->second] == 0)
       leaves.emplace(warehouse_.heat(found[above->second]), above->second);
   }

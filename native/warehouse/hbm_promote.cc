@@ -34,7 +34,7 @@ void HbmTier::want(const EntryView& view) {
   for (EntryView at = view;;) {
     if (copies_.contains(at.slot) || queued_.contains(at.slot)) break;
     chain.push_back(at);
-    const PageId parent = warehouse_.catalog_.node(at.page).parent;
+    const PageId parent = warehouse_.catalog_.parent(at.page);
     if (parent == kNoPage) break;
     const auto above = warehouse_.catalog_.at(parent);
     if (!above || !above->in_dram() || chain.size() == kChain) return;
@@ -55,7 +55,7 @@ std::optional<EntryView> HbmTier::still_wanted(const Wanted& wanted) const {
   if (!view || !view->in_dram() || view->slot != wanted.slot || warehouse_.is_cleared(*view) ||
       !warehouse_.has_good_header(wanted.slot))
     return std::nullopt;
-  const bool child = warehouse_.catalog_.node(view->page).parent != kNoPage;
+  const bool child = warehouse_.catalog_.parent(view->page) != kNoPage;
   if (child && !copies_.contains(parent_of(*view))) return std::nullopt;
   return view;
 }
@@ -161,8 +161,8 @@ void HbmTier::drop_chain(SlotId slot) {
     if (!has(next)) continue;
     const PageId page = warehouse_.pool_.page_at(next);
     drop(next, HbmGone::rebalanced);
-    for (PageId child = warehouse_.catalog_.node(page).first_child; child != kNoPage;
-         child = warehouse_.catalog_.node(child).next)
+    for (PageId child = warehouse_.catalog_.first_child(page); child != kNoPage;
+         child = warehouse_.catalog_.next_sibling(child))
       if (const auto view = warehouse_.catalog_.at(child); view && view->in_dram())
         slots.push_back(view->slot);
   }

@@ -58,8 +58,8 @@ bool Warehouse::drop_cold_on_nvme(const Key& parent) {
   if (const auto view = catalog_.at(page); !view || view->in_dram() || used_lately(page))
     page = oldest_record();
   if (page == kNoPage) return false;
-  while (catalog_.node(page).first_child != kNoPage) page = catalog_.node(page).first_child;
-  index_victim_ = catalog_.node(page).parent;
+  while (catalog_.has_children(page)) page = catalog_.first_child(page);
+  index_victim_ = catalog_.parent(page);
   const EntryView leaf = *catalog_.at(page);
   if (leaf.key == parent || groups_.has_open_child(leaf.key)) return false;
   return leave_index(leaf);
@@ -103,8 +103,7 @@ bool Warehouse::make_window(const Key& key, SlotId spare) {
     if (!view) continue;
     if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
     if (awaits_child(*view)) continue;
-    const std::pair<bool, uint64_t> own{catalog_.node(view->page).first_child != kNoPage,
-                                        heat(*view)};
+    const std::pair<bool, uint64_t> own{catalog_.has_children(view->page), heat(*view)};
     if (own < best) {
       best = own;
       coldest = view;

@@ -34,9 +34,11 @@ OperatorEviction::OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t p
                 "tiers is '" + std::string(tiers) + "', it must be hbm, dram, nvme or all");
 }
 
-bool OperatorEviction::meant(const EntryView& view) const {
-  return (ordinal_ < 0 || view.space == ordinal_) &&
-         ((dram_ && view.in_dram()) || (nvme_ && view.in_nvme()));
+bool OperatorEviction::meant(PageId page) const { return meant(warehouse_.catalog_.node(page)); }
+
+bool OperatorEviction::meant(const PageNode& node) const {
+  return (ordinal_ < 0 || node.space == ordinal_) &&
+         ((dram_ && node.in_dram()) || (nvme_ && node.in_nvme()));
 }
 
 bool OperatorEviction::step() {
@@ -53,7 +55,7 @@ void OperatorEviction::look() {
   const auto end = static_cast<PageId>(
       std::min<uint64_t>(warehouse_.catalog_.index().entries(), uint64_t{cursor_} + kLooksPerStep));
   for (; cursor_ < end; ++cursor_)
-    if (const auto view = warehouse_.catalog_.at(cursor_); view && meant(*view)) consider(*view);
+    if (const auto view = warehouse_.catalog_.at(cursor_); view && meant(cursor_)) consider(*view);
   if (cursor_ != warehouse_.catalog_.index().entries()) return;
   cursor_ = kNoPage;
   std::make_heap(leaves_.begin(), leaves_.end(), std::greater<>());
@@ -72,12 +74,8 @@ void OperatorEviction::consider(const EntryView& view) {
 }
 
 uint32_t OperatorEviction::children_of(PageId page) const {
-  uint32_t count = 0;
-  const Catalog& catalog = warehouse_.catalog_;
-  for (PageId child = catalog.node(page).first_child; child != kNoPage;
-       child = catalog.node(child).next)
-    count += meant(*catalog.at(child)) ? 1 : 0;
-  return count;
+  return warehouse_.catalog_.count_children(page,
+                                            [this](const PageNode& child) { return meant(child); });
 }
 
 void OperatorEviction::leave() {
@@ -89,14 +87,13 @@ void OperatorEviction::leave() {
     leaves_.pop_back();
     // Others were served since it was looked at: it may have gone, or have got a child.
     const auto view = warehouse_.catalog_.at(page);
-    if (!view || !meant(*view)) continue;
+    if (!view || !meant(page)) continue;
     const bool is_parent = children_left_.erase(view->key) != 0;
     if (!is_parent && children_of(page) != 0) continue;
     views.push_back(*view);
-    const PageId parent = warehouse_.catalog_.node(page).parent;
-    if (parent == kNoPage) continue;
+    const PageId parent = warehouse_.catalog_.parent(page);
     const auto above = warehouse_.catalog_.at(parent);
-    if (!meant(*above)) continue;
+    if (!above || !meant(parent)) continue;
     const auto [children, first] = children_left_.try_emplace(above->key, 0);
     if (first) children->second = children_of(parent);
     if (--children->second != 0) continue;

@@ -15,6 +15,7 @@
 namespace kvw {
 
 class Warehouse;
+struct PageNode;
 
 class OperatorEviction {
  public:
@@ -31,7 +32,8 @@ class OperatorEviction {
  private:
   using Candidate = std::pair<uint64_t, PageId>;  // heat, page
 
-  bool meant(const EntryView& view) const;
+  bool meant(PageId page) const;
+  bool meant(const PageNode& node) const;
   // How many of its children are meant as well.
   uint32_t children_of(PageId page) const;
   void look();

@@ -37,9 +37,9 @@ PageTable::PageTable(uint64_t positions)
     : mask_(positions - 1),
       capacity_(positions / 2),
       tags_(zeros<uint8_t>(positions + kIndexWindow - 1)),
-      numbers_(zeros<uint32_t>(positions)),
-      pages_(zeros<Page>(capacity_)),
-      extents_(zeros<nvme::Extent>(capacity_)) {
+      numbers_(zeros<PageNumber>(positions)),
+      pages_(zeros<Page>(positions)),
+      extents_(zeros<nvme::Extent>(positions)) {
   assert(std::has_single_bit(positions));
 }
 
@@ -73,7 +73,7 @@ void PageTable::set_tag(PageId page, uint8_t tag) {
 }
 
 EntryView PageTable::view(PageId page) const {
-  const uint32_t number = number_at(page);
+  const PageNumber number = number_at(page);
   const Page& kept = pages_[number];
   EntryView view;
   view.page = page;
@@ -87,25 +87,36 @@ EntryView PageTable::view(PageId page) const {
   return view;
 }
 
-void PageTable::add(const EntryView& view) {
-  assert(!has(view.page));
-  uint32_t number = first_free_;
-  if (number != kNoPage) {
+PageNumber PageTable::free_number() {
+  const PageNumber number = first_free_;
+  if (number != kNoNumber) {
     first_free_ = pages_[number].node.next;
-  } else {
-    assert(given_ < capacity_);
-    number = given_++;
+    return number;
   }
+  assert(given_ <= mask_);
+  return given_++;
+}
+
+void PageTable::add(const EntryView& view, PageNumber left) {
+  assert(!has(view.page));
+  const PageNumber number = left == kNoNumber ? add_left(view.key) : left;
+  assert(has_left(number) && pages_[number].key == view.key);
+  pages_[number].node = PageNode{.first_child = numbered(number).first_child};
   numbers_[view.page] = number;
   set_tag(view.page, tag_of(view.key));
-  pages_[number].key = view.key;
-  pages_[number].node = PageNode{};
   change(view);
+}
+
+PageNumber PageTable::add_left(const Key& key) {
+  const PageNumber number = free_number();
+  pages_[number].key = key;
+  pages_[number].node = PageNode{};
+  return number;
 }
 
 void PageTable::change(const EntryView& view) {
   static_assert(kEntryUsed == 1 && (kEntryDram | kEntryNvme | kEntryUnverified) >> 1 == 7);
-  const uint32_t number = number_at(view.page);
+  const PageNumber number = number_at(view.page);
   Page& kept = pages_[number];
   assert(kept.key == view.key);
   kept.clear_epoch = view.clear_epoch;
@@ -116,9 +127,13 @@ void PageTable::change(const EntryView& view) {
   if (view.in_nvme()) extents_[number] = view.extent;
 }
 
-void PageTable::remove(PageId page) {
-  const uint32_t number = number_at(page);
+void PageTable::leave(PageId page) {
+  node(page).tiers = 0;
   set_tag(page, 0);
+}
+
+void PageTable::forget(PageNumber number) {
+  assert(has_left(number));
   pages_[number].node.next = first_free_;
   first_free_ = number;
 }

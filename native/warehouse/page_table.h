@@ -3,12 +3,14 @@
 // where both have it; but of a position it keeps five bytes, and what there is to say of a page
 // lies densely beside the other pages'. So memory goes by pages rather than by the size of the
 // table, a key that is not there costs a look at sixteen bytes, and pages that were stored one
-// after the other are neighbours. Owned by the core thread.
+// after the other are neighbours. A page that left keeps its number for as long as it has children,
+// so that they need not hear of it. Owned by the core thread.
 //
 // Invariants:
 //  - A position's tag is 0 exactly while no page is there; else it is a byte of the page's key.
-//  - Pages at positions have different numbers; a number that is at none waits in the free list or
-//    was never given. Numbers given are never more than the most pages there were at one time.
+//  - Pages at positions have different numbers; a number that is at none is that of a page that
+//    left, waits in the free list or was never given. Numbers given are never more than the most
+//    pages there were at one time, and those that left.
 #pragma once
 
 #include <array>
@@ -23,21 +25,24 @@
 
 namespace kvw {
 
+using PageNumber = uint32_t;
+constexpr PageNumber kNoNumber = UINT32_MAX;
+
 // Private links between parents and children, which the shared table does not need, and uses.
 struct PageNode {
-  PageId parent = kNoPage;
-  PageId first_child = kNoPage;
-  PageId next = kNoPage;  // sibling
-  PageId previous = kNoPage;
+  PageNumber parent = kNoNumber;
+  PageNumber first_child = kNoNumber;
+  PageNumber next = kNoNumber;  // sibling
+  PageNumber previous = kNoNumber;
   uint32_t position = 0;
   uint16_t used_at = 0;   // when it was used last, in half seconds; 0: not since it came
   uint16_t used : 1 = 0;  // loaded since it was written to NVMe: reclaim relocates it
   // Of the entry, here because there is room for them.
-  uint16_t tiers : 3 = 0;  // its flags above kEntryUsed
+  uint16_t tiers : 3 = 0;  // its flags above kEntryUsed; none: it left
   uint16_t space : 12 = 0;
 
-  // Its parent is in no tier.
-  bool orphan() const { return position > 0 && parent == kNoPage; }
+  bool in_dram() const { return (tiers << 1 & kEntryDram) != 0; }
+  bool in_nvme() const { return (tiers << 1 & kEntryNvme) != 0; }
 };
 static_assert(sizeof(PageNode) == 24 && kMaxNamespaces <= 1 << 12);
 
@@ -64,13 +69,28 @@ class PageTable {
   // Of a page that is there.
   PageNode& node(PageId page) { return pages_[number_at(page)].node; }
   const PageNode& node(PageId page) const { return pages_[number_at(page)].node; }
+  PageNumber number_at(PageId page) const {
+    assert(has(page));
+    return numbers_[page];
+  }
 
-  // Adds a page at view.page, an empty position of its window, with fresh links. Precondition: less
-  // than capacity() pages are there.
-  void add(const EntryView& view);
+  // By number: of pages that are there and of pages that left.
+  PageNode& numbered(PageNumber number) { return pages_[number].node; }
+  const PageNode& numbered(PageNumber number) const { return pages_[number].node; }
+  const Key& key(PageNumber number) const { return pages_[number].key; }
+  bool has_left(PageNumber number) const { return numbered(number).tiers == 0; }
+
+  // Adds a page at view.page, an empty position of its window; under the number of the same page
+  // that left, with its children, else with fresh links. Precondition: less than capacity() pages
+  // are there.
+  void add(const EntryView& view, PageNumber left = kNoNumber);
+  // A page that is not there yet. Precondition: those that left are no more than those there.
+  PageNumber add_left(const Key& key);
   // Precondition: it is there, under the same key.
   void change(const EntryView& view);
-  void remove(PageId page);
+  void leave(PageId page);
+  // Of a page that left: its number is free.
+  void forget(PageNumber number);
 
  private:
   struct Page {
@@ -88,10 +108,7 @@ class PageTable {
   template <class T>
   using Zeros = std::unique_ptr<T[], Free>;
 
-  uint32_t number_at(PageId page) const {
-    assert(has(page));
-    return numbers_[page];
-  }
+  PageNumber free_number();
   PageId home(const Key& key) const { return static_cast<PageId>(key.lo & mask_); }
   // One bit in each byte of a window's tags that equals `tag`, of its halves.
   std::array<uint64_t, 2> equal_tags(PageId home, uint8_t tag) const;
@@ -100,11 +117,11 @@ class PageTable {
   uint64_t mask_, capacity_;
   // Zeros from the system, so that what is never used takes no memory.
   Zeros<uint8_t> tags_;  // and again behind the last one, so that no window wraps
-  Zeros<uint32_t> numbers_;
+  Zeros<PageNumber> numbers_;
   Zeros<Page> pages_;            // by number
   Zeros<nvme::Extent> extents_;  // by number, of pages on NVMe; apart, for where there is no NVMe
-  uint32_t given_ = 0;
-  uint32_t first_free_ = kNoPage;  // linked through node.next
+  PageNumber given_ = 0;
+  PageNumber first_free_ = kNoNumber;  // linked through node.next
 };
 
 }  // namespace kvw

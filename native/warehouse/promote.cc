@@ -26,13 +26,11 @@ static_assert(kPromotePages <= nvme::kMaxReads);
 
 }  // namespace
 
-bool Warehouse::admissible(const PageNode& node, std::string& reason) const {
-  if (node.position == 0) return true;
-  if (node.parent != kNoPage) {
-    const auto parent = catalog_.at(node.parent);
-    if (parent && (parent->in_nvme() || (parent->in_dram() && writing_.contains(parent->slot))))
-      return true;
-  }
+bool Warehouse::admissible(PageId page, std::string& reason) const {
+  if (catalog_.node(page).position == 0) return true;
+  const auto parent = catalog_.at(catalog_.parent(page));
+  if (parent && (parent->in_nvme() || (parent->in_dram() && writing_.contains(parent->slot))))
+    return true;
   reason = "parent_not_admitted";
   return false;
 }
@@ -49,7 +47,7 @@ bool Warehouse::append(const EntryView& view, SlotId slot) {
 void Warehouse::admit(const EntryView& view, SlotId slot) {
   if (!log_ || view.in_nvme() || writing_.contains(slot)) return;
   std::string reason;
-  if (admissible(catalog_.node(view.page), reason)) {
+  if (admissible(view.page, reason)) {
     if (append(view, slot)) return;
     reason = log_->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
@@ -69,7 +67,7 @@ bool Warehouse::spill(Spill& walk) {
     if (!missed && !walk.whole) continue;
     const EntryView view = *catalog_.at(place.second);
     std::string reason;
-    if (!admissible(catalog_.node(view.page), reason) || append(view, view.slot)) continue;
+    if (!admissible(view.page, reason) || append(view, view.slot)) continue;
     // Larger than what is left of the queue; what an empty queue refuses is refused for good.
     if (walk.whole && log_->queued_bytes() != 0) return false;
   }
@@ -105,9 +103,8 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
       SlotId slot = kNoSlot;
       if (!full) {
         SlotId spare = kNoSlot;
-        if (const PageId parent = catalog_.node(view->page).parent; parent != kNoPage)
-          if (const auto above = catalog_.at(parent); above && above->in_dram())
-            spare = above->slot;
+        const auto above = catalog_.at(catalog_.parent(view->page));
+        if (above && above->in_dram()) spare = above->slot;
         pool_.prefetch_free(*space.cls, kAhead);
         slot = take_slot(*space.cls, SlotState::filling, spare);
       }
@@ -253,9 +250,8 @@ void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
 nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
   const auto view = catalog_.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
-  const PageNode& node = catalog_.node(view->page);
-  if (node.orphan()) return nvme::RecordUse::dead;
-  return node.used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
+  if (catalog_.is_orphan(view->page)) return nvme::RecordUse::dead;
+  return catalog_.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
 }
 
 void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {

@@ -240,8 +240,7 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   view.generation = static_cast<uint32_t>(pool_.load(slot).generation);
   view.clear_epoch = meta.clear_epoch;
   view.digest = digests_of(&meta)[0];
-  std::vector<PageId> adopted;
-  catalog_.insert(view, meta.parent, meta.position, adopted);
+  catalog_.insert(view, meta.parent, meta.position);
   make_resident(slot, view);
 }
 
@@ -264,8 +263,7 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
   view.key = facts.key;
   view.extent = record.extent;
   view.clear_epoch = facts.clear_epoch;
-  std::vector<PageId> adopted;
-  catalog_.insert(view, facts.parent, facts.position, adopted);
+  catalog_.insert(view, facts.parent, facts.position);
 }
 
 }  // namespace kvw

@@ -142,17 +142,12 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   pool_.publish(slot, generation);
   KVW_SEQUENCE_POINT("publish: live");
 
-  std::vector<PageId> adopted;
-  view.page = catalog_.insert(view, meta->parent, meta->position, adopted);
+  view.page = catalog_.insert(view, meta->parent, meta->position);
   KVW_SEQUENCE_POINT("publish: in the index");
   make_resident(slot, view);
   ++pages_sealed_;
   bytes_sealed_ += meta->shard_bytes * meta->shards;
-  admit(view, slot);
-  for (const PageId child : adopted)  // they waited for this parent, here and for NVMe
-    if (const auto waiting = catalog_.at(child);
-        waiting && waiting->in_dram() && !waiting->in_nvme())
-      admit(*waiting, waiting->slot);
+  admit(view, slot);  // children that waited for it, here and for NVMe, follow in the next ticks
   return Reason::none;
 }
 

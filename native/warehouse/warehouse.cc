@@ -15,6 +15,7 @@ constexpr size_t kEventsKept = 1024;
 constexpr uint64_t kMiB = 1ull << 20;
 constexpr uint64_t kSegmentOwnBytes = 64 * 1024;
 constexpr size_t kOrphansPerTick = 1024;
+constexpr uint32_t kAdopted = 1024;         // children of one page that comes
 constexpr uint64_t kUseNs = kSecondNs / 2;  // one use of a page takes less than two of them
 
 // The largest page whose record fits an NVMe segment, beside what a segment has of its own.
@@ -223,11 +224,14 @@ void Warehouse::make_resident(SlotId slot, const EntryView& view) {
   };
   const uint32_t own = pool_.resident(slot);
   cls.policy->announced(own, view.key.lo);
-  cls.policy->inserted(own, resident_of(catalog_.node(view.page).parent));
-  for (PageId child = catalog_.node(view.page).first_child; child != kNoPage;
-       child = catalog_.node(child).next)
+  cls.policy->inserted(own, resident_of(catalog_.parent(view.page)));
+  // The use of a page is its parent's too: what is not told here stays behind its children by that.
+  PageId child = catalog_.first_child(view.page);
+  for (uint32_t looks = 0; child != kNoPage && looks < kAdopted; ++looks) {
     if (const uint32_t resident = resident_of(child); resident != kNoPage)
       cls.policy->adopt(own, resident);
+    child = catalog_.next_sibling(child);
+  }
 }
 
 void Warehouse::touch(PageId page) {

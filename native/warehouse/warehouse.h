@@ -258,7 +258,7 @@ class Warehouse final : public nvme::LogHost {
   bool fits_namespace(const EntryView& view, const PageFacts& facts) const;
   void admit(const EntryView& view, SlotId slot);
   bool append(const EntryView& view, SlotId slot);
-  bool admissible(const PageNode& node, std::string& reason) const;
+  bool admissible(PageId page, std::string& reason) const;
   void drop_filling(SlotId slot, uint64_t generation);
   Unwritten unwritten(PageId page) const { return {catalog_.node(page).position, page}; }
   void end_promotion();
