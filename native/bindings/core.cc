@@ -165,10 +165,16 @@ class Core {
     return dict_of(on_core([=](Warehouse& warehouse) { return warehouse.miss_ratio(ordinal); }));
   }
   nb::list pages(int ordinal, uint32_t after, size_t limit) {
-    const auto found =
-        on_core([=](Warehouse& warehouse) { return warehouse.pages(ordinal, after, limit); });
     nb::list made;
-    for (const PageInfo& page : found) made.append(dict_of(page));
+    for (PageId cursor = after; cursor != kNoPage && made.size() < limit;) {
+      const auto [some, next] = on_core([=, left = limit - made.size()](Warehouse& warehouse) {
+        PageId at = cursor;
+        auto found = warehouse.pages(ordinal, at, left);
+        return std::pair(std::move(found), at);
+      });
+      for (const PageInfo& page : some) made.append(dict_of(page));
+      cursor = next;
+    }
     return made;
   }
   nb::dict check(int ordinal, uint32_t after, size_t limit, bool repair) {

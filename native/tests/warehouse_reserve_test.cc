@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <set>
 
 #include "tests/check.h"
 #include "tests/warehouse_world.h"
@@ -27,8 +28,18 @@ bool anybody_gets(World& world, Peer& peer, SlotId slot) {
   return seen;
 }
 
+std::vector<PageInfo> all_pages(World& world, size_t* steps = nullptr) {
+  std::vector<PageInfo> found;
+  for (PageId cursor = 0; cursor != kNoPage;) {
+    const auto some = world->pages(-1, cursor, 1000);
+    found.insert(found.end(), some.begin(), some.end());
+    if (steps != nullptr) ++*steps;
+  }
+  return found;
+}
+
 void check_all_right(World& world, Peer& peer) {
-  for (const PageInfo& info : world->pages(-1, 0, 10000))
+  for (const PageInfo& info : all_pages(world))
     for (uint64_t chain = 5000; chain < 5000 + 2 * world.capacity(); ++chain)
       if (const TestPage page = world.page(chain); page.key == info.key)
         for (uint32_t shard = 0; shard < world.shape().shards; ++shard)
@@ -44,6 +55,27 @@ void close_lock(const World& world) {
         path == world.options.arena_dir + "/lock")
       ::close(fd);
   }
+}
+
+TEST(pages_are_listed_once_each_in_bounded_stretches_of_the_index) {
+  World world(shape_of(5000, 1));
+  world.options.index_pages = 1 << 16;
+  world.start();
+  Peer peer(world);
+  std::set<PageId> pages;
+  for (uint64_t chain = 0; chain < 100; ++chain) {
+    CHECK(peer.store(world.page(chain)));
+    pages.insert(world.entry(world.page(chain))->page);
+  }
+  size_t steps = 0;
+  for (const PageInfo& info : all_pages(world, &steps)) CHECK_EQ(pages.erase(info.page), 1);
+  CHECK(pages.empty());
+  CHECK_EQ(steps, world->arena().index().entries() / Warehouse::kListedPerStep);
+  PageId cursor = 0;
+  CHECK_EQ(world->pages(-1, cursor, 0).size(), 0);
+  cursor = kNoPage - 1;
+  CHECK_EQ(world->pages(-1, cursor, 1).size(), 0);
+  CHECK_EQ(cursor, kNoPage);
 }
 
 TEST(store_is_invisible_until_every_shard_is_sealed) {

@@ -400,9 +400,12 @@ WarehouseStatus Warehouse::status() const {
   return status;
 }
 
-std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) const {
+std::vector<PageInfo> Warehouse::pages(int ordinal, PageId& cursor, size_t limit) const {
   std::vector<PageInfo> found;
-  for (PageId page = after; page < catalog_.index().entries() && found.size() < limit; ++page) {
+  const uint64_t entries = catalog_.index().entries();
+  const uint64_t end = std::min(entries, cursor + kListedPerStep);
+  for (; cursor < end && found.size() < limit; ++cursor) {
+    const PageId page = cursor;
     const auto view = catalog_.at(page);
     if (!view || (ordinal >= 0 && view->space != ordinal)) continue;
     PageInfo info{page,
@@ -422,6 +425,7 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId after, size_t limit) 
     }
     found.push_back(info);
   }
+  if (cursor >= entries) cursor = kNoPage;
   return found;
 }
 

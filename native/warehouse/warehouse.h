@@ -134,7 +134,10 @@ class Warehouse final : public nvme::LogHost {
   WarehouseStatus status() const;
   // What other sizes of the tiers would have hit, in a namespace (-1: in all).
   MissRatioReport miss_ratio(int ordinal);
-  std::vector<PageInfo> pages(int ordinal, PageId after, size_t limit) const;
+  // Those of a namespace (-1: of all), `limit` at most, of a bounded stretch of the index from
+  // position `cursor` on (it becomes kNoPage at the end).
+  std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
+  static constexpr uint64_t kListedPerStep = 8192;
   std::vector<std::pair<std::string, std::string>> take_events();
 
   // LogHost
