@@ -188,8 +188,9 @@ void Server::run() {
       drop_silent();
       next_tick = now + kTickMs * kMillisecondNs;
     }
+    const bool goes_on = warehouse_->check_goes_on();  // as soon as others were served
     const int wait_ms =
-        static_cast<int>((next_tick - std::min(now, next_tick)) / kMillisecondNs) + 1;
+        goes_on ? 0 : static_cast<int>((next_tick - std::min(now, next_tick)) / kMillisecondNs) + 1;
     const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
@@ -206,6 +207,7 @@ void Server::run() {
       }
     }
     look_at_waits();
+    if (goes_on && warehouse_->check_goes_on()) warehouse_->go_on_checking();
     const std::lock_guard lock(mutex_);
     if (stopping_) {
       commands_.clear();  // who waits for them, or for something to hold, hears "stopped"

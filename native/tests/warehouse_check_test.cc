@@ -269,6 +269,73 @@ TEST(entry_has_its_pages_digest_whatever_tiers_the_page_enters_and_leaves) {
   CHECK_EQ(both.world.entry(page)->digest, digest);
 }
 
+struct LargePage {
+  LargePage() {
+    world.options.index_pages = 1024;  // one step's looks
+    world.start();
+    peer.emplace(world);
+    CHECK(peer->store(page));
+  }
+  std::byte& last() {
+    return world.payload(world.slot_of(page))[2 * world.shape().shard_stride() - 1];
+  }
+  void check() {
+    world->check({-1, 0, 16, true}, [this](CheckReport&& found) { report = std::move(found); });
+  }
+  // Returns how many steps it took.
+  size_t go_on() {
+    size_t steps = 0;
+    for (; !report; ++steps) {
+      CHECK(world->check_goes_on());
+      world->go_on_checking();
+    }
+    CHECK(!world->check_goes_on());
+    return steps;
+  }
+
+  World world{shape_of(10 * kMiB, 2), 256 * kMiB};
+  TestPage page = world.page(1);
+  std::optional<Peer> peer;
+  std::optional<CheckReport> report;
+};
+
+TEST(check_digests_a_large_page_in_steps) {
+  LargePage large;
+  large.last() ^= std::byte{1};
+  large.check();
+  CHECK(!large.report.has_value());
+  CHECK_EQ(1 + large.go_on(), 20 * kMiB / Checker::kBytesPerStep);
+  CHECK_EQ(large.report->dram.pages, 1);
+  CHECK_EQ(large.report->bad.size(), 1);
+  CHECK_EQ(std::string(large.report->bad[0].reason), "digest");
+  CHECK_EQ(large.world->status().quarantined, 1);
+}
+
+TEST(check_begins_a_page_anew_that_left_and_came_again_between_its_steps) {
+  LargePage large;
+  large.last() ^= std::byte{1};
+  large.check();
+  large.world->go_on_checking();
+  uint64_t left = 0;
+  large.world->evict(-1, 1, "all", left);
+  CHECK_EQ(left, 1);
+  CHECK(large.peer->store(large.page));
+  large.go_on();
+  CHECK_EQ(large.report->dram.pages, 1);
+  CHECK(large.report->bad.empty());
+}
+
+TEST(check_looks_at_a_bounded_stretch_of_the_index_in_a_step) {
+  World world(shape_of(kPageBytes, 1));
+  world.options.index_pages = 2 * Checker::kLooksPerStep;
+  world.start();
+  size_t steps = 1;
+  bool ended = false;
+  world->check({}, [&](CheckReport&&) { ended = true; });
+  for (; !ended; ++steps) world->go_on_checking();
+  CHECK_EQ(steps, world->arena().index().entries() / Checker::kLooksPerStep);
+}
+
 // Incident: one client that reported a good page of 100 MiB again and again held up everybody
 // else's stores for a third of a second each.
 TEST(reported_page_is_judged_in_stretches_of_ticks_and_not_again_within_a_second) {

@@ -12,7 +12,7 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kStretchBytes = 32ull << 20;  // of DRAM; a few milliseconds of digesting
+constexpr uint64_t kStretchBytes = 32ull << 20;  // of DRAM
 constexpr size_t kGoodKept = 8192;
 constexpr size_t kReads = 4;
 constexpr size_t kReadsBesidePromotions = 1;
@@ -26,7 +26,12 @@ void Checker::begin(const CheckRequest& request, End end) {
     throw Error(ErrorKind::capacity, "check_busy",
                 std::to_string(kMaxStretches) +
                     " checks are waiting already, the bound; try again when one has ended");
-  stretches_.push_back({request, std::move(end), {}, false, {}});
+  stretches_.push_back({request, std::move(end), {}, {}, 0, false, {}});
+  if (stretches_.size() == 1) go_on();
+}
+
+void Checker::go_on() {
+  collect(stretches_.front());
   step();
 }
 
@@ -34,10 +39,9 @@ void Checker::step() {
   if (std::exchange(stepping_, true)) return;
   while (!stretches_.empty()) {
     Stretch& stretch = stretches_.front();
-    if (!stretch.collected) collect(stretch);
     while (!stretch.unread.empty() && read_next(stretch)) {
     }
-    if (!stretch.unread.empty() || reads_ != 0) break;
+    if (!stretch.collected || !stretch.unread.empty() || reads_ != 0) break;
     Stretch done = std::move(stretch);
     stretches_.pop_front();
     done.end(std::move(done.report));
@@ -50,7 +54,7 @@ void Checker::tick(uint64_t now_ns) {
   reported_bytes_left_ = kReportedBytesPerTick;
   std::erase_if(good_, [now_ns](const auto& item) { return item.second.until_ns <= now_ns; });
   judge_reported();
-  step();
+  goes_on() ? go_on() : step();
 }
 
 void Checker::report(SessionId session, const Report& report) {
@@ -58,25 +62,24 @@ void Checker::report(SessionId session, const Report& report) {
   if (good != good_.end() && good->second.generation == report.generation) return;
   size_t of_session = 0;
   for (const Reported& other : reported_) {
-    if (other.report.slot == report.slot && other.report.generation == report.generation) return;
+    const Digested& page = other.digested;
+    if (page.slot == report.slot && page.generation == report.generation) return;
     of_session += other.session == session;
   }
   if (of_session >= kReportsPerSession) return;
-  reported_.push_back({session, report, 0, {}});
+  reported_.push_back({session, report.key, {report.slot, report.generation, 0, {}}});
   judge_reported();
 }
 
 void Checker::judge_reported() {
   while (!reported_.empty() && reported_bytes_left_ > 0) {
-    Reported& first = reported_.front();
-    const Report& report = first.report;
-    const auto view = warehouse_.catalog_.find(report.key);
-    const bool there = view && view->in_dram() && view->slot == report.slot &&
-                       warehouse_.pool_.load(report.slot).generation == report.generation;
-    const char* problem = there ? warehouse_.header_problem_of(*view) : nullptr;
-    if (there && problem == nullptr && !digest_some(first, problem)) continue;
-    const SlotId slot = report.slot;
-    const uint64_t generation = report.generation;
+    Digested& page = reported_.front().digested;
+    const auto view = warehouse_.catalog_.find(reported_.front().key);
+    const bool there = is_there(page, view);
+    const char* problem = nullptr;
+    if (there && !digest(page, *view, reported_bytes_left_, problem)) return;
+    const SlotId slot = page.slot;
+    const uint64_t generation = page.generation;
     reported_.pop_front();
     if (problem != nullptr) {
       warehouse_.quarantine_dram(*view, problem);
@@ -88,52 +91,77 @@ void Checker::judge_reported() {
   }
 }
 
-// Of a page whose header is good. True: that was all of it, or it has a problem.
-bool Checker::digest_some(Reported& reported, const char*& problem) {
-  const SlotId slot = reported.report.slot;
-  const SlotMeta* meta = warehouse_.pool_.meta(slot);
-  const uint64_t at = reported.leaves.size() * kBlockBytes, bytes = meta->shard_bytes;
-  const uint64_t some = std::min(bytes - std::min(at, bytes), reported_bytes_left_);
-  const uint64_t stride = round_up(bytes, kBlockBytes);
-  add_leaves(warehouse_.pool_.payload(slot) + reported.shard * stride + at, some, reported.leaves);
-  reported_bytes_left_ -= std::min(round_up(some, kBlockBytes), reported_bytes_left_);
-  if (at + some < bytes) return false;
-  const uint64_t seed = digest_seed(meta->key, reported.shard, bytes);
-  if (digest_root(reported.leaves, seed) != digests_of(meta)[reported.shard]) problem = "digest";
-  reported.leaves.clear();
-  return ++reported.shard == meta->shards || problem != nullptr;
+bool Checker::is_there(const Digested& page, const std::optional<EntryView>& view) const {
+  return view && view->in_dram() && view->slot == page.slot &&
+         warehouse_.pool_.load(page.slot).generation == page.generation;
+}
+
+bool Checker::digest(Digested& page, const EntryView& view, uint64_t& bytes, const char*& problem) {
+  problem = warehouse_.header_problem_of(view);
+  const uint32_t shards = warehouse_.pool_.meta(page.slot)->shards;
+  while (problem == nullptr && page.shard < shards) {
+    if (bytes == 0 || !digest_shard(page, bytes, problem)) return false;
+    ++page.shard;
+  }
+  return true;
+}
+
+// Of a page whose header is good. False: there is more.
+bool Checker::digest_shard(Digested& page, uint64_t& bytes, const char*& problem) {
+  const SlotMeta* meta = warehouse_.pool_.meta(page.slot);
+  const uint64_t at = page.leaves.size() * kBlockBytes, all = meta->shard_bytes;
+  const uint64_t some = std::min(all - std::min(at, all), bytes);
+  const uint64_t stride = round_up(all, kBlockBytes);
+  add_leaves(warehouse_.pool_.payload(page.slot) + page.shard * stride + at, some, page.leaves);
+  bytes -= std::min(round_up(some, kBlockBytes), bytes);
+  if (at + some < all) return false;
+  const uint64_t seed = digest_seed(meta->key, page.shard, all);
+  if (digest_root(page.leaves, seed) != digests_of(meta)[page.shard]) problem = "digest";
+  page.leaves.clear();
+  return true;
 }
 
 void Checker::collect(Stretch& stretch) {
   const CheckRequest& request = stretch.request;
   const uint64_t entries = warehouse_.catalog_.index().entries();
-  PageId page = request.after;
-  for (size_t found = 0; page < entries && found < request.limit; ++page) {
-    if (stretch.report.dram.bytes >= kStretchBytes) break;
+  PageId& page = stretch.request.after;
+  uint64_t bytes = kBytesPerStep;
+  const auto more = [&] {
+    return page < entries && stretch.found < request.limit &&
+           stretch.report.dram.bytes < kStretchBytes;
+  };
+  for (uint64_t looks = 0; more(); ++page, ++looks) {
+    if (looks == kLooksPerStep) return;
     const auto view = warehouse_.catalog_.at(page);
     if (!view || (request.ordinal >= 0 && view->space != request.ordinal)) continue;
     if (warehouse_.is_cleared(*view)) continue;
-    ++found;
+    if (view->in_dram() && !check_dram(stretch, *view, bytes)) return;
     if (view->in_nvme()) stretch.unread.push_back(view->key);
-    if (view->in_dram()) check_dram(stretch, *view);
+    ++stretch.found;
   }
   stretch.report.next = page < entries ? static_cast<int64_t>(page) : -1;
   stretch.collected = true;
 }
 
-void Checker::check_dram(Stretch& stretch, const EntryView& view) {
+// False: not whole in this step.
+bool Checker::check_dram(Stretch& stretch, const EntryView& view, uint64_t& bytes) {
+  Digested& page = stretch.digested;
+  if (!is_there(page, view)) page = {view.slot, warehouse_.pool_.load(view.slot).generation, 0, {}};
+  const char* problem = nullptr;
+  if (!digest(page, view, bytes, problem)) return false;
+  page = {};
   TierCheck& tier = stretch.report.dram;
-  const uint64_t bytes = warehouse_.spaces_[view.space].shape.slot_bytes();
+  const uint64_t size = warehouse_.spaces_[view.space].shape.slot_bytes();
   ++tier.pages;
-  tier.bytes += bytes;
-  const char* problem = warehouse_.problem_of(view);
-  if (problem == nullptr) return;
+  tier.bytes += size;
+  if (problem == nullptr) return true;
   ++tier.bad;
   stretch.report.bad.push_back({view.key, "dram", problem});
-  if (!stretch.request.repair) return;
+  if (!stretch.request.repair) return true;
   ++tier.dropped;
-  tier.dropped_bytes += bytes;
+  tier.dropped_bytes += size;
   warehouse_.quarantine_dram(view, problem);
+  return true;
 }
 
 bool Checker::may_read(uint64_t bytes) const {

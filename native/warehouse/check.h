@@ -2,7 +2,8 @@
 // through the log. A page that is in both tiers is two copies, and each is judged by itself.
 //
 // Work comes in stretches of the index, one after the other. Owned by the core thread, which never
-// waits: it digests a bounded stretch of DRAM, and hears of reads as they end. Bounds:
+// waits: it looks at kLooksPerStep positions and digests kBytesPerStep of DRAM, a part of a page if
+// need be, and serves others before it goes on; and it hears of reads as they end. Bounds:
 // kMaxStretches waiting, and kMaxReadBytes, or one record, being read; and one read at a time while
 // promotions are under way, for which somebody waits.
 //
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -57,45 +59,59 @@ class Checker {
 
   explicit Checker(Warehouse& warehouse) : warehouse_(warehouse) {}
 
-  // `end` is called once, from here or later; never, if the warehouse ends before. Throws Error
-  // capacity "check_busy".
+  // Does the first step. `end` is called once, from here or later; never, if the warehouse ends
+  // before. Throws Error capacity "check_busy".
   void begin(const CheckRequest& request, End end);
-  // Goes on with what had to wait. Cheap when there is nothing.
+  // One more step; there is one to do.
+  void go_on();
+  bool goes_on() const { return !stretches_.empty() && !stretches_.front().collected; }
+  // Goes on with reads that had to wait. Cheap when there is nothing.
   void step();
-  // A session saw bytes that are not the page's. Nothing is believed: the page in DRAM is judged,
-  // now or in later ticks, and leaves where it is bad.
+  // A session (0: the core itself) saw bytes that are not the page's. Nothing is believed: the page
+  // in DRAM is judged, now or in later ticks, and leaves where it is bad.
   void report(SessionId session, const Report& report);
   void tick(uint64_t now_ns);
 
   static constexpr size_t kMaxStretches = 16;
+  static constexpr uint64_t kLooksPerStep = 8192;
+  static constexpr uint64_t kBytesPerStep = 4ull << 20;  // below a millisecond of digesting
   static constexpr uint64_t kMaxReadBytes = 8ull << 20;
   static constexpr uint64_t kReportedBytesPerTick = 16ull << 20;  // a few milliseconds of digesting
   static constexpr size_t kReportsPerSession = 16;
 
  private:
+  // A page in DRAM, and how far it was digested.
+  struct Digested {
+    SlotId slot = kNoSlot;
+    uint64_t generation = 0;
+    uint32_t shard = 0;
+    std::vector<uint64_t> leaves;  // of that shard
+  };
   struct Stretch {
-    CheckRequest request;
+    CheckRequest request;  // `after` is where it goes on
     End end;
     CheckReport report;
+    Digested digested;  // the page there
+    size_t found = 0;
     bool collected = false;
     std::deque<Key> unread;  // copies on NVMe that are still to be read
   };
-
-  // A page that was reported, and how far it was digested.
   struct Reported {
     SessionId session;
-    Report report;
-    uint32_t shard = 0;
-    std::vector<uint64_t> leaves;  // of that shard
+    Key key;
+    Digested digested;
   };
   struct Good {
     uint64_t generation, until_ns;
   };
 
   void judge_reported();
-  bool digest_some(Reported& reported, const char*& problem);
+  bool is_there(const Digested& page, const std::optional<EntryView>& view) const;
+  // False: there is more to digest than `bytes`, of which it takes what it digested.
+  bool digest(Digested& page, const EntryView& view, uint64_t& bytes, const char*& problem);
+  bool digest_shard(Digested& page, uint64_t& bytes, const char*& problem);
   void collect(Stretch& stretch);
-  void check_dram(Stretch& stretch, const EntryView& view);
+  bool check_dram(Stretch& stretch, const EntryView& view, uint64_t& bytes);
   bool may_read(uint64_t bytes) const;
   bool read_next(Stretch& stretch);
   void read_ended(const Key& key, const nvme::Extent& extent, const nvme::RecordEnd& end);

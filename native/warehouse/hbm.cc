@@ -136,9 +136,7 @@ void HbmTier::land(const HbmPage& page) {
   places_->give_back(copy.offset);
   copies_.erase(found);
   // Its bytes in DRAM are not what was sealed.
-  if (view && !page.same)
-    if (const char* problem = warehouse_.problem_of(*view))
-      warehouse_.quarantine_dram(*view, problem);
+  if (view && !page.same) warehouse_.report(0, {view->key, page.generation, page.slot, 0});
 }
 
 // A child whose parent did not make it, or a place whose slab is wanted for another size: not now.

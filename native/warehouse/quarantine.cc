@@ -1,6 +1,5 @@
 // What is not believed any more: pages whose bytes are not those that were sealed leave their tier,
 // and stay out of it over restarts. The other tier's copy is judged by itself.
-#include "digest/digest.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -25,18 +24,6 @@ bool Warehouse::has_good_header(SlotId slot) const {
 const char* Warehouse::header_problem_of(const EntryView& view) const {
   if (!has_good_header(view.slot)) return "header";
   return pool_.meta(view.slot)->key == view.key ? nullptr : "key";
-}
-
-const char* Warehouse::problem_of(const EntryView& view) const {
-  if (const char* problem = header_problem_of(view)) return problem;
-  const SlotId slot = view.slot;
-  const SlotMeta* meta = pool_.meta(slot);
-  const uint64_t stride = round_up(meta->shard_bytes, kBlockBytes);
-  for (uint32_t shard = 0; shard < meta->shards; ++shard)
-    if (page_digest(pool_.payload(slot) + shard * stride, meta->shard_bytes, meta->key, shard) !=
-        digests_of(meta)[shard])
-      return "digest";
-  return nullptr;
 }
 
 void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {

@@ -117,6 +117,9 @@ class Warehouse final : public nvme::LogHost {
   void check(const CheckRequest& request, Checker::End end) {
     checker_.begin(request, std::move(end));
   }
+  // A check has a step to do as soon as others were served. Ticks do one too.
+  bool check_goes_on() const { return checker_.goes_on(); }
+  void go_on_checking() { checker_.go_on(); }
 
   // What enters and leaves the tiers, for those who watch.
   Feeds& feeds() { return feeds_; }
@@ -241,8 +244,6 @@ class Warehouse final : public nvme::LogHost {
   // quarantine.cc
   bool has_good_header(SlotId slot) const;
   const char* header_problem_of(const EntryView& view) const;
-  // Null: its header and its bytes are what was sealed.
-  const char* problem_of(const EntryView& view) const;
   void quarantine_dram(const EntryView& view, const char* reason);
   void bury(const Key& key, uint64_t position);
   // Where the last record of the page is or, by a copy under way, will be.
