@@ -28,6 +28,12 @@ bool is_candidate(const Segment& segment) {
          eighths(uint64_t{segment.next_block} * kBlockBytes, segment) == 0;
 }
 
+// Of a segment, by a record: of large ones a part of the end stays empty.
+int64_t room_of(uint64_t bytes, uint64_t segment_bytes) {
+  const uint64_t fit = std::max<uint64_t>(1, (segment_bytes - kBlockBytes) / bytes);
+  return static_cast<int64_t>(segment_bytes / fit);
+}
+
 // The least goes first.
 auto rank(const Segment& segment) {
   return std::tuple(eighths(segment.hot_bytes, segment), eighths(segment.live_bytes, segment),
@@ -121,15 +127,15 @@ void Reclaimer::begin() {
   }
   ++round_;
   next_record_ = 0;
-  moved_bytes_ = moving_bytes_ = 0;
+  share_bytes_ = std::min(share_bytes_, int64_t{0}) + static_cast<int64_t>(victim_->bytes / 4);
+  moving_bytes_ = 0;
   moving_ = 0;
   lost_copy_ = false;
   stage_ = Stage::sorting;
 }
 
 bool Reclaimer::worth_moving(const RecordRef& ref) const {
-  const uint64_t bytes = uint64_t{ref.blocks} * kBlockBytes;
-  return moved_bytes_ + bytes <= victim_->bytes / 4 && !rotation_.exhausted() &&
+  return share_bytes_ > 0 && !rotation_.exhausted() &&
          fits_segment(ref.blocks, context_.options.segment_bytes);
 }
 
@@ -160,7 +166,7 @@ void Reclaimer::sort_some() {
 
 void Reclaimer::move(const RecordRef& ref) {
   const uint64_t bytes = uint64_t{ref.blocks} * kBlockBytes;
-  moved_bytes_ += bytes;
+  share_bytes_ -= room_of(bytes, context_.options.segment_bytes);
   moving_bytes_ += bytes;
   ++moving_;
   AlignedBuffer payload(bytes - ref.header_blocks * kBlockBytes);
@@ -231,7 +237,8 @@ void Reclaimer::forget_durable_copies() {
 }
 
 uint64_t Reclaimer::bytes_to_move() const {
-  if (stage_ == Stage::sorting) return victim_->bytes / 4 - moved_bytes_ + moving_bytes_;
+  if (stage_ == Stage::sorting)
+    return static_cast<uint64_t>(std::max(share_bytes_, int64_t{0})) + moving_bytes_;
   return stage_ == Stage::moving ? moving_bytes_ : 0;
 }
 

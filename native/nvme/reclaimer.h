@@ -9,10 +9,11 @@
 //      index names the old place until the new one is written, so a hot page never misses.
 //   3. a flush cycle: the copies are durable before the originals can be overwritten.
 //   4. no read is in flight on it. Only now may it begin a new life.
-// At most a quarter of a segment is moved, so that of four bytes written three are new; new pages
-// leave it that room, however late the device gives what is to be moved. A record that cannot be
-// moved, for want of room all the same or because its write failed, is dropped: reclaim never waits
-// for room that only reclaim can make.
+// At most a quarter of a segment is moved, so that of four bytes written three are new; by how much
+// the last record goes beyond it, the next segments move less. New pages leave it that room,
+// however late the device gives what is to be moved. A record that cannot be moved, for want of
+// room all the same or because its write failed, is dropped: reclaim never waits for room that only
+// reclaim can make.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +73,7 @@ class Reclaimer {
   Segment* victim_ = nullptr;
   uint64_t round_ = 0;  // tells late completions of an abandoned victim apart
   size_t next_record_ = 0;
-  uint64_t moved_bytes_ = 0;   // of this victim, read or written or under way
+  int64_t share_bytes_ = 0;    // may still be moved; below 0: on account of victims to come
   uint64_t moving_bytes_ = 0;  // in memory now
   unsigned moving_ = 0;
   std::map<uint64_t, Copy> copies_;  // by position, of all victims: not known to be durable

@@ -136,6 +136,21 @@ TEST(reclaim_writes_at_most_a_third_more_when_everything_is_hot) {
   world.check_all_readable();
 }
 
+// Also pages of which a segment has three, two or one: each in its turn.
+TEST(reclaim_moves_hot_pages_of_any_size_and_writes_at_most_a_third_more) {
+  for (const uint64_t shard_bytes : {140'000, 250'000, 500'000}) {
+    World world(6);
+    world.hot = [](uint64_t) { return true; };
+    world.open();
+    world.append_all(0, 200, shard_bytes);
+    const LogStats stats = world.log->stats();
+    CHECK(stats.relocated_records > 10);
+    CHECK(write_amplification(stats) <= 4.0 / 3);
+    CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
+    world.check_all_readable([&](uint64_t) { return shard_bytes; });
+  }
+}
+
 TEST(read_of_a_reclaimed_extent_is_a_mismatch) {
   World world(4);
   world.open();

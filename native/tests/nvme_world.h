@@ -198,7 +198,7 @@ class World : public LogHost {
   // Every page of the index, but those that reclaim moved or dropped while they were being read.
   // shard_bytes(number): how the pages were made.
   void check_all_readable(
-      uint64_t (*shard_bytes)(uint64_t) = [](uint64_t) { return uint64_t{5000}; },
+      const std::function<uint64_t(uint64_t)>& shard_bytes = [](uint64_t) { return 5000; },
       uint32_t shards = 2) {
     const auto numbers = index;
     for (const auto& [number, ignored] : numbers) {
