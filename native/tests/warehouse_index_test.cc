@@ -46,6 +46,20 @@ TEST(index_below_what_the_tiers_hold_is_told_with_what_is_enough) {
   CHECK(world->take_events().empty());
 }
 
+// Incident: a large --nvme-capacity was refused for an index that would never have been made.
+TEST(index_takes_the_room_that_was_told_before_and_a_sixteenth_of_dram_at_most) {
+  for (const uint64_t nvme_bytes : {0 * kMiB, 64 * kMiB, 1024 * 1024 * kMiB}) {
+    World world(shape_of(4096, 1), 32 * kMiB);
+    world.options.io_engine = "pread";
+    world.options.nvme_capacity_bytes = nvme_bytes;
+    if (nvme_bytes != 0) world.options.nvme_dir = world.directory.path() + "/nvme";
+    const uint64_t told = index_bytes_for(world.options);
+    CHECK(told <= 32 * kMiB / 16 + kBlockBytes);
+    world.start();
+    CHECK_EQ(std::filesystem::file_size(world.options.arena_dir + "/index.1"), told);
+  }
+}
+
 TEST(newest_chains_stay_where_the_index_is_the_bound) {
   World world(shape_of(4096, 1), 32 * kMiB);
   world.options.index_pages = 1024;
