@@ -166,6 +166,68 @@ def test_clear_of_a_run_without_the_nvme_tier_holds_when_it_is_back(both_tiers: 
             assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
 
 
+def test_new_nvme_directory_costs_the_arena_no_page_and_brings_back_none(
+    both_tiers: Serving,
+) -> None:
+    """Incident: with the disk went the ledger, so that after any clear the arena was not believed
+    either, whatever namespace had been cleared."""
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+        OTHER.store_whole(client)
+        client.clear(OTHER.space)
+    both_tiers.kill()
+    shutil.rmtree(both_tiers.nvme_dir)
+    for _ in range(2):
+        both_tiers.start()
+        with both_tiers.connect() as client:
+            assert PROMPT.load(client) == PROMPT.pages
+            assert client.open(OTHER.space).lookup(OTHER.nodes).pages == 0
+        both_tiers.stop()
+
+
+def test_halves_of_two_copies_that_went_on_apart_serve_nothing_wrong(
+    both_tiers: Serving, tmp_path: Path
+) -> None:
+    """A copy of a warehouse is one of the same identity. What was stored in each since is of
+    namespaces that have the same number there."""
+    with both_tiers.connect() as client:
+        PROMPT.store_whole(client)
+        assert client.flush().pending == 0
+    both_tiers.stop()
+    copy = Serving(tmp_path / "copy", **{**both_tiers.settings, "nvme_dir": str(tmp_path / "copy")})
+    copy.settings.update(
+        {
+            name: str(copy.folder / Path(copy.settings[name]).name)
+            for name in ("arena_dir", "socket")
+        }
+    )
+    shutil.copytree(both_tiers.nvme_dir, copy.nvme_dir)
+    shutil.copytree(both_tiers.arena_dir, copy.arena_dir)
+    for folder in (copy.nvme_dir, copy.arena_dir):
+        folder.chmod(0o700)
+    here, there = (KnownPrompt(name, pages=12, page_bytes=20_000, version=version)
+                   for version, name in enumerate(("here", "there"), 1))  # fmt: skip
+    try:
+        for serving, prompt in ((both_tiers, here), (copy, there)):
+            serving.start()
+            with serving.connect() as client:
+                prompt.store_whole(client)
+                assert client.flush().pending == 0
+                if prompt is here:
+                    client.clear(PROMPT.space)
+            serving.stop()
+        copy.settings["nvme_dir"] = both_tiers.settings["nvme_dir"]
+        for _ in range(2):
+            copy.start()
+            with copy.connect() as client:
+                for prompt in (here, there):
+                    prompt.load(client)
+                assert client.open(PROMPT.space).lookup(PROMPT.nodes).pages == 0
+            copy.stop()
+    finally:
+        copy.remove()
+
+
 def identity_files(folder: Path) -> list[Path]:
     return [folder / name for name in FILE_NAMES]
 
