@@ -195,7 +195,8 @@ class Config:
     drain_timeout_s: float = setting(
         30.0,
         settings.seconds(0, 3600),
-        "How long the flush of an orderly exit may take, in seconds.",
+        "How long the flush of an orderly exit may take, in seconds. What the disk is writing then "
+        "is waited for.",
         "what orchestrators commonly wait before they kill",
     )
     streams: int = setting(

@@ -389,6 +389,25 @@ def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: Sic
             tally.count("disk half a second late at every call")
 
 
+def test_stop_on_a_slow_disk_keeps_what_was_stored(tmp_path: Path, sick: SickDisk) -> None:
+    with used(sick_serving(tmp_path, sick, drain_timeout_s="0.1")) as use:
+        for _ in range(tally.rounds(1)):
+            sick.set(delay_s=0.5)
+            use.store(2)
+            use.client.close()
+            assert use.serving.stop() == 0
+            assert use.serving.events("flushed")
+            sick.heal()
+            use.serving.start()
+            use.connect()
+            for prompt in range(use.first, use.prompts):
+                assert use.load(prompt) == PROMPT
+            use.check_recovers()
+            use.check_durable()
+            use.forget()
+            tally.count("disk half a second late at every call")
+
+
 # --- memory that really is full
 
 
@@ -417,3 +436,44 @@ def test_memory_that_others_filled_costs_no_page_and_is_used_once_it_has_room(
             filler.unlink()
             use.store(1)
             tally.count("memory filled up by others, then emptied (tmpfs)")
+
+
+def test_metadata_that_finds_no_room_is_said_and_costs_no_page_that_is_there(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    """Incident: of eight slabs one was used, and status, log and metrics said that all was well."""
+    memory = tmp_path / "memory"
+    with skipped_where_impossible():
+        mounts.mount_tmpfs(memory, "38m")
+    space = kvw.Namespace(  # a slot's metadata has the page's tokens
+        model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4096, page_bytes=4096
+    )
+    serving = Serving(tmp_path / "disk", arena_dir=str(memory / "arena"), dram="32MiB")
+    with serving, serving.connect(timeout_s=60) as client:
+        ns = client.open(space)
+
+        def dram() -> Any:
+            return client.status()["core"]["tiers"]["dram"]
+
+        def store_and_load(prompt: int) -> None:
+            nodes = list(range(32))
+            tokens = np.repeat(np.array(nodes, np.uint32) + prompt, space.page_tokens)
+            pages, out = pages_of(nodes, 0, prompt, 4096), np.zeros((32, 4096), np.uint8)
+            assert ns.store(tokens, pages, timeout_s=60).stored == 32
+            assert ns.load(tokens, out, timeout_s=60) == 32
+            check_pages(out, nodes, 0, prompt)
+
+        for prompt in range(32):
+            store_and_load(prompt)
+        limited = dram()
+        assert "No space left" in limited["health"]
+        assert 32 <= limited["pages"] < 32 * 32
+        until(lambda: serving.events("core"), "the log says it")
+        assert [each["name"] for each in serving.events("core")] == ["arena_limited"]
+        with skipped_where_impossible():
+            mounts.remount(memory, "size=64m")
+        for prompt in range(32, 64):
+            store_and_load(prompt)
+        assert dram()["health"] == "ok"
+        assert dram()["pages"] > limited["pages"]
+    tally.count("memory filled up by others, then emptied (tmpfs)")
