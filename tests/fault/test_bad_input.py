@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.testing.known_prompt import KnownPrompt
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.testing.until import until
@@ -368,6 +369,30 @@ def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
         own.start()
         with own.connect() as client:
             check_alive(client)
+
+
+def test_pages_that_fit_no_slab_of_a_smaller_arena_wait_on_nvme_for_a_larger_one(
+    tmp_path: Path,
+) -> None:
+    prompt = KnownPrompt("large", pages=2, page_bytes=3 << 20)
+    own = Serving(tmp_path, dram="32MiB", nvme_capacity="64MiB", nvme_segment="16MiB")
+    with own:
+        with own.connect() as client:
+            prompt.store_whole(client)
+            assert client.flush(60).pending == 0
+        own.kill()
+        own.lose_arena()
+        own.settings["dram"] = "16MiB"
+        own.start()
+        assert own.events("namespace_unusable")
+        with own.connect() as client, pytest.raises(kvw.UsageError, match="--dram"):
+            client.open(prompt.space)
+        own.stop()
+        own.lose_arena()
+        own.settings["dram"] = "32MiB"
+        own.start()
+        with own.connect() as client:
+            assert prompt.load(client) == prompt.pages
 
 
 def files_in(serving: Serving) -> dict[str, bytes]:
