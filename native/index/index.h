@@ -25,7 +25,7 @@ enum EntryFlag : uint16_t {
   kEntryUsed = 1,
   kEntryDram = 2,        // slot and generation are valid
   kEntryNvme = 4,        // the extent is valid
-  kEntryUnverified = 8,  // re-attached: nobody has checked its digest in this incarnation
+  kEntryUnverified = 8,  // an earlier daemon's: each load checks its digest
 };
 
 struct alignas(64) IndexEntry {

@@ -1,6 +1,6 @@
 // What an earlier daemon left: sealed pages and free space, nothing else.
 //
-// LIVE and CLOSING with a good checksum become LIVE, unverified until somebody checks the digest.
+// LIVE and CLOSING with a good checksum become LIVE and unverified: each load checks the digest.
 // RESERVED, FILLING and LIMBO become LIMBO: their writers may still be writing. What cannot be
 // believed is freed only when no living session pins it.
 #include <algorithm>
