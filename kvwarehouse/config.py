@@ -29,6 +29,7 @@ OTHER_VARIABLES: Final = frozenset(
         "KVW_CONFIG",
         "KVW_COPY_PATH",
         "KVW_CUDA_DRIVER",
+        "KVW_DAEMON_UID",
         "KVW_NVRTC",
         "KVW_ROUNDS",
         "KVW_SEED",

@@ -80,6 +80,8 @@ def _unreachable(facts: Facts) -> Finding:
     fix = "start the daemon again; `kvwarehouse status` and its log say more"
     if daemon.error_code == "no_daemon":
         fix = f"the socket was left behind: `kvwarehouse serve --socket {daemon.path}`"
+    elif daemon.error_code == "daemon_untrusted":
+        fix = f"run engine and daemon as one user, or set KVW_DAEMON_UID={daemon.owner} here"
     return fail("daemon", f"no session: {daemon.error} [{daemon.error_code}]", fix)
 
 

@@ -151,7 +151,7 @@ class Channel:
         await channel.close()
 
     def _connect(self) -> grpc.aio.Channel:
-        target, tls = self.address.grpc_target, self.dial.tls()
+        target, tls = self.dial.target(), self.dial.tls()
         if tls is None:
             return grpc.aio.insecure_channel(target, options=OPTIONS)
         return grpc.aio.secure_channel(target, tls, options=OPTIONS)

@@ -1,7 +1,9 @@
 """The arguments by which commands find their daemon, and the connecting itself.
 
 The environment is read here for the client's own variables: KVW_ADDRESS (where), KVW_TOKEN (the
-secret), and KVW_SOCKET and KVW_NAME, which say where this user's daemon listens.
+secret), and KVW_SOCKET and KVW_NAME, which say where this user's daemon listens. Whose daemon is
+trusted beside ours and root's, KVW_DAEMON_UID, is read by every client
+(kvwarehouse/client/trust.py).
 """
 
 from __future__ import annotations

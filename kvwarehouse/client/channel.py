@@ -119,7 +119,7 @@ class Channel:
                 self._channel = None
 
     def _connect(self) -> grpc.Channel:
-        target, tls = self.address.grpc_target, self.dial.tls()
+        target, tls = self.dial.target(), self.dial.tls()
         if tls is None:
             return grpc.insecure_channel(target, options=OPTIONS)
         return grpc.secure_channel(target, tls, options=OPTIONS)

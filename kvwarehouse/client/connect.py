@@ -38,7 +38,9 @@ def connect(  # noqa: PLR0913  all but the address by name, and each for some ca
     without the right to write them; a store is then a UsageError (code "read_only").
 
     The client is a context manager. It survives restarts of the daemon. Raises TransportError when
-    there is no daemon, at once; UsageError on a bad argument."""
+    there is no daemon, at once; also (code "daemon_untrusted") when who is there on this host is
+    neither of this process's user, nor root, nor $KVW_DAEMON_UID: it would be given KV. UsageError
+    on a bad argument."""
     where = parse_address(address)
     session = checked_session(where, verify, patience_s, read_only)
     if session is None:

@@ -1,7 +1,7 @@
 """What every channel to a daemon needs to know, whatever waits for its answers: where it is, how it
 is trusted, deadlines, and what a failure means.
 
-Thread-safe; does no I/O but reading a PEM file.
+Thread-safe; does no I/O but reading a PEM file and the owners of a local socket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 
-from kvwarehouse.client.address import Address
+from kvwarehouse.client import trust
+from kvwarehouse.client.address import GRPC_SUFFIX, Address
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 from kvwarehouse.wire import CHANNEL_OPTIONS, error_from_rpc
 
@@ -71,6 +72,13 @@ class Dial:
             "timeout": self.timeout_s if timeout_s is None else timeout_s,
             "metadata": metadata,
         }
+
+    def target(self) -> str:
+        """What gRPC connects to. Raises TransportError (code "daemon_untrusted") where a local
+        socket, or a folder on the way to it, is a stranger's."""
+        if not self.address.local:
+            return self.address.grpc_target
+        return f"unix:{trust.own_socket(self.address.path + GRPC_SUFFIX)}"
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """None: in the clear."""

@@ -17,6 +17,7 @@ from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.session import Session
+from kvwarehouse.client.trust import daemon_uid
 from kvwarehouse.types import Control, Namespace
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class LocalPath(DataPath):
             timeout_s,
             session.patience_s,
             session.read_only,
+            daemon_uid(),
         )
 
     def opened(self, space: Namespace) -> bool:

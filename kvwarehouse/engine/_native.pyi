@@ -192,9 +192,11 @@ class NativeClient:
         timeout_s: float,
         patience_s: float | None = None,
         read_only: bool = False,
+        daemon_uid: int | None = None,
     ) -> None:
-        """Connects, or raises TransportError at once when there is no daemon. patience_s: what a
-        lookup, load or pin may spend on a new daemon; 0: they never look for one."""
+        """Connects, or raises TransportError at once when there is no daemon, or one that is
+        neither of our user, nor root's, nor `daemon_uid`'s. patience_s: what a lookup, load or pin
+        may spend on a new daemon; 0: they never look for one."""
     def close(self) -> None: ...
     @property
     def connected(self) -> bool: ...

@@ -228,14 +228,14 @@ void bind_client(nb::module_& m) {
       .def(
           "__init__",
           [](Client* self, const std::string& path, bool verify_always, double timeout_s,
-             std::optional<double> patience_s, bool read_only) {
-            ClientOptions options{path, verify_always, read_only, to_ns(timeout_s), {}};
+             std::optional<double> patience_s, bool read_only, std::optional<uid_t> daemon_uid) {
+            ClientOptions options{path, verify_always, read_only, to_ns(timeout_s), {}, daemon_uid};
             if (patience_s) options.patience_ns = to_ns(*patience_s);
             nb::gil_scoped_release release;
             new (self) Client(std::move(options));
           },
           arg("socket_path"), arg("verify_always"), arg("timeout_s"),
-          arg("patience_s") = nb::none(), arg("read_only") = false)
+          arg("patience_s") = nb::none(), arg("read_only") = false, arg("daemon_uid") = nb::none())
       .def("close", &Client::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("connected", &Client::connected, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("session_id", &Client::session_id)

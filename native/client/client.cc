@@ -1,8 +1,10 @@
 #include "client/client.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 
 #include "base/error.h"
@@ -21,6 +23,18 @@ constexpr uint64_t kImpatientNs = 20 * kMillisecondNs;
 constexpr uint64_t kMostNs = 500 * kMillisecondNs;
 constexpr uint64_t kRetryNs = 50 * kMillisecondNs;
 constexpr uint64_t kStalledNs = 1000 * kMillisecondNs;
+
+// A file of somebody else's could be read, changed and cut by him while it is mapped here.
+void refuse_foreign(const ParentFd& file, uid_t daemon_uid) {
+  struct stat info{};
+  if (::fstat(file.get(), &info) != 0)
+    throw storage_error("cannot stat a file of the daemon", errno);
+  if (!S_ISREG(info.st_mode) || info.st_uid != daemon_uid)
+    throw Error(ErrorKind::transport, "daemon_untrusted",
+                "the daemon of uid " + std::to_string(daemon_uid) +
+                    " handed over a file that belongs to uid " + std::to_string(info.st_uid) +
+                    "; its arena directory must be its own");
+}
 
 }  // namespace
 
@@ -109,7 +123,7 @@ void Client::reconnect(uint64_t deadline_ns) {
     ~Reconnects() { now = false; }
   } const reconnects(reconnects_);
   connection_.close();
-  Connection fresh(options_.socket_path);
+  Connection fresh(options_.socket_path, options_.daemon_uid);
   Connection::Reply welcome = say_hello(fresh, {}, deadline_ns);
   adopt(welcome);
   std::swap(connection_, fresh);
@@ -133,6 +147,7 @@ Connection::Reply Client::say_hello(Connection& to, std::optional<SlotRef> after
     to.close();
     throw Error(ErrorKind::transport, "daemon_gone", "the daemon's welcome is malformed");
   }
+  for (const ParentFd& file : reply.descriptors) refuse_foreign(file, to.daemon_uid());
   return reply;
 }
 

@@ -77,6 +77,8 @@ struct ClientOptions {
   // What a lookup, load or pin may spend on the hello of a new daemon. 0: they never look for one.
   // Nothing: 20 ms, or up to a quarter of a load's time.
   std::optional<uint64_t> patience_ns;
+  // Whose daemon is trusted beside this process's own user's and root's.
+  std::optional<uid_t> daemon_uid;
 };
 
 class Client;
@@ -110,7 +112,8 @@ class Pins {
 
 class Client {
  public:
-  // Connects. Throws Error transport "no_daemon" at once when there is none.
+  // Connects. Throws Error transport at once: "no_daemon" when there is none, "daemon_untrusted"
+  // when it, or a file that it hands over, is another user's.
   explicit Client(ClientOptions options);
   ~Client();
   Client(const Client&) = delete;

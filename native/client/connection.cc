@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -39,7 +40,7 @@ Error gone(const std::string& why) {
 
 }  // namespace
 
-Connection::Connection(const std::string& socket_path) {
+Connection::Connection(const std::string& socket_path, std::optional<uid_t> daemon_uid) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof address.sun_path)
@@ -55,6 +56,19 @@ Connection::Connection(const std::string& socket_path) {
                 "no daemon answers on " + socket_path + " (" + std::strerror(err) +
                     "); start one with: kvwarehouse serve --socket " + socket_path);
   }
+  // Before a word is said: whoever made a socket where ours is expected would be given all KV.
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  const bool known = ::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  const bool trusted = peer.uid == ::geteuid() || peer.uid == 0 || peer.uid == daemon_uid;
+  if (!known || !trusted)
+    throw Error(ErrorKind::transport, "daemon_untrusted",
+                "who listens on " + socket_path + " runs as uid " + std::to_string(peer.uid) +
+                    ", and only a daemon of uid " +
+                    std::to_string(daemon_uid.value_or(::geteuid())) +
+                    " or root is trusted with KV; if it is the right one, set KVW_DAEMON_UID=" +
+                    std::to_string(peer.uid));
+  daemon_uid_ = peer.uid;
   int bytes = 2 * static_cast<int>(kMessageBytes);
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }

@@ -5,7 +5,10 @@
 // lost or late reply granted is listed at the next hello.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,11 +31,13 @@ class Connection {
   };
 
   Connection() = default;
-  // Throws Error transport "no_daemon" at once when nobody listens.
-  explicit Connection(const std::string& socket_path);
+  // Throws Error transport "no_daemon" at once when nobody listens, "daemon_untrusted" when who
+  // listens is neither of our user, nor root, nor daemon_uid.
+  Connection(const std::string& socket_path, std::optional<uid_t> daemon_uid);
 
   // The daemon closed its end, or there never was one. One poll: about half a microsecond.
   bool hung_up() const;
+  uid_t daemon_uid() const { return daemon_uid_; }  // by the kernel's word
   void close() { fd_.reset(); }
 
   // Sends and waits for the reply of the expected type until deadline_ns (boot clock). Throws Error
@@ -48,6 +53,7 @@ class Connection {
   Reply next_reply(uint64_t deadline_ns);
 
   ParentFd fd_;
+  uid_t daemon_uid_ = 0;
   uint64_t sent_ = 0, answered_ = 0;  // requests, each with the next number
   std::vector<std::byte> buffer_;     // as long as a message may be
 };
