@@ -67,7 +67,7 @@ class Config:
     listen: str = setting(
         "",
         settings.address,
-        "TCP address of gRPC, host:port. Anything but loopback needs TLS and tokens.",
+        "TCP address of gRPC, host:port. Needs --token-file; beyond loopback TLS too.",
         "closed: nothing listens on a network unless it is asked to",
     )
     tls_cert: str = setting(
@@ -380,17 +380,25 @@ def _check(config: Config) -> None:
         if getattr(config, item) and not config.listen:
             raise _bad(f"{_flag(item)} is of no use without --listen; the local sockets need none")
     _check_events(config)
-    if config.listen and not settings.is_loopback(config.listen):
-        missing = [
-            _flag(item)
-            for item in ("tls_cert", "tls_key", "token_file")
-            if not getattr(config, item)
-        ]
-        if missing:
-            raise _bad(
-                f"--listen {config.listen!r} is not loopback and needs {' '.join(missing)}: KV is "
-                "what users wrote, and must not cross a network unprotected; or listen on 127.0.0.1"
-            )
+    if config.listen:
+        _check_listen(config)
+
+
+def _check_listen(config: Config) -> None:
+    loopback = settings.is_loopback(config.listen)
+    needs = ["token_file", *(() if loopback else ("tls_cert", "tls_key"))]
+    missing = " ".join(_flag(item) for item in needs if not getattr(config, item))
+    if missing and loopback:
+        raise _bad(
+            f"--listen {config.listen!r} needs {missing}: every user of this host, and every "
+            "container of a pod, reaches loopback; make a token with: openssl rand -hex 32. The "
+            "sockets that only this user reaches need none: leave --listen out"
+        )
+    if missing:
+        raise _bad(
+            f"--listen {config.listen!r} is not loopback and needs {missing}: KV is what users "
+            "wrote, and must not cross a network unprotected; on 127.0.0.1 TLS is not needed"
+        )
 
 
 def _check_events(config: Config) -> None:

@@ -49,7 +49,8 @@ class Address:
         """The command that would put a daemon here."""
         if self.local:
             return f"start one with `kvwarehouse serve --socket {self.path}`"
-        return f"start one with `kvwarehouse serve --listen {self.grpc_target}` on that host"
+        listen = f"--listen {self.grpc_target} --token-file FILE"
+        return f"start one with `kvwarehouse serve {listen}` on that host"
 
     def __str__(self) -> str:
         return f"unix://{self.path}" if self.local else self.grpc_target

@@ -97,11 +97,8 @@ class Servers:
         os.chmod(path, 0o600)
 
     def _bind_tcp(self, config: Config) -> None:
-        interceptors = [self._edge]
-        if config.token_file:
-            # The first sees a call first: nothing of ours runs for a call without a token.
-            interceptors.insert(0, TokenCheck(read_tokens(config.token_file)))
-        server = self._server(interceptors)
+        # The first sees a call first: nothing of ours runs for a call without a token.
+        server = self._server([TokenCheck(read_tokens(config.token_file)), self._edge])
         if config.tls_cert:
             credentials = _credentials(config.tls_cert, config.tls_key)
             port = _bound(config.listen, lambda: server.add_secure_port(config.listen, credentials))

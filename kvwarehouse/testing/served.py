@@ -2,7 +2,7 @@
 ledger and probes, in a directory of the test. A restart over the real engine needs a process, as
 kvwarehouse.embedded makes them: the engine holds its directory until it is garbage.
 
-    with Served(tmp_path, listen="127.0.0.1:0") as served:
+    with Served(tmp_path, streams=2) as served:
         served.stub.Status(...)
 
 One owner; the stub and the channel are thread-safe.

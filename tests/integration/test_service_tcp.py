@@ -151,11 +151,7 @@ def test_unix_socket_needs_no_token_even_when_tcp_does(secure: Served) -> None:
     secure.stub.Status(pb.StatusRequest(), timeout=T)
 
 
-def test_loopback_without_tls_serves_and_still_asks_for_tokens_when_there_are_some(
-    tmp_path: Path, tokens: str
-) -> None:
-    with Served(tmp_path, listen="127.0.0.1:0") as served, channel(served, None) as there:
-        wire.WarehouseStub(there).Status(pb.StatusRequest(), timeout=T)
+def test_loopback_without_tls_serves_and_asks_for_tokens(tmp_path: Path, tokens: str) -> None:
     with (
         Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
         channel(served, None) as there,
@@ -168,22 +164,24 @@ def test_loopback_without_tls_serves_and_still_asks_for_tokens_when_there_are_so
         stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
 
 
-def test_port_in_use_refuses_to_start_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_port_in_use_refuses_to_start_and_leaves_nothing_behind(
+    tmp_path: Path, tokens: str
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(errors.TransportError) as caught:
-            Served(tmp_path, listen=address).start()
+            Served(tmp_path, listen=address, token_file=tokens).start()
     assert caught.value.code == "address_unavailable"
     assert address in caught.value.message
-    with Served(tmp_path, listen=address):
+    with Served(tmp_path, listen=address, token_file=tokens):
         pass
 
 
 @pytest.mark.parametrize("what", ["swapped", "missing", "encrypted", "other_key", "open_key"])
 def test_bad_tls_files_refuse_to_start(
-    tmp_path: Path, certificate: tuple[str, str], what: str
+    tmp_path: Path, certificate: tuple[str, str], tokens: str, what: str
 ) -> None:
     cert, key = certificate
     other = tmp_path / "other.pem"
@@ -202,6 +200,7 @@ def test_bad_tls_files_refuse_to_start(
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         other.chmod(0o600)
         key = str(other)
+    tls = {"tls_cert": cert, "tls_key": key, "token_file": tokens}
     with pytest.raises(errors.UsageError) as caught:
-        Served(tmp_path, listen="127.0.0.1:0", tls_cert=cert, tls_key=key).start()
+        Served(tmp_path, listen="127.0.0.1:0", **tls).start()
     assert key in caught.value.message or cert in caught.value.message

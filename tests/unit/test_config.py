@@ -129,8 +129,11 @@ def test_listening_beyond_loopback_needs_tls_and_tokens(address: str, missing: s
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:70", "[::1]:70", "localhost:0", "127.9.9.9:1"])
-def test_listening_on_loopback_may_be_plain(address: str) -> None:
-    assert config.load({"listen": address}, {}).listen == address
+def test_listening_on_loopback_needs_tokens_and_no_tls(address: str) -> None:
+    text = refused({"listen": address})
+    assert "--token-file" in text
+    assert "--tls" not in text
+    assert config.load({"listen": address, "token_file": "/t"}, {}).listen == address
 
 
 def test_listening_beyond_loopback_is_accepted_with_tls_and_tokens() -> None:
@@ -158,7 +161,7 @@ def test_printed_config_reads_back_to_the_same_settings(tmp_path: Path) -> None:
         {
             "name": "a.b-c", "socket": '/tmp/qu"ote\\é.sock', "dram": "1.5GiB", "streams": "5",
             "nvme_dir": "/var/x", "nvme_capacity": "500GB", "grace_s": "0.25", "http": "off",
-            "listen": "[::1]:0", "index_pages": "1000", "staging": "12345",
+            "listen": "[::1]:0", "token_file": "/t", "index_pages": "1000", "staging": "12345",
         },
         {},
     )  # fmt: skip
