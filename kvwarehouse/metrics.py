@@ -383,6 +383,16 @@ METRICS: Final = (
     _gauge("pins", "Slots and extents held by clients.", _one("core.pins.held")),
     _counter("pins_taken_total", "Pins taken.", _one("core.pins.taken")),
     _counter("pins_refused_total", "Pins refused by their bound.", _one("core.pins.refused")),
+    _gauge(
+        "grpc_connections",
+        "Connections at the TCP address of gRPC.",
+        _one("service.connections"),
+    ),
+    _gauge(
+        "grpc_connections_max",
+        "Connections that it takes; 0 without --listen.",
+        _one("service.connections_max"),
+    ),
     _gauge("streams", "gRPC stores and loads under way.", _one("service.streams")),
     _gauge("staging_bytes", "Memory of gRPC streams.", _one("service.staging_bytes")),
     _gauge(

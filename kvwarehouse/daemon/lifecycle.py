@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
+from kvwarehouse.daemon.connections import Connections
 from kvwarehouse.daemon.edge import Edge
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.http import HttpServer, Pages
@@ -181,6 +182,9 @@ class Daemon:
         stack.callback(servers.stop)
         stack.callback(watches.end)  # before it: they would use up the grace of the others
         self._snapshots.listen = servers.listen_address
+        if config.listen:
+            port = split_address(servers.listen_address)[1]
+            self._snapshots.connections = Connections(port, self._log)
         servers.start()
 
     def _open_events(self, stack: ExitStack) -> None:
@@ -212,6 +216,8 @@ class Daemon:
             self._watch_core(self._drain_events)
             assert self._warehouse is not None
             self._watch_core(self._warehouse.bury_quarantined)
+            if self._snapshots.connections is not None:
+                self._snapshots.connections.look()
             if time.monotonic() >= tombstones_at:
                 self._watch_core(self._warehouse.forget_moot_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S

@@ -36,6 +36,7 @@ class Event(StrEnum):
     LEDGER_REBUILT = "ledger_rebuilt"
     LEDGER_DEGRADED = "ledger_degraded"
     HTTP_PORT_TAKEN = "http_port_taken"
+    CONNECTIONS_NEAR_BOUND = "connections_near_bound"
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     ARENA_ROOM_SHORT = "arena_room_short"
     NVME_ROOM_SHORT = "nvme_room_short"
@@ -64,6 +65,7 @@ _WARNINGS: Final = {
     Event.LEDGER_REBUILT,
     Event.LEDGER_DEGRADED,
     Event.HTTP_PORT_TAKEN,
+    Event.CONNECTIONS_NEAR_BOUND,
     Event.ARENA_NOT_TMPFS,
     Event.ARENA_ROOM_SHORT,
     Event.NVME_ROOM_SHORT,

@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, u
 
 from kvwarehouse import wire
 from kvwarehouse.config import Config
+from kvwarehouse.daemon import connections
 from kvwarehouse.daemon.edge import SLOW_CALLS, WATCHES
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.tokens import TokenCheck, check_private, read_tokens
@@ -34,19 +35,28 @@ QUICK_CALLS: Final = 16
 STOP_GRACE_S: Final = 2.0
 """How long calls under way may go on when the daemon ends."""
 
-_OPTIONS: Final = (
-    *wire.CHANNEL_OPTIONS,
-    # Two daemons on one port would share its calls between two warehouses.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 64),
-    ("grpc.max_allowed_incoming_connections", 256),
-    ("grpc.max_metadata_size", 16 << 10),
-    # A peer that vanished without a word is noticed within 80 s; one without calls leaves.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 600_000),
-)
+HANDSHAKE_S: Final = 5.0
+"""From a connection to the end of its TLS and HTTP/2 greetings; no token was shown until then."""
+
+IDLE_S: Final = 60.0
+"""How long a connection without a call keeps its place. Clients connect anew by themselves."""
+
+
+def _options() -> Sequence[tuple[str, int | str]]:
+    return (
+        *wire.CHANNEL_OPTIONS,
+        # Two daemons on one port would share its calls between two warehouses.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", 64),
+        ("grpc.max_allowed_incoming_connections", connections.CONNECTIONS_MAX),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        ("grpc.max_metadata_size", 16 << 10),
+        # A peer that vanished without a word is noticed within 80 s.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    )
 
 
 class Servers:
@@ -111,7 +121,7 @@ class Servers:
         server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=list(interceptors),
-            options=_OPTIONS,
+            options=_options(),
             # What finds no thread is refused for now, not queued without a bound.
             maximum_concurrent_rpcs=threads,
         )

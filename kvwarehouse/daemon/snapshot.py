@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvwarehouse.config import Config
+from kvwarehouse.daemon.connections import Connections
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.staging import Staging
 from kvwarehouse.daemon.state import Lifecycle
@@ -27,6 +28,7 @@ class Snapshots:
         self.kv_events: Callable[[], dict[str, Any]] | None = None
         self.http = ""
         self.listen = ""
+        self.connections: Connections | None = None
 
     def attach(self, warehouse: Warehouse, ledger: Ledger, staging: Staging) -> None:
         """Called once, when the core runs."""
@@ -67,4 +69,6 @@ class Snapshots:
             "socket": self._config.socket,
             "listen": self.listen,
             "http": self.http,
+            "connections": self.connections.count if self.connections else 0,
+            "connections_max": self.connections.bound if self.connections else 0,
         }

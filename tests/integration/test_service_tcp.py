@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvwarehouse import errors, wire
+from kvwarehouse.daemon import connections, servers
 from kvwarehouse.testing.served import Served
+from kvwarehouse.testing.until import DEADLINE_S, until
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 T = 30.0
@@ -204,3 +207,60 @@ def test_bad_tls_files_refuse_to_start(
     with pytest.raises(errors.UsageError) as caught:
         Served(tmp_path, listen="127.0.0.1:0", **tls).start()
     assert key in caught.value.message or cert in caught.value.message
+
+
+def test_connection_that_says_nothing_is_ended(
+    tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "HANDSHAKE_S", 1.0)
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as silent,
+    ):
+        while silent.recv(1024):  # its greeting, then the end
+            pass
+
+
+def test_connection_without_a_call_is_ended(
+    tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "IDLE_S", 1.0)
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as idle,
+    ):
+        empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        idle.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
+        while idle.recv(1024):
+            pass
+
+
+def test_silent_connections_are_told_and_keep_nobody_out_for_long(
+    tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 8)
+    with Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served, ExitStack() as stack:
+        where = ("127.0.0.1", port_of(served))
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(where, DEADLINE_S))
+
+        def connected() -> float:
+            service = served.stub.Status(pb.StatusRequest(), timeout=T).status.service
+            return service.connections
+
+        until(lambda: connected() >= 7, "the connections are counted")
+        assert "kvwarehouse_grpc_connections " in served.get("/metrics")[1]
+        until(lambda: served.events("connections_near_bound"), "the log says it")
+
+        def served_beside_them() -> bool:
+            with channel(served, None) as there:
+                stub = wire.WarehouseStub(there)
+                try:
+                    stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+                except grpc.RpcError:
+                    return False
+                return True
+
+        until(served_beside_them, "there is room again")
+        until(lambda: connected() <= 1, "the silent ones are gone")
+        assert len(served.events("connections_near_bound")) == 1
