@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 from kvwarehouse import errors
-from kvwarehouse.daemon import http
 from kvwarehouse.daemon.ledger import LOST
 from kvwarehouse.testing import fake_engine
 from kvwarehouse.testing.served import Served
@@ -282,24 +280,3 @@ def test_core_that_does_not_answer_is_logged_once_and_shown(
         daemon._watch_core(daemon._drain_events)
         assert served.get("/readyz")[0] == 200
     assert len(served.events("core_unresponsive")) == 1
-
-
-def test_http_client_that_says_nothing_does_not_hold_the_probes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http._Request, "timeout", 0.5)  # what such a client is given
-    with Served(tmp_path) as served:
-        host, port = served.events("ready")[0]["http"].split(":")
-        held = [socket.create_connection((host, int(port)), timeout=T) for _ in range(10)]
-        answers = []
-        stop = time.monotonic() + T
-        while time.monotonic() < stop:
-            try:
-                answers.append(served.get("/healthz")[0])
-            except OSError:
-                continue
-            if answers[-1] == 200:
-                break
-        assert answers[-1] == 200
-        for connection in held:
-            connection.close()
