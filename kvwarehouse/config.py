@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,6 +42,13 @@ OTHER_VARIABLES: Final = frozenset(
 
 TEST_PREFIX: Final = "KVW_TEST_"
 """Variables of the project's own test runs; the daemon does not look at them."""
+
+_SERVICE_VARIABLE: Final = re.compile(
+    r"KVW_([A-Z0-9_]+_)?"
+    r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes puts into each container of a namespace that has a Service named kvw or kvw-*
+(kubernetes.io, "Accessing the Service", environment variables)."""
 
 DEFAULT_HTTP: Final = "127.0.0.1:9470"
 
@@ -358,10 +367,20 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str, s
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key in _FIELDS and name == name.upper():
             given[key] = (environ[name], name, name)
-        elif not name.startswith(TEST_PREFIX):
-            known = ", ".join(ENVIRONMENT_PREFIX + key.upper() for key in _FIELDS)
-            raise _bad(f"unknown environment variable {name}; the settings are {known}")
+        elif not name.startswith(TEST_PREFIX) and not _SERVICE_VARIABLE.fullmatch(name):
+            raise _bad(_unknown_variable(name))
     return given
+
+
+def _unknown_variable(name: str) -> str:
+    known = [ENVIRONMENT_PREFIX + key.upper() for key in _FIELDS]
+    close = difflib.get_close_matches(name.upper(), [*known, *sorted(OTHER_VARIABLES)], 1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return (
+        f"unknown environment variable {name}; {meant}what begins with {ENVIRONMENT_PREFIX} is a "
+        f"setting of this daemon: unset it, or choose another prefix where it is another program's;"
+        f" the settings are {', '.join(known)}"
+    )
 
 
 def _check(config: Config) -> None:

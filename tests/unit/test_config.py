@@ -100,6 +100,9 @@ def test_unknown_setting_is_refused_in_file_and_environment(tmp_path: Path) -> N
     assert "'dran'" in refused({"config": str(file)})
     assert "KVW_DRAN" in refused({}, {"KVW_DRAN": "1GiB"})
     assert "KVW_dram" in refused({}, {"KVW_dram": "1GiB"})
+    assert "did you mean KVW_DRAM?" in refused({}, {"KVW_DRAN": "1GiB"})
+    assert "did you mean KVW_ADDRESS?" in refused({}, {"KVW_ADRESS": "unix:///s"})
+    assert "unset it" in refused({}, {"KVW_COLOUR": "red"})
 
 
 def test_unreadable_file_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -115,6 +118,27 @@ def test_variables_of_clients_and_tests_are_left_alone() -> None:
     environ = {"KVW_ADDRESS": "x", "KVW_TOKEN": "y", "KVW_TEST_ANY": "z", "KVW_SEED": "1"}
     environ |= {"KVW_CUDA_DRIVER": "/libcuda.so.1", "KVW_NVRTC": "/libnvrtc.so"}
     assert config.load({}, environ).name == "default"
+
+
+def test_variables_of_a_kubernetes_service_are_no_settings() -> None:
+    """A Service named kvw put KVW_PORT into every pod beside it, and the next start refused."""
+    address = "tcp://10.96.0.7:7070"
+    for service in ("KVW", "KVW_DRAM", "KVW_CACHE_7B"):
+        environ = {
+            f"{service}_SERVICE_HOST": "10.96.0.7",
+            f"{service}_SERVICE_PORT": "7070",
+            f"{service}_SERVICE_PORT_GRPC_TLS": "7070",
+            f"{service}_PORT": address,
+            f"{service}_PORT_7070_TCP": address,
+            f"{service}_PORT_7070_TCP_PROTO": "tcp",
+            f"{service}_PORT_7070_TCP_PORT": "7070",
+            f"{service}_PORT_7070_TCP_ADDR": "10.96.0.7",
+            f"{service}_PORT_53_UDP": address,
+        }
+        found = config.load({}, environ)
+        assert not set(found.sources.values()) & set(environ)
+    for name in ("KVW_PORTS", "KVW_PORT_TCP", "KVW_REPORT", "KVW_SERVICE"):
+        assert name in refused({}, {name: address})
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:70", "10.1.2.3:70", "[::]:70", "example.org:70"])
