@@ -15,8 +15,9 @@ EXAMPLES = """\
   kvwarehouse serve --config /etc/kvwarehouse.toml --print-config
   kvwarehouse serve --listen 0.0.0.0:7070 --tls-cert c.pem --tls-key k.pem --token-file tokens
 
-Settings: flags, over environment (KVW_DRAM=64GiB), over the file, over defaults. SIGTERM drains:
-no more stores, a flush, exit 0. The DRAM tier stays in --arena-dir for the next start.
+Settings: flags, over environment (KVW_DRAM=64GiB), over the file, over defaults; all are read
+once. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 drain: no more stores, a flush, exit 0; a second
+SIGTERM or SIGINT ends at once. The DRAM tier stays in --arena-dir for the next start.
 """
 
 

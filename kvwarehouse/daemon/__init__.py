@@ -20,9 +20,16 @@ __all__ = ["serve"]
 
 _SIGNALS_EVERY_S: Final = 0.1
 
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+# A terminal that closes, a log rotation's hook, a habit of other daemons. Without a handler each
+# ends the process where it stands.
+_STRAY: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
-    """Serves until SIGTERM or SIGINT, then drains; returns 0. A second signal exits at once.
+    """Serves until SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, then drains; returns 0. A second
+    SIGTERM or SIGINT exits at once. What is ignored at the start, as nohup does, stays so, except
+    SIGTERM and SIGINT.
 
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
     the daemon cannot start; nothing is left behind then but what was there before; and StorageError
@@ -78,12 +85,15 @@ def _signals(daemon: Daemon) -> Iterator[None]:
     asked = threading.Event()
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
-            os._exit(128 + number)  # whoever asks twice wants no more waiting
-        asked.set()
-        daemon.request_stop()
+        # Others come twice unasked: a hangup from the kernel and the shell, or beside SIGTERM.
+        if number in _ENDING:
+            if asked.is_set():
+                os._exit(128 + number)  # whoever asks twice wants no more waiting
+            asked.set()
+        daemon.request_stop(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    stray = [number for number in _STRAY if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in (*_ENDING, *stray)}
     try:
         yield
     finally:

@@ -54,6 +54,7 @@ class Daemon:
         self._log = log
         self._engine = engine
         self._stop = threading.Event()
+        self._why = "stop"
         self._lifecycle = Lifecycle()
         self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle)
         self._answered_at = time.monotonic()  # when the core last did
@@ -61,7 +62,10 @@ class Daemon:
         self._warehouse: Warehouse | None = None
         self._failure: StorageError | None = None
 
-    def request_stop(self) -> None:
+    def request_stop(self, why: str = "stop") -> None:
+        """`why`: for the log, of the first who asks."""
+        if not self._stop.is_set():
+            self._why = why
         self._stop.set()
 
     def run(self, on_ready: Callable[[], None]) -> None:
@@ -268,7 +272,7 @@ class Daemon:
     def _drain(self) -> None:
         """No new stores, then a flush with a bound. Health is NOT_SERVING already."""
         assert self._warehouse is not None
-        self._advance_to_draining("stop")
+        self._advance_to_draining(self._why)
         try:
             self._warehouse.drain()
             flushed = self._warehouse.flush(self._config.drain_timeout_s)

@@ -41,9 +41,9 @@ def flags(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def process(settings: dict[str, str], program: str = PROGRAM) -> Iterator[Any]:
+def process(settings: dict[str, str], program: str = PROGRAM, **more: Any) -> Iterator[Any]:
     command = [sys.executable, "-c", program, json.dumps(settings)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **more) as child:
         try:
             yield child
         finally:
@@ -81,17 +81,58 @@ def test_signal_that_meets_another_thread_drains_too(tmp_path: Path) -> None:
         assert child.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2],
+)
 def test_signal_drains_and_exits_with_zero(tmp_path: Path, number: signal.Signals) -> None:
     with process(flags(tmp_path)) as child:
         ready = until(child, "ready")
         assert ready["pid"] == child.pid
         child.send_signal(number)
-        until(child, "draining")
+        assert until(child, "draining")["why"] == number.name
         until(child, "flushed")
         until(child, "stopped")
         assert child.wait(T) == 0
     assert not os.path.exists(ready["socket"] + ".grpc")
+
+
+FLUSHES_UNTIL_TOLD = PROGRAM.replace(
+    "settings =",
+    "from kvwarehouse.testing.fake_engine import FakeCore\n"
+    "flush = FakeCore.flush\n"
+    "FakeCore.flush = lambda self, timeout_s: (sys.stdin.readline(), flush(self, timeout_s))[1]\n"
+    "settings =",
+    1,
+)
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_hangup_does_not_cut_a_flush_that_another_signal_began(
+    tmp_path: Path, first: signal.Signals
+) -> None:
+    """A closing terminal sends one from the kernel and one from the shell, and systemd's
+    SendSIGHUP= one behind its SIGTERM."""
+    with process(flags(tmp_path), FLUSHES_UNTIL_TOLD, stdin=subprocess.PIPE) as child:
+        until(child, "ready")
+        child.send_signal(first)
+        until(child, "draining")
+        for _ in range(3):
+            child.send_signal(signal.SIGHUP)
+        child.stdin.write("go on\n")
+        child.stdin.flush()
+        until(child, "flushed")
+        assert child.wait(T) == 0
+
+
+def test_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
+    program = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + PROGRAM
+    with process(flags(tmp_path), program) as child:
+        until(child, "ready")
+        child.send_signal(signal.SIGHUP)
+        child.send_signal(signal.SIGTERM)
+        assert until(child, "draining")["why"] == "SIGTERM"
+        assert child.wait(T) == 0
 
 
 def test_second_signal_exits_at_once_in_the_middle_of_a_flush(tmp_path: Path) -> None:
