@@ -31,6 +31,7 @@ def embedded(
     KVW_* do not apply.
 
     Blocks until the daemon serves. It ends with the block, and also when this process is killed.
+    A forked child that leaves the block ends only its copy of the client.
     Raises what `kvwarehouse serve` would refuse, and TransportError when it does not come up."""
     settings = {"dram": dram, **settings}
     if nvme_dir is not None:

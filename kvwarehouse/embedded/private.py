@@ -1,6 +1,7 @@
 """The parent's side of a private daemon: start, kill, stop, start again.
 
-Not thread-safe: one owner. The daemon is a process of its own (kvwarehouse/embedded/__main__.py).
+Not thread-safe: one owner, and one process: a fork's copy of it leaves the daemon alone. The daemon
+is a process of its own (kvwarehouse/embedded/__main__.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class PrivateDaemon:
     kill and start, as a real one does."""
 
     def __init__(self, settings: Mapping[str, Any], *, start_timeout_s: float = 60.0) -> None:
+        self._owner = os.getpid()
         dram_bytes = parse_size(settings.get("dram", 0), name="dram")
         self._folder = PrivateFolder(dram_bytes)
         self._start_timeout_s = start_timeout_s
@@ -65,12 +67,13 @@ class PrivateDaemon:
 
     @property
     def pid(self) -> int:
-        """Of the running daemon; UsageError when none is."""
+        """Of the running daemon; UsageError when none is, or in a forked process."""
         return self._running().pid
 
     def start(self) -> None:
         """Starts the daemon and waits until it serves. Raises what it refused to start with, or
         TransportError (code "start_timeout") with the end of its log."""
+        self._refuse_forked()
         if self._process is not None and self._process.poll() is None:
             raise UsageError("the private daemon is running already; stop it first", code="running")
         answer, child = os.pipe()
@@ -88,6 +91,7 @@ class PrivateDaemon:
 
     def kill(self) -> None:
         """SIGKILL, as a crash would; its directory stays. Waits for its end."""
+        self._refuse_forked()
         if self._process is not None:
             self._process.kill()
             self._process.wait(_KILL_WAIT_S)
@@ -106,7 +110,11 @@ class PrivateDaemon:
         return status
 
     def remove(self) -> None:
-        """Kills it if it runs, and removes its directory. More than once is once."""
+        """Kills it if it runs, and removes its directory. More than once is once. In a process that
+        was forked off: nothing, so that a worker which fails inside the block takes nothing from
+        its parent."""
+        if self._forked:
+            return
         self.kill()
         self._folder.remove()
 
@@ -125,7 +133,7 @@ class PrivateDaemon:
         trace: TracebackType | None,
     ) -> None:
         # No flush for an arena that goes away; an NVMe tier of the caller's is flushed.
-        if self._process is not None and self._settings.get("nvme_dir"):
+        if self._process is not None and self._settings.get("nvme_dir") and not self._forked:
             self.stop()
         self.remove()
 
@@ -175,7 +183,20 @@ class PrivateDaemon:
         data = self.log_path.read_bytes() if self.log_path.exists() else b""
         return data[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
 
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._owner
+
+    def _refuse_forked(self) -> None:
+        if self._forked:
+            raise UsageError(
+                f"this private daemon is process {self._owner}'s, and only that starts and stops"
+                " it; a forked process may connect to its address",
+                code="forked",
+            )
+
     def _running(self) -> subprocess.Popen[bytes]:
+        self._refuse_forked()
         if self._process is None:
             raise UsageError("the private daemon is not running; start it first", code="stopped")
         return self._process

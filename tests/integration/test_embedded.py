@@ -111,3 +111,38 @@ def test_private_daemon_ends_and_cleans_up_when_its_parent_is_killed() -> None:
     parent.wait(WAIT_S)
     wait_for_end(int(pid))
     assert not Path(folder).exists()
+
+
+FORKING = """
+import os, sys
+import kvwarehouse as kvw
+from kvwarehouse.embedded import PrivateDaemon
+kept = {"nvme_dir": sys.argv[1], "nvme_capacity": "1GiB"} if sys.argv[1:] else {}
+with PrivateDaemon({"dram": "64MiB", **kept}) as daemon, kvw.connect(daemon.address) as client:
+    child = os.fork()
+    if child == 0:
+        try:
+            daemon.kill()
+        except kvw.UsageError as error:
+            assert error.code == "forked"
+            raise RuntimeError("worker failed")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert client.status()["state"] == "serving"
+    folder = daemon.log_path.parent
+    assert folder.exists()
+assert not folder.exists()
+print("kept")
+"""
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+def test_forked_child_that_leaves_the_block_leaves_the_daemon_alone(
+    tmp_path: Path, nvme: bool
+) -> None:
+    """Incident: a worker that raised inside the block killed its parent's daemon, and removed its
+    directory."""
+    command = [sys.executable, "-W", "ignore", "-P", "-c", FORKING]
+    command += [str(tmp_path)] if nvme else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
+    assert "worker failed" in done.stderr
