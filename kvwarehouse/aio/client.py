@@ -71,11 +71,15 @@ class Client:
         """As kvwarehouse.Client.flush."""
         return await self._ask(admin.flush(timeout_s))
 
-    async def clear(self, space: Namespace | None) -> int:
+    async def clear(
+        self, space: Namespace | OpenNamespace | None = None, *, all: bool = False
+    ) -> int:
         """As kvwarehouse.Client.clear. Cancelled, it may have been done."""
-        return await self._ask(admin.clear(space))
+        return await self._ask(admin.clear(space, all))
 
-    async def evict(self, space: Namespace | None, pages: int, tiers: str = "dram") -> int:
+    async def evict(
+        self, space: Namespace | OpenNamespace | None, pages: int, tiers: str = "dram"
+    ) -> int:
         """As kvwarehouse.Client.evict. Cancelled, it may have been done."""
         return await self._ask(admin.evict(space, pages, tiers))
 
@@ -91,7 +95,7 @@ class Client:
         """As kvwarehouse.Client.namespaces."""
         return await self._life.run(listing(self._ends))
 
-    async def pages(self, space: Namespace) -> AsyncIterator[StoredPage]:
+    async def pages(self, space: Namespace | OpenNamespace) -> AsyncIterator[StoredPage]:
         """As kvwarehouse.Client.pages: `async for page in client.pages(space)`."""
         after, further = -1, 0
         while further > after:
@@ -100,19 +104,19 @@ class Client:
             for page in listed:
                 yield page
 
-    def watch(self, space: Namespace | None = None) -> AsyncIterator[Changes]:
+    def watch(self, space: Namespace | OpenNamespace | None = None) -> AsyncIterator[Changes]:
         """As kvwarehouse.Client.watch: `async for message in client.watch()`. Cancelling the task,
         or aclose() of the iterator, ends it; closing the client too, with TransportError (code
         "cancelled")."""
         self._life.check()
         return self._channel.stream(watch(space))
 
-    async def miss_ratio(self, space: Namespace | None = None) -> MissRatio:
+    async def miss_ratio(self, space: Namespace | OpenNamespace | None = None) -> MissRatio:
         """As kvwarehouse.Client.miss_ratio."""
         return await self._ask(admin.miss_ratio(space))
 
     def check(
-        self, space: Namespace | None = None, *, repair: bool = False
+        self, space: Namespace | OpenNamespace | None = None, *, repair: bool = False
     ) -> AsyncIterator[CheckProgress]:
         """As kvwarehouse.Client.check: `async for progress in client.check()`."""
         return self._channel.stream(admin.check(space, repair=repair))

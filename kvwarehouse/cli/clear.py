@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.yes and not _agreed(f"Remove all pages of {what} at {client.address}?"):
             print("nothing was cleared")
             return Exit.FAILED
-        pages = client.clear(space)
+        pages = client.clear(space, all=space is None)
     if args.json:
         print_json({"cleared": pages})
     else:

@@ -1,4 +1,6 @@
-"""The administrative calls of the service, and their answers as plain values. Stateless."""
+"""The administrative calls of the service, and their answers as plain values. Stateless.
+
+Where a call takes a namespace it is a Namespace, or one that a client has opened; None for all."""
 
 from __future__ import annotations
 
@@ -67,18 +69,27 @@ def namespaces(after: int) -> Call[tuple[list[StoredNamespace], int]]:
     return Call("ListNamespaces", pb.ListNamespacesRequest(after=after), _namespaces)
 
 
-def pages(space: Namespace, after: int) -> Call[tuple[list[StoredPage], int]]:
+def pages(space: Any, after: int) -> Call[tuple[list[StoredPage], int]]:
     """The next pages behind index position `after`, at most 1,000, and where to go on: at no later
     position when these were the last. What changes meanwhile may or may not be among them."""
-    request = pb.ListPagesRequest(namespace_id=space.id, after=after, limit=MAX_LIST_PAGES)
+    request = pb.ListPagesRequest(
+        namespace_id=namespace_id(space), after=after, limit=MAX_LIST_PAGES
+    )
     return Call("ListPages", request, _pages)
 
 
-def clear(space: Namespace | None) -> Call[int]:
+def clear(space: Any | None, everything: bool) -> Call[int]:
+    """Raises UsageError where not exactly one of them is given: it cannot be undone."""
+    if (space is None) is not bool(everything):
+        raise UsageError(
+            "clear takes a namespace, or all=True for every one of them; no restart brings back"
+            " what it removes",
+            code="no_target",
+        )
     return Call("Clear", pb.ClearRequest(**_target(space)), _count)
 
 
-def evict(space: Namespace | None, pages: int, tiers: str) -> Call[int]:
+def evict(space: Any | None, pages: int, tiers: str) -> Call[int]:
     return Call("Evict", pb.EvictRequest(pages=pages, tiers=tiers, **_target(space)), _count)
 
 
@@ -98,11 +109,11 @@ def sweep() -> Call[int]:
     return Call("Sweep", pb.SweepRequest(), _count)
 
 
-def miss_ratio(space: Namespace | None) -> Call[MissRatio]:
+def miss_ratio(space: Any | None) -> Call[MissRatio]:
     return Call("MissRatio", pb.MissRatioRequest(**_target(space)), _miss_ratio)
 
 
-def check(space: Namespace | None, *, repair: bool) -> Call[CheckProgress]:
+def check(space: Any | None, *, repair: bool) -> Call[CheckProgress]:
     """Its answers are streamed."""
     request = pb.CheckRequest(repair=repair, **_target(space))
     return Call("Check", request, _progress, _CHECK_TIMEOUT_S)
@@ -157,8 +168,19 @@ def _count(answer: Any) -> int:
     return int(answer.pages)
 
 
-def _target(space: Namespace | None) -> dict[str, Any]:
-    return {"all": True} if space is None else {"namespace_id": space.id}
+def _target(space: Any | None) -> dict[str, Any]:
+    return {"all": True} if space is None else {"namespace_id": namespace_id(space)}
+
+
+def namespace_id(space: Any) -> bytes:
+    """Of a Namespace, or of one that a client has opened. Raises UsageError for anything else."""
+    meant = getattr(space, "space", space)
+    if not isinstance(meant, Namespace):
+        raise UsageError(
+            f"a kvwarehouse.Namespace or an open one is wanted here, not a {type(space).__name__}",
+            code="bad_namespace",
+        )
+    return meant.id
 
 
 def _tier_check(tier: Any) -> TierCheck:

@@ -86,12 +86,15 @@ class Client:
         how many pages are, were not admitted, or are pending still."""
         return self._channel.ask(admin.flush(timeout_s))
 
-    def clear(self, space: Namespace | None) -> int:
-        """Removes every page of `space` (None: of all namespaces) from all tiers, for good: no
-        restart brings them back. Returns the pages removed."""
-        return self._channel.ask(admin.clear(space))
+    def clear(self, space: Namespace | OpenNamespace | None = None, *, all: bool = False) -> int:
+        """Removes every page of `space`, or with all=True of all namespaces, from all tiers, for
+        good: no restart brings them back. Returns the pages removed. Raises UsageError (code
+        "no_target") without the one and the other, or with both."""
+        return self._channel.ask(admin.clear(space, all))
 
-    def evict(self, space: Namespace | None, pages: int, tiers: str = "dram") -> int:
+    def evict(
+        self, space: Namespace | OpenNamespace | None, pages: int, tiers: str = "dram"
+    ) -> int:
         """Takes the coldest `pages` pages (at most 100,000) of `space` (None: of all) out of
         "dram", "nvme" or "all" tiers; of "hbm", copies alone leave. Returns how many were."""
         return self._channel.ask(admin.evict(space, pages, tiers))
@@ -108,7 +111,7 @@ class Client:
         """The namespaces that the warehouse keeps."""
         return finish(listing(self._ends))
 
-    def pages(self, space: Namespace) -> Iterator[StoredPage]:
+    def pages(self, space: Namespace | OpenNamespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""
         after, further = -1, 0
         while further > after:
@@ -116,7 +119,7 @@ class Client:
             listed, further = self._channel.ask(admin.pages(space, after))
             yield from listed
 
-    def watch(self, space: Namespace | None = None) -> Iterator[Changes]:
+    def watch(self, space: Namespace | OpenNamespace | None = None) -> Iterator[Changes]:
         """What enters and leaves the tiers, of `space` (None: of all namespaces): all that is
         stored, then every change as it happens, a message every few seconds at least. Blocks
         between them; closing the iterator ends it, and so does a day. Raises CapacityError: code
@@ -125,12 +128,12 @@ class Client:
         self._check_open()
         return self._channel.stream(watch(space))
 
-    def miss_ratio(self, space: Namespace | None = None) -> MissRatio:
+    def miss_ratio(self, space: Namespace | OpenNamespace | None = None) -> MissRatio:
         """What tiers of other sizes would have hit, of `space` (None: of all)."""
         return self._channel.ask(admin.miss_ratio(space))
 
     def check(
-        self, space: Namespace | None = None, *, repair: bool = False
+        self, space: Namespace | OpenNamespace | None = None, *, repair: bool = False
     ) -> Iterator[CheckProgress]:
         """Verifies stored pages of `space` (None: of all) in both tiers; `repair` quarantines what
         is bad, in its tier alone. Yields totals so far, the last with done=True."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from kvwarehouse.client.admin import namespace_id
 from kvwarehouse.client.calls import Call
-from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 LONGEST_WATCH_S: Final = 86_400.0
@@ -39,9 +39,9 @@ class Changes:
     """All that was stored when the watch began has been said."""
 
 
-def watch(space: Namespace | None) -> Call[Changes]:
+def watch(space: Any | None) -> Call[Changes]:
     """Its answers are streamed."""
-    request = pb.WatchRequest(namespace_id=space.id if space is not None else b"")
+    request = pb.WatchRequest(namespace_id=b"" if space is None else namespace_id(space))
     return Call("Watch", request, _changes, LONGEST_WATCH_S)
 
 

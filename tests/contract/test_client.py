@@ -209,6 +209,42 @@ def test_clear_makes_every_page_a_miss(
     assert ns.store(TOKENS, pages).stored == 10
 
 
+def test_clear_of_everything_is_said_in_words(
+    client: Client, ns: OpenNamespace, space: Namespace, pages: Any
+) -> None:
+    """Incident: clear(spaces.get("old")), of a name that was not there, removed every page."""
+    ns.store(TOKENS, pages)
+    for given in ({"space": None}, {"space": None, "all": False}, {"space": space, "all": True}):
+        with pytest.raises(UsageError, match="all=True") as caught:
+            client.clear(**given)
+        assert caught.value.code == "no_target"
+    assert ns.lookup(TOKENS).pages == 10
+    assert client.clear(all=True) >= 10
+    assert ns.lookup(TOKENS).pages == 0
+
+
+def test_calls_take_a_namespace_opened_or_not_and_nothing_else(
+    client: Client, ns: OpenNamespace, pages: Any
+) -> None:
+    ns.store(TOKENS, pages)
+    assert len(list(client.pages(ns))) == 10
+    assert list(client.check(ns))[-1].checked >= 10
+    assert client.evict(ns, 1, "all") == 1
+    assert client.clear(ns) == 9
+    for wrong in ("model", ns.space.id, 7):
+        for call in (
+            lambda wrong=wrong: client.clear(wrong),
+            lambda wrong=wrong: client.evict(wrong, 1),
+            lambda wrong=wrong: client.miss_ratio(wrong),
+            lambda wrong=wrong: list(client.pages(wrong)),
+            lambda wrong=wrong: list(client.check(wrong)),
+            lambda wrong=wrong: next(iter(client.watch(wrong))),
+        ):
+            with pytest.raises(UsageError) as caught:
+                call()
+            assert caught.value.code == "bad_namespace"
+
+
 def test_load_without_time_fills_what_is_in_dram(ns: OpenNamespace, pages: Any) -> None:
     ns.store(TOKENS, pages)
     assert ns.load(TOKENS, empty(10), timeout_s=0) == 10

@@ -132,7 +132,7 @@ def test_namespace_that_outlived_the_ledger_is_cleared_for_good(
         if opened:
             assert PROMPT.load(client) == PROMPT.pages
             assert [each.space for each in client.namespaces()] == [PROMPT.space]
-        assert client.clear(PROMPT.space if opened else None) == PROMPT.pages
+        assert client.clear(PROMPT.space if opened else None, all=not opened) == PROMPT.pages
     for _ in range(2):
         both_tiers.kill()
         both_tiers.start()
@@ -156,7 +156,7 @@ def test_clear_of_a_run_without_the_nvme_tier_holds_when_it_is_back(both_tiers: 
     both_tiers.start()
     with both_tiers.connect() as client:
         assert PROMPT.load(client) == PROMPT.pages
-        assert client.clear(None) == PROMPT.pages
+        assert client.clear(all=True) == PROMPT.pages
     both_tiers.stop()
     both_tiers.settings.update(detached)
     for _ in range(2):
@@ -310,7 +310,7 @@ def test_damaged_arena_file_is_refused_by_name_or_rebuilt(dram_only: Serving, na
         dram_only.start()
     with dram_only.connect() as client:
         PROMPT.load(client)
-        client.clear(None)
+        client.clear(all=True)
         PROMPT.store_whole(client)
         assert PROMPT.load(client) == PROMPT.pages
 

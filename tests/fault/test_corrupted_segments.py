@@ -57,7 +57,7 @@ def test_segments_cut_short_zeroed_or_full_of_noise_are_no_obstacle(
     with both_tiers.connect() as client:
         PROMPT.load(client)
         OTHER.load(client)
-        client.clear(None)
+        client.clear(all=True)
         PROMPT.store_whole(client)
         assert client.flush().pending == 0
         assert client.status()["core"]["tiers"]["nvme"]["health"] == "ok"

@@ -112,7 +112,7 @@ def test_bytes_flipped_under_a_running_daemon_are_never_served(
         tally.count(f"bytes of {kind} flipped under a running daemon", FLIPS)
     assert serving.pid == pid
     with serving.connect() as client:
-        client.clear(None)
+        client.clear(all=True)
     visitor.store()
 
 

@@ -205,7 +205,7 @@ def test_what_was_reported_evicted_or_cleared_beside_traffic_stays_away(
                     if start == 0:
                         serving.kill()
                         serving.start()
-                client.clear(None)
+                client.clear(all=True)
             removed += removal.reported
             tally.count("evict and clear beside reclaim, promotion and store", 9)
         assert removed > 0, "nothing was there to be evicted"

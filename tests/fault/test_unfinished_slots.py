@@ -106,7 +106,7 @@ def check_whole(serving: Serving) -> None:
             return sum(now[f"{kind}_slots"] for kind in ("reserved", "limbo", "zombie")) == 0
 
         until(settled, "every slot is free again")
-        client.clear(None)
+        client.clear(all=True)
         until(settled, "what was cleared is free")
         for space in (ALONE, RANKS):
             for prompt in range(PROMPTS, PROMPTS + 8):

@@ -41,7 +41,7 @@ def serving(daemon: Serving) -> Iterator[Serving]:
     """The file's, empty after each test."""
     yield daemon
     with daemon.connect(timeout_s=60) as client:
-        client.clear(None)
+        client.clear(all=True)
 
 
 @pytest.fixture

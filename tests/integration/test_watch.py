@@ -110,7 +110,7 @@ def test_watcher_knows_what_is_stored_whenever_it_begins(serving: Serving) -> No
             watcher.agrees(client, space())
             assert watcher.synced.is_set()
             assert len(watcher.pages) == 160
-        client.clear(None)
+        client.clear(all=True)
         for watcher in (early, late):
             watcher.agrees(client, space())
             assert not watcher.pages

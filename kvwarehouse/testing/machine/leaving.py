@@ -46,7 +46,7 @@ class Leaving(MachineBase):
             what = "--all" if space is None else SPACES[space].model
             self.command("clear", what, "--yes")
         else:
-            self.admin.clear(None if space is None else SPACES[space])
+            self.admin.clear(None if space is None else SPACES[space], all=space is None)
         self.cleared = True
         for number, book in enumerate(self.books):
             if space in (None, number):

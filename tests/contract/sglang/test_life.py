@@ -152,7 +152,7 @@ def test_evicted_pages_are_misses(attach: Any, serving: Serving, seed: int) -> N
     pool.fill(seed)
     assert all(warehouse.store(span, pool.slots(PAGES)))
     with serving.connect() as client:
-        client.clear(None)
+        client.clear(all=True)
     assert not warehouse.there(span).any()
     assert warehouse.load(span, pool.slots(PAGES)) == 0
 

@@ -152,7 +152,7 @@ def test_pages_cleared_by_an_operator_after_their_promise_end_the_engine(
 
     def clear() -> None:
         with serving.connect() as client:
-            client.clear(None)
+            client.clear(all=True)
 
     between(engine, clear)
     with pytest.raises((RuntimeError, RankFailedError), match=BROKEN):

@@ -94,7 +94,7 @@ def test_load_of_evicted_pages_is_reported(serving: Serving, rng: random.Random)
         engine.scheduler.on_new_request(one)
         promised, _ = engine.scheduler.matched(one, 0)
         assert promised == 160
-        client.clear(None)
+        client.clear(all=True)
         blocks = list(range(30, 40))
         engine.scheduler.allocated(one, [blocks], 160)
         engine.ended(one)

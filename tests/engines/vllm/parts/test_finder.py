@@ -96,7 +96,7 @@ def prompt(
     beginning, of others whatever."""
     rng = random.Random(chance)
     groups = GROUPS[model]
-    client.clear(None)
+    client.clear(all=True)
     opened = open_all(client, groups)
     length = rng.randrange(0, 1900) if stored is None else 1900
     one = request(tokens(rng, length), hash_tokens=HASH)
