@@ -27,7 +27,6 @@ DROP_REASONS: Final = (
     "stale",
     "cleared",
     "timeout",
-    "busy",
     "unreachable",
     "other",
 )

@@ -163,10 +163,8 @@ class Storer {
           copy(page, answers[i]);
           break;
         case Answer::already:
-          ++report_.already;
-          break;
         case Answer::busy:
-          drop(Reason::busy);
+          ++report_.already;
           break;
         case Answer::dropped:
           if (ended == prompt_.run(page)) {

@@ -6,7 +6,8 @@
 
 namespace kvw {
 
-// dropped_other for what only a client that breaks the protocol is told.
+// dropped_other for what only a client that breaks the protocol is told. dropped_busy has a place
+// in the session's file and no reason here: what another client is writing counts as already there.
 constexpr Counter drop_counter(Reason reason) {
   switch (reason) {
     case Reason::draining:
@@ -29,8 +30,6 @@ constexpr Counter drop_counter(Reason reason) {
       return Counter::dropped_cleared;
     case Reason::timeout:
       return Counter::dropped_timeout;
-    case Reason::busy:
-      return Counter::dropped_busy;
     case Reason::unreachable:
       return Counter::dropped_unreachable;
     default:
