@@ -59,6 +59,7 @@ class Daemon:
         self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle)
         self._answered_at = time.monotonic()  # when the core last did
         self._core: Any = None
+        self._recovered: dict[str, Any] = {}
         self._warehouse: Warehouse | None = None
         self._failure: StorageError | None = None
 
@@ -98,8 +99,12 @@ class Daemon:
         who = identity.establish(places, log)
         ledger = Ledger(places, who.warehouse_id, log, expected=expected)
         stack.callback(ledger.close)
-        self._start_core(stack, options, who, ledger)
-        self._open_service(stack, ledger)
+        self._recover(stack, options, who, ledger)
+        # Before the core listens: who has a session is sure that a daemon is there, and calls it.
+        servers = Servers(config, Edge(log, Watchdog(log)))
+        stack.callback(servers.stop)
+        self._start_core()
+        self._open_service(stack, servers, ledger)
 
     def _own_directories(self, stack: ExitStack) -> None:
         config = self._config
@@ -128,7 +133,7 @@ class Daemon:
         stack.callback(server.close)
         self._snapshots.http = server.address
 
-    def _start_core(self, stack: ExitStack, options: Any, who: Identity, ledger: Ledger) -> None:
+    def _recover(self, stack: ExitStack, options: Any, who: Identity, ledger: Ledger) -> None:
         options.warehouse_id = who.warehouse_id
         options.secret = who.secret
         options.epoch = ledger.epoch
@@ -137,11 +142,14 @@ class Daemon:
         self._warehouse = Warehouse(core, ledger, self._log)
         self._warehouse.restore()
         stack.callback(self._stop_core)
-        report = core.start()
+        self._recovered = core.recover()
+        ledger.adopt_epoch(int(self._recovered.get("epoch_seen", 0)))
+
+    def _start_core(self) -> None:
+        self._core.start()
         self._answered_at = time.monotonic()
-        ledger.adopt_epoch(int(report.get("epoch_seen", 0)))
-        self._log.core_events(core.events())
-        self._log.event(Event.RECOVERED, **report)
+        self._log.core_events(self._core.events())
+        self._log.event(Event.RECOVERED, **self._recovered)
 
     def _core_options(self) -> Any:
         """What the configuration says: all but whose warehouse it is."""
@@ -164,7 +172,7 @@ class Daemon:
         options.write_queue_bytes = config.write_queue_bytes
         return options
 
-    def _open_service(self, stack: ExitStack, ledger: Ledger) -> None:
+    def _open_service(self, stack: ExitStack, servers: Servers, ledger: Ledger) -> None:
         assert self._warehouse is not None
         config = self._config
         staging = Staging(config.streams, config.staging_bytes)
@@ -182,14 +190,13 @@ class Daemon:
         self._open_events(stack)
         health = Health()
         self._lifecycle.listen(health.follow)
-        servers = Servers(config, service, health, Edge(self._log, Watchdog(self._log)))
-        stack.callback(servers.stop)
+        stack.callback(servers.stop)  # before what serves its calls
         stack.callback(watches.end)  # before it: they would use up the grace of the others
         self._snapshots.listen = servers.listen_address
         if config.listen:
             port = split_address(servers.listen_address)[1]
             self._snapshots.connections = Connections(port, self._log)
-        servers.start()
+        servers.start(service, health)
 
     def _open_events(self, stack: ExitStack) -> None:
         if not self._config.kv_events:

@@ -62,18 +62,10 @@ def _options() -> Sequence[tuple[str, int | str]]:
 class Servers:
     """What the daemon serves over gRPC. `listen_address`: TCP, with the port in use."""
 
-    def __init__(
-        self,
-        config: Config,
-        service: wire.WarehouseServicer,
-        health_service: Health,
-        edge: grpc.ServerInterceptor,
-    ) -> None:
-        """Binds, so that errors show here; serves from start() on. Raises TransportError when an
-        address is taken, UsageError for bad TLS or token files."""
+    def __init__(self, config: Config, edge: grpc.ServerInterceptor) -> None:
+        """Binds, so that errors show here, and that who calls from now on waits for start().
+        Raises TransportError when an address is taken, UsageError for bad TLS or token files."""
         self._config = config
-        self._service = service
-        self._health = health_service
         self._edge = edge
         self._servers: list[grpc.Server] = []
         self._socket = ""  # once it is ours
@@ -86,18 +78,26 @@ class Servers:
             self.stop()
             raise
 
-    def start(self) -> None:
+    def start(self, service: wire.WarehouseServicer, health_service: Health) -> None:
+        names = (wire.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         for server in self._servers:
+            wire.add_WarehouseServicer_to_server(  # type: ignore[no-untyped-call, unused-ignore]
+                service, server
+            )
+            health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+            reflection.enable_server_reflection(names, server)
             server.start()
 
     def stop(self) -> None:
-        """Refuses new calls at once, ends those under way within STOP_GRACE_S."""
+        """Refuses new calls at once, ends those under way within STOP_GRACE_S. More than once is
+        once."""
         for ended in [server.stop(STOP_GRACE_S) for server in self._servers]:
             ended.wait(STOP_GRACE_S * 2)
         self._servers.clear()
         if self._socket:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._socket)
+            self._socket = ""
 
     def _bind_socket(self, path: str) -> None:
         clear_stale(path)
@@ -125,12 +125,6 @@ class Servers:
             # What finds no thread is refused for now, not queued without a bound.
             maximum_concurrent_rpcs=threads,
         )
-        wire.add_WarehouseServicer_to_server(  # type: ignore[no-untyped-call, unused-ignore]
-            self._service, server
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (wire.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
         self._servers.append(server)
         return server
 

@@ -117,8 +117,10 @@ class Core:
         now on. UsageError if its pages fit no slab or segment."""
     def add_tombstone(self, key: bytes, position: int) -> None:
         """Before start: records of `key` up to a log position are dead. See evict()."""
+    def recover(self) -> dict[str, Any]:
+        """Finds what is there, once, before start; nobody is served yet. Returns the report."""
     def start(self) -> dict[str, Any]:
-        """Recovers and listens. Returns the recovery report."""
+        """Recovers where recover was not called, and listens. Returns the recovery report."""
     def clear(self, ordinal: int, epoch: int) -> int:
         """Removes what was reserved before `epoch` from all tiers. Returns how many pages."""
     def raise_epoch(self, epoch: int) -> None: ...

@@ -109,6 +109,9 @@ class FakeCore:
 
     def start(self) -> dict[str, Any]:
         self.started = True
+        return self.recover()
+
+    def recover(self) -> dict[str, Any]:
         return {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.0, "epoch_seen": self.epoch_seen}
 
     def clear(self, ordinal: int, epoch: int) -> int:

@@ -90,6 +90,14 @@ class Core {
     server_.warehouse_before_start().add_tombstone(key_from(key), position);
   }
 
+  nb::dict recover() {
+    {
+      nb::gil_scoped_release release;
+      recovery_ = server_.recover();
+    }
+    return dict_of(recovery_);
+  }
+
   nb::dict start() {
     if (started_) throw Error(ErrorKind::usage, "started", "this core was started before");
     {
@@ -252,6 +260,7 @@ void bind_core(nb::module_& m) {
            nb::arg("page_tokens"), nb::arg("shards"), nb::arg("shard_bytes"),
            nb::arg("clear_epoch"))
       .def("add_tombstone", &Core::add_tombstone)
+      .def("recover", &Core::recover)
       .def("start", &Core::start)
       .def("clear", &Core::clear, nb::arg("ordinal"), nb::arg("epoch"))
       .def("raise_epoch", &Core::raise_epoch)

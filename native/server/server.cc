@@ -88,11 +88,15 @@ Server::Server(WarehouseOptions options, std::string socket_path)
 
 Server::~Server() { stop(); }
 
+RecoverySummary Server::recover() {
+  copy_path();  // an impossible KVW_COPY_PATH is refused here, not by the first copy
+  return recovered_.emplace(warehouse_->recover());
+}
+
 RecoverySummary Server::start() {
   if (thread_.joinable() || stopping_)
     throw Error(ErrorKind::usage, "started", "this core was started before");
-  copy_path();  // an impossible KVW_COPY_PATH is refused here, not by the first copy
-  const RecoverySummary summary = warehouse_->recover();
+  if (!recovered_) recover();
   bind_socket();
   epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -103,7 +107,7 @@ RecoverySummary Server::start() {
     throw storage_error("cannot watch the local socket", errno);
   thread_ = quiet_thread("kvw-core", [this] { run(); });
   populator_ = quiet_thread("kvw-populate", [this] { populate(); });
-  return summary;
+  return *recovered_;
 }
 
 void Server::bind_socket() {

@@ -12,6 +12,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -33,7 +34,9 @@ class Server {
   // Before start() only: namespaces and tombstones from the ledger.
   // Not after stop().
   Warehouse& warehouse_before_start() { return *warehouse_; }
-  // Recovers, binds the socket (0600), starts the threads.
+  // Finds what is there; nobody is served yet. Once, before start().
+  RecoverySummary recover();
+  // Recovers where recover() was not called, binds the socket (0600), starts the threads.
   // Throws Error usage "started" the second time.
   RecoverySummary start();
   // Ends the threads and lets the directory go; the socket file goes away. Idempotent. Returns the
@@ -122,6 +125,7 @@ class Server {
 
   std::string socket_path_;
   std::unique_ptr<Warehouse> warehouse_;
+  std::optional<RecoverySummary> recovered_;
   Fd listener_, epoll_, wake_;
   Fd spare_;  // given up for a moment to turn a client away when there are no descriptors left
   std::unordered_map<int, Connection> connections_;

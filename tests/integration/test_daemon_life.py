@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse import errors
+from kvwarehouse import errors, wire
 from kvwarehouse.daemon.ledger import LOST
 from kvwarehouse.testing import fake_engine
 from kvwarehouse.testing.served import Served
+from kvwarehouse.wire import warehouse_pb2 as pb
 
 T = 60.0
 
@@ -239,10 +240,7 @@ def test_damaged_ledger_is_told_to_the_core_and_shown_in_status(tmp_path: Path) 
 def test_epoch_that_outlived_the_ledger_is_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        fake_engine.FakeCore, "start",
-        lambda self: setattr(self, "started", True) or {"epoch_seen": 41},
-    )  # fmt: skip
+    monkeypatch.setattr(fake_engine.FakeCore, "recover", lambda self: {"epoch_seen": 41})
     with Served(tmp_path):
         pass
     monkeypatch.undo()
@@ -272,20 +270,40 @@ def test_probes_answer_while_the_core_recovers(
 ) -> None:
     seen = {}
 
-    def start(self: fake_engine.FakeCore) -> dict[str, Any]:
+    def recover(self: fake_engine.FakeCore) -> dict[str, Any]:
         address = served._daemon._snapshots.http
         for path in ("/healthz", "/readyz", "/metrics"):
             seen[path] = _get(address, path)
-        self.started = True
         return {}
 
-    monkeypatch.setattr(fake_engine.FakeCore, "start", start)
+    monkeypatch.setattr(fake_engine.FakeCore, "recover", recover)
     served = Served(tmp_path)
     with served:
         pass
     assert seen["/healthz"][0] == 200
     assert seen["/readyz"] == (503, "recovering\n")
     assert 'kvwarehouse_state{state="recovering"} 1' in seen["/metrics"][1]
+
+
+def test_calls_of_who_has_a_session_are_taken_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: 24 of 25 clients that waited for a daemon by connecting were told by `open`, a
+    moment later, that there was none."""
+    calls: list[Any] = []
+
+    def start(self: fake_engine.FakeCore) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.connect(served.config.grpc_socket)
+        stub = wire.WarehouseStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        calls.append(stub.Status.future(pb.StatusRequest(), timeout=T))
+        self.started = True
+        return {}
+
+    monkeypatch.setattr(fake_engine.FakeCore, "start", start)
+    served = Served(tmp_path)
+    with served.connect() as channel, served:
+        assert calls[0].result().status.state in ("recovering", "serving")
 
 
 def _get(address: str, path: str) -> tuple[int, str]:
