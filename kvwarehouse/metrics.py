@@ -400,6 +400,11 @@ METRICS: Final = (
         _state("service.ledger_health", "health", LEDGER_HEALTHS),
     ),
     _gauge(
+        "paths_lost",
+        "1 while files or sockets of the daemon are gone that it cannot put back.",
+        lambda snapshot: [({}, int(bool(_at(snapshot, "service.paths_reason"))))],
+    ),
+    _gauge(
         "ledger_tombstones",
         "Evicted keys that the ledger keeps down.",
         _one("service.ledger_tombstones"),

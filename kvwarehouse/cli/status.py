@@ -59,6 +59,8 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("ledger", ledger),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
     ]
+    if service["paths_reason"]:
+        rows.append(("files", service["paths_reason"]))
     if status.get("nvme_to_gpu"):
         rows.append(("nvme to gpu", status["nvme_to_gpu"]))
     events = status.get("kv_events") or {}

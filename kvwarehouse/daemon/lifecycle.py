@@ -19,6 +19,7 @@ from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.connections import Connections
 from kvwarehouse.daemon.edge import Edge
+from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.http import HttpServer, Pages
 from kvwarehouse.daemon.identity import Identity
@@ -61,6 +62,7 @@ class Daemon:
         self._core: Any = None
         self._recovered: dict[str, Any] = {}
         self._warehouse: Warehouse | None = None
+        self._footing: Footing | None = None
         self._failure: StorageError | None = None
 
     def request_stop(self, why: str = "stop") -> None:
@@ -105,6 +107,9 @@ class Daemon:
         stack.callback(servers.stop)
         self._start_core()
         self._open_service(stack, servers, ledger)
+        self._footing = Footing(config, log, self._core, servers)
+        stack.callback(self._footing.close)
+        self._snapshots.footing = self._footing
 
     def _own_directories(self, stack: ExitStack) -> None:
         config = self._config
@@ -229,6 +234,8 @@ class Daemon:
             self._watch_core(self._warehouse.bury_quarantined)
             if self._snapshots.connections is not None:
                 self._snapshots.connections.look()
+            assert self._footing is not None
+            self._footing.look()
             if time.monotonic() >= tombstones_at:
                 self._watch_core(self._warehouse.forget_moot_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
@@ -248,7 +255,7 @@ class Daemon:
 
     def _watch_core(self, ask: Callable[[], None]) -> None:
         """A core that does not answer is logged once, and shows in the probes."""
-        answering = not self._ready_problem()
+        answering = not self._silence()
         try:
             ask()
         except WarehouseError as error:
@@ -267,6 +274,9 @@ class Daemon:
         state = self._lifecycle.state
         if state is not State.SERVING:
             return state.value
+        return self._silence() or (self._footing.unreachable if self._footing else "")
+
+    def _silence(self) -> str:
         silent_s = time.monotonic() - self._answered_at
         return "" if silent_s < _READY_WITHIN_S else f"the core is silent for {silent_s:.0f} s"
 

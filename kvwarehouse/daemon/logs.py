@@ -40,6 +40,9 @@ class Event(StrEnum):
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     ARENA_ROOM_SHORT = "arena_room_short"
     NVME_ROOM_SHORT = "nvme_room_short"
+    PATH_REMOVED = "path_removed"
+    PATH_RESTORED = "path_restored"
+    PATH_NOT_RESTORED = "path_not_restored"
     NAMESPACE_ADDED = "namespace_added"
     NAMESPACE_UNUSABLE = "namespace_unusable"
     CLEARED = "cleared"
@@ -57,7 +60,7 @@ class Event(StrEnum):
 
 _ERRORS: Final = {
     Event.START_REFUSED, Event.ENDED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE,
-    Event.KV_EVENTS_FAILED,
+    Event.KV_EVENTS_FAILED, Event.PATH_REMOVED, Event.PATH_NOT_RESTORED,
 }  # fmt: skip
 _WARNINGS: Final = {
     Event.IDENTITY_MENDED,
@@ -69,6 +72,7 @@ _WARNINGS: Final = {
     Event.ARENA_NOT_TMPFS,
     Event.ARENA_ROOM_SHORT,
     Event.NVME_ROOM_SHORT,
+    Event.PATH_RESTORED,
     Event.NAMESPACE_UNUSABLE,
     Event.STREAM_STALLED,
     Event.KV_EVENTS_LOST,

@@ -68,6 +68,8 @@ class Servers:
         self._config = config
         self._edge = edge
         self._servers: list[grpc.Server] = []
+        self._unix: grpc.Server | None = None  # of them
+        self._served: tuple[wire.WarehouseServicer, Health] | None = None
         self._socket = ""  # once it is ours
         self.listen_address = ""
         try:
@@ -79,14 +81,31 @@ class Servers:
             raise
 
     def start(self, service: wire.WarehouseServicer, health_service: Health) -> None:
-        names = (wire.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._served = (service, health_service)
         for server in self._servers:
-            wire.add_WarehouseServicer_to_server(  # type: ignore[no-untyped-call, unused-ignore]
-                service, server
-            )
-            health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-            reflection.enable_server_reflection(names, server)
-            server.start()
+            self._serve(server)
+
+    def bind_again(self) -> None:
+        """Serves the Unix socket anew, where somebody removed its file. Calls under way on it are
+        ended within STOP_GRACE_S, for which this waits. Raises as the constructor does."""
+        if self._unix is not None:
+            self._servers.remove(self._unix)
+            ended, self._unix = self._unix.stop(STOP_GRACE_S), None
+            ended.wait(STOP_GRACE_S * 2)  # then it removes no socket of its name any more
+        self._bind_socket(self._config.grpc_socket)
+        assert self._unix is not None
+        self._serve(self._unix)
+
+    def _serve(self, server: grpc.Server) -> None:
+        assert self._served is not None
+        service, health_service = self._served
+        wire.add_WarehouseServicer_to_server(  # type: ignore[no-untyped-call, unused-ignore]
+            service, server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+        names = (wire.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        server.start()
 
     def stop(self) -> None:
         """Refuses new calls at once, ends those under way within STOP_GRACE_S. More than once is
@@ -103,6 +122,8 @@ class Servers:
         clear_stale(path)
         server = self._server([self._edge])
         _bound(path, lambda: server.add_insecure_port(f"unix:{path}"))
+        self._servers.append(server)
+        self._unix = server
         self._socket = path
         os.chmod(path, 0o600)
 
@@ -114,6 +135,7 @@ class Servers:
             port = _bound(config.listen, lambda: server.add_secure_port(config.listen, credentials))
         else:
             port = _bound(config.listen, lambda: server.add_insecure_port(config.listen))
+        self._servers.append(server)
         self.listen_address = f"{config.listen.rpartition(':')[0]}:{port}"
 
     def _server(self, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
@@ -125,7 +147,6 @@ class Servers:
             # What finds no thread is refused for now, not queued without a bound.
             maximum_concurrent_rpcs=threads,
         )
-        self._servers.append(server)
         return server
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.connections import Connections
+from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.staging import Staging
 from kvwarehouse.daemon.state import Lifecycle
@@ -25,6 +26,7 @@ class Snapshots:
         self._warehouse: Warehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
+        self.footing: Footing | None = None
         self.kv_events: Callable[[], dict[str, Any]] | None = None
         self.http = ""
         self.listen = ""
@@ -71,4 +73,5 @@ class Snapshots:
             "http": self.http,
             "connections": self.connections.count if self.connections else 0,
             "connections_max": self.connections.bound if self.connections else 0,
+            "paths_reason": self.footing.reason if self.footing else "",
         }

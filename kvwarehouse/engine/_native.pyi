@@ -121,6 +121,8 @@ class Core:
         """Finds what is there, once, before start; nobody is served yet. Returns the report."""
     def start(self) -> dict[str, Any]:
         """Recovers where recover was not called, and listens. Returns the recovery report."""
+    def listen_again(self) -> None:
+        """Binds the socket anew where somebody removed its file; who is connected stays so."""
     def clear(self, ordinal: int, epoch: int) -> int:
         """Removes what was reserved before `epoch` from all tiers. Returns how many pages."""
     def raise_epoch(self, epoch: int) -> None: ...

@@ -111,6 +111,9 @@ class FakeCore:
         self.started = True
         return self.recover()
 
+    def listen_again(self) -> None:
+        raise AssertionError("a model has no socket that could be missed")
+
     def recover(self) -> dict[str, Any]:
         return {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.0, "epoch_seen": self.epoch_seen}
 

@@ -108,6 +108,11 @@ class Core {
     return dict_of(recovery_);
   }
 
+  void listen_again() {
+    nb::gil_scoped_release release;
+    server_.listen_again(kPatienceMs);
+  }
+
   uint64_t clear(uint32_t ordinal, uint64_t epoch) {
     on_core([=](Warehouse& warehouse) {
       warehouse.begin_clear(ordinal, epoch);
@@ -262,6 +267,7 @@ void bind_core(nb::module_& m) {
       .def("add_tombstone", &Core::add_tombstone)
       .def("recover", &Core::recover)
       .def("start", &Core::start)
+      .def("listen_again", &Core::listen_again)
       .def("clear", &Core::clear, nb::arg("ordinal"), nb::arg("epoch"))
       .def("raise_epoch", &Core::raise_epoch)
       .def("evict", &Core::evict, nb::arg("ordinal"), nb::arg("pages"), nb::arg("tiers"))

@@ -138,6 +138,17 @@ void Server::bind_socket() {
     throw storage_error("cannot listen on " + socket_path_, errno);
 }
 
+void Server::listen_again(int timeout_ms) {
+  call(
+      [this](Warehouse&) {
+        bind_socket();
+        if (!watch(epoll_.get(), listener_.get()))
+          throw storage_error("cannot watch the local socket", errno);
+        return 0;
+      },
+      timeout_ms);
+}
+
 std::vector<std::pair<Key, uint64_t>> Server::stop() {
   {
     const std::lock_guard lock(mutex_);

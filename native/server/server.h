@@ -39,6 +39,9 @@ class Server {
   // Recovers where recover() was not called, binds the socket (0600), starts the threads.
   // Throws Error usage "started" the second time.
   RecoverySummary start();
+  // Binds the socket anew, where somebody removed its file: those who are connected stay so. Throws
+  // as start() and call() do.
+  void listen_again(int timeout_ms);
   // Ends the threads and lets the directory go; the socket file goes away. Idempotent. Returns the
   // last of Warehouse::take_graves().
   std::vector<std::pair<Key, uint64_t>> stop();

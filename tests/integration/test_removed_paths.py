@@ -1,0 +1,104 @@
+"""Somebody removes a daemon's files or sockets: it says so, and new clients get in again."""
+
+from __future__ import annotations
+
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.testing.known_prompt import KnownPrompt
+from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.until import DEADLINE_S, until
+
+BEFORE, AFTER = (KnownPrompt(model, pages=12, page_bytes=20_000) for model in ("before", "after"))
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, dram="16MiB") as serving:
+        yield serving
+
+
+def readiness(serving: Serving) -> tuple[int, str]:
+    address = serving.events("ready")[0]["http"]
+    try:
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=DEADLINE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def work_of_a_new_client(serving: Serving, prompt: KnownPrompt) -> bool:
+    """Whether one gets in; then everything has to work."""
+    try:
+        client = serving.connect(timeout_s=60)
+    except kvw.WarehouseError:
+        return False
+    with client:
+        try:
+            client.open(prompt.space)
+        except kvw.TransportError:
+            return False  # the other socket is not there yet
+        prompt.store(client)
+        assert prompt.load(client) == prompt.pages
+        return True
+
+
+def test_new_clients_get_in_after_the_arena_directory_was_removed(serving: Serving) -> None:
+    """Incident: after a cleaner of /dev/shm each new client got ENOENT for ever, and every light of
+    the daemon was green."""
+    with serving.connect() as client:
+        BEFORE.store_whole(client)
+        shutil.rmtree(serving.arena_dir)
+        until(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
+        assert BEFORE.load(client) == BEFORE.pages
+        until(lambda: serving.events("path_removed"), "what is lost is said")
+        reason = client.status()["service"]["paths_reason"]
+    assert str(serving.arena_dir / "slots") in reason
+    assert "pages in DRAM" in reason
+    assert [event["level"] for event in serving.events("path_removed")] == ["error"]
+    assert [event["level"] for event in serving.events("path_restored")] == ["warning"]
+    assert serving.metrics()["kvwarehouse_paths_lost"] == 1
+    assert readiness(serving)[0] == 200
+    assert serving.stop() == 0
+    serving.start()
+    assert work_of_a_new_client(serving, AFTER)
+    with serving.connect() as client:
+        assert client.status()["service"]["paths_reason"] == ""
+
+
+def test_sockets_that_were_removed_are_bound_again(serving: Serving) -> None:
+    sockets = [Path(serving.socket), Path(serving.socket + ".grpc")]
+    with serving.connect(timeout_s=60) as client:
+        BEFORE.store_whole(client)
+        for times in (1, 2):
+            for path in (*sockets, Path(serving.socket + ".lock")):
+                path.unlink()
+            until(lambda: all(path.exists() for path in sockets), "both are there again")
+            until(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
+            assert BEFORE.load(client) == BEFORE.pages
+            assert client.status()["service"]["paths_reason"] == ""
+            assert len(serving.events("path_restored")) == 2 * times
+    with pytest.raises(AssertionError, match="in use by another daemon"):
+        Serving(serving.arena_dir, socket=serving.socket, http="off").start()
+    assert serving.stop() == 0
+    assert not any(path.exists() for path in sockets)
+
+
+def test_socket_that_cannot_be_bound_again_is_said_until_it_can(serving: Serving) -> None:
+    socket = Path(serving.socket)
+    socket.unlink()
+    socket.write_text("of somebody else")
+    until(lambda: readiness(serving)[0] == 503, "readiness says so")
+    assert str(socket) in readiness(serving)[1]
+    assert serving.metrics()["kvwarehouse_paths_lost"] == 1
+    socket.unlink()
+    until(lambda: readiness(serving)[0] == 200, "it is bound again")
+    assert work_of_a_new_client(serving, AFTER)
+    assert [event["level"] for event in serving.events("path_not_restored")] == ["error"]
+    assert serving.metrics()["kvwarehouse_paths_lost"] == 0
