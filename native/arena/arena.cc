@@ -72,6 +72,14 @@ void create_file(const std::string& path, Fill&& fill) {
   }
 }
 
+// As --dram takes it.
+std::string shown(uint64_t bytes) {
+  return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes);
+}
+
+constexpr const char* kAnew =
+    "remove the directory: what NVMe has of its pages is kept, the others are recomputed";
+
 }  // namespace
 
 uint64_t slab_bytes_for(uint64_t dram_bytes) {
@@ -206,14 +214,14 @@ void Arena::open_slots(const ArenaOptions& options) {
   if (slab_count_ > header.slab_max)
     throw Error(ErrorKind::usage, "arena_grown",
                 "the arena in " + directory_ + " can grow to " +
-                    std::to_string(header.slab_max * header.slab_bytes) +
-                    " bytes; for a larger --dram move the directory away");
-  for (uint32_t slab = slab_count_; slab < header.slab_max; ++slab)
-    if (slots_.cut(slab).populated != 0)
+                    shown(header.slab_max * header.slab_bytes) + ", and --dram is " +
+                    shown(options.dram_bytes) + "; " + kAnew);
+  for (uint64_t slabs = header.slab_max; slabs > slab_count_; --slabs)
+    if (slots_.cut(static_cast<uint32_t>(slabs - 1)).populated != 0)
       throw Error(ErrorKind::usage, "arena_larger",
-                  "the arena in " + directory_ + " already holds more than --dram " +
-                      std::to_string(options.dram_bytes) +
-                      " bytes; start with the old size, or move the directory away");
+                  "the arena in " + directory_ + " has taken " + shown(slabs * header.slab_bytes) +
+                      " and cannot shrink to --dram " + shown(options.dram_bytes) +
+                      "; start with --dram " + shown(slabs * header.slab_bytes) + ", or " + kAnew);
   if (slab_count_ == 0)
     throw Error(ErrorKind::usage, "dram_too_small",
                 "--dram " + std::to_string(options.dram_bytes) + " is less than one slab (" +

@@ -22,6 +22,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import engine, wire
 from kvwarehouse.testing import tally
+from kvwarehouse.testing.known_prompt import KnownPrompt
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.testing.until import until
@@ -152,6 +153,35 @@ def test_dram_beyond_its_containers_memory_is_refused_and_what_is_offered_fits(
 def connect_until_refused(serving: Serving, crowd: list[Any]) -> None:
     while len(crowd) < 5000:
         crowd.append(engine.NativeClient(serving.socket, True, 30.0))
+
+
+def test_smaller_dram_than_the_arena_has_is_refused_and_both_ways_out_work(tmp_path: Path) -> None:
+    """Incident: the refusal said that the arena held more, which it did not, and neither its size
+    nor what giving it up would cost."""
+    prompt = KnownPrompt("m", pages=12, page_bytes=20_000)
+    with Serving(tmp_path, dram="32MiB", nvme_capacity="64MiB") as serving:
+        with serving.connect(timeout_s=60) as client:
+            prompt.store_whole(client)
+            assert client.flush(60).pending == 0
+            dram = lambda: client.status()["core"]["tiers"]["dram"]  # noqa: E731
+            until(lambda: dram()["health"] == "ok", "all of its memory is taken")
+        assert serving.stop() == 0
+        serving.settings["dram"] = "16MiB"
+        with pytest.raises(RefusedError) as refused:
+            serving.start()
+        assert "to --dram 16MiB" in refused.value.text
+        offered = re.search(r"start with --dram (\w+), or remove the directory", refused.value.text)
+        assert offered, refused.value.text
+        serving.settings["dram"] = offered[1]
+        serving.start()
+        with serving.connect(timeout_s=60) as client:
+            assert prompt.load(client) == prompt.pages
+        assert serving.stop() == 0
+        serving.lose_arena()
+        serving.settings["dram"] = "16MiB"
+        serving.start()
+        with serving.connect(timeout_s=60) as client:
+            assert prompt.load(client) == prompt.pages
 
 
 def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
