@@ -203,7 +203,7 @@ void Server::run() {
       drop_silent();
       next_tick = now + kTickMs * kMillisecondNs;
     }
-    const bool goes_on = warehouse_->check_goes_on();  // as soon as others were served
+    const bool goes_on = warehouse_->goes_on();  // as soon as others were served
     const int wait_ms =
         goes_on ? 0 : static_cast<int>((next_tick - std::min(now, next_tick)) / kMillisecondNs) + 1;
     const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
@@ -222,7 +222,7 @@ void Server::run() {
       }
     }
     look_at_waits();
-    if (goes_on && warehouse_->check_goes_on()) warehouse_->go_on_checking();
+    if (goes_on) warehouse_->go_on();
     const std::lock_guard lock(mutex_);
     if (stopping_) {
       commands_.clear();  // who waits for them, or for something to hold, hears "stopped"

@@ -286,10 +286,10 @@ struct LargePage {
   size_t go_on() {
     size_t steps = 0;
     for (; !report; ++steps) {
-      CHECK(world->check_goes_on());
-      world->go_on_checking();
+      CHECK(world->goes_on());
+      world->go_on();
     }
-    CHECK(!world->check_goes_on());
+    CHECK(!world->goes_on());
     return steps;
   }
 
@@ -315,7 +315,7 @@ TEST(check_begins_a_page_anew_that_left_and_came_again_between_its_steps) {
   LargePage large;
   large.last() ^= std::byte{1};
   large.check();
-  large.world->go_on_checking();
+  large.world->go_on();
   uint64_t left = 0;
   large.world->evict(-1, 1, "all", left);
   CHECK_EQ(left, 1);
@@ -332,7 +332,7 @@ TEST(check_looks_at_a_bounded_stretch_of_the_index_in_a_step) {
   size_t steps = 1;
   bool ended = false;
   world->check({}, [&](CheckReport&&) { ended = true; });
-  for (; !ended; ++steps) world->go_on_checking();
+  for (; !ended; ++steps) world->go_on();
   CHECK_EQ(steps, world->arena().index().entries() / Checker::kLooksPerStep);
 }
 

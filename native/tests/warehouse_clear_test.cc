@@ -191,3 +191,27 @@ TEST(control_page_of_another_size_keeps_the_incarnation_and_the_epoch) {
   kept.set_nvme(false);
   CHECK_EQ(kept.world.start().epoch, 7);
 }
+
+TEST(slots_of_what_was_cleared_come_back_in_steps_but_for_those_that_are_pinned) {
+  constexpr size_t kPages = 2 * Warehouse::kZombiesPerStep;
+  World world(shape_of(512, 1), 64 * kMiB);
+  world.start();
+  Peer peer(world);
+  std::vector<TestPage> pages;
+  for (uint64_t chain = 0; chain < kPages; ++chain) pages.push_back(world.page(chain));
+  for (size_t at = 0; at < kPages; at += 256)
+    CHECK(peer.store_all(std::span(pages).subspan(at, 256)));
+  const int pinned = peer.pin(pages[17]);
+  world->begin_clear(ordinal_in(world), 5);
+  for (PageId cursor = 0; cursor != kNoPage;) world->clear_some(0, 5, cursor);
+  CHECK_EQ(world->status().zombie_slots, kPages);
+  world.pass(100 * kMillisecondNs);
+  CHECK(world->status().zombie_slots >= kPages - Warehouse::kZombiesPerStep);
+  CHECK(world->goes_on());
+  world->go_on();
+  CHECK(!world->goes_on());
+  CHECK_EQ(world->status().zombie_slots, 1);
+  peer.session().drop_pin(pinned);
+  world.pass(100 * kMillisecondNs);
+  world.check_settled();
+}

@@ -14,7 +14,7 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kBatch = 64;  // slots closed per scan of the pins
+constexpr size_t kBatch = 64;  // victims of stores at a time
 constexpr size_t kSweepBatch = 1024;
 constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
 constexpr size_t kClearedPerStep = 1024;     // and that it takes out
@@ -119,15 +119,10 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
 }
 
 size_t Warehouse::evict_views(std::span<const EntryView> views, Gone gone) {
-  size_t left = 0;
   std::vector<SlotId> slots;
-  for (size_t begin = 0; begin < views.size(); begin += kBatch) {
-    slots.clear();
-    for (const EntryView& view : views.subspan(begin, std::min(kBatch, views.size() - begin)))
-      if (view.in_dram()) slots.push_back(view.slot);
-    left += evict_slots(slots, gone);
-  }
-  return left;
+  for (const EntryView& view : views)
+    if (view.in_dram()) slots.push_back(view.slot);
+  return evict_slots(slots, gone);
 }
 
 void Warehouse::leave_dram(SlotId slot, Gone gone) {
@@ -168,14 +163,23 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
 }
 
 void Warehouse::retry_zombies() {
-  if (zombies_.empty()) return;
+  zombies_to_retry_ = zombies_.size();
+  retry_some_zombies();
+}
+
+void Warehouse::retry_some_zombies() {
+  if (zombies_to_retry_ == 0) return;
   full_fence();
   const PinSet& pins = sessions_->pins();
-  std::erase_if(zombies_, [&](SlotId slot) {
-    if (pins.has_slot(slot) || writing_.contains(slot)) return false;
-    pool_.discard(slot);
-    return true;
-  });
+  size_t looks = std::min(zombies_to_retry_, kZombiesPerStep);
+  for (zombies_to_retry_ -= looks; looks > 0; --looks) {
+    const SlotId slot = zombies_.front();
+    zombies_.pop_front();
+    if (pins.has_slot(slot) || writing_.contains(slot))
+      zombies_.push_back(slot);
+    else
+      pool_.discard(slot);
+  }
 }
 
 uint64_t Warehouse::heat(const EntryView& view) const {
@@ -224,6 +228,7 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
   uint64_t cleared = 0;
   for (PageId cursor = 0; cursor != kNoPage;) cleared += clear_some(ordinal, epoch, cursor);
   retry_zombies();
+  while (zombies_to_retry_ != 0) retry_some_zombies();
   return cleared;
 }
 

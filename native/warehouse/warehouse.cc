@@ -301,6 +301,11 @@ void Warehouse::tick() {
   publish_rates();
 }
 
+void Warehouse::go_on() {
+  if (checker_.goes_on()) checker_.go_on();
+  retry_some_zombies();
+}
+
 // Said once each; who hears that a file was cut ends the daemon.
 void Warehouse::look_at_files() {
   const Arena::Damage damage = arena_.damage();

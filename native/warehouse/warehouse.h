@@ -9,6 +9,7 @@
 // feeds.h tells of it; hbm.h has copies of it in the memory of a device.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -117,14 +118,14 @@ class Warehouse final : public nvme::LogHost {
   void check(const CheckRequest& request, Checker::End end) {
     checker_.begin(request, std::move(end));
   }
-  // A check has a step to do as soon as others were served. Ticks do one too.
-  bool check_goes_on() const { return checker_.goes_on(); }
-  void go_on_checking() { checker_.go_on(); }
 
   // What enters and leaves the tiers, for those who watch.
   Feeds& feeds() { return feeds_; }
 
   void tick();
+  // What a check or a tick has begun and has a step more to do, once others were served.
+  bool goes_on() const { return checker_.goes_on() || zombies_to_retry_ != 0; }
+  void go_on();
   void drain();
   bool draining() const { return draining_; }
   void stop();
@@ -141,6 +142,7 @@ class Warehouse final : public nvme::LogHost {
   // position `cursor` on (it becomes kNoPage at the end).
   std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
   static constexpr uint64_t kListedPerStep = 8192;
+  static constexpr size_t kZombiesPerStep = 4096;
   std::vector<std::pair<std::string, std::string>> take_events();
 
   // LogHost
@@ -217,7 +219,8 @@ class Warehouse final : public nvme::LogHost {
   void leave_nvme(const EntryView& entry, Gone gone);
   void keep_free();
   uint64_t heat(const EntryView& view) const;
-  void retry_zombies();
+  void retry_zombies();  // the first of them; go_on() has the rest
+  void retry_some_zombies();
 
   // index_room.cc
   // For a page that is about to be stored below `parent`.
@@ -312,7 +315,8 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<SlotId, Filling> filling_;               // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
-  std::vector<SlotId> zombies_;  // CLOSING, out of the index, still pinned or being written
+  std::deque<SlotId> zombies_;   // CLOSING, out of the index, still pinned or being written
+  size_t zombies_to_retry_ = 0;  // the first ones
   // In DRAM, neither on NVMe nor on the way there. False: its record made room for others, or an
   // operator took it out; ticks that wrote it again would never end where NVMe is the smaller.
   std::map<Unwritten, bool> unwritten_;
