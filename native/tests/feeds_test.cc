@@ -88,9 +88,10 @@ class Reader {
 
 std::map<Key, uint8_t, KeyOrder> stored_pages(World& world, int ordinal = -1) {
   std::map<Key, uint8_t, KeyOrder> pages;
-  for (const PageInfo& page : world->pages(ordinal, 0, SIZE_MAX))
-    pages[page.key] =
-        static_cast<uint8_t>((page.dram ? kFeedDram : 0) | (page.nvme ? kFeedNvme : 0));
+  for (PageId cursor = 0; cursor != kNoPage;)
+    for (const PageInfo& page : world->pages(ordinal, cursor, SIZE_MAX))
+      pages[page.key] =
+          static_cast<uint8_t>((page.dram ? kFeedDram : 0) | (page.nvme ? kFeedNvme : 0));
   return pages;
 }
 
