@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -316,6 +318,33 @@ struct Shared : World {
     for (const char* name : {"handles", "reserved_bytes", "mapped_bytes"}) CHECK_EQ(count(name), 0);
   }
 };
+
+// As a daemon that a test forks beside a client in the middle of a load.
+TEST(model_can_be_asked_in_a_child_whatever_a_thread_was_asking_at_the_fork) {
+  const Shared world;
+  const auto ask = [&] {
+    CHECK_EQ(world.cuda.cuMemFree(world.memory(512)), kCudaSuccess);
+    CHECK_EQ(world.cuda.cuMemRelease(world.handle()), kCudaSuccess);
+  };
+  std::atomic<bool> ends{false};
+  std::thread asking([&] {
+    CHECK_EQ(world.cuda.cuCtxPushCurrent(world.context), kCudaSuccess);
+    while (!ends) ask();
+  });
+  int status = 0;
+  for (int round = 0; round < 200 && status == 0; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(30);
+      ask();
+      ::_exit(0);
+    }
+    ::waitpid(child, &status, 0);
+  }
+  ends = true;
+  asking.join();
+  CHECK_EQ(status, 0);
+}
 
 TEST(model_shares_memory_by_descriptor_also_when_its_maker_is_dead) {
   Shared world;

@@ -29,10 +29,18 @@ struct Memory {
   std::multimap<uint64_t, size_t> uses;
 };
 
+std::mutex& memory_mutex();
+
 Memory& memory() {
-  static auto* made = new Memory();  // threads of streams may outlive static destruction
+  // Threads of streams may outlive static destruction.
+  static auto* made = [] {
+    hold_across_forks<memory_mutex>();
+    return new Memory();
+  }();
   return *made;
 }
+
+std::mutex& memory_mutex() { return memory().mutex; }
 
 // A device's memory, twice: where callers are told it is, unreadable, and where the model reads it.
 struct Bank {

@@ -27,6 +27,8 @@
 // than by kvw_model_set("lost", 1).
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -42,6 +44,13 @@
 #include "gpu/driver.h"
 
 namespace kvw::cuda_model {
+
+// Held across each fork from now on, so that a child finds what `mutex_of` guards whole and free.
+template <std::mutex& (*mutex_of)()>
+void hold_across_forks() {
+  ::pthread_atfork([] { mutex_of().lock(); }, [] { mutex_of().unlock(); },
+                   [] { mutex_of().unlock(); });
+}
 
 using gpu::CUdeviceptr;
 using gpu::CUresult;

@@ -54,10 +54,17 @@ struct Shared {
   uint64_t given_bytes = 0;
 };
 
+std::mutex& shared_mutex();
+
 Shared& shared() {
-  static auto* made = new Shared();
+  static auto* made = [] {
+    hold_across_forks<shared_mutex>();
+    return new Shared();
+  }();
   return *made;
 }
+
+std::mutex& shared_mutex() { return shared().mutex; }
 
 uint64_t granule() { return settings().granule; }
 
