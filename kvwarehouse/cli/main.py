@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status (exit_codes.py). Errors go to stderr, one line
     and never a traceback for what a user can cause."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A model's name may have letters that the terminal's or the pipe's encoding has not.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _run(given)
     except WarehouseError as error:

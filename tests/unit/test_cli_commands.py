@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +60,19 @@ def test_status_as_json_is_the_status_of_the_service(served: Served, shown: Any)
     _, status = shown("status", "--json")
     assert status["core"]["index"]["pages"] == 13
     assert status["state"] == "serving"
+
+
+def test_names_that_the_output_has_no_letters_for_are_shown_escaped(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: a model of a Chinese name and a C locale: a traceback of rich."""
+    with connect_grpc(f"unix://{served.config.socket}") as client:
+        client.open(dataclasses.replace(SPACES[0], model="模型"))
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", pipe)
+    assert main(["ls"]) == Exit.OK
+    pipe.flush()
+    assert rb"\u6a21\u578b" in pipe.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_ls_lists_namespaces(served: Served, shown: Any) -> None:
