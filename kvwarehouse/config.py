@@ -100,7 +100,8 @@ class Config:
     dram_bytes: int = setting(
         0,
         settings.size,
-        "DRAM tier: a bound, and memory that is taken at the start.",
+        "DRAM tier: a bound, and memory that is taken at the start. 0: the default; there is no "
+        "daemon without it.",
         "an eighth of the memory this process may use, at most half of the arena's tmpfs: the "
         "engine beside us has the first claim on memory",
         key="dram",
@@ -120,7 +121,8 @@ class Config:
     nvme_capacity_bytes: int = setting(
         0,
         settings.size,
-        "NVMe tier: a hard bound on all its files. Required with --nvme-dir.",
+        "NVMe tier: a hard bound on all its files. Required with --nvme-dir. Files that are there "
+        "keep their size, so after a change somewhat less may be used than is asked for.",
         "none: a bound that nobody chose would fill a shared disk or waste one's own",
         key="nvme_capacity",
     )
@@ -143,7 +145,8 @@ class Config:
         settings.count(0, 1 << 30),
         "Pages the index has room for, all tiers; close to that, here and there a page takes the "
         "place of another. 0: chosen from the capacities.",
-        "capacities and page size say how many fit; 128 bytes of memory a page",
+        "one for each 64 KiB of DRAM and NVMe, at least 65,536, of 128 bytes each. Where a model's "
+        "pages are smaller the log says so, with the number that is enough (index_small)",
     )
     http: str = setting(
         DEFAULT_HTTP,

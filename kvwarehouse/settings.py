@@ -142,7 +142,9 @@ def _read_address(value: Any, name: str) -> str:
     text = _text(value, name, "an address")
     match = _ADDRESS.fullmatch(text)
     if text and (match is None or int(match["port"]) > 65535 or not _is_host(match["six"])):
-        raise _bad(name, value, "is no address; write host:port, such as 127.0.0.1:7070")
+        raise _bad(
+            name, value, "is no address; write host:port, such as 127.0.0.1:7070 or [::1]:7070"
+        )
     return text
 
 

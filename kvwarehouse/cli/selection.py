@@ -19,7 +19,8 @@ def add_selection(parser: argparse.ArgumentParser, *, what: str) -> None:
         "namespace",
         nargs="?",
         metavar="NAMESPACE",
-        help="The beginning of its id (see `kvwarehouse ls`), or its model's name.",
+        help="The beginning of its id (see `kvwarehouse ls`), or its model's name; one that begins"
+        " with - goes behind a --.",
     )
     group.add_argument("--all", action="store_true", help=f"{what} all namespaces.")
 
