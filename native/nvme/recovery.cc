@@ -164,8 +164,10 @@ void Recovery::shrink_to_capacity() {
   for (const auto& [full, life, number] : order) others -= context_.table.find(number)->bytes;
   // Where what is not ours to remove fills the capacity, no removal reaches it.
   if (others >= bound) bound += others;
+  uint32_t lost = 0;
   for (const auto& [full, life, number] : order) {
-    if (context_.table.bytes() <= bound) return;
+    if (context_.table.bytes() <= bound) break;
+    lost += full;
     Segment* segment = context_.table.find(number);
     --report_.segments;
     context_.files.forget(number);
@@ -176,6 +178,9 @@ void Recovery::shrink_to_capacity() {
     else
       segment->state = SegmentState::bad;
   }
+  if (lost != 0)
+    context_.host.on_event("nvme_shrunk", "segments_with_pages=" + std::to_string(lost) +
+                                              " capacity=" + std::to_string(bound));
 }
 
 void Recovery::load(Segment& segment, const Found& found) {

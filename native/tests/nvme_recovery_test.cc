@@ -299,6 +299,7 @@ TEST(recovery_with_a_lower_capacity_keeps_the_newest_pages_within_it) {
   CHECK(world.bytes_on_disk() <= 5 << 20);
   CHECK(world.index.contains(479));
   CHECK(!world.index.contains(0));
+  CHECK(world.saw_event("nvme_shrunk"));
   world.append_all(1000, 1400);
   CHECK(world.bytes_on_disk() <= 5 << 20);
 }
@@ -312,6 +313,7 @@ TEST(recovery_with_a_lower_capacity_removes_what_has_no_page_first) {
   world.kill();
   world.options.capacity_bytes = 4 << 20;
   CHECK_EQ(world.open().records, 180);
+  CHECK(!world.saw_event("nvme_shrunk"));
 }
 
 TEST(recovery_keeps_its_pages_where_another_warehouse_fills_the_capacity) {
