@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+from collections import defaultdict
 from itertools import islice
 from typing import Any
 
@@ -16,12 +18,16 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import format_size
 
 EXAMPLES = """\
-  kvwarehouse ls                        the namespaces
+  kvwarehouse ls                        the namespaces; "apart by": in what those of a model differ
   kvwarehouse ls 3f2c                   the pages of the namespace whose id begins so
   kvwarehouse ls my-model --limit 20 --json
 """
 
 _LIMIT = 100
+_SHOWN = 40  # characters of a name
+_UNSEEN = (
+    "weights", "adapter", "salt", "cache_group", "attention_backend", "hash_scheme", "extra",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,13 +76,15 @@ def _namespaces(client: Client, as_json: bool) -> None:
     if as_json:
         print_json({"namespaces": found})
         return
+    apart = _apart(found)
+    counts = (">tokens", ">page", ">shards", ">dram", ">nvme")
     print_table(
         "",
-        ("namespace", "model", "dtype", "layout", ">tokens", ">page", ">shards", ">dram", ">nvme"),
+        ("namespace", "model", "dtype", "layout", *counts, "apart by"),
         [
             (
                 each["id"][:12],
-                each["model"],
+                _short(each["model"]),
                 each["kv_dtype"] or each["dtype"],
                 each["layout"],
                 each["page_tokens"],
@@ -84,10 +92,36 @@ def _namespaces(client: Client, as_json: bool) -> None:
                 each["shards"],
                 each["dram_pages"],
                 each["nvme_pages"],
+                " ".join(
+                    f"{name}={_told(name, each[name])}"
+                    for name in _UNSEEN
+                    if len(apart[each["model"], name]) > 1
+                ),
             )
             for each in found
         ],
     )
+
+
+def _apart(found: list[dict[str, Any]]) -> dict[tuple[str, str], set[str]]:
+    """The values of each field that has no column of its own, by model: several tell namespaces
+    apart that would look alike."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for each in found:
+        for name in _UNSEEN:
+            values[each["model"], name].add(str(each[name]))
+    return values
+
+
+def _told(name: str, value: Any) -> str:
+    """A salt may be a tenant's secret: a digest tells it from others as well."""
+    if name == "salt" and value:
+        return "#" + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+    return _short(str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _pages(client: Client, args: argparse.Namespace) -> None:

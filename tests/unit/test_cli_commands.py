@@ -62,6 +62,25 @@ def test_status_as_json_is_the_status_of_the_service(served: Served, shown: Any)
     assert status["state"] == "serving"
 
 
+def test_ls_shows_in_what_namespaces_of_a_model_differ(served: Served, shown: Any) -> None:
+    """Incident: eight equal lines, of which an operator could not pick a tenant or an adapter."""
+    changes = (
+        {"weights": "v2"}, {"adapter": "lora-7"}, {"salt": "tenant secret"}, {"cache_group": "swa"},
+        {"attention_backend": "flash"}, {"extra": {"a": "b"}}, {"weights": "w" * 1000},
+    )  # fmt: skip
+    with connect_grpc(f"unix://{served.config.socket}") as client:
+        for change in changes:
+            client.open(dataclasses.replace(SPACES[0], **change))
+    _, text = shown("ls")
+    lines = {line.partition("apart by")[0][14:] for line in text.splitlines() if "alpha" in line}
+    assert len(lines) == len(changes) + 1
+    for told in ("weights=v2", "adapter=lora-7", "salt=#", "cache_group=swa", "extra={'a': 'b'}"):
+        assert told in text
+    assert "tenant secret" not in text
+    beta = next(line for line in text.splitlines() if "beta" in line)
+    assert "=" not in beta
+
+
 def test_names_that_the_output_has_no_letters_for_are_shown_escaped(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
