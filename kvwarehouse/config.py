@@ -370,19 +370,34 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str, s
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key in _FIELDS and name == name.upper():
             given[key] = (environ[name], name, name)
-        elif not name.startswith(TEST_PREFIX) and not _SERVICE_VARIABLE.fullmatch(name):
+        elif is_unknown_variable(name):
             raise _bad(_unknown_variable(name))
     return given
 
 
+def is_unknown_variable(name: str) -> bool:
+    """Whether an environment variable has our prefix, and no program of ours reads it."""
+    known = name in OTHER_VARIABLES or name in _variables()
+    ours = name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(TEST_PREFIX)
+    return ours and not known and not _SERVICE_VARIABLE.fullmatch(name)
+
+
+def meant_variable(name: str) -> str:
+    """A question for the one that was probably meant, "" where none is close."""
+    close = difflib.get_close_matches(name.upper(), [*_variables(), *sorted(OTHER_VARIABLES)], 1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _variables() -> list[str]:
+    return [ENVIRONMENT_PREFIX + key.upper() for key in _FIELDS]
+
+
 def _unknown_variable(name: str) -> str:
-    known = [ENVIRONMENT_PREFIX + key.upper() for key in _FIELDS]
-    close = difflib.get_close_matches(name.upper(), [*known, *sorted(OTHER_VARIABLES)], 1)
-    meant = f"did you mean {close[0]}? " if close else ""
+    said = " ".join(filter(None, (f"unknown environment variable {name};", meant_variable(name))))
     return (
-        f"unknown environment variable {name}; {meant}what begins with {ENVIRONMENT_PREFIX} is a "
-        f"setting of this daemon: unset it, or choose another prefix where it is another program's;"
-        f" the settings are {', '.join(known)}"
+        f"{said} what begins with {ENVIRONMENT_PREFIX} is a setting of this daemon: unset it, or "
+        "choose another prefix where it is another program's; the settings are "
+        + ", ".join(_variables())
     )
 
 

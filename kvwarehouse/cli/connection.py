@@ -13,9 +13,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvwarehouse import config
 from kvwarehouse.client import Client
 from kvwarehouse.client.connect import connect_grpc
-from kvwarehouse.errors import UsageError
+from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.places import default_address
 
 
@@ -54,11 +55,31 @@ def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = N
     """A client for administration: all of it is gRPC, so it takes no session of the daemon."""
     environ = os.environ if environ is None else environ
     address = address_from(args, environ)
-    return connect_grpc(
-        address,
-        token=None if is_local(address) else token_from(args.token_file, environ),
-        tls=args.tls,
-        timeout_s=args.timeout,
+    try:
+        return connect_grpc(
+            address,
+            token=None if is_local(address) else token_from(args.token_file, environ),
+            tls=args.tls,
+            timeout_s=args.timeout,
+        )
+    except TransportError as error:
+        if error.code != "unavailable" or args.address or args.socket:
+            raise
+        raise TransportError(
+            f"{error.message}. {_elsewhere(environ)}", code=error.code, context=error.context
+        ) from error
+
+
+def _elsewhere(environ: Mapping[str, str]) -> str:
+    """How a daemon is found that does not listen where nobody said to look."""
+    unread = [
+        f"{name} is set and nobody reads it: {config.meant_variable(name)} "
+        for name in sorted(environ)
+        if config.is_unknown_variable(name)
+    ]
+    return "".join(unread) + (
+        "One that was started with --name, --socket or another XDG_RUNTIME_DIR is found by"
+        " KVW_NAME=NAME, or by --socket with what the line `ready` of its log says"
     )
 
 

@@ -90,6 +90,21 @@ def test_error_is_one_line_with_its_exit_status(
     assert said in shown.err
 
 
+def test_command_that_finds_no_daemon_by_default_says_how_others_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Incident: `serve --name x`, and status knew of no names; KVW_ADRESS, silently ignored."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("KVW_ADRESS", "unix:///there/kvw.sock")
+    assert main(["status"]) == Exit.NO_DAEMON
+    said = capsys.readouterr().err
+    assert "KVW_NAME=NAME" in said
+    assert "KVW_ADRESS is set and nobody reads it: did you mean KVW_ADDRESS?" in said
+    assert said.count("\n") == 1
+    assert main(["status", "--socket", str(tmp_path / "s")]) == Exit.NO_DAEMON
+    assert "KVW_NAME" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
