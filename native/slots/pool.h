@@ -31,6 +31,7 @@ struct SlotClass {
   std::deque<SlotId> free;
   std::unique_ptr<EvictionPolicy> policy;
   uint64_t live = 0, reserved = 0, limbo = 0;
+  uint64_t look_again_ns = 0;  // for a slab of another class
 
   uint64_t total() const;
 };

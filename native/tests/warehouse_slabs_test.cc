@@ -1,4 +1,5 @@
 // Slabs between page sizes: what nobody asks for gives way, what is in use keeps its own.
+#include <map>
 #include <set>
 
 #include "tests/check.h"
@@ -97,6 +98,25 @@ TEST(page_size_without_a_slab_gets_one_though_most_slabs_have_a_pinned_page) {
   }
   CHECK_EQ(pinned.size(), 7);
   CHECK(two.other->store(page_of(two.small, 1, 0)));
+}
+
+// Incident: each of 64 pages of a message scanned the slabs anew, 100 ms of the core together.
+TEST(page_size_that_found_no_slab_looks_again_a_little_later) {
+  Two two;
+  const uint64_t big = two.world.capacity();
+  two.round(*two.peer, two.world.shape(), big);
+  std::map<uint32_t, int> pins;  // by slab
+  for (uint64_t chain = 0; chain < big; ++chain)
+    if (const auto entry = two.world.entry(two.world.page(chain)))
+      if (const uint32_t slab = two.world.slots().slab_of(entry->slot); !pins.contains(slab))
+        pins[slab] = two.peer->pin(two.world.page(chain));
+  CHECK_EQ(pins.size(), 8);
+  const TestPage page = page_of(two.small, 1, 0);
+  CHECK_EQ(two.other->reserve(page).reason, Reason::no_room);
+  for (const auto& [slab, pin] : pins) two.peer->session().drop_pin(pin);
+  CHECK_EQ(two.other->reserve(page).reason, Reason::no_room);
+  two.world.pass(20 * kMillisecondNs);
+  CHECK(two.other->store(page));
 }
 
 TEST(store_waits_for_an_arena_that_grows_and_evicts_nothing) {

@@ -44,7 +44,7 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
     // A class that only waits for its own writes takes nothing from others.
     const bool waits = cls.total() != 0 && !writing_.empty();
-    if (evict_some(cls, want, spare) == 0 && !waits) take_slab(cls, UINT64_MAX);
+    if (evict_some(cls, want, spare) == 0 && !waits) take_any_slab(cls);
   }
   return pool_.take(cls, state);
 }

@@ -53,6 +53,12 @@ bool Warehouse::take_colder_slab(SlotClass& needy) {
   return own != UINT64_MAX && take_slab(needy, own);
 }
 
+// A look costs a millisecond where slabs are large, and a message asks for many slots.
+void Warehouse::take_any_slab(SlotClass& needy) {
+  if (clock_.boot_ns() < needy.look_again_ns || take_slab(needy, UINT64_MAX)) return;
+  needy.look_again_ns = clock_.boot_ns() + kLookNs;
+}
+
 // UINT64_MAX: it has no page that could leave.
 uint64_t Warehouse::coldest_heat(SlotClass& cls) const {
   std::array<PageId, 1> coldest;

@@ -238,6 +238,8 @@ class Warehouse final : public nvme::LogHost {
   bool take_colder_slab(SlotClass& needy);
   // At least half of whose pages are colder than `heat`.
   bool take_slab(SlotClass& needy, uint64_t heat);
+  // Whatever it holds; after a vain look no other for a while.
+  void take_any_slab(SlotClass& needy);
   std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
   uint64_t coldest_heat(SlotClass& cls) const;
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
