@@ -430,6 +430,11 @@ METRICS: Final = (
         lambda snapshot: _replays(snapshot),
     ),
     _counter(
+        "kv_event_ended_peers_total",
+        "Connections to the ports of KV events that were too many, said too much or did not read.",
+        _one("kv_events.ended_peers"),
+    ),
+    _counter(
         "events_dropped_total",
         "Core events lost because nobody drained them in time.",
         _one("core.events_dropped"),

@@ -16,7 +16,8 @@ One stream is one namespace: a router's entry has one model and one block size. 
 were stored by keys alone have no tokens and are not in it.
 
 Threads of its own for each socket; a subscriber that does not read loses messages, and nobody waits
-for it.
+for it. Nobody is authenticated: over TCP a gate bounds what peers may say and hold; an ipc:// file
+is reached by this user and root alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import zmq
 
 from kvwarehouse.daemon.event_batch import Batch, Batches, cleared_batch, empty_batch
 from kvwarehouse.daemon.event_replay import ReplayBuffer
+from kvwarehouse.daemon.gate import Gate
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import TransportError, WarehouseError
@@ -51,7 +53,9 @@ SNAPSHOT_S: Final = 60.0
 
 _WAIT_S: Final = 0.2
 _SEND_S: Final = 5.0
-_QUEUED_MESSAGES: Final = 1000  # of one subscriber; a message has at most some 200 KiB
+_QUEUED_MESSAGES: Final = 256  # of one subscriber; a message has at most some 200 KiB
+_HEARD_BYTES: Final = 4 << 10  # a request has 8 bytes, a subscription has a topic
+_GREETING_MS: Final = 5000
 _END: Final = struct.pack(">q", -1)
 _NUMBER: Final = struct.Struct(">Q")
 
@@ -72,13 +76,15 @@ class EventStream:
             ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays"), 0
         )
         self._context = zmq.Context()
+        self._gates: list[Gate] = []
         try:
-            self._publisher = self._bound(zmq.PUB, config.kv_events)
+            self._publisher = self._bound(zmq.PUB, config.kv_events, config.socket + ".kve")
             self._router: Any = None
             if config.kv_events_replay:
-                self._router = self._bound(zmq.ROUTER, config.kv_events_replay)
+                inner = config.socket + ".kvr"
+                self._router = self._bound(zmq.ROUTER, config.kv_events_replay, inner)
         except TransportError:
-            self._context.destroy(linger=0)
+            self._close()
             raise
         self._threads = [threading.Thread(target=self._publish_all, name="kv-events", daemon=True)]
         if self._router is not None:
@@ -102,6 +108,11 @@ class EventStream:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        self._close()
+
+    def _close(self) -> None:
+        for gate in self._gates:
+            gate.close()
         self._context.destroy(linger=0)
 
     def follow(self, record: NamespaceRecord) -> None:
@@ -133,17 +144,23 @@ class EventStream:
             chosen = self._chosen
         return {
             **counts,
+            "ended_peers": sum(gate.ended for gate in self._gates),
             "next_number": self._buffer.next,
             "namespace_id": chosen.space.id.hex() if chosen else "",
         }
 
-    def _bound(self, kind: int, endpoint: str) -> Any:
+    def _bound(self, kind: int, endpoint: str, inner: str) -> Any:
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
+        made.setsockopt(zmq.MAXMSGSIZE, _HEARD_BYTES)
+        made.setsockopt(zmq.HANDSHAKE_IVL, _GREETING_MS)
+        address = endpoint.removeprefix("tcp://")
         try:
-            made.bind(endpoint)
-        except zmq.ZMQError as error:
+            made.bind(endpoint if address == endpoint else f"ipc://{inner}")
+            if address != endpoint:
+                self._gates.append(Gate(address, inner))
+        except (OSError, zmq.ZMQError) as error:
             raise TransportError(
                 f"cannot publish KV events at {endpoint}: {error}; is the address this host's, "
                 "and is the port free?",

@@ -3,6 +3,7 @@ after stores, evictions, a clear, restarts, and whatever it missed."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -328,3 +329,34 @@ def test_number_that_is_repeated_on_an_idle_stream_is_the_last(serving: Publishe
         last = subscriber.last
         until(lambda: subscriber.read(0.2), "an idle stream says that it is there")
         assert subscriber.last == last
+
+
+def _zmtp(kind: bytes) -> tuple[bytes, bytes]:
+    """What a peer of that kind says first, and then (rfc.zeromq.org/spec/23)."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+    return greeting, b"\x04" + bytes([len(ready)]) + ready
+
+
+@pytest.mark.parametrize("what", ["parts", "message"])
+@pytest.mark.parametrize("port", ["events", "replay"])
+def test_stranger_cannot_make_the_daemon_grow(tmp_path: Path, what: str, port: str) -> None:
+    """20 MB of message parts without an end were 512 MiB in ZeroMQ."""
+    replay = port == "replay"
+    more = b"\x01\x00" * (1 << 15) if what == "parts" else bytes(1 << 16)
+    with Published(tmp_path) as serving, serving.connect() as client:
+        where = (serving.replay_endpoint if replay else serving.endpoint).rpartition(":")[2]
+        with socket.create_connection(("127.0.0.1", int(where)), 60) as stranger:
+            greeting, ready = _zmtp(b"DEALER" if replay else b"SUB")
+            stranger.sendall(greeting)
+            assert stranger.recv(1)  # it has greeted too
+            stranger.sendall(ready)
+            if what == "message":
+                stranger.sendall(b"\x02" + (1 << 32).to_bytes(8, "big"))
+            with pytest.raises(ConnectionError):
+                stranger.sendall(more * (1 << 10))
+        store(client, 1, 3)
+        with serving.subscribe() as subscriber:
+            agrees(subscriber, client)
+        if what == "parts":
+            assert client.status()["kv_events"]["ended_peers"]

@@ -25,7 +25,7 @@ class Status(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ..., kv_events: _Optional[_Union[KvEventsStatus, _Mapping]] = ...) -> None: ...
 
 class KvEventsStatus(_message.Message):
-    __slots__ = ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays", "next_number", "namespace_id")
+    __slots__ = ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays", "next_number", "namespace_id", "ended_peers")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class KvEventsStatus(_message.Message):
     FAILED_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     NEXT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDED_PEERS_FIELD_NUMBER: _ClassVar[int]
     batches: int
     stored: int
     removed: int
@@ -44,7 +45,8 @@ class KvEventsStatus(_message.Message):
     failed_replays: int
     next_number: int
     namespace_id: str
-    def __init__(self, batches: _Optional[int] = ..., stored: _Optional[int] = ..., removed: _Optional[int] = ..., losses: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., failed_replays: _Optional[int] = ..., next_number: _Optional[int] = ..., namespace_id: _Optional[str] = ...) -> None: ...
+    ended_peers: int
+    def __init__(self, batches: _Optional[int] = ..., stored: _Optional[int] = ..., removed: _Optional[int] = ..., losses: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., failed_replays: _Optional[int] = ..., next_number: _Optional[int] = ..., namespace_id: _Optional[str] = ..., ended_peers: _Optional[int] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
     __slots__ = ("ledger_health", "ledger_reason", "ledger_tombstones", "streams", "streams_max", "staging_bytes", "staging_bytes_max", "socket", "listen", "http", "connections", "connections_max", "paths_reason")
