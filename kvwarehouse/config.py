@@ -16,10 +16,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from kvwarehouse import places, settings
+from kvwarehouse import places, settings, trusted_file
 from kvwarehouse.errors import UsageError
 from kvwarehouse.settings import setting
 
@@ -88,13 +87,14 @@ class Config:
     tls_key: str = setting(
         "",
         settings.path,
-        "PEM file with the private key for --listen; not readable by others.",
+        "PEM file with the private key for --listen; ours or root's, not readable by others.",
         "goes with --tls-cert",
     )
     token_file: str = setting(
         "",
         settings.path,
-        "File with the bearer tokens that --listen accepts, one a line; not readable by others.",
+        "File with the bearer tokens that --listen accepts, one a line; ours or root's, not "
+        "readable by others.",
         "no token that nobody chose",
     )
     dram_bytes: int = setting(
@@ -298,7 +298,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             metavar=about["parse"].shown,
             help=text.replace("%", "%%"),
         )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with these settings.")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file with these settings; ours or root's."
+    )
     parser.add_argument(
         "--print-config",
         action="store_true",
@@ -349,10 +351,9 @@ def default_socket(environ: Mapping[str, str] | None = None, name: str = "defaul
 
 
 def _from_file(path: str) -> dict[str, tuple[Any, str, str]]:
+    text = trusted_file.read(path, "--config", secret=False)
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _bad(f"--config {path!r} cannot be read: {error.strerror}; check the path") from error
+        table = tomllib.loads(text.decode("utf-8"))
     # ValueError: text of another encoding, numbers of thousands of digits; RecursionError: nesting.
     except (ValueError, RecursionError) as error:
         raise _bad(f"--config {path!r} is not TOML: {error}; see --print-config") from error

@@ -21,12 +21,12 @@ from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
 )
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, unused-ignore]
 
-from kvwarehouse import wire
+from kvwarehouse import trusted_file, wire
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import connections
 from kvwarehouse.daemon.edge import SLOW_CALLS, WATCHES
 from kvwarehouse.daemon.health import Health
-from kvwarehouse.daemon.tokens import TokenCheck, check_private, read_tokens
+from kvwarehouse.daemon.tokens import TokenCheck, read_tokens
 from kvwarehouse.errors import TransportError, UsageError
 
 QUICK_CALLS: Final = 16
@@ -202,12 +202,12 @@ def _not_bound(address: str, reason: str) -> TransportError:
 def _credentials(cert_path: str, key_path: str) -> grpc.ServerCredentials:
     """TLS with a certificate and key that belong together: gRPC itself would only fail at the
     first handshake."""
-    check_private(key_path, "--tls-key")
+    key = trusted_file.read(key_path, "--tls-key", secret=True)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             cert_path, key_path, password=_no_password
         )
-        pair = (Path(key_path).read_bytes(), Path(cert_path).read_bytes())
+        pair = (key, Path(cert_path).read_bytes())
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise UsageError(
             f"--tls-cert {cert_path!r} and --tls-key {key_path!r} cannot be used: {error}; they "

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 
+from kvwarehouse import trusted_file
 from kvwarehouse.errors import UsageError
 from kvwarehouse.wire import DETAIL_KEY, error_to_detail, status_of
 
@@ -29,8 +27,11 @@ _SCHEME: Final = "bearer "
 def read_tokens(path: str) -> list[str]:
     """The tokens in the file at `path`, one a line; empty lines and those with # are skipped.
     Raises UsageError that never shows a token."""
-    check_private(path, "--token-file")
-    lines = [line.strip() for line in _read(path).splitlines()]
+    try:
+        text = trusted_file.read(path, "--token-file", secret=True).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(path, "is not text") from error
+    lines = [line.strip() for line in text.splitlines()]
     tokens = [line for line in lines if line and not line.startswith("#")]
     if not 1 <= len(tokens) <= MAX_TOKENS:
         raise _bad(path, f"has {len(tokens)} tokens; it needs 1 to {MAX_TOKENS}, one a line")
@@ -42,30 +43,6 @@ def read_tokens(path: str) -> list[str]:
                 "plain ASCII; make one with: openssl rand -hex 32",
             )
     return tokens
-
-
-def check_private(path: str, flag: str) -> None:
-    """Refuses a file with a secret that every user of the host can read or change."""
-    try:
-        facts = os.stat(path)
-    except OSError as error:
-        raise UsageError(
-            f"{flag} {path!r} cannot be read: {error.strerror}; check the path", code="bad_config"
-        ) from error
-    if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o027:
-        mode = stat.S_IMODE(facts.st_mode)
-        raise UsageError(
-            f"{flag} {path!r} has mode {mode:04o}; a file with a secret must not be readable by "
-            f"others nor writable by the group: chmod 600 {path}",
-            code="bad_config",
-        )
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad(path, f"cannot be read: {error}") from error
 
 
 def _bad(path: str, problem: str) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -182,7 +183,9 @@ def test_port_in_use_refuses_to_start_and_leaves_nothing_behind(
         pass
 
 
-@pytest.mark.parametrize("what", ["swapped", "missing", "encrypted", "other_key", "open_key"])
+@pytest.mark.parametrize(
+    "what", ["swapped", "missing", "encrypted", "other_key", "open_key", "foreign_key"]
+)
 def test_bad_tls_files_refuse_to_start(
     tmp_path: Path, certificate: tuple[str, str], tokens: str, what: str
 ) -> None:
@@ -196,6 +199,13 @@ def test_bad_tls_files_refuse_to_start(
     elif what == "open_key":
         other.write_bytes(Path(key).read_bytes())
         other.chmod(0o644)
+        key = str(other)
+    elif what == "foreign_key":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        other.write_bytes(Path(key).read_bytes())
+        other.chmod(0o600)
+        os.chown(other, 1001, -1)
         key = str(other)
     else:
         options = ["-aes256", "-pass", "pass:secret"] if what == "encrypted" else []

@@ -114,6 +114,26 @@ def test_unreadable_file_is_refused_by_its_name(tmp_path: Path) -> None:
     assert "broken.toml" in refused({"config": str(broken)})
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_file_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "kvw.toml"
+    file.write_text('name = "n"\n')
+    file.chmod(0o646)
+    assert "chmod o-w" in refused({"config": str(file)})
+    file.chmod(0o664)
+    assert config.load({"config": str(file)}, {}).name == "n"
+    os.chown(file, 1001, -1)
+    assert "uid 1001" in refused({}, {"KVW_CONFIG": str(file)})
+
+
+def test_file_may_be_a_pipe() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'name = "n"\n')
+    os.close(writer)
+    assert config.load({"config": f"/dev/fd/{reader}"}, {}).name == "n"
+    os.close(reader)
+
+
 def test_variables_of_clients_and_tests_are_left_alone() -> None:
     environ = {"KVW_ADDRESS": "x", "KVW_TOKEN": "y", "KVW_TEST_ANY": "z", "KVW_SEED": "1"}
     environ |= {"KVW_CUDA_DRIVER": "/libcuda.so.1", "KVW_NVRTC": "/libnvrtc.so"}

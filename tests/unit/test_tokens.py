@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,25 @@ def test_bad_token_file_is_refused_without_showing_a_token(
 def test_token_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(UsageError, match="chmod 600"):
         read_tokens(token_file(tmp_path, TOKEN, mode))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("linked", [False, True])
+def test_token_file_of_another_user_is_refused(tmp_path: Path, linked: bool) -> None:
+    path = token_file(tmp_path, TOKEN)
+    os.chown(path, 1001, -1)
+    if linked:
+        link = tmp_path / "link"
+        link.symlink_to(path)
+        path = str(link)
+    with pytest.raises(UsageError, match="uid 1001"):
+        read_tokens(path)
+
+
+def test_pipe_is_no_token_file_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="plain file"):
+        read_tokens(str(tmp_path / "pipe"))
 
 
 def test_token_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
