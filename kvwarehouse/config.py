@@ -152,8 +152,8 @@ class Config:
         DEFAULT_HTTP,
         settings.http_address,
         "Address of /metrics, /healthz and /readyz, host:port; port 0: any free one; or off.",
-        "loopback, so that exposing it is a decision. If the default's port is taken a free one "
-        "is used and logged; an address that was asked for and is taken refuses to start",
+        "loopback, so that exposing it is a decision. One that is taken refuses to start: a "
+        "second daemon of the host needs its own",
     )
     policy: str = setting(
         "lru",

@@ -105,7 +105,7 @@ class Ownership:
             os.close(self._fd)
             raise StorageError(
                 f"{_owned_by(path)} is in use by another daemon, pid {owner}; stop that one "
-                f"(kill {owner}), or give this one directories and a --name of its own",
+                f"(kill {owner}), or give this one directories, a --name and --http of its own",
                 code="owned",
                 context={"path": path, "pid": owner},
             ) from error

@@ -140,8 +140,9 @@ class HttpServer:
             self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise TransportError(
-                f"cannot serve /metrics at {address}: {error.strerror or error}; free the port, or "
-                "choose with --http (port 0: any free one; off: none)",
+                f"cannot serve /metrics at {address}: {error.strerror or error}; probes that "
+                "know this address read another's answers. Give each daemon of a host "
+                "its own with --http HOST:PORT (port 0: any free one, in the log; off: none)",
                 code="address_unavailable",
                 retryable=False,
                 context={"address": address},

@@ -34,7 +34,7 @@ from kvwarehouse.daemon.transfer import Transfer
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
-from kvwarehouse.errors import StorageError, TransportError, WarehouseError
+from kvwarehouse.errors import StorageError, WarehouseError
 from kvwarehouse.settings import OFF, split_address
 
 _EVENTS_EVERY_S: Final = 1.0
@@ -127,14 +127,7 @@ class Daemon:
         if config.http == OFF:
             return
         pages = Pages(self._snapshots.take, self._live_problem, self._ready_problem)
-        try:
-            server = HttpServer(config.http, pages)
-        except TransportError:
-            # Several daemons on a host are common, and no one depends on a port nobody chose.
-            if config.sources.get("http", "default") != "default":
-                raise
-            server = HttpServer(f"{split_address(config.http)[0]}:0", pages)
-            self._log.event(Event.HTTP_PORT_TAKEN, wanted=config.http, instead=server.address)
+        server = HttpServer(config.http, pages)
         stack.callback(server.close)
         self._snapshots.http = server.address
 

@@ -35,7 +35,6 @@ class Event(StrEnum):
     IDENTITY_NOT_MENDED = "identity_not_mended"
     LEDGER_REBUILT = "ledger_rebuilt"
     LEDGER_DEGRADED = "ledger_degraded"
-    HTTP_PORT_TAKEN = "http_port_taken"
     CONNECTIONS_NEAR_BOUND = "connections_near_bound"
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     ARENA_ROOM_SHORT = "arena_room_short"
@@ -67,7 +66,6 @@ _WARNINGS: Final = {
     Event.IDENTITY_NOT_MENDED,
     Event.LEDGER_REBUILT,
     Event.LEDGER_DEGRADED,
-    Event.HTTP_PORT_TAKEN,
     Event.CONNECTIONS_NEAR_BOUND,
     Event.ARENA_NOT_TMPFS,
     Event.ARENA_ROOM_SHORT,

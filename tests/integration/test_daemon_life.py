@@ -248,21 +248,21 @@ def test_epoch_that_outlived_the_ledger_is_adopted(
         assert served.core.options.epoch == 41
 
 
-def test_default_http_port_that_is_taken_gives_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["default", "--http"])
+def test_http_port_that_is_taken_refuses_to_start_and_says_what_to_do(
+    tmp_path: Path, source: str
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(errors.TransportError, match="metrics"):
-            Served(tmp_path, http=address).start()
         served = Served(tmp_path, http=address)
         assert isinstance(served.config.sources, dict)
-        served.config.sources["http"] = "default"
-        with served:
-            assert served.events("http_port_taken")[0]["wanted"] == address
-            assert served.get("/readyz")[0] == 200
+        served.config.sources["http"] = source
+        with pytest.raises(errors.TransportError, match="--http HOST:PORT") as caught, served:
+            pass
+        assert caught.value.code == "address_unavailable"
+        assert address in caught.value.message
+    with Served(tmp_path, http="off"):
+        pass
 
 
 def test_probes_answer_while_the_core_recovers(
