@@ -72,10 +72,14 @@ class Client:
         return await self._ask(admin.flush(timeout_s))
 
     async def clear(
-        self, space: Namespace | OpenNamespace | None = None, *, all: bool = False
+        self,
+        space: Namespace | OpenNamespace | None = None,
+        *,
+        all: bool = False,
+        forget: bool = False,
     ) -> int:
         """As kvwarehouse.Client.clear. Cancelled, it may have been done."""
-        return await self._ask(admin.clear(space, all))
+        return await self._ask(admin.clear(space, everything=all, forget=forget))
 
     async def evict(
         self, space: Namespace | OpenNamespace | None, pages: int, tiers: str = "dram"

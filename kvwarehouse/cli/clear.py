@@ -14,6 +14,7 @@ from kvwarehouse.errors import UsageError
 EXAMPLES = """\
   kvwarehouse clear 3f2c                the namespace whose id begins so (see `kvwarehouse ls`)
   kvwarehouse clear --all --yes         everything, without the question
+  kvwarehouse clear 3f2c --forget       and the namespace itself, until it is opened again
 
 No restart brings cleared pages back. To make room only, use `kvwarehouse evict`.
 """
@@ -21,6 +22,11 @@ No restart brings cleared pages back. To make room only, use `kvwarehouse evict`
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, what="Clear")
+    parser.add_argument(
+        "--forget",
+        action="store_true",
+        help="The namespace too; with --all, each that nobody stores into or watches.",
+    )
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
     add_connection(parser)
     add_json(parser)
@@ -33,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.yes and not _agreed(f"Remove all pages of {what} at {client.address}?"):
             print("nothing was cleared")
             return Exit.FAILED
-        pages = client.clear(space, all=space is None)
+        pages = client.clear(space, all=space is None, forget=args.forget)
     if args.json:
         print_json({"cleared": pages})
     else:

@@ -78,15 +78,15 @@ def pages(space: Any, after: int) -> Call[tuple[list[StoredPage], int]]:
     return Call("ListPages", request, _pages)
 
 
-def clear(space: Any | None, everything: bool) -> Call[int]:
-    """Raises UsageError where not exactly one of them is given: it cannot be undone."""
+def clear(space: Any | None, *, everything: bool, forget: bool) -> Call[int]:
+    """Raises UsageError where not exactly one of the first two is given: it cannot be undone."""
     if (space is None) is not bool(everything):
         raise UsageError(
             "clear takes a namespace, or all=True for every one of them; no restart brings back"
             " what it removes",
             code="no_target",
         )
-    return Call("Clear", pb.ClearRequest(**_target(space)), _count)
+    return Call("Clear", pb.ClearRequest(forget=forget, **_target(space)), _count)
 
 
 def evict(space: Any | None, pages: int, tiers: str) -> Call[int]:

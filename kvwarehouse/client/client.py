@@ -86,11 +86,22 @@ class Client:
         how many pages are, were not admitted, or are pending still."""
         return self._channel.ask(admin.flush(timeout_s))
 
-    def clear(self, space: Namespace | OpenNamespace | None = None, *, all: bool = False) -> int:
+    def clear(
+        self,
+        space: Namespace | OpenNamespace | None = None,
+        *,
+        all: bool = False,
+        forget: bool = False,
+    ) -> int:
         """Removes every page of `space`, or with all=True of all namespaces, from all tiers, for
         good: no restart brings them back. Returns the pages removed. Raises UsageError (code
-        "no_target") without the one and the other, or with both."""
-        return self._channel.ask(admin.clear(space, all))
+        "no_target") without the one and the other, or with both.
+
+        forget: the namespace is no more either (of all: those that nobody stores into or watches),
+        until somebody opens it again. A warehouse has 4,096 of them, and gives the place of one
+        that is empty to a new one by itself. Raises CapacityError (code "namespace_in_use") where
+        `space` was cleared and is in use."""
+        return self._channel.ask(admin.clear(space, everything=all, forget=forget))
 
     def evict(
         self, space: Namespace | OpenNamespace | None, pages: int, tiers: str = "dram"

@@ -26,7 +26,7 @@ from kvwarehouse.daemon.identity import Identity
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError
 from kvwarehouse.daemon.logs import Log
-from kvwarehouse.daemon.warehouse import ALL, Warehouse
+from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.errors import StorageError, UsageError
 from kvwarehouse.types import CheckProgress
 
@@ -83,7 +83,7 @@ class Inspection:
 
     def check(self, *, repair: bool) -> Iterator[CheckProgress]:
         assert self._warehouse is not None, "enter it first"
-        return self._warehouse.check(ALL, repair=repair, deadline=Deadline(LONGEST_STREAM_S))
+        return self._warehouse.check(None, repair=repair, deadline=Deadline(LONGEST_STREAM_S))
 
     def _open_core(self, scratch: Path, who: Identity, ledger: Ledger) -> None:
         """Again with a larger index where the pages did not fit: what is not in it is not seen."""

@@ -9,9 +9,13 @@ What is younger than a clear: a page reserved under its namespace's clear epoch 
 namespace that is not in the ledger that is the floor, the epoch at the last loss of a ledger or
 clear of everything: no later start forgets either.
 
-Invariants: an ordinal names one namespace for ever; epochs only rise; bounded (MAX_NAMESPACES,
-MAX_TOMBSTONES; beyond them the oldest tombstones go, and a page they held down may come back,
-which is a page with right bytes).
+A namespace that is forgotten leaves nothing but the floor, which rises above all that was ever
+reserved for it: whatever file has a page of it still, and whoever knows its name still (a ledger
+that was detached), it begins anew.
+
+Invariants: epochs only rise; ordinals have no gaps, and one goes to another namespace only when one
+was forgotten (pages and files go by ids); bounded (MAX_NAMESPACES, MAX_TOMBSTONES; beyond them the
+oldest tombstones go, and a page they held down may come back, which is a page with right bytes).
 """
 
 from __future__ import annotations
@@ -165,8 +169,9 @@ class Ledger:
             ordinal = len(self._state.namespaces)
             if ordinal >= MAX_NAMESPACES:
                 raise CapacityError(
-                    f"this warehouse has {MAX_NAMESPACES} namespaces, its bound; use an existing "
-                    "one, or start another warehouse with its own --name and directories",
+                    f"this warehouse has {MAX_NAMESPACES} namespaces, its bound, and all of them "
+                    "are in use; clear what is not needed (kvwarehouse clear NAMESPACE), or start "
+                    "another warehouse with its own --name and directories",
                     code="too_many_namespaces",
                     retryable=False,
                 )
@@ -174,7 +179,7 @@ class Ledger:
             return NamespaceRecord(ordinal, space, self._state.floor, time.time_ns())
 
     def add(self, record: NamespaceRecord) -> None:
-        """Makes a proposed namespace known, for ever."""
+        """Makes a proposed namespace known."""
         with self._lock:
             if record.ordinal != len(self._state.namespaces) or record.space.id in self._by_id:
                 raise InternalError(
@@ -183,20 +188,44 @@ class Ledger:
             self._remember(record)
             self._commit(dict([_encode_namespace(record)]))
 
-    def raise_epoch(self, ordinals: Iterable[int] | None) -> tuple[int, bool]:
-        """A new clear epoch, and `ordinals` cleared as of it; None: all, known or not. Returns it,
-        and whether it is durable (when not, a restart brings back what it cleared)."""
+    def raise_epoch(self, namespace_ids: Iterable[bytes] | None) -> tuple[int, bool]:
+        """A new clear epoch, and those of `namespace_ids` that are known cleared as of it; None:
+        all, known or not. Returns it, and whether it is durable (when not, a restart brings back
+        what it cleared)."""
         with self._lock:
             self._state.epoch += 1
-            if ordinals is None:
+            if namespace_ids is None:
                 self._state.floor = self._state.epoch
             puts = self._epochs()
-            for ordinal in list(self._state.namespaces) if ordinals is None else ordinals:
-                cleared = replace(self._state.namespaces[ordinal], clear_epoch=self._state.epoch)
-                self._remember(cleared)
-                puts.update([_encode_namespace(cleared)])
+            for name in list(self._by_id) if namespace_ids is None else namespace_ids:
+                if name in self._by_id:
+                    cleared = replace(self._by_id[name], clear_epoch=self._state.epoch)
+                    self._remember(cleared)
+                    puts.update([_encode_namespace(cleared)])
             noted = self._write_epoch()
             return self._state.epoch, self._commit(puts) and noted
+
+    def forget(self, namespace_ids: Iterable[bytes]) -> tuple[int, bool]:
+        """Those of `namespace_ids` that are known are no more, and the floor is a new epoch.
+        Returns it, and whether that is durable (when not, a restart may know them again). The
+        caller has seen that they have no page."""
+        with self._lock:
+            state = self._state
+            state.epoch += 1
+            state.floor = state.epoch
+            puts, known = self._epochs(), len(state.namespaces)
+            gone = {self._by_id.pop(name).ordinal for name in namespace_ids if name in self._by_id}
+            kept = known - len(gone)
+            # The last ones take their numbers: there are no gaps.
+            last = [state.namespaces.pop(ordinal) for ordinal in range(kept, known)]
+            moving = [record for record in last if record.ordinal not in gone]
+            for ordinal, record in zip(sorted(gone), moving, strict=False):
+                moved = replace(record, ordinal=ordinal)
+                self._remember(moved)
+                puts.update([_encode_namespace(moved)])
+            deletes = [_key_of(ordinal) for ordinal in range(kept, known)]
+            noted = self._write_epoch()
+            return state.epoch, self._commit(puts, deletes) and noted
 
     def adopt_epoch(self, seen: int) -> None:
         """The epoch is at least `seen`, the highest that stood in anything that outlived the
@@ -363,11 +392,12 @@ def _merge_namespaces(merged: _State, state: _State) -> None:
     for record in state.namespaces.values():
         known = mine.get(record.space.id)
         ordinal = len(merged.namespaces) if known is None else known.ordinal
-        if ordinal == MAX_NAMESPACES:
-            continue
         # Where one does not know it, its floor holds; LOST says nothing.
         cleared = merged.floor % LOST if known is None else known.clear_epoch
         epoch = max(record.clear_epoch, cleared)
+        if ordinal == MAX_NAMESPACES:
+            merged.floor = max(merged.floor, epoch)
+            continue
         merged.namespaces[ordinal] = replace(record, ordinal=ordinal, clear_epoch=epoch)
     theirs = {record.space.id for record in state.namespaces.values()}
     for record in mine.values():
@@ -382,7 +412,11 @@ def _encode_namespace(record: NamespaceRecord) -> tuple[bytes, bytes]:
         "clear_epoch": record.clear_epoch,
         "created_at_ns": record.created_at_ns,
     }
-    return _NAMESPACE + _U16.pack(record.ordinal), json.dumps(payload).encode("utf-8")
+    return _key_of(record.ordinal), json.dumps(payload).encode("utf-8")
+
+
+def _key_of(ordinal: int) -> bytes:
+    return _NAMESPACE + _U16.pack(ordinal)
 
 
 def _decode_namespace(key: bytes, payload: bytes) -> NamespaceRecord:

@@ -43,6 +43,7 @@ class Event(StrEnum):
     PATH_RESTORED = "path_restored"
     PATH_NOT_RESTORED = "path_not_restored"
     NAMESPACE_ADDED = "namespace_added"
+    NAMESPACE_FORGOTTEN = "namespace_forgotten"
     NAMESPACE_UNUSABLE = "namespace_unusable"
     CLEARED = "cleared"
     EVICTED = "evicted"

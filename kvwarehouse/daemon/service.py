@@ -142,12 +142,12 @@ class WarehouseService(wire.WarehouseServicer):
                 code="bad_page",
             )
         limit = request.limit or wire.MAX_LIST_PAGES
-        pages = self._warehouse.pages(self._warehouse.ordinal(record), request.after, limit)
+        pages = self._warehouse.pages(record, request.after, limit)
         more = pages[-1]["id"] + 1 if len(pages) >= limit else 0
         return pb.ListPagesResponse(pages=[_page(page) for page in pages], next=more)
 
     def Clear(self, request: pb.ClearRequest, context: grpc.ServicerContext) -> pb.ClearResponse:
-        pages, epoch = self._warehouse.clear(self._target(request))
+        pages, epoch = self._warehouse.clear(self._target(request), forget=request.forget)
         return pb.ClearResponse(pages=pages, epoch=epoch)
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictResponse:
@@ -157,9 +157,7 @@ class WarehouseService(wire.WarehouseServicer):
                 code="bad_count",
             )
         tiers = request.tiers or _DEFAULT_TIERS
-        pages, nvme = self._warehouse.evict(
-            self._warehouse.ordinal(self._target(request)), request.pages, tiers
-        )
+        pages, nvme = self._warehouse.evict(self._target(request), request.pages, tiers)
         return pb.EvictResponse(pages=pages, nvme_pages=nvme)
 
     def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext) -> pb.FlushResponse:
@@ -185,9 +183,9 @@ class WarehouseService(wire.WarehouseServicer):
     def Check(
         self, request: pb.CheckRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.CheckResponse]:
-        ordinal = self._warehouse.ordinal(self._target(request))
+        target = self._target(request)
         deadline = Deadline.of(context, LONGEST_STREAM_S)
-        for part in self._warehouse.check(ordinal, repair=request.repair, deadline=deadline):
+        for part in self._warehouse.check(target, repair=request.repair, deadline=deadline):
             yield pb.CheckResponse(
                 checked=part.checked,
                 bytes=part.size_bytes,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.errors import StorageError, TransportError, UsageError
+from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
 from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class Warehouse:
         self._draining = False
         # The core's numbers: it has given some already to namespaces that it found on its own.
         self._ordinals: dict[bytes, int] = {}
-        self._ids: dict[int, bytes] = {}
         self._listeners: list[Callable[[NamespaceRecord], None]] = []
 
     def restore(self) -> None:
@@ -66,15 +65,23 @@ class Warehouse:
         return self._draining
 
     def open_namespace(self, space: Namespace) -> NamespaceRecord:
-        """Registers `space`, or finds it. Raises UsageError if its pages fit no slab or it has
-        too many bytes, CapacityError at the bound of namespaces."""
+        """Registers `space`, or finds it. At the bound of namespaces it forgets the one that nobody
+        uses and that was used longest ago. Raises UsageError if its pages fit no slab or it has too
+        many bytes, CapacityError at the bound where all are in use."""
         with self._changes:
-            known = self._ledger.find(space.id)
-            if known is None:
-                return self._add(space)
-            if known.space.id not in self._ordinals:
-                self._add_to_core(known)  # says again why not
-            return known
+            while True:
+                try:
+                    return self._open(space)
+                except CapacityError:
+                    if not self._forget([ALL], []):
+                        raise
+
+    def _open(self, space: Namespace) -> NamespaceRecord:
+        known = self._ledger.find(space.id)
+        if known is None:
+            return self._add(space)
+        self._add_to_core(known)  # a use of it; or says again why not
+        return known
 
     def listen(self, listener: Callable[[NamespaceRecord], None]) -> None:
         """Calls `listener` with each namespace that is registered from now on, from the thread that
@@ -110,7 +117,7 @@ class Warehouse:
             space.page_bytes,
             record.clear_epoch,
         )
-        self._ordinals[space.id], self._ids[ordinal] = ordinal, space.id
+        self._ordinals[space.id] = ordinal
 
     def namespace(self, namespace_id: bytes) -> NamespaceRecord:
         record = self._ledger.find(namespace_id)
@@ -125,17 +132,19 @@ class Warehouse:
     def namespaces(self) -> list[NamespaceRecord]:
         return self._ledger.namespaces()
 
-    def clear(self, record: NamespaceRecord | None) -> tuple[int, int]:
-        """Removes all pages of a namespace (None: of all) from all tiers: (pages, epoch).
+    def clear(self, record: NamespaceRecord | None, *, forget: bool = False) -> tuple[int, int]:
+        """Removes all pages of a namespace (None: of all) from all tiers: (pages, epoch). `forget`:
+        the namespace too; of all, those that nobody stores into or watches.
 
         Raises StorageError (code "clear_not_durable") when the ledger's disk refuses: the pages are
-        gone now, and what NVMe held of them may be there again after a restart."""
+        gone now, and what NVMe held of them may be there again after a restart; CapacityError (code
+        "namespace_in_use") where the one to be forgotten was cleared, and cannot be."""
         with self._changes:
-            cleared = None if record is None else [record.ordinal]
-            epoch, durable = self._ledger.raise_epoch(cleared)
+            epoch, durable = self._ledger.raise_epoch(None if record is None else [record.space.id])
             self._core.raise_epoch(epoch)
             ordinals = self._core_ordinals(record)
             pages = sum(self._core.clear(ordinal, epoch) for ordinal in ordinals)
+            forgotten = self._forget(ordinals, self._unplaced(record)) if forget else 0
         self._log.event(Event.CLEARED, pages=pages, epoch=epoch, namespaces=len(ordinals))
         if not durable:
             raise StorageError(
@@ -145,16 +154,34 @@ class Warehouse:
                 code="clear_not_durable",
                 context={"pages": pages, "epoch": epoch},
             )
+        if forget and record is not None and not forgotten:
+            raise CapacityError(
+                f"{pages} pages are cleared, but namespace {record.space.id.hex()} is not "
+                "forgotten: somebody stores into it or watches it; end that, and do it again",
+                code="namespace_in_use",
+                context={"pages": pages, "epoch": epoch},
+            )
         return pages, epoch
+
+    def _forget(self, ordinals: list[int], unplaced: list[bytes]) -> int:
+        """Those of the core's `ordinals` that nobody uses (ALL: the one used longest ago), and
+        `unplaced`, are no more; returns how many. The core first: it says which, and from then on
+        nothing is stored in them. After a crash before the ledger has it, or where its disk refuses
+        it, a restart knows them again, and what was cleared of them stays away as before."""
+        gone = [name for ordinal in ordinals if (name := self._core.forget_namespace(ordinal))]
+        gone += unplaced
+        if not gone:
+            return 0
+        epoch, _ = self._ledger.forget(gone)
+        self._core.raise_epoch(epoch)
+        for name in gone:
+            self._ordinals.pop(name, None)
+            self._log.event(Event.NAMESPACE_FORGOTTEN, namespace_id=name.hex(), epoch=epoch)
+        return len(gone)
 
     def ordinal(self, record: NamespaceRecord | None) -> int:
         """The core's number of a namespace, ALL for None."""
         return ALL if record is None else self._ordinals.get(record.space.id, _NOWHERE)
-
-    def id_of(self, ordinal: int) -> bytes:
-        """The namespace of the core's number; b"" where the core knows one that the ledger does
-        not."""
-        return self._ids.get(ordinal, b"")
 
     def _core_ordinals(self, record: NamespaceRecord | None) -> list[int]:
         if record is None:
@@ -163,8 +190,13 @@ class Warehouse:
         known = self._ordinals.get(record.space.id)
         return [] if known is None else [known]
 
-    def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, int]:
-        """Takes the coldest pages of a namespace (ALL: of any) out of "dram", "nvme" or "all",
+    def _unplaced(self, record: NamespaceRecord | None) -> list[bytes]:
+        """Those that the core does not have: their pages no longer fit."""
+        wanted = self._ledger.namespaces() if record is None else [record]
+        return [each.space.id for each in wanted if each.space.id not in self._ordinals]
+
+    def evict(self, record: NamespaceRecord | None, pages: int, tiers: str) -> tuple[int, int]:
+        """Takes the coldest pages of a namespace (None: of any) out of "dram", "nvme" or "all",
         or their copies out of "hbm": (pages evicted, pages of them that left NVMe).
 
         Raises StorageError (code "evict_not_durable") when the ledger's disk refuses: the pages are
@@ -173,7 +205,8 @@ class Warehouse:
             raise UsageError(
                 f"tiers {tiers!r} is none of {', '.join(TIER_CHOICES)}", code="bad_tiers"
             )
-        evicted, graves = self._core.evict(ordinal, pages, tiers)
+        with self._changes:  # in steps, between which its number must not become another's
+            evicted, graves = self._core.evict(self.ordinal(record), pages, tiers)
         durable = self._bury(graves)
         self._log.event(Event.EVICTED, pages=evicted, nvme_pages=len(graves), tiers=tiers)
         if not durable:
@@ -199,9 +232,11 @@ class Warehouse:
     def sweep(self) -> int:
         return self._core.sweep()
 
-    def check(self, ordinal: int, *, repair: bool, deadline: Deadline) -> Iterator[CheckProgress]:
-        """Verifies stored pages in both tiers, and yields progress every few. Raises
-        TransportError (code "deadline") when its time ends before the pages do."""
+    def check(
+        self, record: NamespaceRecord | None, *, repair: bool, deadline: Deadline
+    ) -> Iterator[CheckProgress]:
+        """Verifies stored pages (None: of all namespaces) in both tiers, and yields progress every
+        few. Raises TransportError (code "deadline") when its time ends before the pages do."""
         progress, after = CheckProgress(), 0
         while after >= 0:
             if deadline.passed:
@@ -209,7 +244,7 @@ class Warehouse:
                     f"the check's deadline passed after {progress.checked} pages; give it more",
                     code="deadline",
                 )
-            part = self._core.check(ordinal, after, _CHECK_PAGES, repair)
+            part = self._core.check(self.ordinal(record), after, _CHECK_PAGES, repair)
             after = part["next"]
             if repair:
                 self.bury_quarantined()
@@ -236,14 +271,17 @@ class Warehouse:
     def _bury(self, graves: list[tuple[bytes, int]]) -> bool:
         return not graves or self._ledger.bury(graves)
 
-    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
-        return self._core.pages(ordinal, after, limit)
+    def pages(self, record: NamespaceRecord, after: int, limit: int) -> list[dict[str, Any]]:
+        ordinal = self.ordinal(record)
+        pages = self._core.pages(ordinal, after, limit)
+        return pages if self.ordinal(record) == ordinal else []  # forgotten: they are another's
 
     def watch(self, record: NamespaceRecord | None, *, tokens_only: bool = False) -> Any:
         """A native Feed of what enters and leaves the tiers, of a namespace (None: of all),
         beginning with all that is stored. The caller closes it. Raises CapacityError (code
         "too_many_watchers") at the bound."""
-        return self._core.watch(self.ordinal(record), tokens_only)
+        with self._changes:  # from here on it is not forgotten
+            return self._core.watch(self.ordinal(record), tokens_only)
 
     def core_status(self) -> dict[str, Any]:
         return self._core.status()

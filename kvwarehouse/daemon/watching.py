@@ -86,10 +86,10 @@ class Watches:
             yield message
 
     def _change(self, item: Any) -> pb.PageChange:
-        kind, tiers, ordinal, position, key, parent, by_tokens, witness = item
+        kind, tiers, namespace_id, position, key, parent, by_tokens, witness = item
         change = pb.PageChange(
             kind=_KINDS[kind],
-            namespace_id=self._warehouse.id_of(ordinal),
+            namespace_id=namespace_id,
             key=key,
             tiers=_TIERS[tiers],
             position=position,

@@ -115,6 +115,9 @@ class Core:
     ) -> int:
         """Before start (from the ledger) or after. `ordinal` is a wish; returns the one it has from
         now on. UsageError if its pages fit no slab or segment."""
+    def forget_namespace(self, ordinal: int) -> bytes:
+        """Takes a namespace back that has no page, no store under way and no watcher (-1: of all
+        those the one that was used longest ago). Returns its id, b"" where there is none."""
     def add_tombstone(self, key: bytes, position: int) -> None:
         """Before start: records of `key` up to a log position are dead. See evict()."""
     def recover(self) -> dict[str, Any]:

@@ -103,6 +103,12 @@ class FakeCore:
         self.spaces[ordinal] = (id, page_tokens, shards, shard_bytes)
         return ordinal
 
+    def forget_namespace(self, ordinal: int) -> bytes:
+        with self.lock:
+            used = {place[0] for place in self.slots}
+            idle = [each for each in self.spaces if each not in used and ordinal in (-1, each)]
+        return self.spaces.pop(idle[0])[0] if idle else b""
+
     def add_tombstone(self, key: bytes, life: int) -> None:
         assert not self.started
         self.tombstones[key] = life

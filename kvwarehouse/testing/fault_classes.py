@@ -576,8 +576,14 @@ CLASSES: Final = (
     FaultClass(
         "power lost at a call of the ledger to its disk",
         "nothing lost",
-        "no clear and no tombstone comes undone, no namespace changes its number, no epoch falls",
+        "no clear, no forgetting and no tombstone comes undone, no epoch falls",
         live=False,
+    ),
+    FaultClass(
+        "daemon ended at a step of forgetting a namespace",
+        "nothing lost",
+        "nothing of it comes back, what others have is there, both copies of the ledger agree",
+        live=True,
     ),
 )
 

@@ -85,6 +85,13 @@ class Core {
         [=](Warehouse& warehouse) { return warehouse.add_namespace(wish, shape, clear_epoch); });
   }
 
+  nb::bytes forget_namespace(int ordinal) {
+    const uint32_t wanted = ordinal < 0 ? kMaxNamespaces : static_cast<uint32_t>(ordinal);
+    const auto gone =
+        on_core([=](Warehouse& warehouse) { return warehouse.forget_namespace(wanted); });
+    return gone ? bytes_of(*gone) : nb::bytes("", 0);
+  }
+
   void add_tombstone(const nb::bytes& key, uint64_t position) {
     if (started_) throw Error(ErrorKind::usage, "started", "tombstones are given before start()");
     server_.warehouse_before_start().add_tombstone(key_from(key), position);
@@ -268,6 +275,7 @@ void bind_core(nb::module_& m) {
       .def("recover", &Core::recover)
       .def("start", &Core::start)
       .def("listen_again", &Core::listen_again)
+      .def("forget_namespace", &Core::forget_namespace, nb::arg("ordinal"))
       .def("clear", &Core::clear, nb::arg("ordinal"), nb::arg("epoch"))
       .def("raise_epoch", &Core::raise_epoch)
       .def("evict", &Core::evict, nb::arg("ordinal"), nb::arg("pages"), nb::arg("tiers"))

@@ -21,8 +21,8 @@ nb::list items_of(const FeedBatch& batch) {
     const nb::bytes witness(batch.witnesses.data() + place, item.witness_bytes);
     place += item.witness_bytes;
     const bool has_parent = item.kind == FeedKind::stored && item.position > 0;
-    items.append(nb::make_tuple(kind_name_of(item.kind), item.tiers, item.space, item.position,
-                                bytes_of(item.key),
+    items.append(nb::make_tuple(kind_name_of(item.kind), item.tiers, bytes_of(item.namespace_id),
+                                item.position, bytes_of(item.key),
                                 has_parent ? bytes_of(item.parent) : nb::bytes("", 0),
                                 item.witness_kind == WitnessKind::tokens, witness));
   }

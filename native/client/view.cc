@@ -97,11 +97,17 @@ std::optional<View::SpaceRow> View::space(const Key& namespace_id) const {
   if (ordinal < 0) return std::nullopt;
   last.store(static_cast<uint16_t>(ordinal), std::memory_order_relaxed);
   const NamespaceWord& row = control_->namespaces[ordinal];
+  const uint64_t ready = row.ready.load(std::memory_order_acquire);
   SpaceRow found{static_cast<uint16_t>(ordinal), {}};
-  found.shape.id = namespace_id;
-  found.shape.page_tokens = row.page_tokens.load(std::memory_order_relaxed);
-  found.shape.shards = row.shards.load(std::memory_order_relaxed);
-  found.shape.shard_bytes = row.shard_bytes.load(std::memory_order_relaxed);
+  found.shape.id = {row.id_lo.load(std::memory_order_acquire),
+                    row.id_hi.load(std::memory_order_acquire)};
+  found.shape.page_tokens = row.page_tokens.load(std::memory_order_acquire);
+  found.shape.shards = row.shards.load(std::memory_order_acquire);
+  found.shape.shard_bytes = row.shard_bytes.load(std::memory_order_acquire);
+  KVW_SEQUENCE_POINT("space: row read");
+  // Forgotten meanwhile: what was read may be half of it and half of the next.
+  const bool whole = ready != 0 && row.ready.load(std::memory_order_relaxed) == ready;
+  if (!whole || !(found.shape.id == namespace_id)) return std::nullopt;
   return found;
 }
 

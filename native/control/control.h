@@ -19,14 +19,17 @@ struct alignas(128) HotWord {
   std::atomic<uint64_t> value{0};
 };
 
-// One row per namespace ordinal. `ready` is stored last (release) and never goes back.
+// One row per namespace ordinal, which goes on to another namespace when its own is forgotten.
+// `ready` is stored last (release), 0 while the row says nothing, and never twice the same for two
+// namespaces: what was read is a row's where `ready` stood unchanged around it.
 struct NamespaceWord {
   std::atomic<uint64_t> id_lo, id_hi;
   std::atomic<uint64_t> clear_epoch;  // pages reserved before this epoch are gone
   std::atomic<uint64_t> shard_bytes;
   std::atomic<uint32_t> page_tokens, shards;
   std::atomic<uint64_t> ready;
-  uint64_t spare[2];
+  uint64_t last_ready;  // the daemon's own
+  uint64_t spare;
 };
 static_assert(sizeof(NamespaceWord) == 64);
 

@@ -61,6 +61,9 @@ class MissRatioCurve {
   // Pages used at one time, ancestors before descendants, each of them once.
   void use(std::span<const Use> pages);
 
+  // The curve of a namespace goes; its pages are followed as before.
+  void forget(uint16_t space) { spaces_.erase(space); }
+
   // Of a namespace, -1 for all. Empty for one without a curve of its own.
   Curve curve(int space) const;
   static uint64_t size_bytes(size_t step);

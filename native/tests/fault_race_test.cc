@@ -452,5 +452,27 @@ TEST(pins_of_two_calls_at_once_stay_within_the_budget) {
   CHECK_EQ(client.pin(kSpace, second, 0, kSecondNs)->pages(), 20);
 }
 
+// The row goes to other namespaces, of other shapes, while a client reads it; the last time to its
+// own again.
+TEST(client_never_sees_half_of_a_namespace_that_was_forgotten_beside_it) {
+  for (const int moves : {1, 2}) {
+    World world(shape_of(kShard));
+    world.start();
+    Peer reader(world);
+    const auto forget_and_add = [&](const NamespaceShape& shape) {
+      CHECK(world->forget_namespace(0).has_value());
+      CHECK_EQ(world->add_namespace(0, shape, 0), 0);
+    };
+    const At at("space: row read", [&] {
+      forget_and_add(other_shape(1));
+      if (moves == 2) forget_and_add(world.shape());
+    });
+    CHECK(!reader.view().space(kSpace));
+    CHECK(at.reached());
+    CHECK_EQ(reader.view().space(kSpace).has_value(), moves == 2);
+    CHECK_EQ(reader.view().space(other_shape(1).id).has_value(), moves == 1);
+  }
+}
+
 }  // namespace
 }  // namespace kvw

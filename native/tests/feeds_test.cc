@@ -271,6 +271,35 @@ TEST(feed_leaves_out_pages_by_keys_and_other_namespaces_where_it_is_told_to) {
   CHECK_EQ(tokens.pages.size(), 2);
 }
 
+TEST(feed_names_the_namespace_of_what_left_also_after_another_took_its_number) {
+  World world(shape_of(kSmall, 1));
+  world.start();
+  Peer peer(world);
+  const auto queue = std::make_shared<FeedQueue>(Feeds::kQueueBytes);
+  world->feeds().open({}, queue);
+  store_chain(world, peer, 1, 1);
+  CHECK_EQ(world->clear(0, 1), 1);
+  CHECK(world->forget_namespace(0) == kSpace);
+  const Key next{0x61, 0x62};
+  CHECK_EQ(world->add_namespace(0, shape_of(kSmall, 1, next), 1), 0);
+  peer.use(shape_of(kSmall, 1, next));
+  CHECK(peer.store(page_of(shape_of(kSmall, 1, next), 1, 0)));
+  std::vector<Key> said;
+  for (const FeedItem& item : queue->take(std::chrono::milliseconds(0)).items)
+    if (item.kind != FeedKind::cleared) said.push_back(item.namespace_id);
+  CHECK_EQ(said.size(), 3);
+  CHECK(said[0] == kSpace && said[1] == kSpace && said[2] == next);
+}
+
+TEST(namespace_that_is_watched_is_not_forgotten) {
+  World world(shape_of(kSmall, 1));
+  world.start();
+  Reader of_all(world), watcher(world, {0, false});
+  CHECK(!world->forget_namespace(0));
+  watcher.close();
+  CHECK(world->forget_namespace(0) == kSpace);
+}
+
 // --- two tiers
 
 TEST(feed_tells_of_each_tier_by_itself) {

@@ -215,3 +215,100 @@ TEST(slots_of_what_was_cleared_come_back_in_steps_but_for_those_that_are_pinned)
   world.pass(100 * kMillisecondNs);
   world.check_settled();
 }
+
+// --- forgotten namespaces
+
+namespace {
+
+NamespaceShape next_shape() { return shape_of(9000, 1, {0x91, 0x92}); }
+
+}  // namespace
+
+TEST(forgotten_namespace_gives_its_number_to_another_and_shares_nothing_with_it) {
+  World world(shape_of(5000, 1));
+  world.start();
+  Peer peer(world), next(world);
+  const uint32_t ordinal = ordinal_in(world);
+  CHECK(peer.store(world.page(1)));
+  CHECK(!world->forget_namespace(ordinal));  // it has a page
+  CHECK_EQ(world->clear(ordinal, 5), 1);
+  CHECK(world->forget_namespace(ordinal) == kSpace);
+  CHECK(!world->forget_namespace(ordinal));
+  CHECK(!peer.view().space(kSpace));
+  CHECK_THROWS(peer.reserve(world.page(1)), "namespace_unknown");
+  CHECK_EQ(world->add_namespace(ordinal, next_shape(), 5), ordinal);
+  next.use(next_shape());
+  CHECK(next.store(page_of(next_shape(), 1, 0)));
+  CHECK(!peer.view().space(kSpace));
+  CHECK_THROWS(peer.reserve(world.page(1)), "namespace_unknown");
+  CHECK_EQ(peer.load(world.page(1)), Got::missing);
+  CHECK_EQ(next.load(page_of(next_shape(), 1, 0)), Got::right);
+  // It comes back as one that is new, beside the other.
+  const uint32_t again = world->add_namespace(ordinal, world.shape(), 5);
+  CHECK(again != ordinal);
+  CHECK_EQ(peer.view().space(kSpace)->ordinal, again);
+  CHECK_EQ(peer.load(world.page(1)), Got::missing);
+  CHECK(peer.store(world.page(1)));
+  CHECK_EQ(peer.load(world.page(1)), Got::right);
+  CHECK_EQ(next.load(page_of(next_shape(), 1, 0)), Got::right);
+}
+
+TEST(namespace_that_is_being_stored_into_is_not_forgotten_and_a_late_seal_meets_nobody) {
+  World world(shape_of(5000, 1));
+  world.start();
+  Peer peer(world);
+  const uint32_t ordinal = ordinal_in(world);
+  const ReserveAnswer grant = peer.reserve(world.page(1));
+  const uint64_t digest = peer.copy(grant, world.page(1));
+  CHECK(!world->forget_namespace(ordinal));
+  CHECK(!world->forget_namespace(kMaxNamespaces));
+  world->clear(ordinal, 5);  // gives the store up
+  CHECK(world->forget_namespace(kMaxNamespaces) == kSpace);
+  CHECK_EQ(world->add_namespace(ordinal, next_shape(), 5), ordinal);
+  CHECK_EQ(peer.seal(grant, 0, digest), Reason::stale);
+  CHECK_EQ(world->status().dram_pages, 0);
+  world.check_settled();
+}
+
+TEST(namespace_that_was_used_longest_ago_is_forgotten_first) {
+  World world(shape_of(5000, 1));
+  for (uint64_t number = 0; number < 3; ++number)
+    world.declared.push_back(shape_of(5000, 1, {number, 1}));
+  world.start();  // all at one time
+  Peer peer(world);
+  CHECK(peer.store(world.page(1)));
+  world.pass(kSecondNs);
+  world->add_namespace(kMaxNamespaces, world.declared[0], 0);  // opened again
+  world.pass(kSecondNs);
+  peer.use(world.declared[1]);
+  peer.settle(peer.reserve(page_of(world.declared[1], 1, 0)));
+  for (const uint64_t number : {2, 0, 1})
+    CHECK(world->forget_namespace(kMaxNamespaces) == Key(number, 1));
+  CHECK(!world->forget_namespace(kMaxNamespaces));  // the last one has a page
+}
+
+TEST(pages_of_a_forgotten_namespace_stay_away_also_from_a_tier_that_was_detached) {
+  for (const bool attached : {true, false}) {
+    Epochs kept;
+    kept.set_nvme(attached);
+    kept.world.options.epoch = 4;
+    kept.world.start();
+    const uint32_t ordinal = ordinal_in(kept.world);
+    CHECK_EQ(kept.world->clear(ordinal, 5), 5);
+    CHECK(kept.world->forget_namespace(ordinal) == kSpace);
+    kept.world->raise_epoch(6);
+    kept.world->add_namespace(ordinal, next_shape(), 6);
+    Peer next(kept.world);
+    next.use(next_shape());
+    CHECK(next.store(page_of(next_shape(), 1, 0)));
+    kept.world.kill();
+    kept.set_nvme(true);
+    CHECK_EQ(kept.found_without_ledger(6), "");
+    CHECK(kept.world.stored(page_of(next_shape(), 1, 0)));
+    CHECK_EQ(kept.world->status().spaces.size(), 1);
+    kept.lose("/arena");
+    CHECK_EQ(kept.found_without_ledger(6), "");
+    // Without a ledger, too: what is not provably younger goes.
+    CHECK_EQ(kept.found_without_ledger(kLedgerLost), "");
+  }
+}

@@ -30,8 +30,8 @@ inline constexpr uint8_t kFeedDram = 1, kFeedNvme = 2;
 struct FeedItem {
   FeedKind kind = FeedKind::cleared;
   uint8_t tiers = 0;
-  uint16_t space = 0;
   uint32_t position = 0;
+  Key namespace_id;  // its ordinal may be another's when this is read
   Key key;
   Key parent;  // of what was stored above position 0; zero otherwise
   WitnessKind witness_kind = WitnessKind::tokens;

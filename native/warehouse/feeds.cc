@@ -1,5 +1,6 @@
 #include "warehouse/feeds.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -87,9 +88,10 @@ void Feed::say_stored(const EntryView& view, uint8_t tiers, const Key& parent, W
   const uint32_t position = warehouse_.catalog_.node(view.page).position;
   const bool anew = (told_[view.page] & kTiers & ~tiers) == 0;
   told_[view.page] |= tiers;
-  queue_->push({FeedKind::stored, tiers, view.space, position, view.key,
-                position > 0 ? parent : Key{}, kind, static_cast<uint32_t>(witness.size())},
-               witness);
+  queue_->push(
+      {FeedKind::stored, tiers, position, warehouse_.spaces_[view.space].shape.id, view.key,
+       position > 0 ? parent : Key{}, kind, static_cast<uint32_t>(witness.size())},
+      witness);
   if (anew) tell_children(view.page);
 }
 
@@ -98,8 +100,8 @@ void Feed::say_removed(const EntryView& view, uint8_t tiers) {
   const uint32_t position = warehouse_.catalog_.node(view.page).position;
   queue_->push({.kind = FeedKind::removed,
                 .tiers = tiers,
-                .space = view.space,
                 .position = position,
+                .namespace_id = warehouse_.spaces_[view.space].shape.id,
                 .key = view.key});
 }
 
@@ -222,6 +224,12 @@ void Feeds::restart(uint64_t id) {
 
 void Feeds::advance(uint64_t id) {
   if (Feed* feed = find(id)) feed->advance();
+}
+
+bool Feeds::follow(uint32_t ordinal) const {
+  return std::any_of(feeds_.begin(), feeds_.end(), [=](const auto& each) {
+    return each.second->request_.ordinal == static_cast<int>(ordinal);
+  });
 }
 
 void Feeds::came(const EntryView& view) {

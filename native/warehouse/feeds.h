@@ -93,6 +93,8 @@ class Feeds final : public CatalogWatcher {
   // A bounded stretch of what is still to be told; the queue says whether there is more.
   void advance(uint64_t id);
   size_t size() const { return feeds_.size(); }
+  // Whether one of them is of this namespace alone.
+  bool follow(uint32_t ordinal) const;
 
   void came(const EntryView& view) override;
   void left(const EntryView& view) override;

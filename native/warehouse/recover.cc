@@ -162,6 +162,10 @@ bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& s
 // Whether pages like this one have a namespace, and are not older than its last clear.
 bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary) {
   int ordinal = ordinal_of(facts.namespace_id);
+  if (ordinal < 0 && facts.clear_epoch < std::min(options_.epoch_floor, epoch_)) {
+    ++summary.cleared;  // what forgotten namespaces have left takes no place among those that are
+    return false;
+  }
   if (ordinal < 0) ordinal = adopt_namespace(facts);
   if (ordinal < 0) {
     ++summary.unknown_namespace;

@@ -45,6 +45,7 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
     sealed.push_back({seal(step, seals[at])});
   }
   reserved.reserve(reserves.size());
+  if (!reserves.empty()) spaces_[step.ordinal].used_ns = step.boot_ns;
   bool again = false;  // a page was dropped that is worth asking for again
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (at + kPrefetchAhead < reserves.size()) {

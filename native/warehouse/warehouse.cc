@@ -170,9 +170,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
     if (!(space.shape == shape))
       refuse("namespace " + to_hex(shape.id) + " has another shape here");
     space.clear_epoch = std::max(space.clear_epoch, clear_epoch);
-    NamespaceWord& row = arena_.control().namespaces[known];
-    row.clear_epoch.store(space.clear_epoch, std::memory_order_release);
-    row.ready.store(1, std::memory_order_release);
+    publish_row(static_cast<uint32_t>(known));
     return static_cast<uint32_t>(known);
   }
   uint32_t ordinal = wish;
@@ -180,8 +178,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
     for (ordinal = 0; ordinal < kMaxNamespaces && spaces_[ordinal].shape.shards != 0;) ++ordinal;
   if (ordinal == kMaxNamespaces)
     throw Error(ErrorKind::capacity, "too_many_namespaces",
-                "this warehouse already has " + std::to_string(kMaxNamespaces) +
-                    " namespaces; give models that change often a warehouse of their own");
+                "this warehouse has " + std::to_string(kMaxNamespaces) + " namespaces");
   Space& space = spaces_[ordinal];
   // One that was there before the segments became smaller keeps its pages, in DRAM alone.
   if (recovered_ && shape.slot_bytes() > record_payload_max(options_))
@@ -194,17 +191,56 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
   space.shape = shape;
   space.clear_epoch = clear_epoch;
   ordinals_[shape.id] = static_cast<uint16_t>(ordinal);
-  NamespaceWord& row = arena_.control().namespaces[ordinal];
-  if (row.id_lo.load() != shape.id.lo || row.id_hi.load() != shape.id.hi) row.ready.store(0);
-  row.id_lo.store(shape.id.lo);
-  row.id_hi.store(shape.id.hi);
-  row.clear_epoch.store(clear_epoch);
-  row.shard_bytes.store(shape.shard_bytes);
-  row.page_tokens.store(shape.page_tokens);
-  row.shards.store(shape.shards);
-  row.ready.store(1, std::memory_order_release);
+  publish_row(ordinal);
   note_index_share(shape);
   return ordinal;
+}
+
+// Also of a namespace that is there again: that is a use of it.
+void Warehouse::publish_row(uint32_t ordinal) {
+  Space& space = spaces_[ordinal];
+  space.used_ns = clock_.boot_ns();
+  const NamespaceShape& shape = space.shape;
+  NamespaceWord& row = arena_.control().namespaces[ordinal];
+  const NamespaceShape before{{row.id_lo.load(), row.id_hi.load()},
+                              row.page_tokens.load(),
+                              row.shards.load(),
+                              row.shard_bytes.load()};
+  if (!(before == shape)) {
+    row.ready.store(0);
+    row.last_ready = std::max<uint64_t>(row.last_ready, 1) + 1;  // 1: of an older daemon
+    row.id_lo.store(shape.id.lo);
+    row.id_hi.store(shape.id.hi);
+    row.shard_bytes.store(shape.shard_bytes);
+    row.page_tokens.store(shape.page_tokens);
+    row.shards.store(shape.shards);
+  }
+  row.clear_epoch.store(space.clear_epoch, std::memory_order_release);
+  row.ready.store(std::max<uint64_t>(row.last_ready, 1), std::memory_order_release);
+}
+
+bool Warehouse::in_use(uint32_t ordinal) const {
+  return catalog_.counts(static_cast<uint16_t>(ordinal)).pages != 0 || feeds_.follow(ordinal);
+}
+
+std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
+  count_stores();
+  std::vector<bool> written(kMaxNamespaces);
+  for (const auto& [slot, group] : groups_)
+    if (!group.limbo) written[group.space] = true;
+  std::optional<uint32_t> found;
+  for (uint32_t each = 0; each < kMaxNamespaces; ++each) {
+    if (spaces_[each].shape.shards == 0 || (ordinal != kMaxNamespaces && each != ordinal)) continue;
+    if (written[each] || in_use(each)) continue;
+    if (!found || spaces_[each].used_ns < spaces_[*found].used_ns) found = each;
+  }
+  if (!found) return std::nullopt;
+  const Key id = spaces_[*found].shape.id;
+  arena_.control().namespaces[*found].ready.store(0);
+  ordinals_.erase(id);
+  curve_.forget(static_cast<uint16_t>(*found));
+  spaces_[*found] = {};
+  return id;
 }
 
 int Warehouse::ordinal_of(const Key& namespace_id) const {

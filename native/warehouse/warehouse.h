@@ -50,6 +50,10 @@ class Warehouse final : public nvme::LogHost {
   // or the one it has already. Throws Error: usage "page_too_large", "bad_namespace"; capacity
   // "too_many_namespaces".
   uint32_t add_namespace(uint32_t wish, const NamespaceShape& shape, uint64_t clear_epoch);
+  // Takes a namespace back that nothing uses: no page in any tier, no store under way, no watcher.
+  // kMaxNamespaces: of all those the one that was used longest ago. Returns its id, or nothing.
+  // From here on its clients are told that they have to open it again.
+  std::optional<Key> forget_namespace(uint32_t ordinal);
   // Records of `key` up to a log position are dead (operator's evict). Before recover().
   void add_tombstone(const Key& key, uint64_t position) { tombstones_[key] = position; }
   RecoverySummary recover();
@@ -172,6 +176,7 @@ class Warehouse final : public nvme::LogHost {
     NamespaceShape shape;
     uint64_t clear_epoch = 0;
     uint64_t cleared_early = 0;  // by stores beside a clear, which counts them
+    uint64_t used_ns = 0;        // when it was last opened or stored into
     SlotClass* cls = nullptr;
   };
   struct Filling {
@@ -289,6 +294,8 @@ class Warehouse final : public nvme::LogHost {
   void note_unwritten();
 
   // warehouse.cc
+  void publish_row(uint32_t ordinal);
+  bool in_use(uint32_t ordinal) const;
   int ordinal_of(const Key& namespace_id) const;
   void make_resident(SlotId slot, const EntryView& view);
   void touch(PageId page);

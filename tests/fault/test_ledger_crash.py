@@ -1,8 +1,8 @@
 """Power is lost after any call of the daemon's ledger to its disk: while it writes namespaces,
 clears and tombstones, and while it opens what was left.
 
-What it reported durable stays: no clear and no tombstone comes undone, no namespace changes its
-number, no epoch falls, and nothing of it is ever taken for damaged.
+What it reported durable stays: no clear, no forgetting and no tombstone comes undone, no namespace
+is lost, no epoch falls, and nothing of it is ever taken for damaged.
 """
 
 from __future__ import annotations
@@ -49,16 +49,18 @@ for life in range(3):
     mark(opened=True)
     for _ in range(6):
         known, what = len(ledger.namespaces()), rng.random()
-        if what < 0.3 or known == 0:
-            space = Namespace(model=f"m{known}", weights="w", dtype="b", layout="l/1",
+        which = rng.sample([each.space.id for each in ledger.namespaces()], rng.randint(0, known))
+        if what < 0.4 or known == 0:
+            space = Namespace(model=f"m{rng.randrange(6)}", weights="w", dtype="b", layout="l/1",
                               page_tokens=4, page_bytes=8)
-            ledger.add(ledger.propose(space))
-            mark(namespace=space.id.hex(), ordinal=known)
-        elif what < 0.6:
-            which = rng.sample(range(known), rng.randint(1, known))
-            epoch, durable = ledger.raise_epoch(which)
+            if ledger.find(space.id) is None:
+                ledger.add(ledger.propose(space))
+            mark(namespace=space.id.hex())
+        elif what < 0.7:
+            forget = what < 0.55
+            epoch, durable = ledger.forget(which) if forget else ledger.raise_epoch(which)
             assert durable
-            mark(epoch=epoch, ordinals=which)
+            mark(epoch=epoch, forgotten=forget, namespaces=[each.hex() for each in which])
         else:
             keys = [rng.randbytes(16) for _ in range(rng.randint(1, 90))]
             graves = {key: rng.randrange(1, 1 << 40) for key in keys}
@@ -74,9 +76,9 @@ class Promised:
 
     def __init__(self, marks: list[str]) -> None:
         self.opened = False
-        self.epoch = 0
-        self.cleared: dict[int, int] = {}
-        self.namespaces: dict[str, int] = {}
+        self.epoch = self.floor = 0
+        self.cleared: dict[str, int] = {}
+        self.namespaces: set[str] = set()
         self.graves: dict[str, int] = {}
         for line in marks:
             self._add(json.loads(line))
@@ -84,10 +86,13 @@ class Promised:
     def _add(self, mark: dict[str, Any]) -> None:
         self.opened = self.opened or "opened" in mark
         if "namespace" in mark:
-            self.namespaces[mark["namespace"]] = mark["ordinal"]
+            self.namespaces.add(mark["namespace"])
         if "epoch" in mark:
             self.epoch = mark["epoch"]
-            self.cleared.update(dict.fromkeys(mark["ordinals"], mark["epoch"]))
+            self.cleared.update(dict.fromkeys(mark["namespaces"], mark["epoch"]))
+            if mark["forgotten"]:
+                self.floor = mark["epoch"]
+                self.namespaces -= set(mark["namespaces"])
         self.graves.update(mark.get("graves", {}))
 
     def check(self, ledger: Ledger) -> None:
@@ -95,9 +100,12 @@ class Promised:
         assert ledger.health == "ok", ledger.reason
         assert ledger.epoch >= self.epoch
         found = {each.space.id.hex(): each for each in ledger.namespaces()}
-        for name, ordinal in self.namespaces.items():
-            assert found[name].ordinal == ordinal
-            assert found[name].clear_epoch >= self.cleared.get(ordinal, 0)
+        assert ledger.floor >= self.floor
+        for name in self.namespaces:
+            # Or it was being forgotten.
+            assert name in found or ledger.floor > self.floor
+        for name, epoch in self.cleared.items():
+            assert (found[name].clear_epoch if name in found else ledger.floor) >= epoch
         tombstones = {key.hex(): at for key, at in ledger.tombstones()}
         assert self.graves.items() <= tombstones.items()
 

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvwarehouse import errors, wire
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
-from kvwarehouse.daemon import ledger_file
+from kvwarehouse.daemon import ledger, ledger_file
 from kvwarehouse.testing.served import Served
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -176,6 +176,40 @@ def test_clear_names_its_target_or_is_refused(served: Served) -> None:
     answer = served.stub.Clear(pb.ClearRequest(all=True), timeout=T)
     assert (answer.pages, answer.epoch) == (2, 2)
     assert served.core.clears == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_namespace_whose_pages_no_longer_fit_can_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvwarehouse.testing import fake_engine
+
+    with Served(tmp_path) as served:
+        first = opened(served, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_engine, "SLAB_BYTES", 4)
+        with Served(tmp_path) as served:
+            request = pb.ClearRequest(namespace_id=first, forget=True)
+            served.stub.Clear(request, timeout=T)
+            assert refused(lambda: served.stub.Clear(request, timeout=T)).code == (
+                "namespace_unknown"
+            )
+    with Served(tmp_path) as served:
+        assert not served.core.spaces
+        assert served.core.options.epoch_floor == 2
+
+
+def test_forgetting_that_the_ledger_cannot_keep_is_done_and_caught_up_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Served(tmp_path) as served, monkeypatch.context() as patch:
+        patch.setattr(ledger, "MAX_NAMESPACES", 1)
+        opened(served, "a")
+        with monkeypatch.context() as disk:
+            fill_disk_of_ledger(disk)
+            opened(served, "b")
+        opened(served, "c")
+    with Served(tmp_path) as served:
+        assert [each[0] for each in served.core.spaces.values()] == [space("c").id]
 
 
 def test_clear_that_the_ledger_cannot_keep_is_done_and_said(

@@ -30,11 +30,11 @@ def stored(number: int, parent: int | None = None, tiers: int = 1) -> Any:
     tokens = np.arange(number * 10, number * 10 + PAGE_TOKENS, dtype="<u4").tobytes()
     position = 0 if parent is None else 1
     above = b"" if parent is None else key(parent)
-    return ("stored", tiers, 0, position, key(number), above, True, tokens)
+    return ("stored", tiers, bytes(16), position, key(number), above, True, tokens)
 
 
 def removed(number: int, tiers: int = 1) -> Any:
-    return ("removed", tiers, 0, 0, key(number), b"", True, b"")
+    return ("removed", tiers, bytes(16), 0, key(number), b"", True, b"")
 
 
 CLEARED = ("cleared", 0, 0, 0, key(0), b"", True, b"")
@@ -79,7 +79,9 @@ def test_events_have_the_fields_that_llm_d_reads_by_position() -> None:
 def test_hash_is_an_unsigned_number_of_64_bits() -> None:
     # Dynamo refuses bytes; llm-d takes the last eight of them.
     assert hash_of(struct.pack("<QQ", 2**64 - 1, 1)) == 2**64 - 1
-    assert events([("stored", 1, 0, 0, b"\xff" * 16, b"", True, bytes(16))])[0][1] == [2**64 - 1]
+    assert events([("stored", 1, bytes(16), 0, b"\xff" * 16, b"", True, bytes(16))])[0][1] == [
+        2**64 - 1
+    ]
 
 
 def test_pages_that_follow_each_other_in_their_chain_are_one_event() -> None:
@@ -118,7 +120,7 @@ def test_what_comes_before_a_clear_is_in_a_batch_before_it() -> None:
 def test_batches_are_bounded_however_long_the_chain(page_tokens: int) -> None:
     def item(number: int) -> Any:
         parent = key(number - 1) if number else b""
-        return ("stored", 3, 0, number, key(number), parent, True, bytes(4 * page_tokens))
+        return ("stored", 3, bytes(16), number, key(number), parent, True, bytes(4 * page_tokens))
 
     batches = list(Batches(page_tokens, "").of([item(number) for number in range(3000)]))
     assert sum(batch.stored for batch in batches) == 6000

@@ -28,7 +28,7 @@ SYNCED = ("synced", 0, 0, 0, bytes(16), b"", True, b"")
 
 
 def stored(number: int) -> Any:
-    return ("stored", 1, 0, 0, number.to_bytes(16, "little"), b"", True, bytes(16))
+    return ("stored", 1, bytes(16), 0, number.to_bytes(16, "little"), b"", True, bytes(16))
 
 
 def block(number: int) -> int:

@@ -69,7 +69,7 @@ def filled(kept: Kept) -> Ledger:
     ledger = kept.open()
     for number in range(2):
         ledger.add(ledger.propose(space(number)))
-    ledger.raise_epoch([1])
+    ledger.raise_epoch([space(1).id])
     ledger.bury([(b"a" * 16, 5), (b"b" * 16, 9)])
     return ledger
 
@@ -94,9 +94,9 @@ def test_ledger_is_the_same_after_it_was_closed_or_its_process_died(kept: Kept) 
 
 def test_clear_sets_the_epoch_of_exactly_the_cleared(kept: Kept) -> None:
     ledger = filled(kept)
-    assert ledger.raise_epoch([0]) == (2, True)
+    assert ledger.raise_epoch([space(0).id]) == (2, True)
     assert [record.clear_epoch for record in ledger.namespaces()] == [2, 1]
-    assert ledger.raise_epoch([0, 1]) == (3, True)
+    assert ledger.raise_epoch([space(0).id, space(1).id]) == (3, True)
     assert [record.clear_epoch for record in kept.open().namespaces()] == [3, 3]
 
 
@@ -143,6 +143,48 @@ def test_namespaces_are_bounded_as_the_core_bounds_them(
     with pytest.raises(CapacityError) as caught:
         ledger.propose(space(2))
     assert caught.value.code == "too_many_namespaces"
+
+
+def numbered(ledger: Ledger) -> dict[int, tuple[Namespace, int]]:
+    return {each.ordinal: (each.space, each.clear_epoch) for each in ledger.namespaces()}
+
+
+def test_forgotten_namespace_leaves_the_floor_and_its_number(kept: Kept) -> None:
+    ledger = filled(kept)
+    ledger.add(ledger.propose(space(2)))
+    ledger.raise_epoch([space(2).id])
+    assert ledger.forget([space(0).id, space(9).id]) == (3, True)
+    for each in (ledger, kept.open()):
+        assert each.find(space(0).id) is None
+        assert (each.epoch, each.floor) == (3, 3)
+        assert numbered(each) == {0: (space(2), 2), 1: (space(1), 1)}
+    again = kept.open_ones[-1].propose(space(0))
+    assert (again.ordinal, again.clear_epoch) == (2, 3)
+
+
+def test_any_namespaces_may_be_forgotten_at_once(kept: Kept, rng: random.Random) -> None:
+    for _ in range(20):
+        ledger = kept.open()
+        for number in range(6):
+            if ledger.find(space(number).id) is None:
+                ledger.add(ledger.propose(space(number)))
+        gone = rng.sample(range(6), rng.randint(0, 6))
+        cleared, _ = ledger.raise_epoch([space(number).id for number in range(6)])
+        assert ledger.forget([space(number).id for number in gone]) == (cleared + 1, True)
+        for each in (ledger, kept.open()):
+            assert sorted(numbered(each)) == list(range(6 - len(gone)))
+            left = {space(number) for number in range(6) if number not in gone}
+            assert set(numbered(each).values()) == {(each_space, cleared) for each_space in left}
+
+
+def test_namespace_has_room_after_one_was_forgotten(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
+    ledger = filled(kept)
+    ledger.forget([space(1).id])
+    ledger.add(ledger.propose(space(2)))
+    assert numbered(kept.open()) == {0: (space(0), 0), 1: (space(2), 2)}
 
 
 def largest(number: int) -> Namespace:
@@ -393,7 +435,7 @@ def test_ledger_goes_on_in_memory_when_its_disk_refuses_and_catches_up(
 
     with monkeypatch.context() as patch:
         patch.setattr(ledger_file.LedgerFile, "commit", refuse)
-        assert ledger.raise_epoch([0]) == (2, False)
+        assert ledger.raise_epoch([space(0).id]) == (2, False)
         ledger.add(ledger.propose(space(2)))
         assert ledger.health == "in_memory"
         assert "No space" in ledger.reason
@@ -461,7 +503,7 @@ def test_ledger_that_was_detached_undoes_no_clear_and_no_tombstone(
     alone = arena.open(expected=True)
     alone.bury([(b"a" * 16, 7)])
     alone.add(alone.propose(space(2)))
-    alone.raise_epoch([0])
+    alone.raise_epoch([space(0).id])
     now = facts(alone)
     arena.close()
     for _ in range(2):
@@ -487,11 +529,68 @@ def test_detached_ledger_takes_the_floor_of_one_that_was_made_meanwhile(
     assert cleared == {space(0): 3, space(1): 3}
 
 
+def test_ledger_that_was_detached_brings_a_forgotten_name_back_empty(
+    both: Kept, tmp_path: Path
+) -> None:
+    filled(both)
+    for _ in range(3):
+        both.open()  # the one that is detached was opened more often
+    both.close()
+    arena = Kept(tmp_path / "arena")
+    alone = arena.open(expected=True)
+    alone.forget([space(0).id])
+    alone.add(alone.propose(space(5)))
+    arena.close()
+    for _ in range(2):
+        ledger = both.open(expected=True)
+        assert (ledger.epoch, ledger.floor) == (2, 2)
+        epochs = {record.space: record.clear_epoch for record in ledger.namespaces()}
+        assert epochs == {space(0): 2, space(1): 1, space(5): 2}
+
+
+@pytest.mark.parametrize("behind", ["nvme", "arena"])
+def test_daemon_that_died_between_the_copies_of_a_forget_agrees_with_itself_again(
+    both: Kept, tmp_path: Path, behind: str
+) -> None:
+    ledger = filled(both)
+    file = tmp_path / behind / ledger_file.FILE_NAME
+    before = file.read_bytes()
+    ledger.forget([space(1).id])
+    both.close()
+    file.write_bytes(before)
+    now = facts(both.open(expected=True))
+    assert now[0] == 2
+    assert {entry[1]: entry[2] for entry in now[1]} == {space(0): 0, space(1): 2}
+    both.close()
+    for name in ("nvme", "arena"):
+        alone = Kept(tmp_path / name)
+        assert facts(alone.open(expected=True)) == now
+        alone.close()
+
+
+def test_clears_of_what_does_not_fit_a_merged_ledger_are_kept_as_its_floor(
+    both: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
+    filled(both)
+    both.close()
+    (tmp_path / "arena" / ledger_file.FILE_NAME).unlink()
+    arena = Kept(tmp_path / "arena")
+    alone = arena.open()
+    alone.add(alone.propose(space(7)))
+    for _ in range(4):
+        alone.raise_epoch([space(7).id])
+    arena.close()
+    ledger = both.open(expected=True)
+    assert ledger.find(space(7).id) is None
+    assert ledger.floor == 4
+
+
 def test_copy_whose_disk_refuses_is_told_and_catches_up(both: Kept, tmp_path: Path) -> None:
     ledger = filled(both)
     (tmp_path / "arena").rename(tmp_path / "away")
     ledger._copies[1].close()
-    assert ledger.raise_epoch([0]) == (2, True)  # the first directory has it
+    assert ledger.raise_epoch([space(0).id]) == (2, True)  # the first directory has it
     assert ledger.health == "in_memory"
     (tmp_path / "away").rename(tmp_path / "arena")
     ledger.heal()

@@ -202,12 +202,14 @@ class PageInfo(_message.Message):
     def __init__(self, id: _Optional[int] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., position: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ..., bytes: _Optional[int] = ..., sealed_at_ns: _Optional[int] = ...) -> None: ...
 
 class ClearRequest(_message.Message):
-    __slots__ = ("namespace_id", "all")
+    __slots__ = ("namespace_id", "all", "forget")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     ALL_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     all: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., all: bool = ...) -> None: ...
+    forget: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., all: bool = ..., forget: bool = ...) -> None: ...
 
 class ClearResponse(_message.Message):
     __slots__ = ("pages", "epoch")
