@@ -9,6 +9,7 @@ written: another secret would make every stored page unreachable.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import secrets
@@ -31,6 +32,7 @@ _BODY: Final = struct.Struct(f"<8sI{WAREHOUSE_ID_BYTES}s{SECRET_BYTES}s")
 _HEAD: Final = struct.Struct("<8sI")  # stays in all versions, as the checksum at the end does
 _CHECK_BYTES: Final = 32
 _READ_BYTES: Final = 1 << 16  # more than an identity of any version has
+_HEAD_BYTES: Final = 4096  # of other files: the id is in it
 _BAD_MEDIUM: Final = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA}
 
 
@@ -62,7 +64,8 @@ def establish(directories: list[str], log: Log) -> Identity:
     the copies that it lacks, and good ones in place of those that are damaged.
 
     Raises StorageError, before anything is written, when no copy is good and one is damaged, when
-    the directories are of different warehouses, or when a copy is readable by others or of a newer
+    the directories are of different warehouses (one without a good copy is of whose id its other
+    files have), or when a copy is readable by others or of a newer
     version; and when a directory that has no copy cannot be given one. Any other copy that cannot
     be written is said in the log alone."""
     copies = {path: _look(path) for directory in directories for path in _paths(directory)}
@@ -73,6 +76,9 @@ def establish(directories: list[str], log: Log) -> Identity:
     if damaged and not good:
         raise _none_good(damaged)
     identity = next(iter(good.values())) if good else Identity.create()
+    for directory in directories:
+        if good and not any(path in good for path in _paths(directory)):
+            _refuse_others(directory, identity)
     for directory in directories:
         first, *_ = paths = _paths(directory)
         if all(copies[path] is None for path in paths):
@@ -135,6 +141,33 @@ def _decode(path: str, data: bytes) -> Identity:
         raise _DamagedError(f"is damaged: it has {len(data)} bytes, not those of an identity")
     _, _, warehouse_id, secret = _BODY.unpack(body)
     return Identity(warehouse_id, secret)
+
+
+def _refuse_others(directory: str, identity: Identity) -> None:
+    """Files of ours say that the directory is; without any it may be new, or have lost all."""
+    heads = [head for path in _stored(directory) if (head := _head(path)).strip(b"\0")]
+    if heads and not any(identity.warehouse_id in head for head in heads):
+        raise StorageError(
+            f"{directory} has no good identity, and none of the {len(heads)} files in it that say "
+            f"whose they are is of warehouse {identity.warehouse_id.hex()}, as the other directory "
+            "is; name the two that belong together, or an empty directory in place of this one",
+            code="foreign_directory",
+            context={"path": directory},
+        )
+
+
+def _stored(directory: str) -> list[str]:
+    """Files that have a warehouse's id in their first bytes."""
+    paths = [os.path.join(directory, name) for name in ("control", "slots", "epoch")]
+    return paths + sorted(glob.glob(os.path.join(glob.escape(directory), "segments", "*.seg")))
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:
+        return b""
 
 
 def _mend(path: str, copy: Identity | _DamagedError | None, identity: Identity, log: Log) -> None:

@@ -256,6 +256,33 @@ def test_damaged_copy_of_the_identity_is_mended_by_any_other_one(
             assert PROMPT.load(client) == PROMPT.pages
 
 
+@pytest.mark.parametrize("place", ["nvme_dir", "arena_dir"])
+def test_directory_of_another_warehouse_is_not_given_this_ones_identity(
+    both_tiers: Serving, tmp_path: Path, place: str
+) -> None:
+    with Serving(tmp_path / "other", dram="16MiB", nvme_capacity="64MiB") as other:
+        with other.connect() as client:
+            PROMPT.store_whole(client)
+            assert client.flush().pending == 0
+        other.stop()
+        both_tiers.stop()
+        files = identity_files(Path(other.settings[place]))
+        good = [file.read_bytes() for file in files]
+        for file in files:
+            truncated(file)
+        own, both_tiers.settings[place] = both_tiers.settings[place], other.settings[place]
+        with pytest.raises(RefusedError) as refused:
+            both_tiers.start()
+        assert str(other.settings[place]) in refused.value.text
+        for file, data in zip(files, good, strict=True):
+            file.write_bytes(data)
+        other.start()
+        with other.connect() as client:
+            assert PROMPT.load(client) == PROMPT.pages
+    both_tiers.settings[place] = own
+    both_tiers.start()
+
+
 @pytest.mark.parametrize("name", FILE_NAMES)
 def test_damaged_copy_of_the_identity_costs_no_page_on_nvme_where_the_arena_is_lost(
     both_tiers: Serving, name: str

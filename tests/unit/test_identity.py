@@ -102,6 +102,30 @@ def test_directories_of_two_warehouses_are_refused_by_name(places: list[str]) ->
     assert contents(places) == before
 
 
+@pytest.mark.parametrize("copies", ["damaged", "missing"])
+def test_directory_without_a_good_copy_is_of_whose_files_it_has(
+    places: list[str], tmp_path: Path, copies: str
+) -> None:
+    """Incident: another warehouse's directory of which all copies were damaged was mended with
+    this one's identity, and its ledger set aside."""
+    who = settle(places)
+    (tmp_path / "nvme" / "segments").mkdir()
+    segments = [tmp_path / "nvme" / "segments" / f"{number:08d}.seg" for number in range(3)]
+    for file in segments:
+        file.write_bytes(b"KVWSEGMT" + os.urandom(100) + bytes(5000))
+    for file in files_of(places[0]):
+        file.write_bytes(b"damaged") if copies == "damaged" else file.unlink()
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    error = refused(places)
+    assert error.code == "foreign_directory"
+    assert places[0] in error.message
+    assert who.warehouse_id.hex() in error.message
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+    segments[2].write_bytes(b"KVWSEGMT" + bytes(50) + who.warehouse_id + bytes(5000))
+    assert settle(places) == who
+    assert settle(places[:1]) == who
+
+
 def test_copies_of_two_warehouses_in_one_directory_are_refused(places: list[str]) -> None:
     for place in places:
         settle([place])
