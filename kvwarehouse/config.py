@@ -193,6 +193,13 @@ class Config:
         "When an NVMe tier whose disk refused writes is tried again, in seconds.",
         "a full disk is seldom empty sooner, and a try costs a small write",
     )
+    nvme_answer_s: float = setting(
+        30.0,
+        settings.seconds(0.1, 3600),
+        "How long the start waits for a first answer of the disk under --nvme-dir, in seconds. "
+        "Beyond it the daemon serves without that tier, until its next start.",
+        "a disk that is busy answers in milliseconds, one that hangs never does",
+    )
     limbo_after_s: float = setting(
         30.0,
         settings.seconds(0.1, 3600),

@@ -64,7 +64,7 @@ HBM_LEFT_REASONS: Final = ("demoted", "left_dram", "rebalanced", "damaged", "ope
 """Why a copy left HBM: names of HbmGone in native/hbm/status.h."""
 
 HBM_HEALTHS: Final = ("off", "starting", "ok", "waiting", "failed", "other")
-HEALTHS: Final = ("off", "ok", "read_only", "other")
+HEALTHS: Final = ("off", "ok", "read_only", "no_answer", "other")
 LEDGER_HEALTHS: Final = ("ok", "rebuilt", "in_memory", "other")
 STATES: Final = ("recovering", "serving", "draining", "stopped", "other")
 

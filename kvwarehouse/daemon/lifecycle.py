@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
+from kvwarehouse.daemon.answer import answers
 from kvwarehouse.daemon.connections import Connections
 from kvwarehouse.daemon.edge import Edge
 from kvwarehouse.daemon.footing import Footing
@@ -90,6 +92,7 @@ class Daemon:
     # --- start
 
     def _start(self, stack: ExitStack) -> None:
+        self._detach_silent_disk()
         config, log = self._config, self._log
         self._own_directories(stack)
         options = self._core_options()
@@ -110,6 +113,30 @@ class Daemon:
         self._footing = Footing(config, log, self._core, servers)
         stack.callback(self._footing.close)
         self._snapshots.footing = self._footing
+
+    def _detach_silent_disk(self) -> None:
+        """As if --nvme-dir had not been named: what the arena has is served. Raises StorageError
+        where the arena is new: by itself it would be another warehouse's from then on."""
+        config = self._config
+        if not config.nvme_dir or answers(config.nvme_dir, config.nvme_answer_s):
+            return
+        reason = f"the disk gave no answer within {config.nvme_answer_s:g} s of the start"
+        if not identity.is_in(config.arena_dir):
+            raise StorageError(
+                f"{reason}, and {config.arena_dir} is new, so that whose pages {config.nvme_dir} "
+                "has is not known; start again when the disk answers, or without --nvme-dir and "
+                "with another --arena-dir",
+                code="nvme_no_answer",
+                context={"path": config.nvme_dir},
+            )
+        self._log.event(
+            Event.NVME_NO_ANSWER,
+            path=config.nvme_dir,
+            text=f"{reason}; it is not used until the next start, and what is cleared or evicted "
+            "until then is noted beside the arena alone",
+        )
+        self._config = replace(config, nvme_dir="")
+        self._snapshots.nvme_unanswered = reason
 
     def _own_directories(self, stack: ExitStack) -> None:
         config = self._config

@@ -42,6 +42,7 @@ class Event(StrEnum):
     PATH_REMOVED = "path_removed"
     PATH_RESTORED = "path_restored"
     PATH_NOT_RESTORED = "path_not_restored"
+    NVME_NO_ANSWER = "nvme_no_answer"
     NAMESPACE_ADDED = "namespace_added"
     NAMESPACE_FORGOTTEN = "namespace_forgotten"
     NAMESPACE_UNUSABLE = "namespace_unusable"
@@ -72,6 +73,7 @@ _WARNINGS: Final = {
     Event.ARENA_ROOM_SHORT,
     Event.NVME_ROOM_SHORT,
     Event.PATH_RESTORED,
+    Event.NVME_NO_ANSWER,
     Event.NAMESPACE_UNUSABLE,
     Event.STREAM_STALLED,
     Event.KV_EVENTS_LOST,

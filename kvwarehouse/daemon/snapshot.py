@@ -28,6 +28,7 @@ class Snapshots:
         self._staging: Staging | None = None
         self.footing: Footing | None = None
         self.kv_events: Callable[[], dict[str, Any]] | None = None
+        self.nvme_unanswered = ""  # why there is no NVMe tier though one was named
         self.http = ""
         self.listen = ""
         self.connections: Connections | None = None
@@ -51,7 +52,9 @@ class Snapshots:
             "state": self._lifecycle.state.value,
         }
         if self._warehouse is not None:
-            snapshot["core"] = self._warehouse.core_status()
+            snapshot["core"] = core = self._warehouse.core_status()
+            if self.nvme_unanswered:
+                core["tiers"]["nvme"] |= {"health": "no_answer", "reason": self.nvme_unanswered}
             snapshot["service"] = self._service()
             if self.kv_events is not None:
                 snapshot["kv_events"] = self.kv_events()

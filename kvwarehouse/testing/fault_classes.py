@@ -451,6 +451,12 @@ CLASSES: Final = (
         _DISK_HOLDS,
         live=True,
     ),
+    FaultClass(
+        "disk that hangs at a start",
+        "nothing lost",
+        _DISK_HOLDS,
+        live=True,
+    ),
     *(
         FaultClass(
             f"disk failed under stores, then healthy and idle ({error})",

@@ -64,6 +64,12 @@ SICK(preadv, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, o
      (fd, iov, count, at))
 SICK(preadv64, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
      (fd, iov, count, at))
+SICK(preadv2, READ_ERRNO, ssize_t,
+     (int fd, const struct iovec* iov, int count, off_t at, int flags),
+     (fd, iov, count, at, flags)) /* Python's */
+SICK(preadv64v2, READ_ERRNO, ssize_t,
+     (int fd, const struct iovec* iov, int count, off64_t at, int flags),
+     (fd, iov, count, at, flags))
 SICK(pwritev, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
      (fd, iov, count, at))
 SICK(pwritev64, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),

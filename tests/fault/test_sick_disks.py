@@ -20,7 +20,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.testing import mounts, tally
 from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.testing.sick_disk import SickDisk
 from kvwarehouse.testing.until import until
 
@@ -406,6 +406,58 @@ def test_stop_on_a_slow_disk_keeps_what_was_stored(tmp_path: Path, sick: SickDis
             use.check_durable()
             use.forget()
             tally.count("disk half a second late at every call")
+
+
+def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
+    tmp_path: Path, sick: SickDisk
+) -> None:
+    """Incident: the daemon waited for it without a bound, and its DRAM tier was as far away."""
+    with used(sick_serving(tmp_path, sick)) as use:
+        for _ in range(tally.rounds(1)):
+            use.store(2)
+            use.flush()
+            use.client.close()
+            use.serving.kill()
+            sick.set(delay_s=1000)
+            use.serving.settings["nvme_answer_s"] = "0.5"
+            use.serving.start()
+            use.connect()
+            use.check_says("no_answer", "the disk gave no answer within 0.5 s of the start")
+            [event] = use.serving.events("nvme_no_answer")
+            assert event["level"] == "warning"
+            for prompt in range(use.first, use.prompts):
+                assert use.load(prompt) == PROMPT
+            use.store(2)
+            use.client.close()
+            assert use.serving.stop() == 0
+            sick.heal()
+            del use.serving.settings["nvme_answer_s"]
+            use.serving.start()
+            use.connect()
+            use.check_recovers()
+            use.check_durable()
+            use.forget()
+            tally.count("disk that hangs at a start")
+
+
+def test_disk_that_hangs_beside_a_new_arena_refuses_the_start_and_changes_nothing(
+    tmp_path: Path, sick: SickDisk
+) -> None:
+    with used(sick_serving(tmp_path, sick)) as use:
+        use.store(1)
+        use.flush()
+        use.client.close()
+        use.serving.kill()
+        use.serving.lose_arena()
+        sick.set(delay_s=1000)
+        use.serving.settings["nvme_answer_s"] = "0.5"
+        with pytest.raises(RefusedError, match="gave no answer"):
+            use.serving.start()
+        sick.heal()
+        del use.serving.settings["nvme_answer_s"]
+        use.serving.start()
+        use.connect()
+        use.check_durable()
 
 
 # --- memory that really is full
