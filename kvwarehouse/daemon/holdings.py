@@ -11,6 +11,7 @@ from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import Span, Transfer, span
 from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.errors import UsageError
 from kvwarehouse.types import CHAIN_SCHEME, Tier
 from kvwarehouse.wire import prefix_from_wire
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -28,10 +29,11 @@ class Holdings:
         """Raises UsageError for a namespace that is not known, or a prefix that is none."""
         prefix = prefix_from_wire(request.prefix)
         core = self._snapshots.core()
-        found = [
-            self._holding(span(record, prefix, first=0, pages=None, shard=0))
-            for record in self._asked(request, by_keys=prefix[1] is not None)
-        ]
+        found: list[pb.Holding] = []
+        for record in self._asked(request, by_keys=prefix[1] is not None):
+            # One whose pages no longer fit, or that is forgotten meanwhile, is not the core's.
+            if holding := self._holding(span(record, prefix, first=0, pages=None, shard=0)):
+                found.append(holding)
         found.sort(key=lambda holding: (-holding.tokens, -holding.dram_pages))
         snapshot = self._snapshots.take()
         return pb.WhoHasResponse(
@@ -54,9 +56,14 @@ class Holdings:
             and by_keys == (record.space.hash_scheme != CHAIN_SCHEME)
         ]
 
-    def _holding(self, whole: Span) -> pb.Holding:
+    def _holding(self, whole: Span) -> pb.Holding | None:
         space = whole.record.space
-        tiers = self._transfer.tiers(whole)
+        try:
+            tiers = self._transfer.tiers(whole)
+        except UsageError as error:
+            if error.code != "namespace_unknown":
+                raise
+            return None
         missing = np.flatnonzero(tiers == Tier.MISSING)
         pages = int(missing[0]) if len(missing) else len(tiers)
         dram = int(np.count_nonzero(Tier.near(tiers[:pages])))

@@ -1,0 +1,54 @@
+"""What WhoHas makes of namespaces that come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvwarehouse.daemon.holdings import Holdings
+from kvwarehouse.daemon.ledger import NamespaceRecord
+from kvwarehouse.daemon.transfer import Span
+from kvwarehouse.errors import UsageError
+from kvwarehouse.types import Namespace, Tier
+from kvwarehouse.wire import prefix_to_wire
+from kvwarehouse.wire import warehouse_pb2 as pb
+
+
+def record(number: int) -> NamespaceRecord:
+    space = Namespace(
+        model=f"m{number}", weights="w", dtype="b", layout="l/1", page_tokens=4, page_bytes=8
+    )
+    return NamespaceRecord(number, space, 0, 0)
+
+
+class Parts:
+    """Stands in for the warehouse, the transfer and the snapshots."""
+
+    def namespaces(self) -> list[NamespaceRecord]:
+        return [record(0), record(1)]
+
+    def tiers(self, whole: Span) -> Any:
+        if whole.record.ordinal == 0:
+            raise UsageError("it was forgotten meanwhile", code="namespace_unknown")
+        return np.array([Tier.DRAM, Tier.MISSING], np.uint8)
+
+    def core(self) -> dict[str, Any]:
+        nvme: dict[str, Any] = {}
+        return {
+            "warehouse_id": "00" * 16,
+            "incarnation": 1,
+            "draining": False,
+            "sessions": 0,
+            "tiers": {"nvme": nvme},
+        }
+
+    def take(self) -> dict[str, Any]:
+        return {"name": "n", "service": {"streams": 0, "streams_max": 1}}
+
+
+def test_namespace_that_is_forgotten_meanwhile_is_left_out() -> None:
+    parts: Any = Parts()
+    request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(8), None))
+    answer = Holdings(parts, parts, parts).answer(request)
+    assert [(each.model, each.pages) for each in answer.holdings] == [("m1", 1)]
