@@ -209,7 +209,7 @@ def test_cleared_namespaces_are_forgotten_where_they_are_asked_to_be(tmp_path: P
             assert caught.value.code == "namespace_in_use"
             assert KEPT.load(client) == 0
             KEPT.store_whole(client)
-            assert client.clear(None, forget=True) == KEPT.pages
+            assert client.clear(all=True, forget=True) == KEPT.pages
             assert names(client) == ["a"]
             watching.close()
         serving.kill()
