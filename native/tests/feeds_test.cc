@@ -32,18 +32,19 @@ class Reader {
   }
   // All there is now, and all that is still to be told without a device.
   void read() {
-    for (bool more = true; more;) {
-      FeedBatch batch = queue_->take(std::chrono::milliseconds(0));
-      lost |= batch.lost;
-      size_t place = 0;
-      for (const FeedItem& item : batch.items) {
-        CHECK(place + item.witness_bytes <= batch.witnesses.size());
-        apply(item, {batch.witnesses.data() + place, item.witness_bytes});
-        place += item.witness_bytes;
-      }
-      if (batch.more) (*world_)->feeds().advance(id_);
-      more = batch.more || !batch.items.empty();
+    while (read_some()) continue;
+  }
+  bool read_some() {
+    FeedBatch batch = queue_->take(std::chrono::milliseconds(0));
+    lost |= batch.lost;
+    size_t place = 0;
+    for (const FeedItem& item : batch.items) {
+      CHECK(place + item.witness_bytes <= batch.witnesses.size());
+      apply(item, {batch.witnesses.data() + place, item.witness_bytes});
+      place += item.witness_bytes;
     }
+    if (batch.more) (*world_)->feeds().advance(id_);
+    return batch.more || !batch.items.empty();
   }
   void restart() {
     lost = false;
@@ -223,6 +224,41 @@ TEST(feed_tells_children_again_when_their_parent_comes_back) {
   reader.read();
   CHECK_EQ(reader.said, said + 3);
   CHECK_EQ(reader.pages.size(), 3);
+}
+
+TEST(feed_tells_all_siblings_whichever_of_them_leave_and_come_meanwhile) {
+  constexpr uint64_t kChildren = 3000;
+  auto random = check::random("siblings of a feed");
+  World world(shape_of(kSmall, 1), 32 * kMiB);
+  world.start();
+  Peer peer(world);
+  const TestPage root = world.page(1, 0);
+  const auto child = [&](uint64_t number) {
+    TestPage page = root;
+    page.parent = root.key;
+    page.position = 1;
+    page.key = {root.key.lo ^ (number + 1) * 0x9e3779b97f4a7c15ull, number};
+    return page;
+  };
+  const auto damage = [&](const TestPage& page) {
+    if (!world.stored(page)) return;
+    *world.payload(world.slot_of(page)) ^= std::byte{1};
+    peer.report(*world.entry(page));
+  };
+  CHECK(peer.store(root));
+  for (uint64_t number = 0; number < kChildren; ++number) CHECK(peer.store(child(number)));
+  Reader reader(world);
+  for (int step = 0; step < 5; ++step) {
+    reader.read_some();
+    CHECK(!reader.synced);
+    for (int change = 0; change < 40; ++change) damage(child(random() % kChildren));
+    if (step == 2) damage(root);
+    CHECK(peer.store(root));
+    for (int change = 0; change < 20; ++change) CHECK(peer.store(child(random() % kChildren)));
+  }
+  reader.read();
+  CHECK(reader.synced && !reader.lost);
+  check_equal(world, reader);
 }
 
 TEST(feed_says_nothing_of_a_page_that_a_clear_has_hidden) {

@@ -12,8 +12,9 @@ namespace kvw {
 namespace {
 
 constexpr uint8_t kTiers = kFeedDram | kFeedNvme;
-constexpr uint8_t kAgain = 4;  // to be told again, because its parent was
-static_assert((kTiers & kAgain) == 0);
+constexpr uint8_t kAgain = 4;     // to be told again, because its parent was
+constexpr uint8_t kSiblings = 8;  // and then its next sibling has its turn
+static_assert((kTiers & (kAgain | kSiblings)) == 0);
 
 // Of one advance(): a millisecond or two of the core thread.
 constexpr size_t kVisits = 512;
@@ -63,6 +64,7 @@ void Feed::came(const EntryView& view) {
 }
 
 void Feed::left(const EntryView& view) {
+  go_on_behind(view.page);
   if (!follows(view)) return;
   if (const uint8_t gone = told_[view.page] & kTiers; gone != 0) say_removed(view, gone);
   told_[view.page] = 0;
@@ -92,7 +94,7 @@ void Feed::say_stored(const EntryView& view, uint8_t tiers, const Key& parent, W
       {FeedKind::stored, tiers, position, warehouse_.spaces_[view.space].shape.id, view.key,
        position > 0 ? parent : Key{}, kind, static_cast<uint32_t>(witness.size())},
       witness);
-  if (anew) tell_children(view.page);
+  if (anew) tell_with_siblings(warehouse_.catalog_.first_child(view.page));
 }
 
 void Feed::say_removed(const EntryView& view, uint8_t tiers) {
@@ -105,19 +107,25 @@ void Feed::say_removed(const EntryView& view, uint8_t tiers) {
                 .key = view.key});
 }
 
-void Feed::tell_children(PageId page) {
-  const Catalog& catalog = warehouse_.catalog_;
-  for (PageId child = catalog.first_child(page); child != kNoPage;
-       child = catalog.next_sibling(child)) {
-    if ((told_[child] & kTiers) != 0) told_[child] |= kAgain;
-    stack_.push_back(child);
-  }
-  if (!stack_.empty()) queue_->want_advance();
+void Feed::tell_with_siblings(PageId page) {
+  if (page == kNoPage) return;
+  if ((told_[page] & kTiers) != 0) told_[page] |= kAgain;
+  told_[page] |= kSiblings;
+  stack_.push_back(page);
+  queue_->want_advance();
+}
+
+void Feed::go_on_behind(PageId page) {
+  if ((told_[page] & kSiblings) == 0) return;
+  told_[page] = static_cast<uint8_t>(told_[page] & ~kSiblings);
+  tell_with_siblings(warehouse_.catalog_.next_sibling(page));
 }
 
 void Feed::visit(PageId page) {
   const auto view = warehouse_.catalog_.at(page);
-  if (!view || !follows(*view)) return;
+  if (!view) return;
+  go_on_behind(page);
+  if (!follows(*view)) return;
   const bool again = (told_[page] & kAgain) != 0;
   told_[page] &= kTiers;
   const uint8_t now = tiers_of(*view);

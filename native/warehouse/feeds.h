@@ -57,7 +57,9 @@ class Feed {
   void say_stored(const EntryView& view, uint8_t tiers, const Key& parent, WitnessKind kind,
                   std::span<const std::byte> witness);
   void say_removed(const EntryView& view, uint8_t tiers);
-  void tell_children(PageId page);
+  // The page and those linked behind it, one after the other, each when it was visited or leaves.
+  void tell_with_siblings(PageId page);
+  void go_on_behind(PageId page);
   bool scan_roots();
   bool read_next();
   void header_read(const Key& key, const nvme::Extent& extent, nvme::RecordEnd&& end);
@@ -66,7 +68,7 @@ class Feed {
   uint64_t id_;
   FeedRequest request_;
   std::shared_ptr<FeedQueue> queue_;
-  std::vector<uint8_t> told_;  // tiers by page, and kAgain
+  std::vector<uint8_t> told_;  // tiers by page, kAgain and kSiblings
   std::vector<PageId> stack_;  // to be visited; what is not there any more is passed over
   std::deque<Key> unread_;     // on NVMe alone: their headers are to be read
   size_t reads_ = 0;
