@@ -197,6 +197,26 @@ TEST(clear_counts_the_pages_whose_parents_it_took_in_a_stretch_before) {
   world.check_no_slot_leaks();
 }
 
+TEST(sweep_takes_a_bounded_part_of_what_hangs_below_a_lost_page_and_leaves_what_is_pinned) {
+  World world(shape_of(512, 1), 32 * kMiB);
+  world.start();
+  Peer peer(world);
+  constexpr uint32_t kPages = 100;
+  for (uint32_t at = 0; at < kPages; ++at) CHECK(peer.store(world.page(1, at)));
+  CHECK(peer.pin(world.page(1, 50)) >= 0);
+  *world.payload(world.slot_of(world.page(1, 0))) ^= std::byte{1};
+  peer.report(*world.entry(world.page(1, 0)));
+  CHECK_EQ(world->sweep(60), 59);
+  CHECK_EQ(world->status().orphan_pages, 2);  // the pinned one, and the first behind the bound
+  CHECK_EQ(world->sweep(60), kPages - 61);
+  CHECK_EQ(world->sweep(60), 0);
+  CHECK(world.stored(world.page(1, 50)));
+  peer.session().drop_pin(0);
+  CHECK_EQ(world->sweep(60), 1);
+  world.pass(1);
+  world.check_settled();
+}
+
 // --- who leaves, and when
 
 TEST(descendants_leave_before_ancestors) {

@@ -14,8 +14,7 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kBatch = 64;  // victims of stores at a time
-constexpr size_t kSweepBatch = 1024;
+constexpr size_t kBatch = 64;                // victims of stores at a time
 constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
 constexpr size_t kClearedPerStep = 1024;     // and that it takes out
 
@@ -233,24 +232,26 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
 }
 
 uint64_t Warehouse::sweep(size_t limit) {
+  std::vector<EntryView> found;
+  const auto add = [&](PageId page) {
+    // What a clear is yet to reach is left to it: it says how many pages it took.
+    if (const auto view = catalog_.at(page); view && !is_cleared(*view)) found.push_back(*view);
+  };
+  const auto awaited = [this](const Key& key) { return groups_.open_slot(key) != kNoSlot; };
+  for (const PageId page : catalog_.orphans_to_drop(limit, awaited)) add(page);
+  // And what hangs below them, so that a long chain takes no more passes over the pins than one.
+  for (size_t at = 0, looks = found.size(); at < found.size() && looks < limit; ++at)
+    for (PageId child = catalog_.first_child(found[at].page); child != kNoPage && looks < limit;
+         child = catalog_.next_sibling(child), ++looks)
+      add(child);
+  std::ranges::reverse(found);
+  evict_views(found, Gone::orphaned);
   uint64_t dropped = 0;
-  while (dropped < limit) {
-    std::vector<EntryView> found;
-    const auto awaited = [this](const Key& key) { return groups_.open_slot(key) != kNoSlot; };
-    for (const PageId page :
-         catalog_.orphans_to_drop(std::min<size_t>(limit - dropped, kSweepBatch), awaited))
-      // What a clear is yet to reach is left to it: it says how many pages it took.
-      if (const auto view = catalog_.at(page); view && !is_cleared(*view)) found.push_back(*view);
-    evict_views(found, Gone::orphaned);
-    uint64_t left = 0;
-    for (const EntryView& view : found) {
-      const auto rest = catalog_.find(view.key);
-      if (rest && rest->in_dram()) continue;  // pinned: another time
-      if (rest && rest->in_nvme()) leave_nvme(*rest, Gone::orphaned);
-      ++left;
-    }
-    if (left == 0) break;
-    dropped += left;  // their children are orphans now: another round
+  for (const EntryView& view : found) {
+    const auto rest = catalog_.find(view.key);
+    if (rest && rest->in_dram()) continue;  // pinned: another time
+    if (rest && rest->in_nvme()) leave_nvme(*rest, Gone::orphaned);
+    ++dropped;
   }
   return dropped;
 }
