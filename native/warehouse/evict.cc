@@ -15,8 +15,8 @@ namespace kvw {
 namespace {
 
 constexpr size_t kBatch = 64;                // victims of stores at a time
-constexpr uint64_t kEntriesPerStep = 65536;  // of the index that one step of a clear looks at
-constexpr size_t kClearedPerStep = 1024;     // and that it takes out
+constexpr uint64_t kEntriesPerStep = 16384;  // of the index that one step of a clear looks at
+constexpr size_t kClearedPerStep = 512;      // and that it takes out
 
 // What may not leave DRAM now, in terms of a class's residents.
 class KeepBusy final : public Keep {
