@@ -17,7 +17,8 @@ EXAMPLES = """\
 
 Settings: flags, over environment (KVW_DRAM=64GiB), over the file, over defaults; all are read
 once. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 drain: no more stores, a flush, exit 0; a second
-SIGTERM or SIGINT ends at once. The DRAM tier stays in --arena-dir for the next start.
+SIGTERM or SIGINT ends at once. With --listen SIGHUP reads --token-file, --tls-cert and --tls-key
+anew instead. The DRAM tier stays in --arena-dir for the next start.
 """
 
 

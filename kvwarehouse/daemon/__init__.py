@@ -28,7 +28,8 @@ _STRAY: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
     """Serves until SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, then drains; returns 0. A second
-    SIGTERM or SIGINT exits at once. What is ignored at the start, as nohup does, stays so, except
+    SIGTERM or SIGINT exits at once. With --listen SIGHUP reads its tokens and certificate anew
+    instead. What is ignored at the start, as nohup does, stays so, except
     SIGTERM and SIGINT.
 
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
@@ -85,6 +86,9 @@ def _signals(daemon: Daemon) -> Iterator[None]:
     asked = threading.Event()
 
     def stop(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and daemon.reloads:
+            daemon.request_reload()
+            return
         # Others come twice unasked: a hangup from the kernel and the shell, or beside SIGTERM.
         if number in _ENDING:
             if asked.is_set():

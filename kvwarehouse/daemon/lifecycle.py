@@ -1,8 +1,9 @@
 """The daemon from its first check to its exit: builds the parts in order, serves, drains, takes
 them down in the reverse order.
 
-All work is on one thread of its own (`run`); `request_stop` may be called from any thread and from
-a signal handler. What start-up made is undone by the exit stack, also when start-up fails half-way.
+All work is on one thread of its own (`run`); `request_stop` and `request_reload` may be called from
+any thread and from a signal handler. What start-up made is undone by the exit stack, also when
+start-up fails half-way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.answer import answers
 from kvwarehouse.daemon.connections import Connections
+from kvwarehouse.daemon.credentials import Credentials
 from kvwarehouse.daemon.edge import Edge
 from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import Health
@@ -58,6 +60,8 @@ class Daemon:
         self._engine = engine
         self._stop = threading.Event()
         self._why = "stop"
+        self._credentials: Credentials | None = None
+        self._reload_asked = False
         self._lifecycle = Lifecycle()
         self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle)
         self._answered_at = time.monotonic()  # when the core last did
@@ -72,6 +76,15 @@ class Daemon:
         if not self._stop.is_set():
             self._why = why
         self._stop.set()
+
+    @property
+    def reloads(self) -> bool:
+        """Whether it has files that request_reload reads anew."""
+        return bool(self._config.listen)
+
+    def request_reload(self) -> None:
+        """Tokens and certificate are read anew within about a second, while it serves."""
+        self._reload_asked = True
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until request_stop, then drains. Raises WarehouseError when it cannot start, and
@@ -106,7 +119,8 @@ class Daemon:
         stack.callback(ledger.close)
         self._recover(stack, options, who, ledger)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
-        servers = Servers(config, Edge(log, Watchdog(log)))
+        self._credentials = Credentials(config, log) if config.listen else None
+        servers = Servers(config, Edge(log, Watchdog(log)), self._credentials)
         stack.callback(servers.stop)
         self._start_core()
         self._open_service(stack, servers, ledger)
@@ -249,6 +263,7 @@ class Daemon:
     def _serve(self) -> None:
         tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
         while not self._stop.wait(_EVENTS_EVERY_S):
+            self._reload()
             self._watch_core(self._drain_events)
             assert self._warehouse is not None
             self._watch_core(self._warehouse.bury_quarantined)
@@ -259,6 +274,11 @@ class Daemon:
             if time.monotonic() >= tombstones_at:
                 self._watch_core(self._warehouse.forget_moot_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+
+    def _reload(self) -> None:
+        if self._reload_asked and self._credentials is not None:
+            self._reload_asked = False  # before it reads: who asks meanwhile has changed more
+            self._credentials.reload()
 
     def _drain_events(self) -> None:
         events = self._core.events()

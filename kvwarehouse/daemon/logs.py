@@ -35,6 +35,9 @@ class Event(StrEnum):
     IDENTITY_NOT_MENDED = "identity_not_mended"
     LEDGER_REBUILT = "ledger_rebuilt"
     LEDGER_DEGRADED = "ledger_degraded"
+    RELOADED = "reloaded"
+    RELOAD_FAILED = "reload_failed"
+    CERTIFICATE_ENDS = "certificate_ends"
     CONNECTIONS_NEAR_BOUND = "connections_near_bound"
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     ARENA_ROOM_SHORT = "arena_room_short"
@@ -61,13 +64,14 @@ class Event(StrEnum):
 
 _ERRORS: Final = {
     Event.START_REFUSED, Event.ENDED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE,
-    Event.KV_EVENTS_FAILED, Event.PATH_REMOVED, Event.PATH_NOT_RESTORED,
+    Event.KV_EVENTS_FAILED, Event.PATH_REMOVED, Event.PATH_NOT_RESTORED, Event.RELOAD_FAILED,
 }  # fmt: skip
 _WARNINGS: Final = {
     Event.IDENTITY_MENDED,
     Event.IDENTITY_NOT_MENDED,
     Event.LEDGER_REBUILT,
     Event.LEDGER_DEGRADED,
+    Event.CERTIFICATE_ENDS,
     Event.CONNECTIONS_NEAR_BOUND,
     Event.ARENA_NOT_TMPFS,
     Event.ARENA_ROOM_SHORT,

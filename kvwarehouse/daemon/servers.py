@@ -7,11 +7,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import ssl
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import grpc
@@ -21,13 +19,13 @@ from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
 )
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, unused-ignore]
 
-from kvwarehouse import trusted_file, wire
+from kvwarehouse import wire
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import connections
+from kvwarehouse.daemon.credentials import Credentials
 from kvwarehouse.daemon.edge import SLOW_CALLS, WATCHES
 from kvwarehouse.daemon.health import Health
-from kvwarehouse.daemon.tokens import TokenCheck, read_tokens
-from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.errors import TransportError
 
 QUICK_CALLS: Final = 16
 """Threads beside those of streams and slow calls, for calls that answer at once."""
@@ -62,9 +60,12 @@ def _options() -> Sequence[tuple[str, int | str]]:
 class Servers:
     """What the daemon serves over gRPC. `listen_address`: TCP, with the port in use."""
 
-    def __init__(self, config: Config, edge: grpc.ServerInterceptor) -> None:
+    def __init__(
+        self, config: Config, edge: grpc.ServerInterceptor, credentials: Credentials | None = None
+    ) -> None:
         """Binds, so that errors show here, and that who calls from now on waits for start().
-        Raises TransportError when an address is taken, UsageError for bad TLS or token files."""
+        Raises TransportError when an address is taken. `credentials`: for TCP, which there is only
+        with them."""
         self._config = config
         self._edge = edge
         self._servers: list[grpc.Server] = []
@@ -74,8 +75,8 @@ class Servers:
         self.listen_address = ""
         try:
             self._bind_socket(config.grpc_socket)
-            if config.listen:
-                self._bind_tcp(config)
+            if credentials is not None:
+                self._bind_tcp(config.listen, credentials)
         except BaseException:
             self.stop()
             raise
@@ -127,16 +128,16 @@ class Servers:
         self._socket = path
         os.chmod(path, 0o600)
 
-    def _bind_tcp(self, config: Config) -> None:
+    def _bind_tcp(self, address: str, credentials: Credentials) -> None:
         # The first sees a call first: nothing of ours runs for a call without a token.
-        server = self._server([TokenCheck(read_tokens(config.token_file)), self._edge])
-        if config.tls_cert:
-            credentials = _credentials(config.tls_cert, config.tls_key)
-            port = _bound(config.listen, lambda: server.add_secure_port(config.listen, credentials))
+        server = self._server([credentials.tokens, self._edge])
+        tls = credentials.tls
+        if tls is not None:
+            port = _bound(address, lambda: server.add_secure_port(address, tls))
         else:
-            port = _bound(config.listen, lambda: server.add_insecure_port(config.listen))
+            port = _bound(address, lambda: server.add_insecure_port(address))
         self._servers.append(server)
-        self.listen_address = f"{config.listen.rpartition(':')[0]}:{port}"
+        self.listen_address = f"{address.rpartition(':')[0]}:{port}"
 
     def _server(self, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
         threads = self._config.streams + SLOW_CALLS + WATCHES + QUICK_CALLS
@@ -197,25 +198,3 @@ def _not_bound(address: str, reason: str) -> TransportError:
         retryable=False,
         context={"address": address},
     )
-
-
-def _credentials(cert_path: str, key_path: str) -> grpc.ServerCredentials:
-    """TLS with a certificate and key that belong together: gRPC itself would only fail at the
-    first handshake."""
-    key = trusted_file.read(key_path, "--tls-key", secret=True)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            cert_path, key_path, password=_no_password
-        )
-        pair = (key, Path(cert_path).read_bytes())
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise UsageError(
-            f"--tls-cert {cert_path!r} and --tls-key {key_path!r} cannot be used: {error}; they "
-            "must be PEM files, unencrypted, and belong together",
-            code="bad_config",
-        ) from error
-    return grpc.ssl_server_credentials([pair])
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted")

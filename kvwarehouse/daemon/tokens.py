@@ -1,7 +1,7 @@
 """Bearer tokens of the TCP service: every call carries one, or is refused. Thread-safe.
 
-Comparison takes the same time whatever the difference. Tokens are read once at the start; several
-lines in the file let old and new ones overlap while they are rotated.
+Comparison takes the same time whatever the difference. Several lines in the file let old and new
+ones overlap while they are rotated.
 """
 
 from __future__ import annotations
@@ -56,9 +56,13 @@ class TokenCheck(grpc.ServerInterceptor):
     """Refuses every call without one of `tokens`, health and reflection included."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self._digests = [_digest(token) for token in tokens]
+        self.replace(tokens)
         # Of the widest kind: it answers before it reads a request, whatever the method's own kind.
         self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def replace(self, tokens: list[str]) -> None:
+        """For the calls to come; those under way go on."""
+        self._digests = [_digest(token) for token in tokens]
 
     def intercept_service(
         self,

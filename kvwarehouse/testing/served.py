@@ -77,6 +77,9 @@ class Served:
     def request_stop(self) -> None:
         self._daemon.request_stop()
 
+    def request_reload(self) -> None:
+        self._daemon.request_reload()
+
     def stop(self) -> None:
         """Drains and waits for the end. More than once is once."""
         if self._thread.ident is None:

@@ -126,6 +126,24 @@ def test_hangup_does_not_cut_a_flush_that_another_signal_began(
         assert child.wait(T) == 0
 
 
+def test_hangup_reads_tokens_anew_where_there_are_some(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef\n")
+    tokens.chmod(0o600)
+    settings = flags(tmp_path, listen="127.0.0.1:0", token_file=str(tokens))
+    with process(settings) as child:
+        until(child, "ready")
+        tokens.write_text("0123456789abcdef\nfedcba9876543210\n")
+        child.send_signal(signal.SIGHUP)
+        assert until(child, "reloaded")["tokens"] == 2
+        tokens.unlink()
+        child.send_signal(signal.SIGHUP)
+        assert str(tokens) in until(child, "reload_failed")["text"]
+        child.send_signal(signal.SIGTERM)
+        assert until(child, "draining")["why"] == "SIGTERM"
+        assert child.wait(T) == 0
+
+
 def test_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     program = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + PROGRAM
     with process(flags(tmp_path), program) as child:

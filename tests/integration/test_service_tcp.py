@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvwarehouse import errors, wire
+from kvwarehouse.daemon import certificate as certificate_module
 from kvwarehouse.daemon import connections, servers
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.until import DEADLINE_S, until
@@ -30,13 +32,17 @@ OTHER = "fedcba9876543210fedcba9876543210"
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A self-signed certificate of localhost and 127.0.0.1, and its key."""
+    return made_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def made_certificate(folder: Path, days: int = 30) -> tuple[str, str]:
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl program to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
+    folder.mkdir(exist_ok=True)
     cert, key = folder / "cert.pem", folder / "key.pem"
     command = [
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-        "-nodes", "-days", "2", "-subj", "/CN=localhost",
+        "-nodes", "-days", str(days), "-subj", "/CN=localhost",
         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
         "-keyout", str(key), "-out", str(cert),
     ]  # fmt: skip
@@ -55,7 +61,9 @@ def tokens(tmp_path: Path) -> str:
 
 @pytest.fixture
 def secure(tmp_path: Path, certificate: tuple[str, str], tokens: str) -> Iterator[Served]:
-    cert, key = certificate
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    shutil.copy(certificate[0], cert)
+    shutil.copy(certificate[1], key)
     with Served(
         tmp_path, listen="0.0.0.0:0", tls_cert=cert, tls_key=key, token_file=tokens
     ) as served:
@@ -274,3 +282,89 @@ def test_silent_connections_are_told_and_keep_nobody_out_for_long(
         until(served_beside_them, "there is room again")
         until(lambda: connected() <= 1, "the silent ones are gone")
         assert len(served.events("connections_near_bound")) == 1
+
+
+def served_to(served: Served, cert: str, token: str) -> bool:
+    with channel(served, cert) as there:
+        try:
+            wire.WarehouseStub(there).Status(pb.StatusRequest(), metadata=bearer(token), timeout=T)
+        except grpc.RpcError:
+            return False
+        return True
+
+
+def test_reload_takes_tokens_and_certificate_of_the_files(
+    secure: Served, certificate: tuple[str, str], tmp_path: Path
+) -> None:
+    new_cert, new_key = made_certificate(tmp_path / "new")
+    with channel(secure, certificate[0]) as there:
+        stub = wire.WarehouseStub(there)
+        stub.Status(pb.StatusRequest(), metadata=bearer(OTHER), timeout=T)
+        replaced(secure, [TOKEN], new_cert, new_key)
+        secure.request_reload()
+        until(lambda: secure.events("reloaded"), "it is reloaded")
+        # The connection stays; a token that was taken back does not.
+        stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+        status, _ = failed(
+            lambda: stub.Status(pb.StatusRequest(), metadata=bearer(OTHER), timeout=T)
+        )
+        assert status is grpc.StatusCode.UNAUTHENTICATED
+    assert served_to(secure, new_cert, TOKEN)
+    assert not served_to(secure, certificate[0], TOKEN)
+
+
+@pytest.mark.parametrize("bad", ["tokens", "certificate"])
+def test_reload_of_a_file_that_cannot_be_used_keeps_all_old_ones(
+    secure: Served, certificate: tuple[str, str], tmp_path: Path, bad: str
+) -> None:
+    new_cert, _new_key = made_certificate(tmp_path / "new")
+    if bad == "tokens":
+        replaced(secure, [], new_cert, _new_key)
+    else:  # of another key
+        replaced(secure, [TOKEN], new_cert, certificate[1])
+    secure.request_reload()
+    until(lambda: secure.events("reload_failed"), "the failure is told")
+    event = secure.events("reload_failed")[0]
+    assert event["level"] == "error"
+    assert getattr(secure.config, "token_file" if bad == "tokens" else "tls_cert") in event["text"]
+    assert served_to(secure, certificate[0], OTHER)
+    assert not served_to(secure, new_cert, OTHER)
+
+
+def replaced(served: Served, tokens: list[str], cert: str, key: str) -> None:
+    """The files that `served` was given have this in them."""
+    config = served.config
+    Path(config.token_file).write_text("".join(f"{token}\n" for token in tokens))
+    pair = Path(cert).read_bytes(), Path(key).read_bytes()
+    Path(config.tls_cert).write_bytes(pair[0])
+    Path(config.tls_key).write_bytes(pair[1])
+
+
+@pytest.mark.parametrize(("days", "said"), [(30, False), (2, True), (0, True)])
+def test_certificate_that_ends_soon_or_has_ended_is_said_at_the_start(
+    tmp_path: Path, tokens: str, days: int, *, said: bool
+) -> None:
+    cert, key = made_certificate(tmp_path / "tls", days=max(days, 1))
+    if days == 0:
+        command = ["openssl", "x509", "-in", cert, "-days", "0", "-signkey", key, "-out", cert]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    with Served(
+        tmp_path, listen="127.0.0.1:0", tls_cert=cert, tls_key=key, token_file=tokens
+    ) as served:
+        events = served.events("certificate_ends")
+        assert bool(events) is said
+        for event in events:
+            assert (event["level"], event["path"]) == ("warning", cert)
+            assert event["days"] in (days - 1, days)
+
+
+@pytest.mark.parametrize("days", [2, 20_000])
+def test_end_of_a_certificate_is_what_openssl_reads(tmp_path: Path, days: int) -> None:
+    cert, _key = made_certificate(tmp_path / "tls", days)
+    command = ["openssl", "x509", "-in", cert, "-noout", "-enddate"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    ends = ssl.cert_time_to_seconds(told.strip().partition("=")[2])
+    chain = Path(cert).read_bytes()
+    assert certificate_module.ends_at(b"# first\n" + chain + chain).timestamp() == ends
+    with pytest.raises(ValueError, match="empty"):
+        certificate_module.ends_at(b"")
