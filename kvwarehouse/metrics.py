@@ -32,6 +32,18 @@ DROP_REASONS: Final = (
 )
 """Why a page was not stored: those of native/exchange/drop_counters.h."""
 
+REFUSAL_REASONS: Final = (
+    "no_token",
+    "bad_token",
+    "too_many_streams",
+    "staging_full",
+    "too_many_watchers",
+    "watcher_too_slow",
+    "too_many_calls",
+    "other",
+)
+"""Why a call over gRPC was refused for who asked, or for how many did: codes of errors.py."""
+
 LOAD_REASONS: Final = ("stale", "mismatch", "timeout", "other")
 """Why a page that was found was not loaded: names in native/session/session_file.h."""
 
@@ -391,6 +403,11 @@ METRICS: Final = (
         "grpc_connections_max",
         "Connections that it takes; 0 without --listen.",
         _one("service.connections_max"),
+    ),
+    _counter(
+        "refused_calls_total",
+        "Calls over gRPC that were refused.",
+        _reasons("service.refused", REFUSAL_REASONS),
     ),
     _gauge("streams", "gRPC stores and loads under way.", _one("service.streams")),
     _gauge("staging_bytes", "Memory of gRPC streams.", _one("service.staging_bytes")),

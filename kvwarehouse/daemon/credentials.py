@@ -18,6 +18,7 @@ from kvwarehouse import trusted_file
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import certificate
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.daemon.tokens import TokenCheck, read_tokens
 from kvwarehouse.errors import UsageError
 
@@ -30,15 +31,18 @@ _Pair: TypeAlias = tuple[bytes, bytes]  # key, chain
 class Credentials:
     """`tokens`: to put before all calls. `tls`: for the port, None without a certificate."""
 
-    def __init__(self, config: Config, log: Log) -> None:
+    def __init__(self, config: Config, log: Log, refusals: Refusals) -> None:
         """Raises UsageError for files that cannot be used."""
         self._config, self._log = config, log
         tokens, pair = self._read()
-        self.tokens = TokenCheck(tokens)
+        self.tokens = TokenCheck(tokens, refusals)
         self.tls: grpc.ServerCredentials | None = None
         self._fresh: grpc.ServerCertificateConfiguration | None = None  # for the next handshake
         if pair is not None:
-            self.tls = grpc.dynamic_ssl_server_credentials(_configuration(pair), self._fetch)
+            self.tls = grpc.dynamic_ssl_server_credentials(
+                _configuration(pair),
+                self._fetch,  # type: ignore[arg-type, unused-ignore]  # None is for no change
+            )
         self._say_end(pair)
 
     def reload(self) -> None:
@@ -61,7 +65,7 @@ class Credentials:
         return tokens, _read_pair(config.tls_cert, config.tls_key) if config.tls_cert else None
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Asked by gRPC at each handshake, one at a time; None is for no change."""
+        """Asked by gRPC at each handshake, one at a time."""
         fresh, self._fresh = self._fresh, None
         return fresh
 

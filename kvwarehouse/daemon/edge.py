@@ -15,6 +15,7 @@ import grpc
 
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
 from kvwarehouse.errors import CapacityError, InternalError, WarehouseError
 from kvwarehouse.wire import DETAIL_KEY, SERVICE_NAME, error_to_detail, status_of
@@ -34,8 +35,9 @@ Behavior: TypeAlias = Callable[[Any, grpc.ServicerContext], Any]
 
 
 class Edge(grpc.ServerInterceptor):
-    def __init__(self, log: Log, watchdog: Watchdog) -> None:
+    def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals) -> None:
         self._log = log
+        self._refusals = refusals
         self._watchdog = watchdog
         self._slow = threading.BoundedSemaphore(SLOW_CALLS)
         self._watches = threading.BoundedSemaphore(WATCHES)
@@ -138,6 +140,8 @@ class Edge(grpc.ServerInterceptor):
                 Event.RPC_FAILED, method=method, error=repr(error), trace=traceback.format_exc(8)
             )
             error = InternalError(f"{method} failed: {error!r}; the daemon's log has the trace")
+        if isinstance(error, CapacityError):
+            self._refusals.count(error.code, context.peer())
         context.set_trailing_metadata(((DETAIL_KEY, error_to_detail(error)),))
         context.abort(status_of(error), error.message)
 

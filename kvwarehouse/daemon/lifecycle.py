@@ -29,6 +29,7 @@ from kvwarehouse.daemon.http import HttpServer, Pages
 from kvwarehouse.daemon.identity import Identity
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.snapshot import Snapshots
@@ -63,7 +64,8 @@ class Daemon:
         self._credentials: Credentials | None = None
         self._reload_asked = False
         self._lifecycle = Lifecycle()
-        self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle)
+        self._refusals = Refusals(log)
+        self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle, self._refusals)
         self._answered_at = time.monotonic()  # when the core last did
         self._core: Any = None
         self._recovered: dict[str, Any] = {}
@@ -99,6 +101,7 @@ class Daemon:
             if self._failure is not None:
                 raise self._failure  # without a flush: what it would write is not there
             self._drain()
+            self._refusals.look()
         self._lifecycle.advance(State.STOPPED)
         self._log.event(Event.STOPPED)
 
@@ -119,8 +122,9 @@ class Daemon:
         stack.callback(ledger.close)
         self._recover(stack, options, who, ledger)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
-        self._credentials = Credentials(config, log) if config.listen else None
-        servers = Servers(config, Edge(log, Watchdog(log)), self._credentials)
+        self._credentials = Credentials(config, log, self._refusals) if config.listen else None
+        edge = Edge(log, Watchdog(log), self._refusals)
+        servers = Servers(config, edge, self._credentials)
         stack.callback(servers.stop)
         self._start_core()
         self._open_service(stack, servers, ledger)
@@ -269,6 +273,7 @@ class Daemon:
             self._watch_core(self._warehouse.bury_quarantined)
             if self._snapshots.connections is not None:
                 self._snapshots.connections.look()
+            self._refusals.look()
             assert self._footing is not None
             self._footing.look()
             if time.monotonic() >= tombstones_at:

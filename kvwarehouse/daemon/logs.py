@@ -38,6 +38,7 @@ class Event(StrEnum):
     RELOADED = "reloaded"
     RELOAD_FAILED = "reload_failed"
     CERTIFICATE_ENDS = "certificate_ends"
+    CALLS_REFUSED = "calls_refused"
     CONNECTIONS_NEAR_BOUND = "connections_near_bound"
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     ARENA_ROOM_SHORT = "arena_room_short"
@@ -72,6 +73,7 @@ _WARNINGS: Final = {
     Event.LEDGER_REBUILT,
     Event.LEDGER_DEGRADED,
     Event.CERTIFICATE_ENDS,
+    Event.CALLS_REFUSED,
     Event.CONNECTIONS_NEAR_BOUND,
     Event.ARENA_NOT_TMPFS,
     Event.ARENA_ROOM_SHORT,

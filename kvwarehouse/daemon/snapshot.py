@@ -12,6 +12,7 @@ from kvwarehouse.config import Config
 from kvwarehouse.daemon.connections import Connections
 from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.daemon.staging import Staging
 from kvwarehouse.daemon.state import Lifecycle
 from kvwarehouse.daemon.warehouse import Warehouse
@@ -19,10 +20,13 @@ from kvwarehouse.errors import TransportError
 
 
 class Snapshots:
-    def __init__(self, config: Config, version: str, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, config: Config, version: str, lifecycle: Lifecycle, refusals: Refusals
+    ) -> None:
         self._config = config
         self._version = version
         self._lifecycle = lifecycle
+        self._refusals = refusals
         self._warehouse: Warehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
@@ -76,5 +80,6 @@ class Snapshots:
             "http": self.http,
             "connections": self.connections.count if self.connections else 0,
             "connections_max": self.connections.bound if self.connections else 0,
+            "refused": self._refusals.counts,
             "paths_reason": self.footing.reason if self.footing else "",
         }

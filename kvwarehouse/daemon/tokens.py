@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 
 from kvwarehouse import trusted_file
+from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.errors import UsageError
 from kvwarehouse.wire import DETAIL_KEY, error_to_detail, status_of
 
@@ -22,6 +24,10 @@ MAX_TOKENS: Final = 64
 
 _HEADER: Final = "authorization"
 _SCHEME: Final = "bearer "
+
+# Of metrics.REFUSAL_REASONS.
+_NO_TOKEN: Final = "no_token"
+_BAD_TOKEN: Final = "bad_token"
 
 
 def read_tokens(path: str) -> list[str]:
@@ -55,10 +61,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class TokenCheck(grpc.ServerInterceptor):
     """Refuses every call without one of `tokens`, health and reflection included."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], refusals: Refusals) -> None:
         self.replace(tokens)
         # Of the widest kind: it answers before it reads a request, whatever the method's own kind.
-        self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._refusals: dict[str, Handler] = {
+            reason: grpc.stream_stream_rpc_method_handler(partial(_refuse, refusals, reason))
+            for reason in (_NO_TOKEN, _BAD_TOKEN)
+        }
 
     def replace(self, tokens: list[str]) -> None:
         """For the calls to come; those under way go on."""
@@ -69,27 +78,32 @@ class TokenCheck(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        if self._allowed(handler_call_details.invocation_metadata):
-            return continuation(handler_call_details)
-        return self._refusal
+        reason = self._reason(handler_call_details.invocation_metadata)
+        return self._refusals[reason] if reason else continuation(handler_call_details)
 
-    def _allowed(self, metadata: Any) -> bool:
+    def _reason(self, metadata: Any) -> str:
+        """Why a call is refused, or ""."""
         values = [value for key, value in metadata or () if key == _HEADER]
+        if not values:
+            return _NO_TOKEN
         if len(values) != 1 or not isinstance(values[0], str):
-            return False
+            return _BAD_TOKEN
         if values[0][: len(_SCHEME)].lower() != _SCHEME:
-            return False
+            return _BAD_TOKEN
         given = _digest(values[0][len(_SCHEME) :].strip())
         # All of them, so that the time does not tell which one came close.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(matches)
+        return "" if any(matches) else _BAD_TOKEN
 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def _refuse(_requests: Any, context: grpc.ServicerContext) -> NoReturn:
+def _refuse(
+    refusals: Refusals, reason: str, _requests: Any, context: grpc.ServicerContext
+) -> NoReturn:
+    refusals.count(reason, context.peer())
     error = UsageError(
         "this call needs a token of this daemon: connect with token=..., or send the metadata "
         "'authorization: Bearer TOKEN'",

@@ -223,6 +223,9 @@ def test_administration_beyond_its_bound_is_refused_while_status_is_served(
         served.stub.Flush(pb.FlushRequest(), timeout=T)
     error = wire.error_from_rpc(caught.value, address="test")
     assert (type(error), error.code) == (errors.CapacityError, "too_many_calls")
+    assert (
+        'kvwarehouse_refused_calls_total{reason="too_many_calls"} 1\n' in served.get("/metrics")[1]
+    )
     served.stub.Status(pb.StatusRequest(), timeout=T)
     go_on.set()
     for call in held:

@@ -368,3 +368,25 @@ def test_end_of_a_certificate_is_what_openssl_reads(tmp_path: Path, days: int) -
     assert certificate_module.ends_at(b"# first\n" + chain + chain).timestamp() == ends
     with pytest.raises(ValueError, match="empty"):
         certificate_module.ends_at(b"")
+
+
+def test_refused_calls_are_counted_by_reason_and_told_in_a_line(
+    tmp_path: Path, tokens: str
+) -> None:
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+    ):
+        stub = wire.WarehouseStub(there)
+        for metadata in ([], *[bearer(TOKEN + "x")] * 20):
+            failed(lambda sent=metadata: stub.Status(pb.StatusRequest(), metadata=sent, timeout=T))
+        page = served.get("/metrics")[1]
+        assert 'kvwarehouse_refused_calls_total{reason="no_token"} 1\n' in page
+        assert 'kvwarehouse_refused_calls_total{reason="bad_token"} 20\n' in page
+        until(lambda: len(served.events("calls_refused")) >= 2, "the log tells both reasons")
+        for event in served.events("calls_refused"):
+            assert event["level"] == "warning"
+            assert event["last_from"].startswith("ipv4:127.0.0.1:")
+        assert {event["reason"] for event in served.events("calls_refused")} == {
+            "no_token", "bad_token"
+        }  # fmt: skip
