@@ -222,7 +222,8 @@ class Config:
     streams: int = setting(
         8,
         settings.count(1, 256),
-        "Stores and loads over gRPC at the same time; more are refused for now.",
+        "Stores and loads over gRPC at the same time, over TCP half of them of one host; more are "
+        "refused for now.",
         "two or three fill a 10 Gbit/s network",
     )
     staging_bytes: int = setting(

@@ -1,4 +1,4 @@
-"""Where a call enters: errors become status codes, slow calls are bounded, streams are watched.
+"""Where a call enters: errors become status codes, calls are bounded, their clients are watched.
 
 An interceptor of every server, so that the service itself only computes answers. Thread-safe.
 """
@@ -16,8 +16,9 @@ import grpc
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.refusals import Refusals
+from kvwarehouse.daemon.shares import Shares, caller_of
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
-from kvwarehouse.errors import CapacityError, InternalError, WarehouseError
+from kvwarehouse.errors import CapacityError, InternalError, UsageError, WarehouseError
 from kvwarehouse.wire import DETAIL_KEY, SERVICE_NAME, error_to_detail, status_of
 
 SLOW_CALLS: Final = 8
@@ -26,16 +27,29 @@ SLOW_CALLS: Final = 8
 WATCHES: Final = 8
 """Watchers at a time, each with a thread and up to 16 MiB of the core for what it has not read."""
 
+QUICK_CALLS: Final = 16
+"""Threads beside those of streams and slow calls, for calls that answer at once."""
+
+_STREAMS: Final = frozenset({"Store", "Load"})
 _SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
-_WATCH: Final = "Watch"
+_OUR_WATCH: Final = f"/{SERVICE_NAME}/Watch"
 _REFLECTION: Final = "/grpc.reflection."
+_HEALTH: Final = "/grpc.health."
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Behavior: TypeAlias = Callable[[Any, grpc.ServicerContext], Any]
+Behavior: TypeAlias = Callable[..., Any]
+
+
+def threads_of(streams: int) -> int:
+    """Of a server that takes so many stores and loads at a time."""
+    return streams + SLOW_CALLS + WATCHES + QUICK_CALLS
 
 
 class Edge(grpc.ServerInterceptor):
-    def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals) -> None:
+    def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals, streams: int) -> None:
+        """`streams`: stores and loads at a time, a bound that others keep."""
+        self._streams = streams
+        self._shares = Shares()
         self._log = log
         self._refusals = refusals
         self._watchdog = watchdog
@@ -55,34 +69,36 @@ class Edge(grpc.ServerInterceptor):
 
     @staticmethod
     def _is_ours(method: str) -> bool:
-        # Health is the library's own, answers at once and does not hold threads; reflection holds
-        # one for as long as its client likes, so it is watched and bounded as our streams are.
-        return method.startswith((f"/{SERVICE_NAME}/", _REFLECTION))
+        # Those of the library too: reflection holds a thread for as long as its client likes, and
+        # health until its client has said what it asks for.
+        return method.startswith((f"/{SERVICE_NAME}/", _REFLECTION, _HEALTH))
 
     def _wrapped(self, handler: Handler, method: str) -> Handler:
+        # All are served as if they took many messages, which is the same to their clients: gRPC
+        # would wait for the only one of a call before anything of ours runs, without an end.
         codecs = (handler.request_deserializer, handler.response_serializer)
-        if handler.request_streaming and handler.response_streaming:
-            streams = self._streaming(handler.stream_stream, method, requests=True)
-            return grpc.stream_stream_rpc_method_handler(streams, *codecs)
-        if handler.request_streaming:
-            unary = self._unary(handler.stream_unary, method, requests=True)
-            return grpc.stream_unary_rpc_method_handler(unary, *codecs)
+        requests = handler.request_streaming
         if handler.response_streaming:
-            streams = self._streaming(handler.unary_stream, method, requests=False)
-            return grpc.unary_stream_rpc_method_handler(streams, *codecs)
-        unary = self._unary(handler.unary_unary, method, requests=False)
-        return grpc.unary_unary_rpc_method_handler(unary, *codecs)
+            behavior = handler.stream_stream if requests else handler.unary_stream
+            if getattr(behavior, "experimental_non_blocking", False):
+                streams = self._non_blocking(behavior, method)
+            else:
+                streams = self._streaming(behavior, method, requests=requests)
+            return grpc.stream_stream_rpc_method_handler(streams, *codecs)
+        behavior = handler.stream_unary if requests else handler.unary_unary
+        unary = self._unary(behavior, method, requests=requests)
+        return grpc.stream_unary_rpc_method_handler(unary, *codecs)
 
     def _unary(self, behavior: Behavior | None, method: str, *, requests: bool) -> Behavior:
         assert behavior is not None
 
-        def call(request: Any, context: grpc.ServicerContext) -> Any:
+        def call(sent: Iterator[Any], context: grpc.ServicerContext) -> Any:
             try:
-                with self._place(method):
+                with self._place(method, context):
                     if not requests:
-                        return behavior(request, context)
+                        return behavior(self._only(sent, context, method), context)
                     with self._watched(context, method) as stream:
-                        return behavior(_following(request, stream), context)
+                        return behavior(_following(sent, stream), context)
             except Exception as error:  # noqa: BLE001  the edge of the RPC
                 self._refuse(context, method, error)
 
@@ -91,41 +107,80 @@ class Edge(grpc.ServerInterceptor):
     def _streaming(self, behavior: Behavior | None, method: str, *, requests: bool) -> Behavior:
         assert behavior is not None
 
-        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        def call(sent: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                with self._place(method), self._watched(context, method) as stream:
-                    source = _following(request, stream) if requests else request
+                with self._place(method, context), self._watched(context, method) as stream:
+                    following = _following(sent, stream)
+                    source = following if requests else _first(following, method)
                     for answer in behavior(source, context):
                         with stream.client_turn():
                             yield answer
+                        stream.told()
             except Exception as error:  # noqa: BLE001  the edge of the RPC
                 self._refuse(context, method, error)
 
         return call
 
+    def _non_blocking(self, behavior: Behavior | None, method: str) -> Behavior:
+        """Of a call that holds no thread once it has its message, as gRPC knows some."""
+        assert behavior is not None
+
+        def call(sent: Iterator[Any], context: grpc.ServicerContext, send: Any) -> None:
+            try:
+                with self._place(method, context):
+                    request = self._only(sent, context, method)
+                behavior(request, context, send)
+            except Exception as error:  # noqa: BLE001  the edge of the RPC
+                self._refuse(context, method, error)
+
+        call.experimental_non_blocking = True  # type: ignore[attr-defined]
+        return call
+
+    def _only(self, sent: Iterator[Any], context: grpc.ServicerContext, method: str) -> Any:
+        with self._watched(context, method) as stream:
+            return _first(_following(sent, stream), method)
+
     @contextmanager
-    def _place(self, method: str) -> Iterator[None]:
-        name = method.rpartition("/")[2]
-        if name == _WATCH:
+    def _place(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """For as long as the call holds a thread, and what else is bounded."""
+        caller = caller_of(context.peer())
+        calls = threads_of(self._streams)
+        with (
+            self._shares.one(caller, calls, "too_many_calls", "calls"),
+            self._place_of_kind(method, caller),
+        ):
+            yield
+
+    @contextmanager
+    def _place_of_kind(self, method: str, caller: str) -> Iterator[None]:
+        name = method.removeprefix(f"/{SERVICE_NAME}/")
+        if name in _STREAMS:
+            with self._shares.one(caller, self._streams, "too_many_streams", "stores and loads"):
+                yield
+            return
+        if method == _OUR_WATCH:
             places, code, text = self._watches, "too_many_watchers", f"{WATCHES} watchers are there"
+            what, bound = "watchers", WATCHES
         elif name in _SLOW or method.startswith(_REFLECTION):
             places, code = self._slow, "too_many_calls"
             text = f"{SLOW_CALLS} administrative calls are under way"
+            what, bound = "administrative calls", SLOW_CALLS
         else:
             yield
             return
-        if not places.acquire(blocking=False):
-            raise CapacityError(
-                f"{text}, the bound; try {name} again when one has ended", code=code
-            )
-        try:
-            yield
-        finally:
-            places.release()
+        with self._shares.one(caller, bound, code, what):
+            if not places.acquire(blocking=False):
+                raise CapacityError(
+                    f"{text}, the bound; try {name} again when one has ended", code=code
+                )
+            try:
+                yield
+            finally:
+                places.release()
 
     @contextmanager
     def _watched(self, context: grpc.ServicerContext, method: str) -> Iterator[Watched]:
-        if method.endswith(f"/{_WATCH}"):
+        if method == _OUR_WATCH:
             deadline = Deadline.of(context, LONGEST_WATCH_S, default_s=LONGEST_WATCH_S)
         else:
             deadline = Deadline.of(context, LONGEST_STREAM_S)
@@ -146,10 +201,18 @@ class Edge(grpc.ServerInterceptor):
         context.abort(status_of(error), error.message)
 
 
+def _first(requests: Iterator[Any], method: str) -> Any:
+    request = next(requests, None)
+    if request is None:
+        raise UsageError(f"{method} takes one message, and none came", code="no_message")
+    return request
+
+
 def _following(requests: Iterator[Any], stream: Watched) -> Iterator[Any]:
     while True:
         with stream.client_turn():
             request = next(requests, None)
         if request is None:
             return
+        stream.heard(request.ByteSize())
         yield request

@@ -123,7 +123,7 @@ class Daemon:
         self._recover(stack, options, who, ledger)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
         self._credentials = Credentials(config, log, self._refusals) if config.listen else None
-        edge = Edge(log, Watchdog(log), self._refusals)
+        edge = Edge(log, Watchdog(log), self._refusals, config.streams)
         servers = Servers(config, edge, self._credentials)
         stack.callback(servers.stop)
         self._start_core()

@@ -23,12 +23,9 @@ from kvwarehouse import wire
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import connections
 from kvwarehouse.daemon.credentials import Credentials
-from kvwarehouse.daemon.edge import SLOW_CALLS, WATCHES
+from kvwarehouse.daemon.edge import threads_of
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.errors import TransportError
-
-QUICK_CALLS: Final = 16
-"""Threads beside those of streams and slow calls, for calls that answer at once."""
 
 STOP_GRACE_S: Final = 2.0
 """How long calls under way may go on when the daemon ends."""
@@ -140,7 +137,7 @@ class Servers:
         self.listen_address = f"{address.rpartition(':')[0]}:{port}"
 
     def _server(self, interceptors: Sequence[grpc.ServerInterceptor]) -> grpc.Server:
-        threads = self._config.streams + SLOW_CALLS + WATCHES + QUICK_CALLS
+        threads = threads_of(self._config.streams)
         server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=list(interceptors),

@@ -1,8 +1,8 @@
-"""Ends streams whose client stands still or that outlive their time, so that no client can hold a
-thread. What the daemon itself does for a stream has bounds of its own.
+"""Ends calls whose client stands still or trickles, and streams that outlive their time, so that no
+client can hold a thread. What the daemon itself does for a call has bounds of its own.
 
 A synchronous gRPC call that waits for its client waits without a bound; only cancelling the call
-wakes it. Thread-safe. The watching thread runs only while something is watched.
+wakes it. Thread-safe. The watching thread ends soon after the last call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ import grpc
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.logs import Event, Log
 
+FIRST_S: Final = 10.0
+"""How long a call may wait for its first message to be whole. None is larger than 8 MiB."""
+
 STALL_S: Final = 30.0
-"""How long a stream may wait for its client: to send a message, or to take one."""
+"""How long a stream may wait for its client: for what it sends, all messages together, and for it
+to take each of ours."""
+
+PACE_BYTES_S: Final = 64 << 10
+"""A client that sends gets a second of that back for each so many bytes: so slow it may be."""
 
 _LOOK_S: Final = 0.5
 
@@ -41,23 +48,37 @@ class Watched:
         self._deadline = deadline
         self._clock = clock
         self._waits_since: float | None = None
+        self._patience_s = FIRST_S
+        self._heard = False
         self.method = method
 
     @contextmanager
     def client_turn(self) -> Iterator[None]:
         """Around each wait for the client."""
-        self._waits_since = self._clock()
+        self._waits_since = since = self._clock()
         try:
             yield
         finally:
             self._waits_since = None
+            self._patience_s -= self._clock() - since
 
-    def overdue(self, stall_s: float) -> str:
+    def heard(self, size_bytes: int) -> None:
+        """The client has sent a message."""
+        earned_s = size_bytes / PACE_BYTES_S if self._heard else STALL_S
+        self._heard = True
+        self._patience_s = min(STALL_S, self._patience_s + earned_s)
+
+    def told(self) -> None:
+        """The client has taken a message, whose size is our choice."""
+        self._patience_s = STALL_S
+
+    def overdue(self) -> str:
         """Why the stream must end now, or ""."""
         if self._deadline.overdue_s() > _MARGIN_S:
             return "deadline"
         since = self._waits_since
-        return "stalled" if since is not None and self._clock() - since > stall_s else ""
+        waited_s = 0.0 if since is None else self._clock() - since
+        return "stalled" if waited_s > self._patience_s else ""
 
     def end(self) -> None:
         self._context.cancel()
@@ -68,7 +89,7 @@ class Watchdog:
         """clock: how long a stream has waited is measured by it, in seconds."""
         self._log = log
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
 
@@ -78,7 +99,7 @@ class Watchdog:
     ) -> Iterator[Watched]:
         """Watches the call of `context` for as long as the context lasts."""
         stream = Watched(context, deadline, method, self._clock)
-        with self._changed:
+        with self._lock:
             self._watched.add(stream)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -86,27 +107,26 @@ class Watchdog:
         try:
             yield stream
         finally:
-            with self._changed:
+            with self._lock:
                 self._watched.discard(stream)
-                self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            time.sleep(_LOOK_S)
+            with self._lock:
                 if not self._watched:
                     self._thread = None
                     return
-                self._changed.wait(_LOOK_S)
             self.look()
 
     def look(self) -> None:
         """Ends what is overdue now."""
-        with self._changed:
+        with self._lock:
             streams = list(self._watched)
         for stream in streams:
-            why = stream.overdue(STALL_S)
+            why = stream.overdue()
             if why:
                 self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
                 stream.end()
-                with self._changed:
+                with self._lock:
                     self._watched.discard(stream)

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvwarehouse import errors, wire
+from kvwarehouse import engine, errors, wire
 from kvwarehouse.daemon import certificate as certificate_module
-from kvwarehouse.daemon import connections, servers
+from kvwarehouse.daemon import connections, edge, servers
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 T = 30.0
@@ -390,3 +391,129 @@ def test_refused_calls_are_counted_by_reason_and_told_in_a_line(
         assert {event["reason"] for event in served.events("calls_refused")} == {
             "no_token", "bad_token"
         }  # fmt: skip
+
+
+class Raw:
+    """HTTP/2 by hand, from an address of its own: calls that no library of ours would make."""
+
+    def __init__(self, served: Served, host: str) -> None:
+        there = ("127.0.0.1", port_of(served))
+        self._socket = socket.create_connection(there, DEADLINE_S, source_address=(host, 0))
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self._send(4, 0, 0, b"")
+        self._last = -1
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def call(self, method: str, sent: bytes = b"") -> None:
+        """Opens a call, says `sent` of its message, and no more."""
+        self._last += 2
+        fields = {
+            ":method": "POST", ":scheme": "http", ":path": method, ":authority": "there",
+            "te": "trailers", "content-type": "application/grpc",
+            "authorization": f"Bearer {TOKEN}",
+        }  # fmt: skip
+        plain = [(name.encode(), value.encode()) for name, value in fields.items()]
+        block = b"".join(
+            b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in plain
+        )
+        self._send(1, 4, self._last, block)
+        if sent:
+            self._send(0, 0, self._last, sent)
+
+    def _send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+        self._socket.sendall(head + payload)
+
+
+def refused(served: Served, reason: str) -> int:
+    page = served.get("/metrics")[1]
+    line = f'kvwarehouse_refused_calls_total{{reason="{reason}"}} '
+    return int(page.partition(line)[2].partition("\n")[0])
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0" + (1 << 20).to_bytes(4, "big") + bytes(1000)])
+@pytest.mark.parametrize(
+    "method",
+    ["/kvwarehouse.v1.Warehouse/Status", "/kvwarehouse.v1.Warehouse/Lookup",
+     "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"],
+)  # fmt: skip
+def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_ended(
+    tmp_path: Path, tokens: str, patience: Any, method: str, sent: bytes
+) -> None:
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+        Raw(served, "127.0.0.2") as raw,
+    ):
+        stub = wire.WarehouseStub(there)
+        threads = edge.threads_of(served.config.streams)
+        for _ in range(threads):
+            raw.call(method, sent)
+        until(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
+        for _ in range(3):
+            stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+
+        def all_ended() -> bool:
+            patience.end()
+            return len(served.events("stream_stalled")) >= threads // 2
+
+        until(all_ended, "those that are held are ended")
+        raw.call(method, sent)
+        raw.call("/kvwarehouse.v1.Warehouse/Nothing")
+        stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+        assert refused(served, "too_many_calls") == threads // 2
+
+
+def test_host_holds_at_most_half_of_the_streams(tmp_path: Path, tokens: str) -> None:
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens, streams=4) as served,
+        channel(served, None) as there,
+    ):
+        space = Namespace(
+            model="m", weights="w", dtype="b", layout="l/1", page_tokens=1, page_bytes=8
+        )
+        opened = pb.OpenNamespaceRequest(namespace=wire.namespace_to_wire(space))
+        served.stub.OpenNamespace(opened, timeout=T)
+        prefix = wire.prefix_to_wire(np.arange(9), None)
+        request = pb.LoadRequest(namespace_id=space.id, prefix=prefix, timeout_s=1000)
+        stub = wire.WarehouseStub(there)
+        served.engine.unblock_loads.clear()
+        held = []
+        for _ in range(2):
+            served.engine.loads_blocked.clear()
+            held.append(stub.Load(request, metadata=bearer(TOKEN), timeout=T))
+            assert served.engine.loads_blocked.wait(T)
+        status, error = failed(lambda: list(stub.Load(request, metadata=bearer(TOKEN), timeout=T)))
+        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (error.code, error.retryable) == ("too_many_streams", True)
+        assert "half" in error.message
+        served.engine.loads_blocked.clear()
+        others = served.stub.Load(request, timeout=T)
+        assert served.engine.loads_blocked.wait(T)
+        served.engine.unblock_loads.set()
+        for answers in (*held, others):
+            assert dict(list(answers)[-1].summary.missed) == {"missing": 9}
+
+
+def test_host_holds_at_most_half_of_the_watchers(tmp_path: Path, tokens: str) -> None:
+    with (
+        Served(tmp_path, engine=engine, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+    ):
+        stub = wire.WarehouseStub(there)
+        held = [
+            stub.Watch(pb.WatchRequest(), metadata=bearer(TOKEN), timeout=T)
+            for _ in range(edge.WATCHES // 2)
+        ]
+        for watch in held:
+            next(watch)
+        _status, error = failed(
+            lambda: next(stub.Watch(pb.WatchRequest(), metadata=bearer(TOKEN), timeout=T))
+        )
+        assert error.code == "too_many_watchers"
+        next(served.stub.Watch(pb.WatchRequest(), timeout=T))

@@ -1,0 +1,51 @@
+"""What one host may hold of what all of them share."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from kvwarehouse.daemon.shares import Shares, caller_of
+from kvwarehouse.errors import CapacityError
+
+
+@pytest.mark.parametrize(
+    ("peer", "caller"),
+    [
+        ("ipv4:10.1.2.3:5000", "10.1.2.3"),
+        ("ipv4:10.1.2.3:6000", "10.1.2.3"),
+        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:5000", "2001:db8:1:2::"),
+        ("ipv6:[2001:db8:1:2::ffff]:5000", "2001:db8:1:2::"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:5000", "fe80::"),
+        ("ipv6:%5B::ffff:10.1.2.3%5D:5000", "10.1.2.3"),
+        ("unix:", ""),
+        ("unix:/run/kvw.sock.grpc", ""),
+        ("", ""),
+    ],
+)
+def test_caller_is_the_host_whatever_its_port_and_its_address_in_its_network(
+    peer: str, caller: str
+) -> None:
+    assert caller_of(peer) == caller
+
+
+@pytest.mark.parametrize(("bound", "most"), [(1, 1), (2, 1), (7, 4), (8, 4)])
+def test_nobody_over_tcp_holds_more_than_half_and_what_ends_is_given_back(
+    bound: int, most: int
+) -> None:
+    shares = Shares()
+    for _ in range(2):
+        with ExitStack() as held:
+            for _ in range(most):
+                held.enter_context(shares.one("10.0.0.1", bound, "too_many_calls", "calls"))
+            with (
+                pytest.raises(CapacityError, match=rf"{most} calls of 10\.0\.0\.1") as caught,
+                shares.one("10.0.0.1", bound, "too_many_calls", "calls"),
+            ):
+                pass
+            assert (caught.value.code, caught.value.retryable) == ("too_many_calls", True)
+            for caller, what in (("10.0.0.2", "calls"), ("10.0.0.1", "watchers")):
+                held.enter_context(shares.one(caller, bound, "too_many_calls", what))
+            for _ in range(bound):  # the Unix socket's
+                held.enter_context(shares.one("", bound, "too_many_calls", "calls"))

@@ -1,0 +1,84 @@
+"""How long a call may wait for its client. Over a clock of the test."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.daemon.watchdog import FIRST_S, PACE_BYTES_S, STALL_S, Watchdog, Watched
+
+
+class Call:
+    """What a watchdog does to one, and its time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cancelled = False
+        self.watchdog = Watchdog(Log("json", io.StringIO()), clock=lambda: self.now_s)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def waits(self, stream: Watched, seconds: float) -> bool:
+        """Whether it is ended where its client lets it wait for so long."""
+        with stream.client_turn():
+            self.now_s += seconds
+            self.watchdog.look()
+        return self.cancelled
+
+
+@pytest.fixture
+def call() -> Call:
+    return Call()
+
+
+def watched(call: Any) -> Any:
+    return call.watchdog.watch(call, Deadline(3600), "/m/Store")
+
+
+@pytest.mark.parametrize(("seconds", "ended"), [(FIRST_S - 1, False), (FIRST_S + 1, True)])
+def test_first_message_has_a_deadline_of_the_daemon(
+    call: Call, seconds: float, *, ended: bool
+) -> None:
+    with watched(call) as stream:
+        assert call.waits(stream, seconds) is ended
+
+
+@pytest.mark.parametrize(("bytes_s", "ended"), [(1, True), (PACE_BYTES_S, False)])
+def test_stream_that_trickles_is_ended_and_a_slow_one_is_not(
+    call: Call, bytes_s: int, *, ended: bool
+) -> None:
+    with watched(call) as stream:
+        stream.heard(1)
+        for _ in range(100):
+            call.waits(stream, 1.0)
+            stream.heard(bytes_s)
+        assert call.cancelled is ended
+
+
+def test_fast_stream_saves_no_patience_up(call: Call) -> None:
+    with watched(call) as stream:
+        for _ in range(10):
+            stream.heard(1 << 30)
+        assert not call.waits(stream, STALL_S - 1)
+        assert call.waits(stream, 2)
+
+
+def test_client_has_the_whole_time_for_each_message_it_takes(call: Call) -> None:
+    with watched(call) as stream:
+        stream.heard(1)
+        for _ in range(10):
+            assert not call.waits(stream, STALL_S - 1)
+            stream.told()
+        assert call.waits(stream, STALL_S + 1)
+
+
+def test_wait_for_the_daemon_is_not_the_clients(call: Call) -> None:
+    with watched(call) as stream:
+        stream.heard(1)
+        call.now_s += 100 * STALL_S
+        assert not call.waits(stream, STALL_S - 1)
