@@ -60,7 +60,7 @@ inline constexpr uint32_t kUnsettledPerWelcome = 4096;
 
 struct Hello {
   uint64_t session;  // 0: a new one
-  uint64_t pid;      // information only
+  uint64_t pid;      // information only: the kernel knows it
   // `first` SlotRefs follow, none or one: what is listed begins behind it.
 };
 

@@ -105,16 +105,16 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
   SessionId id = 0;
   if (connection.session != 0) {
     id = connection.session;  // again, for its unsettled slots
-  } else if (hello->session != 0 && sessions.find(hello->session) != nullptr) {
+  } else if (hello->session != 0 && sessions.find(hello->session, connection.pid) != nullptr) {
     id = hello->session;
     // The owner is here, on a new connection: the old one is history.
     std::vector<int> old;
     for (const auto& [fd, other] : connections_)
       if (other.session == id) old.push_back(fd);
     for (const int fd : old) hang_up(fd);
-    sessions.find(id);
+    sessions.find(id, connection.pid);
   } else {
-    Registry::Created created = sessions.create(hello->pid);
+    Registry::Created created = sessions.create(connection.pid);
     id = created.session->id;
     session_fd = std::move(created.descriptor);
   }

@@ -294,7 +294,8 @@ void Server::accept_all() {
     if (connections_.size() >= kMaxConnections) continue;
     const int number = fd.get();
     if (!watch(epoll_.get(), number)) continue;
-    connections_[number] = {std::move(fd), 0, false, system_clock().boot_ns()};
+    connections_[number] = {std::move(fd), 0, false, system_clock().boot_ns(),
+                            static_cast<uint64_t>(peer.pid)};
     connection_count_ = connections_.size();
   }
 }

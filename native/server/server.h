@@ -78,6 +78,7 @@ class Server {
     SessionId session = 0;
     bool read_only = false;
     uint64_t since_ns = 0;
+    uint64_t pid = 0;  // by the kernel's word; 0: of a process that is not seen from here
   };
 
   using Command = std::function<void(Warehouse&)>;

@@ -105,6 +105,7 @@ void Registry::adopt(const std::string& path) {
   session->id = id;
   session->file = std::move(file);
   session->path = path;
+  session->owner_pid = read_word(session->file.get(), offsetof(SessionFile, owner_pid));
   session->touch_read = read_word(session->file.get(), offsetof(SessionFile, touch_head));
   sessions_[id] = std::move(session);
 }
@@ -116,6 +117,7 @@ Registry::Created Registry::create(uint64_t owner_pid) {
                 "the daemon already serves " + std::to_string(kMaxSessions) +
                     " sessions; close clients that are not used");
   auto session = std::make_unique<Session>();
+  session->owner_pid = owner_pid;
   if (::getrandom(&session->id, sizeof session->id, 0) != sizeof session->id || session->id == 0)
     throw storage_error("cannot draw a session id", errno);
   char name[32];
@@ -159,9 +161,11 @@ void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
     throw storage_error("cannot write " + session.path, errno);
 }
 
-Session* Registry::find(SessionId id) {
+Session* Registry::find(SessionId id, uint64_t pid) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return nullptr;
+  const uint64_t owner = found->second->owner_pid;
+  if (owner != 0 && pid != 0 && owner != pid) return nullptr;
   if (lock_is_free(*found->second)) return nullptr;
   found->second->connected = true;
   found->second->dead_since_ns = 0;

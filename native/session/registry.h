@@ -28,6 +28,7 @@ using SessionId = uint64_t;
 
 struct Session {
   SessionId id = 0;
+  uint64_t owner_pid = 0;
   Fd file;  // the daemon's own open file: for pread and for trying the lock
   std::string path;
   bool connected = false;
@@ -82,9 +83,10 @@ class Registry {
     Fd descriptor;
   };
   Created create(uint64_t owner_pid);
-  // The session that a client presents again, if it is known and its lock is held. An older
-  // connection of it is the caller's to drop.
-  Session* find(SessionId id);
+  // The session that a client presents again, if it is known, its lock is held, and it was made for
+  // the same process: ids are no secret, and who takes one over is told what it writes. Where one
+  // of both pids is 0 they may be the same. An older connection of it is the caller's to drop.
+  Session* find(SessionId id, uint64_t pid);
   void hung_up(SessionId id);
 
   // Tries the locks of sessions without a connection. Returns those that held nothing when they

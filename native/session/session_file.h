@@ -80,7 +80,7 @@ struct SessionFile {
   uint32_t pin_capacity;
   Key warehouse_id;
   uint64_t session_id;
-  uint64_t owner_pid;  // information only: liveness is the lock
+  uint64_t owner_pid;  // as the daemon sees it, 0: it does not; liveness is the lock
 
   alignas(128) std::atomic<uint64_t> pins_high;   // pins[0, pins_high) may be in use
   alignas(128) std::atomic<uint64_t> touch_head;  // touches ever written

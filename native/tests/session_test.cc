@@ -76,7 +76,7 @@ TEST(session_is_not_dead_when_only_its_socket_hung_up) {
     CHECK(!desk.buries(id));
   }
   CHECK(!desk.registry->gone(id));
-  CHECK(desk.registry->find(id) != nullptr);  // and it may come back
+  CHECK(desk.registry->find(id, 1) != nullptr);  // and it may come back
 }
 
 TEST(session_is_gone_only_when_the_grace_after_its_death_is_over) {
@@ -127,10 +127,21 @@ TEST(session_is_not_found_when_its_lock_is_free) {
   Desk desk;
   Registry::Created created = desk.registry->create(1);
   const SessionId id = created.session->id;
-  CHECK(desk.registry->find(id) != nullptr);
+  CHECK(desk.registry->find(id, 1) != nullptr);
   created.descriptor.reset();
-  CHECK(desk.registry->find(id) == nullptr);
-  CHECK(desk.registry->find(id + 1) == nullptr);
+  CHECK(desk.registry->find(id, 1) == nullptr);
+  CHECK(desk.registry->find(id + 1, 1) == nullptr);
+}
+
+TEST(session_is_found_by_the_process_that_it_was_made_for_under_the_next_daemon_too) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const SessionId id = created.session->id;
+  for (int daemons = 0; daemons < 2; ++daemons, desk.open()) {
+    CHECK(desk.registry->find(id, 2) == nullptr);
+    CHECK(desk.registry->find(id, 1) != nullptr);
+    CHECK(desk.registry->find(id, 0) != nullptr);  // it is not seen from here
+  }
 }
 
 TEST(session_lives_on_when_a_forked_child_closes_its_copy) {
@@ -146,7 +157,7 @@ TEST(session_lives_on_when_a_forked_child_closes_its_copy) {
   desk.registry->hung_up(id);
   desk.clock.advance_ns(kGrace * 2);
   CHECK(!desk.buries(id));
-  CHECK(desk.registry->find(id) != nullptr);
+  CHECK(desk.registry->find(id, 1) != nullptr);
 }
 
 TEST(session_pins_count_again_when_a_new_daemon_finds_its_file) {

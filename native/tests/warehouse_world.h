@@ -386,7 +386,7 @@ class Peer {
   }
   // hello again after a restart; what is listed as not settled.
   std::vector<SlotRef> hello() {
-    if ((*world_)->sessions().find(id()) == nullptr)
+    if ((*world_)->sessions().find(id(), 1) == nullptr)
       throw check::Failure("the session is not known any more");
     map();
     return (*world_)->unsettled(id());

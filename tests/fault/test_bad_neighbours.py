@@ -20,6 +20,7 @@ import kvwarehouse as kvw
 from kvwarehouse.testing import tally
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.pages import check_pages, pages_of
+from kvwarehouse.testing.raw_session import RawSession
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 
@@ -117,6 +118,23 @@ with RawSession(given["socket"]) as session:
             session.report(Grant(slots.key(slot), slots.generation(slot), slot))
 hear()
 say([])
+"""
+
+# Says hello as if it were each of the others.
+HIJACK = """
+import socket, struct
+from kvwarehouse.cli.bench.socket_session import MESSAGE_BYTES, message
+taken = []
+for session in given["sessions"]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.settimeout(60)
+        raw.connect(given["socket"])
+        raw.send(message(1, struct.pack("<QQ", session, 1)))
+        said, held, _, _ = socket.recv_fds(raw, MESSAGE_BYTES, 5)
+        for fd in held:
+            os.close(fd)
+        taken.append([struct.unpack_from("<Q", said, 32)[0], len(said)])
+say(taken)
 """
 
 
@@ -272,3 +290,22 @@ def test_client_goes_on_beside_one_that_sends_all_it_can(
             assert process.hear() == []
         check_given_back(good)
         tally.count("client beside one that sends all it can")
+
+
+def test_session_is_not_taken_over_by_another_process(serving: Serving, good: Good) -> None:
+    """Ids lie open in the sessions' directory. Who took one over was told what it writes, and could
+    give it up: its slots went to others while it still wrote to them."""
+    good.client.open(OTHERS)
+    with RawSession(serving.socket) as session:
+        granted = session.reserve(OTHERS.id, [bytes([number] * 16) for number in range(4)])
+        assert len(granted) == 4
+        there = [int(path.name, 16) for path in (serving.arena_dir / "sessions").iterdir()]
+        given = {"socket": serving.socket, "sessions": there}
+        with ClientProcess(serving.address, HIJACK, **given) as process:
+            taken = process.hear()
+        assert len(taken) == len(there) >= 2
+        assert not {number for number, _ in taken} & set(there)
+        assert len({size_bytes for _, size_bytes in taken}) == 1  # and is told of nothing
+        assert good.dram["reserved_slots"] + good.dram["limbo_slots"] == 4
+        session.settle(granted)  # its connection is there still
+    check_given_back(good)
