@@ -269,6 +269,28 @@ TEST(entry_has_its_pages_digest_whatever_tiers_the_page_enters_and_leaves) {
   CHECK_EQ(both.world.entry(page)->digest, digest);
 }
 
+// Of an orphan no record is worth its room; once its parent is there again, it is a page like
+// others.
+TEST(page_whose_record_made_room_while_its_parent_was_gone_is_written_again_with_it) {
+  Both both;
+  World& world = both.world;
+  Peer peer(world);
+  const TestPage parent = world.page(100), child = world.page(100, 1);
+  CHECK(peer.store(parent) && peer.store(child));
+  both.until([&] { return world->status().nvme_pages == 42; });
+  CHECK(peer.pin(child) >= 0);  // no sweep takes it
+  world->forget(parent.key, world.entry(parent)->extent, true);
+  *world.payload(world.slot_of(parent)) ^= std::byte{1};
+  peer.report(*world.entry(parent));
+  CHECK(!world.stored(parent));
+  const nvme::Extent record = world.entry(child)->extent;
+  CHECK(world->use_of(child.key, record) == nvme::RecordUse::dead);
+  world->forget(child.key, record, false);
+  CHECK_EQ(world->status().nvme_pages, 40);
+  CHECK(peer.store(parent));
+  both.until([&] { return world->status().nvme_pages == 42; });
+}
+
 struct LargePage {
   LargePage() {
     world.options.index_pages = 1024;  // one step's looks

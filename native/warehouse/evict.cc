@@ -158,7 +158,9 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
   catalog_.update(view);
-  unwritten_[unwritten(view.page)] = gone == Gone::lost || gone == Gone::quarantined;
+  // An orphan's record made room because it was one; its parent may come back.
+  unwritten_[unwritten(view.page)] = gone == Gone::lost || gone == Gone::quarantined ||
+                                     (gone == Gone::reclaimed && catalog_.is_orphan(view.page));
 }
 
 void Warehouse::retry_zombies() {
