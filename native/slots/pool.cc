@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/atomics.h"
 #include "base/error.h"
@@ -50,16 +51,22 @@ SlotClass& Pool::class_of(const NamespaceShape& shape) {
 }
 
 SlotClass& Pool::add_class(const SlabCut& cut) {
-  for (const auto& cls : classes_)
-    if (cls->cut.slot_blocks == cut.slot_blocks && cls->cut.meta_units == cut.meta_units)
+  SlotClass* made = nullptr;  // in the place of one that nobody has any more
+  for (const auto& cls : classes_) {
+    if (cls->cut.slot_blocks == cut.slot_blocks && cls->cut.meta_units == cut.meta_units) {
+      cls->unused = false;
       return *cls;
-  auto cls = std::make_unique<SlotClass>();
-  cls->cut = cut;
-  cls->slots_per_slab = slots_.slots_in(cut);
-  cls->policy = make_policy(policy_name_, cls->slots_per_slab);
-  cls->policy->share_clock(policy_clock_);
-  classes_.push_back(std::move(cls));
-  return *classes_.back();
+    }
+    if (cls->unused && cls->total() == 0) made = cls.get();
+  }
+  SlotClass own;
+  own.cut = cut;
+  own.slots_per_slab = slots_.slots_in(cut);
+  own.policy = make_policy(policy_name_, own.slots_per_slab);
+  own.policy->share_clock(policy_clock_);
+  if (made == nullptr) made = classes_.emplace_back(std::make_unique<SlotClass>()).get();
+  *made = std::move(own);
+  return *made;
 }
 
 void Pool::slab_ready(uint32_t slab) {

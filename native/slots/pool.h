@@ -32,6 +32,7 @@ struct SlotClass {
   std::unique_ptr<EvictionPolicy> policy;
   uint64_t live = 0, reserved = 0, limbo = 0;
   uint64_t look_again_ns = 0;  // for a slab of another class
+  bool unused = false;  // no namespace has such pages; without a slab, the next size takes it
 
   uint64_t total() const;
 };

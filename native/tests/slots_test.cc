@@ -336,6 +336,26 @@ TEST(pool_shows_no_old_metadata_when_a_slab_is_cut_anew) {
   }
 }
 
+// Namespaces come and go for as long as a daemon runs, and their sizes with them.
+TEST(pool_gives_the_place_of_a_size_that_nobody_has_to_the_next) {
+  Bench bench;
+  SlotClass& cut = bench.grown(shape_of(kShard));
+  const SlotId slot = cut.free.front();
+  cut.unused = true;  // and has a slab still
+  for (uint64_t blocks = 20; blocks < 120; ++blocks)
+    bench.pool.class_of(shape_of(blocks * kBlockBytes, 1)).unused = true;
+  CHECK_EQ(bench.pool.classes().size(), 2);
+  CHECK_EQ(&bench.pool.class_of(slot), &cut);
+  SlotClass& last = bench.pool.class_of(shape_of(119 * kBlockBytes, 1));
+  CHECK(!last.unused);
+  CHECK(&bench.pool.class_of(shape_of(20 * kBlockBytes, 1)) != &last);
+  CHECK_EQ(bench.pool.classes().size(), 3);
+  bench.pool.retire(0);
+  CHECK(bench.pool.grow(last));
+  CHECK_EQ(&bench.pool.class_of(slot), &last);
+  CHECK_EQ(last.free.size(), last.slots_per_slab);
+}
+
 TEST(pool_numbers_residents_densely_and_back) {
   Bench bench;
   SlotClass& cls = bench.grown(shape_of(kShard), 3);

@@ -236,10 +236,12 @@ std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
   }
   if (!found) return std::nullopt;
   const Key id = spaces_[*found].shape.id;
+  SlotClass& cls = *spaces_[*found].cls;
   arena_.control().namespaces[*found].ready.store(0);
   ordinals_.erase(id);
   curve_.forget(static_cast<uint16_t>(*found));
   spaces_[*found] = {};
+  cls.unused = std::ranges::none_of(spaces_, [&](const Space& each) { return each.cls == &cls; });
   return id;
 }
 
