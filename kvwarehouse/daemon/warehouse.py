@@ -72,8 +72,8 @@ class Warehouse:
             while True:
                 try:
                     return self._open(space)
-                except CapacityError:
-                    if not self._forget([ALL], []):
+                except CapacityError as error:
+                    if error.code != "too_many_namespaces" or not self._forget([ALL], []):
                         raise
 
     def _open(self, space: Namespace) -> NamespaceRecord:
