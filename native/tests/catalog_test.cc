@@ -47,6 +47,12 @@ TEST(parent_of_a_hundred_thousand_children_comes_and_goes_and_they_leave_one_by_
     table.remove(kParent);
   }
   CHECK_EQ(table.catalog->orphans(), kChildren);
+  const PageId parent = table.add(kParent, {}, 0);
+  const auto any = [](const PageNode&) { return true; };
+  for (int again = 0; again < 1'000'000; ++again)
+    CHECK_EQ(table.catalog->count_children(parent, any, 1), 1);
+  CHECK_EQ(table.catalog->count_children(parent, any), kChildren);
+  table.remove(kParent);
   // Far from the place where those were listed that leave first, too.
   for (uint64_t child = 1; child <= kChildren; child += 2) table.remove(key_of(child));
   for (uint64_t child = kChildren; child >= 2; child -= 2) table.remove(key_of(child));

@@ -90,12 +90,12 @@ class Catalog {
     const PageNumber parent = node(page).parent;
     return parent != kNoNumber && table_.has_left(parent);
   }
-  // How many of its children `meant` is true for. O(children), but neighbours in memory where they
-  // were stored one after the other.
+  // How many of its children `meant` is true for, up to `most`. O(children), but neighbours in
+  // memory where they were stored one after the other.
   template <class Meant>
-  uint32_t count_children(PageId page, const Meant& meant) const {
+  uint32_t count_children(PageId page, const Meant& meant, uint32_t most = UINT32_MAX) const {
     uint32_t count = 0;
-    for (PageNumber child = node(page).first_child; child != kNoNumber;
+    for (PageNumber child = node(page).first_child; child != kNoNumber && count < most;
          child = table_.numbered(child).next)
       count += meant(table_.numbered(child)) ? 1 : 0;
     return count;

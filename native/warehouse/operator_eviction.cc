@@ -64,7 +64,7 @@ void OperatorEviction::look() {
 void OperatorEviction::consider(const EntryView& view) {
   const Candidate own{warehouse_.heat(view), view.page};
   if (leaves_.size() == pages_ && !(own < leaves_.front())) return;
-  if (children_of(view.page) != 0) return;
+  if (children_of(view.page, 1) != 0) return;
   if (leaves_.size() == pages_) {
     std::pop_heap(leaves_.begin(), leaves_.end());
     leaves_.pop_back();
@@ -73,9 +73,9 @@ void OperatorEviction::consider(const EntryView& view) {
   std::push_heap(leaves_.begin(), leaves_.end());
 }
 
-uint32_t OperatorEviction::children_of(PageId page) const {
-  return warehouse_.catalog_.count_children(page,
-                                            [this](const PageNode& child) { return meant(child); });
+uint32_t OperatorEviction::children_of(PageId page, uint32_t most) const {
+  return warehouse_.catalog_.count_children(
+      page, [this](const PageNode& child) { return meant(child); }, most);
 }
 
 void OperatorEviction::leave() {
@@ -89,7 +89,7 @@ void OperatorEviction::leave() {
     const auto view = warehouse_.catalog_.at(page);
     if (!view || !meant(page)) continue;
     const bool is_parent = children_left_.erase(view->key) != 0;
-    if (!is_parent && children_of(page) != 0) continue;
+    if (!is_parent && children_of(page, 1) != 0) continue;
     views.push_back(*view);
     const PageId parent = warehouse_.catalog_.parent(page);
     const auto above = warehouse_.catalog_.at(parent);

@@ -34,8 +34,8 @@ class OperatorEviction {
 
   bool meant(PageId page) const;
   bool meant(const PageNode& node) const;
-  // How many of its children are meant as well.
-  uint32_t children_of(PageId page) const;
+  // How many of its children are meant as well, up to `most`.
+  uint32_t children_of(PageId page, uint32_t most = UINT32_MAX) const;
   void look();
   void consider(const EntryView& view);
   void leave();
