@@ -5,7 +5,9 @@ add_library(kvw_flags INTERFACE)
 target_compile_options(kvw_flags INTERFACE -O3 -g1 -UNDEBUG -Wall -Wextra -Werror=return-type)
 
 if(KVW_SANITIZE STREQUAL "address")
-  set(KVW_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined)
+  # vptr asks through a pipe whether memory can be read: tests that leave no descriptors end by it.
+  set(KVW_SANITIZE_FLAGS
+    -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined)
 elseif(KVW_SANITIZE STREQUAL "thread")
   set(KVW_SANITIZE_FLAGS -fsanitize=thread)
 elseif(NOT KVW_SANITIZE STREQUAL "")

@@ -79,7 +79,8 @@ TEST(seals_that_were_never_sent_are_given_up) {
     field.line->pass(0);
     field.try_store(2, 4);  // what is to be said before anything else has no answer from here on
   });
-  Prompt prompt = Chain(field.daemon.shape(), 1, 3).prompt();
+  const Chain chain(field.daemon.shape(), 1, 3);
+  Prompt prompt = chain.prompt();
   CHECK_THROWS(field.client->store(kSpace, prompt, 0, rows, 0, kShortNs), "deadline");
   field.line->pass(SlowLine::kAll);
   CHECK(field.refresh());

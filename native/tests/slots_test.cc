@@ -423,7 +423,11 @@ TEST(bus_error_elsewhere_ends_the_process_as_before) {
       ::_exit(0);
     }
     ::waitpid(child, &status, 0);
+#ifdef __SANITIZE_ADDRESS__
+    CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) != 0);  // its own handler says so, and exits
+#else
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+#endif
   }
 }
 
