@@ -27,6 +27,7 @@ DROP_REASONS: Final = (
     "stale",
     "cleared",
     "timeout",
+    "busy",
     "unreachable",
     "other",
 )

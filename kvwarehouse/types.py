@@ -188,9 +188,10 @@ class StoreResult:
     stored: int
     """Pages (of this shard) written and sealed by this call."""
     already: int
-    """Pages that were there, or that another rank or client is writing."""
+    """Pages that were there, sealed, and are as safe as those that this call stored."""
     dropped: dict[str, int]
-    """Pages not stored, by reason; empty when there are none."""
+    """Pages not stored, by reason; empty when there are none. "busy": another client was writing
+    them, which may yet fail, so that nobody can promise them."""
 
     @property
     def dropped_pages(self) -> int:

@@ -163,8 +163,10 @@ class Storer {
           copy(page, answers[i]);
           break;
         case Answer::already:
-        case Answer::busy:
           ++report_.already;
+          break;
+        case Answer::busy:
+          drop(Reason::busy);
           break;
         case Answer::dropped:
           if (ended == prompt_.run(page)) {

@@ -6,8 +6,7 @@
 
 namespace kvw {
 
-// dropped_other for what only a client that breaks the protocol is told. dropped_busy has a place
-// in the session's file and no reason here: what another client is writing counts as already there.
+// dropped_other for what only a client that breaks the protocol is told.
 constexpr Counter drop_counter(Reason reason) {
   switch (reason) {
     case Reason::draining:
@@ -30,6 +29,8 @@ constexpr Counter drop_counter(Reason reason) {
       return Counter::dropped_cleared;
     case Reason::timeout:
       return Counter::dropped_timeout;
+    case Reason::busy:
+      return Counter::dropped_busy;
     case Reason::unreachable:
       return Counter::dropped_unreachable;
     default:

@@ -95,7 +95,8 @@ void store_nested(Field& field, uint64_t chains, uint32_t pages,
   if (chains == 0) return then();
   const Interrupted rows(pages, field.daemon.shape().shard_bytes,
                          [&] { store_nested(field, chains - 1, pages, then); });
-  Prompt prompt = Chain(field.daemon.shape(), chains, pages).prompt();
+  const Chain chain(field.daemon.shape(), chains, pages);
+  Prompt prompt = chain.prompt();
   try {
     field.client->store(kSpace, prompt, 0, rows, 0, kPatienceMs * kMillisecondNs);
   } catch (const Error& error) {

@@ -1,10 +1,8 @@
 // Stores of many runs in one call, against a real daemon core: what is refused in one run leaves
 // the others alone, what is only refused for now is asked for again, and every page is counted.
-#include <functional>
 #include <string>
 #include <thread>
 #include <unordered_map>
-#include <utility>
 
 #include "exchange/drop_counters.h"
 #include "tests/check.h"
@@ -177,45 +175,6 @@ bool counts_each_run_by_what_it_waited_for(uint64_t timeout_ns) {
   }
   CHECK_EQ(client.session()->counter(Counter::dropped_other), 0);
   return true;
-}
-
-// Rows whose first page is read only after something else has happened.
-class Meanwhile final : public Regions {
- public:
-  Meanwhile(const Regions& rows, std::function<void()> first)
-      : rows_(rows), first_(std::move(first)) {}
-  size_t count() const override { return rows_.count(); }
-  size_t page_bytes() const override { return rows_.page_bytes(); }
-  bool writable() const override { return false; }
-  void pieces(size_t page, std::vector<Piece>& out) const override {
-    if (first_) std::exchange(first_, nullptr)();
-    rows_.pieces(page, out);
-  }
-
- private:
-  const Regions& rows_;
-  mutable std::function<void()> first_;
-};
-
-// Incident: the second of two clients with one prompt was told that its pages were dropped.
-TEST(pages_that_another_client_is_writing_count_as_already_there) {
-  Daemon daemon(shape_of(kShard, 1), 8 * kMiB);
-  daemon.start();
-  Client writer(daemon.client_options());
-  Client other(daemon.client_options());
-  Call call;
-  call.add(1, 0, 20);
-  StoreReport beside;
-  const Rows rows(20, kShard);
-  const Meanwhile slow(rows, [&] { beside = call.store(other, 0); });
-  Prompt asked = call.prompt();
-  const StoreReport got = writer.store(kSpace, asked, 0, slow, 0, kTimeoutNs);
-  CHECK(got.stored > 0);  // it asks for a few first: the other writes the rest
-  CHECK_EQ(beside.already, got.stored);
-  CHECK_EQ(beside.stored, got.already);
-  CHECK_EQ(got.stored + beside.stored, 20);
-  CHECK(got.dropped.empty() && beside.dropped.empty());
-  CHECK_EQ(other.session()->counter(Counter::pages_already), beside.already);
 }
 
 TEST(store_whose_time_ends_counts_each_run_by_what_it_waited_for) {

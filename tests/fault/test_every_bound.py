@@ -46,7 +46,7 @@ SPACES = [
 PROMPT = 8
 CALL_S = 2.0
 HANGS_S = 45.0  # far beyond CALL_S, even on a machine with much else to do
-REFUSALS = {"reserve_limit", "no_room", "later", "index_full", "refused_tail", "timeout"}
+REFUSALS = {"reserve_limit", "no_room", "later", "index_full", "refused_tail", "timeout", "busy"}
 MOST = 5000  # of anything that is taken until it is refused
 
 
