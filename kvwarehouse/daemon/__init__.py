@@ -29,8 +29,7 @@ _STRAY: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
     """Serves until SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, then drains; returns 0. A second
     SIGTERM or SIGINT exits at once. With --listen SIGHUP reads its tokens and certificate anew
-    instead. What is ignored at the start, as nohup does, stays so, except
-    SIGTERM and SIGINT.
+    instead. What is ignored at the start, as nohup does, stays so, except SIGTERM and SIGINT.
 
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
     the daemon cannot start; nothing is left behind then but what was there before; and StorageError

@@ -6,11 +6,12 @@ A read that hangs cannot be given up: it keeps its thread, which is left behind.
 from __future__ import annotations
 
 import contextlib
-import glob
 import mmap
 import os
 import threading
 from typing import Final
+
+from kvwarehouse.daemon.directories import segment_files
 
 _BLOCK_BYTES: Final = 4096
 
@@ -26,7 +27,7 @@ def answers(nvme_dir: str, timeout_s: float) -> bool:
 
 def _read(nvme_dir: str, done: threading.Event) -> None:
     try:
-        segments = sorted(glob.glob(os.path.join(glob.escape(nvme_dir), "segments", "*.seg")))
+        segments = segment_files(nvme_dir)
         for path in {*segments[:1], *segments[len(segments) // 2 :][:1], *segments[-1:]}:
             with contextlib.suppress(OSError):  # what the start will meet too
                 _read_block(path)

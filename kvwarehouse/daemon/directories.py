@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
 import stat
 from pathlib import Path
@@ -213,6 +214,11 @@ def _with_headers(config: Config) -> int:
 def _fitting_mebibytes(room_bytes: int) -> int:
     """The largest --dram whose pages and headers fit."""
     return max(0, room_bytes * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
+
+
+def segment_files(nvme_dir: str) -> list[str]:
+    """The files of the log in `nvme_dir`, by name; none where it cannot be looked at."""
+    return sorted(glob.glob(os.path.join(glob.escape(nvme_dir), "segments", "*.seg")))
 
 
 def _check_nvme_room(config: Config, log: Log) -> None:

@@ -9,7 +9,6 @@ written: another secret would make every stored page unreachable.
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
 import secrets
@@ -18,6 +17,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvwarehouse.daemon.directories import segment_files
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.whole_file import write_whole
 from kvwarehouse.errors import StorageError
@@ -65,9 +65,9 @@ def establish(directories: list[str], log: Log) -> Identity:
 
     Raises StorageError, before anything is written, when no copy is good and one is damaged, when
     the directories are of different warehouses (one without a good copy is of whose id its other
-    files have), or when a copy is readable by others or of a newer
-    version; and when a directory that has no copy cannot be given one. Any other copy that cannot
-    be written is said in the log alone."""
+    files have), or when a copy is readable by others or of a newer version; and when a directory
+    that has no copy cannot be given one. Any other copy that cannot be written is said in the log
+    alone."""
     copies = {path: _look(path) for directory in directories for path in _paths(directory)}
     good = {path: copy for path, copy in copies.items() if isinstance(copy, Identity)}
     damaged = {path: copy for path, copy in copies.items() if isinstance(copy, _DamagedError)}
@@ -159,7 +159,7 @@ def _refuse_others(directory: str, identity: Identity) -> None:
 def _stored(directory: str) -> list[str]:
     """Files that have a warehouse's id in their first bytes."""
     paths = [os.path.join(directory, name) for name in ("control", "slots", "epoch")]
-    return paths + sorted(glob.glob(os.path.join(glob.escape(directory), "segments", "*.seg")))
+    return paths + segment_files(directory)
 
 
 def _head(path: str) -> bytes:

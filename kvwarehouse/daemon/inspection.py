@@ -161,8 +161,8 @@ def _refuse_without_ledger(places: list[str]) -> None:
 
 
 def _sizes(nvme_dir: str) -> list[int]:
-    folder = Path(nvme_dir, "segments")
-    return [path.stat().st_size for path in folder.glob("*.seg")] if nvme_dir else []
+    paths = directories.segment_files(nvme_dir) if nvme_dir else []
+    return [os.path.getsize(path) for path in paths]
 
 
 def _arena_bytes(arena_dir: str) -> int:

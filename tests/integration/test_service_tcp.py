@@ -228,30 +228,30 @@ def test_bad_tls_files_refuse_to_start(
     assert key in caught.value.message or cert in caught.value.message
 
 
+def until_ended(tmp_path: Path, tokens: str, said: bytes) -> None:
+    """A connection that says that, and then nothing, is ended by the daemon."""
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as connection,
+    ):
+        connection.sendall(said)
+        while connection.recv(1024):  # its greeting, then the end
+            pass
+
+
 def test_connection_that_says_nothing_is_ended(
     tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "HANDSHAKE_S", 1.0)
-    with (
-        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
-        socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as silent,
-    ):
-        while silent.recv(1024):  # its greeting, then the end
-            pass
+    until_ended(tmp_path, tokens, b"")
 
 
 def test_connection_without_a_call_is_ended(
     tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "IDLE_S", 1.0)
-    with (
-        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
-        socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as idle,
-    ):
-        empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-        idle.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
-        while idle.recv(1024):
-            pass
+    empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    until_ended(tmp_path, tokens, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
 
 
 def test_silent_connections_are_told_and_keep_nobody_out_for_long(
