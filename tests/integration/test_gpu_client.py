@@ -117,21 +117,22 @@ def test_events_are_taken_from_torch_from_cupy_and_as_addresses() -> None:
 def test_kernels_without_a_compiler_are_refused_with_where_to_get_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kernels.nvrtc.cache_clear()
+    kernels.compiled.cache_clear()
     monkeypatch.setenv("KVW_NVRTC", "/nonexistent/libnvrtc.so")
-    with pytest.raises(kvw.UsageError, match="nvidia-cuda-nvrtc-cu12") as refused:
-        kernels.nvrtc()
+    with pytest.raises(kvw.UsageError, match="nvidia-cuda-nvrtc") as refused:
+        kernels.compiled(9, 0)
     assert refused.value.code == "no_nvrtc"
-    kernels.nvrtc.cache_clear()
 
 
 def test_source_that_does_not_compile_is_refused_with_the_compilers_words(
     cuda_driver: Path,
 ) -> None:
-    kernels.nvrtc.cache_clear()
     with pytest.raises(kvw.WarehouseError, match="no kernels"):
-        kernels.compile_source(kernels.nvrtc(), b"int nothing;", "sm_90")
-    kernels.nvrtc.cache_clear()
+        kernels.compile_source(model_compiler(), b"int nothing;", "sm_90")
+
+
+def model_compiler() -> Any:
+    return next(kernels.compilers())
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_kernels_are_ptx_where_the_device_is_newer_than_the_compiler(
     compiler: ModelDevice, ns: Any
 ) -> None:
     compiler.set("compiler_newest", 80)
-    assert kernels.architecture(kernels.nvrtc(), 9, 0) == "compute_80"
+    assert kernels.architecture(model_compiler(), 9, 0) == "compute_80"
     array = compiler.array(noise(1))
     assert ns.store(prompt(1), array).stored == PAGES
 
@@ -176,7 +177,7 @@ def test_device_that_is_older_than_the_compiler_knows_is_refused_with_what_to_in
     cuda_driver: Path,
 ) -> None:
     with pytest.raises(kvw.UsageError, match=r"7.5 and later, and this one has 7.0") as refused:
-        kernels.architecture(kernels.nvrtc(), 7, 0)
+        kernels.architecture(model_compiler(), 7, 0)
     assert refused.value.code == "no_nvrtc"
 
 
@@ -203,35 +204,55 @@ def test_prepared_device_has_its_kernels_before_the_first_pages_move(
     assert device.count("modules") == before + 1
 
 
-@pytest.fixture
-def real_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.delenv("KVW_NVRTC", raising=False)
-    kernels.nvrtc.cache_clear()
-    try:
-        yield kernels.nvrtc()
-    except kvw.UsageError as missing:
-        pytest.skip(f"needs NVRTC: {missing}")
-    finally:
-        kernels.nvrtc.cache_clear()
+# --- NVIDIA's own compilers, which need no GPU
+
+CUDA_13_0, CUDA_12_9 = "nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
+"""Where the packages have it. torch 2.11 pins that of 13.0, which does not find its own builtins."""
+COMPILE = """
+import sys
+from kvwarehouse.client.gpu import kernels
+kernels._candidates = lambda driver_major: iter(sys.argv[2:])
+sys.stdout.buffer.write(kernels.compiled(*divmod(int(sys.argv[1]), 10)))
+"""
 
 
-@pytest.mark.parametrize("virtual", ["compute_80", "compute_90"])
-def test_kernels_compile_for_virtual_architectures(real_compiler: Any, virtual: str) -> None:
-    ptx = kernels.compile_source(real_compiler, kernels.SOURCE.read_bytes(), virtual)
+def compiled_alone(architecture: int, *libraries: Path) -> bytes:
+    """In a process of its own: what one loaded, another finds."""
+    environ = {name: value for name, value in os.environ.items() if name != "KVW_NVRTC"}
+    command = [sys.executable, "-c", COMPILE, str(architecture), *map(str, libraries)]
+    return subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE).stdout
+
+
+def installed(library: str) -> Path:
+    for folder in sys.path:
+        if (found := Path(folder) / library).exists():
+            return found
+    pytest.skip(f"needs {library}: install the project's test environment")
+
+
+@pytest.mark.parametrize("architecture", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("library", [CUDA_12_9, CUDA_13_0], ids=["12.9", "13.0"])
+def test_kernels_compile_for_the_devices_that_there_are(library: str, architecture: int) -> None:
+    cubin = compiled_alone(architecture, installed(library))
+    assert cubin.startswith(b"\x7fELF")
+    assert b"kvw_gather" in cubin
+    assert b"kvw_scatter" in cubin
+
+
+def test_devices_newer_than_the_compiler_get_ptx_of_the_newest_it_knows() -> None:
+    ptx = compiled_alone(150, installed(CUDA_12_9))
+    assert b".target sm_121" in ptx
     assert b".entry kvw_gather" in ptx
     assert b".entry kvw_scatter" in ptx
     assert ptx.endswith(b"\0")
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_kernels_compile_for_real_architectures(
-    real_compiler: Any, capability: tuple[int, int]
-) -> None:
-    chosen = kernels.architecture(real_compiler, *capability)
-    cubin = kernels.compile_source(real_compiler, kernels.SOURCE.read_bytes(), chosen)
-    assert cubin.startswith(b"\x7fELF")
-    assert b"kvw_gather" in cubin
-    assert b"kvw_scatter" in cubin
+def test_compiler_that_lacks_its_builtins_makes_room_for_the_next(tmp_path: Path) -> None:
+    broken = tmp_path / "libnvrtc.so.13"
+    broken.symlink_to(installed(CUDA_13_0))
+    assert compiled_alone(90, broken, installed(CUDA_12_9)).startswith(b"\x7fELF")
+    with pytest.raises(subprocess.CalledProcessError):
+        compiled_alone(90, broken)
 
 
 # --- a client that nobody closes

@@ -1,8 +1,8 @@
 """The kernels of page_kernels.cu, compiled for a device by NVRTC, NVIDIA's compiler library.
 
 NVRTC comes with torch, CuPy and the CUDA toolkit, so a process that has tensors on a GPU mostly
-has it; alone it is the package nvidia-cuda-nvrtc-cu12. Functions and options as in NVIDIA's public
-NVRTC documentation. Thread-safe.
+has it; alone it is the package nvidia-cuda-nvrtc (of CUDA 12: nvidia-cuda-nvrtc-cu12). Functions
+and options as in NVIDIA's public NVRTC documentation. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from kvwarehouse import engine
-from kvwarehouse.errors import InternalError, UsageError
+from kvwarehouse.errors import InternalError, UsageError, WarehouseError
 
 SOURCE = Path(__file__).with_name("page_kernels.cu")
 
@@ -25,31 +25,51 @@ _FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
 _TOOLKITS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 
 
+_WHERE_TO_GET_IT = "install torch or CuPy with CUDA, or nvidia-cuda-nvrtc"
+
+
 @cache
 def compiled(major: int, minor: int) -> bytes:
     """The kernels as cuModuleLoadData takes them, for devices of compute capability major.minor.
-    Blocks for about a second.
+    Blocks for a few seconds.
 
     Raises UsageError (code "no_nvrtc") where NVRTC is not found or knows no device as old, and
-    InternalError where it refuses the source, with its words."""
-    library = nvrtc()
-    return compile_source(library, SOURCE.read_bytes(), architecture(library, major, minor))
+    InternalError where it refuses the source, with its words. Of several NVRTCs each is tried."""
+    refusals: list[WarehouseError] = []
+    for library in compilers():
+        try:
+            return compile_source(library, SOURCE.read_bytes(), architecture(library, major, minor))
+        except WarehouseError as refusal:
+            refusals.append(refusal)
+    if refusals:
+        raise refusals[0]
+    raise UsageError(
+        "pages on a GPU need NVIDIA's compiler library NVRTC, and it is not found:"
+        f" {_WHERE_TO_GET_IT}; or pass pages in host memory",
+        code="no_nvrtc",
+    )
 
 
-@cache
-def nvrtc() -> ctypes.CDLL:
-    """KVW_NVRTC names another library (tests). Raises UsageError (code "no_nvrtc")."""
+def compilers() -> Iterator[ctypes.CDLL]:
+    """Every NVRTC that this process can load, the likeliest first; each is loaded when asked for.
+    KVW_NVRTC names another library instead (tests)."""
     named = os.environ.get("KVW_NVRTC")
     for candidate in [named] if named else _candidates(_driver_major()):
         try:
-            return ctypes.CDLL(candidate)
+            _load_parts_of(candidate)
+            yield ctypes.CDLL(candidate)
         except OSError:
             continue
-    raise UsageError(
-        "pages on a GPU need NVIDIA's compiler library NVRTC, and it is not found: install torch or"
-        " CuPy with CUDA, or nvidia-cuda-nvrtc-cu12; or pass pages in host memory",
-        code="no_nvrtc",
-    )
+
+
+def _load_parts_of(candidate: str) -> None:
+    """The library loads its builtins by name at the first compilation, and where it comes without a
+    RUNPATH (the packages of 13.0) they are not found beside it, unless they are in the process
+    already."""
+    if "/" not in candidate:
+        return
+    for builtins in sorted(Path(candidate).parent.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(builtins))
 
 
 def _driver_major() -> int:

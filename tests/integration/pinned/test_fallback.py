@@ -26,14 +26,12 @@ pytestmark = pytest.mark.usefixtures("contract_kept")
 
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVW_NVRTC", "/nonexistent/libnvrtc.so")
-    kernels.nvrtc.cache_clear()
     kernels.compiled.cache_clear()
 
 
 @pytest.fixture
 def fresh_kernels() -> Iterator[None]:
     yield
-    kernels.nvrtc.cache_clear()
     kernels.compiled.cache_clear()
 
 
