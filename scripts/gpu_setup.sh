@@ -15,7 +15,7 @@ from=()
 if [ -d "$wheels" ]; then
   from=(--no-index --find-links "$wheels")
   # Headers that were carried come after those of the system.
-  export CMAKE_PREFIX_PATH="${CMAKE_PREFIX_PATH:+$CMAKE_PREFIX_PATH:}$PWD/$wheels/system"
+  export CMAKE_PREFIX_PATH="${CMAKE_PREFIX_PATH:+$CMAKE_PREFIX_PATH:}$(realpath "$wheels")/system"
 fi
 
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$venv/.kvw-made" ]; then
