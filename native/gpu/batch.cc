@@ -14,6 +14,8 @@ namespace {
 // Far beyond what 16 MiB take on any bus: the device hangs.
 constexpr uint64_t kStallNs = 30 * kSecondNs;
 constexpr unsigned kThreads = 256;
+// Copies that are queued by one call: more of them go no faster, and begin later.
+constexpr size_t kCopies = 64;
 
 }  // namespace
 
@@ -55,6 +57,9 @@ void Batch::begin(Way way, uint64_t page_bytes, const Registration* arena) {
   work_.clear();
   pieces_.clear();
   host_pages_ = 0;
+  from_.clear();
+  to_.clear();
+  bytes_.clear();
 }
 
 size_t Batch::room() const {
@@ -141,18 +146,46 @@ void Batch::launch() {
 }
 
 void Batch::copy(std::byte* host, uint64_t device, size_t bytes) {
+  const auto address = reinterpret_cast<uint64_t>(host);
+  from_.push_back(way_ == Way::to_device ? address : device);
+  to_.push_back(way_ == Way::to_device ? device : address);
+  bytes_.push_back(bytes);
+  if (bytes_.size() == kCopies) copy_all();
+}
+
+// In one call where the driver has it: a copy of its own waits for the one before, a bus of 55 GB/s
+// moves 35 in copies of 256 KiB.
+void Batch::copy_all() {
   const Driver& cuda = device_.cuda();
-  if (way_ == Way::to_device)
-    cuda.check(cuda.cuMemcpyHtoDAsync(device, host, bytes, stream_), "cuMemcpyHtoDAsync");
-  else
-    cuda.check(cuda.cuMemcpyDtoHAsync(host, device, bytes, stream_), "cuMemcpyDtoHAsync");
+  CUresult result = bytes_.empty() ? kCudaSuccess : kCudaNotSupported;
+  if (bytes_.size() > 1 && cuda.cuMemcpyBatchAsync != nullptr) {
+    CUmemcpyAttributes how{kSourceInStreamOrder, {}, {}, kBesideKernels};
+    size_t first = 0;
+    result = cuda.cuMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), bytes_.size(), &how,
+                                     &first, 1, stream_);
+    if (result != kCudaNotSupported) cuda.check(result, "cuMemcpyBatchAsync");
+  }
+  for (size_t i = 0; result == kCudaNotSupported && i < bytes_.size(); ++i)
+    if (way_ == Way::to_device)
+      cuda.check(cuda.cuMemcpyHtoDAsync(to_[i], reinterpret_cast<const void*>(from_[i]), bytes_[i],
+                                        stream_),
+                 "cuMemcpyHtoDAsync");
+    else
+      cuda.check(
+          cuda.cuMemcpyDtoHAsync(reinterpret_cast<void*>(to_[i]), from_[i], bytes_[i], stream_),
+          "cuMemcpyDtoHAsync");
+  from_.clear();
+  to_.clear();
+  bytes_.clear();
 }
 
 void Batch::copy_page(size_t page) {
   if (places_[page].host == nullptr) return;
   std::byte* host = places_[page].pinned ? places_[page].host : bounce(page);
-  if (way_ == Way::to_device && !places_[page].pinned)
+  if (way_ == Way::to_device && !places_[page].pinned) {
+    copy_all();  // they are under way while this processor copies
     copy_streaming(host, places_[page].host, page_bytes_);
+  }
   if (!places_[page].direct) return copy(host, work_[page].staged, page_bytes_);
   const PageWork& work = work_[page];
   for (size_t i = work.first_piece; i < work.first_piece + work.pieces; ++i) {
@@ -171,6 +204,7 @@ void Batch::start() {
     upload();
     if (way_ == Way::to_host) launch();
     for (size_t page = 0; page < work_.size(); ++page) copy_page(page);
+    copy_all();
     if (way_ == Way::to_device) launch();
   } catch (...) {
     // What was queued can still be waited for.

@@ -98,6 +98,10 @@ Driver load_driver(const std::string& library) {
   made.name = reinterpret_cast<decltype(made.name)>(symbol_of(opened, library, #symbol));
   KVW_CUDA_FUNCTIONS(KVW_CUDA_LOAD)
 #undef KVW_CUDA_LOAD
+#define KVW_CUDA_LOAD(name, symbol, parameters) \
+  made.name = reinterpret_cast<decltype(made.name)>(::dlsym(opened, #symbol));
+  KVW_CUDA_NEWER_FUNCTIONS(KVW_CUDA_LOAD)
+#undef KVW_CUDA_LOAD
   const CUresult result = made.cuInit(0);
   if (result != kCudaSuccess)
     throw absent(library, "cuInit: " + made.told(result) + "; " + advice(result));

@@ -43,7 +43,14 @@ struct CUmemAccessDesc {
   CUmemLocation location;
   int flags;
 };
-static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemAccessDesc) == 12);
+// CUmemcpyAttributes
+struct CUmemcpyAttributes {
+  int source_order;
+  CUmemLocation from_hint, to_hint;
+  unsigned flags;
+};
+static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemAccessDesc) == 12 &&
+              sizeof(CUmemcpyAttributes) == 24);
 
 inline constexpr CUresult kCudaSuccess = 0;
 inline constexpr CUresult kCudaInvalidValue = 1;
@@ -88,8 +95,10 @@ inline constexpr int kLocationDevice = 1;               // CU_MEM_LOCATION_TYPE_
 inline constexpr int kAccessRead = 1;                   // CU_MEM_ACCESS_FLAGS_PROT_READ
 inline constexpr int kAccessReadWrite = 3;              // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 inline constexpr int kGranularityRecommended = 1;       // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-inline constexpr int kCaptureModeGlobal = 0;            // CU_STREAM_CAPTURE_MODE_GLOBAL
-inline constexpr int kCaptureModeRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr int kSourceInStreamOrder = 1;          // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+inline constexpr unsigned kBesideKernels = 1;  // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+inline constexpr int kCaptureModeGlobal = 0;   // CU_STREAM_CAPTURE_MODE_GLOBAL
+inline constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 
 // name, symbol in the library, parameters
 #define KVW_CUDA_FUNCTIONS(X)                                                                      \
@@ -160,6 +169,14 @@ inline constexpr int kCaptureModeRelaxed = 2;           // CU_STREAM_CAPTURE_MOD
      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** arguments, \
      void** extra))
 
+// Likewise, of calls that older drivers lack: null there. cuMemcpyBatchAsync is of CUDA 13.0; a
+// function of that name in 12.8 and 12.9 has one parameter more.
+#define KVW_CUDA_NEWER_FUNCTIONS(X)                                                \
+  X(cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2,                                     \
+    (CUdeviceptr * to, CUdeviceptr * from, size_t* bytes, size_t count,            \
+     CUmemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count, \
+     CUstream stream))
+
 // Of a call that cannot be made while another thread captures a graph, and can be when that is
 // over.
 constexpr bool of_a_capture(CUresult result) {
@@ -171,6 +188,7 @@ struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): parameters are a list in parentheses
 #define KVW_CUDA_MEMBER(name, symbol, parameters) CUresult(*name) parameters = nullptr;
   KVW_CUDA_FUNCTIONS(KVW_CUDA_MEMBER)
+  KVW_CUDA_NEWER_FUNCTIONS(KVW_CUDA_MEMBER)
 #undef KVW_CUDA_MEMBER
 
   // Throws what `result` of the call named is: Error capacity "gpu_memory" and "gpu_capture" (it

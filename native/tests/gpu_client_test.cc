@@ -252,6 +252,29 @@ TEST(arena_that_cannot_be_registered_is_copied_through_pinned_memory) {
   rig.model.set("register_limit", UINT64_MAX);
 }
 
+TEST(pages_go_in_few_calls_where_the_driver_takes_many_and_one_by_one_where_not) {
+  for (const gpu::CUresult result : {gpu::kCudaSuccess, gpu::kCudaNotSupported}) {
+    Rig rig(30000);
+    const auto client = rig.connect();
+    start_registering(rig, *client);
+    rig.model.set("batch_result", result);
+    const Chain chain(rig.daemon.shape(), 1, 150);
+    DeviceCache from(rig.model, 150, 30000, 3000), to(rig.model, 150, 30000, 30000);
+    rig.fill(chain, from);
+    const uint64_t batches = rig.model.count("batches");
+    CHECK_EQ(rig.store(*client, chain, from).stored, 150);
+    CHECK_EQ(chain.load(*client, 0), 150);
+    CHECK_EQ(rig.load(*client, chain, to).pages, 150);
+    rig.check_loaded(chain, to, 150);
+    const uint64_t calls = rig.model.count("batches") - batches;
+    if (result == gpu::kCudaSuccess)
+      CHECK(calls >= 4 && calls <= 12);  // of 64 copies at most, both ways
+    else
+      CHECK_EQ(calls, 0);
+    CHECK_EQ(rig.model.count("unpinned_copies"), 0);
+  }
+}
+
 TEST(read_only_client_loads_registered_or_not) {
   for (const uint64_t supported : {1, 0}) {
     Rig rig(30000);

@@ -524,8 +524,12 @@ def test_metadata_that_finds_no_room_is_said_and_costs_no_page_that_is_there(
         assert [each["name"] for each in serving.events("core")] == ["arena_limited"]
         with skipped_where_impossible():
             mounts.remount(memory, "size=64m")
-        for prompt in range(32, 64):
-            store_and_load(prompt)
-        assert dram()["health"] == "ok"
+        prompts = iter(range(32, 100_000))
+
+        def grown() -> bool:
+            store_and_load(next(prompts))
+            return dram()["health"] == "ok"
+
+        until(grown, "the arena has grown to its whole size")
         assert dram()["pages"] > limited["pages"]
     tally.count("memory filled up by others, then emptied (tmpfs)")

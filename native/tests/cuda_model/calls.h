@@ -13,6 +13,7 @@ using namespace gpu;  // NOLINT(google-build-using-namespace): the driver's type
 // The prototypes are the seam's: a definition that differs does not compile.
 #define KVW_CUDA_DECLARE(name, symbol, parameters) extern "C" CUresult symbol parameters;
 KVW_CUDA_FUNCTIONS(KVW_CUDA_DECLARE)
+KVW_CUDA_NEWER_FUNCTIONS(KVW_CUDA_DECLARE)
 #undef KVW_CUDA_DECLARE
 
 // --- contexts.cc

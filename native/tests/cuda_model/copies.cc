@@ -123,6 +123,26 @@ MODEL CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CU
   return host_copy(to, from, bytes, false, stream);
 }
 
+// The last first: no copy of a batch may count on another.
+MODEL CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes,
+                                     size_t count, CUmemcpyAttributes* attributes,
+                                     size_t* first_copies, size_t attribute_count,
+                                     CUstream stream) {
+  if (const uint64_t result = settings().batch_result; result != 0)
+    return static_cast<CUresult>(result);
+  if (count == 0 || attribute_count != 1 || first_copies[0] != 0 || stream == nullptr ||
+      attributes->source_order != gpu::kSourceInStreamOrder)
+    return kCudaInvalidValue;
+  ++counts().batches;
+  for (size_t i = count; i-- > 0;) {
+    const bool to_device = device_of(to[i]) >= 0;
+    const CUresult result = host_copy(reinterpret_cast<const void*>(to_device ? from[i] : to[i]),
+                                      to_device ? to[i] : from[i], bytes[i], to_device, stream);
+    if (result != kCudaSuccess) return result;
+  }
+  return kCudaSuccess;
+}
+
 MODEL CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
                                     CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;

@@ -79,11 +79,13 @@ struct Settings {
   std::atomic<uint64_t> create_limit{UINT64_MAX};  // bytes that cuMemCreate may give at once
   std::atomic<uint64_t> compiler_newest{90};  // ten times the compute capability NVRTC knows last
   std::atomic<uint64_t> refuses_ptx{0};       // 1: NVRTC is newer than the driver
+  std::atomic<uint64_t> batch_result{0};      // what a batch of copies ends with, if not 0
 };
 
 // What tests read; kvw_model_count by name.
 struct Counts {
-  std::atomic<uint64_t> copies{0}, copied_bytes{0}, unpinned_copies{0}, launches{0}, violations{0};
+  std::atomic<uint64_t> copies{0}, copied_bytes{0}, batches{0}, unpinned_copies{0}, launches{0},
+      violations{0};
   std::atomic<uint64_t> registered_bytes{0}, registrations{0}, registers_asked{0},
       unregisters_asked{0}, streams_asked{0};
   std::atomic<uint64_t> device_bytes{0}, host_bytes{0};

@@ -40,13 +40,15 @@ std::vector<Number> setting_names() {
           {"alloc_limit", &s.alloc_limit},
           {"create_limit", &s.create_limit},
           {"compiler_newest", &s.compiler_newest},
-          {"refuses_ptx", &s.refuses_ptx}};
+          {"refuses_ptx", &s.refuses_ptx},
+          {"batch_result", &s.batch_result}};
 }
 
 std::vector<Number> count_names() {
   Counts& c = counts();
   return {{"copies", &c.copies},
           {"copied_bytes", &c.copied_bytes},
+          {"batches", &c.batches},
           {"unpinned_copies", &c.unpinned_copies},
           {"launches", &c.launches},
           {"violations", &c.violations},
