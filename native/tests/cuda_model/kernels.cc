@@ -45,7 +45,7 @@ void run_grid(Kernel kernel, unsigned blocks, unsigned threads,
   kernels::blockDim.x = threads;
   // Backwards: no block may count on another.
   for (unsigned block = blocks; block-- > 0;)
-    for (unsigned thread = 0; thread < threads; thread += 8) {
+    for (unsigned thread = 0; thread < threads; thread += 32) {
       kernels::blockIdx.x = block;
       kernels::threadIdx.x = thread;
       kernel(given[0], given[1], given[2], given[3], given[4]);
