@@ -178,13 +178,13 @@ class Moves:
                 code="bad_pages",
             )
         if not isinstance(pages, Regions):
-            return rows_of(pages, self.space.page_bytes, writable=writable)
+            return rows_of(pages, self.space.page_bytes, writable=writable).behind_streams()
         if pages.page_bytes != self.space.page_bytes:
             raise UsageError(
                 f"{name} has pages of {pages.page_bytes} bytes; expected {self.space.page_bytes}",
                 code="bad_pages",
             )
-        return pages
+        return pages.behind_streams()
 
     def _check_count(self, given: int, prefix: Prefix, first: int) -> None:
         expected = prefix.pages - first

@@ -63,9 +63,10 @@ class OpenNamespace:
         """Fills `out` with one shard of the longest stored prefix, from page `first` on.
 
         out: uint8 (k, page_bytes), C-contiguous and writable, or Regions of k pages; at most k
-        pages are loaded. Each is verified; a page that fails is a miss, and the load ends before
-        it. Blocks for the copy, and for pages on NVMe until they are promoted, at most timeout_s; a
-        load cut by its time keeps what arrived in order.
+        pages are loaded. What it waits for on a GPU: see Regions.on_device. Each page is verified;
+        one that fails is a miss, and the load ends before it. Blocks for the copy, and for pages on
+        NVMe until they are promoted, at most timeout_s; a load cut by its time keeps what arrived
+        in order.
 
         Returns the pages filled, an int with `.missed`: reasons for the others. Rows of `out` from
         there on hold nothing of meaning. Raises UsageError on bad input, TransportError where a
@@ -85,7 +86,8 @@ class OpenNamespace:
         """Stores one shard of every whole page of the prompt, from page `first` on.
 
         pages: uint8 (n, page_bytes), C-contiguous, or Regions of n pages, where n is the whole
-        pages of the prompt less `first`. Read until the call returns. A page can be loaded by
+        pages of the prompt less `first`. Read until the call returns; what it waits for on a GPU:
+        see Regions.on_device. A page can be loaded by
         anyone once all its shards are stored. Blocks for the copy and one or two short calls, at
         most timeout_s.
 

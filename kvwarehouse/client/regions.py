@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.gpu.memory import Place, device_rows, event_of, on_device
+from kvwarehouse.client.gpu.memory import (
+    Place,
+    device_rows,
+    event_of,
+    on_device,
+    streams_of,
+)
 from kvwarehouse.client.rows import page_rows
 from kvwarehouse.errors import UsageError
 
@@ -73,14 +79,23 @@ class Regions:
 
         ordinal: the device as CUDA counts them in this process; None asks the driver. after: an
         event of the engine's stream (torch.cuda.Event, cupy.cuda.Event, or a CUevent's address)
-        that must have happened before the pages are read or written; it is kept alive. A call waits
-        for it without holding up any stream, at most its timeout_s, and when the call returns its
-        copies are done: no other synchronisation is needed, on any stream.
+        that must have happened before the pages are read or written; it is kept alive. None: what
+        the stream of the pages' arrays has queued when a call is made, in the thread that makes it;
+        that is torch's current stream for its tensors, `stream` of `__cuda_array_interface__` for
+        others (CuPy: the current one), and none for arrays that name none. A call waits for that
+        without holding up any stream, at most its timeout_s, and when the call returns its copies
+        are done: no other synchronisation is needed, on any stream.
 
         Needs a client on the daemon's host. Raises UsageError: code "no_gpu" where there is no
         driver, "bad_device_memory" for addresses that no device has, "bad_event",
-        "bad_regions" for rows in host memory."""
+        "bad_regions" for rows in host memory. A call raises it with code "bad_stream" where the
+        arrays name a stream of another device, or none that can be one."""
         raise UsageError("these pages are in host memory", code="bad_regions")
+
+    def behind_streams(self) -> Self:
+        """The same pages for one call that is made now: where they are on a device and nothing
+        says after what, behind what the streams of their arrays have queued."""
+        return self
 
     def head(self, pages: int) -> Self:
         """The first `pages` of it."""
@@ -205,9 +220,25 @@ class StridedRegions(Regions):
 
         if ordinal is None:
             ordinal = engine.device_of(int(self._bases[0]))
+        event = event_of(after)
+        return self._placed(Place(int(ordinal), (event,) if event else ()), after)
+
+    def behind_streams(self) -> Self:
+        if self.place is None or self.place.ready:
+            return self
+        streams = streams_of(self._owners)
+        if not streams:
+            return self
+        from kvwarehouse import engine
+
+        recorded = engine.Recorded(self.place.ordinal, streams)
+        return self._placed(Place(self.place.ordinal, tuple(recorded.events)), recorded)
+
+    def _placed(self, place: Place, kept: Any) -> Self:
+        """kept: what the place's events live as long as."""
         made = self._with(self._blocks)
-        made.place = Place(int(ordinal), event_of(after))
-        made._owners = [*self._owners, after]
+        made.place = place
+        made._owners = [*self._owners, kept]
         return made
 
     def part(self, first: int, pages: int) -> Self:
@@ -226,7 +257,7 @@ class StridedRegions(Regions):
         )
         if self.place is None:
             return made
-        return made.on_device(self.place.ordinal, self.place.ready)
+        return made.on_device(self.place.ordinal, list(self.place.ready))
 
     def read(self, page: int) -> memoryview:
         return memoryview(

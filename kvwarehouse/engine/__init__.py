@@ -31,6 +31,7 @@ Extents = _native.Extents
 Feed = _native.Feed
 NativeClient = _native.NativeClient
 Pins = _native.Pins
+Recorded = _native.Recorded
 Regions = _native.Regions
 
 chain_keys = _native.chain_keys
@@ -64,6 +65,7 @@ __all__ = [
     "Feed",
     "NativeClient",
     "Pins",
+    "Recorded",
     "Regions",
     "chain_keys",
     "check_options",

@@ -52,6 +52,16 @@ def wait_event(ordinal: int, event: int, timeout_s: float) -> bool:
     without the GIL, and breaks no graph that another thread captures. Raises UsageError (code
     "no_gpu"), StorageError (code "gpu_error")."""
 
+class Recorded:
+    """An event behind what each stream of the device has queued by now; they end with this object.
+    streams: handles, or 1 for CUDA's default stream and 2 for that of this thread. Waits for none.
+    Raises UsageError (code "bad_stream" for one of another device, "no_gpu"), CapacityError (code
+    "gpu_capture"), StorageError (code "gpu_error")."""
+
+    def __init__(self, ordinal: int, streams: list[int]) -> None: ...
+    @property
+    def events(self) -> list[int]: ...
+
 class CapturesAside:
     """A with statement in which what this thread asks of a device breaks no graph that another
     thread captures. Raises UsageError (code "no_gpu")."""
@@ -345,8 +355,8 @@ class Regions:
         piece_bytes: NDArray[np.uint64],
         blocks: NDArray[np.int64],
     ) -> Regions: ...
-    def on_device(self, ordinal: int, ready: int) -> Regions:
-        """The same, in the memory of a GPU; ready: a CUevent, or 0."""
+    def on_device(self, ordinal: int, ready: list[int]) -> Regions:
+        """The same, in the memory of a GPU; ready: CUevents, which outlive it."""
     def gather(self, rows: NDArray[np.uint8]) -> None:
         """Copies all pages to `rows`, (count, page_bytes), writable."""
     def scatter(self, rows: NDArray[np.uint8]) -> None:

@@ -15,6 +15,9 @@ import fcntl
 import hashlib
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +31,9 @@ _FLAGS: Final = ("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden",
 _NAME: Final = "libcuda.so.1"
 _NOT_READY: Final = 600
 """CUDA_ERROR_NOT_READY."""
+_WORD_BYTES: Final = 8
+# Copies, each with a pause now and then (model.h, pause_us).
+_WORK: Final = 1000
 
 
 def build(folder: Path) -> Path:
@@ -69,11 +75,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class ModelArray:
-    """uint8 (n, width) in the device's memory. Freed with the device."""
+    """uint8 (n, width) in the device's memory. Freed with the device. `interface`: what it says of
+    itself, beside the stream that `ModelDevice.current` has made the current one."""
 
     def __init__(self, address: int, shape: tuple[int, int]) -> None:
         self.address, self.shape = address, shape
-        self.__cuda_array_interface__: dict[str, Any] = {
+        self.interface: dict[str, Any] = {
             "shape": shape,
             "typestr": "|u1",
             "data": (address, False),
@@ -81,10 +88,18 @@ class ModelArray:
             "version": 3,
         }
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.interface | getattr(_thread, "says", {})
+
+
+_thread = threading.local()  # its current stream, as frameworks have it
+
 
 class ModelDevice:
     """Device 0, and an engine's stream on it."""
 
+    streams = ("engine", "default", "thread's")
     of_another_process = (
         "from pathlib import Path\n"
         "from kvwarehouse.testing.cuda_model import ModelDevice\n"
@@ -102,6 +117,9 @@ class ModelDevice:
         self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
         self._check(self._cuda.cuStreamCreate(ctypes.byref(self._stream), 1))
         self._check(self._cuda.cuEventCreate(ctypes.byref(self._event), 2))
+        # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+        self._handles = {"engine": int(self._stream.value or 0), "default": 1, "thread's": 2}
+        self._junk = self.allocate(2 * _WORD_BYTES)
 
     def enter(self) -> None:
         """Makes the device's context this thread's, as frameworks do before they call."""
@@ -184,15 +202,40 @@ class ModelDevice:
     def address(self, array: ModelArray) -> int:
         return array.address
 
-    def queue_fill(self, array: ModelArray, data: NDArray[np.uint8]) -> int:
-        """Queues the writing of `data` on the engine's stream; the event that says it is done."""
+    @contextmanager
+    def current(self, stream: str) -> Iterator[None]:
+        """With it arrays say that they are computed on that one of `streams`, in this thread."""
+        _thread.says = {"stream": self._handles[stream]}
+        try:
+            yield
+        finally:
+            _thread.says = {}
+
+    def stream_of_another(self) -> int:
+        """A stream of device 1, for as long as the process lives."""
+        self.set("devices", 2)
+        context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1))
+        self._check(self._cuda.cuCtxPushCurrent_v2(context))
+        self._check(self._cuda.cuStreamCreate(ctypes.byref(stream), 1))
+        self._check(self._cuda.cuCtxPopCurrent_v2(None))
+        return int(stream.value or 0)
+
+    def queue_fill(self, array: ModelArray, data: NDArray[np.uint8], stream: str = "engine") -> int:
+        """Queues the writing of `data` on a stream, behind work that takes the model longer than a
+        store or a load that does not wait; the event that says it is done."""
+        handle = ctypes.c_void_p(self._handles[stream])
+        junk, size = ctypes.c_uint64(self._junk), ctypes.c_size_t(_WORD_BYTES)
+        source = ctypes.c_uint64(self._junk + _WORD_BYTES)
+        for _ in range(_WORK):
+            self._check(self._cuda.cuMemcpyDtoDAsync_v2(junk, source, size, handle))
         size = made_bytes(array)
         host = ctypes.c_void_p()
         self._check(self._cuda.cuMemHostAlloc(ctypes.byref(host), size, 0))
         ctypes.memmove(host, data.ctypes.data, size.value)
         address = ctypes.c_uint64(array.address)
-        self._check(self._cuda.cuMemcpyHtoDAsync_v2(address, host, size, self._stream))
-        self._check(self._cuda.cuEventRecord(self._event, self._stream))
+        self._check(self._cuda.cuMemcpyHtoDAsync_v2(address, host, size, handle))
+        self._check(self._cuda.cuEventRecord(self._event, handle))
         return int(self._event.value or 0)
 
     @staticmethod

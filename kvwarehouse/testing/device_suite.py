@@ -1,15 +1,22 @@
 """What every device must show of pages in its memory: run over the contract model of the driver by
 tests/integration, and over a real GPU by tests/gpu. A test class inherits it and has the fixtures
-`device`, `client` and `ns` (pages of 12,288 bytes, 4 tokens each)."""
+`device`, `client` and `ns` (pages of 12,288 bytes, 4 tokens each).
+
+A device has `array(data)` and `read(array)`, which wait for nothing but what they copy; `streams`,
+by name, and `current(stream)`, a with statement in which arrays of this thread are computed on that
+one; `queue_fill(array, data, stream)`, which queues a writing behind work that takes longer than a
+store or load of these pages, and gives the event behind it; `happened(event)`."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.testing.until import until
 
 PAGE_BYTES = 12288
 PAGE_TOKENS = 4
@@ -96,6 +103,48 @@ class DeviceSuite:
             out = kvw.Regions.rows(array, writable=True).on_device(after=event)
             assert ns.load(prompt(20), out) == PAGES
             assert (device.read(array) == data).all()
+
+    def test_store_waits_for_what_the_stream_of_its_array_has_queued(
+        self, device: Any, ns: Any
+    ) -> None:
+        for number, stream in enumerate(3 * device.streams, 50):
+            data = noise(number)
+            array = device.array(np.zeros_like(data))
+            with device.current(stream):
+                device.queue_fill(array, data, stream)
+                assert ns.store(prompt(number), array, timeout_s=60).stored == PAGES
+            on_host = np.zeros_like(data)
+            assert ns.load(prompt(number), on_host) == PAGES
+            assert (on_host == data).all()
+
+    def test_load_waits_for_what_the_stream_of_its_array_has_queued(
+        self, device: Any, ns: Any
+    ) -> None:
+        data = noise(70)
+        assert ns.store(prompt(70), data).stored == PAGES
+        for number, stream in enumerate(3 * device.streams, 71):
+            array = device.array(np.zeros_like(data))
+            with device.current(stream):
+                event = device.queue_fill(array, noise(number), stream)
+                assert ns.load(prompt(70), array, timeout_s=60) == PAGES
+            until(partial(device.happened, event), "nobody writes to it any more")
+            assert (device.read(array) == data).all()
+
+    def test_blocks_are_behind_the_stream_of_their_cache_in_each_call(
+        self, device: Any, ns: Any
+    ) -> None:
+        """Also where the regions were made before the work was queued."""
+        cache = device.array(np.zeros((3, PAGES * PIECE_BYTES), np.uint8))
+        regions = blocks_of(device, cache, list(range(PAGES))).on_device()
+        for number, stream in enumerate(3 * device.streams, 90):
+            data = noise(number)
+            layers = data.reshape(PAGES, 3, PIECE_BYTES).transpose(1, 0, 2).reshape(cache.shape)
+            with device.current(stream):
+                device.queue_fill(cache, np.ascontiguousarray(layers), stream)
+                assert ns.store(prompt(number), regions, timeout_s=60).stored == PAGES
+            on_host = np.zeros_like(data)
+            assert ns.load(prompt(number), on_host) == PAGES
+            assert (on_host == data).all()
 
     def test_load_ends_before_the_first_missing_page(self, device: Any, ns: Any) -> None:
         data = noise(40)

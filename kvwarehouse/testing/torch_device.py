@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
+SPIN_CYCLES = 100_000_000
+"""Some hundredths of a second: whoever does not wait is early."""
+
 
 class TorchDevice:
     """The current device, and an engine's stream on it."""
 
+    streams = ("engine", "default")
     of_another_process = (
         "import torch\n"
         "from kvwarehouse.testing.torch_device import TorchDevice\n"
@@ -19,7 +23,7 @@ class TorchDevice:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._stream = torch.cuda.Stream()
+        self._streams = {"engine": torch.cuda.Stream(), "default": torch.cuda.default_stream()}
 
     def array(self, data: Any) -> Any:
         return self._torch.from_numpy(np.array(data)).cuda()
@@ -32,11 +36,17 @@ class TorchDevice:
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
-    def queue_fill(self, array: Any, data: Any) -> Any:
+    def current(self, stream: str) -> Any:
+        return self._torch.cuda.stream(self._streams[stream])
+
+    def queue_fill(self, array: Any, data: Any, stream: str = "engine") -> Any:
         host = self._torch.from_numpy(np.array(data)).pin_memory()
         event = self._torch.cuda.Event()
-        with self._torch.cuda.stream(self._stream):
-            self._torch.cuda._sleep(20_000_000)  # cycles: long enough to be early without a wait
+        with self.current(stream):
+            self._torch.cuda._sleep(SPIN_CYCLES)
             array.copy_(host, non_blocking=True)
-            event.record(self._stream)
+            event.record(self._streams[stream])
         return event
+
+    def happened(self, event: Any) -> bool:
+        return bool(event.query())

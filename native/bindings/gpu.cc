@@ -1,9 +1,12 @@
 // What Python asks of NVIDIA's driver before it gives a client pages on a device.
+#include <nanobind/stl/vector.h>
+
 #include <optional>
 
 #include "base/clock.h"
 #include "bindings/bindings.h"
 #include "gpu/device.h"
+#include "gpu/recorded.h"
 
 namespace kvw::bindings {
 
@@ -48,6 +51,13 @@ class CapturesAside {
   std::optional<gpu::BesideCaptures> beside_;
 };
 
+std::vector<uint64_t> events_of(const gpu::Recorded& recorded) {
+  std::vector<uint64_t> addresses;
+  for (const gpu::CUevent event : recorded.events())
+    addresses.push_back(reinterpret_cast<uint64_t>(event));
+  return addresses;
+}
+
 }  // namespace
 
 void bind_gpu(nb::module_& m) {
@@ -56,6 +66,10 @@ void bind_gpu(nb::module_& m) {
   m.def("device_capability", &capability_of, nb::arg("ordinal"));
   m.def("wait_event", &wait_event, nb::arg("ordinal"), nb::arg("event"), nb::arg("timeout_s"),
         nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<gpu::Recorded>(m, "Recorded")
+      .def(nb::init<int, const std::vector<uint64_t>&>(), nb::arg("ordinal"), nb::arg("streams"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("events", &events_of);
   nb::class_<CapturesAside>(m, "CapturesAside")
       .def(nb::init<>())
       .def("__enter__", &CapturesAside::enter)

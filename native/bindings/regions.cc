@@ -1,5 +1,6 @@
 // Regions: where pages lie in the memory of a process, and copies of them to and from rows.
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "client/client.h"
@@ -76,7 +77,9 @@ class StridedBlocks final : public Regions {
 class OnDevice final : public Regions {
  public:
   OnDevice(nb::object regions, DevicePlace place)
-      : owner_(std::move(regions)), regions_(nb::cast<const Regions&>(owner_)), place_(place) {}
+      : owner_(std::move(regions)),
+        regions_(nb::cast<const Regions&>(owner_)),
+        place_(std::move(place)) {}
   size_t count() const override { return regions_.count(); }
   size_t page_bytes() const override { return regions_.page_bytes(); }
   bool writable() const override { return regions_.writable(); }
@@ -179,10 +182,13 @@ void bind_regions(nb::module_& m) {
                   arg("piece_bytes"), arg("blocks"))
       .def(
           "on_device",
-          [](nb::object self, int ordinal, uint64_t ready) -> std::unique_ptr<Regions> {
-            // NOLINTNEXTLINE(performance-no-int-to-ptr): how Python has an event
-            const DevicePlace place{ordinal, reinterpret_cast<gpu::CUevent>(ready)};
-            return std::make_unique<OnDevice>(std::move(self), place);
+          [](nb::object self, int ordinal,
+             const std::vector<uint64_t>& ready) -> std::unique_ptr<Regions> {
+            DevicePlace place{ordinal, {}};
+            for (const uint64_t event : ready)
+              // NOLINTNEXTLINE(performance-no-int-to-ptr): how Python has an event
+              place.ready.push_back(reinterpret_cast<gpu::CUevent>(event));
+            return std::make_unique<OnDevice>(std::move(self), std::move(place));
           },
           arg("ordinal"), arg("ready"))
       .def("gather", &gather_rows, arg("rows"))

@@ -28,11 +28,11 @@
 
 namespace kvw {
 
-// Memory of a GPU, in which regions lie, and the event of a stream that must have happened before
-// they are read or written (null: none). The event is the caller's, and outlives the call.
+// Memory of a GPU, in which regions lie, and the events of streams that must have happened before
+// they are read or written. They are the caller's, and outlive the call.
 struct DevicePlace {
   int ordinal = 0;
-  gpu::CUevent ready = nullptr;
+  std::vector<gpu::CUevent> ready;
 };
 
 // Where pages lie in the client's memory.

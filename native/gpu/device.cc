@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kFirstLookNs = 10'000;  // the time of a copy of some 500 KiB
 constexpr uint64_t kLongestLookNs = 500'000;
+constexpr uint64_t kMomentNs = 1'000'000;
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
 
@@ -152,6 +153,12 @@ bool Device::wait(CUevent event, uint64_t deadline_ns) const {
     if (now_ns() >= deadline_ns) return false;
     pause(look_ns);
   }
+}
+
+bool Device::wait(const std::vector<CUevent>& events, uint64_t deadline_ns) const {
+  if (events.empty()) return true;
+  const uint64_t end_ns = std::max(deadline_ns, now_ns() + kMomentNs);
+  return std::ranges::all_of(events, [&](CUevent event) { return wait(event, end_ns); });
 }
 
 Device::Current::Current(const Device& device) : device_(device), beside_(device.cuda_) {

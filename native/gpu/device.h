@@ -52,6 +52,9 @@ class Device {
 
   // False: not until the deadline. The event's stream is not held up. Null is done at once.
   bool wait(CUevent event, uint64_t deadline_ns) const;
+  // For all of them; they have a moment also where the deadline is over: an event that was recorded
+  // just now needs one to happen on a device with nothing to do.
+  bool wait(const std::vector<CUevent>& events, uint64_t deadline_ns) const;
 
   // The device's context on this thread, beside what others capture, for as long as it lives.
   class Current {

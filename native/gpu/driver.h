@@ -73,6 +73,7 @@ inline constexpr CUresult kCudaNotPermitted = 800;
 inline constexpr CUresult kCudaNotSupported = 801;
 inline constexpr CUresult kCudaCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 inline constexpr CUresult kCudaCaptureInvalidated = 901;  // ..._INVALIDATED
+inline constexpr CUresult kCudaCaptureImplicit = 906;     // ..._IMPLICIT
 inline constexpr CUresult kCudaCapturedEvent = 907;       // CUDA_ERROR_CAPTURED_EVENT
 
 inline constexpr unsigned kStreamNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
@@ -181,7 +182,7 @@ inline constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 // over.
 constexpr bool of_a_capture(CUresult result) {
   return result == kCudaCaptureUnsupported || result == kCudaCaptureInvalidated ||
-         result == kCudaCapturedEvent;
+         result == kCudaCaptureImplicit || result == kCudaCapturedEvent;
 }
 
 struct Driver {

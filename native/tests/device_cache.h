@@ -108,7 +108,7 @@ class DeviceCache final : public Regions {
     }
     CHECK_EQ(cuda_.cuEventRecord(event_, stream_), gpu::kCudaSuccess);
     CHECK_EQ(cuda_.cuCtxPopCurrent(nullptr), gpu::kCudaSuccess);
-    place.ready = event_;
+    place.ready = {event_};
   }
   void free_staged() {
     CHECK_EQ(cuda_.cuCtxPushCurrent(context_), gpu::kCudaSuccess);
@@ -118,7 +118,7 @@ class DeviceCache final : public Regions {
     staged_.clear();
   }
 
-  DevicePlace place{0, nullptr};
+  DevicePlace place;
 
  private:
   size_t pieces_each() const { return (page_bytes_ + piece_bytes_ - 1) / piece_bytes_; }

@@ -4,6 +4,7 @@ of CUDA's driver. It needs no GPU: tests/gpu runs the same suite over one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,15 +12,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+import kvwarehouse.aio
 import kvwarehouse.gpu
 from kvwarehouse.client.gpu import kernels
-from kvwarehouse.client.gpu.memory import event_of
+from kvwarehouse.client.gpu.memory import event_of, streams_of
 from kvwarehouse.testing import cuda_model
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.cuda_model import ModelDevice
@@ -82,7 +84,7 @@ def test_array_of_a_device_is_refused_when_its_type_order_or_rights_do_not_fit(
     }
     for field, (value, words) in wrong.items():
         array = device.array(noise(1))
-        array.__cuda_array_interface__[field] = value
+        array.interface[field] = value
         with pytest.raises(kvw.UsageError, match=words):
             ns.load(prompt(1), array)
 
@@ -360,6 +362,140 @@ def test_clients_that_hang_share_the_time_that_the_process_waits_at_its_end(
     at_exit._stop_all()
     given = sorted(each.given for each in stuck if each.given is not None)
     assert given == [0.0, at_exit._STOP_S]
+
+
+# --- streams of arrays
+
+
+@pytest.fixture
+def held(device: ModelDevice) -> Iterator[ModelDevice]:
+    """No stream begins anything."""
+    device.set("hold", 1)
+    yield device
+    device.set("hold", 0)
+    until(lambda: device.count("busy_streams") == 0, "nothing is under way")
+
+
+@pytest.mark.parametrize("stream", ModelDevice.streams)
+def test_nothing_is_copied_while_the_stream_of_an_array_has_work(
+    device: ModelDevice, ns: Any, held: ModelDevice, stream: str
+) -> None:
+    data = noise(1)
+    assert ns.store(prompt(1), data).stored == PAGES
+    array = device.array(data)
+    with device.current(stream):
+        device.queue_fill(array, noise(2), stream)
+        copies, launches = device.count("copies"), device.count("launches")
+        stored = ns.store(prompt(2), array, timeout_s=0.1)
+        assert (stored.stored, stored.dropped["timeout"]) == (0, 1)
+        loaded = ns.load(prompt(1), array, timeout_s=0.1)
+        assert (loaded, loaded.missed) == (0, {"timeout": PAGES})
+    assert (device.count("copies"), device.count("launches")) == (copies, launches)
+
+
+def test_event_that_is_given_is_waited_for_in_place_of_the_stream(
+    device: ModelDevice, ns: Any
+) -> None:
+    """Whoever gives one knows better: what is queued behind it may be another request's."""
+    data = noise(1)
+    array = device.array(data)
+    early = device.record()
+    until(lambda: device.happened(early), "the event")
+    recorded = device.count("events")
+    with device.current("engine"):
+        device.queue_fill(array, noise(2))
+        regions = kvw.Regions.rows(array, writable=False).on_device(after=early)
+        assert regions.behind_streams() is regions
+    assert device.count("events") == recorded
+
+
+def test_events_that_calls_record_end_with_them(device: ModelDevice, ns: Any) -> None:
+    array = device.array(noise(1))
+    assert ns.store(prompt(1), array).stored == PAGES
+    events, contexts = device.count("events"), device.count("contexts")
+    with device.current("engine"):
+        for _ in range(3):
+            assert ns.load(prompt(1), array) == PAGES
+    assert (device.count("events"), device.count("contexts")) == (events, contexts)
+
+
+def test_stream_is_recorded_beside_a_capture_without_breaking_it(
+    device: ModelDevice, ns: Any
+) -> None:
+    array = device.array(noise(1))
+    assert ns.store(prompt(1), array).stored == PAGES
+    broken = device.count("broken_captures")
+    device.set("capture", 1)
+    try:
+        with device.current("engine"):
+            assert ns.load(prompt(1), array) == PAGES
+    finally:
+        device.set("capture", 0)
+    assert device.count("broken_captures") == broken
+
+
+@pytest.mark.parametrize("stream", [0, -1, True, "1", 1.0])
+def test_what_can_be_no_stream_is_refused_with_what_can(
+    device: ModelDevice, ns: Any, stream: Any
+) -> None:
+    array = device.array(noise(1))
+    array.interface["stream"] = stream
+    with pytest.raises(kvw.UsageError, match="it may be 1") as refused:
+        ns.store(prompt(1), array)
+    assert refused.value.code == "bad_stream"
+
+
+def test_stream_of_another_device_is_refused_with_what_to_do(device: ModelDevice, ns: Any) -> None:
+    array = device.array(noise(1))
+    array.interface["stream"] = device.stream_of_another()
+    events = device.count("events")
+    with pytest.raises(kvw.UsageError, match="not one of device 0") as refused:
+        ns.load(prompt(1), array)
+    assert refused.value.code == "bad_stream"
+    assert device.count("events") == events
+
+
+def test_streams_of_a_thread_are_those_of_the_caller_of_an_asynchronous_call(
+    device: ModelDevice, serving: Serving
+) -> None:
+    """The call itself is made in another thread, whose own stream has nothing to do."""
+
+    async def store() -> Any:
+        async with await kvw.aio.connect(serving.address) as client:
+            ns = await client.open(SPACE)
+            with device.current("thread's"):
+                device.queue_fill(array, data, "thread's")
+                return await ns.store(prompt(1), array, timeout_s=60)
+
+    data = noise(1)
+    array = device.array(np.zeros_like(data))
+    assert asyncio.run(store()).stored == PAGES
+    on_host = np.zeros_like(data)
+    with serving.connect() as client:
+        assert client.open(SPACE).load(prompt(1), on_host) == PAGES
+    assert (on_host == data).all()
+
+
+def test_tensors_of_torch_are_behind_its_current_stream_of_their_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They name no stream themselves: version 2 of the interface."""
+
+    class Tensor:
+        __cuda_array_interface__: ClassVar[Any] = {"version": 2}
+
+        def __init__(self, device: str) -> None:
+            self.device, self.is_cuda = device, device != "cpu"
+
+    handles = {"cuda:0": 0, "cuda:1": 4096}
+    cuda = SimpleNamespace(current_stream=lambda d: SimpleNamespace(cuda_stream=handles[d]))
+    array = SimpleNamespace(__cuda_array_interface__={"version": 3, "stream": 8192})
+    tensors = [Tensor(each) for each in ("cuda:0", "cpu", "cuda:1", "cuda:0")]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=cuda))
+    assert streams_of([*tensors, array, noise(1), None]) == [1, 4096, 8192]
+    monkeypatch.delitem(sys.modules, "torch")
+    assert streams_of([array, noise(1)]) == [8192]
+    assert "torch" not in sys.modules
 
 
 # --- a client that dies while the device is at work

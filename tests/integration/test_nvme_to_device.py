@@ -207,6 +207,17 @@ def test_pages_are_not_written_before_the_event_of_the_engine(
     assert (device.read(out) == ROWS).all()
 
 
+def test_pages_are_not_written_before_what_the_stream_of_their_array_has_queued(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel
+) -> None:
+    out = blank(device)
+    with device.current("engine"), through(ns, kvikio) as nvme:
+        event = device.queue_fill(out, np.full_like(ROWS, 7))
+        assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert device.happened(event)
+    assert (device.read(out) == ROWS).all()
+
+
 def test_engine_that_is_not_done_in_time_gets_nothing(
     device: ModelDevice, ns: Any, kvikio: KvikioModel
 ) -> None:

@@ -1,23 +1,29 @@
-"""Memory of a GPU as callers have it: arrays of torch, CuPy and others, and events of streams.
+"""Memory of a GPU as callers have it: arrays of torch, CuPy and others, the streams that these are
+computed on, and events of streams.
 
 Stateless; thread-safe.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvwarehouse.errors import UsageError
+
+_LEGACY_STREAM: Final = 1
+"""CUDA's default stream, as `stream` of `__cuda_array_interface__` and the driver number it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device's ordinal, as CUDA counts them in this process, and the event that must have
-    happened before its pages are read or written: a CUevent's address, 0 for none."""
+    """A device's ordinal, as CUDA counts them in this process, and the events that must have
+    happened before its pages are read or written: addresses of CUevents."""
 
     ordinal: int
-    ready: int = 0
+    ready: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,55 @@ class DeviceRows:
 
 def on_device(pages: Any) -> bool:
     """Whether `pages` says that it lies in the memory of a GPU."""
+    return _interface_of(pages) is not None
+
+
+def streams_of(arrays: Iterable[Any]) -> list[int]:
+    """The streams that what the arrays hold is computed on, each once, as the driver takes them: of
+    a tensor of torch this thread's current one, of others what they say (CuPy: likewise). An array
+    that says none needs none.
+
+    Raises UsageError (code "bad_stream") for what can be no stream."""
+    # Only who has imported torch has a tensor of it.
+    torch: Any = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", ())
+    streams, devices = set(), set()
+    for array in arrays:
+        if isinstance(array, tensor):
+            if array.is_cuda:
+                devices.add(array.device)
+        elif (interface := _interface_of(array)) is not None:
+            stream = interface.get("stream")
+            if stream is not None:
+                streams.add(_checked_stream(stream))
+    for device in devices:
+        # torch says 0 for the default one.
+        streams.add(int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM)
+    return sorted(streams)
+
+
+def _checked_stream(stream: Any) -> int:
+    if isinstance(stream, bool) or not isinstance(stream, int) or stream <= 0:
+        raise UsageError(
+            f"`stream` of the array's __cuda_array_interface__ is {stream!r}; it may be 1 (CUDA's"
+            " default stream), 2 (this thread's own), a CUstream's address, or None where nothing"
+            " has to be waited for; or give an event: Regions.rows(array).on_device(after=event)",
+            code="bad_stream",
+        )
+    return stream
+
+
+def _interface_of(array: Any) -> dict[str, Any] | None:
     try:
-        return isinstance(getattr(pages, "__cuda_array_interface__", None), dict)
+        interface = getattr(array, "__cuda_array_interface__", None)
     except (AttributeError, RuntimeError):  # torch raises on some tensors of other devices
-        return False
+        return None
+    return interface if isinstance(interface, dict) else None
 
 
 def device_rows(array: Any, page_bytes: int | None, *, writable: bool) -> DeviceRows:
-    """What `__cuda_array_interface__` (numba's specification, version 2 and 3) says of the array.
+    """What `__cuda_array_interface__` (numba's specification, version 2 and 3) says of the array;
+    of its stream see streams_of.
 
     page_bytes=None takes any width. Raises UsageError (code "bad_pages") as rows in host memory
     do."""

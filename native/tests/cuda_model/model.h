@@ -7,6 +7,7 @@
 //  - A stream is a queue that a thread of its own works off, with random pauses between operations
 //    and between the parts of a copy. Streams wait for each other through events alone, the null
 //    stream included, so that a wait that was forgotten shows as wrong bytes.
+//  - The default streams, by null or their numbers, wait for no other stream either.
 //  - Asynchronous copies of host memory that is neither registered nor allocated here are made in
 //    the call, as the driver makes them, and counted.
 //  - Registering what is registered, or writable where the mapping is not, and unregistering or

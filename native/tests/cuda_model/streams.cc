@@ -9,6 +9,10 @@ namespace kvw::cuda_model {
 namespace {
 
 constexpr std::chrono::microseconds kLook{50};  // how often what is held or waited for is looked at
+constexpr int kAnyDevice = -1;
+
+const CUstream kLegacyStream = reinterpret_cast<CUstream>(1);   // CU_STREAM_LEGACY
+const CUstream kThreadsStream = reinterpret_cast<CUstream>(2);  // CU_STREAM_PER_THREAD
 
 void sleep_us(uint64_t us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
 
@@ -79,12 +83,16 @@ void wait_for(const Recording& recording) {
 }
 
 Stream& stream_of(CUstream stream) {
-  static auto* null_stream = new Stream(-1);
-  return stream == nullptr ? *null_stream : *reinterpret_cast<Stream*>(stream);
+  static auto* null_stream = new Stream(kAnyDevice);
+  if (stream == nullptr || stream == kLegacyStream) return *null_stream;
+  if (stream != kThreadsStream) return *reinterpret_cast<Stream*>(stream);
+  thread_local auto* threads_own = new Stream(kAnyDevice);
+  return *threads_own;
 }
 
 bool is_of_context(CUstream stream) {
-  return stream == nullptr || stream_of(stream).device() == current_device();
+  const int device = stream_of(stream).device();
+  return device == kAnyDevice || device == current_device();
 }
 
 MODEL CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
