@@ -39,11 +39,13 @@ class TorchDevice:
     def current(self, stream: str) -> Any:
         return self._torch.cuda.stream(self._streams[stream])
 
-    def queue_fill(self, array: Any, data: Any, stream: str = "engine") -> Any:
+    def queue_fill(
+        self, array: Any, data: Any, stream: str = "engine", cycles: int = SPIN_CYCLES
+    ) -> Any:
         host = self._torch.from_numpy(np.array(data)).pin_memory()
         event = self._torch.cuda.Event()
         with self.current(stream):
-            self._torch.cuda._sleep(SPIN_CYCLES)
+            self._torch.cuda._sleep(cycles)
             array.copy_(host, non_blocking=True)
             event.record(self._streams[stream])
         return event

@@ -4,10 +4,12 @@ without one; a skip is no pass, and docs/gpu.md says which of them have run, and
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 from kvwarehouse.gpu import Machine, look
+from kvwarehouse.testing.cupy_device import CupyDevice
 from kvwarehouse.testing.torch_device import TorchDevice
 
 
@@ -42,3 +44,18 @@ def torch_device() -> TorchDevice:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU that torch can use: torch.cuda.is_available() is False")
     return TorchDevice(torch)
+
+
+@pytest.fixture(scope="session")
+def cupy_device() -> CupyDevice:
+    # CuPy without a CUDA that fits it is an ImportError.
+    cupy = pytest.importorskip("cupy", reason="needs CuPy", exc_type=ImportError)
+    if not cupy.cuda.is_available():
+        pytest.skip("needs a GPU that CuPy can use: cupy.cuda.is_available() is False")
+    return CupyDevice(cupy)
+
+
+@pytest.fixture(scope="session", params=["torch", "cupy"])
+def arrays(request: pytest.FixtureRequest) -> Any:
+    """A device whose arrays are that library's."""
+    return request.getfixturevalue(f"{request.param}_device")

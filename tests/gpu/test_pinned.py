@@ -1,25 +1,26 @@
-"""The pinned path over a real GPU: the suite that the contract model of the driver passes too."""
+"""The pinned path over a real GPU, with arrays of torch and of CuPy: the suite that the contract
+model of the driver passes too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.testing.device_suite import SPACE, DeviceSuite
 from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")
-def device(torch_device: TorchDevice) -> TorchDevice:
-    return torch_device
+def device(arrays: Any) -> Any:
+    return arrays
 
 
 @pytest.fixture
-def client(device: TorchDevice, tmp_path: Path) -> Iterator[kvw.Client]:
+def client(device: Any, tmp_path: Path) -> Iterator[kvw.Client]:
     with Serving(tmp_path, dram="64MiB") as serving, serving.connect(timeout_s=60) as client:
         yield client
 
