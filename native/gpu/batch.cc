@@ -19,8 +19,9 @@ constexpr size_t kCopies = 64;
 
 }  // namespace
 
-Batch::Batch(const Device& device)
+Batch::Batch(const Device& device, Paces& paces)
     : device_(device),
+      paces_(paces),
       staging_(device),
       tables_(device),
       bounce_(device),
@@ -200,6 +201,7 @@ void Batch::start() {
   prepare();
   under_way_ = true;
   unknown_ = true;
+  begun_ns_ = system_clock().boot_ns();
   try {
     upload();
     if (way_ == Way::to_host) launch();
@@ -215,8 +217,28 @@ void Batch::start() {
   unknown_ = false;
 }
 
+// Null: copies of the host's own are part of it, of which nothing is known.
+Pace* Batch::pace() const {
+  if (!std::ranges::all_of(places_, &Page::pinned)) return nullptr;
+  return &paces_[host_pages_ == 0 ? 2 : way_ == Way::to_device ? 0 : 1];
+}
+
+uint64_t Batch::paced_bytes() const {
+  return (host_pages_ == 0 ? work_.size() : host_pages_) * page_bytes_;
+}
+
+bool Batch::wait() const {
+  const uint64_t deadline_ns = system_clock().boot_ns() + kStallNs;
+  Pace* pace = this->pace();
+  if (pace == nullptr) return device_.wait(done_, deadline_ns);
+  Looks looks(pace->from_ns(begun_ns_), pace->expected_ns(paced_bytes()));
+  if (!device_.wait(done_, deadline_ns, looks)) return false;
+  pace->learn(paced_bytes(), begun_ns_, system_clock().boot_ns(), looks.closely());
+  return true;
+}
+
 void Batch::finish() {
-  unknown_ = unknown_ || !device_.wait(done_, system_clock().boot_ns() + kStallNs);
+  unknown_ = unknown_ || !wait();
   if (unknown_)
     throw Error(ErrorKind::storage, "gpu_stalled",
                 "device " + std::to_string(device_.ordinal()) + " has not finished " +

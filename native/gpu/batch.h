@@ -15,6 +15,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -46,7 +47,11 @@ class Batch {
   // H100, whose bus moves 55 GB/s: copies of 128 KiB go at 26 GB/s one by one, at 53 together.
   static constexpr size_t kDirectBytes = 128 << 10;
 
-  explicit Batch(const Device& device);
+  // Of copies to the device, of copies to the host, and of what moves within the device.
+  using Paces = std::array<Pace, 3>;
+
+  // `paces`: of the batches that follow one another on the device. They must outlive it.
+  Batch(const Device& device, Paces& paces);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -94,11 +99,15 @@ class Batch {
   void copy_page(size_t page);
   void copy(std::byte* host, uint64_t device, size_t bytes);
   void copy_all();
+  Pace* pace() const;
+  uint64_t paced_bytes() const;
+  bool wait() const;
   std::byte* bounce(size_t page) const {
     return bounce_.as<std::byte>() + places_[page].place * stride();
   }
 
   const Device& device_;
+  Paces& paces_;
   CUstream stream_ = nullptr;
   CUevent done_ = nullptr;
   Way way_ = Way::to_device;
@@ -110,6 +119,7 @@ class Batch {
   size_t host_pages_ = 0;
   std::vector<CUdeviceptr> from_, to_;  // of copies that are not queued yet
   std::vector<size_t> bytes_;           // of each
+  uint64_t begun_ns_ = 0;
   bool under_way_ = false;
   bool unknown_ = false;  // under way, and no event tells until when
   Memory<true> staging_, tables_;

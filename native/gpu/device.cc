@@ -1,9 +1,11 @@
 #include "gpu/device.h"
 
+#include <sys/prctl.h>
 #include <time.h>
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -16,16 +18,28 @@ namespace kvw::gpu {
 
 namespace {
 
-constexpr uint64_t kFirstLookNs = 10'000;  // the time of a copy of some 500 KiB
-constexpr uint64_t kLongestLookNs = 500'000;
 constexpr uint64_t kMomentNs = 1'000'000;
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
 
 void pause(uint64_t ns) {
-  const timespec pause{0, static_cast<long>(ns)};
+  const timespec pause{static_cast<time_t>(ns / kSecondNs), static_cast<long>(ns % kSecondNs)};
   ::nanosleep(&pause, nullptr);
 }
+
+// This thread's sleeps end when they are to: by default the kernel adds up to 50 us.
+class ExactSleeps {
+ public:
+  ExactSleeps() : before_(::prctl(PR_GET_TIMERSLACK)) { ::prctl(PR_SET_TIMERSLACK, 1000UL); }
+  ~ExactSleeps() {
+    if (before_ > 0) ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(before_));
+  }
+  ExactSleeps(const ExactSleeps&) = delete;
+  ExactSleeps& operator=(const ExactSleeps&) = delete;
+
+ private:
+  int before_;
+};
 
 }  // namespace
 
@@ -141,9 +155,21 @@ void Device::give_back(Mover* mover) {
 }
 
 bool Device::wait(CUevent event, uint64_t deadline_ns) const {
+  Looks looks;
+  return wait(event, deadline_ns, looks);
+}
+
+bool Device::wait(CUevent event, uint64_t deadline_ns, Looks& looks) const {
   if (event == nullptr) return true;
   const Current current(*this);
-  for (uint64_t look_ns = kFirstLookNs;; look_ns = std::min(2 * look_ns, kLongestLookNs)) {
+  std::optional<ExactSleeps> exact;
+  for (;;) {
+    const uint64_t now = now_ns();
+    const uint64_t left_ns = deadline_ns - std::min(deadline_ns, now);
+    if (const uint64_t next_ns = looks.next_ns(now); next_ns != 0 && left_ns != 0) {
+      if (!exact) exact.emplace();
+      pause(std::min(next_ns, left_ns));
+    }
     const CUresult result = cuda_.cuEventQuery(event);
     if (result == kCudaSuccess) return true;
     // Beside a capture it cannot be said yet. An event that is part of one never comes to this.
@@ -151,7 +177,6 @@ bool Device::wait(CUevent event, uint64_t deadline_ns) const {
         result != kCudaNotReady)
       cuda_.check(result, "cuEventQuery");
     if (now_ns() >= deadline_ns) return false;
-    pause(look_ns);
   }
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "gpu/driver.h"
+#include "gpu/pace.h"
 
 namespace kvw::gpu {
 
@@ -50,11 +51,13 @@ class Device {
   using Borrowed = std::unique_ptr<Mover, std::function<void(Mover*)>>;
   Borrowed borrow(uint64_t deadline_ns);
 
-  // False: not until the deadline. The event's stream is not held up. Null is done at once.
+  // False: not until the deadline (boot clock). The event's stream is not held up. Null is done at
+  // once. Blocks, and sleeps between looks.
   bool wait(CUevent event, uint64_t deadline_ns) const;
   // For all of them; they have a moment also where the deadline is over: an event that was recorded
   // just now needs one to happen on a device with nothing to do.
   bool wait(const std::vector<CUevent>& events, uint64_t deadline_ns) const;
+  bool wait(CUevent event, uint64_t deadline_ns, Looks& looks) const;
 
   // The device's context on this thread, beside what others capture, for as long as it lives.
   class Current {

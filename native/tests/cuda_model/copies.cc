@@ -28,10 +28,13 @@ CUresult queue_copy(uint64_t to, uint64_t from, size_t bytes, CUstream stream) {
                                                     std::forward_as_tuple(from, bytes));
   ++counts().copies;
   counts().copied_bytes += bytes;
-  stream_of(stream).queue([=]() mutable {
-    copy_in_parts(to, from, bytes);
-    uses.reset();
-  });
+  const std::chrono::nanoseconds takes(settings().copy_us_per_mib * 1000 * bytes >> 20);
+  stream_of(stream).queue(
+      [=]() mutable {
+        copy_in_parts(to, from, bytes);
+        uses.reset();
+      },
+      takes);
   return kCudaSuccess;
 }
 

@@ -24,13 +24,14 @@
 //    what is mapped is memory of the device only once access was set, and copies write where it was
 //    set for writing.
 //
-// What it does not model: time, several devices' peer access, sticky errors of a lost context other
-// than by kvw_model_set("lost", 1).
+// What it does not model: time but that of copies (copy_us_per_mib), several devices' peer access,
+// sticky errors of a lost context other than by kvw_model_set("lost", 1).
 #pragma once
 
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -81,6 +82,7 @@ struct Settings {
   std::atomic<uint64_t> compiler_newest{90};  // ten times the compute capability NVRTC knows last
   std::atomic<uint64_t> refuses_ptx{0};       // 1: NVRTC is newer than the driver
   std::atomic<uint64_t> batch_result{0};      // what a batch of copies ends with, if not 0
+  std::atomic<uint64_t> copy_us_per_mib{0};   // that copies take at least
 };
 
 // What tests read; kvw_model_count by name.
@@ -94,6 +96,9 @@ struct Counts {
   std::atomic<uint64_t> allocations{0}, frees{0};      // calls, of device and of pinned memory
   std::atomic<uint64_t> broken_captures{0};            // calls that broke another thread's
   std::atomic<uint64_t> busy_streams{0};               // with something under way now
+  // Queries of events: all, and those before the time that the copies before the event take.
+  std::atomic<uint64_t> looks{0}, early_looks{0};
+  std::atomic<uint64_t> look_slack_ns{0};  // the timer slack of the thread of the last one
   std::atomic<uint64_t> streams{0}, events{0}, modules{0}, contexts{0};
   std::atomic<uint64_t> handles{0}, reserved_bytes{0}, mapped_bytes{0};  // of shared memory
 };
@@ -148,9 +153,12 @@ class Use {
 
 // --- streams.cc
 
+using Instant = std::chrono::steady_clock::time_point;
+
 // One recording of an event.
 struct Recording {
   std::atomic<bool> done{false};
+  Instant soonest;  // by the time that copies take
 };
 
 struct Event {
@@ -164,6 +172,9 @@ class Stream {
   int device() const { return device_; }
   ~Stream();  // after all that is queued
   void queue(std::function<void()> operation);
+  // That takes its time, behind what is queued: it ends no sooner than that.
+  void queue(std::function<void()> operation, std::chrono::nanoseconds takes);
+  Instant soonest();  // when all that is queued may be done
   bool idle();
   void drain();
   // Pauses as the settings say.
@@ -177,6 +188,7 @@ class Stream {
   std::condition_variable changed_;
   std::deque<std::function<void()>> operations_;
   bool busy_ = false, ending_ = false;
+  Instant soonest_;
   std::thread thread_;
 };
 

@@ -41,7 +41,8 @@ std::vector<Number> setting_names() {
           {"create_limit", &s.create_limit},
           {"compiler_newest", &s.compiler_newest},
           {"refuses_ptx", &s.refuses_ptx},
-          {"batch_result", &s.batch_result}};
+          {"batch_result", &s.batch_result},
+          {"copy_us_per_mib", &s.copy_us_per_mib}};
 }
 
 std::vector<Number> count_names() {
@@ -65,6 +66,9 @@ std::vector<Number> count_names() {
           {"device_bytes", &c.device_bytes},
           {"host_bytes", &c.host_bytes},
           {"busy_streams", &c.busy_streams},
+          {"looks", &c.looks},
+          {"early_looks", &c.early_looks},
+          {"look_slack_ns", &c.look_slack_ns},
           {"streams", &c.streams},
           {"events", &c.events},
           {"modules", &c.modules},

@@ -1,5 +1,8 @@
 // The model's streams, each a queue and a thread that works it off when it likes, and the driver's
 // calls of streams and events.
+#include <sys/prctl.h>
+
+#include <algorithm>
 #include <chrono>
 
 #include "tests/cuda_model/calls.h"
@@ -38,6 +41,23 @@ void Stream::queue(std::function<void()> operation) {
     operations_.push_back(std::move(operation));
   }
   changed_.notify_all();
+}
+
+void Stream::queue(std::function<void()> operation, std::chrono::nanoseconds takes) {
+  Instant soonest;
+  {
+    const std::lock_guard lock(mutex_);
+    soonest = soonest_ = std::max(soonest_, std::chrono::steady_clock::now()) + takes;
+  }
+  queue([soonest, operation = std::move(operation)] {
+    operation();
+    std::this_thread::sleep_until(soonest);
+  });
+}
+
+Instant Stream::soonest() {
+  const std::lock_guard lock(mutex_);
+  return soonest_;
 }
 
 bool Stream::idle() {
@@ -150,6 +170,7 @@ MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
   if (!is_of_context(stream)) return kCudaInvalidHandle;
   if (event_of(event).device != current_device()) return kCudaInvalidHandle;
   const auto recording = std::make_shared<Recording>();
+  recording->soonest = stream_of(stream).soonest();
   event_of(event).last = recording;
   stream_of(stream).queue([recording] { recording->done.store(true, std::memory_order_release); });
   return kCudaSuccess;
@@ -158,6 +179,9 @@ MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
 MODEL CUresult cuEventQuery(CUevent event) {
   if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   const std::shared_ptr<Recording> last = event_of(event).last;
+  ++counts().looks;
+  if (last != nullptr && std::chrono::steady_clock::now() < last->soonest) ++counts().early_looks;
+  counts().look_slack_ns = static_cast<uint64_t>(::prctl(PR_GET_TIMERSLACK));
   return last == nullptr || last->done.load(std::memory_order_acquire) ? kCudaSuccess
                                                                        : kCudaNotReady;
 }
