@@ -85,8 +85,8 @@ class DataPath(Protocol):
         ...
 
     def use_device(self, ordinal: int) -> None:
-        """Loads the kernels onto a GPU, unless they are there. Blocks for a second the first time
-        in a process."""
+        """Loads the kernels onto a GPU, unless they are there, and takes the memory of one load or
+        store. Blocks for a second the first time in a process."""
         ...
 
     def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:

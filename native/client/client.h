@@ -150,9 +150,10 @@ class Client {
   // Stores page first + i from regions[i]. Returns when all is sealed, refused or late.
   StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                     uint32_t shard, uint64_t timeout_ns);
-  // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Maps what
-  // the daemon has in HBM there, where it says so in a moment; else the first load does. Throws
-  // Error usage "no_gpu", capacity "gpu_memory", storage "gpu_error".
+  // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Takes the
+  // memory of one call there, where there is some: calls need take none while an engine serves.
+  // Maps what the daemon has in HBM there, where it says so in a moment; else the first load does.
+  // Throws Error usage "no_gpu", capacity "gpu_memory", storage "gpu_error".
   void use_device(int ordinal, const std::string& image);
   // Memory of a device that was given, for pages that the caller reads there by itself.
   std::unique_ptr<DeviceStage> device_stage(int ordinal, size_t bytes);

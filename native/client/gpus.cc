@@ -45,6 +45,7 @@ void Gpus::keep(const Use& use, const std::shared_ptr<ClientSession>& session) {
 void Gpus::add(int ordinal, const std::string& image) {
   if (has(ordinal)) return;
   auto made = std::make_shared<gpu::Device>(ordinal, image);
+  made->make_ready();
   const std::lock_guard lock(mutex_);
   refuse_closed();
   devices_.emplace(ordinal, std::move(made));

@@ -106,20 +106,29 @@ bool Batch::add(std::span<const Piece> pieces, Page page, uint64_t staged) {
 void Batch::prepare() {
   const auto any = [this](auto is) { return std::ranges::any_of(places_, is); };
   const size_t pages = work_.size();
-  const size_t most_pieces = std::max(kPieces, pieces_.size());
   const auto staged = [](const Page& page) { return page.host != nullptr && !page.direct; };
-  if (any(staged)) staging_.need(most_host_bytes());
-  if (any([](const Page& page) { return !page.pinned; })) bounce_.need(most_host_bytes());
+  take(any(staged), any([](const Page& page) { return !page.pinned; }));
   for (size_t page = 0; page < pages; ++page)
     if (staged(places_[page]))
       work_[page].staged = staging_.address() + places_[page].place * stride();
   pieces_at_ = pages * sizeof(PageWork);
   leaves_at_ = pieces_at_ + pieces_.size() * sizeof(PagePiece);
+}
+
+void Batch::take(bool staging, bool bounce) {
+  const size_t most_pieces = std::max(kPieces, pieces_.size());
   const size_t most_tables = kPages * sizeof(PageWork) + most_pieces * sizeof(PagePiece);
   const size_t most_leaf_bytes = most_leaves() * sizeof(uint64_t);
+  if (staging) staging_.need(most_host_bytes());
+  if (bounce) bounce_.need(most_host_bytes());
   tables_.need(most_tables + most_leaf_bytes);
   host_tables_.need(most_tables);
   host_leaves_.need(most_leaf_bytes);
+}
+
+void Batch::take_memory() {
+  const Device::Current current(device_);
+  take(true, true);
 }
 
 void Batch::upload() {

@@ -5,11 +5,11 @@
 // page, and a kernel gathers or scatters them. Host memory that is not registered is copied through
 // a pinned buffer of the batch's.
 //
-// What a batch has of the device and of pinned memory is taken at its first use, as much as any
-// batch needs: freeing memory may wait for the device, and so for the engine, so nothing is freed
-// or grown while the engine serves. That is 16 MiB where pages are staged, 16 MiB pinned where
-// some of the host's are not registered, and 1.6 MiB of each for tables and leaves; more only for
-// a page that is larger.
+// What a batch has of the device and of pinned memory is taken by take_memory or at its first use,
+// as much as any batch needs: freeing memory may wait for the device, and so for the engine, so
+// nothing is freed or grown while the engine serves. That is 16 MiB where pages are staged, 16 MiB
+// pinned where some of the host's are not registered, and 1.6 MiB of each for tables and leaves;
+// more only for a page that is larger.
 //
 // Not thread-safe. begin, add while it fits, start, then finish or settle; again.
 #pragma once
@@ -56,6 +56,9 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
+  // All the memory that batches of usual pages can need, so that none of them takes it. May wait
+  // for the device. Throws Error capacity "gpu_memory".
+  void take_memory();
   // `arena`: the registration of the host memory that pages are added from; it must outlive the
   // batch's work. Null where none is. page_bytes of every page.
   void begin(Way way, uint64_t page_bytes, const Registration* arena);
@@ -94,6 +97,7 @@ class Batch {
   size_t most_leaves() const;
   bool add(std::span<const Piece> pieces, Page page, uint64_t staged);
   void prepare();
+  void take(bool staging, bool bounce);
   void upload();
   void launch();
   void copy_page(size_t page);

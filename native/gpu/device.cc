@@ -139,6 +139,14 @@ Device::Borrowed Device::borrow(uint64_t deadline_ns) {
   }
 }
 
+void Device::make_ready() {
+  try {
+    borrow(now_ns())->take_memory();
+  } catch (const Error& error) {
+    if (error.code() != "gpu_memory") throw;
+  }
+}
+
 void Device::give_back(Mover* mover) {
   std::unique_ptr<Mover> owned(mover);
   if (!owned->idle()) {

@@ -51,6 +51,11 @@ class Device {
   using Borrowed = std::unique_ptr<Mover, std::function<void(Mover*)>>;
   Borrowed borrow(uint64_t deadline_ns);
 
+  // Makes one mover, with its memory, so that the first call need not while an engine serves; where
+  // there is no memory for it, the first call asks again. May wait for the device. Throws Error as
+  // Driver::check, but "gpu_memory".
+  void make_ready();
+
   // False: not until the deadline (boot clock). The event's stream is not held up. Null is done at
   // once. Blocks, and sleeps between looks.
   bool wait(CUevent event, uint64_t deadline_ns) const;

@@ -18,6 +18,9 @@ class Mover {
 
   static constexpr size_t kBatches = 2;
   Batch& batch(size_t number) { return batches_[number % kBatches]; }
+  void take_memory() {
+    for (Batch& batch : batches_) batch.take_memory();
+  }
   bool idle() const { return batches_[0].idle() && batches_[1].idle(); }
 
  private:

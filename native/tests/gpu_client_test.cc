@@ -96,6 +96,31 @@ TEST(nothing_is_allocated_or_freed_once_both_batches_were_used) {
   CHECK_EQ(rig.model.count("frees"), frees);
 }
 
+// An engine serves by then, and allocating waits for its step.
+TEST(first_load_allocates_nothing_once_the_client_has_the_device) {
+  Rig rig(5000);
+  rig.model.set("register_limit", 0);  // so that all go through pinned memory as well
+  const auto client = rig.connect();
+  const Chain chain(rig.daemon.shape(), 1, 20);
+  chain.store_all(*client);
+  const DeviceCache cache(rig.model, 20, 5000, 512);
+  const uint64_t allocations = rig.model.count("allocations");
+  CHECK_EQ(rig.load(*client, chain, cache).pages, 20);
+  CHECK_EQ(rig.model.count("allocations"), allocations);
+}
+
+TEST(client_has_the_device_also_where_there_is_no_memory_yet) {
+  Rig rig(5000);
+  rig.model.set("alloc_limit", 1 << 20);
+  const auto client = rig.connect();
+  rig.model.set("alloc_limit", UINT64_MAX);
+  const Chain chain(rig.daemon.shape(), 1, 20);
+  chain.store_all(*client);
+  const DeviceCache cache(rig.model, 20, 5000, 512);
+  CHECK_EQ(rig.load(*client, chain, cache).pages, 20);
+  rig.check_loaded(chain, cache, 20);
+}
+
 TEST(load_ends_before_the_first_page_that_is_missing_and_says_why) {
   Rig rig(5000);
   const auto client = rig.connect();

@@ -95,7 +95,6 @@ TEST(pages_stay_pinned_when_a_lost_device_cannot_say_that_it_is_done) {
 
 TEST(slots_of_a_store_that_failed_come_back_when_the_device_is_done) {
   Rig rig(60000);
-  const auto client = rig.connect();
   const Chain chain(rig.daemon.shape(), 1, 4);
   DeviceCache cache(rig.model, 4, 60000, 60);
   // Device memory that is used up: the batch cannot begin.
@@ -111,6 +110,7 @@ TEST(slots_of_a_store_that_failed_come_back_when_the_device_is_done) {
     else
       bytes /= 2;
   }
+  const auto client = rig.connect();
   CHECK_THROWS(rig.store(*client, chain, cache), "gpu_memory");
   for (const gpu::CUdeviceptr each : taken) cuda.cuMemFree(each);
   cuda.cuCtxPopCurrent(nullptr);
@@ -123,10 +123,11 @@ TEST(slots_of_a_store_that_failed_come_back_when_the_device_is_done) {
 
 TEST(mover_that_cannot_be_made_costs_no_place) {
   Rig rig(5000);
+  DeviceCache cache(rig.model, 2, 5000, 1000);
+  rig.model.set("stream_result", gpu::kCudaOutOfMemory);
   const auto client = rig.connect();
   const Chain chain(rig.daemon.shape(), 1, 2);
   chain.store_all(*client);
-  DeviceCache cache(rig.model, 2, 5000, 1000);
   for (int round = 0; round < 6; ++round) {  // more often than there are places
     rig.model.set("stream_result", round % 2 == 0 ? gpu::kCudaNotPermitted : gpu::kCudaOutOfMemory);
     CHECK_THROWS(rig.load(*client, chain, cache), round % 2 == 0 ? "gpu_error" : "gpu_memory");

@@ -274,6 +274,7 @@ def test_landing_of_another_place_than_the_pages_is_refused(
 
 
 def test_stages_are_freed_with_their_landing(device: ModelDevice, ns: Any) -> None:
+    DeviceLanding(ns, 0, 1 << 20)  # its client has the device from now on, and what that needs
     before = device.count("device_bytes")
     landing = DeviceLanding(ns, 0, 1 << 20)
     assert device.count("device_bytes") == before + (2 << 20)
