@@ -210,13 +210,15 @@ const Touched kTouched[] = {
     {"leaves of several warps", 9 * 4096, 0, 0, {0, 4096, 12288}, 9 * kWhole, 9 * kWhole},
     {"pieces elsewhere than 16 bytes", 4096, 8, 0, {0}, kWords + kLast, kWords},
     {"staged elsewhere", 4096, 0, 8, {0}, kWords + kLast, kWords},
-    {"a piece that ends in a leaf",
+    {"a piece that ends in a leaf", 3 * 4096, 0, 0, {0, 4096 + 16}, 3 * kWhole, 3 * kWhole},
+    {"a piece that ends in a pair of words",
      3 * 4096,
      0,
      0,
-     {0, 4096 + 16},
+     {0, 4096 + 8},
      2 * kWhole + kWords + kLast,
      2 * kWhole + kWords},
+    {"three pieces in a leaf", 4096, 0, 0, {0, 64, 4080}, kWords + kLast, kWords},
     {"a tail", 4096 + 512, 0, 0, {0}, kWhole + 512 / 8 + kLast, kWhole + 512 / 8},
 };
 

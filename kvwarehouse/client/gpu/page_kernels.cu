@@ -1,8 +1,8 @@
 // Pages between a paged cache and one run of bytes, digested on the way: kvw_gather and kvw_scatter.
 //
 // A page is a list of pieces in device memory. A warp moves and digests four of its 4 KiB leaves.
-// Those that are whole, and lie in one aligned run on either side, it takes one after another, all
-// lanes a leaf, 16 bytes a lane; of the others, eight lanes one: XXH3-64 keeps eight 64-bit sums
+// Those that are whole, and of two aligned parts at most on either side, it takes one after another,
+// all lanes a leaf, 16 bytes a lane; of the others, eight lanes one: XXH3-64 keeps eight 64-bit sums
 // over 64 bytes at a time, so a lane has one word and one sum. The digest of a leaf is that of
 // docs/format.md, bit for bit; the host makes the page's digest of them.
 // Source: xxHash's specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md), XXH3, with the
@@ -16,6 +16,13 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// Where a whole leaf lies: its byte i at first + i, and from the border on at second + i. A first of
+// 0: nowhere.
+struct Parts {
+  u64 first, second;
+  u32 border;
+};
+
 #if defined(__CUDACC__)
 #define KVW_CODE static __device__ __forceinline__
 #define KVW_CONSTANT static __device__ __constant__
@@ -26,7 +33,10 @@ typedef unsigned long long u64;
 #define KVW_EACH_LANE(lane) for (u32 lane = threadIdx.x % 32, done = 0; done < 1; ++done)
 KVW_CODE u32 mine(u32) { return 0; }
 // What one lane has, for all. Every lane of the warp takes part, in this and in the next two.
-KVW_CODE u64 of_lane(const u64* values, u32 lane) { return __shfl_sync(~0u, values[0], lane); }
+KVW_CODE Parts of_lane(const Parts* values, u32 lane) {
+  return {__shfl_sync(~0u, values->first, lane), __shfl_sync(~0u, values->second, lane),
+          __shfl_sync(~0u, values->border, lane)};
+}
 // The value of the lane whose number differs in the bits of `distance`.
 KVW_CODE u64 other(const u64* values, u32, u32 distance) {
   return __shfl_xor_sync(~0u, values[0], distance);
@@ -53,7 +63,7 @@ struct Dimension {
 };
 static thread_local Dimension threadIdx, blockIdx, blockDim;
 KVW_CODE u32 mine(u32 lane) { return lane; }
-KVW_CODE u64 of_lane(const u64* values, u32 lane) { return values[lane]; }
+KVW_CODE Parts of_lane(const Parts* values, u32 lane) { return values[lane]; }
 KVW_CODE u64 other(const u64* values, u32 lane, u32 distance) { return values[lane ^ distance]; }
 KVW_CODE u32 votes(const bool* values) {
   u32 all = 0;
@@ -356,8 +366,21 @@ KVW_CODE void move_leaves(const Leaf* leaves, u64 page_bytes, u64* digests) {
 constexpr u64 kWarpBytes = 8 * KVW_STRIPE_BYTES;
 constexpr u32 kPairs = KVW_LEAF_BYTES / kWarpBytes;
 
-KVW_CODE bool has_leaf(const Run& run, u64 offset) {
-  return run.end - offset >= KVW_LEAF_BYTES && (run.base + offset) % 16 == 0;
+// Those of a whole leaf, if there are no more than two and a pair lies in one of them, aligned.
+KVW_CODE bool found_parts(const Run& run, u64 offset, u64 page_bytes, Parts& parts) {
+  const bool one = run.end - offset >= KVW_LEAF_BYTES;
+  parts = {run.base + offset, 0, one ? KVW_LEAF_BYTES : (u32)(run.end - offset)};
+  if (one) return parts.first % 16 == 0;
+  const Run next = run_of(run.piece + 1, run.rest - 1, page_bytes);
+  parts.second = next.base + offset;
+  return next.end - offset >= KVW_LEAF_BYTES &&
+         (parts.first | parts.second | parts.border) % 16 == 0;
+}
+
+KVW_CODE u64 pair_at(const Parts& parts, u32 pair, u32 lane) {
+  const u64 first = parts.first + 16 * lane, second = parts.second + 16 * lane;
+  const int left = (int)parts.border - 16 * (int)lane;
+  return (left > (int)(kWarpBytes * pair) ? first : second) + kWarpBytes * pair;
 }
 
 KVW_CODE void add_pair(const Pair& pair, u64 low_secret, u64 high_secret, u64& low, u64& high) {
@@ -365,18 +388,18 @@ KVW_CODE void add_pair(const Pair& pair, u64 low_secret, u64 high_secret, u64& l
   high += pair.x + squared(pair.y, high_secret);
 }
 
-// Copies a leaf to the address `to`, unless that is 0; every lane has its digest. Between two
-// scramblings, which are 16 stripes apart, sums only grow: each lane adds up what it has for them.
-KVW_CODE u64 move_whole_leaf(u64 from, u64 to) {
+// Copies a leaf, unless that goes nowhere; every lane has its digest. Between two scramblings, which
+// are 16 stripes apart, sums only grow: each lane adds up what it has for them.
+KVW_CODE u64 move_whole_leaf(const Parts& from, const Parts& to) {
   Pair pairs[KVW_LANES_HERE][kPairs];
   u64 low[KVW_LANES_HERE], high[KVW_LANES_HERE];  // two sums, the same in each stripe's lanes
   KVW_EACH_LANE(lane) {
     KVW_UNROLLED
     for (u32 i = 0; i < kPairs; ++i)
-      pairs[mine(lane)][i] = load_pair(from + 16 * lane + kWarpBytes * i);
+      pairs[mine(lane)][i] = load_pair(pair_at(from, i, lane));
     KVW_UNROLLED
-    for (u32 i = 0; to != 0 && i < kPairs; ++i)
-      store_pair(to + 16 * lane + kWarpBytes * i, pairs[mine(lane)][i]);
+    for (u32 i = 0; to.first != 0 && i < kPairs; ++i)
+      store_pair(pair_at(to, i, lane), pairs[mine(lane)][i]);
     low[mine(lane)] = kFirstSums[lane % 4 * 2];
     high[mine(lane)] = kFirstSums[lane % 4 * 2 + 1];
   }
@@ -452,15 +475,16 @@ KVW_CODE void move_pages(const Launch& launch) {
   const u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32 * 4;
   u64* digests = at<u64>(launch.leaves) + first;
   Leaf leaves[KVW_LANES_HERE];
-  u64 from[KVW_LANES_HERE], to[KVW_LANES_HERE];
+  Parts from[KVW_LANES_HERE], to[KVW_LANES_HERE];
   bool whole[KVW_LANES_HERE], left[KVW_LANES_HERE];
   KVW_EACH_LANE(lane) {
     Leaf& leaf = leaves[mine(lane)] = leaf_of(launch, first + lane / 8);
-    const bool moves = leaf.to.end != 0;
-    from[mine(lane)] = leaf.from.base + leaf.offset;
-    to[mine(lane)] = moves ? leaf.to.base + leaf.offset : 0;
-    whole[mine(lane)] = leaf.bytes == KVW_LEAF_BYTES && has_leaf(leaf.from, leaf.offset) &&
-                        (!moves || has_leaf(leaf.to, leaf.offset));
+    to[mine(lane)] = {0, 0, 0};
+    whole[mine(lane)] =
+        leaf.bytes == KVW_LEAF_BYTES &&
+        found_parts(leaf.from, leaf.offset, launch.page_bytes, from[mine(lane)]) &&
+        (leaf.to.end == 0 ||
+         found_parts(leaf.to, leaf.offset, launch.page_bytes, to[mine(lane)]));
     if (whole[mine(lane)]) leaf.bytes = 0;
     left[mine(lane)] = leaf.bytes != 0;
   }
