@@ -64,9 +64,11 @@ class Recorded:
 
 class CapturesAside:
     """A with statement in which what this thread asks of a device breaks no graph that another
-    thread captures. Raises UsageError (code "no_gpu")."""
+    thread captures. address: in the memory of a device whose primary context is the thread's
+    meanwhile. Raises UsageError (code "no_gpu"); entering it code "bad_device_memory", StorageError
+    (code "gpu_error")."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, address: int | None = None) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *unused: object) -> None: ...
 

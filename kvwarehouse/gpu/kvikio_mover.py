@@ -5,13 +5,13 @@ nothing.
 kvikio takes paths, no descriptors, and opens each file twice, so files stay open here, a bounded
 number of them, recognised by device and inode: segments are recycled, not made anew.
 
-Every call of kvikio is made by a thread of this module: cuFile is not ordered by CUDA's streams, so
-kvikio's pread first waits for what the default stream has queued, an engine's work among it. And
-each reads one task of kvikio's at most: versions differ in whether the error of one task is told
-while others still write. Thread-safe.
+Every read is made by a thread of this module, aside of CUDA graphs that others capture, and none by
+kvikio's own threads, which are not. So it is raw_read, which works in the thread that calls it and
+wants the device's context there. cuFile is not ordered by CUDA's streams, so kvikio first waits for
+what the default stream has queued, an engine's work among it. Thread-safe.
 
-Source: kvikio 26.10, python/kvikio/kvikio/cufile.py and defaults.py,
-cpp/include/kvikio/file_handle.hpp and detail/parallel_operation.hpp.
+Source: kvikio 26.10, python/kvikio/kvikio/cufile.py, _lib/file_handle.pyx and defaults.py,
+cpp/src/file_handle.cpp and cpp/include/kvikio/detail/posix_io.hpp.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from typing import Any
 from kvwarehouse.client.mover import Finished, HeldFile, end_of
 from kvwarehouse.errors import UsageError
 from kvwarehouse.gpu.driver import DeviceMemory
+from kvwarehouse.gpu.pages import captures_aside
 
 OPEN_FILES = 16
-_TASK_BYTES = 4 << 20
+_PART_BYTES = 4 << 20
 
 
 class KvikioMover:
@@ -42,9 +43,7 @@ class KvikioMover:
         self.name = "kvikio (GDS)" if gds else "kvikio (compat)"
         self._kvikio = library or _kvikio()
         mode = self._kvikio.CompatMode.OFF if gds else self._kvikio.CompatMode.ON
-        settings = {"compat_mode": mode, "num_threads": threads, "task_size": _TASK_BYTES}
-        # The short way of small reads copies on streams that wait for the default stream.
-        self._kvikio.defaults.set(settings | {"gds_threshold": 0})
+        self._kvikio.defaults.set({"compat_mode": mode})
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvw-kvikio")
         self._files: OrderedDict[tuple[int, int], _Open] = OrderedDict()
         self._lock = threading.Lock()
@@ -61,16 +60,18 @@ class KvikioMover:
         self._threads.shutdown()
         with self._lock:
             files, self._files = list(self._files.values()), OrderedDict()
-        for opened in files:
-            opened.handle.close()
+        with captures_aside():
+            for opened in files:
+                opened.handle.close()
 
     def _read(self, file: HeldFile, offset_bytes: int, part: DeviceMemory) -> None:
-        opened = self._acquire(file)
-        try:
-            size = part.size_bytes
-            got = opened.handle.pread(part, size=size, file_offset=offset_bytes).get()
-        finally:
-            self._release(opened)
+        size = part.size_bytes
+        with captures_aside(part.address):
+            opened = self._acquire(file)
+            try:
+                got = opened.handle.raw_read(part, size=size, file_offset=offset_bytes)
+            finally:
+                self._release(opened)
         if got != size:
             raise OSError(f"{self.name} read {got} of {size} bytes")
 
@@ -108,8 +109,8 @@ def _parts(target: Any) -> Iterator[tuple[int, DeviceMemory]]:
     """Where in the target each begins, and its memory, which is the target's."""
     whole = target.__cuda_array_interface__
     (size_bytes,), address = whole["shape"], whole["data"][0]
-    for at in range(0, size_bytes, _TASK_BYTES):
-        yield at, DeviceMemory(address + at, min(_TASK_BYTES, size_bytes - at))
+    for at in range(0, size_bytes, _PART_BYTES):
+        yield at, DeviceMemory(address + at, min(_PART_BYTES, size_bytes - at))
 
 
 def _kvikio() -> Any:

@@ -44,15 +44,18 @@ def reached(ordinal: int, event: Any, timeout_s: float) -> bool:
     return event is None or engine.wait_event(ordinal, event_of(event), timeout_s)
 
 
-def captures_aside() -> AbstractContextManager[None]:
+def captures_aside(address: int | None = None) -> AbstractContextManager[None]:
     """A with statement in which what this thread asks of a framework (torch) breaks no CUDA graph
     that another thread captures: allocations, copies and waits in a thread beside the engine's.
 
-    For one use, in one thread. Where there is no driver of NVIDIA's it does nothing. Never
-    raises."""
+    address: in the memory of a device whose primary context is the thread's meanwhile, for
+    libraries that expect one.
+
+    For one use, in one thread. Where there is no driver of NVIDIA's it does nothing. Never raises
+    without an address; with one, UsageError (code "bad_device_memory") where no device has it."""
     from kvwarehouse import engine
 
     try:
-        return engine.CapturesAside()
+        return engine.CapturesAside(address)
     except UsageError:
         return nullcontext()

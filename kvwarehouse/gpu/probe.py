@@ -57,7 +57,7 @@ def _gds() -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
         with kvikio.CuFile(file.name, "r") as opened:
-            got = opened.pread(memory, size=_TRIED_BYTES, file_offset=0).get()
+            got = opened.raw_read(memory, size=_TRIED_BYTES, file_offset=0)
     require_direct()
     return {"gds": got == _TRIED_BYTES}
 

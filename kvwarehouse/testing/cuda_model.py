@@ -125,6 +125,10 @@ class ModelDevice:
         """Makes the device's context this thread's, as frameworks do before they call."""
         self._check(self._cuda.cuCtxSetCurrent(self._context))
 
+    def wait_for_default_stream(self) -> None:
+        """In the context that this thread has. Fails without one, and beside a captured graph."""
+        self._check(self._cuda.cuStreamSynchronize(None))
+
     def set(self, name: str, value: int) -> None:
         self._cuda.kvw_model_set(name.encode(), ctypes.c_uint64(value))
 

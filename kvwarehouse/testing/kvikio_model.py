@@ -1,4 +1,4 @@
-"""A contract model of kvikio (26.10: CuFile, IOFuture, defaults), so that files, futures and
+"""A contract model of kvikio (26.10: CuFile's raw_read, defaults), so that files, futures and
 failures are tried without a GPU. tests/integration/test_kvikio.py has the library, tests/gpu the
 device."""
 
@@ -14,8 +14,7 @@ _LONGEST_S = 120.0
 
 
 class KvikioModel:
-    """In place of the module: reads when get() is called, in whatever thread, and is strict about
-    handles."""
+    """In place of the module: reads in the thread that calls, and is strict about handles."""
 
     CompatMode = SimpleNamespace(OFF="OFF", ON="ON", AUTO="AUTO")
 
@@ -25,11 +24,11 @@ class KvikioModel:
         self.defaults = SimpleNamespace(set=self.settings.update)
         self.open: list[Any] = []
         self.opened = 0
-        self.tasks = 0
+        self.reads = 0
         self.error: Exception | None = None
         self.short_bytes = 0
         self.answers = threading.Event()
-        """Cleared: the device does not, and no task ends meanwhile."""
+        """Cleared: the device does not, and no read ends meanwhile."""
         self.answers.set()
         model = self
 
@@ -40,19 +39,15 @@ class KvikioModel:
                 model.open.append(self)
                 model.opened += 1
 
-            def pread(self, buf: Any, size: int, file_offset: int = 0) -> Any:
+            def raw_read(self, buf: Any, size: int, file_offset: int = 0) -> int:
                 assert self.fd is not None, "a closed handle was read from"
-                model.tasks += 1
-
-                def get() -> int:
-                    assert model.answers.wait(_LONGEST_S), "the device never answered"
-                    assert self.fd is not None, "closed while a transfer was under way"
-                    if model.error:
-                        raise model.error
-                    write(buf, os.pread(self.fd, size, file_offset))
-                    return size - model.short_bytes
-
-                return SimpleNamespace(get=get)
+                model.reads += 1
+                assert model.answers.wait(_LONGEST_S), "the device never answered"
+                assert self.fd is not None, "closed while a transfer was under way"
+                if model.error:
+                    raise model.error
+                write(buf, os.pread(self.fd, size, file_offset))
+                return size - model.short_bytes
 
             def __enter__(self) -> CuFile:
                 return self

@@ -29,12 +29,14 @@ class Choosing:
 
 
 def kvikio_of(device: ModelDevice, change: Callable[[Any], None] | None = None) -> KvikioModel:
-    """change: what happens to bytes on their way."""
+    """change: what happens to bytes on their way. Each read first waits for the default stream, as
+    the library does, with the context of the thread that reads."""
 
     def write(target: Any, data: bytes) -> None:
         landed = np.frombuffer(data, np.uint8).copy()
         if change is not None:
             change(landed)
+        device.wait_for_default_stream()
         device.poke(target.address, landed)
 
     return KvikioModel(write)

@@ -1,11 +1,15 @@
-// Takes the place of libcuda.so.1 in tests of kvikio's host side: a driver that is there and has no
-// device. Every call answers CUDA_ERROR_NOT_INITIALIZED, for which kvikio takes a pointer as host memory.
-// Not a model of the driver: nothing can be moved to a device with it. Never installed.
+// Takes the place of libcuda.so.1 in tests of kvikio's host side: a driver that is there and whose
+// device is the host. Memory is the host's, copies are made in the call, by no context and on the
+// default stream; every other call answers CUDA_ERROR_NOT_INITIALIZED. Not a model of the driver:
+// what it shows is what kvikio does with files. Never installed.
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
 #define ANSWER(name) \
   int name(void) { return 3; }
 
 ANSWER(cuInit)
-ANSWER(cuCtxGetCurrent)
 ANSWER(cuCtxGetDevice)
 ANSWER(cuCtxPopCurrent_v2)
 ANSWER(cuCtxPushCurrent_v2)
@@ -18,18 +22,12 @@ ANSWER(cuGetErrorName)
 ANSWER(cuGetErrorString)
 ANSWER(cuMemAllocHost_v2)
 ANSWER(cuMemAlloc_v2)
-ANSWER(cuMemFreeHost)
 ANSWER(cuMemFree_v2)
 ANSWER(cuMemGetAddressRange_v2)
-ANSWER(cuMemHostAlloc)
-ANSWER(cuMemHostRegister_v2)
-ANSWER(cuMemHostUnregister)
 ANSWER(cuMemcpyDtoHAsync_v2)
 ANSWER(cuMemcpyDtoH_v2)
 ANSWER(cuMemcpyBatchAsync)
-ANSWER(cuMemcpyHtoDAsync_v2)
 ANSWER(cuMemcpyHtoD_v2)
-ANSWER(cuMemcpyAsync)
 ANSWER(cuMemcpyBatchAsync_v2)
 ANSWER(cuCtxCreate_v4)
 ANSWER(cuCtxDestroy_v2)
@@ -41,7 +39,6 @@ ANSWER(cuPointerGetAttribute)
 ANSWER(cuPointerGetAttributes)
 ANSWER(cuStreamCreate)
 ANSWER(cuStreamDestroy_v2)
-ANSWER(cuStreamSynchronize)
 ANSWER(cuEventCreate)
 ANSWER(cuEventDestroy_v2)
 ANSWER(cuEventQuery)
@@ -52,4 +49,34 @@ ANSWER(cuStreamWaitEvent)
 int cuDriverGetVersion(int* version) {
   *version = 13000;
   return 0;
+}
+
+int cuCtxGetCurrent(void** context) {
+  *context = NULL;
+  return 0;
+}
+
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  *memory = malloc(bytes);
+  (void)flags;
+  return *memory == NULL ? 2 : 0;
+}
+
+int cuMemFreeHost(void* memory) {
+  free(memory);
+  return 0;
+}
+
+int cuMemHostRegister_v2(void) { return 0; }
+int cuMemHostUnregister(void) { return 0; }
+int cuStreamSynchronize(void) { return 0; }
+
+int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
+  if (stream != NULL) return 400;
+  memcpy((void*)to, (const void*)from, bytes);
+  return 0;
+}
+
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
+  return cuMemcpyAsync(to, (unsigned long long)from, bytes, stream);
 }

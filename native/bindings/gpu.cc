@@ -1,4 +1,5 @@
 // What Python asks of NVIDIA's driver before it gives a client pages on a device.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -40,15 +41,29 @@ bool wait_event(int ordinal, uint64_t event, double timeout_s) {
 }
 
 // For a with statement of one thread's: what a framework does in it breaks no graph of another's.
+// With the context of the device that has the memory at an address, where one is given.
 class CapturesAside {
  public:
-  CapturesAside() : cuda_(gpu::driver()) {}
-  void enter() { beside_.emplace(cuda_); }
-  void exit(const nb::args&) { beside_.reset(); }
+  explicit CapturesAside(std::optional<uint64_t> address)
+      : cuda_(gpu::driver()), address_(address) {}
+  void enter() {
+    beside_.emplace(cuda_);
+    if (!address_) return;
+    device_.emplace(gpu::device_of(*address_), "");
+    current_.emplace(*device_);
+  }
+  void exit(const nb::args&) {
+    current_.reset();
+    device_.reset();
+    beside_.reset();
+  }
 
  private:
   const gpu::Driver& cuda_;
+  std::optional<uint64_t> address_;
   std::optional<gpu::BesideCaptures> beside_;
+  std::optional<gpu::Device> device_;
+  std::optional<gpu::Device::Current> current_;
 };
 
 std::vector<uint64_t> events_of(const gpu::Recorded& recorded) {
@@ -71,9 +86,9 @@ void bind_gpu(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("events", &events_of);
   nb::class_<CapturesAside>(m, "CapturesAside")
-      .def(nb::init<>())
-      .def("__enter__", &CapturesAside::enter)
-      .def("__exit__", &CapturesAside::exit);
+      .def(nb::init<std::optional<uint64_t>>(), nb::arg("address") = nb::none())
+      .def("__enter__", &CapturesAside::enter, nb::call_guard<nb::gil_scoped_release>())
+      .def("__exit__", &CapturesAside::exit, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace kvw::bindings

@@ -1,6 +1,6 @@
-"""The real kvikio, as far as it works without a device: its files, its threads and its futures read
-held extents of a real daemon, in its compatibility mode, into host memory that it takes for what it
-is because a stub stands in the driver's place. That bytes reach a device is tests/gpu's."""
+"""The real kvikio, as far as it works without a device: it reads held extents of a real daemon from
+its files, in its compatibility mode, into host memory that a stub in the driver's place has for a
+device's. That bytes reach a device is tests/gpu's."""
 
 from __future__ import annotations
 

@@ -273,6 +273,22 @@ def test_landing_of_another_place_than_the_pages_is_refused(
         on_host.load(ns, TOKENS, blank(device), timeout_s=60)
 
 
+def test_reads_beside_a_captured_graph_arrive_and_do_not_break_it(
+    device: ModelDevice, ns: Any, kvikio: KvikioModel
+) -> None:
+    out = blank(device)
+    with through(ns, kvikio) as nvme:
+        broken = device.count("broken_captures")
+        device.set("capture", 1)
+        try:
+            loaded = nvme.load(ns, TOKENS, out, timeout_s=60)
+        finally:
+            device.set("capture", 0)
+        assert loaded == PAGES
+        assert nvme.pages_read == PAGES
+        assert device.count("broken_captures") == broken
+
+
 def test_stages_are_freed_with_their_landing(device: ModelDevice, ns: Any) -> None:
     DeviceLanding(ns, 0, 1 << 20)  # its client has the device from now on, and what that needs
     before = device.count("device_bytes")
