@@ -64,10 +64,14 @@ Device::Device(int ordinal, const std::string& image)
     : cuda_(driver()), ordinal_(ordinal), forks_(fork_count()) {
   const BesideCaptures beside(cuda_);
   cuda_.check(cuda_.cuDeviceGet(&device_, ordinal), "cuDeviceGet");
-  int supported = 0;
-  registers_read_only_ =
-      cuda_.cuDeviceGetAttribute(&supported, kAttributeReadOnlyRegister, device_) == kCudaSuccess &&
-      supported != 0;
+  const auto has = [this](int attribute) {
+    int value = 0;
+    return cuda_.cuDeviceGetAttribute(&value, attribute, device_) == kCudaSuccess && value != 0;
+  };
+  if (has(kAttributeReadOnlyRegister))
+    read_only_flags_ = kHostRegisterReadOnly;
+  else if (has(kAttributeHostPageTables))
+    read_only_flags_ = 0;  // no flag is needed there, and this one is refused
   cuda_.check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
     if (!image.empty()) load_kernels(image);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,8 @@ class Device {
   CUuuid uuid() const;
   CUfunction gather() const { return gather_; }
   CUfunction scatter() const { return scatter_; }
-  bool registers_read_only() const { return registers_read_only_; }
+  // Flags that registering memory needs that is mapped read-only; none: the device cannot.
+  std::optional<unsigned> read_only_flags() const { return read_only_flags_; }
   bool forked() const;
 
   // A mover, back on destruction. Null: all are lent until the deadline (boot clock).
@@ -93,7 +95,7 @@ class Device {
   CUcontext context_ = nullptr;
   CUmodule module_ = nullptr;
   CUfunction gather_ = nullptr, scatter_ = nullptr;
-  bool registers_read_only_ = false;
+  std::optional<unsigned> read_only_flags_;
   std::mutex mutex_;
   std::condition_variable back_;
   size_t made_ = 0;

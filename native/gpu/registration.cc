@@ -128,7 +128,7 @@ void Registration::try_all() {
 }
 
 void Registration::try_slab(size_t slab) {
-  if (!memory_.writable && !device_->registers_read_only())
+  if (!memory_.writable && !device_->read_only_flags())
     return refuse(slab, "this device registers no memory that is mapped read-only");
   try {
     const CUresult result = register_slab(slab);
@@ -144,7 +144,8 @@ void Registration::try_slab(size_t slab) {
 
 CUresult Registration::register_slab(size_t slab) const {
   const Device::Current current(*device_);
-  const unsigned flags = kHostRegisterPortable | (memory_.writable ? 0 : kHostRegisterReadOnly);
+  const unsigned more = memory_.writable ? 0 : device_->read_only_flags().value_or(0);
+  const unsigned flags = kHostRegisterPortable | more;
   return device_->cuda().cuMemHostRegister(slab_at(slab), slab_size(slab), flags);
 }
 

@@ -24,7 +24,8 @@ class CudaModel {
   ~CudaModel() {
     for (const char* name : {"hold", "hold_unregister", "hold_stream_create", "stream_result",
                              "lost", "first", "capture", "register_us", "register_result",
-                             "read_only_register", "batch_result", "copy_us_per_mib"})
+                              "read_only_register", "host_page_tables", "batch_result",
+                              "copy_us_per_mib"})
       set(name, 0);
     for (const char* name : {"register_limit", "create_limit"}) set(name, UINT64_MAX);
     for (const char* name : {"devices", "shares", "read_only_access"}) set(name, 1);

@@ -301,16 +301,17 @@ TEST(pages_go_in_few_calls_where_the_driver_takes_many_and_one_by_one_where_not)
 }
 
 TEST(read_only_client_loads_registered_or_not) {
-  for (const uint64_t supported : {1, 0}) {
+  for (const char* by : {"read_only_register", "host_page_tables", ""}) {
+    const bool supported = *by != 0;
     Rig rig(30000);
-    rig.model.set("read_only_register", supported);
+    if (supported) rig.model.set(by, 1);
     const auto writer = rig.connect();
     const Chain chain(rig.daemon.shape(), 1, 7);
     chain.store_all(*writer);
     const auto client = rig.connect(true);
     start_registering(rig, *client);
-    CHECK_EQ(client->registration().bytes, supported * client->view()->arena()->bytes());
-    CHECK_EQ(client->registration().refusal.empty(), supported == 1);
+    CHECK_EQ(client->registration().bytes, supported ? client->view()->arena()->bytes() : 0);
+    CHECK_EQ(client->registration().refusal.empty(), supported);
     DeviceCache to(rig.model, 7, 30000, 3000);
     CHECK_EQ(rig.load(*client, chain, to).pages, 7);
     rig.check_loaded(chain, to, 7);

@@ -119,6 +119,9 @@ MODEL CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
     case kAttributeReadOnlyRegister:
       *value = static_cast<int>(settings().read_only_register);
       return kCudaSuccess;
+    case kAttributeHostPageTables:
+      *value = static_cast<int>(settings().host_page_tables);
+      return kCudaSuccess;
     case kAttributeVirtualMemory:
     case kAttributeSharesByFd:
       *value = static_cast<int>(settings().shares);

@@ -225,7 +225,8 @@ CUresult register_host(void* address, size_t bytes, unsigned flags) {
   const Access access = access_of(start, bytes);
   const bool read_only = (flags & kHostRegisterReadOnly) != 0;
   if (read_only && settings().read_only_register == 0) return kCudaNotSupported;
-  if (!access.mapped || (!access.writable && !read_only)) return kCudaInvalidValue;
+  const bool may = access.writable || read_only || settings().host_page_tables != 0;
+  if (!access.mapped || !may) return kCudaInvalidValue;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   if (overlaps(all.registered, start, bytes) || overlaps(all.host, start, bytes))

@@ -74,6 +74,7 @@ struct Settings {
   std::atomic<uint64_t> register_us{0};                     // that registering takes
   std::atomic<uint64_t> register_result{0};                 // what registering ends with, if not 0
   std::atomic<uint64_t> read_only_register{0};              // whether devices do; few on x86
+  std::atomic<uint64_t> host_page_tables{0};                // whether devices use them (Grace)
   std::atomic<uint64_t> shares{1};                          // whether devices share by descriptors
   std::atomic<uint64_t> read_only_access{1};                // whether mappings may be read-only
   std::atomic<uint64_t> granule{2 << 20};                   // of memory that can be shared

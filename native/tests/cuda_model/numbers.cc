@@ -34,6 +34,7 @@ std::vector<Number> setting_names() {
           {"register_us", &s.register_us},
           {"register_result", &s.register_result},
           {"read_only_register", &s.read_only_register},
+          {"host_page_tables", &s.host_page_tables},
           {"shares", &s.shares},
           {"read_only_access", &s.read_only_access},
           {"granule", &s.granule},
