@@ -21,6 +21,7 @@ class HostWriter final : public PageWriter {
     KVW_SEQUENCE_POINT("store: copied");
     seals_.push_back({seal.generation, digest, seal.slot, seal.shard});
   }
+  void start() override {}
   void finish() override {}
 
  private:
@@ -28,7 +29,8 @@ class HostWriter final : public PageWriter {
   std::vector<Piece> pieces_;
 };
 
-// Gathered and digested by the device, batch by batch; two of them are on their way at a time.
+// Gathered and digested by the device, batch by batch; two of them are on their way at a time, also
+// while the caller asks for the next window.
 class DeviceWriter final : public PageWriter {
  public:
   DeviceWriter(const Regions& regions, Gpus::Use gpu, gpu::Device::Borrowed mover,
@@ -45,7 +47,7 @@ class DeviceWriter final : public PageWriter {
     regions_.pieces(number, pieces_);
     if (filling_ == nullptr) begin();
     if (!filling_->batch->add(pieces_, to)) {
-      start();
+      launch();
       begin();
       filling_->batch->add(pieces_, to);
     }
@@ -53,8 +55,14 @@ class DeviceWriter final : public PageWriter {
     KVW_SEQUENCE_POINT("store: granted");
   }
 
+  void start() override {
+    if (filling_ != nullptr) launch();
+    while (flights_.size() > launched_) land();
+    launched_ = 0;
+  }
+
   void finish() override {
-    if (filling_ != nullptr) start();
+    start();
     while (!flights_.empty()) land();
   }
 
@@ -79,9 +87,10 @@ class DeviceWriter final : public PageWriter {
     filling_ = std::make_unique<Flight>(Flight{&mover_->batch(begun_++), {}});
     filling_->batch->begin(gpu::Way::to_host, regions_.page_bytes(), gpu_.arena.get());
   }
-  void start() {
+  void launch() {
     flights_.push_back(std::move(*filling_));
     filling_.reset();
+    ++launched_;
     flights_.back().batch->start();
   }
   void land() {
@@ -101,7 +110,7 @@ class DeviceWriter final : public PageWriter {
   std::shared_ptr<ClientSession> session_;
   gpu::Device::Borrowed mover_;
   std::vector<Piece> pieces_;
-  size_t begun_ = 0;
+  size_t begun_ = 0, launched_ = 0;  // batches: of the call, and of the window that is put
   std::unique_ptr<Flight> filling_;
   std::deque<Flight> flights_;
 };

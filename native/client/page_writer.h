@@ -14,9 +14,12 @@ class PageWriter {
   virtual ~PageWriter() = default;
   // Begins to copy page `number` of the regions to `to`; `seal` lacks the digest alone. May throw.
   virtual void put(size_t number, std::byte* to, const Key& key, const Seal& seal) = 0;
-  // Ends the copies of all that was put. Seals of what is whole are in seals() then. May throw.
+  // After the last page of a window: the copies of it are all under way, or ended, and those of the
+  // windows before are ended. May throw.
+  virtual void start() = 0;
+  // Ends the copies of all that was put. May throw.
   virtual void finish() = 0;
-  // What is copied and not sealed yet, in the order it was put.
+  // Of what is copied, and not taken out of here yet, in the order it was put.
   std::vector<Seal>& seals() { return seals_; }
   // False: something may still write to slots that were put. Never throws.
   virtual bool settle() { return true; }

@@ -1,5 +1,6 @@
 // Stores: reserve a window, copy and digest it, then seal it in the same exchange that reserves the
-// next one.
+// next one. A GPU copies a window while the next one is reserved, so its seals go one exchange
+// later.
 #include <time.h>
 
 #include <algorithm>
@@ -16,6 +17,11 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kWindowBytes = 32ull << 20;
+// Of what a client alone may leave unfinished, so that several can store side by side. From a
+// device two windows are unfinished at a time.
+constexpr uint64_t kLimitShare = 4, kDeviceLimitShare = 8;
+// Whose seals fit into a message, however small the pages are.
+static_assert(2 * (kMessageBytes / (sizeof(Reserve) + 8)) * sizeof(Seal) <= kMessageBytes - 64);
 // Of the first window; each is twice the one before, up to a whole one. What is in it is sealed,
 // found by others and on its way to NVMe sooner.
 constexpr size_t kFirstShare = 4;
@@ -48,8 +54,8 @@ class Storer {
         end_(std::min(prompt.pages(), first + regions.count())) {
     const uint64_t limit = call.view->control().reserve_limit_bytes.value.load();
     const uint64_t slot = call.row.shape.slot_bytes();
-    // A quarter of what all clients share, so that several can store side by side.
-    window_ = std::max<size_t>(1, std::min(kWindowBytes, limit / 4) / slot);
+    const uint64_t share = regions.device() == nullptr ? kLimitShare : kDeviceLimitShare;
+    window_ = std::max<size_t>(1, std::min(kWindowBytes, limit / share) / slot);
     asks_ = std::max<size_t>(1, window_ / kFirstShare);
   }
 
@@ -58,11 +64,18 @@ class Storer {
       refuse_rest(Reason::timeout);
       return report_;
     }
-    while (unanswered() || !seals().empty()) {
-      // Late: what is copied is still sealed, nothing new is begun.
-      if (now_ns() >= deadline_ns_) refuse_rest(Reason::timeout);
-      if (!unanswered() && seals().empty()) break;
-      if (!step() && unanswered() && seals().empty()) pause();
+    try {
+      while (unanswered() || !held_.empty()) {
+        // Late: what is copied is still sealed, nothing new is begun.
+        if (now_ns() >= deadline_ns_) refuse_rest(Reason::timeout);
+        if (!unanswered() && held_.empty()) break;
+        if (!step() && unanswered() && held_.empty()) pause();
+      }
+    } catch (...) {
+      // Where something may still write, the slots stay this session's until it ends; nobody else
+      // is given them before.
+      if (writer_->settle()) client_.give_up(held_);
+      throw;
     }
     return report_;
   }
@@ -73,14 +86,18 @@ class Storer {
     Reason reason;  // none: only because its parent waits
   };
 
-  std::vector<Seal>& seals() { return writer_->seals(); }
   bool unanswered() const { return !waiting_.empty() || next_ < end_; }
   void drop(Reason reason) { ++report_.dropped[reason_name(reason)]; }
 
-  // One exchange: seals what was copied last, reserves and copies the next window. False when no
-  // page was answered for good.
+  // One exchange: seals what is copied, reserves the next window and begins to copy it. False when
+  // no page was answered for good.
   bool step() {
-    const std::vector<Seal> seals = std::exchange(this->seals(), {});
+    if (!unanswered()) writer_->finish();
+    const std::vector<Seal> seals = std::exchange(writer_->seals(), {});
+    if (!seals.empty() && call_.view->arena()->lost())
+      throw Error(ErrorKind::storage, "memory_lost",
+                  "the arena file lacks memory that this store has written: it was cut, or its "
+                  "filesystem is full; see the daemon's log, and connect again");
     Writer message(MessageType::exchange);
     message.put(call_.row.shape.id);
     for (const Seal& seal : seals) message.put(seal);
@@ -91,9 +108,8 @@ class Storer {
       reply = client_.exchange(*call_.view, message, seals, asked.size(), shard_,
                                std::max(deadline_ns_, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
-      // Whether the seals arrived nobody knows: they are not counted as stored.
-      report_.dropped[reason_name(Reason::unreachable)] += seals.size();
       if (error.kind() != ErrorKind::transport || report_.stored + report_.already == 0) throw;
+      writer_->finish();
       give_up(asked);
       return true;
     }
@@ -106,30 +122,14 @@ class Storer {
       else
         drop(sealed[i].reason);
     }
+    held_.erase(held_.begin(), held_.begin() + static_cast<ptrdiff_t>(seals.size()));
     const std::span answers(reserved, asked.size());
-    try {
-      const size_t answered = take(asked, answers);
-      writer_->finish();
-      if (call_.view->arena()->lost())
-        throw Error(ErrorKind::storage, "memory_lost",
-                    "the arena file lacks memory that this store has written: it was cut, or its "
-                    "filesystem is full; see the daemon's log, and connect again");
-      return answered > 0;
-    } catch (const Error&) {
-      give_up_grants(answers);
-      throw;
-    }
-  }
-
-  // The copies broke off. Where something may still write, the slots stay this session's until it
-  // ends; nobody else is given them before.
-  void give_up_grants(std::span<const ReserveAnswer> answers) {
-    if (!writer_->settle()) return;
-    std::vector<SlotRef> refs;
     for (const ReserveAnswer& answer : answers)
       if (answer.answer == Answer::granted)
-        refs.push_back({answer.generation, answer.slot, shard_});
-    client_.give_up(refs);
+        held_.push_back({answer.generation, answer.slot, shard_});
+    const size_t answered = take(asked, answers);
+    writer_->start();
+    return answered > 0;
   }
 
   // Fills a window with pages that wait, then with fresh ones, and returns them.
@@ -152,7 +152,7 @@ class Storer {
     return asked;
   }
 
-  // Copies what was granted and counts what was answered for good; returns how many that were.
+  // Puts what was granted and counts what was answered for good; returns how many that were.
   size_t take(std::span<const size_t> asked, std::span<const ReserveAnswer> answers) {
     std::vector<Waiting> again;
     std::optional<size_t> ended;  // the last run that a page was refused in for good
@@ -223,8 +223,13 @@ class Storer {
     waiting_.clear();
   }
 
-  // The daemon does not answer any more.
+  // The daemon does not answer any more. Whether seals arrived nobody knows: what they are of is
+  // not counted as stored.
   void give_up(std::span<const size_t> asked) {
+    report_.dropped[reason_name(Reason::unreachable)] += held_.size();
+    client_.give_up(held_);
+    held_.clear();
+    writer_->seals().clear();
     std::vector<Waiting> all;
     for (const size_t page : asked) all.push_back({page, Reason::unreachable});
     for (const Waiting& each : waiting_) all.push_back({each.page, Reason::unreachable});
@@ -247,6 +252,7 @@ class Storer {
   size_t next_, end_;
   size_t window_, asks_ = 0;      // pages of an exchange, and of the next one
   std::vector<Waiting> waiting_;  // ascending, all before next_
+  std::vector<SlotRef> held_;     // granted and not known to be sealed, as put; seals come first
   StoreReport report_;
 };
 

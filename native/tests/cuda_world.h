@@ -27,7 +27,8 @@ class CudaModel {
                               "read_only_register", "host_page_tables", "batch_result",
                               "copy_us_per_mib"})
       set(name, 0);
-    for (const char* name : {"register_limit", "create_limit"}) set(name, UINT64_MAX);
+    for (const char* name : {"register_limit", "create_limit", "alloc_limit"})
+      set(name, UINT64_MAX);
     for (const char* name : {"devices", "shares", "read_only_access"}) set(name, 1);
     set("granule", 2 << 20);
   }
