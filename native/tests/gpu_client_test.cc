@@ -293,7 +293,7 @@ TEST(pages_go_in_few_calls_where_the_driver_takes_many_and_one_by_one_where_not)
     rig.check_loaded(chain, to, 150);
     const uint64_t calls = rig.model.count("batches") - batches;
     if (result == gpu::kCudaSuccess)
-      CHECK(calls >= 4 && calls <= 12);  // of 64 copies at most, both ways
+      CHECK(calls >= 4 && calls <= 75);  // of 300 copies: 64 at most, or those of a store's window
     else
       CHECK_EQ(calls, 0);
     CHECK_EQ(rig.model.count("unpinned_copies"), 0);

@@ -60,11 +60,11 @@ TEST(pages_stay_pinned_when_a_lost_device_cannot_say_that_it_is_done) {
   Rig rig(60000);
   auto client = rig.connect();
   start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, 4), other(rig.daemon.shape(), 2, 4);
+  const Chain chain(rig.daemon.shape(), 1, 4), other(rig.daemon.shape(), 2, 2);  // one window
   chain.store_all(*client);
   // What is loaded into is the device's still, when the load has failed.
   auto cache = std::make_unique<DeviceCache>(rig.model, 4, 60000, 6000);
-  auto stored = std::make_unique<DeviceCache>(rig.model, 4, 60000, 6000);
+  auto stored = std::make_unique<DeviceCache>(rig.model, 2, 60000, 6000);
   std::string loading_error, storing_error;
   const auto fail = [&](auto call, std::string& code) {
     rig.model.set("hold", 1);
@@ -88,9 +88,9 @@ TEST(pages_stay_pinned_when_a_lost_device_cannot_say_that_it_is_done) {
   fail([&] { rig.store(*client, other, *stored); }, storing_error);
   CHECK_EQ(storing_error, "gpu_error");
   // Its slots are still this session's, and stay so: nothing says that nobody writes to them.
-  CHECK_EQ(rig.daemon.status().reserved_slots, 4);
+  CHECK_EQ(rig.daemon.status().reserved_slots, 2);
   CHECK_EQ(Chain(rig.daemon.shape(), 3, 1).store(*client, 0).stored, 1);  // settles what is owed
-  CHECK_EQ(rig.daemon.status().reserved_slots, 4);
+  CHECK_EQ(rig.daemon.status().reserved_slots, 2);
 }
 
 TEST(slots_of_a_store_that_failed_come_back_when_the_device_is_done) {
