@@ -11,6 +11,23 @@ set(KVW_COMMON_HEADERS
     <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <random> <set> <span>
     <string> <string_view> <thread> <unordered_map> <utility> <vector>)
 file(GLOB KVW_TESTS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*.cc)
+
+# NVIDIA's header: of a CUDA toolkit, or of the wheel nvidia-cuda-runtime beside the interpreter.
+# Nothing but this test needs it.
+if(Python_EXECUTABLE)
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+                  OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE KVW_SITE)
+endif()
+find_path(KVW_CUDA_INCLUDE cuda.h
+          PATHS ${KVW_SITE}/nvidia/cu13/include ${KVW_SITE}/nvidia/cuda_runtime/include
+                $ENV{CUDA_PATH}/include $ENV{CUDA_HOME}/include /usr/local/cuda/include)
+if(NOT KVW_CUDA_INCLUDE)
+  list(FILTER KVW_TESTS EXCLUDE REGEX "/gpu_headers_test\\.cc$")
+  add_test(NAME gpu_headers_test
+           COMMAND ${CMAKE_COMMAND} -E echo "skipped: no cuda.h (nvidia-cuda-runtime, a toolkit)")
+  set_tests_properties(gpu_headers_test PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped")
+endif()
+
 foreach(source ${KVW_TESTS})
   get_filename_component(name ${source} NAME_WE)
   add_executable(${name} EXCLUDE_FROM_ALL ${source})
@@ -67,7 +84,11 @@ set_target_properties(
   kvw_cuda_model PROPERTIES PREFIX "" OUTPUT_NAME "libcuda.so" SUFFIX ".1" LIBRARY_OUTPUT_DIRECTORY
                             ${CMAKE_BINARY_DIR}/cuda_model)
 add_dependencies(native_tests kvw_cuda_model)
-file(GLOB KVW_GPU_TESTS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu_*.cc)
+if(KVW_CUDA_INCLUDE)
+  target_include_directories(gpu_headers_test SYSTEM PRIVATE ${KVW_CUDA_INCLUDE})
+endif()
+set(KVW_GPU_TESTS ${KVW_TESTS})
+list(FILTER KVW_GPU_TESTS INCLUDE REGEX "/gpu_[^/]*\\.cc$")
 foreach(source ${KVW_GPU_TESTS})
   get_filename_component(name ${source} NAME_WE)
   add_dependencies(${name} kvw_cuda_model)
