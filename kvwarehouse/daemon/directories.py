@@ -151,7 +151,8 @@ def check_room(config: Config, index_bytes: int, log: Log) -> None:
             Event.ARENA_NOT_TMPFS,
             path=config.arena_dir,
             mount=places.mount_of(config.arena_dir),
-            text="the arena is not on tmpfs: the kernel will write its pages to that disk",
+            text="the arena is not on tmpfs: the kernel will write its pages to that disk, and no"
+            " GPU can pin its memory, so that its pages take a copy more",
         )
     if config.nvme_dir:
         _check_nvme_room(config, log)

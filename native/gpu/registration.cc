@@ -135,6 +135,10 @@ void Registration::try_slab(size_t slab) {
     // A graph is being captured, beside which this cannot be done, or somebody else has registered
     // some of it: that will be over.
     if (of_a_capture(result) || result == kCudaHostMemoryAlreadyRegistered) return;
+    if (result == kCudaInvalidValue)
+      return refuse(slab, "cuMemHostRegister: " + device_->cuda().told(result) +
+                              "; Linux lets nobody pin files of a disk: give the daemon an "
+                              "--arena-dir on tmpfs");
     device_->cuda().check(result, "cuMemHostRegister");
     states_[slab].store(State::registered, std::memory_order_release);
   } catch (const Error& error) {

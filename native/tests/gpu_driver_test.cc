@@ -2,9 +2,11 @@
 // test over the model shows is worth what the model refuses.
 #include "gpu/driver.h"
 
+#include <linux/magic.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -190,7 +192,7 @@ TEST(model_refuses_registrations_that_the_driver_refuses) {
   CHECK_EQ(world.cuda.cuMemHostRegister(data, 1 << 20, kHostRegisterPortable), kCudaSuccess);
   CHECK_EQ(world.cuda.cuMemHostRegister(data + 4096, 4096, kHostRegisterPortable),
            kCudaHostMemoryAlreadyRegistered);
-  CHECK_EQ(world.cuda.cuMemHostUnregister(data + 4096), kCudaHostMemoryNotRegistered);
+  CHECK_EQ(world.cuda.cuMemHostUnregister(data + 4096), kCudaInvalidValue);
   CHECK_EQ(world.cuda.cuMemHostUnregister(data), kCudaSuccess);
   CHECK_EQ(world.cuda.cuMemHostUnregister(data), kCudaHostMemoryNotRegistered);
   CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, kHostRegisterPortable),
@@ -200,6 +202,29 @@ TEST(model_refuses_registrations_that_the_driver_refuses) {
   world.set("read_only_register", 1);
   CHECK_EQ(world.cuda.cuMemHostRegister(read_only.data, 1 << 20, flags), kCudaSuccess);
   CHECK_EQ(world.cuda.cuMemHostUnregister(read_only.data), kCudaSuccess);
+}
+
+// As the kernel refuses it to the driver: an arena on a disk is never registered.
+TEST(model_registers_files_in_memory_and_none_on_a_disk) {
+  World world;
+  const auto registered = [&](int file) {
+    CHECK(file >= 0 && ::ftruncate(file, 4096) == 0);
+    void* data = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    CHECK(data != MAP_FAILED);
+    const CUresult result = world.cuda.cuMemHostRegister(data, 4096, kHostRegisterPortable);
+    if (result == kCudaSuccess) CHECK_EQ(world.cuda.cuMemHostUnregister(data), kCudaSuccess);
+    ::munmap(data, 4096);
+    ::close(file);
+    return result;
+  };
+  CHECK_EQ(registered(::memfd_create("kvw-test", MFD_CLOEXEC)), kCudaSuccess);
+  std::string name = "./kvw-test-XXXXXX";  // where tests are built, or what started them is
+  const int file = ::mkstemp(name.data());
+  CHECK(file >= 0);
+  ::unlink(name.c_str());
+  struct statfs at{};
+  CHECK_EQ(::fstatfs(file, &at), 0);
+  CHECK_EQ(registered(file), at.f_type == TMPFS_MAGIC ? kCudaSuccess : kCudaInvalidValue);
 }
 
 TEST(model_refuses_contexts_that_nobody_holds_and_streams_of_others) {

@@ -1,10 +1,13 @@
 // The model's memory: the device's, what callers pin, and what queued operations use.
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "tests/cuda_model/model.h"
 
@@ -98,10 +101,23 @@ bool take_out(std::map<uint64_t, Range>& ranges, uint64_t address, std::atomic<u
   return true;
 }
 
-// Whether the whole range is mapped, and writable.
+// Whether the whole range is mapped and writable, and any of it is a file's of which the kernel
+// tracks dirty pages: pages of those it lets nobody hold for long who may write to them
+// (Linux 6.5).
 struct Access {
-  bool mapped = false, writable = true;
+  bool mapped = false, writable = true, tracked = false;
 };
+
+bool is_tracked(const std::string& path) {
+  if (path.empty() || path[0] != '/' || path.starts_with("/memfd:") || path == "/dev/zero")
+    return false;
+  struct statfs at{};
+  if (::statfs(path.c_str(), &at) != 0 &&  // removed
+      ::statfs(path.substr(0, path.rfind('/') + 1).c_str(), &at) != 0)
+    return false;
+  const auto type = static_cast<uint64_t>(at.f_type);
+  return type != TMPFS_MAGIC && type != HUGETLBFS_MAGIC && type != RAMFS_MAGIC;
+}
 
 Access access_of(uint64_t address, size_t bytes) {
   Access access;
@@ -111,10 +127,12 @@ Access access_of(uint64_t address, size_t bytes) {
   uint64_t reached = address;
   while (std::fgets(line, sizeof line, maps) != nullptr) {
     unsigned long long begin = 0, end = 0;
-    char rights[5] = "";
-    if (std::sscanf(line, "%llx-%llx %4s", &begin, &end, rights) != 3) continue;
+    char rights[5] = "", path[400] = "";
+    if (std::sscanf(line, "%llx-%llx %4s %*s %*s %*s %399s", &begin, &end, rights, path) < 3)
+      continue;
     if (begin > reached || end <= reached) continue;
     access.writable = access.writable && rights[1] == 'w';
+    access.tracked = access.tracked || (rights[3] == 's' && is_tracked(path));
     reached = end;
     if (reached >= address + bytes) break;
   }
@@ -227,6 +245,7 @@ CUresult register_host(void* address, size_t bytes, unsigned flags) {
   if (read_only && settings().read_only_register == 0) return kCudaNotSupported;
   const bool may = access.writable || read_only || settings().host_page_tables != 0;
   if (!access.mapped || !may) return kCudaInvalidValue;
+  if (access.tracked && !read_only && settings().host_page_tables == 0) return kCudaInvalidValue;
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   if (overlaps(all.registered, start, bytes) || overlaps(all.host, start, bytes))
@@ -243,7 +262,9 @@ CUresult unregister_host(void* address) {
   Memory& all = memory();
   const std::lock_guard lock(all.mutex);
   const auto found = all.registered.find(start);
-  if (found == all.registered.end()) return kCudaHostMemoryNotRegistered;
+  if (found == all.registered.end())
+    return holding(all.registered, start) == all.registered.end() ? kCudaHostMemoryNotRegistered
+                                                                  : kCudaInvalidValue;
   if (!access_of(start, found->second.bytes).mapped)
     violation("registered memory was unmapped before it was unregistered");
   take_out(all.registered, start, counts().registered_bytes,

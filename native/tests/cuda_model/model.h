@@ -10,8 +10,10 @@
 //  - The default streams, by null or their numbers, wait for no other stream either.
 //  - Asynchronous copies of host memory that is neither registered nor allocated here are made in
 //    the call, as the driver makes them, and counted.
-//  - Registering what is registered, or writable where the mapping is not, and unregistering or
-//    freeing what a queued operation still uses, is refused or counted as a violation.
+//  - Registering what is registered, writable where the mapping is not, or writable what is a
+//  file's
+//    on a disk, and unregistering or freeing what a queued operation still uses, is refused or
+//    counted as a violation.
 //  - While "capture" is set, another thread captures a graph in the mode global: what is not merely
 //    queued on a stream fails on every thread whose own mode is not relaxed, and is counted as a
 //    capture that was broken. Stricter than the driver, which lets some of it pass.
