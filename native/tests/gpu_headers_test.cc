@@ -53,6 +53,9 @@ TEST(calls_have_the_parameters_that_the_header_gives_them) {
   if (!Calls<decltype(&::symbol), decltype(gpu::Driver::name)>::same()) \
     differ += std::string(differ.empty() ? "" : ", ") + #symbol;
   KVW_CUDA_FUNCTIONS(KVW_COMPARE)
+#if CUDA_VERSION >= 13000
+  KVW_CUDA_NEWER_FUNCTIONS(KVW_COMPARE)
+#endif
 #undef KVW_COMPARE
   CHECK_EQ(differ, "");
 }
@@ -104,6 +107,10 @@ TEST(numbers_are_those_of_the_header) {
   KVW_SAME(kAccessRead, CU_MEM_ACCESS_FLAGS_PROT_READ);
   KVW_SAME(kAccessReadWrite, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   KVW_SAME(kGranularityRecommended, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+#if CUDA_VERSION >= 12080
+  KVW_SAME(kSourceInStreamOrder, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+  KVW_SAME(kBesideKernels, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+#endif
   KVW_SAME(kCaptureModeGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL);
   KVW_SAME(kCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
 #undef KVW_SAME
@@ -127,6 +134,13 @@ TEST(structs_are_laid_out_as_in_the_header) {
   KVW_SAME_PLACE(CUmemAllocationProp, flags, allocFlags);
   KVW_SAME_PLACE(CUmemAccessDesc, location, location);
   KVW_SAME_PLACE(CUmemAccessDesc, flags, flags);
+#if CUDA_VERSION >= 12080
+  CHECK_EQ(sizeof(gpu::CUmemcpyAttributes), sizeof(::CUmemcpyAttributes));
+  KVW_SAME_PLACE(CUmemcpyAttributes, source_order, srcAccessOrder);
+  KVW_SAME_PLACE(CUmemcpyAttributes, from_hint, srcLocHint);
+  KVW_SAME_PLACE(CUmemcpyAttributes, to_hint, dstLocHint);
+  KVW_SAME_PLACE(CUmemcpyAttributes, flags, flags);
+#endif
 #undef KVW_SAME_PLACE
 }
 

@@ -94,16 +94,15 @@ TEST(next_window_is_reserved_while_the_copies_of_the_last_are_under_way) {
 TEST(slots_of_both_windows_come_back_when_the_second_fails_on_the_device) {
   Rig rig(kPageBytes, kDramBytes);
   const auto client = rig.connect();
+  start_registering(rig, *client);
   const Chain chain(rig.daemon.shape(), 1, kPages);
   DeviceCache cache(rig.model, kPages, kPageBytes, 10000);
   rig.fill(chain, cache);
-  // Enough for the first batch, which the first window takes.
-  rig.model.set("alloc_limit", rig.model.count("device_bytes") + gpu::Batch::kBytes * 3 / 2);
-  start_registering(rig, *client);
+  rig.model.set("batch_limit", rig.model.count("batches") + 1);  // the first window's
   HeldStore store(rig.model, *client, chain, cache);
   const bool both = comes([&] { return rig.daemon.status().reserved_slots == kFirst + kSecond; });
   store.end();
-  rig.model.set("alloc_limit", UINT64_MAX);
+  rig.model.set("batch_limit", UINT64_MAX);
   CHECK(both);
   CHECK_EQ(store.code, "gpu_memory");
   CHECK_EQ(Chain(rig.daemon.shape(), 2, 1).store(*client, 0).stored, 1);  // settles what is owed

@@ -136,6 +136,7 @@ MODEL CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t*
   if (count == 0 || attribute_count != 1 || first_copies[0] != 0 || stream == nullptr ||
       attributes->source_order != gpu::kSourceInStreamOrder)
     return kCudaInvalidValue;
+  if (counts().batches >= settings().batch_limit) return kCudaOutOfMemory;
   ++counts().batches;
   for (size_t i = count; i-- > 0;) {
     const bool to_device = device_of(to[i]) >= 0;

@@ -84,8 +84,9 @@ struct Settings {
   std::atomic<uint64_t> create_limit{UINT64_MAX};  // bytes that cuMemCreate may give at once
   std::atomic<uint64_t> compiler_newest{90};  // ten times the compute capability NVRTC knows last
   std::atomic<uint64_t> refuses_ptx{0};       // 1: NVRTC is newer than the driver
-  std::atomic<uint64_t> batch_result{0};      // what a batch of copies ends with, if not 0
-  std::atomic<uint64_t> copy_us_per_mib{0};   // that copies take at least
+  std::atomic<uint64_t> batch_limit{UINT64_MAX};  // batches of copies that there is room for
+  std::atomic<uint64_t> batch_result{0};          // what a batch of copies ends with, if not 0
+  std::atomic<uint64_t> copy_us_per_mib{0};       // that copies take at least
 };
 
 // What tests read; kvw_model_count by name.

@@ -42,6 +42,7 @@ std::vector<Number> setting_names() {
           {"create_limit", &s.create_limit},
           {"compiler_newest", &s.compiler_newest},
           {"refuses_ptx", &s.refuses_ptx},
+          {"batch_limit", &s.batch_limit},
           {"batch_result", &s.batch_result},
           {"copy_us_per_mib", &s.copy_us_per_mib}};
 }
