@@ -1,6 +1,7 @@
 #include "gpu/batch.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/clock.h"
@@ -58,9 +59,7 @@ void Batch::begin(Way way, uint64_t page_bytes, const Registration* arena) {
   work_.clear();
   pieces_.clear();
   host_pages_ = 0;
-  from_.clear();
-  to_.clear();
-  bytes_.clear();
+  copies_.clear();
 }
 
 size_t Batch::room() const {
@@ -156,37 +155,49 @@ void Batch::launch() {
 }
 
 void Batch::copy(std::byte* host, uint64_t device, size_t bytes) {
-  const auto address = reinterpret_cast<uint64_t>(host);
-  from_.push_back(way_ == Way::to_device ? address : device);
-  to_.push_back(way_ == Way::to_device ? device : address);
-  bytes_.push_back(bytes);
-  if (bytes_.size() == kCopies) copy_all();
+  copies_.push_back({host, device, bytes});
+  if (copies_.size() == kCopies) copy_all();
 }
 
 // In one call where the driver has it: a copy of its own waits for the one before, a bus of 55 GB/s
 // moves 35 in copies of 256 KiB.
 void Batch::copy_all() {
+  if (copies_.size() < 2 || !copy_together())
+    for (const Copy& each : copies_) copy_alone(each);
+  copies_.clear();
+}
+
+// False: the driver cannot.
+bool Batch::copy_together() {
   const Driver& cuda = device_.cuda();
-  CUresult result = bytes_.empty() ? kCudaSuccess : kCudaNotSupported;
-  if (bytes_.size() > 1 && cuda.cuMemcpyBatchAsync != nullptr) {
-    CUmemcpyAttributes how{kSourceInStreamOrder, {}, {}, kBesideKernels};
-    size_t first = 0;
-    result = cuda.cuMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), bytes_.size(), &how,
-                                     &first, 1, stream_);
-    if (result != kCudaNotSupported) cuda.check(result, "cuMemcpyBatchAsync");
+  if (cuda.cuMemcpyBatchAsync == nullptr) return false;
+  std::array<CUdeviceptr, kCopies> hosts, devices;
+  std::array<size_t, kCopies> bytes;
+  const size_t count = copies_.size();
+  for (size_t i = 0; i < count; ++i) {
+    hosts[i] = reinterpret_cast<uint64_t>(copies_[i].host);
+    devices[i] = copies_[i].device;
+    bytes[i] = copies_[i].bytes;
   }
-  for (size_t i = 0; result == kCudaNotSupported && i < bytes_.size(); ++i)
-    if (way_ == Way::to_device)
-      cuda.check(cuda.cuMemcpyHtoDAsync(to_[i], reinterpret_cast<const void*>(from_[i]), bytes_[i],
-                                        stream_),
-                 "cuMemcpyHtoDAsync");
-    else
-      cuda.check(
-          cuda.cuMemcpyDtoHAsync(reinterpret_cast<void*>(to_[i]), from_[i], bytes_[i], stream_),
-          "cuMemcpyDtoHAsync");
-  from_.clear();
-  to_.clear();
-  bytes_.clear();
+  const bool to_device = way_ == Way::to_device;
+  CUmemcpyAttributes how{kSourceInStreamOrder, {}, {}, kBesideKernels};
+  size_t first = 0;
+  const CUresult result = cuda.cuMemcpyBatchAsync((to_device ? devices : hosts).data(),
+                                                  (to_device ? hosts : devices).data(),
+                                                  bytes.data(), count, &how, &first, 1, stream_);
+  if (result == kCudaNotSupported) return false;
+  cuda.check(result, "cuMemcpyBatchAsync");
+  return true;
+}
+
+void Batch::copy_alone(const Copy& copy) {
+  const Driver& cuda = device_.cuda();
+  if (way_ == Way::to_device)
+    cuda.check(cuda.cuMemcpyHtoDAsync(copy.device, copy.host, copy.bytes, stream_),
+               "cuMemcpyHtoDAsync");
+  else
+    cuda.check(cuda.cuMemcpyDtoHAsync(copy.host, copy.device, copy.bytes, stream_),
+               "cuMemcpyDtoHAsync");
 }
 
 void Batch::copy_page(size_t page) {

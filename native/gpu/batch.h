@@ -90,6 +90,11 @@ class Batch {
     bool direct, pinned;
     size_t place;  // among the host's pages
   };
+  struct Copy {
+    std::byte* host;
+    uint64_t device;
+    size_t bytes;
+  };
 
   size_t leaves_each() const { return (page_bytes_ + kBlockBytes - 1) / kBlockBytes; }
   uint64_t stride() const;
@@ -103,6 +108,8 @@ class Batch {
   void copy_page(size_t page);
   void copy(std::byte* host, uint64_t device, size_t bytes);
   void copy_all();
+  bool copy_together();
+  void copy_alone(const Copy& copy);
   Pace* pace() const;
   uint64_t paced_bytes() const;
   bool wait() const;
@@ -121,8 +128,7 @@ class Batch {
   std::vector<PageWork> work_;
   std::vector<PagePiece> pieces_;
   size_t host_pages_ = 0;
-  std::vector<CUdeviceptr> from_, to_;  // of copies that are not queued yet
-  std::vector<size_t> bytes_;           // of each
+  std::vector<Copy> copies_;  // not queued yet
   uint64_t begun_ns_ = 0;
   bool under_way_ = false;
   bool unknown_ = false;  // under way, and no event tells until when

@@ -209,7 +209,7 @@ def test_prepared_device_has_its_kernels_before_the_first_pages_move(
 # --- NVIDIA's own compilers, which need no GPU
 
 CUDA_13_0, CUDA_12_9 = "nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
-"""Where the packages have it. torch 2.11 pins that of 13.0, which does not find its own builtins."""
+"""Where packages have it. torch 2.11 pins that of 13.0, which does not find its own builtins."""
 COMPILE = """
 import sys
 from kvwarehouse.client.gpu import kernels
