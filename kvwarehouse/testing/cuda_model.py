@@ -143,6 +143,11 @@ class ModelDevice:
         self._cuda.kvw_model_poke(address, data.ctypes.data_as(ctypes.c_void_p), made_bytes(made))
         return made
 
+    def free(self, array: ModelArray) -> None:
+        """Nothing may be under way to or from it."""
+        self.enter()
+        self._check(self._cuda.cuMemFree_v2(ctypes.c_uint64(array.address)))
+
     def allocate(self, size_bytes: int) -> int:
         """The address of device memory that holds anything."""
         self.enter()

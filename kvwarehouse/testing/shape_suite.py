@@ -52,7 +52,11 @@ class Scattered:
         held = np.array(self.device.read(self.memory))
         for page, part, at, size in self._places():
             held[0, at : at + size] = rows[page, part]
+        self.close()
         self.memory = self.device.array(held)
+
+    def close(self) -> None:
+        self.device.free(self.memory)
 
     def rows(self, page_bytes: int) -> Any:
         """And nothing beside the pieces was touched."""
@@ -101,4 +105,6 @@ class ShapeSuite:
             target = Scattered(device, page_bytes, rng.choice(PIECES), rng.choice(SHIFTS), rng)
             assert ns.load(tokens, target.regions()) == PAGES
             assert np.array_equal(target.rows(page_bytes), rows)
+            source.close()
+            target.close()
         client.clear(space)

@@ -33,6 +33,9 @@ class TorchDevice:
         # `array` has returned, and that is all that is promised to be needed.
         return array.cpu().numpy()
 
+    def free(self, array: Any) -> None:
+        """torch does, by itself."""
+
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
