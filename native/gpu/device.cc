@@ -19,22 +19,12 @@ namespace kvw::gpu {
 namespace {
 
 constexpr uint64_t kMomentNs = 1'000'000;
-constexpr uint64_t kAwakeNs = 30'000;
-constexpr uint64_t kLongPauseNs = 500'000;  // from here on, who waits that long waits on
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
 
-// The processor rests, but for the last moment of a short pause: in virtual machines a thread that
-// rests comes back some ten microseconds late, in which a device with little to do has ended.
 void pause(uint64_t ns) {
-  const uint64_t end_ns = now_ns() + ns;
-  const uint64_t awake_ns = ns < kLongPauseNs ? std::min(ns, kAwakeNs) : 0;
-  if (const uint64_t rest_ns = ns - awake_ns; rest_ns != 0) {
-    const timespec rest{static_cast<time_t>(rest_ns / kSecondNs),
-                        static_cast<long>(rest_ns % kSecondNs)};
-    ::nanosleep(&rest, nullptr);
-  }
-  while (awake_ns != 0 && now_ns() < end_ns) continue;
+  const timespec pause{static_cast<time_t>(ns / kSecondNs), static_cast<long>(ns % kSecondNs)};
+  ::nanosleep(&pause, nullptr);
 }
 
 // This thread's sleeps end when they are to: by default the kernel adds up to 50 us.
