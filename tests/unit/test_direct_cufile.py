@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Any:
         driver = SimpleNamespace(get=said.__getitem__)
         monkeypatch.setitem(sys.modules, "kvikio.cufile_driver", driver)
         monkeypatch.setattr(probe, "Driver", HostDriver)
+        monkeypatch.setattr("kvwarehouse.gpu.kvikio_mover.captures_aside", lambda *_: nullcontext())
         monkeypatch.setattr(direct_cufile, "_MODULES", Path(__file__))
 
     return played

@@ -120,7 +120,7 @@ def test_a_page_says_what_ran_and_what_did_not() -> None:
 
 def test_the_document_has_the_marks() -> None:
     document = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    assert "Lanes that have run here: none." in document
+    assert "Lanes that have run here: " in document
     assert with_outcomes(document, {}, [], []) != document
 
 
