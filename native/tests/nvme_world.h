@@ -245,7 +245,10 @@ class World : public LogHost {
     ++moves;
     if (on_moved) on_moved(to);
   }
-  void moving(const Key& key, const Extent& to) override { copies.emplace_back(key.hi, to); }
+  void moving(const Key& key, const Extent& to) override {
+    copies.emplace_back(key.hi, to);
+    if (on_moving) on_moving();
+  }
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override {
     words[segment] = {life, closing};
   }
@@ -294,6 +297,7 @@ class World : public LogHost {
   PageFacts last_facts;
   uint64_t next_ticket = 1, moves = 0;
   std::vector<std::pair<uint64_t, Extent>> copies;  // that were begun
+  std::function<void()> on_moving;
   std::unique_ptr<Log> log;
 };
 
