@@ -89,7 +89,9 @@ class Regions:
         Needs a client on the daemon's host. Raises UsageError: code "no_gpu" where there is no
         driver, "bad_device_memory" for addresses that no device has, "bad_event",
         "bad_regions" for rows in host memory. A call raises it with code "bad_stream" where the
-        arrays name a stream of another device, or none that can be one."""
+        arrays name a stream of another device, or none that can be one; CapacityError (code
+        "gpu_capture") where a graph is captured on their stream, or on one beside which CUDA's
+        default stream, if it is theirs, cannot be used."""
         raise UsageError("these pages are in host memory", code="bad_regions")
 
     def behind_streams(self) -> Self:

@@ -220,6 +220,18 @@ class ModelDevice:
         finally:
             _thread.says = {}
 
+    @contextmanager
+    def captured(self, stream: str) -> Iterator[None]:
+        """With it another thread captures that one of `streams`; "default": a blocking stream,
+        beside which nobody can use the default one."""
+        self.set("captured", self._handles[stream])
+        self.set("capture", 1)
+        try:
+            yield
+        finally:
+            self.set("capture", 0)
+            self.set("captured", 0)
+
     def stream_of_another(self) -> int:
         """A stream of device 1, for as long as the process lives."""
         self.set("devices", 2)

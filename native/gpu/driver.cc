@@ -61,6 +61,7 @@ const char* advice(CUresult result) {
              "again, its CUDA context is lost";
     case kCudaCaptureUnsupported:
     case kCudaCaptureInvalidated:
+    case kCudaCaptureImplicit:
     case kCudaCapturedEvent:
       return "another thread captures a CUDA graph, beside which this cannot be done; it can be "
              "when that is over";

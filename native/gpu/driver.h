@@ -102,6 +102,7 @@ inline constexpr int kSourceInStreamOrder = 1;          // CU_MEMCPY_SRC_ACCESS_
 inline constexpr unsigned kBesideKernels = 1;  // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 inline constexpr int kCaptureModeGlobal = 0;   // CU_STREAM_CAPTURE_MODE_GLOBAL
 inline constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr int kCaptureStatusNone = 0;   // CU_STREAM_CAPTURE_STATUS_NONE
 
 // name, symbol in the library, parameters
 #define KVW_CUDA_FUNCTIONS(X)                                                                      \
@@ -158,6 +159,7 @@ inline constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
   X(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                        \
   X(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))        \
   X(cuStreamQuery, cuStreamQuery, (CUstream stream))                                               \
+  X(cuStreamIsCapturing, cuStreamIsCapturing, (CUstream stream, int* status))                      \
   X(cuEventCreate, cuEventCreate, (CUevent * event, unsigned flags))                               \
   X(cuEventDestroy, cuEventDestroy_v2, (CUevent event))                                            \
   X(cuEventRecord, cuEventRecord, (CUevent event, CUstream stream))                                \

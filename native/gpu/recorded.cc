@@ -11,13 +11,25 @@ Recorded::Recorded(int ordinal, const std::vector<uint64_t>& streams) : Recorded
   for (const uint64_t stream : streams) record(stream);
 }
 
+// Asking breaks no capture. Recording does where the default stream cannot be used, and so does a
+// look at an event of a stream that is captured.
+void Recorded::refuse_captured(CUstream stream) const {
+  const Driver& cuda = device_.cuda();
+  int status = kCaptureStatusNone;
+  CUresult result = cuda.cuStreamIsCapturing(stream, &status);
+  if (result == kCudaSuccess && status != kCaptureStatusNone) result = kCudaCaptureUnsupported;
+  if (of_a_capture(result)) cuda.check(result, "cuStreamIsCapturing");
+}
+
 void Recorded::record(uint64_t stream) {
   const Driver& cuda = device_.cuda();
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): how array libraries say it
+  const auto handle = reinterpret_cast<CUstream>(stream);
+  refuse_captured(handle);
   CUevent made = nullptr;
   cuda.check(cuda.cuEventCreate(&made, kEventDisableTiming), "cuEventCreate");
   events_.push_back(made);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): how array libraries say it
-  const CUresult result = cuda.cuEventRecord(made, reinterpret_cast<CUstream>(stream));
+  const CUresult result = cuda.cuEventRecord(made, handle);
   if (result == kCudaInvalidHandle)
     throw Error(ErrorKind::usage, "bad_stream",
                 "stream " + std::to_string(stream) + " is not one of device " +

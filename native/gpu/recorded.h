@@ -13,7 +13,8 @@ class Recorded {
  public:
   // streams: handles of the device's, or CUDA's numbers for the default streams: 1, which is one
   // for all threads, and 2, this thread's own. Waits for none of them. Throws Error usage
-  // "bad_stream" for one that is another device's, and as Driver::check.
+  // "bad_stream" for one that is another device's, capacity "gpu_capture" for one that is captured,
+  // or that cannot be used beside a capture, which goes on; and as Driver::check.
   Recorded(int ordinal, const std::vector<uint64_t>& streams);
   ~Recorded();
   Recorded(const Recorded&) = delete;
@@ -25,6 +26,7 @@ class Recorded {
  private:
   explicit Recorded(int ordinal) : device_(ordinal, "") {}
   void record(uint64_t stream);
+  void refuse_captured(CUstream stream) const;
 
   Device device_;  // whose context is the array's, and there already
   std::vector<CUevent> events_;

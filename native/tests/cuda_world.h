@@ -24,8 +24,8 @@ class CudaModel {
   ~CudaModel() {
     for (const char* name :
          {"hold", "hold_unregister", "hold_stream_create", "stream_result", "lost", "first",
-          "capture", "register_us", "register_result", "read_only_register", "host_page_tables",
-          "batch_result", "copy_us_per_mib"})
+          "capture", "captured", "register_us", "register_result", "read_only_register",
+          "host_page_tables", "batch_result", "copy_us_per_mib"})
       set(name, 0);
     for (const char* name : {"register_limit", "batch_limit", "create_limit", "alloc_limit"})
       set(name, UINT64_MAX);

@@ -121,9 +121,16 @@ TEST(error_names_the_call_the_error_and_what_to_do) {
   }
   CHECK_EQ(world.cuda.told(12345), "CUDA error 12345");
   CHECK_THROWS(world.cuda.check(kCudaIllegalAddress, "cuEventQuery"), "gpu_error");
-  for (const CUresult result :
-       {kCudaCaptureUnsupported, kCudaCaptureInvalidated, kCudaCapturedEvent})
-    CHECK_THROWS(world.cuda.check(result, "cuMemAlloc"), "gpu_capture");
+  for (const CUresult result : {kCudaCaptureUnsupported, kCudaCaptureInvalidated,
+                                kCudaCaptureImplicit, kCudaCapturedEvent}) {
+    try {
+      world.cuda.check(result, "cuMemAlloc");
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), "gpu_capture");
+      CHECK(std::string(error.what()).find("captures a CUDA graph") != std::string::npos);
+    }
+  }
 }
 
 TEST(model_copies_in_the_order_of_a_stream_and_of_events_alone) {
@@ -273,6 +280,38 @@ TEST(model_refuses_what_breaks_a_capture_of_another_thread_unless_the_mode_is_re
   CHECK_EQ(world.cuda.cuEventQuery(event), kCudaCaptureUnsupported);  // the thread's mode is back
   CHECK_EQ(world.count("broken_captures"), before + 3);
   world.set("capture", 0);
+  CHECK_EQ(world.cuda.cuEventDestroy(event), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
+}
+
+TEST(model_breaks_the_capture_of_a_stream_whose_event_is_looked_at_and_of_one_beside_the_default) {
+  World world;
+  const BesideCaptures beside(world.cuda);
+  const CUstream stream = world.stream();
+  const CUevent event = world.event();
+  const auto legacy = reinterpret_cast<CUstream>(1);  // NOLINT(performance-no-int-to-ptr)
+  int status = -1;
+  world.set("captured", reinterpret_cast<uint64_t>(stream));
+  world.set("capture", 1);
+  const uint64_t before = world.count("broken_captures");
+  CHECK_EQ(world.cuda.cuStreamIsCapturing(legacy, &status), kCudaSuccess);
+  CHECK_EQ(status, kCaptureStatusNone);
+  CHECK_EQ(world.cuda.cuStreamIsCapturing(stream, &status), kCudaSuccess);
+  CHECK_EQ(status, 1);
+  CHECK_EQ(world.cuda.cuEventRecord(event, stream), kCudaSuccess);
+  CHECK_EQ(world.count("broken_captures"), before);
+  CHECK_EQ(world.cuda.cuEventQuery(event), kCudaCapturedEvent);
+  CHECK_EQ(world.count("broken_captures"), before + 1);
+  world.set("captured", 1);
+  CHECK_EQ(world.cuda.cuStreamIsCapturing(legacy, &status), kCudaCaptureImplicit);
+  CHECK_EQ(world.count("broken_captures"), before + 1);
+  CHECK_EQ(world.cuda.cuEventRecord(event, legacy), kCudaCaptureImplicit);
+  CHECK_EQ(world.count("broken_captures"), before + 2);
+  CHECK_EQ(world.cuda.cuEventRecord(event, stream), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuEventSynchronize(event), kCudaSuccess);
+  CHECK_EQ(world.cuda.cuEventQuery(event), kCudaSuccess);
+  world.set("capture", 0);
+  world.set("captured", 0);
   CHECK_EQ(world.cuda.cuEventDestroy(event), kCudaSuccess);
   CHECK_EQ(world.cuda.cuStreamDestroy(stream), kCudaSuccess);
 }

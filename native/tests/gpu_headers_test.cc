@@ -84,6 +84,7 @@ TEST(numbers_are_those_of_the_header) {
   KVW_SAME(kCudaNotSupported, CUDA_ERROR_NOT_SUPPORTED);
   KVW_SAME(kCudaCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   KVW_SAME(kCudaCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  KVW_SAME(kCudaCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   KVW_SAME(kCudaCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
   KVW_SAME(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
   KVW_SAME(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
@@ -113,6 +114,7 @@ TEST(numbers_are_those_of_the_header) {
 #endif
   KVW_SAME(kCaptureModeGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL);
   KVW_SAME(kCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+  KVW_SAME(kCaptureStatusNone, CU_STREAM_CAPTURE_STATUS_NONE);
 #undef KVW_SAME
 }
 

@@ -434,6 +434,24 @@ def test_stream_is_recorded_beside_a_capture_without_breaking_it(
     assert device.count("broken_captures") == broken
 
 
+@pytest.mark.parametrize("stream", ["engine", "default"])
+def test_array_on_a_stream_that_is_captured_is_refused_and_the_graph_stays_whole(
+    device: ModelDevice, ns: Any, stream: str
+) -> None:
+    """Whoever records on it, or looks at an event of it, breaks the graph."""
+    array = device.array(noise(1))
+    assert ns.store(prompt(1), array).stored == PAGES
+    broken, events = device.count("broken_captures"), device.count("events")
+    with device.current(stream):
+        with device.captured(stream):
+            for call in (ns.load, ns.store):
+                with pytest.raises(kvw.CapacityError, match="captures a CUDA graph") as refused:
+                    call(prompt(1), array)
+                assert refused.value.code == "gpu_capture"
+        assert (device.count("broken_captures"), device.count("events")) == (broken, events)
+        assert ns.load(prompt(1), array) == PAGES
+
+
 @pytest.mark.parametrize("stream", [0, -1, True, "1", 1.0])
 def test_what_can_be_no_stream_is_refused_with_what_can(
     device: ModelDevice, ns: Any, stream: Any

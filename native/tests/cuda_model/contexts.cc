@@ -79,7 +79,9 @@ MODEL CUresult cuGetErrorName(CUresult error, const char** name) {
       {kCudaNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
       {kCudaNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
       {kCudaCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
-      {kCudaCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}};
+      {kCudaCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {kCudaCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+      {kCudaCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"}};
   const auto found = names.find(error);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kCudaInvalidValue : kCudaSuccess;

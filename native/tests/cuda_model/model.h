@@ -17,6 +17,10 @@
 //  - While "capture" is set, another thread captures a graph in the mode global: what is not merely
 //    queued on a stream fails on every thread whose own mode is not relaxed, and is counted as a
 //    capture that was broken. Stricter than the driver, which lets some of it pass.
+//  - While "captured" is the handle of a stream besides, that is the stream: an event recorded
+//  there
+//    is part of the graph, and whoever looks at it breaks the capture. 1: a blocking stream, and
+//    using the default one breaks its capture. Only events, and asking, know of this.
 //  - Contexts are retained and released: one that nobody holds, and none, is no thread's. Streams
 //    and events belong to the device that they were made on, and are used under its context alone.
 //  - Kernels are the project's own source, compiled for the host.
@@ -69,6 +73,7 @@ struct Settings {
   std::atomic<uint64_t> stream_result{0};       // what making a stream ends with, if not 0
   std::atomic<uint64_t> lost{0};                // 1: every call fails, as after an illegal address
   std::atomic<uint64_t> capture{0};             // 1: another thread captures a graph
+  std::atomic<uint64_t> captured{0};            // and where: a stream's handle
   std::atomic<uint64_t> devices{1};
   std::atomic<uint64_t> first{0};  // the machine's number of the device that is ordinal 0 here
   std::atomic<uint64_t> device_bytes{uint64_t{512} << 20};  // of each device
@@ -168,6 +173,7 @@ struct Recording {
 struct Event {
   int device;
   std::shared_ptr<Recording> last;  // null: never recorded, which counts as done
+  bool captured = false;            // recorded last where a graph was captured
 };
 
 class Stream {

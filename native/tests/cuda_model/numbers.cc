@@ -27,6 +27,7 @@ std::vector<Number> setting_names() {
           {"stream_result", &s.stream_result},
           {"lost", &s.lost},
           {"capture", &s.capture},
+          {"captured", &s.captured},
           {"devices", &s.devices},
           {"first", &s.first},
           {"device_bytes", &s.device_bytes},

@@ -21,6 +21,14 @@ void sleep_us(uint64_t us) { std::this_thread::sleep_for(std::chrono::microsecon
 
 Event& event_of(CUevent event) { return *reinterpret_cast<Event*>(event); }
 
+bool is_legacy(CUstream stream) { return stream == nullptr || stream == kLegacyStream; }
+
+// Of the default stream: whether it cannot be used.
+bool is_captured(CUstream stream) {
+  const CUstream named = is_legacy(stream) ? kLegacyStream : stream;
+  return settings().capture != 0 && settings().captured == reinterpret_cast<uint64_t>(named);
+}
+
 }  // namespace
 
 Stream::Stream(int device) : device_(device), thread_([this] { work(); }) { ++counts().streams; }
@@ -104,7 +112,7 @@ void wait_for(const Recording& recording) {
 
 Stream& stream_of(CUstream stream) {
   static auto* null_stream = new Stream(kAnyDevice);
-  if (stream == nullptr || stream == kLegacyStream) return *null_stream;
+  if (is_legacy(stream)) return *null_stream;
   if (stream != kThreadsStream) return *reinterpret_cast<Stream*>(stream);
   thread_local auto* threads_own = new Stream(kAnyDevice);
   return *threads_own;
@@ -145,6 +153,13 @@ MODEL CUresult cuStreamQuery(CUstream stream) {
   return stream_of(stream).idle() ? kCudaSuccess : kCudaNotReady;
 }
 
+MODEL CUresult cuStreamIsCapturing(CUstream stream, int* status) {
+  if (const CUresult result = ready(); result != kCudaSuccess) return result;
+  if (is_legacy(stream) && is_captured(stream)) return kCudaCaptureImplicit;
+  *status = is_captured(stream) ? 1 : kCaptureStatusNone;
+  return kCudaSuccess;
+}
+
 MODEL CUresult cuStreamSynchronize(CUstream stream) {
   if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
   stream_of(stream).drain();
@@ -169,6 +184,12 @@ MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
   if (const CUresult result = ready(); result != kCudaSuccess) return result;
   if (!is_of_context(stream)) return kCudaInvalidHandle;
   if (event_of(event).device != current_device()) return kCudaInvalidHandle;
+  if (is_legacy(stream) && is_captured(stream)) {
+    ++counts().broken_captures;
+    return kCudaCaptureImplicit;
+  }
+  event_of(event).captured = is_captured(stream);
+  if (event_of(event).captured) return kCudaSuccess;
   const auto recording = std::make_shared<Recording>();
   recording->soonest = stream_of(stream).soonest();
   event_of(event).last = recording;
@@ -178,6 +199,10 @@ MODEL CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 MODEL CUresult cuEventQuery(CUevent event) {
   if (const CUresult result = ready_to_wait(); result != kCudaSuccess) return result;
+  if (event_of(event).captured) {
+    ++counts().broken_captures;
+    return kCudaCapturedEvent;
+  }
   const std::shared_ptr<Recording> last = event_of(event).last;
   ++counts().looks;
   if (last != nullptr && std::chrono::steady_clock::now() < last->soonest) ++counts().early_looks;
