@@ -47,23 +47,24 @@ class CapturesAside {
   explicit CapturesAside(std::optional<uint64_t> address)
       : cuda_(gpu::driver()), address_(address) {}
   void enter() {
-    beside_.emplace(cuda_);
-    if (!address_) return;
-    device_.emplace(gpu::device_of(*address_), "");
-    current_.emplace(*device_);
+    if (address_) {
+      device_.emplace(gpu::device_of(*address_), "");
+      current_.emplace(*device_);
+    }
+    beside_.emplace(cuda_);  // last: what throws has left the thread's mode as it was
   }
   void exit(const nb::args&) {
+    beside_.reset();
     current_.reset();
     device_.reset();
-    beside_.reset();
   }
 
  private:
   const gpu::Driver& cuda_;
   std::optional<uint64_t> address_;
-  std::optional<gpu::BesideCaptures> beside_;
   std::optional<gpu::Device> device_;
   std::optional<gpu::Device::Current> current_;
+  std::optional<gpu::BesideCaptures> beside_;
 };
 
 std::vector<uint64_t> events_of(const gpu::Recorded& recorded) {

@@ -276,6 +276,21 @@ def test_what_a_framework_does_aside_breaks_no_captured_graph(device: ModelDevic
         device.set("capture", 0)
 
 
+def test_thread_is_not_left_aside_where_no_device_has_the_address(device: ModelDevice) -> None:
+    event = device.record()
+    until(lambda: device.happened(event), "the event")
+    aside = kvwarehouse.gpu.captures_aside(4096)
+    with pytest.raises(kvw.UsageError) as refused, aside:
+        pass
+    assert refused.value.code == "bad_device_memory"
+    device.set("capture", 1)
+    try:
+        with pytest.raises(AssertionError, match="answers 900"):
+            device.happened(event)
+    finally:
+        device.set("capture", 0)
+
+
 def test_nothing_is_aside_where_there_is_no_driver() -> None:
     asks = "from kvwarehouse.gpu import captures_aside\nwith captures_aside(): print('here')"
     environment = os.environ | {"KVW_CUDA_DRIVER": "/nonexistent/libcuda.so"}
