@@ -10,17 +10,15 @@
 //  - The default streams, by null or their numbers, wait for no other stream either.
 //  - Asynchronous copies of host memory that is neither registered nor allocated here are made in
 //    the call, as the driver makes them, and counted.
-//  - Registering what is registered, writable where the mapping is not, or writable what is a
-//  file's
-//    on a disk, and unregistering or freeing what a queued operation still uses, is refused or
+//  - Registering what is registered, writable where the mapping is not, or writable what is of a
+//    file on a disk, and unregistering or freeing what a queued operation still uses, is refused or
 //    counted as a violation.
 //  - While "capture" is set, another thread captures a graph in the mode global: what is not merely
 //    queued on a stream fails on every thread whose own mode is not relaxed, and is counted as a
 //    capture that was broken. Stricter than the driver, which lets some of it pass.
-//  - While "captured" is the handle of a stream besides, that is the stream: an event recorded
-//  there
-//    is part of the graph, and whoever looks at it breaks the capture. 1: a blocking stream, and
-//    using the default one breaks its capture. Only events, and asking, know of this.
+//  - While "captured" is a stream's handle besides, it captures that one: an event recorded there
+//    is part of the graph, and whoever looks at it breaks the capture. 1: it captures a blocking
+//    stream, and whoever uses the default one breaks that. Only events, and asking, know of this.
 //  - Contexts are retained and released: one that nobody holds, and none, is no thread's. Streams
 //    and events belong to the device that they were made on, and are used under its context alone.
 //  - Kernels are the project's own source, compiled for the host.
