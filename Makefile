@@ -147,6 +147,10 @@ WHEELS ?= build/gpu-wheels
 gpu-wheels:  ## collect what a GPU machine without a registry needs, to take there (WHEELS=FOLDER)
 	@PYTHON="$(PYTHON)" scripts/gpu_wheels.sh "$(WHEELS)"
 
+.PHONY: gpu-kit
+gpu-kit:  ## one file for a GPU machine without a network: HEAD, wheels, and what to run there
+	@PYTHON="$(PYTHON)" scripts/gpu_kit.sh
+
 .PHONY: setup-gpu
 setup-gpu:
 	@PYTHON="$(PYTHON)" VENV="$(GPU_VENV)" WHEELS="$(WHEELS)" scripts/gpu_setup.sh
