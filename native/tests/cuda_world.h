@@ -3,6 +3,9 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -11,6 +14,22 @@
 #include "tests/check.h"
 
 namespace kvw {
+
+// A file without a name where tests are built, or what started them is: on a disk, or not. The
+// caller closes it.
+struct FileHere {
+  FileHere() {
+    std::string name = "./kvw-test-XXXXXX";
+    descriptor = ::mkstemp(name.data());
+    CHECK(descriptor >= 0);
+    ::unlink(name.c_str());
+    struct statfs at{};
+    CHECK_EQ(::fstatfs(descriptor, &at), 0);
+    on_tmpfs = at.f_type == TMPFS_MAGIC;
+  }
+  int descriptor = -1;
+  bool on_tmpfs = false;
+};
 
 // The model, which the seam loads too: set before anybody asks for the driver.
 class CudaModel {

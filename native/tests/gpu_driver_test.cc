@@ -2,11 +2,9 @@
 // test over the model shows is worth what the model refuses.
 #include "gpu/driver.h"
 
-#include <linux/magic.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -225,13 +223,8 @@ TEST(model_registers_files_in_memory_and_none_on_a_disk) {
     return result;
   };
   CHECK_EQ(registered(::memfd_create("kvw-test", MFD_CLOEXEC)), kCudaSuccess);
-  std::string name = "./kvw-test-XXXXXX";  // where tests are built, or what started them is
-  const int file = ::mkstemp(name.data());
-  CHECK(file >= 0);
-  ::unlink(name.c_str());
-  struct statfs at{};
-  CHECK_EQ(::fstatfs(file, &at), 0);
-  CHECK_EQ(registered(file), at.f_type == TMPFS_MAGIC ? kCudaSuccess : kCudaInvalidValue);
+  const FileHere file;
+  CHECK_EQ(registered(file.descriptor), file.on_tmpfs ? kCudaSuccess : kCudaInvalidValue);
 }
 
 TEST(model_refuses_contexts_that_nobody_holds_and_streams_of_others) {

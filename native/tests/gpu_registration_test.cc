@@ -1,9 +1,6 @@
 // Registrations of memory with the driver, alone, over its contract model: how they take turns with
 // the engine, and what becomes of one that is replaced or stopped.
-#include <linux/magic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -70,19 +67,14 @@ TEST(registering_rests_after_each_slab_for_as_long_as_that_took) {
 
 TEST(memory_of_a_file_on_a_disk_is_refused_with_what_to_do) {
   const CudaModel model;
-  std::string name = "./kvw-test-XXXXXX";
-  const int file = ::mkstemp(name.data());
-  CHECK(file >= 0);
-  ::unlink(name.c_str());
-  struct statfs at{};
-  CHECK_EQ(::fstatfs(file, &at), 0);
-  if (at.f_type == TMPFS_MAGIC) {
+  const FileHere file;
+  if (file.on_tmpfs) {
     std::printf("(skipped: this folder is not on a disk) ");
-    ::close(file);
+    ::close(file.descriptor);
     return;
   }
-  CHECK_EQ(::ftruncate(file, 4096), 0);
-  void* data = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  CHECK_EQ(::ftruncate(file.descriptor, 4096), 0);
+  void* data = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
   CHECK(data != MAP_FAILED);
   {
     gpu::Registrable arena;
@@ -95,7 +87,7 @@ TEST(memory_of_a_file_on_a_disk_is_refused_with_what_to_do) {
     CHECK(registration.refusal().find("--arena-dir on tmpfs") != std::string::npos);
   }
   ::munmap(data, 4096);
-  ::close(file);
+  ::close(file.descriptor);
 }
 
 TEST(registration_that_is_replaced_is_undone_beside_its_successor_and_not_after_it) {

@@ -2,6 +2,7 @@
 // copies of the last are under way, against a real daemon core and the contract model of the
 // driver.
 #include <array>
+#include <memory>
 #include <thread>
 
 #include "gpu/batch.h"
@@ -70,13 +71,22 @@ class HeldStore {
   std::thread thread_;
 };
 
+// What a store of a whole chain out of the device needs.
+struct Setting {
+  Setting() {
+    start_registering(rig, *client);
+    rig.fill(chain, cache);
+  }
+
+  Rig rig{kPageBytes, kDramBytes};
+  std::unique_ptr<Client> client = rig.connect();
+  Chain chain{rig.daemon.shape(), 1, kPages};
+  DeviceCache cache{rig.model, kPages, kPageBytes, 10000};
+};
+
 TEST(next_window_is_reserved_while_the_copies_of_the_last_are_under_way) {
-  Rig rig(kPageBytes, kDramBytes);
-  const auto client = rig.connect();
-  start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, kPages);
-  DeviceCache cache(rig.model, kPages, kPageBytes, 10000);
-  rig.fill(chain, cache);
+  Setting setting;
+  auto& [rig, client, chain, cache] = setting;
   HeldStore store(rig.model, *client, chain, cache);
   const bool both = store.has_launched(2);
   const uint64_t reserved = rig.daemon.status().reserved_slots;
@@ -92,12 +102,8 @@ TEST(next_window_is_reserved_while_the_copies_of_the_last_are_under_way) {
 }
 
 TEST(slots_of_both_windows_come_back_when_the_second_fails_on_the_device) {
-  Rig rig(kPageBytes, kDramBytes);
-  const auto client = rig.connect();
-  start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, kPages);
-  DeviceCache cache(rig.model, kPages, kPageBytes, 10000);
-  rig.fill(chain, cache);
+  Setting setting;
+  auto& [rig, client, chain, cache] = setting;
   rig.model.set("batch_limit", rig.model.count("batches") + 1);  // the first window's
   HeldStore store(rig.model, *client, chain, cache);
   const bool both = comes([&] { return rig.daemon.status().reserved_slots == kFirst + kSecond; });
@@ -112,12 +118,8 @@ TEST(slots_of_both_windows_come_back_when_the_second_fails_on_the_device) {
 }
 
 TEST(slots_of_both_windows_stay_reserved_when_a_lost_device_cannot_say_that_it_is_done) {
-  Rig rig(kPageBytes, kDramBytes);
-  auto client = rig.connect();
-  start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, kPages);
-  // The device's still, when the store has failed.
-  DeviceCache cache(rig.model, kPages, kPageBytes, 10000);
+  Setting setting;  // its memory is the device's still, when the store has failed
+  auto& [rig, client, chain, cache] = setting;
   HeldStore store(rig.model, *client, chain, cache);
   const bool both = store.has_launched(2);
   rig.model.set("lost", 1);
@@ -160,12 +162,8 @@ TEST(store_from_a_device_whose_daemon_dies_between_windows_counts_each_page) {
 
 // False: the time ended before both windows were under way.
 bool seals_both_windows_when_late(uint64_t timeout_ns) {
-  Rig rig(kPageBytes, kDramBytes);
-  const auto client = rig.connect();
-  start_registering(rig, *client);
-  const Chain chain(rig.daemon.shape(), 1, kPages);
-  DeviceCache cache(rig.model, kPages, kPageBytes, 10000);
-  rig.fill(chain, cache);
+  Setting setting;
+  auto& [rig, client, chain, cache] = setting;
   HeldStore store(rig.model, *client, chain, cache, timeout_ns);
   const bool both = store.has_launched(2, timeout_ns);
   comes([] { return false; }, timeout_ns);
