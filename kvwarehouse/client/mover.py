@@ -31,9 +31,9 @@ class HeldFile:
 
 Finished = Callable[[float], bool]
 """Waits for a transfer to end, for at most the seconds given (math.inf: as long as it takes):
-whether it has. Raises OSError or RuntimeError where it has ended and failed. Until one of these, it
-may still write. To be called until it has ended, also for what nobody wants any more, and not
-again. The target is the caller's to keep until then."""
+whether it has. Raises OSError, RuntimeError or WarehouseError where it has ended and failed. Until
+one of these, it may still write. To be called until it has ended, also for what nobody wants any
+more, and not again. The target is the caller's to keep until then."""
 
 
 class Mover(Protocol):

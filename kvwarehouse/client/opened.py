@@ -87,9 +87,8 @@ class OpenNamespace:
 
         pages: uint8 (n, page_bytes), C-contiguous, or Regions of n pages, where n is the whole
         pages of the prompt less `first`. Read until the call returns; what it waits for on a GPU:
-        see Regions.on_device. A page can be loaded by
-        anyone once all its shards are stored. Blocks for the copy and one or two short calls, at
-        most timeout_s.
+        see Regions.on_device. A page can be loaded by anyone once all its shards are stored. Blocks
+        for the copy and one or two short calls, at most timeout_s.
 
         Returns what was stored, was there already, and was dropped by reason (the warehouse is
         full, draining, ...): dropping is not an error, and ends its own run of keys only. Raises

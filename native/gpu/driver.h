@@ -43,7 +43,6 @@ struct CUmemAccessDesc {
   CUmemLocation location;
   int flags;
 };
-// CUmemcpyAttributes
 struct CUmemcpyAttributes {
   int source_order;
   CUmemLocation from_hint, to_hint;
@@ -83,9 +82,8 @@ inline constexpr unsigned kHostRegisterPortable = 1;  // CU_MEMHOSTREGISTER_PORT
 inline constexpr unsigned kHostRegisterReadOnly = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
 inline constexpr int kAttributeCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 inline constexpr int kAttributeCapabilityMinor = 76;  // ..._MINOR
-inline constexpr int kAttributeHostPageTables =
-    100;  // ..._PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
-inline constexpr int kAttributeVirtualMemory = 102;  // ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+inline constexpr int kAttributeHostPageTables = 100;  // ..._USES_HOST_PAGE_TABLES
+inline constexpr int kAttributeVirtualMemory = 102;   // ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 inline constexpr int kAttributeSharesByFd = 103;  // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 inline constexpr int kAttributeReadOnlyRegister = 113;  // ..._READ_ONLY_HOST_REGISTER_SUPPORTED
 inline constexpr int kPointerMemoryType = 2;            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE

@@ -49,8 +49,9 @@ class Pace {
   bool closely_ = false;
 };
 
-// When to look for one end. It is seen an eighth of its time late at most, or 5 us, and half a
-// millisecond at most; where its time is known, by the second look or the third.
+// When to look for one end. After the first look it is seen an eighth of its time late at most, or
+// 5 us, and half a millisecond at most; where its time is known, by the second look or the third.
+// The first is too late by as much as was expected too long.
 class Looks {
  public:
   Looks() = default;  // of what begins with the first look, and may take any time

@@ -25,9 +25,6 @@ _FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
 _TOOLKITS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 
 
-_WHERE_TO_GET_IT = "install torch or CuPy with CUDA, or nvidia-cuda-nvrtc"
-
-
 @cache
 def compiled(major: int, minor: int) -> bytes:
     """The kernels as cuModuleLoadData takes them, for devices of compute capability major.minor.
@@ -44,8 +41,8 @@ def compiled(major: int, minor: int) -> bytes:
     if refusals:
         raise refusals[0]
     raise UsageError(
-        "pages on a GPU need NVIDIA's compiler library NVRTC, and it is not found:"
-        f" {_WHERE_TO_GET_IT}; or pass pages in host memory",
+        "pages on a GPU need NVIDIA's compiler library NVRTC, and it is not found: install torch or"
+        " CuPy with CUDA, or nvidia-cuda-nvrtc; or pass pages in host memory",
         code="no_nvrtc",
     )
 
