@@ -7,8 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.lifecycle import Daemon
@@ -24,6 +25,9 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 # A terminal that closes, a log rotation's hook, a habit of other daemons. Without a handler each
 # ends the process where it stands.
 _STRAY: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+Told: TypeAlias = SimpleQueue[int | None]
+"""Numbers of signals, and None once the daemon's thread has ended."""
 
 
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
@@ -56,20 +60,21 @@ def _run(daemon: Daemon, on_ready: Callable[[], None]) -> None:
     """The daemon's work is on a thread of its own, because Python runs signal handlers only on the
     main one, and not while that waits in native code: a second signal must not wait for a flush."""
     failures: list[BaseException] = []
+    told: Told = SimpleQueue()
 
     def work() -> None:
         try:
             daemon.run(on_ready)
         except BaseException as error:  # noqa: BLE001  the thread's edge; raised again below
             failures.append(error)
+        finally:
+            told.put(None)
 
-    with _signals(daemon):
+    with _signals(told):
         thread = threading.Thread(target=work, name="daemon")
         thread.start()
-        # In slices: the kernel may give a signal to any thread, and a wait without an end on this
-        # one would then not be interrupted for Python's handler to run.
-        while thread.is_alive():
-            thread.join(_SIGNALS_EVERY_S)
+        _heed(told, daemon)
+        thread.join()
     if failures:
         error = failures[0]
         if isinstance(error, WarehouseError):
@@ -78,27 +83,44 @@ def _run(daemon: Daemon, on_ready: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _signals(daemon: Daemon) -> Iterator[None]:
+def _signals(told: Told) -> Iterator[None]:
+    """Puts the signals that come into `told`. A handler runs between any two steps of this thread,
+    also of another handler, and must not wait for a lock that these hold: SimpleQueue's put is made
+    for that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = threading.Event()
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and daemon.reloads:
-            daemon.request_reload()
-            return
-        # Others come twice unasked: a hangup from the kernel and the shell, or beside SIGTERM.
-        if number in _ENDING:
-            if asked.is_set():
-                os._exit(128 + number)  # whoever asks twice wants no more waiting
-            asked.set()
-        daemon.request_stop(signal.Signals(number).name)
+    def tell(number: int, _frame: FrameType | None) -> None:
+        told.put(number)
 
     stray = [number for number in _STRAY if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in (*_ENDING, *stray)}
+    before = {number: signal.signal(number, tell) for number in (*_ENDING, *stray)}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _heed(told: Told, daemon: Daemon) -> None:
+    """Does what signals ask for, until the daemon's thread has ended."""
+    ending = False
+    while True:
+        try:
+            # In slices: the kernel may give a signal to any thread, and a wait without an end on
+            # this one would then not be interrupted for Python's handler to run.
+            number = told.get(timeout=_SIGNALS_EVERY_S)
+        except Empty:
+            continue
+        if number is None:
+            return
+        if number == signal.SIGHUP and daemon.reloads:
+            daemon.request_reload()
+            continue
+        # Others come twice unasked: a hangup from the kernel and the shell, or beside SIGTERM.
+        if number in _ENDING:
+            if ending:
+                os._exit(128 + number)  # whoever asks twice wants no more waiting
+            ending = True
+        daemon.request_stop(signal.Signals(number).name)

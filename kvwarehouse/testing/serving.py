@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -29,6 +30,7 @@ from kvwarehouse.testing.until import DEADLINE_S
 
 _SHARED_MEMORY = Path("/dev/shm")
 _TAIL_LINES = 12
+_ABORT_S = 10.0
 
 
 class RefusedError(AssertionError):
@@ -113,6 +115,7 @@ class Serving:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         self._lines, self._over = [], False
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVW_")}
+        environment["PYTHONFAULTHANDLER"] = "1"  # SIGABRT: where each of its threads is
         environment.update(self.environment)
         self._process = subprocess.Popen(
             self.command(),
@@ -226,7 +229,13 @@ class Serving:
 
     def _wait(self) -> int:
         assert self._process is not None
-        status = self._process.wait(DEADLINE_S)
+        try:
+            status = self._process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ABORT_S)
+            raise AssertionError(f"the daemon does not end: {''.join(self._lines)}") from None
         assert self._reader is not None
         self._reader.join()
         assert self._process.stderr is not None

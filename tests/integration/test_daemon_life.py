@@ -154,6 +154,32 @@ def test_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
         assert child.wait(T) == 0
 
 
+# The next event that the main thread sets is interrupted by a signal while it has the event's lock.
+INTERRUPTED = """
+import os, signal, threading
+def set(self):
+    with self._cond:
+        if threading.get_ident() == main and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGUSR2))
+        self._flag = True
+        self._cond.notify_all()
+main, sent = threading.get_ident(), []
+def arm():
+    threading.Event.set = set
+    print('{"event": "armed"}', file=sys.stderr, flush=True)
+"""
+
+
+def test_signal_in_the_middle_of_what_another_asks_for_drains_too(tmp_path: Path) -> None:
+    """A handler that waits for a lock of the thread that it has interrupted waits for ever."""
+    program = INTERRUPTED + PROGRAM.replace("FakeEngine())", "FakeEngine(), on_ready=arm)")
+    with process(flags(tmp_path), program) as child:
+        until(child, "armed")
+        child.send_signal(signal.SIGUSR1)
+        assert until(child, "draining")["why"] == "SIGUSR1"
+        assert child.wait(T) == 0
+
+
 def test_second_signal_exits_at_once_in_the_middle_of_a_flush(tmp_path: Path) -> None:
     program = PROGRAM.replace(
         "settings =",
