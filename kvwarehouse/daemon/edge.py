@@ -5,10 +5,9 @@ An interceptor of every server, so that the service itself only computes answers
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
@@ -16,7 +15,7 @@ import grpc
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.refusals import Refusals
-from kvwarehouse.daemon.shares import Shares, caller_of
+from kvwarehouse.daemon.shares import Places, Shares, caller_of
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
 from kvwarehouse.errors import CapacityError, InternalError, UsageError, WarehouseError
 from kvwarehouse.wire import DETAIL_KEY, SERVICE_NAME, error_to_detail, status_of
@@ -27,14 +26,18 @@ SLOW_CALLS: Final = 8
 WATCHES: Final = 8
 """Watchers at a time, each with a thread and up to 16 MiB of the core for what it has not read."""
 
+HEALTH_WATCHES: Final = 16
+"""Watchers of the standard health service at a time, each with a thread."""
+
 QUICK_CALLS: Final = 16
-"""Threads beside those of streams and slow calls, for calls that answer at once."""
+"""Threads beside those of streams, slow calls and watchers, for calls that answer at once."""
 
 _STREAMS: Final = frozenset({"Store", "Load"})
 _SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
 _OUR_WATCH: Final = f"/{SERVICE_NAME}/Watch"
 _REFLECTION: Final = "/grpc.reflection."
 _HEALTH: Final = "/grpc.health."
+_HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behavior: TypeAlias = Callable[..., Any]
@@ -42,19 +45,32 @@ Behavior: TypeAlias = Callable[..., Any]
 
 def threads_of(streams: int) -> int:
     """Of a server that takes so many stores and loads at a time."""
-    return streams + SLOW_CALLS + WATCHES + QUICK_CALLS
+    return streams + SLOW_CALLS + WATCHES + HEALTH_WATCHES + QUICK_CALLS
 
 
 class Edge(grpc.ServerInterceptor):
     def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals, streams: int) -> None:
-        """`streams`: stores and loads at a time, a bound that others keep."""
-        self._streams = streams
+        """`streams`: stores and loads at a time."""
         self._shares = Shares()
         self._log = log
         self._refusals = refusals
         self._watchdog = watchdog
-        self._slow = threading.BoundedSemaphore(SLOW_CALLS)
-        self._watches = threading.BoundedSemaphore(WATCHES)
+        threads = threads_of(streams)
+        self._calls = Places(threads, "calls", "too_many_calls")
+        self._local_calls = Places(threads, "calls over the Unix socket", "too_many_calls")
+        self._slow = Places(SLOW_CALLS, "administrative calls", "too_many_calls")
+        transfers = Places(
+            streams,
+            "stores and loads over gRPC",
+            "too_many_streams",
+            "start it with more --streams",
+        )
+        self._kinds = {
+            _OUR_WATCH: Places(WATCHES, "watchers", "too_many_watchers"),
+            _HEALTH_WATCH: Places(HEALTH_WATCHES, "health watches", "too_many_watchers"),
+            **{f"/{SERVICE_NAME}/{name}": self._slow for name in _SLOW},
+            **{f"/{SERVICE_NAME}/{name}": transfers for name in _STREAMS},
+        }
 
     def intercept_service(
         self,
@@ -69,8 +85,7 @@ class Edge(grpc.ServerInterceptor):
 
     @staticmethod
     def _is_ours(method: str) -> bool:
-        # Those of the library too: reflection holds a thread for as long as its client likes, and
-        # health until its client has said what it asks for.
+        # Those of the libraries too: they hold a thread for as long as their clients like.
         return method.startswith((f"/{SERVICE_NAME}/", _REFLECTION, _HEALTH))
 
     def _wrapped(self, handler: Handler, method: str) -> Handler:
@@ -80,10 +95,7 @@ class Edge(grpc.ServerInterceptor):
         requests = handler.request_streaming
         if handler.response_streaming:
             behavior = handler.stream_stream if requests else handler.unary_stream
-            if getattr(behavior, "experimental_non_blocking", False):
-                streams = self._non_blocking(behavior, method)
-            else:
-                streams = self._streaming(behavior, method, requests=requests)
+            streams = self._streaming(behavior, method, requests=requests)
             return grpc.stream_stream_rpc_method_handler(streams, *codecs)
         behavior = handler.stream_unary if requests else handler.unary_unary
         unary = self._unary(behavior, method, requests=requests)
@@ -121,66 +133,36 @@ class Edge(grpc.ServerInterceptor):
 
         return call
 
-    def _non_blocking(self, behavior: Behavior | None, method: str) -> Behavior:
-        """Of a call that holds no thread once it has its message, as gRPC knows some."""
-        assert behavior is not None
-
-        def call(sent: Iterator[Any], context: grpc.ServicerContext, send: Any) -> None:
-            try:
-                with self._place(method, context):
-                    request = self._only(sent, context, method)
-                behavior(request, context, send)
-            except Exception as error:  # noqa: BLE001  the edge of the RPC
-                self._refuse(context, method, error)
-
-        call.experimental_non_blocking = True  # type: ignore[attr-defined]
-        return call
-
     def _only(self, sent: Iterator[Any], context: grpc.ServicerContext, method: str) -> Any:
         with self._watched(context, method) as stream:
             return _first(_following(sent, stream), method)
 
     @contextmanager
     def _place(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """For as long as the call holds a thread, and what else is bounded."""
+        """For as long as the call holds a thread, and until what it has said has left: a client
+        that does not read lets it lie in this process's memory."""
         caller = caller_of(context.peer())
-        calls = threads_of(self._streams)
-        with (
-            self._shares.one(caller, calls, "too_many_calls", "calls"),
-            self._place_of_kind(method, caller),
-        ):
-            yield
+        give_back = self._shares.take(caller, self._calls if caller else self._local_calls)
+        try:
+            kind = self._kind(method)
+            with self._shares.one(caller, kind) if kind else nullcontext():
+                yield
+        finally:
+            leaving = self._watchdog.leaving(context, method)
 
-    @contextmanager
-    def _place_of_kind(self, method: str, caller: str) -> Iterator[None]:
-        name = method.removeprefix(f"/{SERVICE_NAME}/")
-        if name in _STREAMS:
-            with self._shares.one(caller, self._streams, "too_many_streams", "stores and loads"):
-                yield
-            return
-        if method == _OUR_WATCH:
-            places, code, text = self._watches, "too_many_watchers", f"{WATCHES} watchers are there"
-            what, bound = "watchers", WATCHES
-        elif name in _SLOW or method.startswith(_REFLECTION):
-            places, code = self._slow, "too_many_calls"
-            text = f"{SLOW_CALLS} administrative calls are under way"
-            what, bound = "administrative calls", SLOW_CALLS
-        else:
-            yield
-            return
-        with self._shares.one(caller, bound, code, what):
-            if not places.acquire(blocking=False):
-                raise CapacityError(
-                    f"{text}, the bound; try {name} again when one has ended", code=code
-                )
-            try:
-                yield
-            finally:
-                places.release()
+            def left() -> None:
+                self._watchdog.forget(leaving)
+                give_back()
+
+            if not context.add_callback(left):
+                left()
+
+    def _kind(self, method: str) -> Places | None:
+        return self._slow if method.startswith(_REFLECTION) else self._kinds.get(method)
 
     @contextmanager
     def _watched(self, context: grpc.ServicerContext, method: str) -> Iterator[Watched]:
-        if method == _OUR_WATCH:
+        if method in (_OUR_WATCH, _HEALTH_WATCH):
             deadline = Deadline.of(context, LONGEST_WATCH_S, default_s=LONGEST_WATCH_S)
         else:
             deadline = Deadline.of(context, LONGEST_STREAM_S)

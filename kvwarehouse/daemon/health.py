@@ -1,55 +1,62 @@
-"""The standard gRPC health service, following the daemon's state. Thread-safe."""
+"""The standard gRPC health service, following the daemon's state. Thread-safe; a watcher holds its
+thread, and nobody waits for one that does not read.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped, unused-ignore]
+from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
+    health_pb2,
+    health_pb2_grpc,
+)
 
 from kvwarehouse.daemon.state import State
 from kvwarehouse.wire import SERVICE_NAME
 
-WATCHERS_MAX: Final = 256
-"""Health watches at a time. They hold no threads, only a little memory each."""
+_SERVICES: Final = ("", SERVICE_NAME)
+_WAIT_S: Final = 0.5
 
 
-class Health(health.HealthServicer):  # type: ignore[misc, unused-ignore]
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignore]
     """SERVING while the daemon takes stores and loads, NOT_SERVING before and from a drain on."""
 
     def __init__(self) -> None:
-        super().__init__(experimental_non_blocking=True)
-        self._count_lock = threading.Lock()
-        self._watchers = 0
+        self._changed = threading.Condition()
         self.follow(State.RECOVERING)
 
     def follow(self, state: State) -> None:
         """A listener of Lifecycle."""
         statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if state is State.SERVING else statuses.NOT_SERVING
-        for service in ("", SERVICE_NAME):
-            self.set(service, status)
+        with self._changed:
+            self._status = statuses.SERVING if state is State.SERVING else statuses.NOT_SERVING
+            self._changed.notify_all()
 
-    def Watch(
-        self,
-        request: Any,
-        context: grpc.ServicerContext,
-        send_response_callback: Callable[[Any], None],
-    ) -> None:
-        with self._count_lock:
-            full = self._watchers >= WATCHERS_MAX
-            self._watchers += not full
-        if full:
-            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
-            context.set_details(f"{WATCHERS_MAX} health watches are open, the bound; use Check")
-            send_response_callback(None)
-            return
-        if not context.add_callback(self._watch_ended):
-            self._watch_ended()
-        super().Watch(request, context, send_response_callback)
+    def Check(self, request: Any, context: grpc.ServicerContext) -> Any:
+        status = self._status_of(request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            return health_pb2.HealthCheckResponse()
+        return health_pb2.HealthCheckResponse(status=status)
 
-    def _watch_ended(self) -> None:
-        with self._count_lock:
-            self._watchers -= 1
+    def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        said = None
+        while context.is_active():
+            status = self._status_of(request.service, other_than=said)
+            if status != said:
+                said = status
+                yield health_pb2.HealthCheckResponse(status=status)
+
+    def _status_of(self, service: str, other_than: Any = None) -> Any:
+        """Waits _WAIT_S at most for one that is other than this."""
+
+        def now() -> Any:
+            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            return self._status if service in _SERVICES else unknown
+
+        with self._changed:
+            self._changed.wait_for(lambda: now() != other_than, _WAIT_S)
+            return now()

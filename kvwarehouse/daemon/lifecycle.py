@@ -218,7 +218,7 @@ class Daemon:
     def _open_service(self, stack: ExitStack, servers: Servers, ledger: Ledger) -> None:
         assert self._warehouse is not None
         config = self._config
-        staging = Staging(config.streams, config.staging_bytes)
+        staging = Staging(config.staging_bytes)
         session = self._engine.NativeClient(config.socket, True, _SESSION_TIMEOUT_S)
         stack.callback(session.close)
         self._snapshots.attach(self._warehouse, ledger, staging)

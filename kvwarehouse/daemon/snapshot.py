@@ -72,7 +72,7 @@ class Snapshots:
             "ledger_reason": self._ledger.reason,
             "ledger_tombstones": self._ledger.tombstone_count(),
             "streams": self._staging.streams,
-            "streams_max": self._staging.streams_max,
+            "streams_max": self._config.streams,
             "staging_bytes": self._staging.bytes,
             "staging_bytes_max": self._staging.bytes_max,
             "socket": self._config.socket,

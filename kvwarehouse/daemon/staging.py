@@ -1,6 +1,6 @@
-"""Memory and places for stores and loads over gRPC: bounded; refuses at the bound, never waits.
+"""Memory for stores and loads over gRPC: bounded; refuses at the bound, never waits.
 
-Thread-safe. A stream holds one place and one buffer until it ends.
+Thread-safe. A stream holds one buffer until it ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ BUFFER_BYTES: Final = 16 << 20
 
 
 class Staging:
-    def __init__(self, streams_max: int, bytes_max: int) -> None:
-        self.streams_max = streams_max
+    def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._streams = 0
@@ -40,7 +39,7 @@ class Staging:
     def buffer(self, page_bytes: int, pages: int) -> Iterator[NDArray[Any]]:
         """A uint8 buffer of (n, page_bytes), n from 1 to `pages`, for as long as the context lasts.
 
-        Raises CapacityError when all places or all memory are taken (retryable), UsageError when
+        Raises CapacityError when all memory is taken (retryable), UsageError when
         one page alone is over the bound."""
         if page_bytes > self.bytes_max:
             raise UsageError(
@@ -58,12 +57,6 @@ class Staging:
 
     def _take(self, size_bytes: int) -> None:
         with self._lock:
-            if self._streams >= self.streams_max:
-                raise CapacityError(
-                    f"{self._streams} stores and loads over gRPC are under way, the bound of this "
-                    "daemon; try again later, or start it with more --streams",
-                    code="too_many_streams",
-                )
             if self._bytes + size_bytes > self.bytes_max:
                 raise CapacityError(
                     f"{format_size(self._bytes)} of {format_size(self.bytes_max)} staging memory "

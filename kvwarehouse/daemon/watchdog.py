@@ -15,7 +15,7 @@ from typing import Final
 
 import grpc
 
-from kvwarehouse.daemon.deadline import Deadline
+from kvwarehouse.daemon.deadline import LONGEST_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 
 FIRST_S: Final = 10.0
@@ -72,6 +72,11 @@ class Watched:
         """The client has taken a message, whose size is our choice."""
         self._patience_s = STALL_S
 
+    def said_last(self) -> None:
+        """From here on all waits are for the client, which has this long."""
+        self._patience_s = STALL_S
+        self._waits_since = self._clock()
+
     def overdue(self) -> str:
         """Why the stream must end now, or ""."""
         if self._deadline.overdue_s() > _MARGIN_S:
@@ -99,16 +104,29 @@ class Watchdog:
     ) -> Iterator[Watched]:
         """Watches the call of `context` for as long as the context lasts."""
         stream = Watched(context, deadline, method, self._clock)
+        self._add(stream)
+        try:
+            yield stream
+        finally:
+            self.forget(stream)
+
+    def leaving(self, context: grpc.ServicerContext, method: str) -> Watched:
+        """Watches, until forget(), that the client takes what the call has said last."""
+        stream = Watched(context, Deadline(LONGEST_S), method, self._clock)
+        stream.said_last()
+        self._add(stream)
+        return stream
+
+    def forget(self, stream: Watched) -> None:
+        with self._lock:
+            self._watched.discard(stream)
+
+    def _add(self, stream: Watched) -> None:
         with self._lock:
             self._watched.add(stream)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 self._thread.start()
-        try:
-            yield stream
-        finally:
-            with self._lock:
-                self._watched.discard(stream)
 
     def _run(self) -> None:
         while True:
@@ -128,5 +146,4 @@ class Watchdog:
             if why:
                 self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
                 stream.end()
-                with self._lock:
-                    self._watched.discard(stream)
+                self.forget(stream)

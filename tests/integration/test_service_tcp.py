@@ -396,11 +396,12 @@ def test_refused_calls_are_counted_by_reason_and_told_in_a_line(
 class Raw:
     """HTTP/2 by hand, from an address of its own: calls that no library of ours would make."""
 
-    def __init__(self, served: Served, host: str) -> None:
+    def __init__(self, served: Served, host: str, *, takes_messages: bool = True) -> None:
         there = ("127.0.0.1", port_of(served))
         self._socket = socket.create_connection(there, DEADLINE_S, source_address=(host, 0))
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        self._send(4, 0, 0, b"")
+        no_window = (4).to_bytes(2, "big") + bytes(4)  # SETTINGS_INITIAL_WINDOW_SIZE: 0
+        self._send(4, 0, 0, b"" if takes_messages else no_window)
         self._last = -1
 
     def __enter__(self) -> Raw:
@@ -425,6 +426,11 @@ class Raw:
         if sent:
             self._send(0, 0, self._last, sent)
 
+    def ask(self, method: str, message: bytes = b"") -> None:
+        """A whole call, but for reading what it is told."""
+        self.call(method)
+        self._send(0, 1, self._last, b"\0" + len(message).to_bytes(4, "big") + message)
+
     def _send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
         self._socket.sendall(head + payload)
@@ -440,7 +446,7 @@ def refused(served: Served, reason: str) -> int:
 @pytest.mark.parametrize(
     "method",
     ["/kvwarehouse.v1.Warehouse/Status", "/kvwarehouse.v1.Warehouse/Lookup",
-     "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"],
+     "/grpc.health.v1.Health/Check"],
 )  # fmt: skip
 def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_ended(
     tmp_path: Path, tokens: str, patience: Any, method: str, sent: bytes
@@ -467,6 +473,64 @@ def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_e
         raw.call("/kvwarehouse.v1.Warehouse/Nothing")
         stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
         assert refused(served, "too_many_calls") == threads // 2
+
+
+@pytest.mark.parametrize(
+    "method", ["/kvwarehouse.v1.Warehouse/Status", "/grpc.health.v1.Health/Check"]
+)
+def test_answers_that_nobody_takes_are_half_of_the_calls_and_are_given_up(
+    tmp_path: Path, tokens: str, patience: Any, method: str
+) -> None:
+    """Incident: they lay in the daemon's memory for as long as the connection stood, 64 a
+    connection."""
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens, streams=4) as served,
+        channel(served, None) as there,
+        Raw(served, "127.0.0.2", takes_messages=False) as raw,
+    ):
+        stub = wire.WarehouseStub(there)
+        threads = edge.threads_of(served.config.streams)
+
+        for _ in range(threads):
+            raw.ask(method)
+        until(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
+        stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
+
+        def ended(answers: int) -> bool:
+            patience.end()
+            return len(served.events("stream_stalled")) >= answers
+
+        until(lambda: ended(threads // 2), "those that are held are given up")
+
+        def taken_again() -> bool:
+            raw.ask(method)
+            return ended(threads // 2 + 1)
+
+        until(taken_again, "there is room again")
+
+
+def test_health_watcher_that_takes_nothing_keeps_nobody_from_asking_and_no_drain(
+    tmp_path: Path, tokens: str
+) -> None:
+    """Incident: its message was sent with the service's lock held; every check of health, and the
+    end of the daemon, waited for it."""
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+        Raw(served, "127.0.0.2", takes_messages=False) as raw,
+    ):
+        health = health_pb2_grpc.HealthStub(there)
+        watched = health.Watch(
+            health_pb2.HealthCheckRequest(), metadata=bearer(TOKEN), timeout=2 * T
+        )
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        for _ in range(edge.HEALTH_WATCHES):
+            raw.ask("/grpc.health.v1.Health/Watch")
+        half = edge.HEALTH_WATCHES // 2
+        until(lambda: refused(served, "too_many_watchers") == half, "half are refused")
+        health.Check(health_pb2.HealthCheckRequest(), metadata=bearer(TOKEN), timeout=T)
+        served.stub.Drain(pb.DrainRequest(), timeout=T)
+        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_host_holds_at_most_half_of_the_streams(tmp_path: Path, tokens: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvwarehouse.daemon.shares import Shares, caller_of
+from kvwarehouse.daemon.shares import Places, Shares, caller_of
 from kvwarehouse.errors import CapacityError
 
 
@@ -34,18 +34,27 @@ def test_caller_is_the_host_whatever_its_port_and_its_address_in_its_network(
 def test_nobody_over_tcp_holds_more_than_half_and_what_ends_is_given_back(
     bound: int, most: int
 ) -> None:
-    shares = Shares()
+    shares, places = Shares(), Places(bound, "calls", "too_many_calls")
     for _ in range(2):
         with ExitStack() as held:
             for _ in range(most):
-                held.enter_context(shares.one("10.0.0.1", bound, "too_many_calls", "calls"))
-            with (
-                pytest.raises(CapacityError, match=rf"{most} calls of 10\.0\.0\.1") as caught,
-                shares.one("10.0.0.1", bound, "too_many_calls", "calls"),
-            ):
-                pass
-            assert (caught.value.code, caught.value.retryable) == ("too_many_calls", True)
-            for caller, what in (("10.0.0.2", "calls"), ("10.0.0.1", "watchers")):
-                held.enter_context(shares.one(caller, bound, "too_many_calls", what))
-            for _ in range(bound):  # the Unix socket's
-                held.enter_context(shares.one("", bound, "too_many_calls", "calls"))
+                held.enter_context(shares.one("10.0.0.1", places))
+            for caller in ("10.0.0.1", "10.0.0.2")[: 1 if most < bound else 2]:
+                with pytest.raises(CapacityError, match=rf"{most} calls") as caught:
+                    shares.take(caller, places)
+                assert (caught.value.code, caught.value.retryable) == ("too_many_calls", True)
+            held.enter_context(shares.one("10.0.0.1", Places(1, "watchers", "too_many_watchers")))
+            for _ in range(bound - most):
+                held.enter_context(shares.one("10.0.0.2", places))
+
+
+def test_nobody_gets_more_than_there_is_whoever_holds_it() -> None:
+    shares, places = Shares(), Places(3, "calls", "too_many_calls", "start it with more")
+    with ExitStack() as held:
+        for caller in ("10.0.0.1", "", ""):
+            held.enter_context(shares.one(caller, places))
+        for caller in ("10.0.0.2", ""):
+            with pytest.raises(CapacityError, match=r"bound of this daemon.*start it with more"):
+                shares.take(caller, places)
+    with shares.one("", places):
+        pass

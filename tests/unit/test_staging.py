@@ -1,4 +1,4 @@
-"""Memory and places of gRPC streams: bounded, refused at the bound, given back."""
+"""Memory of gRPC streams: bounded, refused at the bound, given back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvwarehouse.errors import CapacityError, UsageError
 
 
 def test_buffer_holds_whole_pages_up_to_its_bound() -> None:
-    staging = Staging(2, 64 << 20)
+    staging = Staging(64 << 20)
     with staging.buffer(3 << 20, 100) as buffer:
         assert buffer.shape == (BUFFER_BYTES // (3 << 20), 3 << 20)
         assert staging.bytes == buffer.nbytes
@@ -20,18 +20,8 @@ def test_buffer_holds_whole_pages_up_to_its_bound() -> None:
     assert (staging.streams, staging.bytes) == (0, 0)
 
 
-def test_stream_beyond_the_places_is_refused_for_now() -> None:
-    staging = Staging(1, 64 << 20)
-    with staging.buffer(4096, 1), pytest.raises(CapacityError) as caught, staging.buffer(4096, 1):
-        pass
-    assert caught.value.code == "too_many_streams"
-    assert caught.value.retryable
-    with staging.buffer(4096, 1):
-        pass
-
-
 def test_stream_beyond_the_memory_is_refused_for_now() -> None:
-    staging = Staging(9, 20 << 20)
+    staging = Staging(20 << 20)
     with staging.buffer(1 << 20, 99), pytest.raises(CapacityError) as caught:
         staging.buffer(1 << 20, 99).__enter__()
     assert caught.value.code == "staging_full"
@@ -40,11 +30,11 @@ def test_stream_beyond_the_memory_is_refused_for_now() -> None:
 
 def test_page_beyond_all_memory_is_misuse() -> None:
     with pytest.raises(UsageError, match="--staging"):
-        Staging(1, 1 << 20).buffer(2 << 20, 1).__enter__()
+        Staging(1 << 20).buffer(2 << 20, 1).__enter__()
 
 
-def test_place_is_given_back_when_the_stream_fails() -> None:
-    staging = Staging(1, 1 << 20)
+def test_memory_is_given_back_when_the_stream_fails() -> None:
+    staging = Staging(1 << 20)
     with pytest.raises(ZeroDivisionError), staging.buffer(4096, 1):
         raise ZeroDivisionError
     assert (staging.streams, staging.bytes) == (0, 0)

@@ -82,3 +82,21 @@ def test_wait_for_the_daemon_is_not_the_clients(call: Call) -> None:
         stream.heard(1)
         call.now_s += 100 * STALL_S
         assert not call.waits(stream, STALL_S - 1)
+
+
+@pytest.mark.parametrize(("seconds", "ended"), [(STALL_S - 1, False), (STALL_S + 1, True)])
+def test_client_has_a_time_to_take_what_was_said_last(
+    call: Call, seconds: float, *, ended: bool
+) -> None:
+    answer = call.watchdog.leaving(call, "/m/Lookup")  # type: ignore[arg-type]
+    call.now_s += seconds
+    call.watchdog.look()
+    assert call.cancelled is ended
+    call.watchdog.forget(answer)
+
+
+def test_answer_that_was_taken_is_watched_no_more(call: Call) -> None:
+    call.watchdog.forget(call.watchdog.leaving(call, "/m/Lookup"))  # type: ignore[arg-type]
+    call.now_s += 2 * STALL_S
+    call.watchdog.look()
+    assert not call.cancelled
