@@ -48,12 +48,18 @@ PACE_S: Final = 0.01
 IDLE_S: Final = 2.0
 """After this long without a batch, the last number is said again."""
 
-SNAPSHOT_S: Final = 60.0
-"""How long saying everything anew to one subscriber may take."""
+REPLAY_S: Final = 60.0
+"""How long one subscriber may take to be told what it missed; others wait meanwhile."""
+
+QUEUED_MESSAGES: Final = 256
+"""Of one subscriber that reads slowly, beyond which it loses some; a message has at most some 200
+KiB, which the subscribers share."""
+
+QUEUED_ANSWERS: Final = 16
+"""Of one subscriber that asked what it missed, beyond which it is waited for."""
 
 _WAIT_S: Final = 0.2
 _SEND_S: Final = 5.0
-_QUEUED_MESSAGES: Final = 256  # of one subscriber; a message has at most some 200 KiB
 _HEARD_BYTES: Final = 4 << 10  # a request has 8 bytes, a subscription has a topic
 _GREETING_MS: Final = 5000
 _END: Final = struct.pack(">q", -1)
@@ -78,11 +84,15 @@ class EventStream:
         self._context = zmq.Context()
         self._gates: list[Gate] = []
         try:
-            self._publisher = self._bound(zmq.PUB, config.kv_events, config.socket + ".kve")
+            self._publisher = self._bound(
+                zmq.PUB, QUEUED_MESSAGES, config.kv_events, config.socket + ".kve"
+            )
             self._router: Any = None
             if config.kv_events_replay:
                 inner = config.socket + ".kvr"
-                self._router = self._bound(zmq.ROUTER, config.kv_events_replay, inner)
+                self._router = self._bound(
+                    zmq.ROUTER, QUEUED_ANSWERS, config.kv_events_replay, inner
+                )
         except TransportError:
             self._close()
             raise
@@ -149,10 +159,10 @@ class EventStream:
             "namespace_id": chosen.space.id.hex() if chosen else "",
         }
 
-    def _bound(self, kind: int, endpoint: str, inner: str) -> Any:
+    def _bound(self, kind: int, queued: int, endpoint: str, inner: str) -> Any:
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
-        made.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
+        made.setsockopt(zmq.SNDHWM, queued)
         made.setsockopt(zmq.MAXMSGSIZE, _HEARD_BYTES)
         made.setsockopt(zmq.HANDSHAKE_IVL, _GREETING_MS)
         address = endpoint.removeprefix("tcp://")
@@ -265,23 +275,33 @@ class EventStream:
 
     def _replay(self, peer: bytes, number: int) -> bool:
         """Whether all was said anew, because the buffer has not got what was asked for."""
+        until = time.monotonic() + REPLAY_S
         entries = self._buffer.since(number)
         anew = entries is None
         if entries is None:
             # What is published from here on comes after it, and may say some of it again.
             behind = self._buffer.next
-            for batch in self._snapshot():
-                self._answer(peer, behind - 1, batch)
+            for batch in self._snapshot(until):
+                self._answer(peer, behind - 1, batch, until)
             entries = self._buffer.since(behind) or []
         for at, batch in entries:
-            self._answer(peer, at, batch)
+            self._answer(peer, at, batch, until)
         self._router.send_multipart([peer, b"", _END, b""])
         return anew
 
-    def _answer(self, peer: bytes, number: int, batch: Batch) -> None:
+    def _answer(self, peer: bytes, number: int, batch: Batch, until: float) -> None:
+        self._check_time(until)
         self._router.send_multipart([peer, b"", _NUMBER.pack(number), batch.payload])
 
-    def _snapshot(self) -> Iterator[Batch]:
+    def _check_time(self, until: float) -> None:
+        if time.monotonic() > until or self._stopping.is_set():
+            raise TransportError(
+                f"what a subscriber missed was not said within {REPLAY_S:.0f} s: it reads too "
+                "slowly, or too much is stored; it may ask again",
+                code="deadline",
+            )
+
+    def _snapshot(self, until: float) -> Iterator[Batch]:
         """All that is stored, from AllBlocksCleared on."""
         with self._changed:
             record = self._chosen
@@ -289,18 +309,16 @@ class EventStream:
             yield cleared_batch()
             return
         batches = Batches(record.space.page_tokens, record.space.adapter)
-        until = time.monotonic() + SNAPSHOT_S
         feed = self._warehouse.watch(record, tokens_only=True)
         try:
             synced = False
             while not synced:
                 taken = feed.take(_WAIT_S)
-                late = time.monotonic() > until or self._stopping.is_set()
-                if taken["lost"] or taken["closed"] or late:
+                self._check_time(until)
+                if taken["lost"] or taken["closed"]:
                     raise TransportError(
-                        f"the snapshot for a subscriber was not done within {SNAPSHOT_S:.0f} s, or "
-                        "its subscriber read too slowly; it may ask again",
-                        code="deadline",
+                        "a subscriber read too slowly what is said anew; it may ask again",
+                        code="watcher_too_slow",
                     )
                 synced = any(item[0] == "synced" for item in taken["items"])
                 yield from batches.of(taken["items"])

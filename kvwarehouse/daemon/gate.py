@@ -16,10 +16,11 @@ import threading
 import time
 from typing import Final
 
+from kvwarehouse.daemon.shares import host_of
 from kvwarehouse.settings import split_address
 
-PEERS_MAX: Final = 16
-"""Connections at a time; more are closed."""
+PEERS_MAX: Final = 32
+"""Connections at a time, half of them of one host; more are closed."""
 
 SAID_BYTES: Final = 64 << 10
 """What a connection may say, all together: greetings, subscriptions, a thousand replays."""
@@ -34,8 +35,8 @@ _VANISHED_MS: Final = 30_000
 
 
 class _Peer:
-    def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
-        self.outer, self.inner = outer, inner
+    def __init__(self, outer: socket.socket, inner: socket.socket, host: str) -> None:
+        self.outer, self.inner, self.host = outer, inner, host
         self.said_bytes = 0
         self.left = b""  # for it
         self.deadline_s = 0.0  # while anything is left
@@ -85,16 +86,18 @@ class Gate:
 
     def _accept(self) -> None:
         try:
-            outer, _ = self._listener.accept()
+            outer, there = self._listener.accept()
         except BlockingIOError:
             return  # it is gone
         except OSError:  # no descriptor is left
             time.sleep(_BREATH_S)
             return
         try:
-            if len(self._peers) >= PEERS_MAX:
+            host = host_of(there[0])
+            of_host = sum(peer.host == host for peer in self._peers)
+            if len(self._peers) >= PEERS_MAX or of_host >= PEERS_MAX // 2:
                 raise ConnectionRefusedError
-            peer = _Peer(outer, socket.socket(socket.AF_UNIX))
+            peer = _Peer(outer, socket.socket(socket.AF_UNIX), host)
         except OSError:
             self.ended += 1
             outer.close()

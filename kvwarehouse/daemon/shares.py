@@ -23,7 +23,12 @@ def caller_of(peer: str) -> str:
     kind, _, address = unquote(peer).partition(":")
     if not kind.startswith("ipv"):
         return ""
-    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
+    return host_of(address.rpartition(":")[0].strip("[]"))
+
+
+def host_of(address: str) -> str:
+    """The caller at an address of IPv4 or IPv6."""
+    host = address.partition("%")[0]
     try:
         there = ip_address(host)
     except ValueError:

@@ -177,6 +177,22 @@ def test_snapshot_that_cannot_be_had_ends_that_replay_alone(tmp_path: Path) -> N
         rig.close()
 
 
+def test_replay_that_takes_too_long_is_ended_and_may_be_asked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for it: a subscriber that trickled had the thread for as long as it liked."""
+    rig.stream.start()
+    rig.knows(1, 2)
+    monkeypatch.setattr(event_stream, "REPLAY_S", -1.0)
+    rig.subscriber._dealer.send_multipart([b"", bytes(8)])
+    until(lambda: rig.stream.status()["failed_replays"], "it failed")
+    assert rig.logged("kv_events_replay_failed")
+    monkeypatch.undo()
+    replays = rig.stream.status()["replays"]
+    rig.subscriber.ask(0)
+    until(lambda: rig.stream.status()["replays"] == replays + 1, "it is counted")
+
+
 def test_end_of_the_stream_closes_its_feed_and_sockets(rig: Rig) -> None:
     rig.stream.start()
     rig.knows(1, 2)

@@ -25,8 +25,9 @@ class Guarded:
         self.port = free_port()
         self.gate = gate.Gate(f"127.0.0.1:{self.port}", str(folder / "inner"))
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), DEADLINE_S)
+    def connect(self, host: str = "127.0.0.1") -> socket.socket:
+        there = ("127.0.0.1", self.port)
+        return socket.create_connection(there, DEADLINE_S, source_address=(host, 0))
 
     def accept(self) -> socket.socket:
         there, _ = self.listener.accept()
@@ -116,10 +117,14 @@ def test_peer_that_does_not_read_is_ended(
 
 def test_peer_beyond_the_bound_is_closed_and_finds_room_once_another_left(guarded: Guarded) -> None:
     with ExitStack() as stack:
-        first = [stack.enter_context(guarded.connect()) for _ in range(gate.PEERS_MAX)]
-        inner = [stack.enter_context(guarded.accept()) for _ in first]
-        assert ended(stack.enter_context(guarded.connect()))
-        assert guarded.gate.ended == 1
+        first, inner = [], []
+        for host in ("127.0.0.1", "127.0.0.2"):  # each has half
+            for _ in range(gate.PEERS_MAX // 2):
+                first.append(stack.enter_context(guarded.connect(host)))
+                inner.append(stack.enter_context(guarded.accept()))
+            assert ended(stack.enter_context(guarded.connect(host)))
+        assert ended(stack.enter_context(guarded.connect("127.0.0.3")))
+        assert guarded.gate.ended == 3
         first[0].close()
         assert ended(inner[0])
         stack.enter_context(guarded.connect()).sendall(b"hello")
