@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -271,6 +272,13 @@ void Server::run_commands() {
   for (Command& command : commands) command(*warehouse_);
 }
 
+bool Server::full(uint64_t pid) const {
+  if (connections_.size() >= kMaxConnections) return true;
+  const auto of_process = [&](const auto& entry) { return entry.second.pid == pid; };
+  return pid != 0 && static_cast<size_t>(std::ranges::count_if(connections_, of_process)) >=
+                         kMaxConnections / 2;
+}
+
 void Server::accept_all() {
   for (;;) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -291,7 +299,7 @@ void Server::accept_all() {
       warehouse_->on_event("peer_refused", "uid=" + std::to_string(peer.uid));
       continue;
     }
-    if (connections_.size() >= kMaxConnections) continue;
+    if (full(static_cast<uint64_t>(peer.pid))) continue;
     const int number = fd.get();
     if (!watch(epoll_.get(), number)) continue;
     connections_[number] = {std::move(fd), 0, false, system_clock().boot_ns(),

@@ -70,7 +70,7 @@ class Server {
   uint64_t connections() const { return connection_count_.load(); }
 
   static constexpr size_t kMaxConnections =
-      1100;  // a few above the sessions, to answer them kindly
+      1100;  // a few above the sessions, to answer them kindly; half of them of one process
 
  private:
   struct Connection {
@@ -110,6 +110,7 @@ class Server {
   void run();
   void run_commands();
   void accept_all();
+  bool full(uint64_t pid) const;
   void serve(int fd);
   bool answer(Connection& connection, std::span<const std::byte> message);
   bool answer_hello(Connection& connection, const MessageHead& head, Reader& body);

@@ -110,12 +110,20 @@ void Registry::adopt(const std::string& path) {
   sessions_[id] = std::move(session);
 }
 
+bool Registry::full(uint64_t owner_pid) const {
+  if (sessions_.size() >= kMaxSessions) return true;
+  const auto of_owner = [&](const auto& entry) { return entry.second->owner_pid == owner_pid; };
+  return owner_pid != 0 &&
+         static_cast<size_t>(std::ranges::count_if(sessions_, of_owner)) >= kMaxSessionsOfProcess;
+}
+
 Registry::Created Registry::create(uint64_t owner_pid) {
-  if (sessions_.size() >= kMaxSessions) bury();
-  if (sessions_.size() >= kMaxSessions)
+  if (full(owner_pid)) bury();
+  if (full(owner_pid))
     throw Error(ErrorKind::capacity, "too_many_sessions",
-                "the daemon already serves " + std::to_string(kMaxSessions) +
-                    " sessions; close clients that are not used");
+                "the daemon already serves " + std::to_string(kMaxSessions) + " sessions, or " +
+                    std::to_string(kMaxSessionsOfProcess) +
+                    " of this process; close clients that are not used");
   auto session = std::make_unique<Session>();
   session->owner_pid = owner_pid;
   if (::getrandom(&session->id, sizeof session->id, 0) != sizeof session->id || session->id == 0)

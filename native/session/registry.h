@@ -77,7 +77,8 @@ class Registry {
            Writes writes);
 
   // Creates a session file that is already locked: the returned descriptor carries the lock and is
-  // for the client alone. Throws Error (storage; capacity "too_many_sessions").
+  // for the client alone. Throws Error (storage; capacity "too_many_sessions": of all, or half of
+  // them of one process that is seen from here).
   struct Created {
     Session* session;
     Fd descriptor;
@@ -117,6 +118,7 @@ class Registry {
   size_t size() const { return sessions_.size(); }
 
   static constexpr size_t kMaxSessions = 1024;
+  static constexpr size_t kMaxSessionsOfProcess = kMaxSessions / 2;
 
  private:
   void adopt(const std::string& path);
@@ -124,6 +126,7 @@ class Registry {
   void drain(Session& session);
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;
+  bool full(uint64_t owner_pid) const;
   // Until the next call. Nothing: they cannot be read.
   std::optional<std::span<const uint64_t>> pin_words(const Session& session);
   bool pins_any(const Session& session);

@@ -368,6 +368,15 @@ TEST(session_is_refused_when_there_are_too_many) {
   desk.registry->create(1);
 }
 
+TEST(process_has_half_of_the_sessions_where_it_is_seen) {
+  Desk desk;
+  for (size_t i = 0; i < Registry::kMaxSessionsOfProcess; ++i) desk.registry->create(7);
+  CHECK_THROWS(desk.registry->create(7), "too_many_sessions");
+  desk.registry->create(8);
+  while (desk.registry->size() < Registry::kMaxSessions) desk.registry->create(0);
+  CHECK_THROWS(desk.registry->create(8), "too_many_sessions");
+}
+
 TEST(registry_ignores_files_that_are_no_sessions) {
   Desk desk;
   for (const char* name : {"/README", "/12345g", "/0", "/00000000000000000000"})

@@ -22,6 +22,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import engine, wire
 from kvwarehouse.testing import tally
+from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.known_prompt import KnownPrompt
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import RefusedError, Serving
@@ -184,6 +185,19 @@ def test_smaller_dram_than_the_arena_has_is_refused_and_both_ways_out_work(tmp_p
             assert prompt.load(client) == prompt.pages
 
 
+# Takes all that it gets, and keeps it.
+CROWD = """
+from kvwarehouse import engine
+crowd = []
+try:
+    while True:
+        crowd.append(engine.NativeClient(given["socket"], True, 30.0))
+except kvw.CapacityError as error:
+    say([len(crowd) + 1, error.code])
+hear()
+"""
+
+
 def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
     tmp_path: Path,
 ) -> None:
@@ -191,13 +205,19 @@ def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
         own = daemon.core["sessions"]
         for _ in range(tally.rounds(1)):
             crowd: list[Any] = []
-            with pytest.raises(kvw.CapacityError) as caught:
-                connect_until_refused(daemon.serving, crowd)
-            assert caught.value.code == "too_many_sessions"
-            assert str(len(crowd) + own) in caught.value.message  # the bound, to the client
-            assert len(crowd) > 512
-            daemon.check_serves()
-            tally.count("sessions up to the bound, and one more", len(crowd) + 1)
+            with ClientProcess(daemon.serving.address, CROWD, socket=daemon.serving.socket) as one:
+                half, code = one.hear()
+                assert code == "too_many_sessions"  # of a process; this one goes on
+                with pytest.raises(kvw.CapacityError) as caught:
+                    connect_until_refused(daemon.serving, crowd)
+                assert caught.value.code == "too_many_sessions"
+                bound = half + len(crowd) + own
+                assert bound == 2 * half
+                for said in (bound, half):  # the bounds, to the client
+                    assert str(said) in caught.value.message
+                daemon.check_serves()
+                one.tell("end")
+            tally.count("sessions up to the bound, and one more", half + len(crowd) + 2)
             for client in crowd:
                 client.close()
             until(lambda: daemon.core["sessions"] == own, "the sessions of those who left end")
