@@ -1,12 +1,14 @@
 """The daemon's log: events of a closed set with fields, one line each, on stderr.
 
 Thread-safe. Fields are numbers and short texts; never KV, token ids or secrets. Text values are
-cut, so that no line grows with its input.
+cut, so that no line grows with its input. Whoever reads the lines may stand still: what finds no
+room within a second is left out, and counted.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import sys
 import threading
 import time
@@ -16,6 +18,8 @@ from typing import Any, Final, TextIO
 
 _VALUE_CHARS: Final = 2000
 _FIELDS: Final = 32
+_PATIENCE_MS: Final = 1000
+_PIECE_CHARS: Final = 4096  # what a pipe that has room takes at once: PIPE_BUF, of ASCII
 
 
 class Event(StrEnum):
@@ -60,6 +64,7 @@ class Event(StrEnum):
     KV_EVENTS_LOST = "kv_events_lost"
     KV_EVENTS_REPLAY_FAILED = "kv_events_replay_failed"
     KV_EVENTS_WITHOUT_TOKENS = "kv_events_without_tokens"
+    LOG_LINES_LOST = "log_lines_lost"
     CORE = "core"  # an event of the native core, with its name in the field "name"
 
 
@@ -85,6 +90,7 @@ _WARNINGS: Final = {
     Event.KV_EVENTS_LOST,
     Event.KV_EVENTS_REPLAY_FAILED,
     Event.KV_EVENTS_WITHOUT_TOKENS,
+    Event.LOG_LINES_LOST,
 }
 # All else that the core says is trouble.
 _QUIET_IN_CORE: Final = {
@@ -99,16 +105,41 @@ class Log:
         self._stream = sys.stderr if stream is None else stream
         self._json = form == "json" or (form == "auto" and not self._stream.isatty())
         self._lock = threading.Lock()
+        self._lost = 0  # lines, since one was written
+        self._cut = False  # whether what was written last lacks its end
 
     def event(self, event: Event, **fields: object) -> None:
-        """Never raises: a full disk under stderr, or a closed pipe, must not stop the daemon."""
+        """Never raises, and waits a second at most: a full disk under stderr, a closed pipe, or one
+        that nobody reads must not stop the daemon."""
         line = self._line(event, dict(list(fields.items())[:_FIELDS]))
         with self._lock:
             try:
-                self._stream.write(line + "\n")
-                self._stream.flush()
+                if self._lost and self._has_room():
+                    lost, self._lost = self._lost, 0
+                    self._write(self._line(Event.LOG_LINES_LOST, {"lines": lost}))
+                self._write(line)
             except (OSError, ValueError):
                 pass
+
+    def _write(self, line: str) -> None:
+        text = f"\n{line}\n" if self._cut else f"{line}\n"
+        for start in range(0, len(text), _PIECE_CHARS):
+            if not self._has_room():
+                self._lost += 1
+                self._cut = self._cut or start > 0
+                return
+            self._stream.write(text[start : start + _PIECE_CHARS])
+            self._stream.flush()
+        self._cut = False
+
+    def _has_room(self) -> bool:
+        try:
+            descriptor = self._stream.fileno()
+        except (OSError, ValueError):
+            return True  # no file, or a closed one, which says so itself
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        return bool(poll.poll(0 if self._lost else _PATIENCE_MS))
 
     def core_events(self, events: Iterable[tuple[str, Mapping[str, str]]]) -> None:
         """Events drained from the native core, under one name of this set."""

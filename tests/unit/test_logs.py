@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
+import pytest
+
+from kvwarehouse.daemon import logs
 from kvwarehouse.daemon.logs import Event, Log
 
 
@@ -62,3 +66,26 @@ def test_stream_that_fails_does_not_stop_the_daemon() -> None:
     log = Log("json", out)
     out.close()
     log.event(Event.READY)
+
+
+def test_reader_that_stands_still_stops_nobody_and_is_told_what_it_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Incident: whoever had something to log waited for the reader of stderr, with the log's lock:
+    the thread that ends stalled calls, that of the signals' stop."""
+    monkeypatch.setattr(logs, "_PATIENCE_MS", 1)
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb", buffering=0) as there, os.fdopen(writes, "w") as stream:
+        log, said = Log("json", stream), 60
+        for number in range(said):
+            log.event(Event.CLEARED, number=number, text="x" * 5000, more="y" * 1500)
+        read = there.read(1 << 20)
+        log.event(Event.READY)
+        stream.close()
+        lines = (read + there.readall()).splitlines()
+    whole = [json.loads(line) for line in lines if line.endswith(b"}")]
+    assert len(whole) in (len(lines), len(lines) - 1)  # one may be cut where the pipe was full
+    written = [line["number"] for line in whole if line["event"] == "cleared"]
+    assert written == list(range(len(written)))
+    assert [line["event"] for line in whole[-2:]] == ["log_lines_lost", "ready"]
+    assert whole[-2]["lines"] == said - len(written) > 0
