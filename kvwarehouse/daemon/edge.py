@@ -32,6 +32,9 @@ HEALTH_WATCHES: Final = 16
 QUICK_CALLS: Final = 16
 """Threads beside those of streams, slow calls and watchers, for calls that answer at once."""
 
+OTHER_CALLS: Final = SLOW_CALLS + WATCHES + HEALTH_WATCHES + QUICK_CALLS
+"""Beside stores and loads."""
+
 _STREAMS: Final = frozenset({"Store", "Load"})
 _SLOW: Final = frozenset({"Clear", "Evict", "Flush", "Drain", "Sweep", "Check"})
 _OUR_WATCH: Final = f"/{SERVICE_NAME}/Watch"
@@ -45,7 +48,7 @@ Behavior: TypeAlias = Callable[..., Any]
 
 def threads_of(streams: int) -> int:
     """Of a server that takes so many stores and loads at a time."""
-    return streams + SLOW_CALLS + WATCHES + HEALTH_WATCHES + QUICK_CALLS
+    return streams + OTHER_CALLS
 
 
 class Edge(grpc.ServerInterceptor):

@@ -36,6 +36,9 @@ HANDSHAKE_S: Final = 5.0
 IDLE_S: Final = 60.0
 """How long a connection without a call keeps its place. Clients connect anew by themselves."""
 
+METADATA_BYTES: Final = 16 << 10
+"""Of one call; a token has a few hundred."""
+
 
 def _options() -> Sequence[tuple[str, int | str]]:
     return (
@@ -46,7 +49,7 @@ def _options() -> Sequence[tuple[str, int | str]]:
         ("grpc.max_allowed_incoming_connections", connections.CONNECTIONS_MAX),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
-        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.max_metadata_size", METADATA_BYTES),
         # A peer that vanished without a word is noticed within 80 s.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),

@@ -214,6 +214,24 @@ TEST(peer_that_never_reads_its_answers_is_hung_up_on_and_stalls_nobody) {
   CHECK_EQ(chain.load(client, 1), 4);
 }
 
+TEST(process_has_half_of_the_connections) {
+  Daemon daemon(shape_of(5000));
+  daemon.start();
+  std::vector<std::unique_ptr<Rogue>> silent;
+  for (size_t i = 0; i < Server::kMaxConnections / 2; ++i)
+    silent.push_back(std::make_unique<Rogue>(daemon));
+  CHECK(Rogue(daemon).receive().empty());  // hung up on
+  silent[0]->hello();
+  silent.clear();
+  const uint64_t end_ns = system_clock().boot_ns() + kPatienceMs * kMillisecondNs;
+  while (true) {
+    Rogue late(daemon);
+    Writer settle(MessageType::settle, 1);
+    if (late.send(settle.finish()) && late.refusal() == "no_session") break;
+    CHECK(system_clock().boot_ns() < end_ns);
+  }
+}
+
 // --- random garbage
 
 class Garbage {

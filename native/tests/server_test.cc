@@ -68,6 +68,54 @@ TEST(core_that_ends_leaves_no_check_waiting) {
   CHECK_EQ(code_of_one_left_in_the_queue(ask), "stopped");
 }
 
+TEST(commands_beyond_the_bound_of_those_that_wait_are_refused) {
+  const Daemon world(shape_of(4096));
+  Server server(world.options, world.socket());
+  server.start();
+  std::promise<void> begun, release;
+  check::Thread busy([&] {
+    server.call(
+        [&](Warehouse&) {
+          begun.set_value();
+          release.get_future().wait();
+          return 0;
+        },
+        kPatienceMs);
+  });
+  begun.get_future().wait();
+  const auto ask = [&] { server.call([](Warehouse&) { return 0; }, 0); };
+  const auto kind = [&] {
+    try {
+      ask();
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), "core_busy");
+      return error.kind();
+    }
+    CHECK(false);
+  };
+  size_t waiting = 0;
+  while (kind() == ErrorKind::transport) ++waiting;  // not done in its time, which is none
+  release.set_value();
+  busy.join();
+  CHECK(waiting == 4096 || waiting == 4095);  // the thread that allocates slabs asks too
+  server.call([](Warehouse&) { return 0; }, kPatienceMs);
+}
+
+TEST(lines_for_the_log_are_bounded_and_those_left_out_counted) {
+  const Daemon world(shape_of(4096));
+  Server server(world.options, world.socket());
+  server.start();
+  const auto told = server.call(
+      [](Warehouse& warehouse) {
+        warehouse.take_events();
+        for (int i = 0; i < 2000; ++i) warehouse.on_event("x", "");
+        return std::pair(warehouse.take_events().size(), warehouse.status().events_dropped);
+      },
+      kPatienceMs);
+  CHECK_EQ(told.first, 1024);
+  CHECK_EQ(told.second, 2000 - 1024);
+}
+
 // A daemon with an NVMe tier whose device can be held up, and a chain stored in it.
 struct SlowDisk {
   explicit SlowDisk(uint64_t write_queue_bytes = 0) : world(shape_of(4096, 1)) {

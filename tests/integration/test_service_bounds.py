@@ -17,6 +17,7 @@ import pytest
 
 from kvwarehouse import errors, wire
 from kvwarehouse.daemon import deadline as deadline_module
+from kvwarehouse.daemon import servers
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.until import until
@@ -165,6 +166,13 @@ def test_message_beyond_the_bound_is_refused_and_the_next_is_served(served: Serv
             stub.Lookup(long, timeout=T)
         assert wire.error_from_rpc(caught.value, address="test").code == "too_many_tokens"
         stub.Status(pb.StatusRequest(), timeout=T)
+
+
+def test_metadata_beyond_the_bound_is_refused_and_the_next_is_served(served: Served) -> None:
+    long = [("x", "a" * 2 * servers.METADATA_BYTES)]
+    call = lambda: served.stub.Status(pb.StatusRequest(), metadata=long, timeout=T)  # noqa: E731
+    assert failed(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    served.stub.Status(pb.StatusRequest(), timeout=T)
 
 
 def test_longest_prefix_is_served(served: Served) -> None:

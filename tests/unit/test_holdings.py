@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse.daemon.holdings import Holdings
+from kvwarehouse.daemon.holdings import MAX_HOLDINGS, Holdings
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.transfer import Span
 from kvwarehouse.errors import UsageError
@@ -25,13 +25,19 @@ def record(number: int) -> NamespaceRecord:
 class Parts:
     """Stands in for the warehouse, the transfer and the snapshots."""
 
+    spaces = 2
+
     def namespaces(self) -> list[NamespaceRecord]:
-        return [record(0), record(1)]
+        return [record(number) for number in range(self.spaces)]
 
     def tiers(self, whole: Span) -> Any:
         if whole.record.ordinal == 0:
             raise UsageError("it was forgotten meanwhile", code="namespace_unknown")
-        return np.array([Tier.DRAM, Tier.MISSING], np.uint8)
+        stored = min(
+            whole.record.ordinal, len(whole.tokens) // 4 if whole.tokens is not None else 0
+        )
+        tiers = [Tier.DRAM] * stored
+        return np.array([*tiers, Tier.MISSING], np.uint8)
 
     def core(self) -> dict[str, Any]:
         nvme: dict[str, Any] = {}
@@ -52,3 +58,11 @@ def test_namespace_that_is_forgotten_meanwhile_is_left_out() -> None:
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(8), None))
     answer = Holdings(parts, parts, parts).answer(request)
     assert [(each.model, each.pages) for each in answer.holdings] == [("m1", 1)]
+
+
+def test_best_of_many_namespaces_are_told() -> None:
+    parts: Any = Parts()
+    parts.spaces = MAX_HOLDINGS + 10
+    request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(4 * parts.spaces), None))
+    told = [each.pages for each in Holdings(parts, parts, parts).answer(request).holdings]
+    assert told == list(range(parts.spaces - 1, parts.spaces - 1 - MAX_HOLDINGS, -1))
