@@ -1,6 +1,7 @@
 """Files that decide who may do what: a configuration, tokens, a key. They are believed only where
 nobody but this process's user and root could have written them, and secrets only where nobody else
-can read them. What is looked at is the opened file, which no name can be exchanged under.
+can read them. What is looked at is the opened file, which no name can be exchanged under, and who
+could put another there for the next time.
 
 Stateless; thread-safe.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 
+from kvwarehouse import trusted_path
 from kvwarehouse.errors import UsageError
 
 
@@ -45,7 +47,7 @@ def _problem(facts: os.stat_result, path: str, *, secret: bool) -> str:
         )
     if mode & 0o002:
         return f"has mode {mode:04o}, so that everybody can write to it: chmod o-w {path}"
-    return ""
+    return trusted_path.problem(path)
 
 
 def _bad(flag: str, path: str, problem: str) -> UsageError:

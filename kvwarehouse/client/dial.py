@@ -78,7 +78,9 @@ class Dial:
         socket, or a folder on the way to it, is a stranger's."""
         if not self.address.local:
             return self.address.grpc_target
-        return f"unix:{trust.own_socket(self.address.path + GRPC_SUFFIX)}"
+        socket = self.address.path + GRPC_SUFFIX
+        trust.check_socket(socket)
+        return f"unix:{socket}"
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """None: in the clear."""

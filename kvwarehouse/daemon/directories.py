@@ -1,11 +1,12 @@
-"""The daemon's directories: made private, refused when others could write to them, owned by one
-daemon at a time, and checked for room before anything is created in them.
+"""The daemon's directories: made private, refused when others could write to them or replace them,
+owned by one daemon at a time, and checked for room before anything is created in them.
 
 Used once, at the start, by one thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import glob
@@ -14,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from kvwarehouse import places
+from kvwarehouse import places, trusted_path
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import StorageError
@@ -32,31 +33,27 @@ _PROCESS_BYTES: Final = 64 << 20
 
 def prepare(path: str, flag: str) -> None:
     """Makes `path` (0700, with its parents) or checks that it is a directory of ours that others
-    cannot write to. Raises StorageError that names `flag`, the path and the fix."""
+    can neither write to nor replace. Raises StorageError that names `flag`, the path, what is wrong
+    on the way to it, and the fix."""
     try:
+        _refuse(path, flag, trusted_path.problem(os.path.dirname(path)))
         os.makedirs(path, mode=0o700, exist_ok=True)
-        link = os.lstat(path)
-        facts = os.stat(path)
+        _refuse(path, flag, _problem(path, os.stat(path), os.lstat(path)))
+        _refuse(path, flag, trusted_path.problem(path))
     except OSError as error:
-        raise StorageError(
-            f"{flag} {path!r} cannot be made or opened: {error.strerror}",
-            code="bad_directory",
-            context={"path": path},
-        ) from error
-    _refuse(path, flag, _problem(path, facts, link))
+        _refuse(path, flag, f"cannot be made or opened: {error.strerror}")
 
 
-def prepare_for_socket(path: str) -> None:
+def prepare_for_socket(socket: str) -> None:
     """As `prepare`, for the directory of --socket: it may also be the system's, or one where others
     can make files of their own but not replace ours (sticky, as /tmp)."""
-    if not os.path.isdir(path):
-        prepare(path, "--socket directory")
-        return
-    facts = os.stat(path)
-    if facts.st_uid not in (0, os.geteuid()):
-        _refuse(path, "--socket directory", _foreign(facts.st_uid))
-    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-        _refuse(path, "--socket directory", _writable(path, facts))
+    folder = os.path.dirname(socket)
+    if not os.path.isdir(folder):
+        prepare(folder, "--socket directory")
+    try:
+        _refuse(socket, "--socket", trusted_path.problem(socket, group=True))
+    except OSError as error:
+        _refuse(socket, "--socket", f"cannot be looked at: {error.strerror}")
 
 
 def _refuse(path: str, flag: str, problem: str) -> None:
@@ -97,12 +94,18 @@ class Ownership:
     death. The kernel's lock decides; the pid in the file is for the error's text."""
 
     def __init__(self, path: str) -> None:
-        """Raises StorageError (code "owned", with the owner's pid) when another daemon has it."""
+        """Raises StorageError: code "owned", with the owner's pid, when another daemon has it,
+        "bad_directory" when it is another user's, whose daemon may be none and is not believed."""
         self._fd = _open_private(path)
         try:
+            _refuse_foreign_lock(path, os.fstat(self._fd))
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except StorageError:
+            os.close(self._fd)
+            raise
         except OSError as error:
-            owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            text = os.pread(self._fd, 32, 0).strip()
+            owner = text.decode() if text.isdigit() else "unknown"
             os.close(self._fd)
             raise StorageError(
                 f"{_owned_by(path)} is in use by another daemon, pid {owner}; stop that one "
@@ -127,6 +130,18 @@ def _owned_by(lock: str) -> str:
     return folder if name == _LOCK_NAME else lock.removesuffix(".lock")
 
 
+def _refuse_foreign_lock(path: str, facts: os.stat_result) -> None:
+    # The directory's owner has all that is in it in hand, as where root looks at a user's.
+    if facts.st_uid in (0, os.geteuid(), os.stat(os.path.dirname(path)).st_uid):
+        return
+    raise StorageError(
+        f"{path} belongs to uid {facts.st_uid} and is no lock of ours: who made it keeps the place "
+        f"of {_owned_by(path)}; remove it, as root or uid {facts.st_uid}, or name another place",
+        code="bad_directory",
+        context={"path": path},
+    )
+
+
 def _open_private(path: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -134,6 +149,8 @@ def _open_private(path: str) -> int:
     except OSError as error:
         if error.errno in (errno.EROFS, errno.ENOSPC) and os.path.exists(path):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with contextlib.suppress(OSError):
+            _refuse_foreign_lock(path, os.lstat(path))
         raise StorageError(
             f"{path} cannot be made or opened: {error.strerror}",
             code="bad_directory",

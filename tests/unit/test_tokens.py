@@ -58,6 +58,23 @@ def test_token_file_of_another_user_is_refused(tmp_path: Path, linked: bool) -> 
         read_tokens(path)
 
 
+def test_token_file_that_others_can_replace_is_refused(tmp_path: Path) -> None:
+    path = token_file(tmp_path, TOKEN)
+    tmp_path.chmod(0o777)
+    with pytest.raises(UsageError, match=f"{tmp_path} has mode 0777"):
+        read_tokens(path)
+    tmp_path.chmod(0o1777)
+    assert read_tokens(path) == [TOKEN]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_token_file_in_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = token_file(tmp_path, TOKEN)
+    os.chown(tmp_path, 1001, -1)
+    with pytest.raises(UsageError, match=f"{tmp_path} belongs to uid 1001"):
+        read_tokens(path)
+
+
 def test_pipe_is_no_token_file_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(UsageError, match="plain file"):
