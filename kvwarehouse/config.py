@@ -31,13 +31,15 @@ OTHER_VARIABLES: Final = frozenset(
         "KVW_COPY_PATH",
         "KVW_CUDA_DRIVER",
         "KVW_DAEMON_UID",
+        "KVW_NO_APT",
         "KVW_NVRTC",
         "KVW_ROUNDS",
         "KVW_SEED",
         "KVW_TOKEN",
     }
 )
-"""With the prefix, but not settings of the daemon: the file, the client's, the core's, tests'."""
+"""With the prefix, but not settings of the daemon: the file, the client's, the core's, tests',
+make's."""
 
 TEST_PREFIX: Final = "KVW_TEST_"
 """Variables of the project's own test runs; the daemon does not look at them."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the build needs from the system: a C++20 compiler, xxhash.h (both needed), liburing (used if
-# there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed.
+# there). Missing ones are installed by apt as root or with sudo; otherwise the command is printed. On
+# a terminal it asks first; with KVW_NO_APT=1 it installs nothing, and prints the command.
 # Then ccache, with which a second clone compiles nothing again, and programs that single tests use:
 # fio, openssl, strace. They are tried once for each clone and never ask for a password; without them
 # those tests are skipped, and say so.
@@ -51,20 +52,41 @@ missing_programs() {
   done
 }
 
+somebody_is_there() {
+  [ -t 0 ] && [ -z "${CI:-}" ]
+}
+
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then
     "$@"
-  elif [ -t 0 ] && [ -z "${CI:-}" ] && [ -z "${never_ask:-}" ]; then
+  elif somebody_is_there && [ -z "${never_ask:-}" ]; then
     sudo "$@"
   else
     sudo -n "$@"
   fi
 }
 
+by_hand() {
+  local sudo_word
+  sudo_word=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
+  echo "    ${sudo_word}apt-get update && ${sudo_word}apt-get install -y $*"
+}
+
+agreed() {
+  local answer=yes
+  echo "setup: installing the system packages ${packages[*]}, as with"
+  by_hand "${packages[@]}"
+  if somebody_is_there; then
+    read -r -p "setup: go on? [Y/n] " answer || return 1
+  fi
+  case "$answer" in "" | [Yy]*) ;; *) return 1 ;; esac
+}
+
 install() {
+  [ -z "${KVW_NO_APT:-}" ] || return 1
   command -v apt-get >/dev/null || return 1
   [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || return 1
-  echo "setup: installing the system packages ${packages[*]}"
+  agreed || return 1
   local apt=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends)
   as_root "${apt[@]}" "${packages[@]}" >/dev/null 2>&1 && return
   as_root apt-get update -qq >/dev/null 2>&1 || true  # package lists may be absent or old
@@ -79,16 +101,15 @@ install_programs() {
   install || true
   missing_programs
   [ ${#packages[@]} -eq 0 ] && return
-  echo "setup: going on without ${packages[*]}: tests that use one of them are skipped" >&2
+  echo "setup: going on without ${packages[*]}: tests that use one of them are skipped. Later:" >&2
+  by_hand "${packages[@]}" >&2
   mkdir -p build
   echo "${packages[*]}" >"$tried"
 }
 
 say_what_is_missing() {
-  local sudo_word
-  sudo_word=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
-  echo "setup: could not install: ${packages[*]}. Install them with" >&2
-  echo "    ${sudo_word}apt-get update && ${sudo_word}apt-get install -y ${wanted[*]}" >&2
+  echo "setup: not installed: ${packages[*]}. Install them with" >&2
+  by_hand "${wanted[@]}" >&2
   if [ "${EXTRA:-}" = fuzz ]; then
     echo "or another clang with libFuzzer. Going on without: make fuzz changes inputs blindly" >&2
     return
