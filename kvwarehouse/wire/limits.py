@@ -32,5 +32,9 @@ MAX_EVICT_PAGES = 100_000
 CHANNEL_OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Identity alone. grpcio 1.76 and 1.78 unpack a message whole, and then look at its size.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
 )
-"""For servers and channels alike. gRPC's own defaults are 4 MiB in and no bound out."""
+"""For servers and channels alike. gRPC's own defaults are 4 MiB in and no bound out, and it unpacks
+what is compressed; KV and digests do not compress."""

@@ -20,11 +20,13 @@ from kvwarehouse.daemon import deadline as deadline_module
 from kvwarehouse.daemon import servers
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.testing.served import Served
+from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 T = 30.0
+UNPACKED_BYTES = 128 << 20  # packed, an eighth of a megabyte
 SPACE = Namespace(model="m", weights="w", dtype="b", layout="l/1", page_tokens=1, page_bytes=8)
 
 
@@ -173,6 +175,32 @@ def test_metadata_beyond_the_bound_is_refused_and_the_next_is_served(served: Ser
     call = lambda: served.stub.Status(pb.StatusRequest(), metadata=long, timeout=T)  # noqa: E731
     assert failed(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
     served.stub.Status(pb.StatusRequest(), timeout=T)
+
+
+@pytest.mark.parametrize("how", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_message_is_refused_and_never_unpacked(
+    tmp_path: Path, how: grpc.Compression
+) -> None:
+    """Incident: grpcio 1.76 and 1.78 unpacked a message whole, and then found it too large."""
+    options = [("grpc.max_send_message_length", -1)]
+    with (
+        Serving(tmp_path) as serving,
+        grpc.insecure_channel(f"unix:{serving.socket}.grpc", options) as channel,
+    ):
+        call = channel.unary_unary(f"/{wire.SERVICE_NAME}/Lookup")
+        wire.WarehouseStub(channel).Status(pb.StatusRequest(), timeout=T)
+        before = most_memory_bytes(serving.pid)
+        for size in (1000, UNPACKED_BYTES):
+            status = failed(lambda size=size: call(bytes(size), timeout=4 * T, compression=how))
+            assert status == grpc.StatusCode.UNIMPLEMENTED
+        assert most_memory_bytes(serving.pid) - before < UNPACKED_BYTES // 2
+        wire.WarehouseStub(channel).Status(pb.StatusRequest(), timeout=T)
+
+
+def most_memory_bytes(pid: int) -> int:
+    """What the process had resident at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def test_longest_prefix_is_served(served: Served) -> None:
