@@ -123,7 +123,7 @@ void Client::reconnect(uint64_t deadline_ns) {
     ~Reconnects() { now = false; }
   } const reconnects(reconnects_);
   connection_.close();
-  Connection fresh(options_.socket_path, options_.daemon_uid);
+  Connection fresh(options_.socket_path, options_.daemon_uid, deadline_ns);
   Connection::Reply welcome = say_hello(fresh, {}, deadline_ns);
   adopt(welcome);
   std::swap(connection_, fresh);

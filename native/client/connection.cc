@@ -1,6 +1,8 @@
 #include "client/connection.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -25,6 +27,25 @@ Error gone(const std::string& why) {
                    "); stored pages stay readable, a new daemon serves them again");
 }
 
+[[noreturn]] void throw_late() {
+  throw Error(ErrorKind::transport, "deadline",
+              "the daemon did not answer in time; it is busy or stopped (see kvwarehouse status)");
+}
+
+// 0 or an errno: EAGAIN when as many as may wait to be accepted did so until the deadline.
+int connect_until(int fd, const sockaddr_un& address, uint64_t deadline_ns) {
+  for (;;) {
+    const uint64_t now = system_clock().boot_ns();
+    const uint64_t left_us = deadline_ns > now ? (deadline_ns - now) / 1000 : 0;
+    timeval patience{};  // of a connect that finds no room; 0 would be without end
+    patience.tv_sec = static_cast<time_t>(left_us / 1'000'000);
+    patience.tv_usec = static_cast<suseconds_t>(left_us == 0 ? 1 : left_us % 1'000'000);
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return 0;
+    if (errno != EINTR) return errno;
+  }
+}
+
 [[noreturn]] void throw_refusal(const Connection::Reply& reply) {
   Reader body = reply.body();
   const auto* bytes = body.take_array<char>(reply.head().first);
@@ -40,7 +61,8 @@ Error gone(const std::string& why) {
 
 }  // namespace
 
-Connection::Connection(const std::string& socket_path, std::optional<uid_t> daemon_uid) {
+Connection::Connection(const std::string& socket_path, std::optional<uid_t> daemon_uid,
+                       uint64_t deadline_ns) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof address.sun_path)
@@ -48,10 +70,10 @@ Connection::Connection(const std::string& socket_path, std::optional<uid_t> daem
                 "the socket path " + socket_path + " is longer than the system allows (" +
                     std::to_string(sizeof address.sun_path - 1) + " characters)");
   std::memcpy(address.sun_path, socket_path.c_str(), socket_path.size() + 1);
-  fd_ = ParentFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    const int err = errno;
+  fd_ = ParentFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (const int err = connect_until(fd_.get(), address, deadline_ns); err != 0) {
     fd_.reset();
+    if (err == EAGAIN) throw_late();
     throw Error(ErrorKind::transport, "no_daemon",
                 "no daemon answers on " + socket_path + " (" + std::strerror(err) +
                     "); start one with: kvwarehouse serve --socket " + socket_path);
@@ -69,6 +91,7 @@ Connection::Connection(const std::string& socket_path, std::optional<uid_t> daem
                     " or root is trusted with KV; if it is the right one, set KVW_DAEMON_UID=" +
                     std::to_string(peer.uid));
   daemon_uid_ = peer.uid;
+  ::fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
   int bytes = 2 * static_cast<int>(kMessageBytes);
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }
@@ -82,10 +105,7 @@ bool Connection::hung_up() const {
 void Connection::wait_for(short events, uint64_t deadline_ns) {
   for (;;) {
     const uint64_t now = system_clock().boot_ns();
-    if (now >= deadline_ns)
-      throw Error(ErrorKind::transport, "deadline",
-                  "the daemon did not answer in time; it is busy or stopped (see kvwarehouse "
-                  "status)");
+    if (now >= deadline_ns) throw_late();
     const uint64_t left_ms = (deadline_ns - now) / kMillisecondNs + 1;
     pollfd watch{fd_.get(), events, 0};
     const int ready = ::poll(&watch, 1, static_cast<int>(std::min<uint64_t>(left_ms, 1000)));

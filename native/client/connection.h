@@ -31,9 +31,10 @@ class Connection {
   };
 
   Connection() = default;
-  // Throws Error transport "no_daemon" at once when nobody listens, "daemon_untrusted" when who
+  // Waits until deadline_ns (boot clock) where too many others wait to be accepted. Throws Error
+  // transport "no_daemon" at once when nobody listens, "deadline", "daemon_untrusted" when who
   // listens is neither of our user, nor root, nor daemon_uid.
-  Connection(const std::string& socket_path, std::optional<uid_t> daemon_uid);
+  Connection(const std::string& socket_path, std::optional<uid_t> daemon_uid, uint64_t deadline_ns);
 
   // The daemon closed its end, or there never was one. One poll: about half a microsecond.
   bool hung_up() const;

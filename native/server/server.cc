@@ -115,8 +115,9 @@ void Server::bind_socket() {
   const sockaddr_un address = address_of(socket_path_);
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
   {
-    Fd probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (::connect(probe.get(), generic, sizeof address) == 0)
+    Fd probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    // EAGAIN: somebody listens, and accepts nobody.
+    if (::connect(probe.get(), generic, sizeof address) == 0 || errno == EAGAIN)
       throw Error(ErrorKind::storage, "socket_in_use",
                   "another daemon answers on " + socket_path_ + "; choose another --socket");
     struct stat info{};
@@ -134,7 +135,7 @@ void Server::bind_socket() {
   if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&fresh_address),
              sizeof fresh_address) != 0)
     throw storage_error("cannot bind " + fresh, errno);
-  if (::chmod(fresh.c_str(), 0600) != 0 || ::listen(listener_.get(), 128) != 0 ||
+  if (::chmod(fresh.c_str(), 0600) != 0 || ::listen(listener_.get(), SOMAXCONN) != 0 ||
       ::rename(fresh.c_str(), socket_path_.c_str()) != 0)
     throw storage_error("cannot listen on " + socket_path_, errno);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <thread>
 
 #include "tests/check.h"
@@ -284,6 +285,65 @@ TEST(pins_are_refused_beyond_the_budget_and_given_back) {
 TEST(no_daemon_is_said_at_once) {
   Daemon daemon(shape_of(kShard));
   CHECK_THROWS(Client(daemon.client_options()), "no_daemon");
+}
+
+// A socket at which one may wait to be accepted, and does.
+struct FullLine {
+  explicit FullLine(const std::string& path)
+      : listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    CHECK_EQ(::bind(listener.get(), generic, sizeof address), 0);
+    CHECK_EQ(::listen(listener.get(), 1), 0);
+    for (;;) {
+      Fd caller(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (::connect(caller.get(), generic, sizeof address) != 0) break;
+      callers.push_back(std::move(caller));
+    }
+    CHECK_EQ(errno, EAGAIN);
+  }
+  sockaddr_un address{};
+  const sockaddr* generic = reinterpret_cast<const sockaddr*>(&address);
+  Fd listener;
+  std::vector<Fd> callers;
+};
+
+TEST(client_waits_for_its_turn_where_many_others_called_the_daemon) {
+  const Daemon daemon(shape_of(kShard));
+  const FullLine line(daemon.socket());
+  Connection connection;
+  check::Thread connects([&] {
+    const uint64_t deadline_ns = system_clock().boot_ns() + kPatienceMs * kMillisecondNs;
+    connection = Connection(daemon.socket(), {}, deadline_ns);
+  });
+  connects.until_it_waits();
+  std::vector<Fd> accepted;
+  for (size_t i = 0; i < line.callers.size(); ++i)
+    accepted.emplace_back(::accept4(line.listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  connects.join();
+  CHECK(!connection.hung_up());
+}
+
+TEST(client_says_of_a_daemon_that_accepts_nobody_that_it_is_late) {
+  Daemon daemon(shape_of(kShard));
+  const FullLine line(daemon.socket());
+  ClientOptions options = daemon.client_options();
+  options.timeout_ns = kMillisecondNs;
+  CHECK_THROWS(Client(options), "deadline");
+  options.timeout_ns = 0;
+  CHECK_THROWS(Client(options), "deadline");
+  CHECK_THROWS(daemon.start(), "socket_in_use");
+}
+
+TEST(daemon_lets_more_wait_than_connect_at_once) {
+  uint64_t most = 0;
+  std::ifstream("/proc/sys/net/core/somaxconn") >> most;
+  Daemon daemon(shape_of(kShard));
+  daemon.start_process();
+  daemon.kill(SIGSTOP);
+  std::vector<Connection> waiting;
+  for (uint64_t i = 0; i < std::min<uint64_t>(most, 400); ++i)
+    waiting.emplace_back(daemon.socket(), std::nullopt, 0);
 }
 
 TEST(closed_client_refuses_calls) {
