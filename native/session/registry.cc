@@ -20,7 +20,9 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kTouchesPerDrain = 4096;  // bounds one pass; the ring is lossy anyway
+constexpr size_t kTouchesPerDrain = 4096;      // bounds one pass; the ring is lossy anyway
+constexpr uint64_t kTouchesMost = 1ull << 32;  // between two passes: more is no client's doing
+constexpr uint64_t kUncountedSecondsMost = 1 << 16;
 
 uint64_t read_word(int fd, size_t offset) {
   uint64_t word = 0;
@@ -156,6 +158,7 @@ void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
   // Backed now: a client must not meet a full filesystem as SIGBUS.
   if (::fallocate(client, 0, 0, sizeof(SessionFile)) != 0)
     throw storage_error("no room for a session file in " + directory_, errno);
+  session.counted_ns = clock_.boot_ns();
   session.file = Fd(::open(session.path.c_str(), O_RDWR | O_CLOEXEC));
   if (!session.file.valid()) refuse_file("cannot open", session.path);
   struct {
@@ -214,8 +217,7 @@ std::vector<SessionId> Registry::bury() {
 }
 
 void Registry::forget(Session& session) {
-  for (uint32_t i = 0; i < kCounters; ++i)
-    buried_[i] += read_word(session.file.get(), offsetof(SessionFile, counters) + i * 8);
+  count(session);
   ::unlink(session.path.c_str());
 }
 
@@ -281,6 +283,10 @@ void Registry::drain(Session& session) {
   if (head == session.touch_read) return;
   // Only the newest are still there, and only so many are worth a pass.
   const uint64_t lag = head - session.touch_read;
+  if (lag > kTouchesMost) {
+    session.touch_read = head;
+    return;
+  }
   uint64_t from = lag > kTouchesPerDrain ? head - kTouchesPerDrain : session.touch_read;
   touches_lost_ += from - session.touch_read;
   session.touch_read = head;
@@ -297,15 +303,24 @@ void Registry::drain(Session& session) {
   }
 }
 
-std::array<uint64_t, kCounters> Registry::totals() const {
-  std::array<uint64_t, kCounters> sums = buried_;
-  for (const auto& [id, session] : sessions_) {
-    std::array<uint64_t, kCounters> own{};
-    if (::pread(session->file.get(), own.data(), sizeof own, offsetof(SessionFile, counters)) ==
-        sizeof own)
-      for (uint32_t i = 0; i < kCounters; ++i) sums[i] += own[i];
+void Registry::count(Session& session) {
+  std::array<uint64_t, kCounters> now{};
+  if (::pread(session.file.get(), now.data(), sizeof now, offsetof(SessionFile, counters)) !=
+      sizeof now)
+    return;
+  const uint64_t seconds = (clock_.boot_ns() - session.counted_ns) / kSecondNs;
+  const uint64_t most = kCountsPerSecond * std::clamp<uint64_t>(seconds, 1, kUncountedSecondsMost);
+  for (uint32_t i = 0; i < kCounters; ++i) {
+    const uint64_t step = now[i] - session.counted[i];  // of one that fell: huge
+    if (step <= most) totals_[i] = std::min(totals_[i] + step, kCountMost);
   }
-  return sums;
+  session.counted = now;
+  session.counted_ns = clock_.boot_ns();
+}
+
+std::array<uint64_t, kCounters> Registry::totals() {
+  for (const auto& [id, session] : sessions_) count(*session);
+  return totals_;
 }
 
 }  // namespace kvw

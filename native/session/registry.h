@@ -32,8 +32,10 @@ struct Session {
   Fd file;  // the daemon's own open file: for pread and for trying the lock
   std::string path;
   bool connected = false;
-  uint64_t dead_since_ns = 0;  // 0: the lock is held
-  uint64_t touch_read = 0;     // touches seen
+  uint64_t dead_since_ns = 0;                 // 0: the lock is held
+  uint64_t touch_read = 0;                    // touches seen
+  std::array<uint64_t, kCounters> counted{};  // its counters, as last read
+  uint64_t counted_ns = 0;                    // when; the boot, for one of an earlier daemon
 };
 
 // What the pins of all sessions name, read in one pass: for each few pages that are evicted, so its
@@ -113,17 +115,22 @@ class Registry {
   // Those that were overwritten, or too many for one pass.
   uint64_t touches_lost() const { return touches_lost_; }
 
-  // Sums of all sessions, dead ones included.
-  std::array<uint64_t, kCounters> totals() const;
+  // Sums of all sessions, dead ones included. They never fall, and never pass kCountMost: a step
+  // that no client can have made, back or beyond kCountsPerSecond, is left out.
+  std::array<uint64_t, kCounters> totals();
   size_t size() const { return sessions_.size(); }
 
   static constexpr size_t kMaxSessions = 1024;
   static constexpr size_t kMaxSessionsOfProcess = kMaxSessions / 2;
+  // Of one counter of one session: bytes from the memory of eight GPUs, times some.
+  static constexpr uint64_t kCountsPerSecond = 1ull << 45;
+  static constexpr uint64_t kCountMost = 1ull << 63;
 
  private:
   void adopt(const std::string& path);
   void prepare(Session& session, int client, uint64_t owner_pid);
   void drain(Session& session);
+  void count(Session& session);
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;
   bool full(uint64_t owner_pid) const;
@@ -137,7 +144,7 @@ class Registry {
   uint64_t grace_ns_;
   Writes writes_;
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
-  std::array<uint64_t, kCounters> buried_{};
+  std::array<uint64_t, kCounters> totals_{};
   std::vector<uint64_t> touched_;
   std::vector<uint64_t> words_;  // of pins, of one session
   PinSet pins_;

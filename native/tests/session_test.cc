@@ -350,6 +350,81 @@ TEST(session_counters_stay_in_the_totals_when_it_is_buried) {
   CHECK_EQ(desk.registry->totals()[static_cast<size_t>(Counter::pages_loaded)], 42);
 }
 
+TEST(session_counts_what_a_client_can_have_done_and_no_more) {
+  Desk desk;
+  Registry::Created honest = desk.registry->create(1), liar = desk.registry->create(2);
+  ClientSession client = attach(honest.descriptor);
+  const auto total = [&] { return desk.registry->totals()[static_cast<size_t>(Counter::loads)]; };
+  const auto claim = [&](uint64_t loads) {
+    const auto at = static_cast<off_t>(offsetof(SessionFile, counters) +
+                                       static_cast<size_t>(Counter::loads) * 8);
+    CHECK_EQ(::pwrite(liar.descriptor.get(), &loads, sizeof loads, at), sizeof loads);
+  };
+  client.count(Counter::loads, 3);
+  claim(4);
+  CHECK_EQ(total(), 7);
+  claim(UINT64_MAX / 2);
+  CHECK_EQ(total(), 7);
+  claim(2);
+  CHECK_EQ(total(), 7);
+  claim(3);
+  client.count(Counter::loads, 2);
+  CHECK_EQ(total(), 10);
+  // A second's worth is believed in a second.
+  claim(3 + 10 * Registry::kCountsPerSecond);
+  CHECK_EQ(total(), 10);
+  desk.clock.advance_ns(10 * kSecondNs);
+  claim(3 + 20 * Registry::kCountsPerSecond);
+  CHECK_EQ(total(), 10 + 10 * Registry::kCountsPerSecond);
+  claim(UINT64_MAX / 2);
+  desk.registry->hung_up(liar.session->id);
+  liar.descriptor.reset();
+  desk.registry->bury();
+  client.count(Counter::loads);
+  CHECK_EQ(total(), 11 + 10 * Registry::kCountsPerSecond);
+}
+
+TEST(session_totals_end_at_a_bound_and_never_wrap) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  ClientSession client = attach(created.descriptor);
+  uint64_t before = 0;
+  for (int day = 0; day < 8; ++day) {
+    desk.clock.advance_ns(86400 * kSecondNs);
+    client.count(Counter::bytes_loaded, 65536 * Registry::kCountsPerSecond);
+    const uint64_t now = desk.registry->totals()[static_cast<size_t>(Counter::bytes_loaded)];
+    CHECK(now >= before);
+    before = now;
+  }
+  CHECK_EQ(before, Registry::kCountMost);
+}
+
+TEST(session_of_an_earlier_daemon_is_counted_whole) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  ClientSession client = attach(created.descriptor);
+  client.count(Counter::dropped_unreachable, 9);
+  desk.open();
+  CHECK_EQ(desk.registry->totals()[static_cast<size_t>(Counter::dropped_unreachable)], 9);
+}
+
+TEST(session_that_claims_touches_without_end_loses_none_to_speak_of) {
+  Desk desk;
+  Registry::Created created = desk.registry->create(1);
+  const auto drained = [&] {
+    uint64_t touches = 0;
+    desk.registry->drain_touches([&](PageId, uint32_t) { ++touches; });
+    return touches;
+  };
+  for (const uint64_t head : {uint64_t{5}, UINT64_MAX, uint64_t{7}, uint64_t{1} << 62}) {
+    CHECK_EQ(
+        ::pwrite(created.descriptor.get(), &head, sizeof head, offsetof(SessionFile, touch_head)),
+        sizeof head);
+    CHECK(drained() <= 8);
+  }
+  CHECK_EQ(desk.registry->touches_lost(), 0);
+}
+
 TEST(session_is_refused_when_there_are_too_many) {
   Desk desk;
   // Files of an earlier daemon count, however small: their owners may be writing.
