@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from kvwarehouse import config
@@ -41,4 +42,14 @@ def run(args: argparse.Namespace) -> int:
             " pip install 'kvwarehouse[daemon]'",
             code="missing_extra",
         ) from error
+    if settings.listen:
+        _silence_grpc()
     return int(daemon.serve(settings))
+
+
+def _silence_grpc() -> None:
+    """Begins the process anew, once. For much that strangers say gRPC writes a line, which is no
+    JSON and has bytes of theirs in it, and it reads whether it may only while it is imported."""
+    if "GRPC_VERBOSITY" not in os.environ:
+        os.environ["GRPC_VERBOSITY"] = "NONE"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
