@@ -12,6 +12,7 @@ import select
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, TextIO
@@ -20,6 +21,7 @@ _VALUE_CHARS: Final = 2000
 _FIELDS: Final = 32
 _PATIENCE_MS: Final = 1000
 _PIECE_CHARS: Final = 4096  # what a pipe that has room takes at once: PIPE_BUF, of ASCII
+_OF_A_NAME: Final = 16
 
 
 class Event(StrEnum):
@@ -142,9 +144,17 @@ class Log:
         return bool(poll.poll(0 if self._lost else _PATIENCE_MS))
 
     def core_events(self, events: Iterable[tuple[str, Mapping[str, str]]]) -> None:
-        """Events drained from the native core, under one name of this set."""
+        """Events drained from the native core, under one name of this set. Of those that it calls
+        the same the first few; the rest is a number, `more`: clients can make the core say a
+        thousand a second."""
+        said: Counter[str] = Counter()
         for name, fields in events:
-            self.event(Event.CORE, name=name, **{_safe_key(key): fields[key] for key in fields})
+            said[name] += 1
+            if said[name] <= _OF_A_NAME:
+                self.event(Event.CORE, name=name, **{_safe_key(key): fields[key] for key in fields})
+        for name, count in said.items():
+            if count > _OF_A_NAME:
+                self.event(Event.CORE, name=name, more=count - _OF_A_NAME)
 
     def _line(self, event: Event, fields: dict[str, object]) -> str:
         now = time.time()

@@ -53,6 +53,16 @@ def test_core_events_are_shown_under_one_name_and_cannot_replace_ours() -> None:
     assert line["core_event"] == "x"
 
 
+def test_what_the_core_says_over_and_over_is_a_few_lines_and_a_number() -> None:
+    out = io.StringIO()
+    many = [("message_refused", {"reason": "not_ours"})] * 1000
+    Log("json", out).core_events([*many, ("nvme_healed", {})])
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert len(lines) < 20
+    assert [line["name"] for line in lines if line.get("more")] == ["message_refused"]
+    assert sum(line.get("more", 1) for line in lines) == 1001
+
+
 def test_trouble_of_the_core_is_a_warning() -> None:
     out = io.StringIO()
     names = ["nvme_write_failed", "nvme_read_only", "nvme_healed"]
