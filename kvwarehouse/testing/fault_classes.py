@@ -283,6 +283,24 @@ CLASSES: Final = (
     ),
     *(
         FaultClass(
+            f"hostile input at a door: {name}",
+            "bounded",
+            "good clients, probes and subscribers go on beside it; memory, threads, descriptors and"
+            " log stay bounded, and what was stored is served whole",
+            live=True,
+        )
+        for name in (
+            "the session socket",
+            "the socket of gRPC",
+            "TCP without a token",
+            "TCP with a token",
+            "HTTP",
+            "KV events",
+            "replays of KV events",
+        )
+    ),
+    *(
+        FaultClass(
             f"{name} to a starting daemon's process group",
             "nothing lost",
             "two orderly starts serve all that was sealed, from the tier that had it, and nothing"

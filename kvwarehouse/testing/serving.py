@@ -121,6 +121,7 @@ class Serving:
             self.command(),
             stderr=subprocess.PIPE,
             text=True,
+            errors="backslashreplace",  # whatever it is made to say
             env=environment,
             process_group=0 if own_group else None,
         )
@@ -209,6 +210,11 @@ class Serving:
 
     def tail(self) -> str:
         return "".join(self._lines[-_TAIL_LINES:]).strip()
+
+    @property
+    def lines(self) -> list[str]:
+        """This start's log so far."""
+        return list(self._lines)
 
     def metrics(self) -> dict[str, float]:
         """/metrics: name with labels to value."""

@@ -14,6 +14,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
+from kvwarehouse.testing.hostile_doors import zmtp_greeting
 from kvwarehouse.testing.kv_subscriber import KvSubscriber
 from kvwarehouse.testing.ports import free_port
 from kvwarehouse.testing.serving import RefusedError, Serving
@@ -331,13 +332,6 @@ def test_number_that_is_repeated_on_an_idle_stream_is_the_last(serving: Publishe
         assert subscriber.last == last
 
 
-def _zmtp(kind: bytes) -> tuple[bytes, bytes]:
-    """What a peer of that kind says first, and then (rfc.zeromq.org/spec/23)."""
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
-    return greeting, b"\x04" + bytes([len(ready)]) + ready
-
-
 @pytest.mark.parametrize("what", ["parts", "message"])
 @pytest.mark.parametrize("port", ["events", "replay"])
 def test_stranger_cannot_make_the_daemon_grow(tmp_path: Path, what: str, port: str) -> None:
@@ -347,7 +341,7 @@ def test_stranger_cannot_make_the_daemon_grow(tmp_path: Path, what: str, port: s
     with Published(tmp_path) as serving, serving.connect() as client:
         where = (serving.replay_endpoint if replay else serving.endpoint).rpartition(":")[2]
         with socket.create_connection(("127.0.0.1", int(where)), 60) as stranger:
-            greeting, ready = _zmtp(b"DEALER" if replay else b"SUB")
+            greeting, ready = zmtp_greeting(b"DEALER" if replay else b"SUB")
             stranger.sendall(greeting)
             assert stranger.recv(1)  # it has greeted too
             stranger.sendall(ready)

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvwarehouse import engine, errors, wire
 from kvwarehouse.daemon import certificate as certificate_module
 from kvwarehouse.daemon import connections, edge, servers
+from kvwarehouse.testing import http2
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.until import DEADLINE_S, until
 from kvwarehouse.types import Namespace
@@ -250,8 +251,7 @@ def test_connection_without_a_call_is_ended(
     tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "IDLE_S", 1.0)
-    empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-    until_ended(tmp_path, tokens, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
+    until_ended(tmp_path, tokens, http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
 
 
 def test_silent_connections_are_told_and_keep_nobody_out_for_long(
@@ -399,9 +399,9 @@ class Raw:
     def __init__(self, served: Served, host: str, *, takes_messages: bool = True) -> None:
         there = ("127.0.0.1", port_of(served))
         self._socket = socket.create_connection(there, DEADLINE_S, source_address=(host, 0))
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         no_window = (4).to_bytes(2, "big") + bytes(4)  # SETTINGS_INITIAL_WINDOW_SIZE: 0
-        self._send(4, 0, 0, b"" if takes_messages else no_window)
+        settings = b"" if takes_messages else no_window
+        self._socket.sendall(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0, settings))
         self._last = -1
 
     def __enter__(self) -> Raw:
@@ -413,27 +413,14 @@ class Raw:
     def call(self, method: str, sent: bytes = b"") -> None:
         """Opens a call, says `sent` of its message, and no more."""
         self._last += 2
-        fields = {
-            ":method": "POST", ":scheme": "http", ":path": method, ":authority": "there",
-            "te": "trailers", "content-type": "application/grpc",
-            "authorization": f"Bearer {TOKEN}",
-        }  # fmt: skip
-        plain = [(name.encode(), value.encode()) for name, value in fields.items()]
-        block = b"".join(
-            b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in plain
-        )
-        self._send(1, 4, self._last, block)
-        if sent:
-            self._send(0, 0, self._last, sent)
+        said = http2.call_head(self._last, method, TOKEN)
+        self._socket.sendall(said + http2.frame(http2.DATA, 0, self._last, sent) * bool(sent))
 
     def ask(self, method: str, message: bytes = b"") -> None:
         """A whole call, but for reading what it is told."""
         self.call(method)
-        self._send(0, 1, self._last, b"\0" + len(message).to_bytes(4, "big") + message)
-
-    def _send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
-        self._socket.sendall(head + payload)
+        whole = b"\0" + len(message).to_bytes(4, "big") + message
+        self._socket.sendall(http2.frame(http2.DATA, 1, self._last, whole))
 
 
 def refused(served: Served, reason: str) -> int:
