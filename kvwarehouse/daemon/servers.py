@@ -33,6 +33,10 @@ STOP_GRACE_S: Final = 2.0
 HANDSHAKE_S: Final = 5.0
 """From a connection to the end of its TLS and HTTP/2 greetings; no token was shown until then."""
 
+WAITING: Final = 256
+"""Calls that wait for a thread, four connections full of them. What such a call has said is not
+read yet: it is bounded by its stream's window, 64 KiB."""
+
 IDLE_S: Final = 60.0
 """How long a connection without a call keeps its place. Clients connect anew by themselves."""
 
@@ -145,8 +149,9 @@ class Servers:
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=list(interceptors),
             options=_options(),
-            # What finds no thread is refused for now, not queued without a bound.
-            maximum_concurrent_rpcs=threads,
+            # What finds no thread waits: those of a host that has its half already are refused as
+            # soon as one looks at them. Beyond the bound gRPC refuses whoever comes.
+            maximum_concurrent_rpcs=threads + WAITING,
         )
         return server
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvwarehouse import engine, errors, wire
 from kvwarehouse.daemon import certificate as certificate_module
 from kvwarehouse.daemon import connections, edge, servers
+from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.testing import http2
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.until import DEADLINE_S, until
@@ -518,6 +520,41 @@ def test_health_watcher_that_takes_nothing_keeps_nobody_from_asking_and_no_drain
         health.Check(health_pb2.HealthCheckRequest(), metadata=bearer(TOKEN), timeout=T)
         served.stub.Drain(pb.DrainRequest(), timeout=T)
         assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_call_is_served_while_those_beyond_another_hosts_share_are_being_refused(
+    tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they were refused they had all threads, and whoever else called was refused too."""
+    go_on, refusing = threading.Event(), threading.Semaphore(0)
+    count = Refusals.count
+
+    def slowly(self: Refusals, reason: str, peer: str) -> None:
+        refusing.release()
+        go_on.wait(DEADLINE_S)
+        count(self, reason, peer)
+
+    monkeypatch.setattr(Refusals, "count", slowly)
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+        Raw(served, "127.0.0.2") as raw,
+    ):
+        threads = edge.threads_of(served.config.streams)
+        for _ in range(threads):
+            raw.call("/kvwarehouse.v1.Warehouse/Status")
+        for _ in range(threads // 2):
+            assert refusing.acquire(timeout=DEADLINE_S)
+        status = wire.WarehouseStub(there).Status.future(
+            pb.StatusRequest(), metadata=bearer(TOKEN), timeout=DEADLINE_S
+        )
+        try:
+            status.result(timeout=0.2)  # it may wait, and is not to be refused
+        except grpc.FutureTimeoutError:
+            pass
+        finally:
+            go_on.set()
+        assert status.result().status.name
 
 
 def test_host_holds_at_most_half_of_the_streams(tmp_path: Path, tokens: str) -> None:
