@@ -1,24 +1,34 @@
 """Other users of the host: a client gives KV to nobody who took the place of its daemon, and a
-daemon keeps none where another user could take it away."""
+daemon keeps none where another user could take it away. A daemon's files, sockets, ports and
+process give them nothing but what docs/guarantees.md says."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse import wire
 from kvwarehouse.client import trust
 from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.serving import RefusedError, Serving
+from kvwarehouse.wire import warehouse_pb2
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
@@ -38,6 +48,105 @@ print("listens", flush=True)
 while True:
     print(len(listener.accept()[0].recv(1 << 17)), flush=True)
 """
+
+
+# Tries each path and each entry of /proc in every way. Says what it was let do, and what it read.
+STRANGER_TRIES = """
+import contextlib, ctypes, json, os, resource, signal, socket, sys
+given = json.loads(sys.argv[1])
+uid, pid = given["uid"], given["pid"]
+libc = ctypes.CDLL(None, use_errno=True)
+os.setgroups([])
+os.setgid(uid)
+os.setuid(uid)
+done, read = [], {}
+
+def attempt(what, where, act):
+    try:
+        answer = act()
+    except OSError:
+        return
+    done.append([what, where])
+    if isinstance(answer, bytes):
+        read[where] = answer.decode("latin-1")
+
+def opened(path, flags):
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if flags == os.O_RDONLY:
+            return os.read(fd, 1 << 20)
+        if path.startswith("/proc/"):  # some entries refuse only then
+            os.write(fd, b"0")
+    finally:
+        os.close(fd)
+
+def connected(path, kind):
+    with socket.socket(socket.AF_UNIX, kind) as there:
+        there.connect(path)
+
+def called(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+for path in given["paths"]:
+    attempt("read", path, lambda: opened(path, os.O_RDONLY))
+    attempt("write", path, lambda: opened(path, os.O_WRONLY))
+    attempt("list", path, lambda: repr(os.listdir(path)).encode())
+    attempt("make in", path, lambda: os.mkdir(path + "/stranger"))
+    attempt("rename", path, lambda: os.rename(path, path + ".stranger"))
+    attempt("remove", path, lambda: os.unlink(path))
+    attempt("remove", path, lambda: os.rmdir(path))
+    attempt("chmod", path, lambda: os.chmod(path, 0o777))
+    attempt("touch", path, lambda: os.utime(path))
+    attempt("cut", path, lambda: os.truncate(path, 0))
+    attempt("mark", path, lambda: os.setxattr(path, "user.stranger", b"1"))
+    attempt("link", path, lambda: os.link(path, given["own"] + "/linked"))
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+        attempt("connect", path, lambda: connected(path, kind))
+
+for folder, folders, names in os.walk(f"/proc/{pid}", onerror=lambda error: None):
+    folders[:] = [name for name in folders if name not in ("net", "map_files")]
+    for name in names:
+        path = f"{folder}/{name}"
+        attempt("read", path, lambda: opened(path, os.O_RDONLY))
+        attempt("write", path, lambda: opened(path, os.O_WRONLY))
+for name in ("fd", "map_files", "root", "cwd", "ns", "fdinfo"):
+    attempt("list", f"/proc/{pid}/{name}", lambda: os.listdir(f"/proc/{pid}/{name}"))
+
+for number in (0, signal.SIGSTOP, signal.SIGCONT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+    attempt("signal", str(number), lambda: os.kill(pid, number))
+attempt("slow", "nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
+attempt("slow", "affinity", lambda: os.sched_setaffinity(pid, [0]))
+attempt("slow", "scheduler", lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
+attempt("limit", "files", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)))
+attempt("learn", "limits", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE))
+# Of x86 (asm/unistd_64.h): ptrace's PTRACE_ATTACH, process_vm_readv, ioprio_set, pidfd_getfd
+if os.uname().machine == "x86_64":
+    text = ctypes.create_string_buffer(8)
+    piece = (ctypes.c_size_t * 2)(ctypes.addressof(text), 8)
+    there = (ctypes.c_size_t * 2)(given["mapped_at"], 8)
+    attempt("trace", "attach", lambda: called(101, 16, pid, 0, 0))
+    attempt("trace", "read memory", lambda: called(310, pid, piece, 1, there, 1, 0))
+    attempt("slow", "disk", lambda: called(251, 1, pid, 3 << 13))
+    with contextlib.suppress(OSError):
+        held = os.pidfd_open(pid)
+        attempt("take", "descriptor", lambda: called(438, held, 1, 0))
+        attempt("signal", "pidfd", lambda: signal.pidfd_send_signal(held, signal.SIGTERM))
+print(json.dumps([done, read]))
+"""
+
+MODEL = "a-model-that-nobody-may-know"
+TOKEN = "a-token-that-nobody-may-know-0123456789"
+SPACE = kvw.Namespace(
+    model=MODEL, weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=4096
+)
+NODES = list(range(2_000_000_001, 2_000_000_005))
+# What the kernel shows of a process to its own user alone (proc(5)). Of the rest it shows some to
+# everybody: the daemon must say nothing secret there.
+OWN_OF_PROC = {
+    "auxv", "cwd", "environ", "fd", "fdinfo", "io", "map_files", "maps", "mem", "numa_maps",
+    "pagemap", "personality", "root", "smaps", "smaps_rollup", "stack", "syscall",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -175,3 +284,142 @@ def test_daemon_is_told_from_a_lock_that_another_user_holds(folder: Path, tmp_pa
         ):
             pass
         assert "evil" not in caught.value.text
+
+
+# --- what a daemon gives to strangers
+
+
+@pytest.fixture
+def exposed(folder: Path) -> Iterator[Serving]:
+    """A daemon whose directories lie where every user comes by, with all that may listen."""
+    tokens, events = folder / "tokens", folder / "events"
+    tokens.write_text(TOKEN + "\n")
+    tokens.chmod(0o600)
+    serving = Serving(
+        folder, nvme_capacity="32MiB", nvme_segment="2MiB", listen="127.0.0.1:0",
+        token_file=str(tokens), kv_events=f"ipc://{events}", kv_events_replay=f"ipc://{events}-2",
+    )  # fmt: skip
+    serving.folder.chmod(0o755)
+    # The client stays: its session has a file.
+    with serving, serving.connect(timeout_s=60) as client:
+        client.open(SPACE).store(NODES, pages_of(NODES, 0, 0, 4096), timeout_s=60)
+        assert client.flush(60).pending == 0
+        yield serving
+
+
+def all_paths(serving: Serving, folder: Path) -> list[str]:
+    """Of its directories, and what it has open of files."""
+    found = [
+        path for base in (serving.folder, folder) for path in [base, *base.rglob("*")]
+        if path.name != "own"
+    ]  # fmt: skip
+    opened = [
+        Path(f"/proc/{serving.pid}/fd", name) for name in os.listdir(f"/proc/{serving.pid}/fd")
+    ]
+    return sorted({*map(str, found), *map(str, opened)})
+
+
+def facts_of(paths: list[str]) -> dict[str, tuple[int, int]]:
+    return {
+        path: (facts.st_mode, facts.st_uid)
+        for path in paths
+        if not path.startswith("/proc/")
+        for facts in [os.lstat(path)]
+    }
+
+
+def listening(pid: int) -> tuple[set[int], set[str]]:
+    """TCP ports that the process listens at, and names of its abstract Unix sockets."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
+    ports = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and fields[3] in ("0A", "07"):
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
+    return ports, {row[7] for row in rows if row[6] in inodes and row[7:8] and row[7][0] == "@"}
+
+
+def test_stranger_reads_writes_stops_and_slows_nothing(exposed: Serving, folder: Path) -> None:
+    own = folder / "own"
+    own.mkdir()
+    os.chown(own, STRANGER, STRANGER)
+    paths = all_paths(exposed, folder)
+    before = facts_of(paths)
+    mapped = Path(f"/proc/{exposed.pid}/maps").read_text().split("-")[0]
+    given = {
+        "uid": STRANGER, "pid": exposed.pid, "paths": paths, "own": str(own),
+        "mapped_at": int(mapped, 16),
+    }  # fmt: skip
+    command = [sys.executable, "-c", STRANGER_TRIES, json.dumps(given)]
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        start_new_session=True,  # in one, everybody may continue (SIGCONT) everybody
+    )
+    done, read = json.loads(ran.stdout)
+    beyond = [[what, where] for what, where in done if not is_shown(what, where, exposed, folder)]
+    assert beyond == []
+    assert len(read) > 3  # what everybody may, it could
+    check_tells_nothing(read)
+    assert facts_of(paths) == before
+    check_serves(exposed)
+
+
+def is_shown(what: str, where: str, serving: Serving, folder: Path) -> bool:
+    """By the kernel, or by folders as these tests made them."""
+    if where.startswith("/proc/"):
+        parts = {*where.split("/")}
+        return what == "read" and not parts & OWN_OF_PROC
+    return (what == "list" and where == str(serving.folder)) or where == str(folder)
+
+
+def check_tells_nothing(read: dict[str, str]) -> None:
+    page = pages_of(NODES[:1], 0, 0, 4096)[0].tobytes()[:24].decode("latin-1")
+    for secret in (MODEL, TOKEN, page, *map(str, NODES)):
+        assert [where for where, text in read.items() if secret in text] == []
+
+
+def check_serves(serving: Serving) -> None:
+    with serving.connect(timeout_s=60) as client:
+        out = np.zeros((len(NODES), 4096), np.uint8)
+        assert int(client.open(SPACE).load(NODES, out, timeout_s=60)) == len(NODES)
+        check_pages(out, NODES, 0, 0)
+    assert not serving.events("path_removed")
+
+
+def test_stranger_is_refused_every_call_and_told_counters_alone(exposed: Serving) -> None:
+    """Whose user it is, TCP does not tell; so this needs no other one."""
+    ready = exposed.events("ready")[0]
+    ports, abstract = listening(exposed.pid)
+    assert ports == {int(ready[name].rpartition(":")[2]) for name in ("listen", "http")}
+    assert abstract == set()
+    said = {}
+    for path in ("/metrics", "/healthz", "/readyz"):
+        with urllib.request.urlopen(f"http://{ready['http']}{path}", timeout=60) as answer:
+            said[path] = answer.read().decode()
+    for path in ("/", "/status", "/metrics/../status", "/debug/pprof"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{ready['http']}{path}", timeout=60)
+    check_tells_nothing(said)
+    service = warehouse_pb2.DESCRIPTOR.services_by_name["Warehouse"]
+    calls = [f"/{wire.SERVICE_NAME}/{method.name}" for method in service.methods]
+    calls += ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/no/such",
+              "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]  # fmt: skip
+    assert len(calls) > 15
+    with grpc.insecure_channel(ready["listen"]) as channel:
+        for call in calls:
+            for token in (None, "", "x" * len(TOKEN), TOKEN[:-1]):
+                metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(channel.stream_stream(call)(iter([b""]), metadata=metadata, timeout=60))
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, call
+                check_tells_nothing({call: str(caught.value)})
+    check_serves(exposed)
