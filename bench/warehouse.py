@@ -29,7 +29,7 @@ one page, pictures and one JSON file are made of all files that are there. Run a
 measure at a time when the machine is quiet."""
 
 EXAMPLES = """\
-  bench/warehouse.py                      all measures: about 15 minutes, 7 GB of memory
+  bench/warehouse.py                      all measures: about 20 minutes, 7 GB of memory
   bench/warehouse.py growth memory        these again; the report has the others as they were
   bench/warehouse.py --report --write     no measure: docs/benchmarks.md from what there is"""
 

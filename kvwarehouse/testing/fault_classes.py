@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvwarehouse.cli.bench.neighbours import WORST
+
 
 @dataclass(frozen=True)
 class FaultClass:
@@ -580,8 +582,7 @@ CLASSES: Final = (
         )
         for what in (
             "is frozen in its calls",
-            "never seals what it was granted",
-            "sends all it can",
+            *WORST,
         )
     ),
     FaultClass(

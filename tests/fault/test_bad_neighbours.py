@@ -1,7 +1,8 @@
-"""Two clients of which one is frozen in the middle of its calls, takes grants and never seals
-them, or sends as much as it can. The other goes on: its calls end, what it stores is there, and it
-gets at least half of the reserve that it had alone. Nothing wrong is served, also when the frozen
-one wakes up.
+"""Two clients of which one is frozen in the middle of its calls, or does its worst in another way,
+each that kvwarehouse/testing/neighbours.py knows. The other goes on, by shared memory and over
+gRPC: its calls end, what it stores is there, and it gets at least half of the reserve that it had
+alone. Nothing wrong is served, also when the frozen one wakes up. How much of its rate it keeps is
+measured by `bench neighbours`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import tally
+from kvwarehouse.cli.bench.neighbours import WORST, Neighbour
+from kvwarehouse.testing import neighbours, tally
 from kvwarehouse.testing.client_process import ClientProcess
 from kvwarehouse.testing.pages import check_pages, pages_of
 from kvwarehouse.testing.raw_session import RawSession
@@ -46,6 +48,9 @@ RANKS = kvw.Namespace(
 )  # fmt: skip
 OTHERS = kvw.Namespace(**{**SPACE.to_fields(), "salt": "of the bad one"})
 SLOT_BYTES = 2 * 61_440  # of a page of RANKS
+HOLDERS = ("never seals what it was granted", "is stopped with its share")
+FILLS = "sends all it can"
+TOKEN = "0123456789abcdef0123456789abcdef"
 PROMPT = 8
 CALL_S = 10.0
 HANGS_S = 45.0  # far beyond CALL_S, even on a machine with much else to do
@@ -82,44 +87,6 @@ for thread in threads:
 say(failures)
 """
 
-# Takes all that it is granted, and keeps it.
-HALF = """
-from kvwarehouse.testing.raw_session import RawSession
-space = kvw.Namespace(**given["space"])
-client.open(space)
-with RawSession(given["socket"]) as session:
-    held = 0
-    while granted := session.reserve(space.id, [os.urandom(16) for _ in range(16)]):
-        held += len(granted)
-    say("ready")
-    hear()
-say([] if held else ["it was granted nothing"])
-"""
-
-# Reservations, seals of nothing, settlements and reports of whatever is there, without a pause.
-FLOOD = """
-import random, select
-from pathlib import Path
-from kvwarehouse.testing.raw_session import Grant, RawSession
-from kvwarehouse.testing.slots_file import LIVE, SlotsFile
-space = kvw.Namespace(**given["space"])
-client.open(space)
-rng = random.Random(given["seed"])
-slots = SlotsFile(Path(given["slots"]))
-with RawSession(given["socket"]) as session:
-    say("ready")
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        granted = session.reserve(space.id, [rng.randbytes(16) for _ in range(32)])
-        half = len(granted) // 2
-        session.seal(space.id, granted[:half])
-        session.settle(granted[half:])
-        live = slots.slots(LIVE)
-        for slot in rng.choices(live, k=16 if live else 0):
-            session.report(Grant(slots.key(slot), slots.generation(slot), slot))
-hear()
-say([])
-"""
-
 # Says hello as if it were each of the others.
 HIJACK = """
 import socket, struct
@@ -143,6 +110,8 @@ class Good:
 
     def __init__(self, serving: Serving) -> None:
         self.client = serving.connect(timeout_s=CALL_S)
+        listen = serving.events("ready")[0]["listen"]
+        self.remote = kvw.connect(listen, token=TOKEN, timeout_s=CALL_S).open(SPACE)
         self.ns, self.ranks = self.client.open(SPACE), self.client.open(RANKS)
         self.next = 1 << 20
         self.alone = self.client.control().reserve_limit_bytes // 2 // SLOT_BYTES
@@ -176,22 +145,23 @@ class Good:
         assert stored[0] == stored[1]
         return stored[0]
 
-    def store(self) -> list[int]:
-        nodes = self.new_nodes(PROMPT)
+    def store(self, ns: Any = None) -> list[int]:
+        ns, nodes = ns or self.ns, self.new_nodes(PROMPT)
         pages = pages_of(nodes, 0, 0, SPACE.page_bytes)
-        result = self.call(lambda: self.ns.store(nodes, pages, timeout_s=CALL_S))
+        result = self.call(lambda: ns.store(nodes, pages, timeout_s=CALL_S))
         assert result.stored == PROMPT, result
         return nodes
 
-    def load(self, nodes: list[int]) -> int:
+    def load(self, nodes: list[int], ns: Any = None) -> int:
         out = np.zeros((len(nodes), SPACE.page_bytes), np.uint8)
-        loaded = self.call(lambda: self.ns.load(nodes, out, timeout_s=CALL_S))
+        loaded = self.call(lambda: (ns or self.ns).load(nodes, out, timeout_s=CALL_S))
         check_pages(out[:loaded], nodes[:loaded], 0, 0)
         return int(loaded)
 
-    def go_on(self) -> None:
-        for _ in range(3):
-            assert self.load(self.store()) == PROMPT
+    def go_on(self, *, filled: bool = False) -> None:
+        """filled: the other one's pages take the place of ours as fast as they come."""
+        for ns in (self.ns, self.remote) * 3:
+            assert self.load(self.store(ns), ns) == PROMPT or filled
         for prompt in range(40):  # what the frozen one stores
             self.load([prompt << 8 | place for place in range(PROMPT)])
         assert self.take_reserve(self.alone // 2) == self.alone // 2
@@ -204,7 +174,10 @@ class Good:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path, **SIZES) as serving:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN + "\n")
+    tokens.chmod(0o600)
+    with Serving(tmp_path, listen="127.0.0.1:0", token_file=str(tokens), **SIZES) as serving:
         yield serving
 
 
@@ -265,31 +238,36 @@ def test_client_goes_on_beside_one_that_is_frozen_and_beside_its_awakening(
         tally.count("client beside one that is frozen in its calls")
 
 
-def test_client_goes_on_beside_one_that_never_seals_what_it_was_granted(
-    serving: Serving, good: Good, rng: random.Random
+@pytest.mark.parametrize("kind", WORST)
+def test_client_goes_on_beside_one_that(
+    serving: Serving, good: Good, rng: random.Random, kind: str
 ) -> None:
     for _ in range(TRIALS):
-        with bad(serving, HALF, OTHERS, rng) as process:
-            good.go_on()
-            until(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
-            good.go_on()
-            process.tell("end")
-            assert process.hear() == []
+        with worst(serving, kind, rng) as neighbour:
+            neighbour.go()
+            good.go_on(filled=kind == FILLS)
+            if kind in HOLDERS:
+                until(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
+            good.go_on(filled=kind == FILLS)
+            neighbour.stop()
         check_given_back(good)
-        tally.count("client beside one that never seals what it was granted")
+        tally.count(f"client beside one that {kind}")
 
 
-def test_client_goes_on_beside_one_that_sends_all_it_can(
-    serving: Serving, good: Good, rng: random.Random
-) -> None:
-    for _ in range(TRIALS):
-        with bad(serving, FLOOD, OTHERS, rng) as process:
-            good.go_on()
-            good.go_on()
-            process.tell("end")
-            assert process.hear() == []
-        check_given_back(good)
-        tally.count("client beside one that sends all it can")
+def test_every_bad_neighbour_is_one_that_there_is() -> None:
+    assert set(WORST) | set(WORST.values()) <= set(neighbours.WORK)
+
+
+def worst(serving: Serving, kind: str, rng: random.Random) -> Neighbour:
+    return Neighbour(
+        kind,
+        address=serving.address,
+        listen=serving.events("ready")[0]["listen"],
+        token=TOKEN,
+        slots=str(serving.arena_dir / "slots"),
+        space=OTHERS.to_fields(),
+        seed=rng.getrandbits(32),
+    )
 
 
 def test_session_is_not_taken_over_by_another_process(serving: Serving, good: Good) -> None:

@@ -43,6 +43,7 @@ MEASURES = {
     "memory": "memory a page takes beside its payload",
     "growth": "what an item costs by how many there are; 6 GB of memory",
     "steps": "the longest wait beside clear, evict, a damaged page, pins, status; --pages of 4 KiB",
+    "neighbours": "what a client loses beside one that does its worst, of each kind: rate and p99",
     "effects": "what huge pages, prefaulting and the places of slots gain; see docs/benchmarks.md",
     "soak": "churn, crashes and restarts for --minutes: nothing grows, nothing is wrong",
 }
@@ -61,7 +62,7 @@ which conditions. On a daemon of yours (--address) the bench's own namespaces ar
 room for them may evict pages of others.
 """
 
-_ALONE = {"memory", "growth", "steps", "effects", "soak"}
+_ALONE = {"memory", "growth", "steps", "neighbours", "effects", "soak"}
 """Measures that start what they need by themselves."""
 
 _PRIVATE = {"nvme", "verify", "restart", "idle"} | _ALONE
