@@ -60,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", default="", help="Only namespaces of this model's name.")
-    which.add_argument("--namespace", default="", metavar="ID", help="Only this one, by its id.")
+    which.add_argument(
+        "--namespace",
+        default="",
+        metavar="ID",
+        help="Only this one, by its id. One with a salt is asked in no other way.",
+    )
     parser.add_argument(
         "--requests",
         action="append",

@@ -79,8 +79,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, by tokens or by the engine's keys (one a page), and what to look in: a namespace's
-    id, a model's name, or neither for all namespaces."""
+    """A prompt, by tokens or by the engine's keys (one a page), and what to look in: a namespace by
+    its id; else, of the namespaces without a salt, those of a model by its name, or all."""
 
     tokens: Any = None
     keys: Sequence[bytes] | None = None

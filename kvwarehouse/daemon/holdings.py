@@ -52,7 +52,9 @@ class Holdings:
         return [
             record
             for record in self._warehouse.namespaces()
-            if (which is None or record.space.model == request.model)
+            # Who does not name a salted one is not told what those with the salt have asked.
+            if not record.space.salt
+            and (which is None or record.space.model == request.model)
             and by_keys == (record.space.hash_scheme != CHAIN_SCHEME)
         ]
 

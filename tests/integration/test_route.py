@@ -93,6 +93,27 @@ def test_namespaces_are_chosen_by_model_id_and_kind_of_keys(hosts: list[Serving]
     assert held(keys=[b"q" * 32, *keys]) == 0
 
 
+@pytest.mark.parametrize("question", [{}, {"model": "m"}])
+def test_salted_namespace_tells_nothing_to_who_does_not_name_it(
+    hosts: list[Serving], question: dict[str, str]
+) -> None:
+    """Incident: whoever did not know a user's salt was told how much of a prompt that user had asked,
+    which is what the salt is there to hide."""
+    a, _ = hosts
+    prompt = list(range(40))
+    store(a, prompt, space(salt="user7"))
+    (answer,) = who_has([a.address], Question(tokens=prompt, **question), timeout_s=30)
+    assert (answer.problem, answer.holding) == ("", None)
+    store(a, prompt[:8])
+    (answer,) = who_has([a.address], Question(tokens=prompt, **question), timeout_s=30)
+    assert answer.holding is not None
+    assert answer.holding.tokens == 8
+    named = Question(tokens=prompt, namespace_id=space(salt="user7").id)
+    (answer,) = who_has([a.address], named, timeout_s=30)
+    assert answer.holding is not None
+    assert answer.holding.tokens == 40
+
+
 def test_warehouse_that_hangs_is_left_out_within_the_bound(hosts: list[Serving]) -> None:
     a, b = hosts
     store(b, list(range(8)))
