@@ -36,6 +36,7 @@ CHAIN_SCHEME = "kvw-xxh3-128/1"
 """The warehouse's own keyed prefix chain (native/chain/chain.h)."""
 
 _ID_VERSION = b"kvwarehouse.namespace/1"
+_SALT_DIGITS = 8
 _REQUIRED_TEXTS = ("model", "weights", "dtype", "layout")
 _OPTIONAL_TEXTS = (
     "kv_dtype",
@@ -107,6 +108,12 @@ class Namespace:
         """All fields as plain JSON-able values, for the wire and the ledger."""
         names = (*_REQUIRED_TEXTS, *(name for name, _ in _NUMBERS), *_OPTIONAL_TEXTS)
         return {**{name: getattr(self, name) for name in names}, "extra": dict(self.extra)}
+
+    def shown_fields(self) -> dict[str, Any]:
+        """As to_fields, for who may not have the salt: a digest of it, "sha256:" and 8 hex digits,
+        in its place. It tells salts apart; one that can be guessed can be guessed from it."""
+        digest = hashlib.sha256(self.salt.encode()).hexdigest()[:_SALT_DIGITS]
+        return {**self.to_fields(), "salt": f"sha256:{digest}" if self.salt else ""}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Namespace:

@@ -13,7 +13,7 @@ from kvwarehouse.aio.channel import Channel
 from kvwarehouse.aio.life import Life
 from kvwarehouse.aio.opened import OpenNamespace
 from kvwarehouse.client import admin
-from kvwarehouse.client.admin import StoredNamespace, StoredPage
+from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.calls import Call
 from kvwarehouse.client.ends import Ends, listing, opening, refreshing
 from kvwarehouse.client.flow import Flow
@@ -73,7 +73,7 @@ class Client:
 
     async def clear(
         self,
-        space: Namespace | OpenNamespace | None = None,
+        space: Named | OpenNamespace | None = None,
         *,
         all: bool = False,
         forget: bool = False,
@@ -82,7 +82,7 @@ class Client:
         return await self._ask(admin.clear(space, everything=all, forget=forget))
 
     async def evict(
-        self, space: Namespace | OpenNamespace | None, pages: int, tiers: str = "dram"
+        self, space: Named | OpenNamespace | None, pages: int, tiers: str = "dram"
     ) -> int:
         """As kvwarehouse.Client.evict. Cancelled, it may have been done."""
         return await self._ask(admin.evict(space, pages, tiers))
@@ -99,7 +99,7 @@ class Client:
         """As kvwarehouse.Client.namespaces."""
         return await self._life.run(listing(self._ends))
 
-    async def pages(self, space: Namespace | OpenNamespace) -> AsyncIterator[StoredPage]:
+    async def pages(self, space: Named | OpenNamespace) -> AsyncIterator[StoredPage]:
         """As kvwarehouse.Client.pages: `async for page in client.pages(space)`."""
         after, further = -1, 0
         while further > after:
@@ -108,19 +108,19 @@ class Client:
             for page in listed:
                 yield page
 
-    def watch(self, space: Namespace | OpenNamespace | None = None) -> AsyncIterator[Changes]:
+    def watch(self, space: Named | OpenNamespace | None = None) -> AsyncIterator[Changes]:
         """As kvwarehouse.Client.watch: `async for message in client.watch()`. Cancelling the task,
         or aclose() of the iterator, ends it; closing the client too, with TransportError (code
         "cancelled")."""
         self._life.check()
         return self._channel.stream(watch(space))
 
-    async def miss_ratio(self, space: Namespace | OpenNamespace | None = None) -> MissRatio:
+    async def miss_ratio(self, space: Named | OpenNamespace | None = None) -> MissRatio:
         """As kvwarehouse.Client.miss_ratio."""
         return await self._ask(admin.miss_ratio(space))
 
     def check(
-        self, space: Namespace | OpenNamespace | None = None, *, repair: bool = False
+        self, space: Named | OpenNamespace | None = None, *, repair: bool = False
     ) -> AsyncIterator[CheckProgress]:
         """As kvwarehouse.Client.check: `async for progress in client.check()`."""
         return self._channel.stream(admin.check(space, repair=repair))

@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _part(client: Client, stored: StoredNamespace) -> Part:
-    space = stored.space
+    fields = stored.fields
     return Part(
-        space.model,
-        space.page_bytes * space.shards,
-        space.page_tokens,
-        client.miss_ratio(space),
+        fields["model"],
+        fields["page_bytes"] * fields["shards"],
+        fields["page_tokens"],
+        client.miss_ratio(stored),
     )
 
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def _daemon(args: argparse.Namespace) -> Report:
     with connect_from(args) as client:
         named = args.namespace is not None
-        space = find_namespace(client, args.namespace).space if named else None
+        space = find_namespace(client, args.namespace) if named else None
         report = Report(client.status()["core"]["recovery"])
         _follow(report, client.check(space, repair=args.repair))
     return report

@@ -8,7 +8,7 @@ import sys
 from kvwarehouse.cli.connection import add_connection, connect_from
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
-from kvwarehouse.cli.selection import add_selection, selected
+from kvwarehouse.cli.selection import add_selection, described, selected
 from kvwarehouse.errors import UsageError
 
 EXAMPLES = """\
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with connect_from(args) as client:
         space = selected(client, args)
-        what = "all namespaces" if space is None else f"{space.model} ({space.id.hex()[:12]})"
+        what = "all namespaces" if space is None else described(space)
         if not args.yes and not _agreed(f"Remove all pages of {what} at {client.address}?"):
             print("nothing was cleared")
             return Exit.FAILED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections import defaultdict
 from itertools import islice
 from typing import Any
@@ -21,6 +20,8 @@ EXAMPLES = """\
   kvwarehouse ls                        the namespaces; "apart by": in what those of a model differ
   kvwarehouse ls 3f2c                   the pages of the namespace whose id begins so
   kvwarehouse ls my-model --limit 20 --json
+
+Of a salt a digest is shown, here and with --json. Commands name a salted namespace by its id.
 """
 
 _LIMIT = 100
@@ -63,11 +64,11 @@ def _namespaces(client: Client, as_json: bool) -> None:
     pages = {each["id"]: each for each in client.status()["core"]["namespaces"]}
     found: list[dict[str, Any]] = []
     for each in client.namespaces():
-        counts = pages.get(each.space.id.hex(), {})
+        counts = pages.get(each.id.hex(), {})
         found.append(
             {
-                "id": each.space.id.hex(),
-                **each.space.to_fields(),
+                "id": each.id.hex(),
+                **each.fields,
                 "dram_pages": counts.get("dram_pages", 0),
                 "nvme_pages": counts.get("nvme_pages", 0),
                 "created_at_ns": each.created_at_ns,
@@ -93,7 +94,7 @@ def _namespaces(client: Client, as_json: bool) -> None:
                 each["dram_pages"],
                 each["nvme_pages"],
                 " ".join(
-                    f"{name}={_told(name, each[name])}"
+                    f"{name}={_short(str(each[name]))}"
                     for name in _UNSEEN
                     if len(apart[each["model"], name]) > 1
                 ),
@@ -113,19 +114,12 @@ def _apart(found: list[dict[str, Any]]) -> dict[tuple[str, str], set[str]]:
     return values
 
 
-def _told(name: str, value: Any) -> str:
-    """A salt may be a tenant's secret: a digest tells it from others as well."""
-    if name == "salt" and value:
-        return "#" + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
-    return _short(str(value))
-
-
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _pages(client: Client, args: argparse.Namespace) -> None:
-    space = find_namespace(client, args.namespace).space
+    space = find_namespace(client, args.namespace)
     # One more than is shown says whether there are more.
     pages = list(islice(client.pages(space), args.limit + 1))
     shown, more = pages[: args.limit], len(pages) > args.limit

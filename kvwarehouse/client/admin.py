@@ -1,19 +1,28 @@
 """The administrative calls of the service, and their answers as plain values. Stateless.
 
-Where a call takes a namespace it is a Namespace, or one that a client has opened; None for all."""
+Where a call takes a namespace it is a Namespace, one that a client has opened, one of a listing, or
+its id; None for all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from kvwarehouse.client.calls import Call
 from kvwarehouse.client.dial import server_wait_s
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import UsageError
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
-from kvwarehouse.wire import MAX_LIST_PAGES, namespace_from_wire, namespace_to_wire, plain
+from kvwarehouse.types import (
+    NAMESPACE_ID_BYTES,
+    BadCopy,
+    CheckProgress,
+    FlushResult,
+    Namespace,
+    TierCheck,
+)
+from kvwarehouse.wire import MAX_LIST_PAGES, fields_from_wire, namespace_to_wire, plain
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 _CHECK_TIMEOUT_S = 3600.0
@@ -23,12 +32,30 @@ _LEAST_WAIT_S = 0.001
 
 @dataclass(frozen=True)
 class StoredNamespace:
-    """A namespace that a warehouse keeps."""
+    """A namespace that a warehouse keeps. Calls that take a namespace take it, but `open`."""
 
-    space: Namespace
+    id: bytes
+    fields: Mapping[str, Any] = field(hash=False)
+    """As Namespace.to_fields, but of a salt a digest: "sha256:" and 8 hex digits."""
     ordinal: int
     clear_epoch: int
     created_at_ns: int
+
+    @property
+    def space(self) -> Namespace:
+        """To open it. Raises UsageError (code "salted") where its salt is not in the listing."""
+        space = Namespace.from_fields(self.fields)
+        if space.id != self.id:
+            raise UsageError(
+                f"namespace {self.id.hex()} cannot be opened by what a listing tells of it, which"
+                " is no salt: make the Namespace with the salt, or name this one by its id",
+                code="salted",
+            )
+        return space
+
+
+Named: TypeAlias = Namespace | StoredNamespace | bytes
+"""A namespace, as administration is told which one it is; bytes: its id."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +149,11 @@ def check(space: Any | None, *, repair: bool) -> Call[CheckProgress]:
 def _namespaces(answer: pb.ListNamespacesResponse) -> tuple[list[StoredNamespace], int]:
     listed = [
         StoredNamespace(
-            namespace_from_wire(info.fields), info.ordinal, info.clear_epoch, info.created_at_ns
+            info.id,
+            fields_from_wire(info.fields),
+            info.ordinal,
+            info.clear_epoch,
+            info.created_at_ns,
         )
         for info in answer.namespaces
     ]
@@ -173,11 +204,15 @@ def _target(space: Any | None) -> dict[str, Any]:
 
 
 def namespace_id(space: Any) -> bytes:
-    """Of a Namespace, or of one that a client has opened. Raises UsageError for anything else."""
-    meant = getattr(space, "space", space)
-    if not isinstance(meant, Namespace):
+    """Of a Namespace, of one that a client has opened or listed, or itself. Raises UsageError for
+    anything else."""
+    if isinstance(space, bytes) and len(space) == NAMESPACE_ID_BYTES:
+        return space
+    meant = space if isinstance(space, StoredNamespace) else getattr(space, "space", space)
+    if not isinstance(meant, Namespace | StoredNamespace):
         raise UsageError(
-            f"a kvwarehouse.Namespace or an open one is wanted here, not a {type(space).__name__}",
+            "a kvwarehouse.Namespace, an open or a listed one, or an id of 16 bytes is wanted here,"
+            f" not a {type(space).__name__}",
             code="bad_namespace",
         )
     return meant.id

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvwarehouse.client import admin
-from kvwarehouse.client.admin import StoredNamespace, StoredPage
+from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.channel import Channel
 from kvwarehouse.client.dial import closed
 from kvwarehouse.client.ends import Ends, listing, opening, refreshing
@@ -88,7 +88,7 @@ class Client:
 
     def clear(
         self,
-        space: Namespace | OpenNamespace | None = None,
+        space: Named | OpenNamespace | None = None,
         *,
         all: bool = False,
         forget: bool = False,
@@ -103,9 +103,7 @@ class Client:
         `space` was cleared and is in use."""
         return self._channel.ask(admin.clear(space, everything=all, forget=forget))
 
-    def evict(
-        self, space: Namespace | OpenNamespace | None, pages: int, tiers: str = "dram"
-    ) -> int:
+    def evict(self, space: Named | OpenNamespace | None, pages: int, tiers: str = "dram") -> int:
         """Takes the coldest `pages` pages (at most 100,000) of `space` (None: of all) out of
         "dram", "nvme" or "all" tiers; of "hbm", copies alone leave. Returns how many were."""
         return self._channel.ask(admin.evict(space, pages, tiers))
@@ -119,10 +117,11 @@ class Client:
         return self._channel.ask(admin.sweep())
 
     def namespaces(self) -> list[StoredNamespace]:
-        """The namespaces that the warehouse keeps."""
+        """The namespaces that the warehouse keeps. Salts are not told, but digests of them; clear,
+        evict, pages, watch, check and miss_ratio take one of these, or its id, as it is."""
         return finish(listing(self._ends))
 
-    def pages(self, space: Namespace | OpenNamespace) -> Iterator[StoredPage]:
+    def pages(self, space: Named | OpenNamespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""
         after, further = -1, 0
         while further > after:
@@ -130,7 +129,7 @@ class Client:
             listed, further = self._channel.ask(admin.pages(space, after))
             yield from listed
 
-    def watch(self, space: Namespace | OpenNamespace | None = None) -> Iterator[Changes]:
+    def watch(self, space: Named | OpenNamespace | None = None) -> Iterator[Changes]:
         """What enters and leaves the tiers, of `space` (None: of all namespaces): all that is
         stored, then every change as it happens, a message every few seconds at least. Blocks
         between them; closing the iterator ends it, and so does a day. Raises CapacityError: code
@@ -139,12 +138,12 @@ class Client:
         self._check_open()
         return self._channel.stream(watch(space))
 
-    def miss_ratio(self, space: Namespace | OpenNamespace | None = None) -> MissRatio:
+    def miss_ratio(self, space: Named | OpenNamespace | None = None) -> MissRatio:
         """What tiers of other sizes would have hit, of `space` (None: of all)."""
         return self._channel.ask(admin.miss_ratio(space))
 
     def check(
-        self, space: Namespace | OpenNamespace | None = None, *, repair: bool = False
+        self, space: Named | OpenNamespace | None = None, *, repair: bool = False
     ) -> Iterator[CheckProgress]:
         """Verifies stored pages of `space` (None: of all) in both tiers; `repair` quarantines what
         is bad, in its tier alone. Yields totals so far, the last with done=True."""

@@ -208,7 +208,7 @@ class WarehouseService(wire.WarehouseServicer):
         return namespace_pb2.NamespaceInfo(
             id=record.space.id,
             ordinal=self._warehouse.ordinal(record),
-            fields=wire.namespace_to_wire(record.space),
+            fields=namespace_pb2.Namespace(**record.space.shown_fields()),
             clear_epoch=record.clear_epoch,
             created_at_ns=record.created_at_ns,
         )

@@ -102,6 +102,7 @@ class Warehouse:
             page_tokens=space.page_tokens,
             page_bytes=space.page_bytes,
             shards=space.shards,
+            salt=space.shown_fields()["salt"],
         )
         for listener in self._listeners:
             listener(record)

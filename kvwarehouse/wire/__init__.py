@@ -18,7 +18,13 @@ from kvwarehouse.wire.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TOKENS,
 )
-from kvwarehouse.wire.namespaces import fill, namespace_from_wire, namespace_to_wire, plain
+from kvwarehouse.wire.namespaces import (
+    fields_from_wire,
+    fill,
+    namespace_from_wire,
+    namespace_to_wire,
+    plain,
+)
 from kvwarehouse.wire.prefix import prefix_from_wire, prefix_to_wire
 from kvwarehouse.wire.status_codes import (
     DETAIL_KEY,
@@ -51,6 +57,7 @@ __all__ = [
     "error_from_rpc",
     "error_pb2",
     "error_to_detail",
+    "fields_from_wire",
     "fill",
     "namespace_from_wire",
     "namespace_pb2",

@@ -24,9 +24,13 @@ def namespace_from_wire(message: pb.Namespace) -> Namespace:
             "the namespace has fields that this daemon does not know; upgrade the daemon",
             code="bad_namespace",
         )
+    return Namespace.from_fields(fields_from_wire(message))
+
+
+def fields_from_wire(message: pb.Namespace) -> dict[str, Any]:
+    """As Namespace.to_fields has them, and those only that this version knows."""
     fields = plain(message)
-    fields["hash_scheme"] = fields["hash_scheme"] or CHAIN_SCHEME
-    return Namespace.from_fields(fields)
+    return {**fields, "hash_scheme": fields["hash_scheme"] or CHAIN_SCHEME}
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse import Client, Namespace, OpenNamespace, Regions, UsageError
+from kvwarehouse.client.admin import StoredNamespace
 
 TOKENS = list(range(100, 140))
 PAGE_TOKENS = 4
@@ -223,7 +224,7 @@ def test_clear_of_everything_is_said_in_words(
     assert ns.lookup(TOKENS).pages == 0
 
 
-def test_calls_take_a_namespace_opened_or_not_and_nothing_else(
+def test_calls_take_a_namespace_and_nothing_else(
     client: Client, ns: OpenNamespace, pages: Any
 ) -> None:
     ns.store(TOKENS, pages)
@@ -231,7 +232,7 @@ def test_calls_take_a_namespace_opened_or_not_and_nothing_else(
     assert list(client.check(ns))[-1].checked >= 10
     assert client.evict(ns, 1, "all") == 1
     assert client.clear(ns) == 9
-    for wrong in ("model", ns.space.id, 7):
+    for wrong in ("model", ns.space.id[:8], ns.space.id.hex(), 7):
         for call in (
             lambda wrong=wrong: client.clear(wrong),
             lambda wrong=wrong: client.evict(wrong, 1),
@@ -250,10 +251,41 @@ def test_load_without_time_fills_what_is_in_dram(ns: OpenNamespace, pages: Any) 
     assert ns.load(TOKENS, empty(10), timeout_s=0) == 10
 
 
-def test_namespace_is_listed_with_its_fields_once_it_is_open(
+def listed(client: Client, space: Namespace) -> StoredNamespace:
+    (found,) = (each for each in client.namespaces() if each.id == space.id)
+    return found
+
+
+def test_namespace_is_listed_with_its_fields_once_it_is_open(client: Client) -> None:
+    space = Namespace(
+        model="unsalted", weights="w", dtype="f", layout="l/1", page_tokens=1, page_bytes=4096
+    )
+    client.open(space)
+    assert listed(client, space).fields == space.to_fields()
+    assert listed(client, space).space == space
+
+
+def test_namespace_is_listed_with_a_digest_of_its_salt(
     client: Client, ns: OpenNamespace, space: Namespace
 ) -> None:
-    assert space in [each.space for each in client.namespaces()]
+    found = listed(client, space)
+    assert found.fields == space.shown_fields()
+    assert space.salt not in repr(found)
+    with pytest.raises(UsageError, match="salt") as caught:
+        _ = found.space
+    assert caught.value.code == "salted"
+
+
+def test_namespace_is_named_as_it_is_listed_or_by_its_id(
+    client: Client, ns: OpenNamespace, space: Namespace, pages: Any
+) -> None:
+    ns.store(TOKENS, pages)
+    for named in (listed(client, space), space.id):
+        assert len(list(client.pages(named))) == 10
+        assert [progress.done for progress in client.check(named)][-1]
+    assert client.clear(listed(client, space)) == 10
+    ns.store(TOKENS, pages)
+    assert client.clear(space.id) == 10
 
 
 def test_pages_of_a_namespace_are_listed(

@@ -385,10 +385,10 @@ def test_namespaces_up_to_the_bound_are_opened_and_one_more_takes_an_empty_ones_
         assert len(list(daemon.client.namespaces())) == wanted
         if whole:
             daemon.client.open(other_space(wanted))
-            listed = [each.space for each in daemon.client.namespaces()]
+            listed = [each.id for each in daemon.client.namespaces()]
             assert len(listed) == wanted
-            assert other_space(wanted) in listed
-            assert other_space(1) not in listed
+            assert other_space(wanted).id in listed
+            assert other_space(1).id not in listed
         tally.count("namespace opened, up to the bound and beyond", wanted)
         daemon.check_bounded()
 

@@ -76,8 +76,8 @@ def check_served(client: kvw.Client, stored: dict[str, Any]) -> None:
 def check_all_served(client: kvw.Client, left: Left) -> None:
     for stored in left.stored:
         check_served(client, stored)
-    kept = {kvw.Namespace(**stored["fields"]) for stored in left.stored}
-    assert kept == {found.space for found in client.namespaces()}
+    kept = {kvw.Namespace(**stored["fields"]).id for stored in left.stored}
+    assert kept == {found.id for found in client.namespaces()}
     assert client.status()["core"]["quarantined"] == 0
     assert client.status()["service"]["ledger_health"] == "ok"
 

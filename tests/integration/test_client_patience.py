@@ -201,7 +201,7 @@ def test_namespace_that_a_new_daemon_does_not_know_is_registered_by_refresh(
     assert check_right_or_missing(ns, TOKENS) == 10  # of the old memory, which is still mapped
     assert client.refresh(timeout_s=WAIT_S)
     assert (ns.lookup(TOKENS).pages, ns.pin(TOKENS).pages) == (0, 0)
-    assert SPACE in [each.space for each in client.namespaces()]
+    assert SPACE.to_fields() in [each.fields for each in client.namespaces()]
     assert ns.store(TOKENS, pages_of(TOKENS)).stored == 10
 
 
@@ -240,7 +240,7 @@ def test_reads_without_patience_miss_in_a_namespace_that_is_unknown(
     assert ns.pin(TOKENS).pages == 0
     loaded = ns.load(TOKENS, np.zeros((10, 65536), np.uint8))
     assert (loaded, loaded.missed) == (0, {"missing": 10})
-    assert SPACE not in [each.space for each in client.namespaces()]
+    assert SPACE.to_fields() not in [each.fields for each in client.namespaces()]
     assert ns.store(TOKENS, pages_of(TOKENS)).stored == 10
 
 

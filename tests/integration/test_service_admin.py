@@ -95,11 +95,11 @@ def test_namespaces_are_listed_in_as_many_messages_as_they_need(
     assert (len(beyond.namespaces), beyond.next) == (0, 0)
     address = f"unix://{served.config.socket}"
     with connect_grpc(address) as client:
-        assert [each.space.model for each in client.namespaces()] == models
+        assert [each.fields["model"] for each in client.namespaces()] == models
 
     async def names() -> list[str]:
         async with await aio_connect_grpc(address) as client:
-            return [each.space.model for each in await client.namespaces()]
+            return [each.fields["model"] for each in await client.namespaces()]
 
     assert asyncio.run(names()) == models
 

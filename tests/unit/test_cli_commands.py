@@ -16,7 +16,9 @@ from kvwarehouse import Namespace
 from kvwarehouse.cli import main
 from kvwarehouse.cli.connection import add_connection, address_from
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.selection import find_namespace
 from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.errors import UsageError
 from kvwarehouse.testing.served import Served
 
 SPACES = [
@@ -74,9 +76,21 @@ def test_ls_shows_in_what_namespaces_of_a_model_differ(served: Served, shown: An
     _, text = shown("ls")
     lines = {line.partition("apart by")[0][14:] for line in text.splitlines() if "alpha" in line}
     assert len(lines) == len(changes) + 1
-    for told in ("weights=v2", "adapter=lora-7", "salt=#", "cache_group=swa", "extra={'a': 'b'}"):
+    for told in (
+        "weights=v2",
+        "adapter=lora-7",
+        "salt=sha256:",
+        "cache_group=swa",
+        "extra={'a': 'b'}",
+    ):
         assert told in text
-    assert "tenant secret" not in text
+    everywhere = [text, json.dumps(shown("ls", "--json")[1]), served.log.getvalue()]
+    with (
+        connect_grpc(f"unix://{served.config.socket}") as client,
+        pytest.raises(UsageError, match="salt=sha256:") as caught,
+    ):
+        find_namespace(client, "alpha")
+    assert not any("tenant secret" in each for each in (*everywhere, caught.value.message))
     beta = next(line for line in text.splitlines() if "beta" in line)
     assert "=" not in beta
 

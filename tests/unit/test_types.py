@@ -61,6 +61,13 @@ def test_namespace_id_is_equal_when_extra_has_another_order() -> None:
     assert hash(one) == hash(two)
 
 
+def test_shown_fields_have_the_same_digest_of_a_salt_every_time_and_not_the_salt() -> None:
+    salted = dataclasses.replace(SPACE, salt="tenant")
+    assert salted.shown_fields() == {**salted.to_fields(), "salt": "sha256:e9da86d3"}
+    unsalted = dataclasses.replace(SPACE, salt="")
+    assert unsalted.shown_fields() == unsalted.to_fields()
+
+
 def test_namespace_survives_json_pickle_and_copies() -> None:
     space = dataclasses.replace(SPACE, extra={"a": "1"}, salt="tenant")
     again = Namespace.from_fields(json.loads(json.dumps(space.to_fields())))

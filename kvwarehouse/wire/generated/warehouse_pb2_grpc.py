@@ -160,7 +160,8 @@ class WarehouseServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListNamespaces(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Salts are not told: another call names a namespace by its id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -232,8 +233,9 @@ class WarehouseServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WhoHas(self, request, context):
-        """The longest stored prefix of a prompt in each namespace of a model, and how busy this warehouse
-        is: for routers, which ask several warehouses. Counts as no lookup.
+        """The longest stored prefix of a prompt in each unsalted namespace of a model, or in the one that
+        is named, and how busy this warehouse is: for routers, which ask several warehouses. Counts as
+        no lookup.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
