@@ -91,7 +91,7 @@ def _state(facts: Facts) -> Finding:
         return warn(
             "daemon",
             f"it is {state}: it may refuse new pages",
-            "wait until it has started, or start it again after a drain",
+            "wait until it has started; `kvwarehouse drain --undo` takes a drain back",
         )
     core = _part(facts.daemon.status, "core")
     return ok("daemon", f"serves since {float(core.get('uptime_s', 0)):,.0f} s")

@@ -91,6 +91,10 @@ class Client:
         """As kvwarehouse.Client.drain. Cancelled, the daemon drains all the same."""
         return await self._ask(admin.drain(timeout_s))
 
+    async def undrain(self) -> bool:
+        """As kvwarehouse.Client.undrain. Cancelled, it may have been done."""
+        return await self._ask(admin.undrain())
+
     async def sweep(self) -> int:
         """As kvwarehouse.Client.sweep."""
         return await self._ask(admin.sweep())

@@ -132,6 +132,10 @@ def drain(timeout_s: float) -> Call[FlushResult]:
     return Call("Drain", request, lambda answer: _flushed(answer.flush), timeout_s or None)
 
 
+def undrain() -> Call[bool]:
+    return Call("Undrain", pb.UndrainRequest(), lambda answer: bool(answer.drained))
+
+
 def sweep() -> Call[int]:
     return Call("Sweep", pb.SweepRequest(), _count)
 

@@ -109,8 +109,14 @@ class Client:
         return self._channel.ask(admin.evict(space, pages, tiers))
 
     def drain(self, timeout_s: float = 30.0) -> FlushResult:
-        """Makes the daemon refuse stores until it ends, and flushes. Loads go on."""
+        """Makes the daemon refuse stores until it ends, or undrain, and flushes. Loads go on."""
         return self._channel.ask(admin.drain(timeout_s))
+
+    def undrain(self) -> bool:
+        """Takes a drain back, whoever asked for it: stores are taken again. Returns whether the
+        daemon drained; of one that did not nothing is changed. Raises CapacityError (code "ending")
+        where it drains because it ends."""
+        return self._channel.ask(admin.undrain())
 
     def sweep(self) -> int:
         """Drops pages whose ancestors are in no tier. Returns how many."""

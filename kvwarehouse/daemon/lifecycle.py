@@ -39,7 +39,7 @@ from kvwarehouse.daemon.transfer import Transfer
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
-from kvwarehouse.errors import StorageError, WarehouseError
+from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
 from kvwarehouse.settings import OFF, split_address
 
 _EVENTS_EVERY_S: Final = 1.0
@@ -60,6 +60,7 @@ class Daemon:
         self._log = log
         self._engine = engine
         self._stop = threading.Event()
+        self._drains = threading.Lock()  # state and core change together
         self._why = "stop"
         self._credentials: Credentials | None = None
         self._reload_asked = False
@@ -228,7 +229,7 @@ class Daemon:
             Transfer(session, staging, self._engine.Regions),
             self._snapshots,
             watches,
-            on_drain=lambda: self._advance_to_draining("asked"),
+            self._ask_drain,
         )
         self._open_events(stack)
         health = Health()
@@ -325,18 +326,35 @@ class Daemon:
         silent_s = time.monotonic() - self._answered_at
         return "" if silent_s < _READY_WITHIN_S else f"the core is silent for {silent_s:.0f} s"
 
+    def _ask_drain(self, on: bool, who: str) -> bool:
+        """Of a Drain, or with on=False of an Undrain; whether that was a change. `who`: as gRPC
+        calls who asked. Raises CapacityError (code "ending") where the daemon's own drain stays."""
+        assert self._warehouse is not None
+        with self._drains:
+            if on:
+                changed = self._lifecycle.advance(State.DRAINING)
+                self._warehouse.drain()
+            elif self._stop.is_set():
+                raise CapacityError(
+                    "this daemon ends and takes no more stores; the next one does", code="ending"
+                )
+            else:
+                self._warehouse.undrain()
+                changed = self._lifecycle.resume()
+            if changed:
+                self._log.event(Event.DRAINING if on else Event.UNDRAINED, why="asked", who=who)
+        return changed
+
     # --- end
 
-    def _advance_to_draining(self, why: str) -> None:
-        if self._lifecycle.advance(State.DRAINING):
-            self._log.event(Event.DRAINING, why=why)
-
     def _drain(self) -> None:
-        """No new stores, then a flush with a bound. Health is NOT_SERVING already."""
+        """No new stores, then a flush with a bound."""
         assert self._warehouse is not None
-        self._advance_to_draining(self._why)
         try:
-            self._warehouse.drain()
+            with self._drains:
+                if self._lifecycle.advance(State.DRAINING):
+                    self._log.event(Event.DRAINING, why=self._why)
+                self._warehouse.drain()
             flushed = self._warehouse.flush(self._config.drain_timeout_s)
             self._warehouse.bury_quarantined()
         except WarehouseError as error:

@@ -31,6 +31,7 @@ class Event(StrEnum):
     RECOVERED = "recovered"
     READY = "ready"
     DRAINING = "draining"
+    UNDRAINED = "undrained"
     FLUSHED = "flushed"
     STOPPED = "stopped"
     START_REFUSED = "start_refused"

@@ -35,15 +35,15 @@ class WarehouseService(wire.WarehouseServicer):
         transfer: Transfer,
         snapshots: Snapshots,
         watches: Watches,
-        on_drain: Callable[[], None],
+        drain: Callable[[bool, str], bool],
     ) -> None:
-        """`on_drain` is called before a Drain takes effect, from the call's thread."""
+        """drain(on, who): takes no stores, or takes them again; whether that was a change."""
         self._warehouse = warehouse
         self._transfer = transfer
         self._snapshots = snapshots
         self._watches = watches
         self._holdings = Holdings(warehouse, transfer, snapshots)
-        self._on_drain = on_drain
+        self._drain = drain
 
     def OpenNamespace(
         self, request: pb.OpenNamespaceRequest, context: grpc.ServicerContext
@@ -166,10 +166,14 @@ class WarehouseService(wire.WarehouseServicer):
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
         deadline = Deadline.of(context)
-        self._on_drain()
-        self._warehouse.drain()
+        self._drain(True, context.peer())
         flushed = self._warehouse.flush(deadline.within_s(request.timeout_s))
         return pb.DrainResponse(flush=_flushed(flushed))
+
+    def Undrain(
+        self, request: pb.UndrainRequest, context: grpc.ServicerContext
+    ) -> pb.UndrainResponse:
+        return pb.UndrainResponse(drained=self._drain(False, context.peer()))
 
     def MissRatio(
         self, request: pb.MissRatioRequest, context: grpc.ServicerContext

@@ -15,7 +15,7 @@ class State(StrEnum):
 
 
 class Lifecycle:
-    """Moves forward only: recovering, serving, draining, stopped."""
+    """Moves forward: recovering, serving, draining, stopped; but for `resume`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,8 +34,15 @@ class Lifecycle:
     def advance(self, state: State) -> bool:
         """Whether that was a change; an earlier state is not gone back to."""
         order = list(State)
+        return self._change(state, order[: order.index(state)])
+
+    def resume(self) -> bool:
+        """From draining back to serving; whether that was a change."""
+        return self._change(State.SERVING, [State.DRAINING])
+
+    def _change(self, state: State, of: list[State]) -> bool:
         with self._lock:
-            if order.index(state) <= order.index(self._state):
+            if self._state not in of:
                 return False
             self._state = state
             listeners = list(self._listeners)

@@ -40,7 +40,6 @@ class Warehouse:
         self._log = log
         # One change of namespaces at a time: ledger and core must see them in the same order.
         self._changes = threading.Lock()
-        self._draining = False
         # The core's numbers: it has given some already to namespaces that it found on its own.
         self._ordinals: dict[bytes, int] = {}
         self._listeners: list[Callable[[NamespaceRecord], None]] = []
@@ -59,10 +58,6 @@ class Warehouse:
                 )
         for key, position in self._ledger.tombstones():
             self._core.add_tombstone(key, position)
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
 
     def open_namespace(self, space: Namespace) -> NamespaceRecord:
         """Registers `space`, or finds it. At the bound of namespaces it forgets the one that nobody
@@ -226,9 +221,11 @@ class Warehouse:
         return FlushResult(result["flushed"], result["not_admitted"], result["pending"])
 
     def drain(self) -> None:
-        """No stores from now on. For ever: a drained daemon is on its way out."""
-        self._draining = True
+        """No stores from now on."""
         self._core.drain()
+
+    def undrain(self) -> None:
+        self._core.undrain()
 
     def sweep(self) -> int:
         return self._core.sweep()

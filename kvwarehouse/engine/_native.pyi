@@ -149,7 +149,8 @@ class Core:
         """Waits until what was sealed before is on stable media: {"flushed", "not_admitted",
         "pending"}; pending is 0 unless the time ran out."""
     def drain(self) -> None:
-        """Refuses new reservations from now on."""
+        """Refuses new reservations until undrain."""
+    def undrain(self) -> None: ...
     def sweep(self) -> int:
         """Drops orphan pages; returns how many."""
     def status(self) -> dict[str, Any]:

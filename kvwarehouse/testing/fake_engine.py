@@ -154,6 +154,9 @@ class FakeCore:
     def drain(self) -> None:
         self.draining = True
 
+    def undrain(self) -> None:
+        self.draining = False
+
     def sweep(self) -> int:
         return 0
 

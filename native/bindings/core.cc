@@ -170,6 +170,12 @@ class Core {
       return 0;
     });
   }
+  void undrain() {
+    on_core([](Warehouse& warehouse) {
+      warehouse.undrain();
+      return 0;
+    });
+  }
   uint64_t sweep() {
     uint64_t dropped = 0;
     for (uint64_t some = 1; some != 0; dropped += some)
@@ -281,6 +287,7 @@ void bind_core(nb::module_& m) {
       .def("evict", &Core::evict, nb::arg("ordinal"), nb::arg("pages"), nb::arg("tiers"))
       .def("flush", &Core::flush, nb::arg("timeout_s"))
       .def("drain", &Core::drain)
+      .def("undrain", &Core::undrain)
       .def("sweep", &Core::sweep)
       .def("status", &Core::status)
       .def("miss_ratio", &Core::miss_ratio, nb::arg("ordinal"))

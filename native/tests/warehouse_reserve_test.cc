@@ -292,6 +292,19 @@ TEST(reserve_is_refused_when_draining) {
   CHECK_EQ(peer.seal(grant, 0, peer.copy(grant, page)), Reason::none);  // what began may end
 }
 
+TEST(reserve_is_granted_again_when_a_drain_is_taken_back) {
+  World world(shape_of(5000));
+  world.start();
+  Peer peer(world);
+  world->drain();
+  CHECK_EQ(peer.reserve(world.page(1)).reason, Reason::draining);
+  world->undrain();
+  CHECK_EQ(world->arena().control().state.value.load(),
+           static_cast<uint64_t>(ControlState::serving));
+  CHECK(!world->status().draining);
+  CHECK_EQ(peer.reserve(world.page(1)).reason, Reason::none);
+}
+
 // --- the late writer
 
 TEST(late_writer_keeps_its_slot_when_its_time_is_over) {

@@ -370,6 +370,12 @@ void Warehouse::drain() {
   arena_.control().state.value.store(static_cast<uint64_t>(ControlState::draining));
 }
 
+void Warehouse::undrain() {
+  if (options_.inspect) return;
+  draining_ = false;
+  arena_.control().state.value.store(static_cast<uint64_t>(ControlState::serving));
+}
+
 std::optional<uint32_t> Warehouse::next_slab_to_populate() const {
   if (next_slab_ >= arena_.slab_count() || options_.inspect) return std::nullopt;
   return next_slab_;

@@ -131,6 +131,7 @@ class Warehouse final : public nvme::LogHost {
   bool goes_on() const { return checker_.goes_on() || zombies_to_retry_ != 0; }
   void go_on();
   void drain();
+  void undrain();
   bool draining() const { return draining_; }
   void stop();
 

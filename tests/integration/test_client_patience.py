@@ -266,6 +266,17 @@ def test_read_only_client_reads_and_stores_nothing(daemon: PrivateDaemon, pages:
             ns.store(MORE, pages)
 
 
+def test_stores_are_taken_again_once_a_drain_is_taken_back(daemon: PrivateDaemon) -> None:
+    pages = np.zeros((10, SPACE.page_bytes), np.uint8)
+    with kvw.connect(daemon.address) as client:
+        ns = client.open(SPACE)
+        client.drain()
+        assert ns.store(TOKENS, pages).stored == 0
+        assert client.undrain()
+        assert not client.control().draining
+        assert ns.store(TOKENS, pages).stored == 10
+
+
 def test_control_shows_the_daemon_without_a_call(daemon: PrivateDaemon) -> None:
     with kvw.connect(daemon.address) as client:
         control = client.control()

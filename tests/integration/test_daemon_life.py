@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse import errors, wire
+from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon.ledger import LOST
 from kvwarehouse.testing import fake_engine
 from kvwarehouse.testing.served import Served
@@ -120,6 +121,20 @@ def test_hangup_does_not_cut_a_flush_that_another_signal_began(
         until(child, "draining")
         for _ in range(3):
             child.send_signal(signal.SIGHUP)
+        child.stdin.write("go on\n")
+        child.stdin.flush()
+        until(child, "flushed")
+        assert child.wait(T) == 0
+
+
+def test_drain_of_the_end_is_not_taken_back(tmp_path: Path) -> None:
+    with process(flags(tmp_path), FLUSHES_UNTIL_TOLD, stdin=subprocess.PIPE) as child:
+        address = f"unix://{until(child, 'ready')['socket']}"
+        child.send_signal(signal.SIGTERM)
+        until(child, "draining")
+        with connect_grpc(address) as client, pytest.raises(errors.CapacityError) as caught:
+            client.undrain()
+        assert caught.value.code == "ending"
         child.stdin.write("go on\n")
         child.stdin.flush()
         until(child, "flushed")

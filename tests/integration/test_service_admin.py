@@ -317,6 +317,33 @@ def test_drain_turns_health_and_readiness_and_keeps_loads(served: Served) -> Non
     assert answers[-1].summary.pages == 3
 
 
+def test_drain_is_taken_back_and_both_say_who_asked(served: Served) -> None:
+    """Incident: whoever had a token could keep a daemon from stores for good."""
+    address = f"unix://{served.config.socket}"
+
+    async def undrain() -> bool:
+        async with await aio_connect_grpc(address) as client:
+            return await client.undrain()
+
+    health = health_pb2_grpc.HealthStub(served.channel)
+    with connect_grpc(address) as client:
+        assert not client.undrain()
+        for take_back in (client.undrain, lambda: asyncio.run(undrain())):
+            client.drain()
+            assert served.core.draining
+            assert served.get("/readyz") == (503, "draining\n")
+            assert take_back()
+            assert not client.undrain()
+            assert not served.core.draining
+            assert served.get("/readyz")[0] == 200
+    answer = health.Check(health_pb2.HealthCheckRequest(), timeout=T)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    for name in ("draining", "undrained"):
+        assert [(line["why"], line["who"]) for line in served.events(name)] == [
+            ("asked", "unix:")
+        ] * 2
+
+
 def test_status_is_the_snapshot_that_metrics_show(served: Served) -> None:
     opened(served, pages=3)
     status = served.stub.Status(pb.StatusRequest(), timeout=T).status

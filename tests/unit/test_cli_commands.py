@@ -195,6 +195,13 @@ def test_drain_makes_the_warehouse_refuse_stores(served: Served, shown: Any) -> 
     assert served.core.draining
 
 
+def test_drain_is_undone_by_its_option(served: Served, shown: Any) -> None:
+    shown("drain")
+    assert shown("drain", "--undo", "--json") == (Exit.OK, {"undone": True})
+    assert not served.core.draining
+    assert shown("drain", "--undo") == (Exit.OK, "it did not drain\n")
+
+
 def test_check_exits_with_4_and_names_what_is_damaged(served: Served, shown: Any) -> None:
     status, report = shown("check", "--json")
     assert status == Exit.FOUND

@@ -267,6 +267,16 @@ class DrainResponse(_message.Message):
     flush: FlushResponse
     def __init__(self, flush: _Optional[_Union[FlushResponse, _Mapping]] = ...) -> None: ...
 
+class UndrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndrainResponse(_message.Message):
+    __slots__ = ("drained",)
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    drained: bool
+    def __init__(self, drained: bool = ...) -> None: ...
+
 class SweepRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

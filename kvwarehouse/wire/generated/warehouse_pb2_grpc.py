@@ -92,6 +92,11 @@ class WarehouseStub(object):
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/Undrain',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.MissRatio = channel.unary_unary(
                 '/kvwarehouse.v1.Warehouse/MissRatio',
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.MissRatioRequest.SerializeToString,
@@ -194,7 +199,15 @@ class WarehouseServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking stores until the daemon's end, then flushes. Loads go on.
+        """Stops taking stores until the daemon's end or an Undrain, then flushes. Loads go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Takes a Drain back: stores are taken again. Refused (CapacityError "ending") once the daemon
+        ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,6 +311,11 @@ def add_WarehouseServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainRequest.FromString,
                     response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.UndrainRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.UndrainResponse.SerializeToString,
             ),
             'MissRatio': grpc.unary_unary_rpc_method_handler(
                     servicer.MissRatio,
@@ -622,6 +640,33 @@ class Warehouse(object):
             '/kvwarehouse.v1.Warehouse/Drain',
             kvwarehouse_dot_v1_dot_warehouse__pb2.DrainRequest.SerializeToString,
             kvwarehouse_dot_v1_dot_warehouse__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/Undrain',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.UndrainRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
