@@ -7,6 +7,7 @@ Imported in SGLang's processes only. Stateless.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -88,7 +89,7 @@ def engine_facts(storage_config: Any) -> EngineFacts:
     try:
         checkpoint = str(_leaf("model_path"))
     except ValueError as error:
-        return EngineFacts(VERSION, model=served, problem=str(error))
+        return EngineFacts(VERSION, model=served, problem=str(error), salted_keys=keys_have_salts())
     nodes = max(1, int(_leaf("nnodes") or 1))
     ranks = int(_leaf("tp_size")) * int(_leaf("pp_size"))
     dummy = str(_leaf("load_format")) == "dummy"
@@ -103,7 +104,25 @@ def engine_facts(storage_config: Any) -> EngineFacts:
         speculation=str(_leaf("speculative_algorithm", "") or ""),
         ranks_of_host=ranks // nodes,
         problem="load_format is dummy: such weights are in no file" if dummy else "",
+        salted_keys=keys_have_salts(),
     )
+
+
+def keys_have_salts() -> bool:
+    """Whether the keys that this SGLang makes for its storage differ by a request's cache_salt and
+    extra_key; they were of its tokens alone before 0.5.23 (sglang#38577). The first call of an
+    installation compiles SGLang's hash, as its first lookup would."""
+    try:
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+        from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+        keys = {
+            str(get_storage_hash_str(RadixKey(array("q", [1, 2]), extra, cache_salt=salt)))
+            for extra, salt in ((None, None), (None, "x"), (None, "y"), ("x", None))
+        }
+    except (ImportError, AttributeError, TypeError):
+        return False
+    return len(keys) == 4
 
 
 def rank_facts(storage_config: Any) -> RankFacts:

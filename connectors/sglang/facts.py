@@ -36,6 +36,8 @@ class EngineFacts:
     """Tensor-parallel ranks on one host; 0 where not known."""
     problem: str = ""
     """Why nothing tells its weights; "" where something does."""
+    salted_keys: bool = True
+    """Whether its page keys name a request's salt; else all users would share."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,12 @@ def split_of(pool: PoolFacts, ranks: RankFacts) -> Split:
 
 def check_engine(engine: EngineFacts, ranks: RankFacts) -> None:
     """Raises UsageError (code "unsupported") naming what was found and what is served."""
+    if not engine.salted_keys:
+        raise _refused(
+            "page keys that leave out a request's cache_salt or extra_key, as those of SGLang",
+            engine.version,
+            "0.5.23 and later, whose keys have both",
+        )
     if ranks.cp_size > 1:
         raise _refused("attention context parallelism", ranks.cp_size, "attn_cp_size 1")
     if ranks.dcp_size > 1:

@@ -129,6 +129,7 @@ def test_every_shard_is_of_one_rank() -> None:
 @pytest.mark.parametrize(
     ("engine", "ranks", "told"),
     [
+        ({"salted_keys": False}, {}, "a request's cache_salt or extra_key, as those of SGLang 1"),
         ({}, {"cp_size": 2}, "attention context parallelism 2"),
         ({}, {"dcp_size": 2}, "decode context parallelism 2"),
         ({"speculation": "EAGLE3"}, {}, "speculative decoding by EAGLE3"),

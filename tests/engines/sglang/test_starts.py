@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sglang.srt import runtime_context
 from sglang.srt.arg_groups.arg_utils import namespace_of
+from sglang.srt.mem_cache import utils
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
@@ -65,6 +66,32 @@ def test_what_cannot_be_served_is_refused_by_sglangs_factory(
             "dynamic", storage_config(shared, extra, **changed), None
         )
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("older", ["no such function", "tokens alone", "no salt"])
+def test_an_engine_whose_keys_leave_out_salts_is_refused(
+    shared: Serving, monkeypatch: pytest.MonkeyPatch, older: str
+) -> None:
+    """Incident: before 0.5.23 users of different salts shared what was stored."""
+    seed = utils.storage_namespace_seed
+    if older == "no such function":
+        monkeypatch.delattr(utils, "get_storage_hash_str")
+    elif older == "tokens alone":
+        monkeypatch.setattr(utils, "storage_namespace_seed", lambda *_: None)
+    else:
+        monkeypatch.setattr(utils, "storage_namespace_seed", lambda extra, _: seed(extra, None))
+    with pytest.raises(kvw.UsageError, match="cache_salt") as refused:
+        WarehouseStorage(storage_config(shared, {}), {})
+    assert refused.value.code == "unsupported"
+
+
+def test_requests_of_different_salts_share_nothing(start: Any, shared: Serving, seed: int) -> None:
+    engine = start(shared.address)
+    tokens = prompt(seed, 3)
+    engine.store(tokens, seed, salt="one")
+    assert engine.prefetch(tokens, salt="one").hit == 3 * PAGE
+    assert engine.prefetch(tokens, salt="other").hit == 0
+    assert engine.prefetch(tokens).hit == 0
 
 
 def test_a_refused_attach_leaves_the_controller_without_storage(

@@ -5,6 +5,7 @@ loaded by its real factory. The test says what the scheduler would.
 from __future__ import annotations
 
 import threading
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from sglang.srt import runtime_context
 from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from kvwarehouse.testing.until import DEADLINE_S
@@ -121,12 +123,16 @@ class Engine:
         )
 
     def store(
-        self, tokens: list[int], seed: int, before: list[int] | None = None
+        self,
+        tokens: list[int],
+        seed: int,
+        before: list[int] | None = None,
+        salt: str | None = None,
     ) -> tuple[int, list[bytes]]:
         """As if these tokens had been computed, and copied to the host pool: fills pages with noise
-        and backs them up. before: the tokens ahead of them; None: without their keys. Returns the
-        tokens that SGLang counts as stored, and the pages' bytes."""
-        keys = get_storage_hash_str([*(before or []), *tokens], None, page_size=PAGE)
+        and backs them up. before: the tokens ahead of them; None: without their keys. salt: the
+        request's. Returns the tokens that SGLang counts as stored, and the pages' bytes."""
+        keys = get_storage_hash_str(_key([*(before or []), *tokens], salt), None, page_size=PAGE)
         ahead = len(before or []) // PAGE
         slots = self.host.alloc(len(tokens) // PAGE * PAGE)
         assert slots is not None
@@ -143,14 +149,16 @@ class Engine:
         wipe(self.host)
         return done.completed_tokens, pages
 
-    def prefetch(self, tokens: list[int], before: list[int] | None = None) -> Prefetched:
+    def prefetch(
+        self, tokens: list[int], before: list[int] | None = None, salt: str | None = None
+    ) -> Prefetched:
         """As if a request with these tokens, behind `before`, waited: what came into pages of the
         host pool. They are given back, and wiped."""
         self._requests += 1
-        keys = get_storage_hash_str(before, None, page_size=PAGE) if before else []
+        keys = get_storage_hash_str(_key(before, salt), None, page_size=PAGE) if before else []
         self.controller.prefetch(
             f"request-{self._requests}",
-            tokens,
+            _key(tokens, salt),
             keys[-1] if keys else None,
             None if before is None else keys,
         )
@@ -191,6 +199,11 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.controller.detach_storage_backend()
+
+
+def _key(tokens: list[int], salt: str | None) -> Any:
+    """As SGLang's radix tree has it."""
+    return RadixKey(array("q", tokens), cache_salt=salt)
 
 
 def prompt(seed: int, pages: int) -> list[int]:
