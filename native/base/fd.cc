@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <string>
 
+#include "base/dumps.h"
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/huge_pages.h"
@@ -29,6 +30,7 @@ Mapping::Mapping(int fd, size_t bytes, bool writable) : bytes_(bytes), forks_(fo
     throw storage_error("cannot map " + std::to_string(bytes) + " bytes", errno);
   data_ = static_cast<std::byte*>(mapped);
   ::madvise(mapped, bytes, MADV_DONTFORK);
+  leave_out_of_dumps(mapped, bytes);
   guard_ = guard(data_, bytes, writable);
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/dumps.h"
 #include "base/fork.h"
 
 namespace kvw {
@@ -55,6 +56,7 @@ bool replace(GuardedRange& range, const siginfo_t& info) {
                             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) return false;
   ::madvise(made, last - first, MADV_DONTFORK);
+  leave_out_of_dumps(made, last - first);
   return true;
 }
 

@@ -14,7 +14,7 @@ namespace kvw::nvme {
 class SpareBuffers {
  public:
   static constexpr size_t kMaxBuffers = 256;
-  static constexpr size_t kMaxBytes = 4 * kBlockBytes;  // of one: larger ones are rare, and go
+  static constexpr size_t kMaxBytes = AlignedBuffer::kHeapBytes;  // of one: larger are rare, and go
 
   // Room for `bytes`, which begins with a block of zeros: what was read before is no record.
   AlignedBuffer take(size_t bytes) {
