@@ -156,8 +156,8 @@ class WarehouseStorage(compat.HiCacheStorage):
     # -- the rest ------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Removes every page of this engine's namespaces, for good. Raises WarehouseError where
-        that was not done; SGLang then answers that it failed."""
+        """Removes every page of this engine's namespaces; no restart brings them back. Raises
+        WarehouseError where that was not done; SGLang then answers that it failed."""
         client = self._upkeep.client
         if client is None or self._upkeep.problem:
             raise kvw.TransportError(

@@ -1,4 +1,4 @@
-"""`kvwarehouse clear`: removes pages for good, after asking."""
+"""`kvwarehouse clear`: makes pages that nobody finds again, after asking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ EXAMPLES = """\
   kvwarehouse clear --all --yes         everything, without the question
   kvwarehouse clear 3f2c --forget       and the namespace itself, until it is opened again
 
-No restart brings cleared pages back. To make room only, use `kvwarehouse evict`.
+No restart brings cleared pages back. Nothing is erased: their bytes stay in memory and on disk
+until others are written there (docs/operations.md has what erases them). To make room only, use
+`kvwarehouse evict`.
 """
 
 

@@ -33,7 +33,7 @@ COMMANDS = (
     Command("status", "Show a running warehouse: tiers, hits, health."),
     Command("ls", "List its namespaces, or the pages of one."),
     Command("route", "Say which of several warehouses a request should go to."),
-    Command("clear", "Remove all pages of a namespace from all tiers, for good."),
+    Command("clear", "Remove all pages of a namespace from all tiers; erases no bytes."),
     Command("evict", "Take the coldest pages out of a tier."),
     Command("flush", "Wait until what is stored is durable on NVMe."),
     Command("drain", "Refuse stores from now on and flush, before a stop."),

@@ -93,8 +93,9 @@ class Client:
         all: bool = False,
         forget: bool = False,
     ) -> int:
-        """Removes every page of `space`, or with all=True of all namespaces, from all tiers, for
-        good: no restart brings them back. Returns the pages removed. Raises UsageError (code
+        """Removes every page of `space`, or with all=True of all namespaces, from all tiers: no
+        restart brings them back. Erases nothing: their bytes stay in memory and on disk until
+        others are written there. Returns the pages removed. Raises UsageError (code
         "no_target") without the one and the other, or with both.
 
         forget: the namespace is no more either (of all: those that nobody stores into or watches),

@@ -179,6 +179,7 @@ class WarehouseServicer(object):
 
     def Clear(self, request, context):
         """Removes all pages of a namespace (or of all) from all tiers. Durable: no restart brings them back.
+        Their bytes stay where they are until others are written there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
