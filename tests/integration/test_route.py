@@ -97,8 +97,8 @@ def test_namespaces_are_chosen_by_model_id_and_kind_of_keys(hosts: list[Serving]
 def test_salted_namespace_tells_nothing_to_who_does_not_name_it(
     hosts: list[Serving], question: dict[str, str]
 ) -> None:
-    """Incident: whoever did not know a user's salt was told how much of a prompt that user had asked,
-    which is what the salt is there to hide."""
+    """Incident: whoever did not know a user's salt was told how much of a prompt that user had
+    asked, which is what the salt is there to hide."""
     a, _ = hosts
     prompt = list(range(40))
     store(a, prompt, space(salt="user7"))
