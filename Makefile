@@ -111,8 +111,8 @@ test-transformers: setup-transformers
 
 # What users may have at the lower ends of the ranges in pyproject.toml.
 .PHONY: test-lowest
-test-lowest: setup-lowest  ## clients, gRPC's bounds, the transformers connector on the lowest versions allowed
-	@.venv-lowest$(L)/$(ENGINE_PYTEST) tests/contract/test_*.py tests/integration/test_readme.py tests/integration/test_service_bounds.py tests/integration/test_service_tcp.py tests/engines/transformers $(CHOSEN) $(ARGS)
+test-lowest: setup-lowest  ## clients, gRPC's bounds, events, the transformers connector on the lowest versions allowed
+	@.venv-lowest$(L)/$(ENGINE_PYTEST) tests/contract/test_*.py tests/unit/test_event_*.py tests/unit/test_metrics.py tests/integration/test_readme.py tests/integration/test_service_bounds.py tests/engines/transformers $(CHOSEN) $(ARGS)
 
 # It listens on all addresses, so it gets a network of its own.
 .PHONY: test-dynamo
