@@ -329,6 +329,8 @@ def test_files_of_the_nvme_tier_never_exceed_its_capacity(tmp_path: Path) -> Non
                 files = sum(path.stat().st_size for path in daemon.serving.segments)
                 assert files <= 16 << 20, f"{files} bytes in a tier of 16 MiB"
                 assert daemon.load(nodes) == 48
+                # However slow the disk is: all of it is written.
+                assert daemon.client.flush(60).pending == 0
             nvme = daemon.core["tiers"]["nvme"]
             assert nvme["used_bytes"] <= nvme["capacity_bytes"] <= 16 << 20
             tally.count("twice the NVMe tier's capacity stored")
