@@ -32,7 +32,9 @@ ledger stay as they are unless --repair drops something; an arena gets a new ind
 being stored in it ends, as at every start. Namespaces and tombstones come from the ledger, so the
 directory that has it (the NVMe one, if there is one) must be named.
 
-Exit status 4: damage was found. A damaged page is never served either way: every load verifies,
+Exit status 0: no damage. 4: damage is there, or is left in spite of --repair: what the device could
+not read, and what the start of a check of directories found in them. 5: --repair found damage and
+quarantined all of it. A damaged page is never served either way: every load verifies,
 and a mismatch is a miss.
 """
 
@@ -55,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     report = _directories(args) if args.nvme_dir or args.arena_dir else _daemon(args)
     show(report, as_json=args.json, repaired=args.repair)
-    return Exit.FOUND if report.has_damage else Exit.OK
+    if not report.has_damage:
+        return Exit.OK
+    return Exit.FOUND if report.left else Exit.REPAIRED
 
 
 def _daemon(args: argparse.Namespace) -> Report:

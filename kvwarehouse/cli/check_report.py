@@ -34,16 +34,27 @@ class Report:
         self.findings = findings
         self.last = CheckProgress()
         self.bad: list[BadCopy] = []
+        self._unread = 0  # io_error: the next start looks again, whatever was dropped
 
     def add(self, part: CheckProgress) -> None:
         self.last = part
+        self._unread += sum(bad.reason == "io_error" for bad in part.bad)
         self.bad += part.bad[: _MOST_KEPT - len(self.bad)]
 
     @property
     def has_damage(self) -> bool:
+        return self.last.damaged + self._own_start > 0
+
+    @property
+    def left(self) -> int:
+        """What is damaged and stays so: what was not quarantined, and what no check mends."""
+        there = self.last.damaged - self.last.quarantined + self._own_start
+        return there + (self._unread if self.last.quarantined else 0)
+
+    @property
+    def _own_start(self) -> int:
         own = self.at_start if self.findings is not None else {}
-        at_start = sum(count for name, count in own.items() if name not in _NO_DAMAGE)
-        return self.last.damaged + at_start > 0
+        return sum(count for name, count in own.items() if name not in _NO_DAMAGE)
 
 
 def show(report: Report, *, as_json: bool, repaired: bool) -> None:
@@ -71,6 +82,7 @@ def _plain(report: Report) -> dict[str, Any]:
         "size_bytes": last.size_bytes,
         "quarantined": last.quarantined,
         "damaged": last.damaged,
+        "left": report.left,
         "tiers": tiers,
         "bad": [{"key": bad.key, "tier": bad.tier, "reason": bad.reason} for bad in report.bad],
         "at_start": report.at_start,

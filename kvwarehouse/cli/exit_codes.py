@@ -11,6 +11,7 @@ class Exit(IntEnum):
     USAGE = 2
     NO_DAEMON = 3
     FOUND = 4
+    REPAIRED = 5
     INTERRUPTED = 130
 
 
@@ -21,6 +22,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.NO_DAEMON: "no daemon there, or it did not answer in time",
     Exit.FOUND: "done, and the answer is bad news: damaged pages, a flush that is not through,"
     " requests that failed",
+    Exit.REPAIRED: "done, and damaged pages were found, none of which is left",
     Exit.INTERRUPTED: "interrupted",
 }
 

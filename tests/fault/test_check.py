@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.cli.check_report import Report
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main
 from kvwarehouse.testing import damage, tally
 from kvwarehouse.testing.pages import check_pages, page_of, pages_of
 from kvwarehouse.testing.serving import Serving
 from kvwarehouse.testing.until import until
+from kvwarehouse.types import BadCopy, CheckProgress, TierCheck
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -247,13 +249,41 @@ def test_repair_of_a_stopped_daemons_directories_lasts(
     in_arena(serving, 7).flip()
     both = ("--nvme-dir", serving.nvme_dir, "--arena-dir", serving.arena_dir)
     status, report = offline(capsys, *both, "--repair")
-    assert status == Exit.FOUND
+    refused = report["at_start"]["refused_records"]
+    assert (status, report["left"]) == (Exit.FOUND if refused else Exit.REPAIRED, refused)
     assert report["tiers"]["dram"]["dropped"] == 1
-    assert report["tiers"]["nvme"]["dropped"] + report["at_start"]["refused_records"] == 1
+    assert report["tiers"]["nvme"]["dropped"] + refused == 1
     serving.start()
     _, bad = check(serving)
     assert bad == []
     assert load(serving) == PAGES
+
+
+def test_exit_status_tells_damage_that_was_repaired_from_damage_that_is_left(
+    serving: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = ("--address", serving.address)
+    assert offline(capsys, *daemon)[0] == Exit.OK
+    in_arena(serving, 7).flip()
+    for arguments, status, left in (
+        ((), Exit.FOUND, 1),
+        (("--repair",), Exit.REPAIRED, 0),
+        (("--repair",), Exit.OK, 0),
+        ((), Exit.OK, 0),
+    ):
+        found, report = offline(capsys, *daemon, *arguments)
+        assert (found, report["left"]) == (status, left)
+
+
+@pytest.mark.parametrize(
+    ("reason", "dropped", "left"),
+    [("digest", 0, 2), ("digest", 1, 1), ("digest", 2, 0), ("io_error", 0, 2), ("io_error", 2, 2)],
+)
+def test_what_no_repair_mends_counts_as_left(reason: str, dropped: int, left: int) -> None:
+    report = Report({"bad_headers": 1})
+    bad = tuple(BadCopy(bytes([key] * 16), "nvme", reason) for key in range(2))
+    report.add(CheckProgress((TierCheck("nvme", 9, 9, 2, dropped, dropped),), bad))
+    assert (report.has_damage, report.left) == (True, left)
 
 
 def test_segment_level_damage_is_in_the_report(
