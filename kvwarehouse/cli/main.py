@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -64,6 +65,8 @@ def _run_own(command: Command, given: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    # No option but -h has a single dash: what begins with one is a value, to be judged as such.
+    parser._negative_number_matcher = re.compile("-(?!-)")
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(given)))
 

@@ -68,6 +68,8 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
         (["status", "--timeout", "nan"], Exit.USAGE, "timeout"),
         (["status", "--address", "localhost:1", "--token-file", "/no"], Exit.USAGE, "/no"),
         (["serve", "--dram", "64G", "--print-config"], Exit.USAGE, "64GiB"),
+        (["serve", "--dram", "-1GiB", "--print-config"], Exit.USAGE, "'-1GiB' is not a size"),
+        (["clear", "-dash", "--socket", "/tmp/kvw-none.sock"], Exit.NO_DAEMON, "no daemon"),
         (["bench", "fast"], Exit.USAGE, "fast"),
         (["bench", "nvme"], Exit.USAGE, "--nvme-dir"),
         (["bench", "idle", "--address", "unix:///x"], Exit.USAGE, "--address"),
