@@ -17,7 +17,8 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import format_size
 
 EXAMPLES = """\
-  kvwarehouse ls                        the namespaces; "apart by": in what those of a model differ
+  kvwarehouse ls                        the namespaces, with pages and bytes in each tier; "apart
+                                        by": in what those of a model differ
   kvwarehouse ls 3f2c                   the pages of the namespace whose id begins so
   kvwarehouse ls my-model --limit 20 --json
 
@@ -26,6 +27,7 @@ Of a salt a digest is shown, here and with --json. Commands name a salted namesp
 
 _LIMIT = 100
 _SHOWN = 40  # characters of a name
+_TIERS = ("dram", "nvme")
 _UNSEEN = (
     "weights", "adapter", "salt", "cache_group", "attention_backend", "hash_scheme", "extra",
 )  # fmt: skip
@@ -65,12 +67,14 @@ def _namespaces(client: Client, as_json: bool) -> None:
     found: list[dict[str, Any]] = []
     for each in client.namespaces():
         counts = pages.get(each.id.hex(), {})
+        page_bytes = each.fields["page_bytes"] * each.fields["shards"]
+        tiers = {tier: counts.get(f"{tier}_pages", 0) for tier in _TIERS}
         found.append(
             {
                 "id": each.id.hex(),
                 **each.fields,
-                "dram_pages": counts.get("dram_pages", 0),
-                "nvme_pages": counts.get("nvme_pages", 0),
+                **{f"{tier}_pages": held for tier, held in tiers.items()},
+                **{f"{tier}_bytes": held * page_bytes for tier, held in tiers.items()},
                 "created_at_ns": each.created_at_ns,
             }
         )
@@ -91,8 +95,10 @@ def _namespaces(client: Client, as_json: bool) -> None:
                 each["page_tokens"],
                 format_size(each["page_bytes"] * each["shards"]),
                 each["shards"],
-                each["dram_pages"],
-                each["nvme_pages"],
+                *(
+                    f"{each[f'{tier}_pages']:,} ({format_size(each[f'{tier}_bytes'])})"
+                    for tier in _TIERS
+                ),
                 " ".join(
                     f"{name}={_short(str(each[name]))}"
                     for name in _UNSEEN

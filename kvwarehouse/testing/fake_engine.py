@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,7 @@ class FakeCore:
 
     def status(self) -> dict[str, Any]:
         self._check()
+        held = Counter(ordinal for ordinal, _ in self.slots)
         pages = len(self.slots)
         return {
             "warehouse_id": self.options.warehouse_id.hex(),
@@ -237,7 +239,8 @@ class FakeCore:
             "index": {"pages": pages, "capacity": 1024},
             "page_bytes_max": SLAB_BYTES,
             "namespaces": [
-                {"ordinal": ordinal, "id": space[0].hex()} for ordinal, space in self.spaces.items()
+                {"ordinal": ordinal, "id": space[0].hex(), "dram_pages": held[ordinal]}
+                for ordinal, space in self.spaces.items()
             ],
             "recovery": {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.25},
             "events_dropped": 0,

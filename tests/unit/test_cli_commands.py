@@ -112,6 +112,9 @@ def test_ls_lists_namespaces(served: Served, shown: Any) -> None:
     _, text = shown("ls")
     assert "alpha" in text
     assert "beta [v2]" in text, "square brackets are no markup"
+    assert "10 (40 KiB)" in text
+    _, listed = shown("ls", "--json")
+    assert [each["dram_bytes"] for each in listed["namespaces"]] == [40960, 12288]
     _, listed = shown("ls", "--json")
     assert {each["id"] for each in listed["namespaces"]} == {space.id.hex() for space in SPACES}
 
