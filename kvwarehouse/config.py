@@ -145,8 +145,8 @@ class Config:
     index_pages: int = setting(
         0,
         settings.count(0, 1 << 30),
-        "Pages the index has room for, all tiers; close to that, here and there a page takes the "
-        "place of another. 0: chosen from the capacities.",
+        "Pages the index has room for, all tiers; close to that the coldest leave, and of a prompt "
+        "of more than half as many pages the end may not be stored. 0: chosen from the capacities.",
         "one for each 64 KiB of DRAM and NVMe, at least 65,536, of 128 bytes each. Where a model's "
         "pages are smaller the log says so, with the number that is enough (index_small)",
     )

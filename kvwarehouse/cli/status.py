@@ -55,7 +55,7 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
         ("clients", f"{core['sessions']:,} sessions, {core['pins']['held']:,} pins"),
         ("namespaces", f"{len(core['namespaces']):,}"),
-        ("index", f"{core['index']['pages']:,} of {core['index']['capacity']:,} pages"),
+        ("index", _index(**core["index"])),
         ("ledger", ledger),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
     ]
@@ -67,6 +67,11 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
     if events.get("next_number"):
         rows.append(("kv events", _events(events)))
     return rows
+
+
+def _index(pages: int, capacity: int, bound: bool) -> str:
+    advice = "; was too small, start with a larger --index-pages" if bound else ""
+    return f"{pages:,} of {capacity:,} pages{advice}"
 
 
 def _events(events: dict[str, Any]) -> str:

@@ -117,6 +117,7 @@ class PinsStatus(TypedDict):
 class IndexStatus(TypedDict):
     pages: int
     capacity: int
+    bound: bool
 
 
 class NamespaceStatus(TypedDict):

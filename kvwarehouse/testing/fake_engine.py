@@ -236,7 +236,7 @@ class FakeCore:
             "sessions": 1,
             "connections": 1,
             "pins": {"held": 0, "taken": 0, "refused": 0},
-            "index": {"pages": pages, "capacity": 1024},
+            "index": {"pages": pages, "capacity": 1024, "bound": False},
             "page_bytes_max": SLAB_BYTES,
             "namespaces": [
                 {"ordinal": ordinal, "id": space[0].hex(), "dram_pages": held[ordinal]}

@@ -213,6 +213,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   made["pins"] = pins;
   index["pages"] = status.index_pages;
   index["capacity"] = status.index_capacity;
+  index["bound"] = status.index_bound;
   made["index"] = index;
   made["page_bytes_max"] = status.page_bytes_max;
   made["namespaces"] = spaces_of(status);

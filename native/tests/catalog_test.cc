@@ -2,7 +2,10 @@
 // a look at its siblings.
 #include "warehouse/catalog.h"
 
+#include <algorithm>
+#include <functional>
 #include <set>
+#include <vector>
 
 #include "tests/check.h"
 #include "tests/index_table.h"
@@ -80,7 +83,7 @@ TEST(links_hold_over_any_order_of_coming_and_going) {
     const uint64_t number = 1 + random() % kKeys;
     if (there.erase(number) != 0)
       table.remove(key_of(number));
-    else if (table.catalog->has_room(key_of(number))) {
+    else {
       table.add(key_of(number), key_of(parent_of(number)), parent_of(number) == 0 ? 0 : 1);
       there.insert(number);
     }
@@ -98,6 +101,79 @@ TEST(links_hold_over_any_order_of_coming_and_going) {
     if (random() % 4 == 0) CHECK(table.orphans(1 + random() % 5).size() <= orphans.size());
     if (random() % 16 == 0) CHECK(table.orphans(kKeys) == orphans);
   }
+}
+
+TEST(position_that_is_claimed_is_nobody_elses_until_it_is_filled_or_given_up) {
+  Table table(64);
+  Catalog& catalog = *table.catalog;
+  std::set<PageId> claimed;
+  for (uint64_t number = 0; number < kIndexWindow; ++number)
+    claimed.insert(catalog.claim({5, number}));
+  CHECK_EQ(claimed.size(), kIndexWindow);
+  CHECK(!claimed.contains(kNoPage));
+  CHECK_EQ(catalog.claim({5, 99}), kNoPage);
+  catalog.unclaim(7);
+  CHECK_EQ(catalog.claim({5, 99}), 7);
+  EntryView view;
+  view.page = 7;
+  view.key = {5, 99};
+  view.flags = kEntryDram;
+  catalog.insert(view, {}, 0);
+  CHECK_EQ(catalog.page_of({5, 99}), 7);
+  CHECK_EQ(catalog.claimed(), kIndexWindow - 1);
+  table.remove({5, 99});
+  CHECK_EQ(catalog.claim({5, 99}), 7);
+  // Half of the positions are capacity, claimed ones too.
+  for (uint64_t number = 0; number < kIndexWindow; ++number)
+    CHECK(catalog.claim({40, number}) != kNoPage);
+  CHECK_EQ(catalog.claim({25, 0}), kNoPage);
+  catalog.unclaim(7);
+  CHECK(catalog.claim({25, 0}) != kNoPage);
+}
+
+TEST(those_above_a_page_and_no_others_are_taken_out) {
+  auto random = check::random("those above");
+  Table table(1024);
+  constexpr uint64_t kKeys = 100;
+  std::vector<uint64_t> above(kKeys + 1);  // the parent's number
+  std::vector<uint32_t> position(kKeys + 1);
+  for (uint64_t number = 1; number <= kKeys; ++number) {
+    above[number] = random() % std::min<uint64_t>(number, 60);  // 0: none
+    position[number] = above[number] == 0 ? 0 : position[above[number]] + 1;
+    table.add(key_of(number), key_of(above[number]), position[number]);
+  }
+  // One that left: there is nothing above those below it.
+  table.remove(key_of(3));
+  above[3] = 0;
+  for (uint64_t round = 0; round < check::rounds(2'000); ++round) {
+    const auto some = [&] { return 1 + random() % kKeys; };
+    const uint64_t page = some();
+    if (page == 3) continue;
+    std::vector<uint64_t> others;
+    for (int at = 0; at < 16; ++at)
+      if (const uint64_t other = some(); other != 3) others.push_back(other);
+    std::ranges::sort(others, std::greater{}, [&](uint64_t at) { return position[at]; });
+    std::vector<PageId> pages, expected;
+    for (size_t at = 0; at < others.size(); ++at) {
+      uint64_t up = page;
+      while (up != 0 && up != others[at]) up = above[up];
+      pages.push_back(table.catalog->page_of(key_of(others[at])));
+      if (up == 0 || at < 2) expected.push_back(pages.back());
+    }
+    table.catalog->remove_those_above(table.catalog->page_of(key_of(page)), pages, 2);
+    CHECK(pages == expected);
+  }
+}
+
+// What clients say of parents may be a ring.
+TEST(pages_that_stand_above_each_other_are_looked_at_once) {
+  Table table(1024);
+  table.add(key_of(1), key_of(2), 5);
+  table.add(key_of(2), key_of(1), 5);
+  table.add(key_of(3), {}, 0);
+  std::vector<PageId> others{table.catalog->page_of(key_of(3))};
+  table.catalog->remove_those_above(table.catalog->page_of(key_of(1)), others);
+  CHECK_EQ(others.size(), 1);
 }
 
 }  // namespace

@@ -88,21 +88,25 @@ struct TestPage {
   std::span<const std::byte> witness() const { return std::as_bytes(std::span(tokens)); }
 };
 
-// Page `position` of prompt number `chain`.
-inline TestPage page_of(const NamespaceShape& shape, uint64_t chain, uint32_t position) {
+// The first `count` pages of prompt number `chain`.
+inline std::vector<TestPage> pages_of(const NamespaceShape& shape, uint64_t chain, uint32_t count) {
   static const std::vector<std::byte> bytes = test_secret();
   const Secret secret(bytes.data(), kSecretBytes);
-  TestPage page;
-  page.key = root_key(secret, shape.id);
-  for (uint32_t at = 0; at <= position; ++at) {
-    page.parent = page.key;
-    page.tokens.clear();
+  std::vector<TestPage> pages(count);
+  Key key = root_key(secret, shape.id);
+  for (uint32_t at = 0; at < count; ++at) {
+    TestPage& page = pages[at];
+    page.parent = key;
+    page.position = at;
     for (uint32_t i = 0; i < shape.page_tokens; ++i)
       page.tokens.push_back(static_cast<uint32_t>(mixed(chain << 32 | at << 8 | i)));
-    page.key = chain_key(secret, page.parent, page.tokens);
+    page.key = key = chain_key(secret, page.parent, page.tokens);
   }
-  page.position = position;
-  return page;
+  return pages;
+}
+
+inline TestPage page_of(const NamespaceShape& shape, uint64_t chain, uint32_t position) {
+  return pages_of(shape, chain, position + 1).back();
 }
 
 inline std::vector<std::byte> bytes_of(const Key& key, uint32_t shard, size_t bytes) {
@@ -303,7 +307,9 @@ class Peer {
   }
 
   // Pages of one shard, in one exchange each way. False when any was not granted or not taken.
-  bool store_all(std::span<const TestPage> pages) {
+  bool store_all(std::span<const TestPage> pages) { return store_some(pages) == pages.size(); }
+  // Returns how many were taken.
+  size_t store_some(std::span<const TestPage> pages) {
     std::vector<Reserve> fields;
     for (const TestPage& page : pages)
       fields.push_back({page.key, page.parent, page.position, 0,
@@ -323,9 +329,7 @@ class Peer {
     }
     answers.clear();
     (*world_)->exchange(id(), shape_.id, seals, {}, sealed, answers);
-    return seals.size() == pages.size() && std::ranges::all_of(sealed, [](const SealAnswer& seal) {
-             return seal.reason == Reason::none;
-           });
+    return static_cast<size_t>(std::ranges::count(sealed, Reason::none, &SealAnswer::reason));
   }
 
   LoadResult load_entry(const EntryView& entry, const TestPage& page, uint32_t shard,

@@ -6,8 +6,18 @@ namespace kvw {
 
 Catalog::Catalog(Index& index) : index_(index), table_(index.entries()), spaces_(kMaxNamespaces) {}
 
-bool Catalog::has_room(const Key& key) const {
-  return !full() && table_.empty_in_window(key) != kNoPage;
+PageId Catalog::claim(const Key& key) {
+  if (pages_ + claimed_ >= table_.capacity()) return kNoPage;
+  const PageId page = table_.empty_in_window(key);
+  if (page == kNoPage) return kNoPage;
+  table_.claim(page);
+  ++claimed_;
+  return page;
+}
+
+void Catalog::unclaim(PageId page) {
+  table_.unclaim(page);
+  --claimed_;
 }
 
 void Catalog::count(const EntryView& view, int sign) {
@@ -25,6 +35,7 @@ void Catalog::count(const EntryView& view, int sign) {
 
 PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position) {
   if (view.page == kNoPage) view.page = table_.empty_in_window(view.key);
+  if (table_.claimed(view.page)) --claimed_;
   view.flags |= kEntryUsed;
   const auto lost = lost_.find(view.key);
   const PageNumber before = lost == lost_.end() ? kNoNumber : lost->second;
@@ -86,6 +97,22 @@ std::vector<PageId> Catalog::orphans_to_drop(size_t limit,
     turn_child_ = table_.numbered(turn_child_).next;
   }
   return pages;
+}
+
+// Up by number, and only as long as positions fall: what clients said of parents may be a ring.
+void Catalog::remove_those_above(PageId page, std::vector<PageId>& others, size_t first) const {
+  PageNumber number = table_.number_at(page);
+  const auto position = [this](PageNumber of) { return table_.numbered(of).position; };
+  size_t kept = first;
+  for (size_t at = first; at < others.size(); ++at) {
+    const PageNumber other = table_.number_at(others[at]);
+    while (number != kNoNumber && position(number) > position(other)) {
+      const PageNumber above = table_.numbered(number).parent;
+      number = above != kNoNumber && position(above) < position(number) ? above : kNoNumber;
+    }
+    if (number != other) others[kept++] = others[at];
+  }
+  others.resize(kept);
 }
 
 // Of a page in a tier or in none; new where it is not known.

@@ -65,12 +65,13 @@ class Catalog {
   // From now on; null: nobody. Not owned.
   void watch(CatalogWatcher* watcher) { watcher_ = watcher; }
 
-  bool full() const { return pages_ >= table_.capacity(); }
-  // Could this key be inserted now? Window and capacity.
-  bool has_room(const Key& key) const;
-  // Adds a page at view.page, an empty position of its window; at the first one if that is kNoPage.
-  // Precondition: has_room(key), and the key is absent. Orphans that waited for it are its children
-  // from now on.
+  // A position for a page that an insert() is to come with: nobody else gets it until then, or
+  // until unclaim(). kNoPage: its window is full, or the catalog.
+  PageId claim(const Key& key);
+  void unclaim(PageId page);
+  // Adds a page at view.page, a position of its window that is empty or was claimed for it; at the
+  // first one if that is kNoPage. Precondition: there is one, and the key is absent. Orphans that
+  // waited for it are its children from now on.
   PageId insert(EntryView view, const Key& parent, uint32_t position);
   // Rewrites an entry (tiers, slot, extent) but its digest. Precondition: same page and key; some
   // tier remains.
@@ -101,7 +102,13 @@ class Catalog {
     return count;
   }
 
+  // Takes `page` and those above it out of `others`, which are in the order of their positions, the
+  // largest first, from the `first`-th on. O(position of `page`), but neighbours in memory where
+  // they were stored one after the other.
+  void remove_those_above(PageId page, std::vector<PageId>& others, size_t first = 0) const;
+
   uint64_t pages() const { return pages_; }
+  uint64_t claimed() const { return claimed_; }
   uint64_t capacity() const { return table_.capacity(); }
   uint64_t dram_pages() const { return dram_; }
   uint64_t nvme_pages() const { return nvme_; }
@@ -134,7 +141,7 @@ class Catalog {
   std::unordered_map<PageNumber, uint32_t> many_;         // children, of those who have several
   PageNumber turn_ = kNoNumber, turn_child_ = kNoNumber;  // in the ring; none: the next one's first
   uint64_t orphans_ = 0;
-  uint64_t pages_ = 0, dram_ = 0, nvme_ = 0;
+  uint64_t pages_ = 0, claimed_ = 0, dram_ = 0, nvme_ = 0;
   CatalogWatcher* watcher_ = nullptr;
 };
 

@@ -43,6 +43,16 @@ void Groups::erase(SlotId slot) {
   table_.erase(found);
 }
 
+Key Groups::first_above(Key key) const {
+  // No more than there are: what clients said of parents may be a ring.
+  for (size_t looks = open_.size(); looks > 0; --looks) {
+    const SlotId slot = open_slot(key);
+    if (slot == kNoSlot) break;
+    key = table_.at(slot).parent;
+  }
+  return key;
+}
+
 std::vector<SlotRef> Groups::unsettled(SessionId session) const {
   std::vector<SlotRef> refs;
   for (const auto& [slot, group] : table_)

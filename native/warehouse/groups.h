@@ -32,6 +32,7 @@ struct Group {
 
   uint64_t generation = 0;
   Key key, parent;
+  PageId page = kNoPage;  // claimed in the catalog, as long as it is RESERVED
   uint64_t clear_epoch = 0;
   uint64_t fixed = 0;  // checksum of the slot's metadata, which nobody writes until it is published
   uint64_t slot_bytes = 0;
@@ -71,6 +72,8 @@ class Groups {
     const auto found = open_.find(key);
     return found == open_.end() ? kNoSlot : found->second.slot;
   }
+  // The first key that is not RESERVED, from `key` on up.
+  Key first_above(Key key) const;
   bool none_open() const { return open_.empty(); }
   bool has_open_child(const Key& key) const {
     const auto found = open_.find(key);

@@ -3,6 +3,9 @@
 // went with it. So the index is not let become full: near its bound the coldest pages of all leave,
 // as from the arena. What is left for make_window() is the rare window that is full by itself.
 #include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "warehouse/warehouse.h"
 
@@ -30,13 +33,18 @@ void Warehouse::note_index_share(const NamespaceShape& shape) {
                               " enough=--index-pages=" + std::to_string(pages));
 }
 
+void Warehouse::say_index_bound() {
+  if (std::exchange(index_bound_, true)) return;
+  on_event("index_bound",
+           "capacity=" + std::to_string(catalog_.capacity()) + " (see --index-pages)");
+}
+
 void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
   const uint64_t capacity = catalog_.capacity();
   // Those being written come into it when they are sealed.
-  const uint64_t pages = catalog_.pages() + groups_.size();
+  const uint64_t pages = catalog_.pages() + catalog_.claimed();
   if (pages + std::max<uint64_t>(1, capacity / kMarginShare) <= capacity) return;
-  if (!std::exchange(index_bound_said_, true))
-    on_event("index_bound", "capacity=" + std::to_string(capacity) + " (see --index-pages)");
+  say_index_bound();
   if (drop_cold_on_nvme(parent)) return;
   SlotClass* coldest = nullptr;
   uint64_t best = UINT64_MAX;
@@ -92,25 +100,30 @@ bool Warehouse::leave_index(const EntryView& view) {
   return true;
 }
 
-bool Warehouse::make_window(const Key& key, SlotId spare) {
-  // The window of 16 is full, or the index is: a page of the window goes, one without children
-  // before one with, the coldest of them first.
+// The window of 16 is full, or the index is: a page of the window goes. One without children before
+// one with, the coldest first. Of those with children none above the page that is to come, nor one
+// that has another of them below it: what a prompt loses is its end.
+bool Warehouse::make_window(const Key& key, const Key& parent) {
   const Index& index = catalog_.index();
-  std::optional<EntryView> coldest;
-  std::pair<bool, uint64_t> best{true, UINT64_MAX};
+  std::vector<PageId> leaves, others;
   for (uint32_t step = 0; step < kIndexWindow; ++step) {
     const auto view = catalog_.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
-    if (!view) continue;
-    if (view->in_dram() && (writing_.contains(view->slot) || view->slot == spare)) continue;
-    if (awaits_child(*view)) continue;
-    const std::pair<bool, uint64_t> own{catalog_.has_children(view->page), heat(*view)};
-    if (own < best) {
-      best = own;
-      coldest = view;
-    }
+    if (!view || view->key == parent || groups_.has_open_child(view->key)) continue;
+    if (view->in_dram() && writing_.contains(view->slot)) continue;
+    (catalog_.has_children(view->page) ? others : leaves).push_back(view->page);
   }
-  if (!coldest || !leave_index(*coldest)) return false;
-  return catalog_.has_room(key);
+  if (leaves.empty()) {
+    const auto position = [this](PageId page) { return catalog_.node(page).position; };
+    std::ranges::sort(others, std::greater{}, position);
+    const PageId above = catalog_.page_of(groups_.first_above(parent));
+    if (above != kNoPage) catalog_.remove_those_above(above, others);
+    for (size_t at = 0; at < others.size(); ++at)
+      catalog_.remove_those_above(others[at], others, at + 1);
+    leaves = std::move(others);
+  }
+  const auto heat_of = [this](PageId page) { return heat(*catalog_.at(page)); };
+  const auto coldest = std::ranges::min_element(leaves, {}, heat_of);
+  return coldest != leaves.end() && leave_index(*catalog_.at(*coldest));
 }
 
 }  // namespace kvw

@@ -63,8 +63,10 @@ PageId PageTable::find(const Key& key) const {
 PageId PageTable::empty_in_window(const Key& key) const {
   const auto halves = equal_tags(home(key), 0);
   for (uint32_t at = 0; at < 2; ++at)
-    if (halves[at] != 0)
-      return static_cast<PageId>((home(key) + 8 * at + step_of(halves[at])) & mask_);
+    for (uint64_t bits = halves[at]; bits != 0; bits &= bits - 1) {
+      const auto page = static_cast<PageId>((home(key) + 8 * at + step_of(bits)) & mask_);
+      if (numbers_[page] != kNoNumber) return page;
+    }
   return kNoPage;
 }
 

@@ -59,8 +59,15 @@ class PageTable {
   }
   // kNoPage: it is not there.
   PageId find(const Key& key) const;
-  // First position of the key's window without a page, or kNoPage.
+  // First position of the key's window without a page that nobody has claimed, or kNoPage.
   PageId empty_in_window(const Key& key) const;
+  // Kept for a page that is to come: until it is added there, or the claim is given up.
+  void claim(PageId page) {
+    assert(!has(page));
+    numbers_[page] = kNoNumber;
+  }
+  void unclaim(PageId page) { numbers_[page] = 0; }
+  bool claimed(PageId page) const { return !has(page) && numbers_[page] == kNoNumber; }
   bool has(PageId page) const { return page <= mask_ && tags_[page] != 0; }
 
   // Of a page that is there: its entry but for the digest, which is 0, because nobody asks the core

@@ -116,8 +116,6 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   else if (!meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) ||
            meta_checksum(*meta, generation) != group.fixed)
     refusal = Reason::mismatch;  // damaged meanwhile: its checksum would vouch for the damage
-  else if (!catalog_.has_room(key) && !make_window(key, kNoSlot))
-    refusal = Reason::index_full;
   if (refusal != Reason::none) {
     if (refusal == Reason::mismatch) on_event("page_damaged_unfinished", "key=" + to_hex(key));
     give_up(slot, group);
@@ -125,6 +123,7 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
     return refusal;
   }
   EntryView view;
+  view.page = group.page;
   view.key = key;
   view.space = group.space;
   view.flags = kEntryUsed | kEntryDram;
@@ -143,7 +142,7 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   pool_.publish(slot, generation);
   KVW_SEQUENCE_POINT("publish: live");
 
-  view.page = catalog_.insert(view, meta->parent, meta->position);
+  catalog_.insert(view, meta->parent, meta->position);
   KVW_SEQUENCE_POINT("publish: in the index");
   make_resident(slot, view);
   ++pages_sealed_;
@@ -232,19 +231,26 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   const Space& space = spaces_[step.ordinal];
   SlotId parent_slot = kNoSlot;
   if (fields.position > 0 && groups_.open_slot(fields.parent) == kNoSlot) {
-    const PageId page = page_to_build_on(fields.parent);
-    if (page == kNoPage) return drop(Reason::parent_missing);
-    touch(page);
-    const auto parent = catalog_.at(page);
+    const PageId above = page_to_build_on(fields.parent);
+    if (above == kNoPage) return drop(Reason::parent_missing);
+    touch(above);
+    const auto parent = catalog_.at(above);
     // Not evicted for its own child, unless NVMe keeps the chain whole.
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
   if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
   keep_index_room(fields.parent, parent_slot);
-  if (!catalog_.has_room(fields.key) && !make_window(fields.key, parent_slot))
+  PageId page = catalog_.claim(fields.key);
+  if (page == kNoPage && make_window(fields.key, fields.parent)) page = catalog_.claim(fields.key);
+  if (page == kNoPage) {
+    say_index_bound();
     return drop(Reason::index_full);
+  }
   const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
-  if (slot == kNoSlot) return drop(room_is_coming() ? Reason::later : Reason::no_room);
+  if (slot == kNoSlot) {
+    catalog_.unclaim(page);
+    return drop(room_is_coming() ? Reason::later : Reason::no_room);
+  }
   KVW_SEQUENCE_POINT("reserve: slot taken");
 
   SlotMeta* meta = pool_.meta(slot);
@@ -274,6 +280,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
 
   Group& group = groups_.open(slot, fields.key, fields.parent, space.shape.shards, step.session,
                               space.shape.slot_bytes());
+  group.page = page;
   group.generation = pool_.load(slot).generation;
   group.clear_epoch = epoch_;
   group.fixed = meta_checksum(*meta, group.generation);
@@ -291,6 +298,7 @@ bool Warehouse::room_is_coming() const {
 void Warehouse::give_up(SlotId slot, Group& group) {
   if (group.limbo) return;
   group.limbo = true;
+  catalog_.unclaim(group.page);
   groups_.no_longer_open(group);
   pool_.to_limbo(slot, group.generation);
 }

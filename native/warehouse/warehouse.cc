@@ -425,6 +425,7 @@ WarehouseStatus Warehouse::status() const {
   if (hbm_) status.hbm = hbm_->status();
   status.index_pages = catalog_.pages();
   status.index_capacity = catalog_.capacity();
+  status.index_bound = index_bound_;
   status.page_bytes_max = std::min(arena_.slab_bytes(), record_payload_max(options_));
   status.orphan_pages = catalog_.orphans();
   status.sessions = sessions_->size();

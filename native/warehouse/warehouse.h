@@ -236,7 +236,8 @@ class Warehouse final : public nvme::LogHost {
   bool used_lately(PageId page) const;
   PageId oldest_record();
   bool leave_index(const EntryView& view);
-  bool make_window(const Key& key, SlotId spare);
+  bool make_window(const Key& key, const Key& parent);
+  void say_index_bound();
 
   // slabs.cc
   bool take_spare_slab(SlotClass& needy);  // that another class has no use for
@@ -345,7 +346,7 @@ class Warehouse final : public nvme::LogHost {
   size_t next_slab_look_ = 0;
   PageId index_hand_ = 0, index_victim_ = kNoPage;
   uint64_t index_wanted_ = 0;  // pages of the tiers, as was said
-  bool index_bound_said_ = false;
+  bool index_bound_ = false;   // and it was said
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
   std::map<std::string, uint64_t> not_admitted_;

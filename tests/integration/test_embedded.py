@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.cli import main
 from kvwarehouse.embedded import PrivateDaemon
 
 WAIT_S = 60
@@ -44,6 +45,24 @@ def test_embedded_daemon_stores_loads_and_leaves_nothing() -> None:
         assert folder.exists()
     assert np.array_equal(out, pages)
     assert not folder.exists()
+
+
+def test_prompt_beyond_the_index_keeps_its_beginning_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Incident: 64,000 pages were stored, and a lookup found 49."""
+    pages = np.zeros((1500, 4096), dtype=np.uint8)
+    tokens = range(4 * len(pages))
+    with kvw.embedded(dram="64MiB", index_pages=1024) as client:
+        ns = client.open(SPACE)
+        result = ns.store(tokens, pages)
+        assert 500 < result.stored <= 1024
+        assert result.dropped["index_full"] == 1
+        assert result.stored + sum(result.dropped.values()) == len(pages)
+        assert ns.lookup(tokens).pages == result.stored
+        assert ns.store(tokens, pages).already == result.stored
+        assert main(["status", "--address", client.address]) == 0
+    assert f"{result.stored:,} of 1,024 pages; was too small" in capsys.readouterr().out
 
 
 def test_embedded_daemon_does_not_read_the_environments_settings(
@@ -93,6 +112,7 @@ def test_embedded_daemons_nvme_tier_is_kept_for_the_next(tmp_path: Path) -> None
 PARENT = """
 import sys, time
 import kvwarehouse as kvw
+from kvwarehouse.cli import main
 from kvwarehouse.embedded import PrivateDaemon
 daemon = PrivateDaemon({"dram": "64MiB"})
 daemon.start()
@@ -116,6 +136,7 @@ def test_private_daemon_ends_and_cleans_up_when_its_parent_is_killed() -> None:
 FORKING = """
 import os, sys
 import kvwarehouse as kvw
+from kvwarehouse.cli import main
 from kvwarehouse.embedded import PrivateDaemon
 kept = {"nvme_dir": sys.argv[1], "nvme_capacity": "1GiB"} if sys.argv[1:] else {}
 with PrivateDaemon({"dram": "64MiB", **kept}) as daemon, kvw.connect(daemon.address) as client:

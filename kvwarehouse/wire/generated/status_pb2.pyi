@@ -352,12 +352,14 @@ class PinsStatus(_message.Message):
     def __init__(self, held: _Optional[int] = ..., taken: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class IndexStatus(_message.Message):
-    __slots__ = ("pages", "capacity")
+    __slots__ = ("pages", "capacity", "bound")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
     pages: int
     capacity: int
-    def __init__(self, pages: _Optional[int] = ..., capacity: _Optional[int] = ...) -> None: ...
+    bound: bool
+    def __init__(self, pages: _Optional[int] = ..., capacity: _Optional[int] = ..., bound: bool = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
     __slots__ = ("ordinal", "id", "pages", "dram_pages", "nvme_pages", "clear_epoch")
