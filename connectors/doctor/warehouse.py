@@ -11,7 +11,7 @@ from kvwarehouse_connectors.doctor.host import size
 
 # Less is a DRAM tier that a handful of long prompts fills.
 SMALL_DRAM_BYTES = 1 << 30
-_LATER = ("daemon", "versions", "DRAM tier", "NVMe tier")
+_LATER = ("daemon", "versions", "DRAM tier", "NVMe tier", "index")
 
 
 def check_warehouse(facts: Facts) -> Iterator[Finding]:
@@ -111,7 +111,8 @@ def _versions(facts: Facts) -> Finding:
 
 
 def _tiers(facts: Facts) -> Iterator[Finding]:
-    tiers = _part(_part(facts.daemon.status, "core"), "tiers")
+    core = _part(facts.daemon.status, "core")
+    tiers, index = _part(core, "tiers"), _part(core, "index")
     dram, nvme = _part(tiers, "dram"), _part(tiers, "nvme")
     room = int(dram.get("capacity_bytes", 0))
     if room < SMALL_DRAM_BYTES:
@@ -132,6 +133,15 @@ def _tiers(facts: Facts) -> Iterator[Finding]:
             "NVMe tier",
             f"{health}: {nvme.get('reason', '')}",
             "`kvwarehouse status` and the daemon's log say more; the DRAM tier works without it",
+        )
+    room = int(index.get("capacity", 0))
+    if not index.get("bound"):
+        yield ok("index", f"{int(index.get('pages', 0)):,} of {room:,} pages")
+    else:
+        yield warn(
+            "index",
+            f"its room for {room:,} pages was too little: pages left, or were not stored",
+            "start the daemon with a larger --index-pages: `index_small` in its log has the number",
         )
 
 

@@ -56,6 +56,7 @@ def test_serving_daemon_is_found_with_its_tiers(serving: Serving) -> None:
         "versions": "ok",
         "DRAM tier": "warn",  # 16 MiB
         "NVMe tier": "ok",
+        "index": "ok",
     }
     assert "16 MiB" in found["DRAM tier"].what
     assert "64 MiB" in found["NVMe tier"].what

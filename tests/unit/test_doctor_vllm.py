@@ -270,6 +270,19 @@ FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
         Verdict.WARN,
         "no_space",
     ),
+    "an index that is too small": (
+        machine(
+            daemon={
+                "status": {
+                    **STATUS,
+                    "core": {**STATUS["core"], "index": {"capacity": 65536, "bound": True}},
+                }
+            }
+        ),
+        "index",
+        Verdict.WARN,
+        "65,536 pages",
+    ),
     "another connector": (
         given(kv_connector="OffloadingConnector"),
         "configuration",
