@@ -20,6 +20,17 @@ _HOST_PORT = re.compile(
     r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^\s:/\[\]@]+)):(?P<port>\d{1,5})"
 )
 
+# Reasons of those who find somebody there.
+_LOCAL_ADVICE = (("Permission denied", "the socket is another user's: run as the daemon's user"),)
+_REMOTE_ADVICE = (
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "its certificate is not trusted: give tls (--tls) the PEM file of who signed it",
+    ),
+    ("WRONG_VERSION_NUMBER", "who listens there does not speak TLS: leave tls (--tls) out"),
+    ("Socket closed", "who listens there may want TLS: give tls (--tls)"),
+)
+
 
 @dataclass(frozen=True)
 class Address:
@@ -44,13 +55,15 @@ class Address:
     def loopback(self) -> bool:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
-    @property
-    def start_hint(self) -> str:
-        """The command that would put a daemon here."""
-        if self.local:
-            return f"start one with `kvwarehouse serve --socket {self.path}`"
-        listen = f"--listen {self.grpc_target} --token-file FILE"
-        return f"start one with `kvwarehouse serve {listen}` on that host"
+    def unreachable(self, reason: str) -> str:
+        """What to say where nobody could be asked, with the system's or gRPC's reason."""
+        for words, advice in _LOCAL_ADVICE if self.local else _REMOTE_ADVICE:
+            if words in reason:
+                return f"cannot connect to {self} ({reason}); {advice}"
+        at, host = f"--socket {self.path}", ""
+        if not self.local:
+            at, host = f"--listen {self.grpc_target} --token-file FILE", " on that host"
+        return f"no daemon at {self} ({reason}); start one with `kvwarehouse serve {at}`{host}"
 
     def __str__(self) -> str:
         return f"unix://{self.path}" if self.local else self.grpc_target

@@ -101,7 +101,7 @@ class Dial:
             return failure
         reason = getattr(error, "details", lambda: None)() or "no answer"
         return TransportError(
-            f"no daemon at {self.address} ({reason}); {self.address.start_hint}",
+            self.address.unreachable(reason),
             code="unavailable",
             context={"address": self.address},
         )

@@ -55,7 +55,7 @@ def local_path(dial: Dial, session: Session) -> LocalPath:
         if error.code != "no_daemon":
             raise
         raise TransportError(
-            f"no daemon at {dial.address} ({error}); {dial.address.start_hint}",
+            dial.address.unreachable(error.message),
             code="no_daemon",
             context={"address": dial.address},
         ) from error

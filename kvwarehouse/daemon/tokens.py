@@ -105,8 +105,8 @@ def _refuse(
 ) -> NoReturn:
     refusals.count(reason, context.peer())
     error = UsageError(
-        "this call needs a token of this daemon: connect with token=..., or send the metadata "
-        "'authorization: Bearer TOKEN'",
+        "this call needs a token of this daemon: connect with token=... (commands: --token-file or "
+        "KVW_TOKEN), or send the metadata 'authorization: Bearer TOKEN'",
         code="unauthenticated",
     )
     context.set_trailing_metadata(((DETAIL_KEY, error_to_detail(error)),))

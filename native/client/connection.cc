@@ -74,9 +74,10 @@ Connection::Connection(const std::string& socket_path, std::optional<uid_t> daem
   if (const int err = connect_until(fd_.get(), address, deadline_ns); err != 0) {
     fd_.reset();
     if (err == EAGAIN) throw_late();
-    throw Error(ErrorKind::transport, "no_daemon",
-                "no daemon answers on " + socket_path + " (" + std::strerror(err) +
-                    "); start one with: kvwarehouse serve --socket " + socket_path);
+    throw Error(
+        ErrorKind::transport, "no_daemon",
+        "no daemon answers on " + socket_path + " (" + std::strerror(err) + ")" +
+            (err == EACCES ? "" : "; start one with: kvwarehouse serve --socket " + socket_path));
   }
   // Before a word is said: whoever made a socket where ours is expected would be given all KV.
   ucred peer{};

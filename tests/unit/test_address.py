@@ -40,6 +40,28 @@ def test_address_is_refused_with_examples(text: Any) -> None:
     assert caught.value.code == "bad_address"
 
 
+@pytest.mark.parametrize(
+    ("address", "reason", "said"),
+    [
+        ("/run/k.sock", "connect failed: No such file", "kvwarehouse serve --socket /run/k.sock"),
+        ("/run/k.sock", "Permission denied", "run as the daemon's user"),
+        ("/run/k.sock", "Socket closed", "no daemon at"),
+        ("gpu-7:7070", "Connection refused", "kvwarehouse serve --listen gpu-7:7070"),
+        ("gpu-7:7070", "SSL: CERTIFICATE_VERIFY_FAILED: self signed", "certificate is not trusted"),
+        ("gpu-7:7070", "WRONG_VERSION_NUMBER", "does not speak TLS"),
+        ("gpu-7:7070", "last error: UNAVAILABLE: Socket closed", "may want TLS"),
+    ],
+)
+def test_who_cannot_be_reached_is_said_to_be_missing_only_where_nobody_is(
+    address: str, reason: str, said: str
+) -> None:
+    """Incident: "no daemon at ...; start one with ...", where one of another user ran."""
+    text = parse_address(address).unreachable(reason)
+    assert said in text
+    assert reason in text
+    assert ("start one with" in text) == ("no daemon at" in text)
+
+
 def test_longest_path_that_sockets_allow_is_taken() -> None:
     assert parse_address("/" + "x" * (MAX_PATH_BYTES - 1)).local
 
