@@ -77,7 +77,8 @@ class Config:
     listen: str = setting(
         "",
         settings.address,
-        "TCP address of gRPC, host:port. Needs --token-file; beyond loopback TLS too.",
+        "TCP address of gRPC, host:port. 0.0.0.0 and [::] are all addresses of the host, IPv4 and "
+        "IPv6 alike. Needs --token-file; beyond loopback TLS too.",
         "closed: nothing listens on a network unless it is asked to",
     )
     tls_cert: str = setting(
