@@ -74,7 +74,23 @@ void create_file(const std::string& path, Fill&& fill) {
 
 // As --dram takes it.
 std::string shown(uint64_t bytes) {
+  if (bytes % (1024 * kMiB) == 0) return std::to_string(bytes / kMiB / 1024) + "GiB";
   return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes);
+}
+
+// Up to the last one that has memory.
+uint32_t populated_slabs(const Slots& slots) {
+  uint32_t slabs = slots.header().slab_max;
+  while (slabs > 0 && slots.cut(slabs - 1).populated == 0) --slabs;
+  return slabs;
+}
+
+void punch(int fd, uint64_t from, uint64_t to, const std::string& path) {
+  if (from == to) return;
+  if (::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
+                  static_cast<off_t>(to - from)) != 0 &&
+      errno != EOPNOTSUPP)
+    throw storage_error("cannot give back memory of " + path, errno);
 }
 
 constexpr const char* kAnew =
@@ -114,6 +130,7 @@ Arena::Arena(const ArenaOptions& options) : directory_(options.directory) {
   open_slots(options);
   open_arena();
   open_control(options);
+  if (attached_) give_back();
   create_index(options);
   control_->warehouse_id = options.warehouse_id;
   control_->slab_bytes = slab_bytes();
@@ -216,16 +233,18 @@ void Arena::open_slots(const ArenaOptions& options) {
                 "the arena in " + directory_ + " can grow to " +
                     shown(header.slab_max * header.slab_bytes) + ", and --dram is " +
                     shown(options.dram_bytes) + "; " + kAnew);
-  for (uint64_t slabs = header.slab_max; slabs > slab_count_; --slabs)
-    if (slots_.cut(static_cast<uint32_t>(slabs - 1)).populated != 0)
+  if (const uint64_t taken = populated_slabs(slots_) * header.slab_bytes;
+      slab_count_ != 0 && taken > slab_count_ * header.slab_bytes)
+    if (const size_t clients = living_clients(); clients != 0)
       throw Error(ErrorKind::usage, "arena_larger",
-                  "the arena in " + directory_ + " has taken " + shown(slabs * header.slab_bytes) +
+                  "the arena in " + directory_ + " has taken " + shown(taken) +
                       " and cannot shrink to --dram " + shown(options.dram_bytes) +
-                      "; start with --dram " + shown(slabs * header.slab_bytes) + ", or " + kAnew);
+                      " while clients have it mapped (" + std::to_string(clients) +
+                      "); stop them, start with --dram " + shown(taken) + ", or " + kAnew);
   if (slab_count_ == 0)
     throw Error(ErrorKind::usage, "dram_too_small",
-                "--dram " + std::to_string(options.dram_bytes) + " is less than one slab (" +
-                    std::to_string(header.slab_bytes) + " bytes) of the arena in " + directory_);
+                "--dram " + shown(options.dram_bytes) + " is less than one slab (" +
+                    shown(header.slab_bytes) + ") of the arena in " + directory_ + "; " + kAnew);
 }
 
 void Arena::open_arena() {
@@ -247,6 +266,44 @@ void Arena::open_arena() {
                     " away, its pages are then recomputed");
   arena_read_ = open_file(path, O_RDONLY);
   arena_mapping_ = Mapping(arena_fd_.get(), slab_count_ * slab_bytes(), true);
+}
+
+// By the locks of their sessions; one that cannot be looked at counts.
+size_t Arena::living_clients() const {
+  DIR* listing = ::opendir(sessions_directory().c_str());
+  if (listing == nullptr) return errno == ENOENT ? 0 : 1;
+  size_t living = 0;
+  while (const dirent* item = ::readdir(listing)) {
+    if (item->d_name[0] == '.') continue;
+    const std::string path = sessions_directory() + "/" + item->d_name;
+    const Fd session(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (!session.valid() || ::flock(session.get(), LOCK_EX | LOCK_NB) != 0) ++living;
+  }
+  ::closedir(listing);
+  return living;
+}
+
+// The last one first, and each without a page before it is without memory: where this ends in
+// between, the next start goes on. Generations rise, as where a slab is cut anew.
+void Arena::give_back() {
+  const SlotsHeader& header = slots_.header();
+  for (uint32_t slab = populated_slabs(slots_); slab > slab_count_;) {
+    --slab;
+    ++shrunk_.slabs;
+    const SlabCut cut = slots_.cut(slab);
+    for (uint32_t place = 0; place < slots_.slots_in(cut); ++place) {
+      const SlotId slot = slots_.slot_id(slab, place);
+      const SlotWord word = slots_.load(slot);
+      shrunk_.pages += word.state == SlotState::live || word.state == SlotState::closing ? 1 : 0;
+      slots_.word(slot).store(SlotWord{word.generation + 1, SlotState::free}.pack(),
+                              std::memory_order_release);
+    }
+    slots_.cut_word(slab).store(0, std::memory_order_release);
+  }
+  punch(arena_fd_.get(), slab_count_ * header.slab_bytes, header.slab_max * header.slab_bytes,
+        directory_ + "/arena");
+  punch(slots_fd_.get(), header.metas_offset + slab_count_ * header.meta_region_bytes,
+        header.metas_offset + header.slab_max * header.meta_region_bytes, directory_ + "/slots");
 }
 
 void Arena::create_index(const ArenaOptions& options) {

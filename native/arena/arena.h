@@ -38,8 +38,9 @@ void check_dram(uint64_t dram_bytes);
 class Arena {
  public:
   // Locks the directory, opens or creates its files, raises the incarnation, makes a new index.
-  // Throws Error: storage "owned" (another daemon, with its pid), "arena_foreign", "arena_larger",
-  // errno codes; capacity "arena_too_small".
+  // Slabs beyond dram_bytes are given back, with what is in them, where no client is alive.
+  // Throws Error: storage "owned" (another daemon, with its pid), "arena_foreign", "arena_larger"
+  // (clients have it mapped), errno codes; capacity "arena_too_small".
   explicit Arena(const ArenaOptions& options);
   ~Arena();
 
@@ -47,6 +48,12 @@ class Arena {
   uint64_t slab_bytes() const { return slots_.header().slab_bytes; }
   uint64_t incarnation() const { return incarnation_; }
   bool attached() const { return attached_; }  // found pages' files of an earlier daemon
+  // What this start gave back. slabs 0: nothing.
+  struct Shrunk {
+    uint32_t slabs = 0;
+    uint64_t pages = 0;
+  };
+  const Shrunk& shrunk() const { return shrunk_; }
 
   ControlPage& control() const { return *control_; }
   const Slots& slots() const { return slots_; }
@@ -95,6 +102,8 @@ class Arena {
   void open_control(const ArenaOptions& options);
   void open_slots(const ArenaOptions& options);
   void open_arena();
+  size_t living_clients() const;
+  void give_back();
   void create_index(const ArenaOptions& options);
   void keep_header(const Mapping& mapping, size_t bytes);
 
@@ -108,6 +117,7 @@ class Arena {
   uint32_t slab_count_ = 0;
   uint64_t incarnation_ = 0;
   bool attached_ = false;
+  Shrunk shrunk_;
   std::vector<Header> headers_;
 };
 

@@ -455,10 +455,11 @@ TEST(start_is_refused_when_the_arena_is_gone_or_truncated) {
       [&] { std::filesystem::rename(aside, path); });
 }
 
-TEST(start_is_refused_when_the_arena_holds_more_than_asked) {
+TEST(start_is_refused_when_a_living_client_has_more_of_the_arena_mapped_than_asked) {
   Spoilt spoilt;
   spoilt.world.options.dram_bytes = 16 * kMiB;
   spoilt.world.start();
+  const Peer peer(spoilt.world);
   spoilt.world.kill();
   spoilt.world.options.dram_bytes = 16 * kMiB;
   spoilt.check_refused(

@@ -1,4 +1,7 @@
 // Slabs between page sizes: what nobody asks for gives way, what is in use keeps its own.
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -45,6 +48,12 @@ struct Two {
   World world;
   std::optional<Peer> peer, other;
 };
+
+uint64_t memory_of(const std::string& path) {
+  struct stat info{};
+  CHECK_EQ(::stat(path.c_str(), &info), 0);
+  return static_cast<uint64_t>(info.st_blocks) * 512;
+}
 
 }  // namespace
 
@@ -139,4 +148,66 @@ TEST(store_waits_for_an_arena_that_grows_and_evicts_nothing) {
   growing.pass(kSecondNs);
   CHECK(peer.store(growing.page(chain)));
   for (uint64_t at = 0; at <= chain; ++at) CHECK_EQ(peer.load(growing.page(at)), Got::right);
+}
+
+// Incident: an arena of 128 MiB with ten pages in it could not be made smaller.
+TEST(arena_that_no_client_has_mapped_gives_back_what_a_smaller_dram_has_no_room_for) {
+  World world(shape_of(64 * 1024, 1), 16 * kMiB);
+  const std::string arena = world.options.arena_dir + "/arena";
+  world.start();
+  std::vector<EntryView> entries;
+  {
+    Peer peer(world);
+    for (uint64_t chain = 0; chain < world.capacity(); ++chain) {
+      CHECK(peer.store(world.page(chain)));
+      entries.push_back(*world.entry(world.page(chain)));
+    }
+  }
+  const uint32_t kept_slabs = world->arena().slab_count() / 2;
+  const auto kept = [&](const EntryView& entry) {
+    return world.slots().slab_of(entry.slot) < kept_slabs;
+  };
+  const auto pages = static_cast<uint64_t>(std::ranges::count_if(entries, kept));
+  CHECK(pages > 0 && pages < entries.size());
+  world.kill();
+  world.options.dram_bytes = 8 * kMiB;
+  CHECK_EQ(world.start().pages_dram, pages);
+  const auto events = world->take_events();
+  CHECK_EQ(events.at(0).first, "arena_shrunk");
+  CHECK_EQ(events.at(0).second,
+           "bytes=8388608 dropped_pages=" + std::to_string(entries.size() - pages));
+  CHECK_EQ(memory_of(arena), 8 * kMiB);
+  {
+    Peer peer(world);
+    for (uint64_t chain = 0; chain < entries.size(); ++chain)
+      CHECK_EQ(peer.load_as(entries[chain], world.page(chain), 0),
+               kept(entries[chain]) ? Got::right : Got::stale);
+    CHECK(peer.store(world.page(1000)));
+    world.check_settled();
+  }
+  // And back: no old entry finds anything in the memory that was given back.
+  world.kill();
+  world.options.dram_bytes = 16 * kMiB;
+  world.start();
+  CHECK(world->take_events().empty());
+  {
+    Peer peer(world);
+    for (uint64_t chain = 2000; world.word(entries.back().slot).state != SlotState::live; ++chain)
+      CHECK(peer.store(world.page(chain)));
+    for (uint64_t chain = 0; chain < entries.size(); ++chain)
+      if (!kept(entries[chain]))
+        CHECK_EQ(peer.load_as(entries[chain], world.page(chain), 0), Got::stale);
+    world.check_settled();
+  }
+}
+
+TEST(arena_gives_back_what_an_end_in_between_has_left) {
+  World world(shape_of(64 * 1024, 1), 16 * kMiB);
+  world.start();
+  world.slots().cut_word(world->arena().slab_count() - 1).store(0);
+  world.kill();
+  world.options.dram_bytes = 14 * kMiB;
+  world.start();
+  CHECK(world->take_events().empty());
+  CHECK_EQ(memory_of(world.options.arena_dir + "/arena"), 14 * kMiB);
 }

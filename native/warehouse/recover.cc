@@ -50,6 +50,9 @@ RecoverySummary Warehouse::recover() {
   });
   std::erase_if(records, [&](const auto& record) { return !believed(record, summary); });
   insert_recovered(sealed, records, summary);
+  if (const Arena::Shrunk& shrunk = arena_.shrunk(); shrunk.slabs != 0)
+    on_event("arena_shrunk", "bytes=" + std::to_string(shrunk.slabs * arena_.slab_bytes()) +
+                                 " dropped_pages=" + std::to_string(shrunk.pages));
   forget_undeclared();
   note_unwritten();
   summary.orphans = catalog_.orphans();
