@@ -66,11 +66,21 @@ bool Warehouse::drop_cold_on_nvme(const Key& parent) {
   if (const auto view = catalog_.at(page); !view || view->in_dram() || used_lately(page))
     page = oldest_record();
   if (page == kNoPage) return false;
-  while (catalog_.has_children(page)) page = catalog_.first_child(page);
+  page = last_below(page);
   index_victim_ = catalog_.parent(page);
   const EntryView leaf = *catalog_.at(page);
   if (leaf.key == parent || groups_.has_open_child(leaf.key)) return false;
   return leave_index(leaf);
+}
+
+// Only as long as positions rise: what clients said of parents may be a ring.
+PageId Warehouse::last_below(PageId page) const {
+  for (;;) {
+    const PageId child = catalog_.first_child(page);
+    if (child == kNoPage || catalog_.node(child).position <= catalog_.node(page).position)
+      return page;
+    page = child;
+  }
 }
 
 bool Warehouse::used_lately(PageId page) const {

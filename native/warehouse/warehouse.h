@@ -233,6 +233,7 @@ class Warehouse final : public nvme::LogHost {
   void keep_index_room(const Key& parent, SlotId parent_slot);
   void note_index_share(const NamespaceShape& shape);
   bool drop_cold_on_nvme(const Key& parent);
+  PageId last_below(PageId page) const;
   bool used_lately(PageId page) const;
   PageId oldest_record();
   bool leave_index(const EntryView& view);
