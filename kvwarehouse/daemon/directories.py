@@ -27,7 +27,8 @@ _TMPFS: Final = "tmpfs"
 # Slot headers beside the arena: 1/64 covers pages down to about 32 KiB. An estimate: the core
 # allocates what it needs before it publishes anything, and refuses by name.
 _METADATA_SHARE: Final = 64
-# An idle daemon's own, beside arena and index: 64 MB as measured (docs/benchmarks.md).
+# An idle daemon's own, beside arena, index and the core's tables: 64 MB as measured
+# (docs/benchmarks.md).
 _PROCESS_BYTES: Final = 64 << 20
 
 
@@ -158,11 +159,12 @@ def _open_private(path: str) -> int:
         ) from error
 
 
-def check_room(config: Config, index_bytes: int, log: Log) -> None:
-    """Refuses what can not fit; says what may not. index_bytes: of the index beside the arena."""
+def check_room(config: Config, index_bytes: int, table_bytes: int, log: Log) -> None:
+    """Refuses what can not fit; says what may not. index_bytes: of the index beside the arena.
+    table_bytes: of the core's own memory for what the index names."""
     _check_dram_room(config, index_bytes, log)
     if _is_tmpfs(config.arena_dir):
-        _check_memory(config, index_bytes)
+        _check_memory(config, index_bytes + table_bytes + _PROCESS_BYTES)
     else:
         log.event(
             Event.ARENA_NOT_TMPFS,
@@ -206,11 +208,10 @@ def _check_dram_room(config: Config, index_bytes: int, log: Log) -> None:
     )
 
 
-def _check_memory(config: Config, index_bytes: int) -> None:
+def _check_memory(config: Config, beside: int) -> None:
     """What tmpfs holds counts as memory of whoever touches it first, and can not be given back:
     beyond the limit the kernel kills the daemon, at every start anew."""
     limit = places.memory_bytes()
-    beside = index_bytes + _PROCESS_BYTES
     need = _with_headers(config) + beside
     if need <= limit:
         return
@@ -219,7 +220,8 @@ def _check_memory(config: Config, index_bytes: int) -> None:
         f"{format_size(limit)} of memory (the machine's, or the limit of its control group), and "
         f"headers, index and the daemon itself need {format_size(need - config.dram_bytes)} beside "
         f"it; use --dram {_fitting_mebibytes(limit - beside)}MiB, or raise the limit (docker run "
-        "--memory=SIZE, resources.limits.memory of a pod, MemoryMax= of a unit)",
+        "--memory=SIZE, resources.limits.memory of a pod, MemoryMax= of a unit); large pages need "
+        "fewer --index-pages, which take less",
         code="no_room",
         context={"limit_bytes": limit, "needed_bytes": need},
     )

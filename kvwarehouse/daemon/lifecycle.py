@@ -114,7 +114,10 @@ class Daemon:
         self._own_directories(stack)
         options = self._core_options()
         self._engine.check_options(options)  # before the first file is written anew
-        directories.check_room(config, self._engine.index_bytes(options), log)
+        engine = self._engine
+        directories.check_room(
+            config, engine.index_bytes(options), engine.table_bytes(options), log
+        )
         self._open_http(stack)
         places = [path for path in (config.nvme_dir, config.arena_dir) if path]
         expected = _has_pages(config)

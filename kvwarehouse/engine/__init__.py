@@ -47,6 +47,7 @@ io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
 policy_names = _native.policy_names
 replay = _native.replay
+table_bytes = _native.table_bytes
 wait_event = _native.wait_event
 
 __all__ = [
@@ -80,5 +81,6 @@ __all__ = [
     "page_digest",
     "policy_names",
     "replay",
+    "table_bytes",
     "wait_event",
 ]

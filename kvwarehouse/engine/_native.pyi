@@ -109,6 +109,10 @@ def check_options(options: CoreOptions) -> None:
 def index_bytes(options: CoreOptions) -> int:
     """Of the index's file, for the pages that the tiers of `options` may hold."""
 
+def table_bytes(options: CoreOptions) -> int:
+    """Of memory that the core's own tables take beside that file once it names as many pages as it
+    can, of 32 KiB and more: at most. A recovery takes more, for a while."""
+
 class Core:
     """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads
     of its own. Methods may be called from any thread; they wait for the core thread, at most

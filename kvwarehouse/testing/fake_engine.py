@@ -39,6 +39,9 @@ class FakeEngine:
     def index_bytes(self, options: FakeOptions) -> int:
         return 1 << 20
 
+    def table_bytes(self, options: FakeOptions) -> int:
+        return 1 << 20
+
     def CoreOptions(self) -> FakeOptions:
         return FakeOptions()
 

@@ -272,6 +272,8 @@ void bind_core(nb::module_& m) {
   });
   m.def("index_bytes",
         [](const CoreOptions& options) { return index_bytes_for(options.unnamed()); });
+  m.def("table_bytes",
+        [](const CoreOptions& options) { return table_bytes_for(options.unnamed()); });
   nb::class_<Core>(m, "Core")
       .def(nb::init<const CoreOptions&>())
       .def("add_namespace", &Core::add_namespace, nb::arg("ordinal"), nb::arg("id"),

@@ -8,7 +8,7 @@
 // by the insertion, touch or removal that had put the page into the list.
 //
 // Of its children a page knows how many there are, not which: so it leaves without a look at them.
-// 32 bytes a page. Not thread-safe.
+// kPageBytes a page. Not thread-safe.
 #pragma once
 
 #include "eviction/policy.h"
@@ -17,6 +17,8 @@ namespace kvw {
 
 class LruPolicy final : public EvictionPolicy {
  public:
+  static constexpr uint64_t kPageBytes = 32;
+
   explicit LruPolicy(size_t capacity);
 
   void inserted(PageId page, PageId parent) override;
@@ -48,7 +50,7 @@ class LruPolicy final : public EvictionPolicy {
     uint32_t children = 0;
     uint64_t used_at = 0;
   };
-  static_assert(sizeof(Node) == 32);
+  static_assert(sizeof(Node) == kPageBytes);
 
   struct Search;
 

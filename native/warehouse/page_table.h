@@ -47,9 +47,24 @@ struct PageNode {
 static_assert(sizeof(PageNode) == 24 && kMaxNamespaces <= 1 << 12);
 
 class PageTable {
+  struct Page {
+    Key key;
+    uint64_t clear_epoch;
+    SlotId slot;
+    uint32_t generation;
+    PageNode node;
+  };
+  static_assert(sizeof(Page) == 56);
+
  public:
   // `positions`: of the index, a power of two; half as many pages at most.
   explicit PageTable(uint64_t positions);
+
+  // Memory of one that has room for so many pages, when they are there.
+  static constexpr uint64_t bytes(uint64_t pages) {
+    return pages *
+           (2 * (sizeof(uint8_t) + sizeof(PageNumber)) + sizeof(Page) + sizeof(nvme::Extent));
+  }
 
   uint64_t capacity() const { return capacity_; }
   // Brings what find() looks at first into the cache.
@@ -100,15 +115,6 @@ class PageTable {
   void forget(PageNumber number);
 
  private:
-  struct Page {
-    Key key;
-    uint64_t clear_epoch;
-    SlotId slot;
-    uint32_t generation;
-    PageNode node;
-  };
-  static_assert(sizeof(Page) == 56);
-
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };

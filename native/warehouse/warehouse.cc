@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "digest/digest.h"
+#include "eviction/lru.h"
 #include "warehouse/versions.h"
 
 namespace kvw {
@@ -78,6 +79,23 @@ uint64_t segment_bytes_for(const WarehouseOptions& options) {
 
 uint64_t index_bytes_for(const WarehouseOptions& options) {
   return index_bytes(index_entries_for(options));
+}
+
+uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme) {
+  // Of the standard library's: what an element takes, its share of the buckets or of the
+  // allocator's headers with it.
+  constexpr uint64_t kHashed = 56, kOrdered = 64;
+  const uint64_t parents = pages / 2;  // with several children, which the catalog counts
+  const uint64_t catalog = PageTable::bytes(pages) + parents * kHashed;
+  // What grows by doubling is there twice while it does.
+  const uint64_t pool = slots * (sizeof(PageId) + sizeof(SlotId) + 2 * LruPolicy::kPageBytes);
+  return catalog + pool + (nvme ? std::min(pages, slots) * kOrdered : 0);  // unwritten ones
+}
+
+uint64_t table_bytes_for(const WarehouseOptions& options) {
+  constexpr uint64_t kSlotBytes = 32 * 1024;
+  return table_bytes(index_entries_for(options) / 2, options.dram_bytes / kSlotBytes,
+                     !options.nvme_dir.empty());
 }
 
 void check_options(const WarehouseOptions& options) {

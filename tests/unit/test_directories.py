@@ -19,6 +19,7 @@ from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import StorageError
 
 INDEX_BYTES = 8 << 20
+TABLE_BYTES = 13 << 20
 
 
 def refused(path: Path) -> str:
@@ -179,7 +180,7 @@ def settings(tmp_path: Path, **values: object) -> config.Config:
 
 def no_room(given: config.Config) -> StorageError:
     with pytest.raises(StorageError) as caught:
-        directories.check_room(given, INDEX_BYTES, Log("json", io.StringIO()))
+        directories.check_room(given, INDEX_BYTES, TABLE_BYTES, Log("json", io.StringIO()))
     assert caught.value.code == "no_room"
     return caught.value
 
@@ -196,7 +197,7 @@ def test_dram_beyond_the_tmpfs_is_refused_with_free_bytes_mount_and_fix(
     assert "--dram 51MiB" in message
     assert "remount,size=" in message
     fits = settings(tmp_path, dram_bytes=51 << 20)
-    directories.check_room(fits, INDEX_BYTES, Log("json", io.StringIO()))
+    directories.check_room(fits, INDEX_BYTES, TABLE_BYTES, Log("json", io.StringIO()))
 
 
 def test_dram_beyond_the_memory_that_the_daemon_may_use_is_refused_with_what_fits(
@@ -208,13 +209,13 @@ def test_dram_beyond_the_memory_that_the_daemon_may_use_is_refused_with_what_fit
     monkeypatch.setattr(places, "memory_bytes", lambda: 220 << 20)
     message = no_room(settings(tmp_path)).message
     assert "220 MiB of memory" in message
-    assert "--dram 145MiB" in message
+    assert "--dram 132MiB" in message
     assert "--memory=" in message
-    fits = settings(tmp_path, dram_bytes=145 << 20)
-    directories.check_room(fits, INDEX_BYTES, Log("json", io.StringIO()))
+    fits = settings(tmp_path, dram_bytes=132 << 20)
+    directories.check_room(fits, INDEX_BYTES, TABLE_BYTES, Log("json", io.StringIO()))
     # A disk's pages can be taken from memory again.
     monkeypatch.setattr(directories, "_is_tmpfs", lambda _: False)
-    directories.check_room(settings(tmp_path), INDEX_BYTES, Log("json", io.StringIO()))
+    directories.check_room(settings(tmp_path), INDEX_BYTES, TABLE_BYTES, Log("json", io.StringIO()))
 
 
 def test_dram_that_an_existing_arena_already_holds_is_no_new_demand(
@@ -223,7 +224,7 @@ def test_dram_that_an_existing_arena_already_holds_is_no_new_demand(
     given = settings(tmp_path, dram_bytes=8 << 20)
     (tmp_path / "arena" / "arena").write_bytes(os.urandom(8 << 20))
     monkeypatch.setattr(places, "free_bytes", lambda _: 1 << 20)
-    directories.check_room(given, INDEX_BYTES, Log("json", io.StringIO()))
+    directories.check_room(given, INDEX_BYTES, TABLE_BYTES, Log("json", io.StringIO()))
 
 
 def test_arena_that_has_pages_is_served_though_others_filled_the_memory(
@@ -234,7 +235,7 @@ def test_arena_that_has_pages_is_served_though_others_filled_the_memory(
     monkeypatch.setattr(places, "free_bytes", lambda _: 0)
     monkeypatch.setattr(places, "total_bytes", lambda _: 64 << 20)
     log = io.StringIO()
-    directories.check_room(given, INDEX_BYTES, Log("json", log))
+    directories.check_room(given, INDEX_BYTES, TABLE_BYTES, Log("json", log))
     assert "arena_room_short" in log.getvalue()
     no_room(dataclasses.replace(given, dram_bytes=128 << 20))
 
@@ -253,6 +254,6 @@ def test_nvme_capacity_beyond_the_disk_is_refused_before_the_first_segment_only(
     # A disk that others filled since must not keep stored pages from being served.
     (nvme / "segments" / "0").write_bytes(os.urandom(1 << 20))
     log = io.StringIO()
-    directories.check_room(given, INDEX_BYTES, Log("json", log))
+    directories.check_room(given, INDEX_BYTES, TABLE_BYTES, Log("json", log))
     assert "nvme_room_short" in log.getvalue()
     no_room(dataclasses.replace(given, nvme_capacity_bytes=1 << 30))

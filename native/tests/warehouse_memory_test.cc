@@ -1,0 +1,90 @@
+// What a start is told of the core's own memory is enough, and not much more than that.
+#include <bit>
+#include <fstream>
+
+#include "tests/check.h"
+#include "tests/warehouse_world.h"
+
+namespace kvw {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kTold = false;  // the sanitizer's own memory is more than what is measured
+constexpr uint64_t kPages = 1 << 14;
+#else
+constexpr bool kTold = true;
+constexpr uint64_t kPages = 1 << 20;
+#endif
+
+// Of this process, but for shared memory and files.
+uint64_t own_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (uint64_t kibibytes = 0; word == "RssAnon:" && status >> kibibytes) return kibibytes * 1024;
+  throw check::Failure("the kernel does not say what memory is this process's own");
+}
+
+// Page `number` of a tree in which every page has two children: of those who count their children
+// there cannot be more.
+TestPage page_of_tree(uint64_t number) {
+  TestPage page;
+  page.key = {mixed(number), mixed(~number)};
+  if (const uint64_t above = (number - 1) / 2; number != 0) {
+    page.parent = {mixed(above), mixed(~above)};
+    page.position = static_cast<uint32_t>(std::bit_width(number + 1)) - 1;
+  }
+  page.tokens.assign(16, 0);
+  return page;
+}
+
+// As a client's store of one shard each, but for the copy.
+void store_blank(World& world, Peer& peer, std::span<const TestPage> pages) {
+  std::vector<Reserve> fields;
+  std::vector<ReserveRequest> requests;
+  fields.reserve(pages.size());
+  for (const TestPage& page : pages) {
+    fields.push_back({page.key, page.parent, page.position, 0,
+                      static_cast<uint32_t>(WitnessKind::tokens),
+                      static_cast<uint32_t>(page.witness().size())});
+    requests.push_back({&fields.back(), page.witness().data()});
+  }
+  std::vector<SealAnswer> sealed;
+  std::vector<ReserveAnswer> answers;
+  world->exchange(peer.id(), kSpace, {}, requests, sealed, answers);
+  std::vector<Seal> seals;
+  for (const ReserveAnswer& answer : answers)
+    if (answer.answer == Answer::granted) seals.push_back({answer.generation, 0, answer.slot, 0});
+  world->exchange(peer.id(), kSpace, seals, {}, sealed, answers);
+}
+
+// Incident: a daemon was ready, and killed for its memory when its tables had filled.
+TEST(tables_take_what_a_start_is_told_at_most_and_not_much_less_when_they_are_full) {
+  World world(shape_of(4096, 1), kPages * 4096);
+  world.options.index_pages = kPages;
+  world.options.nvme_dir = world.directory.path() + "/nvme";
+  world.options.nvme_capacity_bytes = 32 * kMiB;
+  world.options.io_engine = "pread";
+  world.start_without_slabs();
+  // Memory for payloads is not taken, nor are they written: the daemon looks at none of them.
+  while (const auto slab = world->next_slab_to_populate()) world->slab_populated(*slab, 0);
+  Peer peer(world);
+  const uint64_t before = own_bytes();
+  constexpr uint64_t kStep = 256;
+  for (uint64_t first = 0; first < kPages; first += kStep) {
+    std::vector<TestPage> pages;
+    for (uint64_t number = first; number < first + kStep; ++number)
+      pages.push_back(page_of_tree(number));
+    store_blank(world, peer, pages);
+  }
+  const uint64_t taken = own_bytes() - before;
+  const WarehouseStatus status = world->status();
+  const uint64_t told = table_bytes(status.index_capacity, world.total_slots(), true);
+  CHECK(status.dram_pages > kPages / 8 * 7);
+  CHECK(world->flush_report().not_admitted > kPages / 4 * 3);
+  if (!kTold) return;
+  CHECK(taken <= told);
+  CHECK(told <= taken + taken / 2);
+}
+
+}  // namespace
+}  // namespace kvw
