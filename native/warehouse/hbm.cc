@@ -1,8 +1,6 @@
 #include "warehouse/hbm.h"
 
 #include <algorithm>
-#include <functional>
-#include <queue>
 #include <utility>
 
 #include "base/error.h"
@@ -182,45 +180,6 @@ void HbmTier::reap() {
     places_->give_back(each.offset);
     return true;
   });
-}
-
-std::vector<EntryView> HbmTier::coldest_first(const std::vector<EntryView>& found,
-                                              size_t limit) const {
-  // Leaves of the set first, coldest of them first; a page's turn comes when its children had
-  // theirs, so that no prefix gets a gap.
-  std::unordered_map<PageId, size_t> place;
-  for (size_t i = 0; i < found.size(); ++i) place[found[i].page] = i;
-  std::vector<uint32_t> children(found.size(), 0);
-  for (const EntryView& view : found)
-    if (const auto above = place.find(warehouse_.catalog_.parent(view.page)); above != place.end())
-      ++children[above->second];
-  using Candidate = std::pair<uint64_t, size_t>;  // heat, place
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> leaves;
-  for (size_t i = 0; i < found.size(); ++i)
-    if (children[i] == 0) leaves.emplace(warehouse_.heat(found[i]), i);
-  std::vector<EntryView> order;
-  while (!leaves.empty() && order.size() < limit) {
-    const size_t i = leaves.top().second;
-    leaves.pop();
-    order.push_back(found[i]);
-    const auto above = place.find(warehouse_.catalog_.parent(found[i].page));
-    if (above != place.end() && --children[above->second] == 0)
-      leaves.emplace(warehouse_.heat(found[above->second]), above->second);
-  }
-  return order;
-}
-
-uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
-  if (!serving()) return 0;
-  std::vector<EntryView> found;
-  for (const auto& [slot, copy] : copies_)
-    if (const auto view = warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
-        copy.published && view && (ordinal < 0 || view->space == ordinal))
-      found.push_back(*view);
-  const std::vector<EntryView> order = coldest_first(found, pages);
-  for (const EntryView& view : order) drop(view.slot, HbmGone::operator_);
-  reap();
-  return order.size();
 }
 
 HbmStatus HbmTier::status() const {

@@ -67,7 +67,6 @@ class HbmTier {
   HbmStatus status() const;
 
  private:
-  std::vector<EntryView> coldest_first(const std::vector<EntryView>& found, size_t limit) const;
   struct Copy {
     uint64_t generation, offset, bytes;
     bool published = false;

@@ -1,4 +1,4 @@
-// Promotion into HBM: what is wanted, where it goes, and what makes room for it.
+// Promotion into HBM: what is wanted, where it goes, and what makes room for it or for an operator.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -140,6 +140,42 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
     drop(slot, HbmGone::demoted);
     ++dropped;
   }
+  return dropped;
+}
+
+uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
+  if (!serving()) return 0;
+  const Pool& pool = warehouse_.pool_;
+  struct Class {
+    const SlotClass* cls;
+    EvictionPolicy* policy;
+    SlotId coldest = kNoSlot;
+  };
+  std::vector<Class> classes;
+  for (const auto& [cls, policy] : policies_) classes.push_back({cls, policy.get()});
+  const auto view_in = [&](SlotId slot) {
+    return warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
+  };
+  uint64_t dropped = 0;
+  for (; dropped < pages; ++dropped) {
+    std::erase_if(classes, [&](Class& each) {
+      if (each.coldest != kNoSlot) return false;
+      const KeepSome keep([&](PageId resident) {
+        const SlotId slot = pool.slot_of(*each.cls, resident);
+        const auto view = view_in(slot);
+        return !has(slot) || !view || (ordinal >= 0 && view->space != ordinal);
+      });
+      std::array<PageId, 1> resident;
+      if (each.policy->victims(resident, keep) == 0) return true;
+      each.coldest = pool.slot_of(*each.cls, resident[0]);
+      return false;
+    });
+    const auto heat = [&](const Class& each) { return warehouse_.heat(*view_in(each.coldest)); };
+    const auto next = std::ranges::min_element(classes, {}, heat);
+    if (next == classes.end()) break;
+    drop(std::exchange(next->coldest, kNoSlot), HbmGone::operator_);
+  }
+  reap();
   return dropped;
 }
 
