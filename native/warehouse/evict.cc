@@ -88,7 +88,7 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   return left;
 }
 
-size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
+const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, Gone gone) {
   // What must not be found again goes, pinned or not; its slot waits until nobody reads it.
   const bool must = gone == Gone::quarantined || gone == Gone::cleared;
   for (const SlotId slot : slots) {
@@ -104,16 +104,29 @@ size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
     pins = &sessions_->pins();
   }
   KVW_SEQUENCE_POINT("evict: pins read");
-  size_t left = 0;
-  for (const SlotId slot : slots) {
-    if (must || !(pins->has_slot(slot) || writing_.contains(slot))) {
-      leave_dram(slot, gone);
-      ++left;
-    } else {
-      pool_.reopen(slot);
-      touch(pool_.page_at(slot));
-    }
+  return pins;
+}
+
+bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, Gone gone) {
+  const auto stays = [&] {
+    if (pins->has_slot(slot) || writing_.contains(slot)) return true;
+    // A victim before it was pinned, or is more than its policy was told of.
+    return gone == Gone::evicted &&
+           catalog_.count_children(pool_.page_at(slot), std::mem_fn(&PageNode::in_dram), 1) != 0;
+  };
+  if (pins == nullptr || !stays()) {
+    leave_dram(slot, gone);
+    return true;
   }
+  pool_.reopen(slot);
+  touch(pool_.page_at(slot));
+  return false;
+}
+
+size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
+  const PinSet* pins = close_slots(slots, gone);
+  size_t left = 0;
+  for (const SlotId slot : slots) left += leave_or_reopen(slot, pins, gone) ? 1 : 0;
   return left;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "warehouse/warehouse.h"
@@ -10,8 +12,8 @@ namespace kvw {
 
 namespace {
 
-constexpr PageId kLooksPerStep = 8192;  // index positions
-constexpr size_t kLeavePerStep = 512;   // pages
+constexpr PageId kLooksPerStep = 8192;   // index positions
+constexpr uint32_t kLeavePerStep = 512;  // pages
 
 }  // namespace
 
@@ -64,7 +66,7 @@ void OperatorEviction::look() {
 void OperatorEviction::consider(const EntryView& view) {
   const Candidate own{warehouse_.heat(view), view.page};
   if (leaves_.size() == pages_ && !(own < leaves_.front())) return;
-  if (children_of(view.page, 1) != 0) return;
+  if (holders(view.page, 1) != 0) return;
   if (leaves_.size() == pages_) {
     std::pop_heap(leaves_.begin(), leaves_.end());
     leaves_.pop_back();
@@ -73,13 +75,21 @@ void OperatorEviction::consider(const EntryView& view) {
   std::push_heap(leaves_.begin(), leaves_.end());
 }
 
-uint32_t OperatorEviction::children_of(PageId page, uint32_t most) const {
+uint32_t OperatorEviction::holders(PageId page, uint32_t most) const {
+  const PageNode& own = warehouse_.catalog_.node(page);
+  const bool last = (dram_ || !own.in_dram()) && (nvme_ || !own.in_nvme());
   return warehouse_.catalog_.count_children(
-      page, [this](const PageNode& child) { return meant(child); }, most);
+      page, [&](const PageNode& child) { return last || meant(child); }, most);
+}
+
+bool OperatorEviction::is_held(const EntryView& view) const {
+  return holders(view.page, 1) != 0 || warehouse_.groups_.has_open_child(view.key);
 }
 
 void OperatorEviction::leave() {
   std::vector<EntryView> views;
+  std::unordered_set<PageId> chosen;
+  std::unordered_map<PageId, uint32_t> unchosen;  // children, of their parents
   const uint64_t most = std::min<uint64_t>(kLeavePerStep, pages_ - left_);
   while (views.size() < most && !leaves_.empty()) {
     std::pop_heap(leaves_.begin(), leaves_.end(), std::greater<>());
@@ -87,15 +97,17 @@ void OperatorEviction::leave() {
     leaves_.pop_back();
     // Others were served since it was looked at: it may have gone, or have got a child.
     const auto view = warehouse_.catalog_.at(page);
-    if (!view || !meant(page)) continue;
-    const bool is_parent = children_left_.erase(view->key) != 0;
-    if (!is_parent && children_of(page, 1) != 0) continue;
+    if (!view || !meant(page) || chosen.contains(page)) continue;
+    const auto below = unchosen.find(page);
+    if ((below == unchosen.end() || below->second != 0) && is_held(*view)) continue;
     views.push_back(*view);
+    chosen.insert(page);
     const PageId parent = warehouse_.catalog_.parent(page);
     const auto above = warehouse_.catalog_.at(parent);
     if (!above || !meant(parent)) continue;
-    const auto [children, first] = children_left_.try_emplace(above->key, 0);
-    if (first) children->second = children_of(parent);
+    const auto [children, first] = unchosen.try_emplace(parent, 0);
+    // With more than a step takes it stays for the steps to come.
+    if (first) children->second = holders(parent, kLeavePerStep + 1);
     if (--children->second != 0) continue;
     leaves_.emplace_back(warehouse_.heat(*above), parent);
     std::push_heap(leaves_.begin(), leaves_.end(), std::greater<>());
@@ -104,17 +116,24 @@ void OperatorEviction::leave() {
 }
 
 void OperatorEviction::leave(const std::vector<EntryView>& views) {
-  if (dram_) warehouse_.evict_views(views, Gone::operator_);
+  std::vector<SlotId> slots;
+  for (const EntryView& view : views)
+    if (dram_ && view.in_dram()) slots.push_back(view.slot);
+  const PinSet* pins = warehouse_.close_slots(slots, Gone::operator_);
   for (const EntryView& view : views) {
-    const auto rest = warehouse_.catalog_.find(view.key);
-    const bool gone_from_dram = view.in_dram() && !(rest && rest->in_dram());
-    const bool on_nvme = nvme_ && rest && rest->in_nvme();
-    if (on_nvme) {
+    const bool in_dram = dram_ && view.in_dram();
+    if (is_held(view)) {
+      if (in_dram) warehouse_.pool_.reopen(view.slot);
+      continue;
+    }
+    bool left = in_dram && warehouse_.leave_or_reopen(view.slot, pins, Gone::operator_);
+    if (const auto rest = warehouse_.catalog_.find(view.key); nvme_ && rest && rest->in_nvme()) {
       tombstones_.emplace_back(view.key, warehouse_.last_position(*rest));
       warehouse_.stray_copies_.erase(view.key);
       warehouse_.leave_nvme(*rest, Gone::operator_);
+      left = true;
     }
-    left_ += gone_from_dram || on_nvme ? 1 : 0;
+    left_ += left ? 1 : 0;
   }
 }
 

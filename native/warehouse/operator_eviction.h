@@ -1,12 +1,12 @@
 // An operator's evict: the coldest pages of a namespace or of all, in steps of a bounded length, so
 // that clients are served between them. First a look at the whole index, for as many of the coldest
 // leaves as pages are asked for; then they leave, coldest first, and a page's turn comes when its
-// children had theirs, so that no prefix gets a gap. Owned by the core thread.
+// children had theirs. It stays where one of them does, which may be pinned, so that no prefix gets
+// a gap. Owned by the core thread.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,8 +34,9 @@ class OperatorEviction {
 
   bool meant(PageId page) const;
   bool meant(const PageNode& node) const;
-  // How many of its children are meant as well, up to `most`.
-  uint32_t children_of(PageId page, uint32_t most = UINT32_MAX) const;
+  // How many of its children it cannot leave before, up to `most`: of its last tier none at all.
+  uint32_t holders(PageId page, uint32_t most) const;
+  bool is_held(const EntryView& view) const;
   void look();
   void consider(const EntryView& view);
   void leave();
@@ -47,8 +48,6 @@ class OperatorEviction {
   bool dram_ = false, nvme_ = false;
   PageId cursor_ = 0;
   std::vector<Candidate> leaves_;  // a heap: of the hottest while looking, then of the coldest
-  // Of parents of what was chosen: by key, because a position may have another page by then.
-  std::unordered_map<Key, uint32_t, KeyHash> children_left_;
   std::vector<std::pair<Key, uint64_t>> tombstones_;
 };
 

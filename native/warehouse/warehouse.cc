@@ -281,7 +281,8 @@ void Warehouse::make_resident(SlotId slot, const EntryView& view) {
   const uint32_t own = pool_.resident(slot);
   cls.policy->announced(own, view.key.lo);
   cls.policy->inserted(own, resident_of(catalog_.parent(view.page)));
-  // The use of a page is its parent's too: what is not told here stays behind its children by that.
+  // The use of a page is its parent's too, so of what is not told here most leaves before it all
+  // the same; the rest is seen when its turn comes.
   PageId child = catalog_.first_child(view.page);
   for (uint32_t looks = 0; child != kNoPage && looks < kAdopted; ++looks) {
     if (const uint32_t resident = resident_of(child); resident != kNoPage)

@@ -218,7 +218,11 @@ class Warehouse final : public nvme::LogHost {
   // it.
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
-  // Closes the slots, scans the pins once; those unpinned leave DRAM. Returns how many left.
+  // Closes the slots and scans the pins; null for what leaves pinned or not.
+  const PinSet* close_slots(std::span<const SlotId> slots, Gone gone);
+  // True: it left DRAM. Nothing is evicted before a child of it.
+  bool leave_or_reopen(SlotId slot, const PinSet* pins, Gone gone);
+  // Both, for all of them, descendants first. Returns how many left.
   size_t evict_slots(std::span<const SlotId> slots, Gone gone);
   size_t evict_views(std::span<const EntryView> views, Gone gone);  // those of them in DRAM
   void leave_dram(SlotId slot, Gone gone);
