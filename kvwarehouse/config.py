@@ -199,7 +199,7 @@ class Config:
     nvme_answer_s: float = setting(
         30.0,
         settings.seconds(0.1, 3600),
-        "How long the start waits for a first answer of the disk under --nvme-dir, in seconds. "
+        "How long the start waits for each answer of the disk under --nvme-dir, in seconds. "
         "Beyond it the daemon serves without that tier, until its next start.",
         "a disk that is busy answers in milliseconds, one that hangs never does",
     )

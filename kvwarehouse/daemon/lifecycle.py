@@ -26,7 +26,6 @@ from kvwarehouse.daemon.edge import Edge
 from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.http import HttpServer, Pages
-from kvwarehouse.daemon.identity import Identity
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.refusals import Refusals
@@ -119,12 +118,14 @@ class Daemon:
             config, engine.index_bytes(options), engine.table_bytes(options), log
         )
         self._open_http(stack)
-        places = [path for path in (config.nvme_dir, config.arena_dir) if path]
-        expected = _has_pages(config)
-        who = identity.establish(places, log)
-        ledger = Ledger(places, who.warehouse_id, log, expected=expected)
-        stack.callback(ledger.close)
-        self._recover(stack, options, who, ledger)
+        try:
+            ledger = self._recover(stack)
+        except StorageError as error:
+            if error.code != "nvme_no_answer":
+                raise
+            self._core = self._warehouse = None  # its locks are the next one's
+            self._detach_disk(error.message)
+            ledger = self._recover(stack)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
         self._credentials = Credentials(config, log, self._refusals) if config.listen else None
         edge = Edge(log, Watchdog(log), self._refusals, config.streams)
@@ -151,13 +152,16 @@ class Daemon:
                 code="nvme_no_answer",
                 context={"path": config.nvme_dir},
             )
+        self._detach_disk(reason)
+
+    def _detach_disk(self, reason: str) -> None:
         self._log.event(
             Event.NVME_NO_ANSWER,
-            path=config.nvme_dir,
+            path=self._config.nvme_dir,
             text=f"{reason}; it is not used until the next start, and what is cleared or evicted "
             "until then is noted beside the arena alone",
         )
-        self._config = replace(config, nvme_dir="")
+        self._config = replace(self._config, nvme_dir="")
         self._snapshots.nvme_unanswered = reason
 
     def _own_directories(self, stack: ExitStack) -> None:
@@ -180,17 +184,28 @@ class Daemon:
         stack.callback(server.close)
         self._snapshots.http = server.address
 
-    def _recover(self, stack: ExitStack, options: Any, who: Identity, ledger: Ledger) -> None:
-        options.warehouse_id = who.warehouse_id
-        options.secret = who.secret
-        options.epoch = ledger.epoch
-        options.epoch_floor = ledger.floor
-        self._core = core = self._engine.Core(options)
-        self._warehouse = Warehouse(core, ledger, self._log)
-        self._warehouse.restore()
-        stack.callback(self._stop_core)
-        self._recovered = core.recover()
-        ledger.adopt_epoch(int(self._recovered.get("epoch_seen", 0)))
+    def _recover(self, stack: ExitStack) -> Ledger:
+        """What an earlier daemon left. Raises StorageError "nvme_no_answer", with all of it closed
+        again, where the disk stops answering meanwhile."""
+        config, options = self._config, self._core_options()
+        places = [path for path in (config.nvme_dir, config.arena_dir) if path]
+        expected = _has_pages(config)
+        with ExitStack() as opened:
+            who = identity.establish(places, self._log)
+            ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
+            opened.callback(ledger.close)
+            options.warehouse_id = who.warehouse_id
+            options.secret = who.secret
+            options.epoch = ledger.epoch
+            options.epoch_floor = ledger.floor
+            self._core = self._engine.Core(options)
+            self._warehouse = Warehouse(self._core, ledger, self._log)
+            self._warehouse.restore()
+            opened.callback(self._stop_core)
+            self._recovered = self._core.recover()
+            ledger.adopt_epoch(int(self._recovered.get("epoch_seen", 0)))
+            stack.push(opened.pop_all())
+        return ledger
 
     def _start_core(self) -> None:
         self._core.start()
@@ -216,6 +231,7 @@ class Daemon:
         options.grace_s = config.grace_s
         options.flush_interval_s = config.flush_interval_s
         options.nvme_retry_s = config.nvme_retry_s
+        options.nvme_answer_s = config.nvme_answer_s
         options.write_queue_bytes = config.write_queue_bytes
         return options
 

@@ -99,6 +99,7 @@ class CoreOptions:
     grace_s: float  # 5
     flush_interval_s: float  # 1
     nvme_retry_s: float  # 30
+    nvme_answer_s: float  # of recover(), for each answer of the disk; 0: for ever
     write_queue_bytes: int  # 0: chosen
     def __init__(self) -> None: ...
 

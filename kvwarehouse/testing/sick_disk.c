@@ -14,7 +14,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { READ_ERRNO, WRITE_ERRNO, SYNC_ERRNO, DELAY_US, EVERY, STRUCK, WORDS };
+enum { READ_ERRNO, WRITE_ERRNO, SYNC_ERRNO, DELAY_US, EVERY, CORE_DELAY_US, STRUCK, WORDS };
 
 static volatile int* words;
 static const char* path;
@@ -40,9 +40,11 @@ static int is_meant(int fd) {
 }
 
 /* 0, or what the call fails with. */
-static int sick(int fd, int which) {
-  if (words == NULL || (words[which] == 0 && words[DELAY_US] == 0) || !is_meant(fd)) return 0;
-  if (words[DELAY_US] != 0) usleep((useconds_t)words[DELAY_US]);
+static int sick(int fd, int which, int core) {
+  if (words == NULL) return 0;
+  const int delay_us = words[core && words[CORE_DELAY_US] != 0 ? CORE_DELAY_US : DELAY_US];
+  if ((words[which] == 0 && delay_us == 0) || !is_meant(fd)) return 0;
+  if (delay_us != 0) usleep((useconds_t)delay_us);
   const int every = words[EVERY] > 0 ? words[EVERY] : 1;
   if (words[which] == 0 || __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) % every != 0) return 0;
   __atomic_add_fetch(&words[STRUCK], 1, __ATOMIC_RELAXED);
@@ -50,19 +52,22 @@ static int sick(int fd, int which) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define SICK(name, which, result, declared, passed)  \
-  result name declared {                             \
-    static __typeof__(&name) real;                   \
-    if (real == NULL) real = REAL(name);             \
-    const int error = sick(fd, which);               \
-    if (error == 0) return real passed;              \
-    errno = error;                                   \
-    return -1;                                       \
+#define SICK_FOR(core, name, which, result, declared, passed)  \
+  result name declared {                                       \
+    static __typeof__(&name) real;                             \
+    if (real == NULL) real = REAL(name);                       \
+    const int error = sick(fd, which, core);                   \
+    if (error == 0) return real passed;                        \
+    errno = error;                                             \
+    return -1;                                                 \
   }
 
-SICK(preadv, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
+#define SICK(...) SICK_FOR(0, __VA_ARGS__)
+#define CORE(...) SICK_FOR(1, __VA_ARGS__) /* what else a daemon does is by other calls */
+
+CORE(preadv, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
      (fd, iov, count, at))
-SICK(preadv64, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
+CORE(preadv64, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
      (fd, iov, count, at))
 SICK(preadv2, READ_ERRNO, ssize_t,
      (int fd, const struct iovec* iov, int count, off_t at, int flags),
@@ -70,9 +75,9 @@ SICK(preadv2, READ_ERRNO, ssize_t,
 SICK(preadv64v2, READ_ERRNO, ssize_t,
      (int fd, const struct iovec* iov, int count, off64_t at, int flags),
      (fd, iov, count, at, flags))
-SICK(pwritev, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
+CORE(pwritev, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
      (fd, iov, count, at))
-SICK(pwritev64, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
+CORE(pwritev64, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
      (fd, iov, count, at))
 SICK(pwrite, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off_t at),
      (fd, data, bytes, at))

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 _SOURCE: Final = Path(__file__).with_name("sick_disk.c")
-_WORDS: Final = 6
+_WORDS: Final = 7
 
 
 class SickDisk:
@@ -43,11 +43,19 @@ class SickDisk:
         }
 
     def set(
-        self, *, read: int = 0, write: int = 0, sync: int = 0, delay_s: float = 0, every: int = 1
+        self,
+        *,
+        read: int = 0,
+        write: int = 0,
+        sync: int = 0,
+        delay_s: float = 0,
+        every: int = 1,
+        core_delay_s: float = 0,
     ) -> None:
         """Errnos of reads, writes and syncs, every so many of them; and how long each call takes
-        before that."""
-        self._words[:5] = read, write, sync, int(delay_s * 1e6), every
+        before that (core_delay_s: each read and write of the core, where that is not 0)."""
+        delay_us, core_delay_us = (int(each * 1e6) for each in (delay_s, core_delay_s))
+        self._words[:6] = read, write, sync, delay_us, every, core_delay_us
 
     def heal(self) -> None:
         self.set()
@@ -55,4 +63,4 @@ class SickDisk:
     @property
     def struck(self) -> int:
         """Calls that failed so far."""
-        return int(self._words[5])
+        return int(self._words[6])

@@ -25,6 +25,7 @@ struct CoreOptions {
   int hbm_device = 0;
   bool inspect = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
+  double nvme_answer_s = 0;
 
   WarehouseOptions warehouse() const {
     WarehouseOptions made = unnamed();
@@ -52,6 +53,7 @@ struct CoreOptions {
     made.grace_ns = static_cast<uint64_t>(grace_s * 1e9);
     made.flush_interval_ns = static_cast<uint64_t>(flush_interval_s * 1e9);
     made.nvme_retry_ns = static_cast<uint64_t>(nvme_retry_s * 1e9);
+    if (nvme_answer_s > 0) made.nvme_answer_ns = static_cast<uint64_t>(nvme_answer_s * 1e9);
     made.write_queue_bytes = write_queue_bytes;
     made.hbm.bytes = hbm_bytes;
     made.hbm.device = hbm_device;
@@ -264,6 +266,7 @@ void bind_core(nb::module_& m) {
       .def_rw("grace_s", &CoreOptions::grace_s)
       .def_rw("flush_interval_s", &CoreOptions::flush_interval_s)
       .def_rw("nvme_retry_s", &CoreOptions::nvme_retry_s)
+      .def_rw("nvme_answer_s", &CoreOptions::nvme_answer_s)
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes);
   m.def("check_options", [](const CoreOptions& options) {
     const WarehouseOptions unnamed = options.unnamed();

@@ -36,6 +36,7 @@ struct LogOptions {
   uint64_t queue_bytes = 256ull << 20;  // write-behind queue; beyond it append() refuses
   uint64_t flush_interval_ns = kSecondNs;
   uint64_t retry_interval_ns = 30 * kSecondNs;  // a read-only tier is probed again after this
+  uint64_t answer_ns = UINT64_MAX;              // of recover(), for each answer of the device
   unsigned depth = 8;
   std::string io_engine = "auto";
   // Nothing is written, removed or reclaimed: for a look at a directory. Appends are refused.

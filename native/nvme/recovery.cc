@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "nvme/segment_scan.h"
@@ -14,6 +17,7 @@ namespace kvw::nvme {
 namespace {
 
 constexpr uint64_t kTailBytes = 64ull << 10;  // holds the footer and most tables whole
+constexpr int kLookMs = 100;                  // at the deadline
 constexpr uint64_t kSmallestSegment = 4 * kBlockBytes;
 
 bool is_zero(std::span<const std::byte> bytes) {
@@ -34,28 +38,48 @@ int Recovery::acquire(uint32_t segment) {
   return fd;
 }
 
+int64_t Recovery::wait_for(IoOp op) {
+  engine_->submit(std::move(op));
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<IoDone> done;
+  while (done.empty()) {
+    engine_->wait(done, kLookMs);
+    const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - begin;
+    if (done.empty() && static_cast<uint64_t>(waited.count()) >= context_.options.answer_ns)
+      give_up();
+  }
+  return done.front().result;
+}
+
+void Recovery::give_up() {
+  // What the device may yet write to stays for as long as the process does, and so does the engine,
+  // whose destruction would wait for it.
+  static auto& abandoned = *new std::vector<std::pair<std::unique_ptr<IoEngine>, AlignedBuffer>>;
+  abandoned.emplace_back(std::move(engine_), std::move(landing_));
+  throw Error(ErrorKind::storage, "nvme_no_answer", "the disk stopped answering at the start");
+}
+
 int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
   const int fd = acquire(segment);
   if (fd < 0) return -fd;
-  engine_->submit({IoKind::read, fd, offset, {{to.data(), to.size()}}, 0});
-  std::vector<IoDone> done;
-  while (done.empty()) engine_->wait(done, 1000);
+  if (landing_.bytes() < to.size()) landing_ = AlignedBuffer(to.size());
+  const int64_t result = wait_for({IoKind::read, fd, offset, {{landing_.data(), to.size()}}, 0});
   context_.files.release(segment);
-  if (done.front().result < 0) return static_cast<int>(-done.front().result);
-  return static_cast<uint64_t>(done.front().result) == to.size() ? 0 : EIO;
+  if (result < 0) return static_cast<int>(-result);
+  if (static_cast<uint64_t>(result) != to.size()) return EIO;
+  std::memcpy(to.data(), landing_.data(), to.size());
+  return 0;
 }
 
 int Recovery::sync(uint32_t segment) {
   const int fd = acquire(segment);
   if (fd < 0) return -fd;
-  engine_->submit({IoKind::sync, fd, 0, {}, 0});
-  std::vector<IoDone> done;
-  while (done.empty()) engine_->wait(done, 1000);
+  const int64_t result = wait_for({IoKind::sync, fd, 0, {}, 0});
   // A write that failed, and whose error another process was told, leaves bytes in the page cache
   // that the device never got. The scan is to see what the device has.
   if (!context_.files.direct()) ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   context_.files.release(segment);
-  return static_cast<int>(-done.front().result);
+  return static_cast<int>(-result);
 }
 
 RecoveryReport Recovery::run(const Found& found) {

@@ -40,6 +40,9 @@ class Recovery {
   // As SegmentFiles::acquire(). Throws Error (storage) where descriptors are short: a start that
   // takes files for unreadable would serve without what the disk has.
   int acquire(uint32_t segment);
+  // Throws Error storage "nvme_no_answer" after LogOptions::answer_ns.
+  int64_t wait_for(IoOp op);
+  [[noreturn]] void give_up();
   // Reads exactly to.size() bytes; 0 or an errno.
   int read(uint32_t segment, uint64_t offset, std::span<std::byte> to);
   // Makes durable what any process wrote to it; 0 or an errno.
@@ -48,6 +51,7 @@ class Recovery {
   LogContext& context_;
   Rotation& rotation_;
   std::unique_ptr<IoEngine> engine_;
+  AlignedBuffer landing_;  // of reads: a caller's buffer may go before a late answer comes
   RecoveryReport report_;
 };
 

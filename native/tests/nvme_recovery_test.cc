@@ -114,6 +114,23 @@ TEST(recovery_scans_a_closed_segment_whose_table_is_damaged) {
   for (uint64_t number = 0; number < 160; ++number) CHECK(world.read(number));
 }
 
+// The daemon waited for it without a bound, and its DRAM tier was as far away.
+TEST(recovery_ends_when_the_device_stops_answering_and_the_next_one_finds_all) {
+  World world;
+  fill(world);
+  for (uint64_t reads = 0; reads < 8; ++reads) {
+    world.kill();
+    world.faults->stall_after(reads);
+    world.options.answer_ns = 1;
+    CHECK_THROWS(world.open(), "nvme_no_answer");
+    world.kill();
+    world.faults->stall_after(UINT64_MAX);
+    world.options.answer_ns = UINT64_MAX;
+    CHECK_EQ(world.open().records, 160);
+  }
+  for (uint64_t number = 0; number < 160; ++number) CHECK(world.read(number));
+}
+
 // A daemon was killed before it had flushed, the next one said that all was durable without having
 // flushed either, and the power went.
 TEST(recovery_flushes_what_a_killed_process_wrote_before_it_reports_it) {

@@ -41,6 +41,7 @@ struct WarehouseOptions {
   uint64_t grace_ns = 5 * kSecondNs;
   uint64_t flush_interval_ns = kSecondNs;
   uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
+  uint64_t nvme_answer_ns = UINT64_MAX;     // how long recover() waits for each answer of the disk
   uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
   HbmOptions hbm;
   bool hbm_at_first_use = false;  // a page is promoted when it was used once, not twice

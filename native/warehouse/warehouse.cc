@@ -151,6 +151,7 @@ void Warehouse::open_log() {
   log.queue_bytes = options_.write_queue_bytes;
   log.flush_interval_ns = options_.flush_interval_ns;
   log.retry_interval_ns = options_.nvme_retry_ns;
+  log.answer_ns = options_.nvme_answer_ns;
   log.io_engine = options_.io_engine;
   log.make_engine = options_.make_engine;
   log.epoch_now = epoch_;

@@ -408,8 +408,9 @@ def test_stop_on_a_slow_disk_keeps_what_was_stored(tmp_path: Path, sick: SickDis
             tally.count("disk half a second late at every call")
 
 
+@pytest.mark.parametrize("answered", [False, True], ids=["at once", "after its first answer"])
 def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
-    tmp_path: Path, sick: SickDisk
+    tmp_path: Path, sick: SickDisk, answered: bool
 ) -> None:
     """Incident: the daemon waited for it without a bound, and its DRAM tier was as far away."""
     with used(sick_serving(tmp_path, sick)) as use:
@@ -418,11 +419,14 @@ def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
             use.flush()
             use.client.close()
             use.serving.kill()
-            sick.set(delay_s=1000)
+            sick.set(**{"core_delay_s" if answered else "delay_s": 1000})
             use.serving.settings["nvme_answer_s"] = "0.5"
             use.serving.start()
             use.connect()
-            use.check_says("no_answer", "the disk gave no answer within 0.5 s of the start")
+            said = "the disk stopped answering at the start"
+            if not answered:
+                said = "the disk gave no answer within 0.5 s of the start"
+            use.check_says("no_answer", said)
             [event] = use.serving.events("nvme_no_answer")
             assert event["level"] == "warning"
             for prompt in range(use.first, use.prompts):
