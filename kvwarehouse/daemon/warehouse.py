@@ -151,9 +151,15 @@ class Warehouse:
                 context={"pages": pages, "epoch": epoch},
             )
         if forget and record is not None and not forgotten:
+            why = "somebody stores into it or watches it; end that, and do it again"
+            if count := self._nameless():
+                why = (
+                    f"that would hide the pages of {count} namespaces that are missing in a ledger "
+                    "that was rebuilt; open them first, or clear everything"
+                )
             raise CapacityError(
                 f"{pages} pages are cleared, but namespace {record.space.id.hex()} is not "
-                "forgotten: somebody stores into it or watches it; end that, and do it again",
+                f"forgotten: {why}",
                 code="namespace_in_use",
                 context={"pages": pages, "epoch": epoch},
             )
@@ -163,7 +169,10 @@ class Warehouse:
         """Those of the core's `ordinals` that nobody uses (ALL: the one used longest ago), and
         `unplaced`, are no more; returns how many. The core first: it says which, and from then on
         nothing is stored in them. After a crash before the ledger has it, or where its disk refuses
-        it, a restart knows them again, and what was cleared of them stays away as before."""
+        it, a restart knows them again, and what was cleared of them stays away as before. None
+        while the core has pages that the rising floor would hide."""
+        if self._nameless():
+            return 0
         gone = [name for ordinal in ordinals if (name := self._core.forget_namespace(ordinal))]
         gone += unplaced
         if not gone:
@@ -185,6 +194,15 @@ class Warehouse:
             return [int(space["ordinal"]) for space in self._core.status()["namespaces"]]
         known = self._ordinals.get(record.space.id)
         return [] if known is None else [known]
+
+    def _nameless(self) -> int:
+        """How many namespaces have pages and are not in the ledger: it was lost, and nobody has
+        opened them since."""
+        spaces = self._core.status()["namespaces"]
+        return sum(
+            bool(each["pages"]) and not self._ledger.find(bytes.fromhex(each["id"]))
+            for each in spaces
+        )
 
     def _unplaced(self, record: NamespaceRecord | None) -> list[bytes]:
         """Those that the core does not have: their pages no longer fit."""

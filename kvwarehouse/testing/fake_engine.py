@@ -242,7 +242,12 @@ class FakeCore:
             "index": {"pages": pages, "capacity": 1024, "bound": False},
             "page_bytes_max": SLAB_BYTES,
             "namespaces": [
-                {"ordinal": ordinal, "id": space[0].hex(), "dram_pages": held[ordinal]}
+                {
+                    "ordinal": ordinal,
+                    "id": space[0].hex(),
+                    "pages": held[ordinal],
+                    "dram_pages": held[ordinal],
+                }
                 for ordinal, space in self.spaces.items()
             ],
             "recovery": {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.25},

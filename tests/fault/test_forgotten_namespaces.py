@@ -245,3 +245,29 @@ def test_pages_of_a_forgotten_namespace_stay_away_when_a_detached_tier_or_no_led
         with serving.connect(timeout_s=60) as client:
             assert GONE.load(client) == 0
             assert NEXT.load(client) in (0, NEXT.pages)
+
+
+def test_pages_of_a_namespace_that_a_lost_ledger_forgot_are_there_when_another_was_to_be_forgotten(
+    tmp_path: Path,
+) -> None:
+    with filled(tmp_path) as serving:
+        with serving.connect(timeout_s=60) as client:
+            IDLE.store_whole(client)  # younger than the last clear
+            assert client.flush(60).pending == 0
+        serving.stop()
+        for folder in (serving.nvme_dir, serving.arena_dir):
+            os.unlink(folder / ledger_file.FILE_NAME)
+        for _ in range(2):
+            serving.start()
+            with serving.connect(timeout_s=60) as client:
+                client.open(NEXT.space)
+                with pytest.raises(kvw.CapacityError) as caught:
+                    client.clear(NEXT.space, forget=True)
+                assert "1 namespaces that are missing" in caught.value.message
+            serving.kill()
+        serving.start()
+        with serving.connect(timeout_s=60) as client:
+            assert IDLE.load(client) == IDLE.pages
+            client.clear(NEXT.space, forget=True)
+            assert names(client) == ["c"]
+            assert IDLE.load(client) == IDLE.pages
