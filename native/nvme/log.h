@@ -41,8 +41,9 @@ struct LogOptions {
   std::string io_engine = "auto";
   // Nothing is written, removed or reclaimed: for a look at a directory. Appends are refused.
   bool inspect = false;
-  uint64_t epoch_now = 0;   // the warehouse's clear epoch, stamped into segment headers
-  uint32_t life_floor = 0;  // new lives are above it: the ledger's highest tombstone
+  uint64_t epoch_now = 0;               // the warehouse's clear epoch, stamped into segment headers
+  uint32_t life_floor = 0;              // new lives are above it: the ledger's highest tombstone
+  uint64_t moving_bytes = 16ull << 20;  // that reclaim has in memory before it waits for the device
   // Seams for tests; unset means the real thing.
   std::function<std::unique_ptr<IoEngine>()> make_engine;
   std::function<int(int fd, uint64_t bytes)> allocate;  // as fallocate(): 0 or errno

@@ -15,7 +15,6 @@ constexpr uint64_t kSpareWanted = 2;
 constexpr size_t kSampledRecords = 64;   // of a segment, for its score
 constexpr size_t kScoredSegments = 32;   // a choice; the others keep their old scores
 constexpr size_t kSortedRecords = 1024;  // a step
-constexpr uint64_t kMovingBytes = 16ull << 20;
 constexpr uint64_t kPinnedRetryNs = 100 * kMillisecondNs;
 
 // Parts of a segment, so that of those with about as much the oldest goes.
@@ -128,6 +127,9 @@ void Reclaimer::begin() {
   ++round_;
   next_record_ = 0;
   share_bytes_ = std::min(share_bytes_, int64_t{0}) + static_cast<int64_t>(victim_->bytes / 4);
+  largest_bytes_ = 0;
+  for (const RecordRef& ref : victim_->records)
+    largest_bytes_ = std::max(largest_bytes_, uint64_t{ref.blocks} * kBlockBytes);
   moving_bytes_ = 0;
   moving_ = 0;
   lost_copy_ = false;
@@ -151,7 +153,7 @@ void Reclaimer::sort_some() {
     const RecordUse use = context_.host.use_of(ref.key, extent);
     if (use == RecordUse::hot && worth_moving(ref)) {
       // What has been moved comes back here and goes on with the next record.
-      if (moving_ > 0 && moving_bytes_ >= kMovingBytes) return;
+      if (moving_ > 0 && moving_bytes_ >= context_.options.moving_bytes) return;
       move(ref);
     } else if (use == RecordUse::dead) {
       context_.host.forget(ref.key, extent, false);
@@ -237,8 +239,10 @@ void Reclaimer::forget_durable_copies() {
 }
 
 uint64_t Reclaimer::bytes_to_move() const {
-  if (stage_ == Stage::sorting)
-    return static_cast<uint64_t>(std::max(share_bytes_, int64_t{0})) + moving_bytes_;
+  // The last one that is moved may begin at the end of its share.
+  if (stage_ == Stage::sorting && share_bytes_ > 0)
+    return static_cast<uint64_t>(share_bytes_) + largest_bytes_ + moving_bytes_;
+  if (stage_ == Stage::sorting) return moving_bytes_;
   return stage_ == Stage::moving ? moving_bytes_ : 0;
 }
 

@@ -73,8 +73,9 @@ class Reclaimer {
   Segment* victim_ = nullptr;
   uint64_t round_ = 0;  // tells late completions of an abandoned victim apart
   size_t next_record_ = 0;
-  int64_t share_bytes_ = 0;    // may still be moved; below 0: on account of victims to come
-  uint64_t moving_bytes_ = 0;  // in memory now
+  int64_t share_bytes_ = 0;     // may still be moved; below 0: on account of victims to come
+  uint64_t largest_bytes_ = 0;  // record of the victim
+  uint64_t moving_bytes_ = 0;   // in memory now
   unsigned moving_ = 0;
   std::map<uint64_t, Copy> copies_;  // by position, of all victims: not known to be durable
   bool lost_copy_ = false;           // of this victim, whose record is named again

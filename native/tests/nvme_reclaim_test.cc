@@ -124,6 +124,36 @@ TEST(reclaim_moves_hot_pages_however_fast_new_ones_come) {
   world.check_all_readable();
 }
 
+// The last one of a segment may begin at the end of its share: new pages leave it room all the
+// same.
+TEST(reclaim_moves_a_whole_share_of_large_hot_pages_however_fast_new_ones_come) {
+  constexpr uint64_t kShardBytes = 50'000, kFit = 9;  // pages in a segment
+  World world(6);
+  world.options.moving_bytes = 1;  // each is written before the next one's turn
+  world.hot = [](uint64_t) { return true; };
+  world.open();
+  for (uint64_t number = 0; number < 300;) {
+    world.faults->hold_reads(true);
+    uint64_t refusals = 0;
+    world.until([&] {
+      if (world.append(number, kShardBytes))
+        ++number;
+      else
+        ++refusals;
+      return number == 300 || refusals == 100;
+    });
+    world.faults->hold_reads(false);
+    world.until([&] { return world.waiting.empty(); });
+  }
+  const LogStats stats = world.log->stats();
+  CHECK(stats.reclaimed_segments > 10);
+  // A quarter of each, but of one under way, and but for what is less than a page.
+  const uint64_t room = world.options.segment_bytes / kFit;
+  const uint64_t shares = (stats.reclaimed_segments - 1) * world.options.segment_bytes / 4;
+  CHECK((stats.relocated_records + 1) * room >= shares);
+  world.check_all_readable([](uint64_t) { return kShardBytes; });
+}
+
 TEST(reclaim_writes_at_most_a_third_more_when_everything_is_hot) {
   World world(4);
   world.hot = [](uint64_t) { return true; };
