@@ -55,7 +55,6 @@ bool Index::read(PageId page, EntryView& view) const {
     view.extent.blocks = entry.blocks.load(kWordLoad);
     view.extent.life = entry.life.load(kWordLoad);
     view.clear_epoch = entry.clear_epoch.load(kWordLoad);
-    view.digest = entry.digest.load(kWordLoad);
   };
   return taken_whole(entry, take) && (view.flags & kEntryUsed) != 0;
 }
@@ -106,8 +105,7 @@ PageId Index::empty_in_window(const Key& key) const {
   return kNoPage;
 }
 
-template <bool with_digest>
-void Index::store(const EntryView& view) {
+void Index::write(const EntryView& view) {
   IndexEntry& entry = table_[view.page];
   const uint32_t sequence = entry.sequence.load(std::memory_order_relaxed);
   const uint32_t odd = sequence | 1;
@@ -123,13 +121,8 @@ void Index::store(const EntryView& view) {
   entry.blocks.store(view.extent.blocks, kWordStore);
   entry.life.store(view.extent.life, kWordStore);
   entry.clear_epoch.store(view.clear_epoch, kWordStore);
-  if constexpr (with_digest) entry.digest.store(view.digest, kWordStore);
   entry.sequence.store(odd + 1, std::memory_order_release);
 }
-
-void Index::write(const EntryView& view) { store<true>(view); }
-
-void Index::rewrite(const EntryView& view) { store<false>(view); }
 
 void Index::erase(PageId page) {
   EntryView empty;

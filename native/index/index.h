@@ -35,7 +35,7 @@ struct alignas(64) IndexEntry {
   std::atomic<uint32_t> slot, generation;  // generation: low 32 bits
   std::atomic<uint32_t> segment, offset_blocks, blocks, life;
   std::atomic<uint64_t> clear_epoch;
-  std::atomic<uint64_t> digest;  // of shard 0; a second opinion on the slot's metadata
+  uint64_t spare;
 };
 static_assert(sizeof(IndexEntry) == 64);
 
@@ -58,7 +58,6 @@ struct EntryView {
   uint32_t generation = 0;
   nvme::Extent extent;
   uint64_t clear_epoch = 0;
-  uint64_t digest = 0;
 
   bool in_dram() const { return (flags & kEntryDram) != 0; }
   bool in_nvme() const { return (flags & kEntryNvme) != 0; }
@@ -106,18 +105,14 @@ class Index {
 
   // First empty entry of the key's window, or kNoPage.
   PageId empty_in_window(const Key& key) const;
-  // Writes a whole entry under its sequence. No other store of the writer but rewrite(), erase().
+  // Writes a whole entry under its sequence. No other store of the writer but erase().
   void write(const EntryView& view);
-  // The same, but the digest stays as it is.
-  void rewrite(const EntryView& view);
   void erase(PageId page);
 
  private:
   template <class Take>
   static bool taken_whole(const IndexEntry& entry, Take take);
   bool read(PageId page, EntryView& view) const;
-  template <bool with_digest>
-  void store(const EntryView& view);
 
   IndexEntry* table_ = nullptr;
   uint64_t mask_ = 0;

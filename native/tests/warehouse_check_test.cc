@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include "base/error.h"
-#include "digest/digest.h"
 #include "io/faulty_engine.h"
 #include "tests/arena_image.h"
 #include "tests/check.h"
@@ -241,32 +240,6 @@ TEST(page_that_is_cleared_and_stored_again_while_it_is_read_is_not_taken_for_the
   CHECK_EQ(both.world->status().nvme_pages, 40);
   CHECK(both.world->take_graves().empty());
   both.world.check_settled();
-}
-
-// The core keeps no digests, and rewrites entries all the time.
-TEST(entry_has_its_pages_digest_whatever_tiers_the_page_enters_and_leaves) {
-  Both both;
-  const TestPage page = both.world.page(7);
-  const std::vector<std::byte> bytes = bytes_of(page.key, 0, kPageBytes);
-  const uint64_t digest = page_digest(bytes.data(), bytes.size(), page.key, 0);
-  CHECK(both.world.entry(page)->in_nvme());  // written since
-  CHECK_EQ(both.world.entry(page)->digest, digest);
-  both.begin_promotions();
-  CHECK(!both.world.entry(page)->in_dram());
-  CHECK_EQ(both.world.entry(page)->digest, digest);
-  both.end_promotions();
-  CHECK(both.world.entry(page)->in_dram());
-  CHECK_EQ(both.world.entry(page)->digest, digest);
-
-  // A daemon that knows it of its records alone learns it by reading them.
-  both.world.kill();
-  std::filesystem::remove_all(both.world.options.arena_dir);
-  both.world.start();
-  CHECK(!both.world.entry(page)->in_dram());
-  both.faults->hold_reads(true);
-  both.begin_promotions();
-  both.end_promotions();
-  CHECK_EQ(both.world.entry(page)->digest, digest);
 }
 
 // Of an orphan no record is worth its room; once its parent is there again, it is a page like

@@ -59,12 +59,6 @@ void Catalog::change(const EntryView& view) {
 
 void Catalog::update(const EntryView& view) {
   change(view);
-  index_.rewrite(view);
-  if (watcher_ != nullptr) watcher_->came(view);
-}
-
-void Catalog::update_with_digest(const EntryView& view) {
-  change(view);
   index_.write(view);
   if (watcher_ != nullptr) watcher_->came(view);
 }

@@ -42,7 +42,6 @@ class Catalog {
   // `capacity` pages at most: half the table, so that windows stay short.
   explicit Catalog(Index& index);
 
-  // Without the digest; see PageTable::view().
   std::optional<EntryView> find(const Key& key) const { return at(table_.find(key)); }
   PageId page_of(const Key& key) const { return table_.find(key); }
   bool contains(const Key& key) const { return page_of(key) != kNoPage; }
@@ -73,11 +72,9 @@ class Catalog {
   // first one if that is kNoPage. Precondition: there is one, and the key is absent. Orphans that
   // waited for it are its children from now on.
   PageId insert(EntryView view, const Key& parent, uint32_t position);
-  // Rewrites an entry (tiers, slot, extent) but its digest. Precondition: same page and key; some
+  // Rewrites an entry (tiers, slot, extent). Precondition: same page and key; some
   // tier remains.
   void update(const EntryView& view);
-  // The same with view.digest, which nobody knew: that of a page that comes from NVMe.
-  void update_with_digest(const EntryView& view);
   // The page left its last tier. Its children become orphans.
   void remove(const EntryView& view);
 

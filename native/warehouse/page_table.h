@@ -85,8 +85,7 @@ class PageTable {
   bool claimed(PageId page) const { return !has(page) && numbers_[page] == kNoNumber; }
   bool has(PageId page) const { return page <= mask_ && tags_[page] != 0; }
 
-  // Of a page that is there: its entry but for the digest, which is 0, because nobody asks the core
-  // for it.
+  // Of a page that is there: its entry.
   EntryView view(PageId page) const;
   // Of a page that is there.
   PageNode& node(PageId page) { return pages_[number_at(page)].node; }

@@ -200,8 +200,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   entry.flags = static_cast<uint16_t>((entry.flags | kEntryDram) & ~kEntryUnverified);
   entry.slot = slot;
   entry.generation = static_cast<uint32_t>(generation);
-  entry.digest = facts.digests[0];
-  catalog_.update_with_digest(entry);
+  catalog_.update(entry);
   make_resident(slot, entry);
   catalog_.node(entry.page).used = true;
   ++pages_promoted_;

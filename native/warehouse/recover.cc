@@ -246,7 +246,6 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   view.slot = slot;
   view.generation = static_cast<uint32_t>(pool_.load(slot).generation);
   view.clear_epoch = meta.clear_epoch;
-  view.digest = digests_of(&meta)[0];
   catalog_.insert(view, meta.parent, meta.position);
   make_resident(slot, view);
 }

@@ -130,7 +130,6 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   view.slot = slot;
   view.generation = static_cast<uint32_t>(generation);
   view.clear_epoch = group.clear_epoch;
-  view.digest = group.shards[0].digest;
   meta->stored_at_ns = wall_ns;
   for (uint32_t shard = 0; shard < group.shards.size(); ++shard)
     digests_of(meta)[shard] = group.shards[shard].digest;
