@@ -62,5 +62,5 @@ def test_buffers_for_kv_on_its_way_are_in_no_core_dump() -> None:
     assert in_dump(np.ones(1 << 24, np.uint8)), "else this test sees nothing"
     assert not in_dump(HostLanding(1 << 20).part(0, 0, 4096))
     for page_bytes in (4096, 8 << 20):
-        with Staging(1, 64 << 20).buffer(page_bytes, 4) as buffer:
+        with Staging(64 << 20).buffer(page_bytes, 4) as buffer:
             assert not in_dump(buffer)
