@@ -38,11 +38,18 @@ def prepare(path: str, flag: str) -> None:
     on the way to it, and the fix."""
     try:
         _refuse(path, flag, trusted_path.problem(os.path.dirname(path)))
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        _make(Path(path))
         _refuse(path, flag, _problem(path, os.stat(path), os.lstat(path)))
         _refuse(path, flag, trusted_path.problem(path))
     except OSError as error:
         _refuse(path, flag, f"cannot be made or opened: {error.strerror}")
+
+
+def _make(folder: Path) -> None:
+    """os.makedirs gives its mode to the last one alone."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            each.mkdir(0o700, exist_ok=True)
 
 
 def prepare_for_socket(socket: str) -> None:

@@ -32,9 +32,15 @@ def refused(path: Path) -> str:
 
 
 def test_directory_is_made_private_with_its_parents(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b"
-    directories.prepare(str(path), "--arena-dir")
-    assert path.stat().st_mode & 0o777 == 0o700
+    """Incident: with a umask of 0 it made parents that everybody could write to, and refused."""
+    path = tmp_path / "a" / "b" / "c"
+    before = os.umask(0)
+    try:
+        directories.prepare(str(path), "--arena-dir")
+    finally:
+        os.umask(before)
+    for each in (path, *path.parents[:2]):
+        assert each.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
