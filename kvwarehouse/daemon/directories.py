@@ -139,8 +139,11 @@ def _owned_by(lock: str) -> str:
 
 
 def _refuse_foreign_lock(path: str, facts: os.stat_result) -> None:
-    # The directory's owner has all that is in it in hand, as where root looks at a user's.
-    if facts.st_uid in (0, os.geteuid(), os.stat(os.path.dirname(path)).st_uid):
+    folder = os.stat(os.path.dirname(path))
+    # Its owner has all that is in it in hand, as where root looks at a user's. But where everybody
+    # can make files: in a user namespace all who are not of it look like one, the owner of /tmp.
+    owners = facts.st_uid == folder.st_uid and not folder.st_mode & stat.S_IWOTH
+    if owners or facts.st_uid in (0, os.geteuid()):
         return
     raise StorageError(
         f"{path} belongs to uid {facts.st_uid} and is no lock of ours: who made it keeps the place "

@@ -163,6 +163,9 @@ def test_lock_of_a_directory_is_good_as_its_owners(tmp_path: Path) -> None:
     os.chown(path, 12345, -1)
     os.chown(tmp_path, 12345, -1)
     Ownership(path).close()
+    tmp_path.chmod(0o1777)  # /tmp, as a user namespace shows it and what its strangers make there
+    with pytest.raises(StorageError, match="belongs to uid 12345"):
+        Ownership(path)
 
 
 def test_ownership_ends_with_its_process_however_it_dies(tmp_path: Path) -> None:
