@@ -137,6 +137,8 @@ class Channel:
         self._life.check()
         if self._channel is None:
             self._channel = self._connect()
+        else:
+            self.dial.refuse_stranger()
         return self._channel
 
     async def _drop(self, channel: grpc.aio.Channel) -> None:

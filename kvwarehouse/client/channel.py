@@ -108,6 +108,8 @@ class Channel:
                 raise closed()
             if self._channel is None:
                 self._channel = self._connect()
+            else:
+                self.dial.refuse_stranger()
             stub = WarehouseStub(self._channel)  # type: ignore[no-untyped-call]
             return stub, self._channel
 

@@ -78,9 +78,17 @@ class Dial:
         socket, or a folder on the way to it, is a stranger's."""
         if not self.address.local:
             return self.address.grpc_target
-        socket = self.address.path + GRPC_SUFFIX
-        trust.check_socket(socket)
-        return f"unix:{socket}"
+        trust.check_socket(self._socket)
+        return f"unix:{self._socket}"
+
+    def refuse_stranger(self) -> None:
+        """As target(), before a call over a channel that there is: it may have lost its daemon."""
+        if self.address.local:
+            trust.check_owner(self._socket)
+
+    @property
+    def _socket(self) -> str:
+        return self.address.path + GRPC_SUFFIX
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """None: in the clear."""

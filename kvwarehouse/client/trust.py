@@ -30,17 +30,31 @@ def daemon_uid(environ: Mapping[str, str] | None = None) -> int | None:
 def check_socket(path: str) -> None:
     """Raises TransportError (code "daemon_untrusted") where a stranger could have put the socket
     there, or could put another. Where nothing is there nothing is said."""
-    trusted = {os.geteuid(), 0, daemon_uid()}
     try:
-        weak = trusted_path.weak_point(path, trusted, group=True)
+        weak = trusted_path.weak_point(path, _trusted(), group=True)
     except OSError as error:
-        raise _untrusted(path, f"cannot be looked at ({error.strerror})", "") from error
+        raise _untrusted(path, f"cannot be looked at ({error.strerror})") from error
     if weak is not None:
-        fix = f"; if it is the right one, set {VARIABLE}={weak.owner}"
-        raise _untrusted(weak.path, weak.why, "" if weak.owner is None else fix)
+        raise _untrusted(weak.path, weak.why, weak.owner)
 
 
-def _untrusted(path: str, why: str, fix: str) -> TransportError:
+def check_owner(path: str) -> None:
+    """As check_socket, of the socket alone: before each call, because gRPC connects again by itself
+    where a daemon has ended, and in /tmp a stranger can have taken its place. One look."""
+    try:
+        owner = os.stat(path).st_uid
+    except OSError:
+        return
+    if owner not in _trusted():
+        raise _untrusted(path, f"belongs to uid {owner}", owner)
+
+
+def _trusted() -> set[int | None]:
+    return {os.geteuid(), 0, daemon_uid()}
+
+
+def _untrusted(path: str, why: str, owner: int | None = None) -> TransportError:
+    fix = "" if owner is None else f"; if it is the right one, set {VARIABLE}={owner}"
     who = daemon_uid()
     who = os.geteuid() if who is None else who
     return TransportError(

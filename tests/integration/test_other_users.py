@@ -4,19 +4,22 @@ process give them nothing but what docs/guarantees.md says."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -24,6 +27,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import wire
+from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client import trust
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.testing.pages import check_pages, pages_of
@@ -204,6 +208,40 @@ def test_client_tells_nothing_to_a_grpc_socket_of_another_user(folder: Path) -> 
         with pytest.raises(kvw.TransportError, match="KVW_DAEMON_UID=1001") as caught:
             connect_grpc(f"unix://{folder}/kvw.sock", timeout_s=60)
         assert caught.value.code == "daemon_untrusted"
+
+
+@pytest.mark.parametrize("way", ["blocking", "aio"])
+def test_client_tells_nothing_to_who_took_the_place_of_its_daemon(
+    folder: Path, tmp_path: Path, way: str
+) -> None:
+    """Incident: gRPC connected again by itself, to the socket of another user."""
+    path = folder / "kvw.sock.grpc"
+
+    def refused(call: Any) -> None:
+        with pytest.raises(kvw.TransportError, match="belongs to uid 1001") as caught:
+            call()
+        assert caught.value.code == "daemon_untrusted"
+
+    with Serving(tmp_path, socket=str(folder / "kvw.sock")) as serving, ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
+        if way == "aio":
+            client: Any = runner.run(aio_connect_grpc(serving.address))
+            stack.callback(lambda: runner.run(client.close()))
+        else:
+            client = stack.enter_context(connect_grpc(serving.address))
+
+        def status() -> Any:
+            return runner.run(client.status()) if way == "aio" else client.status()
+
+        status()
+        serving.stop()
+        with squatter(path, "SOCK_STREAM") as process:
+            refused(status)
+            with socket.socket(socket.AF_UNIX) as ours:
+                ours.connect(str(path))
+                ours.send(b"ours")
+                assert process.stdout is not None
+                assert process.stdout.readline() == "4\n"  # the first that it was told
 
 
 @pytest.mark.parametrize("name", ["arena", "slots", "index", "control"])
