@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.print_config:
+        _silence_grpc(args)
     settings = config.load(vars(args))
     if args.print_config:
         sys.stdout.write(config.print_config(settings))
@@ -42,14 +44,16 @@ def run(args: argparse.Namespace) -> int:
             " pip install 'kvwarehouse[daemon]'",
             code="missing_extra",
         ) from error
-    if settings.listen:
-        _silence_grpc()
     return int(daemon.serve(settings))
 
 
-def _silence_grpc() -> None:
-    """Begins the process anew, once. For much that strangers say gRPC writes a line, which is no
-    JSON and has bytes of theirs in it, and it reads whether it may only while it is imported."""
-    if "GRPC_VERBOSITY" not in os.environ:
+def _silence_grpc(args: argparse.Namespace) -> None:
+    """Begins the process anew, once, where it may be told to --listen. For much that strangers say
+    gRPC writes a line, which is no JSON and has bytes of theirs in it, and it reads whether it may
+    only while it is imported. Called before the configuration is read: a pipe is read once."""
+    may_listen = any(
+        vars(args).get(key) or os.environ.get(f"KVW_{key.upper()}") for key in ("config", "listen")
+    )
+    if may_listen and "GRPC_VERBOSITY" not in os.environ:
         os.environ["GRPC_VERBOSITY"] = "NONE"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,46 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "kvwarehouse", *arguments]
 
 
+@contextmanager
+def served(
+    folder: Path, *flags: str, **options: Any
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The process, and what it says in its log once it serves."""
+    where = ["--socket", str(folder / "kvw.sock"), "--arena-dir", str(folder / "arena")]
+    flags = ("--dram", "64MiB", "--http", "off", "--log-format", "json", *flags)
+    arguments = command("serve", *where, *flags)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, **options)
+    try:
+        assert process.stderr is not None
+        yield (
+            process,
+            next(said for said in map(json.loads, process.stderr) if said["event"] == "ready"),
+        )
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its socket; it serves once it says so in its log."""
-    socket = str(tmp_path / "kvw.sock")
-    flags = ["--dram", "64MiB", "--http", "off", "--log-format", "json"]
-    process = subprocess.Popen(
-        command("serve", "--socket", socket, "--arena-dir", str(tmp_path / "arena"), *flags),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if json.loads(line)["event"] == "ready":
-            break
-    yield process, socket
-    process.kill()
-    process.wait(WAIT_S)
+    """The process and its socket."""
+    with served(tmp_path) as (process, ready):
+        yield process, ready["socket"]
+
+
+def test_configuration_with_an_address_may_be_a_pipe(tmp_path: Path) -> None:
+    """Incident: it began its process anew after it had read the pipe, and served without."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef0123456789abcdef\n")
+    tokens.chmod(0o600)
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, f'listen = "127.0.0.1:0"\ntoken_file = "{tokens}"\n'.encode())
+        os.close(writer)
+        with served(tmp_path, "--config", f"/dev/fd/{reader}", pass_fds=[reader]) as (_, ready):
+            assert ready["listen"].startswith("127.0.0.1:")
+    finally:
+        os.close(reader)
 
 
 def test_served_warehouse_is_administered_and_ends_with_0(
