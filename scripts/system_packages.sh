@@ -77,7 +77,9 @@ agreed() {
   echo "setup: installing the system packages ${packages[*]}, as with"
   by_hand "${packages[@]}"
   if somebody_is_there; then
-    read -r -p "setup: go on? [Y/n] " answer || return 1
+    # At the terminal itself: what is said here may go to a file, and nobody would know of it.
+    echo -n "setup: install ${packages[*]}? [Y/n] " >&0 || return 1
+    read -r answer || return 1
   fi
   case "$answer" in "" | [Yy]*) ;; *) return 1 ;; esac
 }

@@ -21,6 +21,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.asked = folder / "bin", folder / "asked"
+        self.shown = ""  # at the terminal
         self.script = folder / "scripts" / SCRIPT.name
         for each in (self.bin, self.script.parent):
             each.mkdir()
@@ -49,12 +50,14 @@ class Machine:
             )  # fmt: skip
             return ran.returncode, ran.stdout
         here, there = pty.openpty()
+        os.set_blocking(here, False)
         try:
             os.write(here, answer.encode())
             ran = subprocess.run(
                 command, env=variables, stdin=there, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
             )  # fmt: skip
+            self.shown = os.read(here, 1 << 12).decode()
             return ran.returncode, ran.stdout
         finally:
             os.close(here)
@@ -91,6 +94,7 @@ def test_packages_are_installed_without_a_question_in_continuous_integration(
 def test_packages_are_installed_where_somebody_agrees(machine: Machine, answer: str) -> None:
     _, said = machine.run(answer=answer)
     assert COMMAND in said
+    assert "g++ libxxhash-dev liburing-dev? [Y/n]" in machine.shown  # said may go to a file
     assert machine.installs
 
 
