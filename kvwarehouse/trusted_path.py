@@ -45,10 +45,16 @@ def weak_point(
         others = stat.S_IWOTH | (stat.S_IWGRP if group and at == folder else 0)
         if facts.st_uid not in trusted and (not is_folder or shared or facts.st_uid != _outside()):
             return WeakPoint(at, facts.st_uid, f"belongs to uid {facts.st_uid}")
-        if is_folder and mode & others and not mode & stat.S_ISVTX:
+        if is_folder and mode & others and not mode & stat.S_ISVTX and not _read_only(at):
             return WeakPoint(at, None, f"has mode {mode:04o}, so others can write to it")
         shared = shared or (is_folder and bool(mode & stat.S_IWOTH))
     return None
+
+
+def _read_only(folder: str) -> bool:
+    """Whether it is mounted so, as Kubernetes mounts a ConfigMap, whose folder has mode 0777: here
+    nobody can write to it, and elsewhere who mounted it decides."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def problem(path: str, *, group: bool = False) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvwarehouse.testing.mounts import mount_tmpfs, own_mounts
 from kvwarehouse.trusted_path import WeakPoint, problem, weak_point
 
 US = {os.geteuid(), 0}
@@ -43,6 +44,21 @@ def test_relative_path_is_looked_at_from_where_the_process_is(
     weak = weak_point("./../b/c", US)
     assert weak is not None
     assert weak.path == str(deep.parent.parent)
+
+
+@as_root
+def test_folder_that_everybody_could_write_to_and_nobody_can_is_out_of_reach(
+    tmp_path: Path,
+) -> None:
+    """A ConfigMap's."""
+    with own_mounts():
+        volume = tmp_path / "volume"
+        mount_tmpfs(volume, "1m")
+        volume.chmod(0o777)
+        (volume / "kvwarehouse.toml").touch()
+        assert weak_point(str(volume / "kvwarehouse.toml"), US) is not None
+        subprocess.run(["mount", "-o", "remount,ro", str(volume)], check=True)
+        assert weak_point(str(volume / "kvwarehouse.toml"), US) is None
 
 
 @pytest.mark.parametrize("up", [0, 1])
@@ -109,6 +125,7 @@ def test_links_in_a_circle_are_no_endless_way(tmp_path: Path) -> None:
 # Root of the machine, and of all folders, is outside of the namespace, where 1001 alone is known.
 IN_A_NAMESPACE = """
 import ctypes, os, sys
+from kvwarehouse.testing.mounts import mount_tmpfs, own_mounts
 from kvwarehouse.trusted_path import problem
 inside, mapped = os.pipe(), os.pipe()
 child = os.fork()
