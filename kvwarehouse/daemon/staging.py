@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.errors import CapacityError, UsageError
 from kvwarehouse.sizes import format_size
-from kvwarehouse.undumped import undumped
+from kvwarehouse.undumped import leave_out
 
 BUFFER_BYTES: Final = 16 << 20
 """What one stream stages at a time, or one page if that is larger: 16 chunks deep."""
@@ -51,7 +52,9 @@ class Staging:
         rows = max(1, min(pages, BUFFER_BYTES // page_bytes))
         self._take(rows * page_bytes)
         try:
-            yield undumped(rows * page_bytes).reshape(rows, page_bytes)
+            memory = np.empty((rows, page_bytes), np.uint8)
+            leave_out(memory)
+            yield memory
         finally:
             self._give(rows * page_bytes)
 
