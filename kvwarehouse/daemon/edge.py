@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
@@ -44,6 +45,7 @@ _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behavior: TypeAlias = Callable[..., Any]
+Decode: TypeAlias = Callable[[bytes], Any]
 
 
 def threads_of(streams: int) -> int:
@@ -93,39 +95,46 @@ class Edge(grpc.ServerInterceptor):
 
     def _wrapped(self, handler: Handler, method: str) -> Handler:
         # All are served as if they took many messages, which is the same to their clients: gRPC
-        # would wait for the only one of a call before anything of ours runs, without an end.
-        codecs = (handler.request_deserializer, handler.response_serializer)
+        # would wait for the only one of a call before anything of ours runs, without an end. And as
+        # bytes: of one that is none gRPC would end the call beside us, and then take our end of it
+        # for one that is still to leave, for good.
+        decode, encode = handler.request_deserializer, handler.response_serializer
+        assert decode is not None
         requests = handler.request_streaming
         if handler.response_streaming:
             behavior = handler.stream_stream if requests else handler.unary_stream
-            streams = self._streaming(behavior, method, requests=requests)
-            return grpc.stream_stream_rpc_method_handler(streams, *codecs)
+            streams = self._streaming(behavior, method, decode, requests=requests)
+            return grpc.stream_stream_rpc_method_handler(streams, None, encode)
         behavior = handler.stream_unary if requests else handler.unary_unary
-        unary = self._unary(behavior, method, requests=requests)
-        return grpc.stream_unary_rpc_method_handler(unary, *codecs)
+        unary = self._unary(behavior, method, decode, requests=requests)
+        return grpc.stream_unary_rpc_method_handler(unary, None, encode)
 
-    def _unary(self, behavior: Behavior | None, method: str, *, requests: bool) -> Behavior:
+    def _unary(
+        self, behavior: Behavior | None, method: str, decode: Decode, *, requests: bool
+    ) -> Behavior:
         assert behavior is not None
 
         def call(sent: Iterator[Any], context: grpc.ServicerContext) -> Any:
             try:
                 with self._place(method, context):
                     if not requests:
-                        return behavior(self._only(sent, context, method), context)
+                        return behavior(self._only(sent, context, method, decode), context)
                     with self._watched(context, method) as stream:
-                        return behavior(_following(sent, stream), context)
+                        return behavior(_following(sent, stream, decode), context)
             except Exception as error:  # noqa: BLE001  the edge of the RPC
                 self._refuse(context, method, error)
 
         return call
 
-    def _streaming(self, behavior: Behavior | None, method: str, *, requests: bool) -> Behavior:
+    def _streaming(
+        self, behavior: Behavior | None, method: str, decode: Decode, *, requests: bool
+    ) -> Behavior:
         assert behavior is not None
 
         def call(sent: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 with self._place(method, context), self._watched(context, method) as stream:
-                    following = _following(sent, stream)
+                    following = _following(sent, stream, decode)
                     source = following if requests else _first(following, method)
                     for answer in behavior(source, context):
                         with stream.client_turn():
@@ -136,9 +145,11 @@ class Edge(grpc.ServerInterceptor):
 
         return call
 
-    def _only(self, sent: Iterator[Any], context: grpc.ServicerContext, method: str) -> Any:
+    def _only(
+        self, sent: Iterator[Any], context: grpc.ServicerContext, method: str, decode: Decode
+    ) -> Any:
         with self._watched(context, method) as stream:
-            return _first(_following(sent, stream), method)
+            return _first(_following(sent, stream, decode), method)
 
     @contextmanager
     def _place(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
@@ -193,11 +204,18 @@ def _first(requests: Iterator[Any], method: str) -> Any:
     return request
 
 
-def _following(requests: Iterator[Any], stream: Watched) -> Iterator[Any]:
+def _following(requests: Iterator[Any], stream: Watched, decode: Decode) -> Iterator[Any]:
+    """What the client says, message by message. Raises UsageError for what is none."""
     while True:
         with stream.client_turn():
             request = next(requests, None)
         if request is None:
             return
-        stream.heard(request.ByteSize())
+        stream.heard(len(request))
+        try:
+            request = decode(request)
+        except DecodeError as error:
+            raise UsageError(
+                f"{len(request)} bytes are no message of {stream.method}", code="bad_message"
+            ) from error
         yield request

@@ -17,7 +17,7 @@ import pytest
 
 from kvwarehouse import errors, wire
 from kvwarehouse.daemon import deadline as deadline_module
-from kvwarehouse.daemon import servers
+from kvwarehouse.daemon import edge, servers
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.testing.served import Served
 from kvwarehouse.testing.serving import Serving
@@ -232,8 +232,31 @@ def test_garbage_in_a_message_is_an_error_of_the_call(served: Served) -> None:
     for method in ("Lookup", "Clear", "OpenNamespace"):
         call = served.channel.unary_unary(f"/{wire.SERVICE_NAME}/{method}")
         status = failed(lambda call=call: call(b"\xff" * 100, timeout=T))
-        assert status in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+        assert status == grpc.StatusCode.INVALID_ARGUMENT
     served.stub.Status(pb.StatusRequest(), timeout=T)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [f"/{wire.SERVICE_NAME}/Status", f"/{wire.SERVICE_NAME}/Store", "/grpc.health.v1.Health/Watch",
+     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"],
+)  # fmt: skip
+def test_messages_that_are_none_leave_no_place_taken(served: Served, method: str) -> None:
+    """Incident: gRPC ended such a call beside us and never said that it was over: each kept its
+    place for good, until the daemon refused all calls."""
+    places = edge.threads_of(served.config.streams)
+    for _ in range(4):
+        calls = [
+            served.channel.stream_stream(method)(iter([b"\xff"]), timeout=T) for _ in range(places)
+        ]
+        assert grpc.StatusCode.OK not in [call.code() for call in calls]
+
+    def has_room() -> bool:
+        with contextlib.suppress(grpc.RpcError):
+            return bool(served.stub.Status(pb.StatusRequest(), timeout=T))
+        return False
+
+    until(has_room, "all places are given back")
 
 
 def test_unknown_method_is_unimplemented(served: Served) -> None:
