@@ -190,7 +190,9 @@ def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path, patienc
             second = remote.store(1, pages, 1, content(1, pages, 1))
             assert (first.result(T).stored, second.stored) == (pages, pages)
         assert remote.load(1, pages, 0)[0] == content(1, pages, 0).tobytes()
-        assert not served.events("stream_stalled")
+        # A Status may be among them, whose end gRPC had not told yet when patience ended.
+        stalled = [line["method"] for line in served.events("stream_stalled")]
+        assert f"/{wire.SERVICE_NAME}/Store" not in stalled
 
 
 def reserved_slots(remote: Remote) -> int:
