@@ -147,7 +147,9 @@ def test_load_that_waits_for_the_daemon_does_not_stand_still(tmp_path: Path, pat
         patience.end()
         served.engine.unblock_loads.set()
         assert dict(list(answers)[-1].summary.missed) == {"missing": 9}
-        assert not served.events("stream_stalled")
+        # An OpenNamespace may be among them, whose end gRPC had not told yet.
+        stalled = [line["method"] for line in served.events("stream_stalled")]
+        assert f"/{wire.SERVICE_NAME}/Load" not in stalled
 
 
 def test_message_beyond_the_bound_is_refused_and_the_next_is_served(served: Served) -> None:
