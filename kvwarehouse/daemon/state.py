@@ -27,7 +27,8 @@ class Lifecycle:
         return self._state
 
     def listen(self, listener: Callable[[State], None]) -> None:
-        """`listener` is called with every later state, by the thread that makes the change."""
+        """`listener` is called with every later state, in their order, by the thread that makes the
+        change; others that make one wait for it."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -45,7 +46,6 @@ class Lifecycle:
             if self._state not in of:
                 return False
             self._state = state
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener(state)
+            for listener in self._listeners:  # here: in the order of the changes
+                listener(state)
         return True
