@@ -42,6 +42,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
             return health_pb2.HealthCheckResponse()
         return health_pb2.HealthCheckResponse(status=status)
 
+    def List(self, request: Any, context: grpc.ServicerContext) -> Any:
+        status = health_pb2.HealthCheckResponse(status=self._status_of(""))
+        return health_pb2.HealthListResponse(statuses=dict.fromkeys(_SERVICES, status))
+
     def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         said = None
         while context.is_active():

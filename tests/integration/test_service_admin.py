@@ -304,6 +304,10 @@ def test_drain_turns_health_and_readiness_and_keeps_loads(served: Served) -> Non
     for service in ("", wire.SERVICE_NAME):
         request = health_pb2.HealthCheckRequest(service=service)
         assert health.Check(request, timeout=T).status == states.SERVING
+    listed = health.List(health_pb2.HealthListRequest(), timeout=T).statuses
+    assert {name: each.status for name, each in listed.items()} == dict.fromkeys(
+        ("", wire.SERVICE_NAME), states.SERVING
+    )
     watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=T)
     assert next(watched).status == states.SERVING
     assert served.get("/readyz")[0] == 200
