@@ -21,6 +21,7 @@ _VALUE_CHARS: Final = 2000
 _FIELDS: Final = 32
 _PATIENCE_MS: Final = 1000
 _PIECE_CHARS: Final = 4096  # what a pipe that has room takes at once: PIPE_BUF, of ASCII
+_TERMINAL_CHARS: Final = 32  # as much, of a terminal, which has room for as little as it likes
 _OF_A_NAME: Final = 16
 
 
@@ -106,14 +107,16 @@ class Log:
 
     def __init__(self, form: str = "auto", stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._json = form == "json" or (form == "auto" and not self._stream.isatty())
+        terminal = self._stream.isatty()
+        self._json = form == "json" or (form == "auto" and not terminal)
+        self._piece = _TERMINAL_CHARS if terminal else _PIECE_CHARS
         self._lock = threading.Lock()
         self._lost = 0  # lines, since one was written
         self._cut = False  # whether what was written last lacks its end
 
     def event(self, event: Event, **fields: object) -> None:
-        """Never raises, and waits a second at most: a full disk under stderr, a closed pipe, or one
-        that nobody reads must not stop the daemon."""
+        """Never raises, and waits a second at most where nobody reads: a full disk under stderr, a
+        closed pipe, or one whose reader stands still must not stop the daemon."""
         line = self._line(event, dict(list(fields.items())[:_FIELDS]))
         with self._lock:
             try:
@@ -126,12 +129,12 @@ class Log:
 
     def _write(self, line: str) -> None:
         text = f"\n{line}\n" if self._cut else f"{line}\n"
-        for start in range(0, len(text), _PIECE_CHARS):
+        for start in range(0, len(text), self._piece):
             if not self._has_room():
                 self._lost += 1
                 self._cut = self._cut or start > 0
                 return
-            self._stream.write(text[start : start + _PIECE_CHARS])
+            self._stream.write(text[start : start + self._piece])
             self._stream.flush()
         self._cut = False
 

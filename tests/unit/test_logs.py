@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
+import threading
 
 import pytest
 
 from kvwarehouse.daemon import logs
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.testing.until import DEADLINE_S
 
 
 def test_event_is_one_json_line_with_its_fields() -> None:
@@ -99,3 +102,23 @@ def test_reader_that_stands_still_stops_nobody_and_is_told_what_it_missed(
     assert written == list(range(len(written)))
     assert [line["event"] for line in whole[-2:]] == ["log_lines_lost", "ready"]
     assert whole[-2]["lines"] == said - len(written) > 0
+
+
+def test_terminal_that_stands_still_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has room for some characters, a write of more waits for its reader."""
+    monkeypatch.setattr(logs, "_PATIENCE_MS", 1)
+    reads, writes = pty.openpty()
+    with os.fdopen(reads, "rb", buffering=0) as there, os.fdopen(writes, "w") as stream:
+        log = Log("json", stream)
+
+        def say() -> None:
+            for number in range(100):
+                log.event(Event.CLEARED, number=number, text="x" * 1900, more="y" * 1900)
+
+        saying = threading.Thread(target=say)
+        saying.start()
+        saying.join(DEADLINE_S)
+        waits = saying.is_alive()
+        while saying.is_alive():
+            there.read(1 << 16)
+        assert not waits
