@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import grpc
@@ -125,8 +125,10 @@ class Watchdog:
         with self._lock:
             self._watched.add(stream)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+                with suppress(RuntimeError):  # no thread is to be had now: the next call asks again
+                    thread.start()
+                    self._thread = thread
 
     def _run(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.watchdog import FIRST_S, PACE_BYTES_S, STALL_S, Watchdog, Watched
+from kvwarehouse.testing.until import until
 
 
 class Call:
@@ -100,3 +102,20 @@ def test_answer_that_was_taken_is_watched_no_more(call: Call) -> None:
     call.now_s += 2 * STALL_S
     call.watchdog.look()
     assert not call.cancelled
+
+
+def test_watchdog_without_a_thread_begins_with_the_next_call(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of processes: calls go on, and are watched again when there is a thread."""
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", refused)
+        answer = call.watchdog.leaving(call, "/m/Lookup")  # type: ignore[arg-type]
+    call.now_s += 2 * STALL_S
+    call.watchdog.forget(call.watchdog.leaving(call, "/m/Lookup"))  # type: ignore[arg-type]
+    until(lambda: call.cancelled, "what stands still is ended")
+    call.watchdog.forget(answer)
