@@ -35,7 +35,10 @@ HANDSHAKE_S: Final = 5.0
 
 WAITING: Final = 256
 """Calls that wait for a thread, four connections full of them. What such a call has said is not
-read yet: it is bounded by its stream's window, 64 KiB."""
+read yet: it is bounded by its stream's window."""
+
+WINDOW_BYTES: Final = 1 << 20
+"""What a call may say before anybody reads it."""
 
 IDLE_S: Final = 60.0
 """How long a connection without a call keeps its place. Clients connect anew by themselves."""
@@ -54,6 +57,10 @@ def _options() -> Sequence[tuple[str, int | str]]:
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
         ("grpc.max_metadata_size", METADATA_BYTES),
+        # gRPC would make the window of every call as large as it finds the connection fast: 32 MiB
+        # and more on loopback.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         # A peer that vanished without a word is noticed within 80 s.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),

@@ -503,6 +503,49 @@ def test_answers_that_nobody_takes_are_half_of_the_calls_and_are_given_up(
         until(taken_again, "there is room again")
 
 
+def test_call_that_nobody_reads_may_say_a_bounded_amount_however_fast_it_comes(
+    tmp_path: Path, tokens: str
+) -> None:
+    """Incident: gRPC let each call of a fast connection lay 32 MiB into the daemon's memory."""
+    size = 7 << 20
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as there,
+        there.makefile("rb") as heard,
+    ):
+        there.sendall(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
+        of_all, initial, most = 65_535, 65_535, 0
+        for call in range(1, 41, 2):
+            said = http2.call_head(call, f"/{wire.SERVICE_NAME}/Store", TOKEN)
+            head = b"\0" + size.to_bytes(4, "big")
+            there.sendall(said + http2.frame(http2.DATA, 0, call, head))
+            of_all, own, left = of_all - len(head), initial - len(head), size
+            while left:
+                if some := min(of_all, own, left, 16_384):
+                    there.sendall(http2.frame(http2.DATA, 0, call, bytes(some)))
+                    of_all, own, left = of_all - some, own - some, left - some
+                    continue
+                start = heard.read(9)
+                length, kind, acknowledges = (
+                    int.from_bytes(start[:3], "big"),
+                    start[3],
+                    start[4] & 1,
+                )
+                stream, payload = int.from_bytes(start[5:], "big"), heard.read(length)
+                if kind == http2.WINDOW_UPDATE:
+                    more = int.from_bytes(payload, "big")
+                    of_all, own = of_all + more * (not stream), own + more * (stream == call)
+                elif kind == http2.SETTINGS and not acknowledges:
+                    for at in range(0, length, 6):
+                        if int.from_bytes(payload[at : at + 2], "big") == 4:  # the initial window
+                            window = int.from_bytes(payload[at + 2 : at + 6], "big")
+                            own, initial, most = own + window - initial, window, max(most, window)
+                    there.sendall(http2.frame(http2.SETTINGS, 1, 0))
+                elif kind == http2.PING and not acknowledges:
+                    there.sendall(http2.frame(http2.PING, 1, 0, payload))
+        assert 0 < most <= servers.WINDOW_BYTES
+
+
 def test_health_watcher_that_takes_nothing_keeps_nobody_from_asking_and_no_drain(
     tmp_path: Path, tokens: str
 ) -> None:
