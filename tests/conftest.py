@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import secrets
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
     config.args = repeating.chosen(config.args)
+    _pass_no_ignored_signals_on()
     config.option.ignore = repeating.looked_into(config.option.ignore or (), config.args)
+
+
+def _pass_no_ignored_signals_on() -> None:
+    """What a shell starts in the background ignores SIGINT, and under nohup SIGHUP, and so would
+    all that tests start. A handler that does nothing is not passed on."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
 
 
 def pytest_report_header() -> str:

@@ -24,6 +24,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse import config
+from kvwarehouse.daemon import edge
 from kvwarehouse.testing import census, fuzz, tally
 from kvwarehouse.testing.hostile_doors import (
     Door,
@@ -53,6 +55,9 @@ HOSTILE = 2
 TOKEN = "0123456789abcdef0123456789abcdef"
 CALL_S = 30.0
 PROMPT = 4
+_THREADS = "daemon: threads"
+THREADS = 2 * edge.threads_of(config.Config().streams) + 32
+"""Those of gRPC's two pools, which it starts as more calls come at once, and the others."""
 LOG_LINES_S = 40
 """What any of it may add to the log: a few lines of each kind a second."""
 
@@ -276,10 +281,11 @@ def test_daemon_is_as_it_was_after_hostile_input_at(opened: Open, name: str, see
             return ", ".join(
                 f"{what}: {before[what]:g}, then {after[what]:g}"
                 for what in census.grown(before, after)
-                if what.startswith("daemon")
+                if what.startswith("daemon") and what != _THREADS
             )
 
         until(lambda: Shown(grown()), "the daemon is as it was")
+        assert at_rest(opened, client)[_THREADS] <= THREADS
         logged = opened.serving.lines[len(lines) :]
         print(f"{name}: {inputs} inputs, {len(logged)} lines of log")
         assert len(logged) < LOG_LINES_S * (1 + time.monotonic() - begun_s), logged[-20:]

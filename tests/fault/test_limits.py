@@ -156,9 +156,11 @@ def connect_until_refused(serving: Serving, crowd: list[Any]) -> None:
         crowd.append(engine.NativeClient(serving.socket, True, 30.0))
 
 
-def test_smaller_dram_than_the_arena_has_is_refused_and_both_ways_out_work(tmp_path: Path) -> None:
-    """Incident: the refusal said that the arena held more, which it did not, and neither its size
-    nor what giving it up would cost."""
+def test_smaller_dram_than_the_arena_has_waits_for_its_clients_and_loses_nothing_of_nvme(
+    tmp_path: Path,
+) -> None:
+    """Incident: it was refused until somebody removed the directory, and the refusal said neither
+    its size nor what giving it up would cost."""
     prompt = KnownPrompt("m", pages=12, page_bytes=20_000)
     with Serving(tmp_path, dram="32MiB", nvme_capacity="64MiB") as serving:
         with serving.connect(timeout_s=60) as client:
@@ -166,22 +168,15 @@ def test_smaller_dram_than_the_arena_has_is_refused_and_both_ways_out_work(tmp_p
             assert client.flush(60).pending == 0
             dram = lambda: client.status()["core"]["tiers"]["dram"]  # noqa: E731
             until(lambda: dram()["health"] == "ok", "all of its memory is taken")
-        assert serving.stop() == 0
-        serving.settings["dram"] = "16MiB"
-        with pytest.raises(RefusedError) as refused:
-            serving.start()
-        assert "to --dram 16MiB" in refused.value.text
-        offered = re.search(r"start with --dram (\w+), or remove the directory", refused.value.text)
-        assert offered, refused.value.text
-        serving.settings["dram"] = offered[1]
+            assert serving.stop() == 0
+            serving.settings["dram"] = "16MiB"
+            with pytest.raises(RefusedError, match="to --dram 16MiB while clients") as refused:
+                serving.start()
+            assert "stop them, start with --dram 32MiB, or" in refused.value.text
         serving.start()
+        assert serving.events("core")[0]["name"] == "arena_shrunk"
         with serving.connect(timeout_s=60) as client:
-            assert prompt.load(client) == prompt.pages
-        assert serving.stop() == 0
-        serving.lose_arena()
-        serving.settings["dram"] = "16MiB"
-        serving.start()
-        with serving.connect(timeout_s=60) as client:
+            assert client.status()["core"]["tiers"]["dram"]["capacity_bytes"] <= 16 << 20
             assert prompt.load(client) == prompt.pages
 
 

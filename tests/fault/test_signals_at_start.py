@@ -104,20 +104,7 @@ class Kept:
 
 
 @pytest.fixture
-def heeded() -> Iterator[None]:
-    """What this run was told to ignore, as a shell tells what it starts in the background, its
-    daemons would ignore too, as long as they start."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    ignored = [number for number, how in before.items() if how is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    yield
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@pytest.fixture
-def kept(heeded: None, tmp_path: Path) -> Iterator[Kept]:
+def kept(tmp_path: Path) -> Iterator[Kept]:
     serving = Serving(tmp_path, **SIZES)
     try:
         yield Kept(serving)
