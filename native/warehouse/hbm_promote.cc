@@ -152,6 +152,7 @@ uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
     SlotId coldest = kNoSlot;
   };
   std::vector<Class> classes;
+  classes.reserve(policies_.size());
   for (const auto& [cls, policy] : policies_) classes.push_back({cls, policy.get()});
   const auto view_in = [&](SlotId slot) {
     return warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
