@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900 if LONG else 240)
 BOUND = 3  # namespaces
 SIZES = {"dram": "16MiB", "nvme_capacity": "32MiB", "nvme_segment": "2MiB", "grace_s": "0.1"}
 KEPT, GONE, IDLE, NEXT = (KnownPrompt(name, pages=6, page_bytes=20_000) for name in "abcd")
-STEPS = 10
+STEPS = 12
 
 # A daemon of few namespaces, which kills itself at a step of forgetting one.
 PROGRAM = f"""
