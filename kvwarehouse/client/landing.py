@@ -7,10 +7,13 @@ kvwarehouse/gpu/device_landing.py: a device's, verified by the device.
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.undumped import undumped
+from kvwarehouse.undumped import leave_out
 
 if TYPE_CHECKING:
     from kvwarehouse import engine
@@ -48,8 +51,12 @@ class HostLanding:
 
     def __init__(self, stage_bytes: int = STAGE_BYTES) -> None:
         self.stage_bytes = stage_bytes
-        # They begin at a page's boundary, as O_DIRECT wants it.
-        self._stages = [undumped(stage_bytes) for _ in range(2)]
+        # Anonymous mappings begin at a page's boundary, as O_DIRECT wants it.
+        self._stages = [
+            np.frombuffer(mmap.mmap(-1, stage_bytes, mmap.MAP_PRIVATE), np.uint8) for _ in range(2)
+        ]
+        for stage in self._stages:
+            leave_out(stage)
 
     def part(self, turn: int, at_bytes: int, size_bytes: int) -> Any:
         return self._stages[turn][at_bytes : at_bytes + size_bytes]
