@@ -29,6 +29,32 @@ std::string code_of(const std::function<void()>& ask) {
   return "";
 }
 
+// Keeps the core at a command, until let_go().
+class BusyCore {
+ public:
+  explicit BusyCore(Server& server)
+      : asking_([this, &server] {
+          server.call(
+              [this](Warehouse&) {
+                begun_.set_value();
+                release_.get_future().wait();
+                return 0;
+              },
+              kPatienceMs);
+        }) {
+    begun_.get_future().wait();
+  }
+  // Returns when it was answered.
+  void let_go() {
+    release_.set_value();
+    asking_.join();
+  }
+
+ private:
+  std::promise<void> begun_, release_;
+  check::Thread asking_;
+};
+
 // Ends the core while `ask` is in its queue, behind a command that it is busy with. Returns the
 // code that `ask` ended with.
 std::string code_of_one_left_in_the_queue(const std::function<void(Server&)>& ask) {
@@ -36,25 +62,15 @@ std::string code_of_one_left_in_the_queue(const std::function<void(Server&)>& as
   Server server(world.options, world.socket());
   server.start();
 
-  std::promise<void> begun, release;
-  check::Thread busy([&] {
-    server.call(
-        [&](Warehouse&) {
-          begun.set_value();
-          release.get_future().wait();
-          return 0;
-        },
-        kPatienceMs);
-  });
-  begun.get_future().wait();
+  BusyCore busy(server);
   std::string code;
   check::Thread asking([&] { code = code_of([&] { ask(server); }); });
   asking.until_it_waits();  // whoever asks after the end is refused, with the same code
   check::Thread stopping([&] { server.stop(); });
   const auto nothing = [](Warehouse&) { return 0; };
   while (code_of([&] { server.call(nothing, 0); }) != "stopped") std::this_thread::yield();
-  release.set_value();
-  for (check::Thread* thread : {&busy, &asking, &stopping}) thread->join();
+  busy.let_go();
+  for (check::Thread* thread : {&asking, &stopping}) thread->join();
   return code;
 }
 
@@ -72,17 +88,7 @@ TEST(commands_beyond_the_bound_of_those_that_wait_are_refused) {
   const Daemon world(shape_of(4096));
   Server server(world.options, world.socket());
   server.start();
-  std::promise<void> begun, release;
-  check::Thread busy([&] {
-    server.call(
-        [&](Warehouse&) {
-          begun.set_value();
-          release.get_future().wait();
-          return 0;
-        },
-        kPatienceMs);
-  });
-  begun.get_future().wait();
+  BusyCore busy(server);
   const auto ask = [&] { server.call([](Warehouse&) { return 0; }, 0); };
   const auto kind = [&] {
     try {
@@ -95,8 +101,7 @@ TEST(commands_beyond_the_bound_of_those_that_wait_are_refused) {
   };
   size_t waiting = 0;
   while (kind() == ErrorKind::transport) ++waiting;  // not done in its time, which is none
-  release.set_value();
-  busy.join();
+  busy.let_go();
   CHECK(waiting == 4096 || waiting == 4095);  // the thread that allocates slabs asks too
   server.call([](Warehouse&) { return 0; }, kPatienceMs);
 }

@@ -421,8 +421,7 @@ class Raw:
     def ask(self, method: str, message: bytes = b"") -> None:
         """A whole call, but for reading what it is told."""
         self.call(method)
-        whole = b"\0" + len(message).to_bytes(4, "big") + message
-        self._socket.sendall(http2.frame(http2.DATA, 1, self._last, whole))
+        self._socket.sendall(http2.call_data(self._last, message))
 
 
 def refused(served: Served, reason: str) -> int:
