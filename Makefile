@@ -204,10 +204,10 @@ bench-peers: setup-peers  ## the same work beside Redis, LMDB, files, Mooncake, 
 	@out=build/bench/peers; $(BIN)/python bench/peers.py --json $$out.json --html $$out.html --png $$out.png $(ARGS)
 
 FUZZ := .venv-fuzz/bin
-# With its counts it writes docs/guarantees.md; see python -m kvwarehouse.testing.fault_run --help.
+# With its counts it writes docs/guarantees.md; ARGS=--help says more.
 .PHONY: faults
 faults: setup-fuzz native-tests  ## break it on purpose, 100,000 times: half an hour (ARGS="--seed N")
-	@$(FUZZ)/python -m kvwarehouse.testing.fault_run --build $(BUILD) --write docs/guarantees.md $(ARGS)
+	@PYTHONPATH=tests/support $(FUZZ)/python -m testkit.fault_run --build $(BUILD) --write docs/guarantees.md $(ARGS)
 
 .PHONY: asan tsan
 asan: setup  ## native and concurrency tests under AddressSanitizer and UBSan
@@ -227,7 +227,7 @@ fuzz: setup-fuzz  ## every fuzz target for FUZZ_S seconds, under sanitizers (ARG
 
 .PHONY: soak
 soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong (ARGS="--minutes 5 --json")
-	@$(BIN)/python -P -m kvwarehouse.testing.soak $(ARGS)
+	@$(BIN)/python -P -m kvwarehouse_bench.strain.soak $(ARGS)
 
 .PHONY: docs
 docs: setup  ## check that what the documents refer to exists

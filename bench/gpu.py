@@ -12,19 +12,19 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from bench_frame.answer import give
-from bench_frame.frame import bench_parser, run
-from bench_frame.progress import Teller
-from gpu_bench.kept import keep, kept
-from gpu_bench.page import with_outcomes
-from gpu_bench.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, tried
-from gpu_bench.room import room_of
-from gpu_bench.ttft import SHAPES
-from gpu_bench.wanted import Outcome, lines_of, shown
-from kvwarehouse.cli.bench.conditions import processor
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.gpu import Machine, look
-from kvwarehouse.planner.report import Report, TableBlock
+from kvwarehouse.report.report import Report, TableBlock
+from kvwarehouse_bench.gpu.kept import keep, kept
+from kvwarehouse_bench.gpu.page import with_outcomes
+from kvwarehouse_bench.gpu.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, tried
+from kvwarehouse_bench.gpu.room import room_of
+from kvwarehouse_bench.gpu.ttft import SHAPES
+from kvwarehouse_bench.gpu.wanted import Outcome, lines_of, shown
+from kvwarehouse_bench.harness.answer import give
+from kvwarehouse_bench.harness.frame import bench_parser, run
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.micro.conditions import processor
 
 ABOUT = """\
 Judges each figure against its goal. Without a GPU it measures nothing and says so, in the document

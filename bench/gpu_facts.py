@@ -16,11 +16,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gpu_bench.facts.capturing import captures
-from gpu_bench.facts.copying import batches, copies
-from gpu_bench.facts.device import attributes, calls, contexts, opened
-from gpu_bench.facts.driver import MIB, NO_DEVICE, STUB_LIBRARY, Card, Driver, DriverError, say
-from gpu_bench.facts.memory import registered, shared
+from kvwarehouse_bench.gpu.facts.capturing import captures
+from kvwarehouse_bench.gpu.facts.copying import batches, copies
+from kvwarehouse_bench.gpu.facts.device import attributes, calls, contexts, opened
+from kvwarehouse_bench.gpu.facts.driver import (
+    MIB,
+    NO_DEVICE,
+    STUB_LIBRARY,
+    Card,
+    Driver,
+    DriverError,
+    say,
+)
+from kvwarehouse_bench.gpu.facts.memory import registered, shared
 
 ABOUT = """\
 Asks CUDA's driver what the warehouse counts on. Each part is tried by itself. Ends with 1 where one

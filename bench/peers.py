@@ -12,19 +12,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_frame.bitmap import write_png
-from bench_frame.frame import bench_parser, numbers, run
-from bench_frame.memory import copy_bytes_per_s
-from bench_frame.progress import Teller
-from kvwarehouse.cli.bench.conditions import commit, load_average, processor
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.report import Report
+from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import format_size, parse_size
-from peers_bench.document import pictures, with_report
-from peers_bench.found import FLIPS, Found, PeerFound
-from peers_bench.report import peers_report
-from peers_bench.sides import DISK, MEMORY, OURS, PEERS, Kind, Side, SideError
-from peers_bench.works import Pair, Plan
+from kvwarehouse_bench.harness.bitmap import write_png
+from kvwarehouse_bench.harness.frame import bench_parser, numbers, run
+from kvwarehouse_bench.harness.memory import copy_bytes_per_s
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.micro.conditions import commit, load_average, processor
+from kvwarehouse_bench.peers.document import pictures, with_report
+from kvwarehouse_bench.peers.found import FLIPS, Found, PeerFound
+from kvwarehouse_bench.peers.report import peers_report
+from kvwarehouse_bench.peers.sides import DISK, MEMORY, OURS, PEERS, Kind, Side, SideError
+from kvwarehouse_bench.peers.works import Pair, Plan
 
 ABOUT = """\
 Lookups, loads, stores and, on the disk, durable stores, cold loads and flipped bytes: of the

@@ -14,21 +14,21 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench_frame.memory import copy_bytes_per_s
-from bench_frame.progress import Teller
-from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.report import Report
-from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
-from vllm_bench.conditions import conditions
-from vllm_bench.engine import SETTLE_S, Engine, Offline
-from vllm_bench.environment import engine_environment, usable_cores
-from vllm_bench.found import Found
-from vllm_bench.frame import Prompts, bench_parser, run
-from vllm_bench.handoff_report import handoff_report
-from vllm_bench.options import engine_options, warehouse_transfer
-from vllm_bench.pair import Pair
-from vllm_bench.warehouse import private_warehouse
+from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.memory import copy_bytes_per_s
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.micro.conditions import load_average
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
+from kvwarehouse_bench.vllm.conditions import conditions
+from kvwarehouse_bench.vllm.engine import SETTLE_S, Engine, Offline
+from kvwarehouse_bench.vllm.environment import engine_environment, usable_cores
+from kvwarehouse_bench.vllm.found import Found
+from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, run
+from kvwarehouse_bench.vllm.handoff_report import handoff_report
+from kvwarehouse_bench.vllm.options import engine_options, warehouse_transfer
+from kvwarehouse_bench.vllm.pair import Pair
+from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
 ABOUT = """\
 Time to first token with a prefill engine (kv_producer) and a decode engine (kv_consumer) on one

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_frame.process import ProgramError
-from bench_frame.progress import Teller
-from kvwarehouse.cli.bench.conditions import load_average
-from kvwarehouse.planner.report import Report
-from vllm_bench.arms import effect
-from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
-from vllm_bench.conditions import conditions
-from vllm_bench.engine import Engine, Offline
-from vllm_bench.environment import engine_environment
-from vllm_bench.frame import bench_parser, numbers, run
-from vllm_bench.messages import Ask
-from vllm_bench.options import engine_options, toggled_transfer
-from vllm_bench.overhead_report import Found, Hook, overhead_report
-from vllm_bench.warehouse import private_warehouse
+from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.process import ProgramError
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.micro.conditions import load_average
+from kvwarehouse_bench.vllm.arms import effect
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
+from kvwarehouse_bench.vllm.conditions import conditions
+from kvwarehouse_bench.vllm.engine import Engine, Offline
+from kvwarehouse_bench.vllm.environment import engine_environment
+from kvwarehouse_bench.vllm.frame import bench_parser, numbers, run
+from kvwarehouse_bench.vllm.messages import Ask
+from kvwarehouse_bench.vllm.options import engine_options, toggled_transfer
+from kvwarehouse_bench.vllm.overhead_report import Found, Hook, overhead_report
+from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
 ABOUT = """\
 Cost of a step when nothing is reused. Between engines, and between runs, steps differ by more than

@@ -15,21 +15,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_frame.progress import Teller
-from bench_frame.turns import turned
-from kvwarehouse.cli.bench.conditions import load_average
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.report import Report
-from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
-from vllm_bench.conditions import conditions
-from vllm_bench.engine import Engine, Offline
-from vllm_bench.environment import engine_environment
-from vllm_bench.frame import bench_parser, numbers, run
-from vllm_bench.messages import DEVICE, DISK, HOST, Answer, Ask
-from vllm_bench.options import ALONE, engine_options, warehouse_transfer
-from vllm_bench.slow_disk import SlowDisk
-from vllm_bench.sweep_report import AGAIN, CHOICE, RECOMPUTED, Found, Speed, sweep_report
-from vllm_bench.warehouse import Warehouse, private_warehouse
+from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.turns import turned
+from kvwarehouse_bench.micro.conditions import load_average
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
+from kvwarehouse_bench.vllm.conditions import conditions
+from kvwarehouse_bench.vllm.engine import Engine, Offline
+from kvwarehouse_bench.vllm.environment import engine_environment
+from kvwarehouse_bench.vllm.frame import bench_parser, numbers, run
+from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, Answer, Ask
+from kvwarehouse_bench.vllm.options import ALONE, engine_options, warehouse_transfer
+from kvwarehouse_bench.vllm.slow_disk import SlowDisk
+from kvwarehouse_bench.vllm.sweep_report import (
+    AGAIN,
+    CHOICE,
+    RECOMPUTED,
+    Found,
+    Speed,
+    sweep_report,
+)
+from kvwarehouse_bench.vllm.warehouse import Warehouse, private_warehouse
 
 ABOUT = """\
 The connector may load a stored prompt or let the engine compute it; it must never be much slower
@@ -51,7 +58,7 @@ EXAMPLES = """\
   bench/vllm_sweep.py --speeds 0.5,1,2 --samples 300
   bench/vllm_sweep.py --together 4          4 prompts at once: their loads share the disk
 
-The disk is slowed in the daemon alone, by a library that delays its reads (vllm_bench/slow_disk.c);
+The disk is slowed in the daemon alone, by a library that delays its reads (slow_disk.c);
 a C compiler is needed, root is not."""
 
 _SPEEDS, _QUICK_SPEEDS = "0.02,0.1,0.5,0.9,1.1,2,10,0", "0.1,1,10"

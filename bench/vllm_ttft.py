@@ -14,23 +14,23 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench_frame.memory import copy_bytes_per_s
-from bench_frame.progress import Teller
-from bench_frame.turns import turned
-from kvwarehouse.cli.bench.conditions import load_average
-from kvwarehouse.planner.report import Report
-from vllm_bench.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
-from vllm_bench.conditions import conditions
-from vllm_bench.engine import SETTLE_S, Engine, Offline
-from vllm_bench.environment import engine_environment
-from vllm_bench.found import Found
-from vllm_bench.frame import Prompts, bench_parser, numbers, run
-from vllm_bench.options import engine_options, peer_transfer, warehouse_transfer
-from vllm_bench.serving import Serving
-from vllm_bench.shared_memory import offload_region
-from vllm_bench.sides import PeerSide, Side, WarehouseSide
-from vllm_bench.ttft_report import ttft_report
-from vllm_bench.warehouse import private_warehouse
+from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.memory import copy_bytes_per_s
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.turns import turned
+from kvwarehouse_bench.micro.conditions import load_average
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
+from kvwarehouse_bench.vllm.conditions import conditions
+from kvwarehouse_bench.vllm.engine import SETTLE_S, Engine, Offline
+from kvwarehouse_bench.vllm.environment import engine_environment
+from kvwarehouse_bench.vllm.found import Found
+from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, numbers, run
+from kvwarehouse_bench.vllm.options import engine_options, peer_transfer, warehouse_transfer
+from kvwarehouse_bench.vllm.serving import Serving
+from kvwarehouse_bench.vllm.shared_memory import offload_region
+from kvwarehouse_bench.vllm.sides import PeerSide, Side, WarehouseSide
+from kvwarehouse_bench.vllm.ttft_report import ttft_report
+from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
 ABOUT = """\
 Time to first token: one prompt at a time, one token generated, wall time. Both engines run at once

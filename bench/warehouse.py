@@ -12,16 +12,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench_frame.bitmap import write_png
 from kvwarehouse.cli.answer import show
-from kvwarehouse.cli.bench import MEASURES, run_measure
-from kvwarehouse.cli.bench.document import picture_name, with_results
-from kvwarehouse.cli.bench.figures import print_figures
-from kvwarehouse.cli.bench.options import Options, Sizes
-from kvwarehouse.cli.bench.report import bench_report, plots
-from kvwarehouse.cli.bench.results import Result, read_results, write_result
 from kvwarehouse.cli.exit_codes import Exit, exit_code_of
 from kvwarehouse.errors import UsageError, WarehouseError
+from kvwarehouse_bench.harness.bitmap import write_png
+from kvwarehouse_bench.micro import MEASURES, run_measure
+from kvwarehouse_bench.micro.document import picture_name, with_results
+from kvwarehouse_bench.micro.figures import print_figures
+from kvwarehouse_bench.micro.options import Options, Sizes
+from kvwarehouse_bench.micro.report import bench_report, plots
+from kvwarehouse_bench.micro.results import Result, read_results, write_result
 
 ABOUT = """\
 The warehouse beside this machine's own limits: each measure's figures go to a file of its own, and

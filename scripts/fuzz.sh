@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets of native/fuzz in build/fuzz and runs each for FUZZ_S seconds over its
-# corpus, then those of kvwarehouse/testing/fuzz.py. With clang: libFuzzer, AddressSanitizer and UBSan. With
+# corpus, then those of tests/support/testkit/fuzz.py. With clang: libFuzzer, AddressSanitizer and UBSan. With
 # another compiler, or without atheris, the same targets over blindly changed inputs.
 # usage: fuzz.sh [NAME...]
 # An input that ends a target is left in build/fuzz/findings: fix what it found, and keep it in
@@ -45,7 +45,7 @@ mkdir -p "$build/findings"
 scratch=$(mktemp -d /dev/shm/kvw-fuzz-XXXXXX)
 trap 'rm -rf "$scratch"' EXIT
 
-# Runs are hostile inputs, counted as in kvwarehouse/testing/tally.py. A target's output on stdin, in
+# Runs are hostile inputs, counted as in tests/support/testkit/tally.py. A target's output on stdin, in
 # our words, atheris's or those of libFuzzer's statistics; its class.
 counted() {
   local class=$1 line runs=0
@@ -72,7 +72,7 @@ for name in "${names[@]}"; do
       "$build/corpus/$name" "$corpus" 2>&1 | counted "$name"
   else
     echo "fuzz: $name, $seconds s, Python"
-    TMPDIR=$scratch python -P -m kvwarehouse.testing.fuzz "$name" "$seconds" "$build/findings/$name-" \
+    PYTHONPATH=tests/support TMPDIR=$scratch python -P -m testkit.fuzz "$name" "$seconds" "$build/findings/$name-" \
       "$build/corpus/$name" "$corpus" 2>&1 | counted Python
   fi
 done

@@ -67,7 +67,7 @@ kernels() {
   command -v nvcc >/dev/null || { echo "nvcc is not here"; exit "$SKIPPED"; }
   nvidia-smi -L >/dev/null || { echo "no GPU here"; exit "$SKIPPED"; }
   mkdir -p build
-  nvcc -O3 -std=c++17 -arch=native -I . -o build/kernel_bench bench/gpu_bench/kernel_bench.cu
+  nvcc -O3 -std=c++17 -arch=native -I . -o build/kernel_bench bench/kvwarehouse_bench/gpu/kernel_bench.cu
   build/kernel_bench
 }
 

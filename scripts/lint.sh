@@ -33,10 +33,8 @@ print(*sorted(str(file) for file in files if file.is_relative_to(root)), sep="\0
 
 judge "ruff check" "$bin/ruff" check --quiet .
 judge "ruff format" "$bin/ruff" format --check --quiet .
-# By package, so that connectors/ has the name it is imported by.
-judge "mypy --strict" "$bin/mypy" --strict -p kvwarehouse -p kvwarehouse_connectors
-judge "mypy --strict bench" env MYPYPATH=bench "$bin/mypy" --strict bench
-judge "import layers" "$bin/lint-imports" --no-logo --cache-dir build/import_linter
+judge "mypy --strict" env MYPYPATH=connectors:bench:tests/support "$bin/mypy" --strict kvwarehouse connectors bench tests/support/testkit
+judge "import layers" env PYTHONPATH=connectors:bench "$bin/lint-imports" --no-logo --cache-dir build/import_linter
 judge "documents" "$bin/python" scripts/check_docs.py
 judge "locks" "$bin/python" scripts/lock.py --check
 judge "generated code" "$bin/python" scripts/generate_proto.py --check

@@ -8,7 +8,7 @@ Make a new one, beside the old ones, whenever a format changes; never make an ol
 
 Inside: `arena/` and `nvme/`, zeros at the end of files cut off, and `facts.json`, which has the
 files' sizes, the daemon's settings and what is stored: for each namespace its fields, its pages
-(nodes of kvwarehouse/testing/pages.py, by tokens or by an engine's keys), in which tiers they are.
+(nodes of harness/pages.py, by tokens or by an engine's keys), in which tiers they are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.pages import pages_of
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.pages import pages_of
+from kvwarehouse_bench.harness.serving import Serving
 
 SETTINGS: Final = {
     "dram": "8MiB", "nvme_capacity": "1MiB", "nvme_segment": "128KiB", "index_pages": "1024",

@@ -20,12 +20,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from kvwarehouse import config, errors, metrics
-from kvwarehouse.cli.bench import MEASURES
 from kvwarehouse.cli.commands import COMMANDS
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main as run_command
 from kvwarehouse.cli.plugins import find_plugins
 from kvwarehouse.daemon.logs import Event
+from kvwarehouse_bench.micro import MEASURES
 
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTORS = "kvwarehouse_connectors"
@@ -140,8 +140,9 @@ def _native_codes() -> Iterator[str]:
 
 def _sources(*folders: str, ending: str) -> Iterable[Path]:
     """Of the product: what only tests raise is no user's."""
-    found = (path for folder in folders for path in (ROOT / folder).rglob(f"*{ending}"))
-    return [path for path in sorted(found) if not {"testing", "tests", "fuzz"} & set(path.parts)]
+    found = [path for folder in folders for path in (ROOT / folder).rglob(f"*{ending}")]
+    tests = {ROOT / "native" / "tests", ROOT / "native" / "fuzz"}
+    return sorted(path for path in found if not tests & set(path.parents))
 
 
 def as_toml(found: dict[str, dict[str, list[str]]]) -> str:

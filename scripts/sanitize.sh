@@ -51,7 +51,7 @@ site=$build/site
 rm -rf "$site"
 mkdir -p "$site"
 cp -r kvwarehouse "$site/kvwarehouse"
-[ ! -d connectors ] || cp -r connectors "$site/kvwarehouse_connectors"
+cp -r connectors/kvwarehouse_connectors bench/kvwarehouse_bench "$site"
 cmake --install "$build" --prefix "$site" >/dev/null
 read -r python packages < <("$venv/bin/python" -c '
 import sys, sysconfig

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvwarehouse.cli.bench.conditions import processor
+from kvwarehouse_bench.micro.conditions import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "verified"

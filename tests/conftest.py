@@ -13,13 +13,19 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from kvwarehouse.testing import cuda_model, repeating, tally
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
+from testkit import cuda_model, repeating, tally
+from testkit.cuda_model import ModelDevice
 
 # Exported, so that the other processes of the run use it too, and daemons and native programs that
 # tests start.
 SEED = int(os.environ.setdefault("KVW_SEED", str(secrets.randbits(32))), 0)
+
+# What tests share is there for the processes that they start, too.
+_SUPPORT = str(Path(__file__).with_name("support"))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [_SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # Other work on the machine must not fail a test: no deadline, no complaint about slow data. The
 # example database is off because a run is repeated by its seed.

@@ -11,7 +11,7 @@ from kvwarehouse.cli.selection import find_namespace
 from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.advice import Part, Tiers, advise
+from kvwarehouse.planning.advise import Part, Tiers, advise
 from kvwarehouse.sizes import parse_size
 
 EXAMPLES = """\

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from kvwarehouse.cli.output import add_json, console, print_json, print_table
-from kvwarehouse.planner.page import write_page
-from kvwarehouse.planner.report import Report
+from kvwarehouse.report.html import write_page
+from kvwarehouse.report.report import Report
 
 
 def add_answer(parser: argparse.ArgumentParser) -> None:

@@ -78,11 +78,11 @@ def _directories(args: argparse.Namespace) -> Report:
             "--address and --socket out",
             code="two_targets",
         )
-    from kvwarehouse import engine
+    from kvwarehouse import core
     from kvwarehouse.daemon.inspection import Inspection
     from kvwarehouse.daemon.logs import Log
 
-    with Inspection(args.nvme_dir, args.arena_dir, Log("text"), engine) as inspection:
+    with Inspection(args.nvme_dir, args.arena_dir, Log("text"), core) as inspection:
         report = Report(inspection.recovery, inspection.findings)
         _follow(report, inspection.check(repair=args.repair))
     return report

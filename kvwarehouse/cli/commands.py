@@ -7,6 +7,7 @@ is imported when its command is used, so that `kvwarehouse --help` is quick.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +29,20 @@ class Command:
         return cast(CommandModule, import_module(f"kvwarehouse.cli.{self.name}"))
 
 
+def command_parser(name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    """What every command's arguments are read with; those of another package may use it too."""
+    parser = argparse.ArgumentParser(
+        prog=f"kvwarehouse {name}",
+        description=summary,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    # No option but -h has a single dash: what begins with one is a value, to be judged as such.
+    parser._negative_number_matcher = re.compile("-(?!-)")
+    return parser
+
+
 COMMANDS = (
     Command("serve", "Run the daemon of this host."),
     Command("status", "Show a running warehouse: tiers, hits, health."),
@@ -38,7 +53,6 @@ COMMANDS = (
     Command("flush", "Wait until what is stored is durable on NVMe."),
     Command("drain", "Refuse stores from now on and flush, before a stop."),
     Command("check", "Verify the digests of stored pages."),
-    Command("bench", "Measure a warehouse against this machine's own limits."),
     Command("size", "Say how large a model's KV is, and what fits where."),
     Command("plan", "Say what loading KV instead of computing it would bring."),
     Command("advise", "Say what more or less DRAM and NVMe would bring a running warehouse."),

@@ -18,19 +18,19 @@ from kvwarehouse.cli.workload import (
     workloads_listed,
 )
 from kvwarehouse.client import connect
-from kvwarehouse.driver.answers_report import answers_report
-from kvwarehouse.driver.completions import Completions
-from kvwarehouse.driver.drive import Drive
-from kvwarehouse.driver.endpoint import endpoint_of
-from kvwarehouse.driver.pace import Bounds
-from kvwarehouse.driver.pages_report import pages_report
-from kvwarehouse.driver.prompts import Shape
-from kvwarehouse.driver.reporting import Facts
-from kvwarehouse.driver.requests import calls_of
-from kvwarehouse.driver.warehouse import WarehouseEngine
 from kvwarehouse.durations import format_duration
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.report import Report
+from kvwarehouse.loadgen.answers_report import answers_report
+from kvwarehouse.loadgen.completions import Completions
+from kvwarehouse.loadgen.drive import Drive
+from kvwarehouse.loadgen.endpoint import endpoint_of
+from kvwarehouse.loadgen.pace import Bounds
+from kvwarehouse.loadgen.pages_report import pages_report
+from kvwarehouse.loadgen.prompts import Shape
+from kvwarehouse.loadgen.reporting import Facts
+from kvwarehouse.loadgen.requests import calls_of
+from kvwarehouse.loadgen.warehouse import WarehouseEngine
+from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import parse_size
 from kvwarehouse.workloads.call import Call
 from kvwarehouse.workloads.catalogue import KINDS

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.compute import (
+from kvwarehouse.model.footprint import Footprint
+from kvwarehouse.planning.compute import (
     Decode,
     DecodeStep,
     Prefill,
@@ -15,10 +16,9 @@ from kvwarehouse.planner.compute import (
     measured_decode,
     measured_prefill,
 )
-from kvwarehouse.planner.footprint import Footprint
-from kvwarehouse.planner.hardware import GPUS, Gpu, TierSpeed, find_gpu
-from kvwarehouse.planner.quantity import Quantity, within
-from kvwarehouse.planner.workload import Workload
+from kvwarehouse.planning.hardware import GPUS, Gpu, TierSpeed, find_gpu
+from kvwarehouse.planning.interval import Quantity, within
+from kvwarehouse.planning.workload import Workload
 from kvwarehouse.sizes import parse_size
 
 _MOST_GPUS = 100_000

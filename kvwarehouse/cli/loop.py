@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from kvwarehouse.driver.pace import Bounds
 from kvwarehouse.durations import parse_duration
 from kvwarehouse.errors import UsageError
+from kvwarehouse.loadgen.pace import Bounds
 
 _MOST_WORKERS = 10_000
 _OPEN_WORKERS = 128

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from kvwarehouse.cli.commands import COMMANDS, Command
+from kvwarehouse.cli.commands import COMMANDS, Command, command_parser
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
 from kvwarehouse.cli.plugins import find_plugins, run_plugin, summary_of
 from kvwarehouse.errors import WarehouseError
@@ -58,15 +57,7 @@ def _run(given: list[str]) -> int:
 
 def _run_own(command: Command, given: list[str]) -> int:
     module = command.load()
-    parser = argparse.ArgumentParser(
-        prog=f"kvwarehouse {command.name}",
-        description=command.summary,
-        epilog=f"examples:\n{module.EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    # No option but -h has a single dash: what begins with one is a value, to be judged as such.
-    parser._negative_number_matcher = re.compile("-(?!-)")
+    parser = command_parser(command.name, command.summary, module.EXAMPLES)
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(given)))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvwarehouse.planner.report import Plot, TableBlock
+from kvwarehouse.report.report import Plot, TableBlock
 
 
 def markdown_blocks(

@@ -19,11 +19,11 @@ from kvwarehouse.cli.hardware import (
 )
 from kvwarehouse.cli.shape import add_shape, footprint_from
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.plan import Network, Plan
-from kvwarehouse.planner.plan_report import plan_report
-from kvwarehouse.planner.quantity import Quantity, within
-from kvwarehouse.planner.savings import Prices
-from kvwarehouse.planner.workload import Workload
+from kvwarehouse.planning.cost import Prices
+from kvwarehouse.planning.interval import Quantity, within
+from kvwarehouse.planning.plan import Network, Plan
+from kvwarehouse.planning.plan_report import plan_report
+from kvwarehouse.planning.workload import Workload
 
 EXAMPLES = """\
   kvwarehouse plan --model llama-3.3-70b --gpu h100 --gpus 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.trace import Trace
-from kvwarehouse.planner.trace_file import FORMATS, ReadOptions, read_trace
+from kvwarehouse.trace.file import FORMATS, ReadOptions, read_trace
+from kvwarehouse.trace.trace import Trace
 
 _MOST_BLOCK_TOKENS = 1_000_000
 

@@ -18,9 +18,8 @@ from kvwarehouse.cli.hardware import (
 from kvwarehouse.cli.reading import add_reading, trace_from
 from kvwarehouse.cli.shape import add_shape, footprint_from, has_shape
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.footprint import Footprint
-from kvwarehouse.planner.recording import write_recording
-from kvwarehouse.planner.replay import (
+from kvwarehouse.model.footprint import Footprint
+from kvwarehouse.planning.replay import (
     ReplayRun,
     ReplaySetup,
     compared,
@@ -28,10 +27,11 @@ from kvwarehouse.planner.replay import (
     sweep,
     sweep_sizes,
 )
-from kvwarehouse.planner.replay_report import Curve, ReplayAnswer, replay_report
-from kvwarehouse.planner.replay_timing import ReplayTiming, first_tokens
-from kvwarehouse.planner.trace import Trace
+from kvwarehouse.planning.replay_report import Curve, ReplayAnswer, replay_report
+from kvwarehouse.planning.replay_timing import ReplayTiming, first_tokens
 from kvwarehouse.sizes import parse_size
+from kvwarehouse.trace.anonymize import write_recording
+from kvwarehouse.trace.trace import Trace
 
 EXAMPLES = """\
   kvwarehouse replay trace.jsonl                              an endless cache: the most there is

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.architecture import Architecture, uniform
-from kvwarehouse.planner.config_fields import read_config
-from kvwarehouse.planner.dtypes import DTYPES, find_dtype
-from kvwarehouse.planner.footprint import Footprint
-from kvwarehouse.planner.model_config import architecture_of
-from kvwarehouse.planner.models import find_model
+from kvwarehouse.model.architecture import Architecture, uniform
+from kvwarehouse.model.catalogue import find_model
+from kvwarehouse.model.config import architecture_of
+from kvwarehouse.model.config_fields import read_config
+from kvwarehouse.model.dtypes import DTYPES, find_dtype
+from kvwarehouse.model.footprint import Footprint
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,10 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import print_json, print_table
 from kvwarehouse.cli.shape import add_shape, footprint_from
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.dtypes import find_dtype
-from kvwarehouse.planner.fit import (
+from kvwarehouse.model.catalogue import MODELS, find_model
+from kvwarehouse.model.dtypes import find_dtype
+from kvwarehouse.model.footprint import Footprint, Sharding
+from kvwarehouse.planning.fit import (
     LONGEST_CONTEXT,
     GpuFit,
     PromptRate,
@@ -18,9 +20,7 @@ from kvwarehouse.planner.fit import (
     gpu_fit,
     tier_life,
 )
-from kvwarehouse.planner.footprint import Footprint, Sharding
-from kvwarehouse.planner.models import MODELS, find_model
-from kvwarehouse.planner.size_report import DEFAULT_CONTEXTS, SizeQuestion, size_report
+from kvwarehouse.planning.size_report import DEFAULT_CONTEXTS, SizeQuestion, size_report
 from kvwarehouse.sizes import parse_size
 
 EXAMPLES = """\

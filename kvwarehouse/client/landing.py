@@ -16,7 +16,7 @@ from kvwarehouse.client.regions import Regions
 from kvwarehouse.undumped import leave_out
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 STAGE_BYTES = 32 << 20
 """Of each of two: one is filled while the other is verified."""
@@ -33,7 +33,7 @@ class Landing(Protocol):
     def deliver(
         self,
         turn: int,
-        extents: engine.Extents,
+        extents: core.Extents,
         first: int,
         count: int,
         out: Regions,
@@ -64,7 +64,7 @@ class HostLanding:
     def deliver(
         self,
         turn: int,
-        extents: engine.Extents,
+        extents: core.Extents,
         first: int,
         count: int,
         out: Regions,

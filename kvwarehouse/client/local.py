@@ -11,7 +11,7 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse import engine
+from kvwarehouse import core
 from kvwarehouse.client.address import Address
 from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
@@ -33,7 +33,7 @@ class LocalPath(DataPath):
         self.patient = session.patience_s != 0
         self.timeout_s = timeout_s
         self._registration_known = False
-        self.native = engine.NativeClient(
+        self.native = core.NativeClient(
             address.path,
             session.verify == "always",
             timeout_s,
@@ -90,7 +90,7 @@ class LocalPath(DataPath):
             timeout_s,
         )
 
-    def _regions(self, regions: Regions) -> engine.Regions:
+    def _regions(self, regions: Regions) -> core.Regions:
         """Their native form; the first time on a device it is made ready, which takes a second."""
         if regions.place is not None:
             self.use_device(regions.place.ordinal)
@@ -118,7 +118,7 @@ class LocalPath(DataPath):
         from kvwarehouse.client.gpu.at_exit import stop_at_exit
         from kvwarehouse.client.gpu.kernels import compiled
 
-        self.native.use_device(ordinal, compiled(*engine.device_capability(ordinal)))
+        self.native.use_device(ordinal, compiled(*core.device_capability(ordinal)))
         stop_at_exit(self)
 
     def stop_registering(self, timeout_s: float) -> None:
@@ -130,14 +130,14 @@ class LocalPath(DataPath):
 
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
-    ) -> engine.Extents:
+    ) -> core.Extents:
         part = (window.first, window.pages, window.shard)
         return self.native.hold(space.id, prefix.tokens, prefix.keys, part, timeout_s)
 
     def segments(self, timeout_s: float) -> str:
         return self.native.segments(timeout_s)
 
-    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
         self.use_device(ordinal)
         return self.native.device_stage(ordinal, size_bytes)
 

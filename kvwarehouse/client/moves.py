@@ -28,7 +28,7 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 # What the service and what the core call it.
 _UNKNOWN_NAMESPACE = ("unknown_namespace", "namespace_unknown")
@@ -139,9 +139,9 @@ class Moves:
         filled = self._path.load(self.space, prefix, window, out, timeout_s)
         return filled
 
-    def hold(self, prefix: Prefix, window: Window, timeout_s: float) -> engine.Extents:
+    def hold(self, prefix: Prefix, window: Window, timeout_s: float) -> core.Extents:
         """The window's pages that are on NVMe, from its first on, held there."""
-        held: engine.Extents = self._path.hold(self.space, prefix, window, timeout_s)
+        held: core.Extents = self._path.hold(self.space, prefix, window, timeout_s)
         return held
 
     def segments(self, timeout_s: float) -> str:
@@ -150,9 +150,9 @@ class Moves:
         found: str = self._path.segments(timeout_s)
         return found
 
-    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
         """Memory of a GPU for held pages to land in."""
-        made: engine.DeviceStage = self._path.device_stage(ordinal, size_bytes)
+        made: core.DeviceStage = self._path.device_stage(ordinal, size_bytes)
         return made
 
     def _reopening(

@@ -35,7 +35,7 @@ from kvwarehouse.client.regions import Regions
 from kvwarehouse.types import Loaded, Tier
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 _CLOSE_S = 5.0
 _GAP_BYTES = 16 << 10
@@ -51,7 +51,7 @@ _kept: list[_Load] = []
 
 
 class _Read(NamedTuple):
-    """See engine.Extents.plan."""
+    """See core.Extents.plan."""
 
     round: int
     file: int
@@ -167,7 +167,7 @@ class _Load:
         self._prefix, self._wanted, self._out = prefix, wanted, out
         self._deadline_s = deadline_s
         self._under_way: deque[tuple[_Read, Finished]] = deque()
-        self._held: engine.Extents | None = None
+        self._held: core.Extents | None = None
         self._read = 0
         self._bad = False
 
@@ -240,7 +240,7 @@ class _Load:
     def _window(self, at: int, pages: int) -> Window:
         return Window(self._wanted.first + at, pages, self._wanted.shard)
 
-    def _through(self, extents: engine.Extents, out: Regions) -> int:
+    def _through(self, extents: core.Extents, out: Regions) -> int:
         """Pages delivered, in order. One round of transfers is under way while the one before is
         verified."""
         files = [HeldFile(*each) for each in extents.files()]
@@ -308,7 +308,7 @@ def _span(direct: NDArray[np.bool_], at: int) -> int:
     return int(others) or len(direct) - at
 
 
-def _rounds(extents: engine.Extents, stage_bytes: int) -> Iterator[list[_Read]]:
+def _rounds(extents: core.Extents, stage_bytes: int) -> Iterator[list[_Read]]:
     plan = (_Read(*each) for each in extents.plan(stage_bytes, _GAP_BYTES))
     for _, reads in groupby(plan, key=lambda read: read.round):
         yield list(reads)

@@ -15,7 +15,7 @@ from kvwarehouse.client.regions import Regions
 from kvwarehouse.types import Control, Namespace
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 
 class Pinned(Protocol):
@@ -76,7 +76,7 @@ class DataPath(Protocol):
 
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
-    ) -> engine.Extents:
+    ) -> core.Extents:
         """The pages of the window that are on NVMe, from its first on, held there."""
         ...
 
@@ -89,7 +89,7 @@ class DataPath(Protocol):
         store. Blocks for a second the first time in a process."""
         ...
 
-    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
         """Memory of a GPU for held pages to land in."""
         ...
 

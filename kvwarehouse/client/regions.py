@@ -19,7 +19,7 @@ from kvwarehouse.client.rows import page_rows
 from kvwarehouse.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 
 class Regions:
@@ -125,7 +125,7 @@ class Regions:
             )
         return array
 
-    def native(self) -> engine.Regions:
+    def native(self) -> core.Regions:
         """The form the native client takes."""
         raise NotImplementedError
 
@@ -172,10 +172,10 @@ class RowRegions(Regions):
             return self
         return type(self)(self._array[first : first + pages], self._writable)
 
-    def native(self) -> engine.Regions:
-        from kvwarehouse import engine
+    def native(self) -> core.Regions:
+        from kvwarehouse import core
 
-        return engine.Regions.pages(self._array, self._writable)
+        return core.Regions.pages(self._array, self._writable)
 
     def flat(self) -> memoryview | None:
         return self._array.reshape(-1).data
@@ -212,10 +212,10 @@ class StridedRegions(Regions):
         self._piece_bytes, self._blocks = piece_bytes, blocks
 
     def on_device(self, ordinal: int | None = None, *, after: Any = None) -> StridedRegions:
-        from kvwarehouse import engine
+        from kvwarehouse import core
 
         if ordinal is None:
-            ordinal = engine.device_of(int(self._bases[0]))
+            ordinal = core.device_of(int(self._bases[0]))
         event = event_of(after)
         return self._placed(Place(int(ordinal), (event,) if event else ()), after)
 
@@ -225,9 +225,9 @@ class StridedRegions(Regions):
         streams = streams_of(self._owners)
         if not streams:
             return self
-        from kvwarehouse import engine
+        from kvwarehouse import core
 
-        recorded = engine.Recorded(self.place.ordinal, streams)
+        recorded = core.Recorded(self.place.ordinal, streams)
         return self._placed(Place(self.place.ordinal, tuple(recorded.events)), recorded)
 
     def _placed(self, place: Place, kept: Any) -> Self:
@@ -245,10 +245,10 @@ class StridedRegions(Regions):
         made.place = self.place
         return made
 
-    def native(self) -> engine.Regions:
-        from kvwarehouse import engine
+    def native(self) -> core.Regions:
+        from kvwarehouse import core
 
-        made = engine.Regions.strided(
+        made = core.Regions.strided(
             self._owners, self._bases, self._strides, self._piece_bytes, self._blocks
         )
         if self.place is None:

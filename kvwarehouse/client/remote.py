@@ -20,7 +20,7 @@ from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 
 class RemotePath(DataPath):
@@ -78,7 +78,7 @@ class RemotePath(DataPath):
 
     def hold(
         self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
-    ) -> engine.Extents:
+    ) -> core.Extents:
         raise self._transfers.no_pins()
 
     def segments(self, timeout_s: float) -> str:
@@ -87,7 +87,7 @@ class RemotePath(DataPath):
     def use_device(self, ordinal: int) -> None:
         raise self._transfers.no_pins()
 
-    def device_stage(self, ordinal: int, size_bytes: int) -> engine.DeviceStage:
+    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
         raise self._transfers.no_pins()
 
     def close(self) -> None:

@@ -38,9 +38,9 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine:
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
     the daemon cannot start; nothing is left behind then but what was there before; and StorageError
     `memory_lost` when somebody cut a file under it. Signals are taken over only on the main thread.
-    `engine`: a double of kvwarehouse.engine, for tests."""
+    `engine`: a double of kvwarehouse.core, for tests."""
     if engine is None:
-        from kvwarehouse import engine
+        from kvwarehouse import core as engine
     log = Log(config.log_format)
     log.event(Event.STARTING, name=config.name, version=engine.VERSION, pid=os.getpid())
     before = os.umask(0o077)  # nothing this process makes is for others

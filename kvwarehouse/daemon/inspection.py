@@ -44,7 +44,7 @@ class Inspection:
 
     def __init__(self, nvme_dir: str, arena_dir: str, log: Log, engine: Any) -> None:
         """Names one directory or both, "" for none; nothing happens yet. `engine`: the module
-        kvwarehouse.engine."""
+        kvwarehouse.core."""
         self._nvme_dir, self._arena_dir = nvme_dir, arena_dir
         self._log = log
         self._engine = engine

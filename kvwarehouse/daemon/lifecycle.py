@@ -52,7 +52,7 @@ _READY_WITHIN_S: Final = 15.0
 
 
 class Daemon:
-    """One run of a daemon. `engine`: the module kvwarehouse.engine, or a double of it."""
+    """One run of a daemon. `engine`: the module kvwarehouse.core, or a double of it."""
 
     def __init__(self, config: Config, log: Log, engine: Any) -> None:
         self._config = config

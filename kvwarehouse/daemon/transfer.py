@@ -21,7 +21,7 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.wire import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from kvwarehouse.engine import NativeClient, Regions
+    from kvwarehouse.core import NativeClient, Regions
 
 MAX_WAIT_S: Final = 120.0
 """Longest wait of a load for pages from NVMe, and of a batch that is stored for room, whatever the

@@ -18,7 +18,7 @@ from kvwarehouse.errors import CapacityError, StorageError, TransportError, Usag
 from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
 
 if TYPE_CHECKING:
-    from kvwarehouse.engine import Core
+    from kvwarehouse.core import Core
 
 ALL: Final = -1
 """In place of an ordinal: all namespaces."""

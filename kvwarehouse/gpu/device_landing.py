@@ -17,7 +17,7 @@ from kvwarehouse.gpu.kvikio_mover import KvikioMover
 from kvwarehouse.gpu.rates import Lane
 
 if TYPE_CHECKING:
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
 
 class DeviceLanding:
@@ -37,7 +37,7 @@ class DeviceLanding:
     def deliver(
         self,
         turn: int,
-        extents: engine.Extents,
+        extents: core.Extents,
         first: int,
         count: int,
         out: Regions,

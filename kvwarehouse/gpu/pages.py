@@ -22,11 +22,11 @@ def prepare(address: int, client: Client | None = None) -> int:
     Blocks for a second the first time in a process. Raises UsageError: code "no_gpu" without a
     driver, "bad_device_memory" for an address that no device has, "no_nvrtc" without the compiler
     library; InternalError (code "bad_kernels") where that refuses the kernels."""
-    from kvwarehouse import engine
+    from kvwarehouse import core
     from kvwarehouse.client.gpu.kernels import compiled
 
-    ordinal = int(engine.device_of(address))
-    compiled(*engine.device_capability(ordinal))
+    ordinal = int(core.device_of(address))
+    compiled(*core.device_capability(ordinal))
     if client is not None and client.local:
         client._path.use_device(ordinal)
     return ordinal
@@ -38,10 +38,10 @@ def reached(ordinal: int, event: Any, timeout_s: float) -> bool:
     For threads beside the engine's: unlike the event's own `query()` this breaks no CUDA graph that
     another thread captures. Blocks, and holds up no stream. Raises UsageError (code "bad_event"),
     StorageError (code "gpu_error")."""
-    from kvwarehouse import engine
+    from kvwarehouse import core
     from kvwarehouse.client.gpu.memory import event_of
 
-    return event is None or engine.wait_event(ordinal, event_of(event), timeout_s)
+    return event is None or core.wait_event(ordinal, event_of(event), timeout_s)
 
 
 def captures_aside(address: int | None = None) -> AbstractContextManager[None]:
@@ -53,9 +53,9 @@ def captures_aside(address: int | None = None) -> AbstractContextManager[None]:
 
     For one use, in one thread. Where there is no driver of NVIDIA's it does nothing. Never raises
     without an address; with one, UsageError (code "bad_device_memory") where no device has it."""
-    from kvwarehouse import engine
+    from kvwarehouse import core
 
     try:
-        return engine.CapturesAside(address)
+        return core.CapturesAside(address)
     except UsageError:
         return nullcontext()

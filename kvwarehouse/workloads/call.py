@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvwarehouse.planner.trace import Request
+from kvwarehouse.trace.trace import Request
 
 
 @dataclass(frozen=True, slots=True)

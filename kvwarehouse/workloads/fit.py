@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.planner.replay import ReplaySetup, run_replay, sweep
-from kvwarehouse.planner.trace import Trace, TraceBuilder
+from kvwarehouse.planning.replay import ReplaySetup, run_replay, sweep
+from kvwarehouse.trace.trace import Trace, TraceBuilder
 from kvwarehouse.workloads.agents import VARIANTS, Agents
 from kvwarehouse.workloads.call import Call
 from kvwarehouse.workloads.chat import PROFILES, Chat

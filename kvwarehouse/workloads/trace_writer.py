@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.trace_lines import BLOCK_TOKENS
+from kvwarehouse.trace.lines import BLOCK_TOKENS
 from kvwarehouse.workloads.agents import AgentCall, AgentSession, SubAgent
 from kvwarehouse.workloads.call import Call, of_blocks
 

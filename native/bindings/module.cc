@@ -1,5 +1,5 @@
 // The Python face of the core: conversions, the GIL, and nothing else.
-// kvwarehouse/engine/_native.pyi documents every name.
+// kvwarehouse/core/_native.pyi documents every name.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-# The Python module kvwarehouse.engine._native, from bindings/.
+# The Python module kvwarehouse.core._native, from bindings/.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 execute_process(
   COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
@@ -22,7 +22,7 @@ if(KVW_BINDINGS)
   nanobind_add_module(_native NB_STATIC NOMINSIZE NOSTRIP ${KVW_BINDINGS})
   target_link_libraries(_native PRIVATE kvw_core)
   target_compile_definitions(_native PRIVATE KVW_VERSION="${KVW_VERSION}")
-  install(TARGETS _native LIBRARY DESTINATION kvwarehouse/engine)
+  install(TARGETS _native LIBRARY DESTINATION kvwarehouse/core)
 else()
   message(WARNING "native/bindings has no .cc files: the Python module is not built")
 endif()

@@ -1,5 +1,6 @@
-// Counts injected faults for `make faults`: see kvwarehouse/testing/tally.py, which reads the file
-// that is written here at the program's end, and fault_classes.py, which has the names.
+// Counts injected faults for `make faults`: see testkit/tally.py in tests/support, which
+// reads the file that is written here at the program's end, and fault_classes.py, which has the
+// names.
 //
 //   kvw::check::tally("write torn at a crash");  // once what must hold after it was checked
 #pragma once

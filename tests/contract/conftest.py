@@ -1,7 +1,7 @@
 """Where the contract of clients is tested: every data path there is, each on a daemon of its own.
 
 local, remote: the real daemon, by shared memory and by gRPC. model: gRPC to the real service over a
-model of the core (kvwarehouse/testing), which needs no native build. Each twice: by the blocking
+model of the core (tests/support/testkit), which needs no native build. Each twice: by the blocking
 client, and by the one of asyncio, driven on a loop of its own.
 """
 
@@ -17,8 +17,8 @@ from kvwarehouse import Client, Namespace, OpenNamespace, aio, connect
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.embedded import PrivateDaemon
-from kvwarehouse.testing.looped import Looped
-from kvwarehouse.testing.served import Served
+from testkit.looped import Looped
+from testkit.served import Served
 
 PATHS = ("local", "remote", "model")
 KINDS = ("blocking", "asyncio")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.sick_disk import SickDisk
+from kvwarehouse_bench.harness.serving import Serving
+from testkit import tally
+from testkit.sick_disk import SickDisk
 
 
 def serving_both(disk: Path) -> Serving:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import RefusedError, Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.known_prompt import KnownPrompt
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -438,8 +438,8 @@ import sys
 from pathlib import Path
 import numpy as np
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import RefusedError, Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.until import until
 disk = Path(sys.argv[1])
 try:
     with Serving(disk, dram="128MiB"):

@@ -1,5 +1,5 @@
 """Two clients of which one is frozen in the middle of its calls, or does its worst in another way,
-each that kvwarehouse/testing/neighbours.py knows. The other goes on, by shared memory and over
+each that kvwarehouse_bench/strain/neighbours.py knows. The other goes on, by shared memory and over
 gRPC: its calls end, what it stores is there, and it gets at least half of the reserve that it had
 alone. Nothing wrong is served, also when the frozen one wakes up. How much of its rate it keeps is
 measured by `bench neighbours`.
@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.cli.bench.neighbours import WORST, Neighbour
-from kvwarehouse.testing import neighbours, tally
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.raw_session import RawSession
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.micro.neighbours import WORST, Neighbour
+from kvwarehouse_bench.strain import neighbours
+from kvwarehouse_bench.strain.raw_session import RawSession
+from testkit import tally
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ HANGS_S = 45.0  # far beyond CALL_S, even on a machine with much else to do
 # Stores and loads by three threads, until it hears something.
 FREEZER = """
 import random, select, threading
-from kvwarehouse.testing.pages import check_pages
+from kvwarehouse_bench.harness.pages import check_pages
 space = kvw.Namespace(**given["space"])
 failures, stop = [], threading.Event()
 def work(seed):
@@ -90,7 +91,7 @@ say(failures)
 # Says hello as if it were each of the others.
 HIJACK = """
 import socket, struct
-from kvwarehouse.cli.bench.socket_session import MESSAGE_BYTES, message
+from kvwarehouse_bench.micro.socket_session import MESSAGE_BYTES, message
 taken = []
 for session in given["sessions"]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:

@@ -18,11 +18,11 @@ import kvwarehouse as kvw
 from kvwarehouse.cli.check_report import Report
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main
-from kvwarehouse.testing import damage, tally
-from kvwarehouse.testing.pages import check_pages, page_of, pages_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
 from kvwarehouse.types import BadCopy, CheckProgress, TierCheck
+from kvwarehouse_bench.harness.pages import check_pages, page_of, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit import damage, tally
 
 pytestmark = pytest.mark.timeout(240)
 

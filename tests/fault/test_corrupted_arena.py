@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing import damage
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit import damage
+from testkit.known_prompt import KnownPrompt
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("counted")]
 

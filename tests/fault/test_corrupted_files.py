@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.daemon.identity import FILE_NAMES
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import RefusedError, Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.known_prompt import KnownPrompt
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("counted")]
 

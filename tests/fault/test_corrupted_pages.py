@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import damage
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
+from testkit import damage
+from testkit.known_prompt import KnownPrompt
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("counted")]
 

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.known_prompt import KnownPrompt
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("counted")]
 

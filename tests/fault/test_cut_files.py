@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from testkit import tally
 
 # An engine: stores, says so, and goes on when its standard input ends. Prints what came of it.
 ENGINE = """

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse import engine
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.raw_session import RawSession
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse import core
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.strain.raw_session import RawSession
+from testkit import tally
 
 LONG = tally.rounds(1) > 1  # `make faults`
 pytestmark = pytest.mark.timeout(900 if LONG else 240)
@@ -120,14 +120,14 @@ class Tenants:
 
     def take_sessions(self) -> None:
         def connect() -> None:
-            client = engine.NativeClient(self.serving.socket, True, 30.0)
+            client = core.NativeClient(self.serving.socket, True, 30.0)
             self.held.callback(client.close)
 
         check_refused(connect, "too_many_sessions")
 
     def take_namespaces(self) -> None:
         """More than there may be: those that are empty give their places."""
-        for number in range(engine.MAX_NAMESPACES + 64):
+        for number in range(core.MAX_NAMESPACES + 64):
             space = kvw.Namespace(**{**SPACES[0].to_fields(), "adapter": str(number)})
             self.clients["one"].open(space)
 

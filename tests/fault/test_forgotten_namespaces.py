@@ -18,9 +18,9 @@ import kvwarehouse as kvw
 from kvwarehouse.daemon import identity, ledger_file
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
+from testkit import tally
+from testkit.known_prompt import KnownPrompt
 
 LONG = tally.rounds(1) > 1  # `make faults`
 pytestmark = pytest.mark.timeout(900 if LONG else 240)

@@ -26,8 +26,13 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import config
 from kvwarehouse.daemon import edge
-from kvwarehouse.testing import census, fuzz, tally
-from kvwarehouse.testing.hostile_doors import (
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.strain import census
+from testkit import fuzz, tally
+from testkit.hostile_doors import (
     Door,
     SessionDoor,
     at_tcp,
@@ -36,11 +41,7 @@ from kvwarehouse.testing.hostile_doors import (
     http_said,
     kv_events_said,
 )
-from kvwarehouse.testing.kv_subscriber import KvSubscriber
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.ports import free_port
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import DEADLINE_S, until
+from testkit.kv_subscriber import KvSubscriber
 
 LONG = tally.rounds(1) > 1  # `make faults`
 FUZZED_S = 60.0 if LONG else 1.0

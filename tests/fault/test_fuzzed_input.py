@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing import fuzz, fuzz_targets, tally
+from testkit import fuzz, fuzz_targets, tally
 
 pytestmark = pytest.mark.timeout(600)
 

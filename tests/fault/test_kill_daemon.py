@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse.testing import tally, traffic
-from kvwarehouse.testing.pages import check_pages
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.pages import check_pages
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit import tally, traffic
 
 LONG = tally.rounds(1) > 1  # `make faults`
 pytestmark = pytest.mark.timeout(1500 if LONG else 300)

@@ -22,8 +22,8 @@ from kvwarehouse.daemon import epoch_file, ledger_file, ledger_probe
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError
 from kvwarehouse.daemon.logs import Log
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.file_journal import Journal, trace
+from testkit import tally
+from testkit.file_journal import Journal, trace
 
 pytestmark = pytest.mark.timeout(600)
 

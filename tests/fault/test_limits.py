@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse import engine, wire
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import RefusedError, Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse import core, wire
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.until import until
+from testkit import tally
+from testkit.known_prompt import KnownPrompt
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -153,7 +153,7 @@ def test_dram_beyond_its_containers_memory_is_refused_and_what_is_offered_fits(
 
 def connect_until_refused(serving: Serving, crowd: list[Any]) -> None:
     while len(crowd) < 5000:
-        crowd.append(engine.NativeClient(serving.socket, True, 30.0))
+        crowd.append(core.NativeClient(serving.socket, True, 30.0))
 
 
 def test_smaller_dram_than_the_arena_has_waits_for_its_clients_and_loses_nothing_of_nvme(
@@ -182,11 +182,11 @@ def test_smaller_dram_than_the_arena_has_waits_for_its_clients_and_loses_nothing
 
 # Takes all that it gets, and keeps it.
 CROWD = """
-from kvwarehouse import engine
+from kvwarehouse import core
 crowd = []
 try:
     while True:
-        crowd.append(engine.NativeClient(given["socket"], True, 30.0))
+        crowd.append(core.NativeClient(given["socket"], True, 30.0))
 except kvw.CapacityError as error:
     say([len(crowd) + 1, error.code])
 hear()
@@ -225,7 +225,7 @@ def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
 def connect_or_code(serving: Serving, crowd: list[Any]) -> str:
     """ "", or why not; it is worth another try."""
     try:
-        crowd.append(engine.NativeClient(serving.socket, True, 5.0))
+        crowd.append(core.NativeClient(serving.socket, True, 5.0))
     except (kvw.CapacityError, kvw.TransportError) as error:
         return error.code if error.retryable else f"for good: {error}"
     return ""
@@ -376,7 +376,7 @@ def test_namespaces_up_to_the_bound_are_opened_and_one_more_takes_an_empty_ones_
     """The bound itself takes a while: where there is time for it."""
     whole = tally.rounds(1) > 1
     with watched(tmp_path) as daemon:
-        wanted = engine.MAX_NAMESPACES if whole else 256
+        wanted = core.MAX_NAMESPACES if whole else 256
         for number in range(1, wanted):
             daemon.client.open(other_space(number))
         assert len(list(daemon.client.namespaces())) == wanted

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.damage import Place
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from testkit import tally
+from testkit.damage import Place
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -22,11 +22,11 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import wire
 from kvwarehouse.daemon.identity import FILE_NAMES
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from testkit import tally
 
 pytestmark = pytest.mark.timeout(120)
 

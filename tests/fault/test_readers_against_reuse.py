@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.serving import Serving
+from testkit import tally
 
 LONG = tally.rounds(1) > 1
 FOUND_S = 30.0
@@ -52,7 +52,7 @@ say(number)
 # Looks prompts up, loads and pins them, told how many pages to load; every byte is compared.
 READER = """
 import random
-from kvwarehouse.testing.pages import check_pages
+from kvwarehouse_bench.harness.pages import check_pages
 rng = random.Random(given["seed"])
 spaces = [kvw.Namespace(**fields) for fields in given["spaces"]]
 opened = [client.open(space) for space in spaces]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from testkit import tally
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import mounts, tally
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import RefusedError, Serving
-from kvwarehouse.testing.sick_disk import SickDisk
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.until import until
+from testkit import mounts, tally
+from testkit.sick_disk import SickDisk
 
 pytestmark = pytest.mark.timeout(600)
 

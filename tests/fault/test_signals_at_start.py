@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
+from testkit import tally
+from testkit.known_prompt import KnownPrompt
 
 LONG = tally.rounds(1) > 1  # `make faults`
 pytestmark = pytest.mark.timeout(900 if LONG else 240)

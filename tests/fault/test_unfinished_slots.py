@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.slots_file import FILLING, RESERVED, SlotsFile
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.strain.slots_file import FILLING, RESERVED, SlotsFile
+from testkit import tally
 
 LONG = tally.rounds(1) > 1  # `make faults`
 pytestmark = pytest.mark.timeout(900 if LONG else 240)

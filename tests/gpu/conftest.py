@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvwarehouse.gpu import Machine, look
-from kvwarehouse.testing.cupy_device import CupyDevice
-from kvwarehouse.testing.torch_device import TorchDevice
+from testkit.cupy_device import CupyDevice
+from testkit.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse.testing.device_suite import PAGES, SPACE, noise, prompt
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.torch_device import TorchDevice
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.device_suite import PAGES, SPACE, noise, prompt
+from testkit.torch_device import TorchDevice
 
 
 def test_graph_is_captured_whole_while_pages_come_and_go(

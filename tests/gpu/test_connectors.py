@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.tiny_llama import tiny_llama
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.layout import BlockLayout, by_memory, pieces_of
-from kvwarehouse_connectors.common.outbox import Outbox
-from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.proof import Proof
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.layout import BlockLayout, by_memory, pieces_of
+from kvwarehouse_connectors.core.outbox import Outbox
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from testkit.tiny_llama import tiny_llama
 
 BLOCKS = 9
 TIMEOUT_S = 60.0
@@ -54,8 +54,8 @@ class Rig:
     """Three layers on the device, and their memory as the connector for vLLM makes it."""
 
     def __init__(self, torch: Any, serving: Serving, name: str, dtype: str) -> None:
-        from kvwarehouse_connectors.common.pinned_memory import PinnedMemory
-        from kvwarehouse_connectors.common.tensor_memory import TensorMemories
+        from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
+        from kvwarehouse_connectors.core.tensor_memory import TensorMemories
 
         self.torch = torch
         self.fallbacks: list[None] = []
@@ -168,7 +168,7 @@ def test_blocks_go_out_and_come_back_byte_for_byte(
 def test_tensors_and_way_are_proven_and_hold_what_they_held(
     torch: Any, serving: Serving, rng: random.Random
 ) -> None:
-    from kvwarehouse_connectors.common.tensor_proof import check_tensors
+    from kvwarehouse_connectors.core.tensor_proof import check_tensors
 
     rig = Rig(torch, serving, "HND", "bfloat16")
     try:

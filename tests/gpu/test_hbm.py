@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing.hbm_suite import HbmSuite
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.torch_device import TorchDevice
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.hbm_suite import HbmSuite
+from testkit.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ import kvwarehouse as kvw
 from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.gpu import DeviceLanding, Lane, choose
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.torch_device import TorchDevice
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.torch_device import TorchDevice
 
 PAGES, PAGE_BYTES, PAGE_TOKENS = 200, 1_000_000, 4
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.device_suite import SPACE, DeviceSuite
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.device_suite import SPACE, DeviceSuite
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.shape_suite import ShapeSuite
-from kvwarehouse.testing.torch_device import TorchDevice
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.shape_suite import ShapeSuite
+from testkit.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.device_suite import PAGE_BYTES, PAGES, SPACE, noise, prompt
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.device_suite import PAGE_BYTES, PAGES, SPACE, noise, prompt
 
 CYCLES = 500_000_000  # some tenths of a second
 TIMEOUT_S = 60.0

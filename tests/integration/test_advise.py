@@ -11,8 +11,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 
 PAGE_BYTES = 16384
 SPACE = kvw.Namespace(

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_bench import hbm
-from gpu_bench.cards import Memory
-from gpu_bench.pinned import Work, outcome_of, pinned
-from gpu_bench.wanted import DIGEST, FROM_GPU, HBM, TO_GPU
-from kvwarehouse.cli.bench.figures import Figure
-from kvwarehouse.testing.cuda_model import ModelDevice, environment
+from kvwarehouse_bench.gpu import hbm
+from kvwarehouse_bench.gpu.cards import Memory
+from kvwarehouse_bench.gpu.pinned import Work, outcome_of, pinned
+from kvwarehouse_bench.gpu.wanted import DIGEST, FROM_GPU, HBM, TO_GPU
+from kvwarehouse_bench.micro.figures import Figure
+from testkit.cuda_model import ModelDevice, environment
 
 
 class ModelCard:

@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvwarehouse import engine
-from kvwarehouse.cli.bench import MEASURES, memory, restart, run_measure, soak
-from kvwarehouse.cli.bench.exchange import PAGES
-from kvwarehouse.cli.bench.figures import MET, MISSED, Curve, Figure
-from kvwarehouse.cli.bench.filled import filled_daemon
-from kvwarehouse.cli.bench.options import PAGE_TOKENS, Options, Sizes, open_bench, prompt
-from kvwarehouse.cli.bench.paged import PIECES, paged_cache
-from kvwarehouse.cli.bench.private import private_daemon
-from kvwarehouse.cli.bench.process import private_bytes, resident_bytes
-from kvwarehouse.cli.bench.results import Result
-from kvwarehouse.cli.bench.socket_session import (
+from kvwarehouse import core
+from kvwarehouse.errors import UsageError, WarehouseError
+from kvwarehouse_bench.micro import MEASURES, memory, restart, run_measure, soak
+from kvwarehouse_bench.micro.exchange import PAGES
+from kvwarehouse_bench.micro.figures import MET, MISSED, Curve, Figure
+from kvwarehouse_bench.micro.filled import filled_daemon
+from kvwarehouse_bench.micro.options import PAGE_TOKENS, Options, Sizes, open_bench, prompt
+from kvwarehouse_bench.micro.paged import PIECES, paged_cache
+from kvwarehouse_bench.micro.private import private_daemon
+from kvwarehouse_bench.micro.process import private_bytes, resident_bytes
+from kvwarehouse_bench.micro.results import Result
+from kvwarehouse_bench.micro.socket_session import (
     NONE_GRANTED,
     Granted,
     SocketSession,
@@ -31,7 +32,6 @@ from kvwarehouse.cli.bench.socket_session import (
     granted_by,
     reservations,
 )
-from kvwarehouse.errors import UsageError, WarehouseError
 
 SIZES = Sizes(
     page_bytes=(64 << 10, 256 << 10),
@@ -113,7 +113,7 @@ def test_exchange_seals_what_it_was_granted_and_reserves_more() -> None:
 
         def asked(granted: Granted, seed: int, pages: int = PAGES) -> bytes:
             tokens = prompt(pages, seed=seed)
-            keys = engine.chain_keys(bytes(engine.SECRET_BYTES), space_id, tokens, PAGE_TOKENS)
+            keys = core.chain_keys(bytes(core.SECRET_BYTES), space_id, tokens, PAGE_TOKENS)
             return exchange_message(space_id, granted, reservations(keys, tokens))
 
         def slots() -> tuple[int, int]:
@@ -202,8 +202,8 @@ def test_memory_of_a_process_is_told_apart_by_what_backs_it(tmp_path: Path) -> N
 
 def test_index_costs_refuse_counts_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="0 entries"):
-        engine.index_costs([0], 1)
-    [one] = engine.index_costs([100], 2)
+        core.index_costs([0], 1)
+    [one] = core.index_costs([100], 2)
     assert (one["entries"], len(one["hit_ns"]), len(one["replace_ns"])) == (100, 2, 2)
 
 

@@ -11,15 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvwarehouse.cli.bench import nvme
-from kvwarehouse.cli.bench.fio import Disk, Pass
-from kvwarehouse.cli.bench.options import Bench, Options, noise, open_bench, prompt
 from kvwarehouse.cli.main import main
 from kvwarehouse.client import Client, connect
 from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import StorageError
+from kvwarehouse_bench.micro import nvme
+from kvwarehouse_bench.micro.fio import Disk, Pass
+from kvwarehouse_bench.micro.options import Bench, Options, noise, open_bench, prompt
 
-pytest.importorskip("kvwarehouse.engine._native", reason="the core is not built")
+pytest.importorskip("kvwarehouse.core._native", reason="the core is not built")
 
 _fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 _SIZES = ("256 KiB", "1 MiB", "2 MiB", "8 MiB")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing import tally
-from peers_bench.sides import DISK, MEMORY, ROOT, Kind, Side, SideError
+from kvwarehouse_bench.peers.sides import DISK, MEMORY, ROOT, Kind, Side, SideError
+from testkit import tally
 
 SCRIPT = ROOT / "bench" / "peers.py"
 FILES = Kind("files", "files", "files.Files")
@@ -133,7 +133,7 @@ def child_with(argument: str) -> int:
             line = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if b"peers_bench.client" in line and argument.encode() in line:
+        if b"kvwarehouse_bench.peers.client" in line and argument.encode() in line:
             return int(folder.name)
     raise AssertionError(f"no client works in {argument}")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.cli.bench.figures import Curve, Figure
-from kvwarehouse.cli.bench.results import Result, write_result
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse_bench.micro.figures import Curve, Figure
+from kvwarehouse_bench.micro.results import Result, write_result
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "warehouse.py"
 

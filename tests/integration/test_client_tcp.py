@@ -14,7 +14,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.testing.served import Served
+from testkit.served import Served
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 SPACE = kvw.Namespace(

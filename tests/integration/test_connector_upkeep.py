@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import DEADLINE_S, until
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 
 QUICK = UpkeepOptions(tick_s=0.01)
 PAGE = 4096

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "cupy_pages.py"
 

@@ -19,9 +19,9 @@ import pytest
 from kvwarehouse import errors, wire
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon.ledger import LOST
-from kvwarehouse.testing import fake_engine
-from kvwarehouse.testing.served import Served
 from kvwarehouse.wire import warehouse_pb2 as pb
+from testkit import fake_engine
+from testkit.served import Served
 
 T = 60.0
 
@@ -29,7 +29,7 @@ T = 60.0
 PROGRAM = """
 import json, sys
 from kvwarehouse import config, daemon
-from kvwarehouse.testing.fake_engine import FakeEngine
+from testkit.fake_engine import FakeEngine
 settings = config.load(json.loads(sys.argv[1]), {})
 sys.exit(daemon.serve(settings, engine=FakeEngine()))
 """
@@ -101,7 +101,7 @@ def test_signal_drains_and_exits_with_zero(tmp_path: Path, number: signal.Signal
 
 FLUSHES_UNTIL_TOLD = PROGRAM.replace(
     "settings =",
-    "from kvwarehouse.testing.fake_engine import FakeCore\n"
+    "from testkit.fake_engine import FakeCore\n"
     "flush = FakeCore.flush\n"
     "FakeCore.flush = lambda self, timeout_s: (sys.stdin.readline(), flush(self, timeout_s))[1]\n"
     "settings =",
@@ -198,7 +198,7 @@ def test_signal_in_the_middle_of_what_another_asks_for_drains_too(tmp_path: Path
 def test_second_signal_exits_at_once_in_the_middle_of_a_flush(tmp_path: Path) -> None:
     program = PROGRAM.replace(
         "settings =",
-        "from kvwarehouse.testing.fake_engine import FakeCore\n"
+        "from testkit.fake_engine import FakeCore\n"
         "import threading\n"
         "FakeCore.flush = lambda self, timeout_s: threading.Event().wait()\n"
         "settings =",

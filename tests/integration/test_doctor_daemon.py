@@ -10,8 +10,8 @@ import pytest
 
 import kvwarehouse as kvw
 import kvwarehouse_connectors.doctor.look as look
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
 from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict

@@ -11,7 +11,7 @@ import pytest
 
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 
 PAGES = ("--page-bytes", "4KiB", "--progress", "0")
 
@@ -75,7 +75,7 @@ def test_what_left_dram_is_hit_on_nvme(drive: Any, serving: Serving) -> None:
 def test_more_pages_than_the_buffer_are_loaded_and_stored_in_batches(
     drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvwarehouse.driver import warehouse
+    from kvwarehouse.loadgen import warehouse
 
     monkeypatch.setattr(warehouse, "_BUFFER_BYTES", 3 * 4096)
     documents = ("--documents", "2", "--queries", "2", "--concurrency", "1")

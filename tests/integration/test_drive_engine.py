@@ -15,8 +15,8 @@ import pytest
 
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.testing.completion_server import CompletionServer
-from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from testkit.completion_server import CompletionServer
 
 SMALL = ("--shrink", "16", "--most-output-tokens", "6", "--progress", "0")
 

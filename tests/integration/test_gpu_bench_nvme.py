@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_bench.nvme import PAGE_BYTES, fill, load_rate
 from kvwarehouse.gpu import Choice, Lane, Machine, Rates, reader
 from kvwarehouse.gpu.rates import LEAST_BYTES, disk_rate, written
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.kvikio_model import KvikioModel
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.gpu.nvme import PAGE_BYTES, fill, load_rate
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.cuda_model import ModelDevice
+from testkit.kvikio_model import KvikioModel
 
 PAGES = 33
 

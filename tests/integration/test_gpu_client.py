@@ -22,12 +22,12 @@ import kvwarehouse.aio
 import kvwarehouse.gpu
 from kvwarehouse.client.gpu import kernels
 from kvwarehouse.client.gpu.memory import event_of, streams_of
-from kvwarehouse.testing import cuda_model
-from kvwarehouse.testing.client_process import ClientProcess
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.device_suite import PAGE_BYTES, PAGES, SPACE, DeviceSuite, noise, prompt
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit import cuda_model
+from testkit.cuda_model import ModelDevice
+from testkit.device_suite import PAGE_BYTES, PAGES, SPACE, DeviceSuite, noise, prompt
 
 
 @pytest.fixture(scope="module")
@@ -305,8 +305,8 @@ FORGETFUL = """
 os.environ.update(given["environment"])
 import atexit, time
 from pathlib import Path
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.device_suite import SPACE, noise, prompt
+from testkit.cuda_model import ModelDevice
+from testkit.device_suite import SPACE, noise, prompt
 device = ModelDevice(Path(given["folder"]))
 def ended():
     asked = device.count("registers_asked")
@@ -537,8 +537,8 @@ def test_tensors_of_torch_are_behind_its_current_stream_of_their_device(
 VICTIM = """
 os.environ.update(given["environment"])
 from pathlib import Path
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.device_suite import SPACE, noise, prompt
+from testkit.cuda_model import ModelDevice
+from testkit.device_suite import SPACE, noise, prompt
 device = ModelDevice(Path(given["folder"]))
 array = device.array(noise(1))
 ns = client.open(SPACE)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.shape_suite import ShapeSuite
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.shape_suite import ShapeSuite
 
 
 @pytest.fixture(scope="module")

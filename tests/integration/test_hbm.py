@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.device_suite import PAGES, SPACE, noise, prompt
-from kvwarehouse.testing.hbm_suite import HBM, HbmSuite, core, hbm, load, serves
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.cuda_model import ModelDevice
+from testkit.device_suite import PAGES, SPACE, noise, prompt
+from testkit.hbm_suite import HBM, HbmSuite, core, hbm, load, serves
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
-from kvwarehouse.testing.hostile_doors import zmtp_greeting
-from kvwarehouse.testing.kv_subscriber import KvSubscriber
-from kvwarehouse.testing.ports import free_port
-from kvwarehouse.testing.serving import RefusedError, Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.hostile_doors import zmtp_greeting
+from testkit.kv_subscriber import KvSubscriber
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 4096

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.no_device import build_driver
-from kvwarehouse.testing.pages import pages_of
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.pages import pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.no_device import build_driver
 
 PAGES, PAGE_BYTES = 40, 300_000
 
@@ -28,7 +28,7 @@ import kvwarehouse as kvw
 from kvwarehouse.client.landing import HostLanding
 from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
-from kvwarehouse.testing.pages import check_pages
+from kvwarehouse_bench.harness.pages import check_pages
 
 class Memory:
     def __init__(self, part):

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse import engine
+from kvwarehouse import core
 from kvwarehouse.client.landing import HostLanding
 from kvwarehouse.client.mover import Finished, HeldFile, PreadMover, read_whole
 from kvwarehouse.client.nvme_reader import NvmeReader
-from kvwarehouse.testing.damage import find_one
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import longer_bounds, until
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import longer_bounds, until
+from testkit.damage import find_one
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 20_000  # no multiple of a block: shards are padded
@@ -420,7 +420,7 @@ def test_a_page_larger_than_a_stage_goes_the_daemons_way(client: kvw.Client) -> 
         assert (reader.pages_read, reader.failures) == (0, {})
 
 
-@pytest.mark.skipif(engine.io_engine_probe() != "io_uring", reason="pread cannot read a pipe")
+@pytest.mark.skipif(core.io_engine_probe() != "io_uring", reason="pread cannot read a pipe")
 def test_a_segment_that_does_not_answer_is_held_by_nobody_in_time(
     client: kvw.Client, serving: Serving
 ) -> None:

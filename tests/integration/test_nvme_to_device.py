@@ -29,13 +29,13 @@ from kvwarehouse.gpu import (
     reader,
 )
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
-from kvwarehouse.testing.counters import counters_of
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.kvikio_model import KvikioModel
-from kvwarehouse.testing.lanes import Choosing, kvikio_of
-from kvwarehouse.testing.pages import pages_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import longer_bounds, until
+from kvwarehouse_bench.harness.pages import pages_of
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import longer_bounds, until
+from testkit.counters import counters_of
+from testkit.cuda_model import ModelDevice
+from testkit.kvikio_model import KvikioModel
+from testkit.lanes import Choosing, kvikio_of
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 20_008  # no multiple of a block or of a leaf

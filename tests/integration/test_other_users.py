@@ -30,9 +30,9 @@ from kvwarehouse import wire
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client import trust
 from kvwarehouse.client.connect import connect_grpc
-from kvwarehouse.testing.pages import check_pages, pages_of
-from kvwarehouse.testing.serving import RefusedError, Serving
 from kvwarehouse.wire import warehouse_pb2
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.serving import RefusedError, Serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.known_prompt import KnownPrompt
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from testkit.known_prompt import KnownPrompt
 
 BEFORE, AFTER = (KnownPrompt(model, pages=12, page_bytes=20_000) for model in ("before", "after"))
 

@@ -18,9 +18,9 @@ from kvwarehouse import errors, wire
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon import ledger, ledger_file
-from kvwarehouse.testing.served import Served
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from testkit.served import Served
 
 T = 30.0
 
@@ -139,7 +139,7 @@ def test_namespace_that_no_longer_fits_does_not_keep_the_daemon_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart with less DRAM: what no longer fits is out of reach, everything else is served."""
-    from kvwarehouse.testing import fake_engine
+    from testkit import fake_engine
 
     with Served(tmp_path) as served:
         opened(served, "a")
@@ -181,7 +181,7 @@ def test_clear_names_its_target_or_is_refused(served: Served) -> None:
 def test_namespace_whose_pages_no_longer_fit_can_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvwarehouse.testing import fake_engine
+    from testkit import fake_engine
 
     with Served(tmp_path) as served:
         first = opened(served, "a")

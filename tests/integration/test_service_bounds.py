@@ -19,11 +19,11 @@ from kvwarehouse import errors, wire
 from kvwarehouse.daemon import deadline as deadline_module
 from kvwarehouse.daemon import edge, servers
 from kvwarehouse.daemon.deadline import Deadline
-from kvwarehouse.testing.served import Served
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.served import Served
 
 T = 30.0
 UNPACKED_BYTES = 128 << 20  # packed, an eighth of a megabyte

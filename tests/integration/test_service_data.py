@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kvwarehouse import errors, wire
-from kvwarehouse.testing.served import Served
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from testkit.served import Served
 
 PAGE_BYTES = 3 * (1 << 20) + 5  # not a whole number of chunks
 SPACE = Namespace(

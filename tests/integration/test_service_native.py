@@ -13,13 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
-from kvwarehouse import engine, wire
+from kvwarehouse import core, wire
 from kvwarehouse.daemon import transfer
 from kvwarehouse.embedded.private import PrivateDaemon
-from kvwarehouse.testing.served import Served
-from kvwarehouse.testing.until import until
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.until import until
+from testkit.served import Served
 
 T = 60.0
 PAGE_BYTES = 300_001
@@ -99,7 +99,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     """In this process."""
-    with Served(tmp_path, engine=engine, **settings(tmp_path)) as served:
+    with Served(tmp_path, engine=core, **settings(tmp_path)) as served:
         yield served
 
 
@@ -178,7 +178,7 @@ def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path, patienc
     """Pages of one shard are unfinished until the other comes, and there is room for a part of
     them: the store waits for the daemon then, which is no client that stands still."""
     pages = 20
-    with Served(tmp_path, engine=engine, **settings(tmp_path)) as served:
+    with Served(tmp_path, engine=core, **settings(tmp_path)) as served:
         remote = Remote(served.config.socket)
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(remote.store, 1, pages, 0, content(1, pages, 0))

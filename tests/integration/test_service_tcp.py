@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvwarehouse import engine, errors, wire
+from kvwarehouse import core, errors, wire
 from kvwarehouse.daemon import certificate as certificate_module
 from kvwarehouse.daemon import connections, edge, servers
 from kvwarehouse.daemon.refusals import Refusals
-from kvwarehouse.testing import http2
-from kvwarehouse.testing.served import Served
-from kvwarehouse.testing.until import DEADLINE_S, until
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.strain import http2
+from testkit.served import Served
 
 T = 30.0
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -637,7 +637,7 @@ def test_host_holds_at_most_half_of_the_streams(tmp_path: Path, tokens: str) -> 
 
 def test_host_holds_at_most_half_of_the_watchers(tmp_path: Path, tokens: str) -> None:
     with (
-        Served(tmp_path, engine=engine, listen="127.0.0.1:0", token_file=tokens) as served,
+        Served(tmp_path, engine=core, listen="127.0.0.1:0", token_file=tokens) as served,
         channel(served, None) as there,
     ):
         stub = wire.WarehouseStub(there)

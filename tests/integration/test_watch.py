@@ -15,9 +15,9 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import wire
 from kvwarehouse.daemon.edge import WATCHES
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 
 PAGE_BYTES = 4096
 PAGE_TOKENS = 4

@@ -6,7 +6,7 @@ was stored is there or counted as left; what was cleared never comes back, over 
 the loss of the arena; hits and misses are the pages asked for; what a daemon finds damaged is what
 was damaged here.
 
-The rules are in kvwarehouse/testing/machine. KVW_TEST_EXAMPLES and KVW_TEST_STEPS make it longer
+The rules are in tests/support/testkit/machine. KVW_TEST_EXAMPLES and KVW_TEST_STEPS make it longer
 (and shrink what fails): add `-o faulthandler_timeout=0`, which would end a test of over three
 minutes.
 """
@@ -18,10 +18,10 @@ import os
 import hypothesis
 import pytest
 
-from kvwarehouse.testing import tally
-from kvwarehouse.testing.machine.ends import Ends
-from kvwarehouse.testing.machine.faults import Faults
-from kvwarehouse.testing.machine.leaving import Leaving
+from testkit import tally
+from testkit.machine.ends import Ends
+from testkit.machine.faults import Faults
+from testkit.machine.leaving import Leaving
 
 # Each starts and ends daemons some ten times, so that a run of all tests has few of them.
 EXAMPLES = int(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.planner.advice import ENOUGH_USES, Part, Tiers, advise, outcome
+from kvwarehouse.planning.advise import ENOUGH_USES, Part, Tiers, advise, outcome
 
 GIB = 2**30
 PAGE_BYTES = 2**20

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.cli.bench import MEASURES, by_page
-from kvwarehouse.cli.bench.document import BEGIN, END, picture_name, with_results
-from kvwarehouse.cli.bench.figures import MET, MISSED, Curve, Figure, print_figures
-from kvwarehouse.cli.bench.options import Options, Sizes
-from kvwarehouse.cli.bench.process import core_s
-from kvwarehouse.cli.bench.report import bench_report, goals_table, plot_of, plots
-from kvwarehouse.cli.bench.results import Result, read_results, write_result
-from kvwarehouse.cli.bench.rounds import Rounds, alternate, in_turns
 from kvwarehouse.errors import UsageError
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.micro import MEASURES, by_page
+from kvwarehouse_bench.micro.document import BEGIN, END, picture_name, with_results
+from kvwarehouse_bench.micro.figures import MET, MISSED, Curve, Figure, print_figures
+from kvwarehouse_bench.micro.options import Options, Sizes
+from kvwarehouse_bench.micro.process import core_s
+from kvwarehouse_bench.micro.report import bench_report, goals_table, plot_of, plots
+from kvwarehouse_bench.micro.results import Result, read_results, write_result
+from kvwarehouse_bench.micro.rounds import Rounds, alternate, in_turns
 
 _PR_SET_NAME = 15  # linux/prctl.h
 _MOST_S = 60.0
@@ -121,8 +121,8 @@ def test_daemon_of_a_bench_has_room_for_what_is_moved() -> None:
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_every_measure_has_its_module(name: str) -> None:
-    pytest.importorskip("kvwarehouse.engine._native", reason="the core is not built")
-    module = __import__(f"kvwarehouse.cli.bench.{name}", fromlist=["measure"])
+    pytest.importorskip("kvwarehouse.core._native", reason="the core is not built")
+    module = __import__(f"kvwarehouse_bench.micro.{name}", fromlist=["measure"])
     assert callable(module.measure)
 
 

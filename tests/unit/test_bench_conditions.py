@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 # The package has a function of that name.
-conditions = import_module("kvwarehouse.cli.bench.conditions")
+conditions = import_module("kvwarehouse_bench.micro.conditions")
 
 
 def git(folder: Path, *words: str) -> str:

@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from kvwarehouse.errors import UsageError
-from vllm_bench.checkpoint import BLOCK_TOKENS
-from vllm_bench.frame import Prompts, bench_parser
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS
+from kvwarehouse_bench.vllm.frame import Prompts, bench_parser
 
 PROMPTS = Prompts("64,256,1024", "64,512", rounds=7, quick_rounds=3)
 

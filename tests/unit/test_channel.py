@@ -17,7 +17,7 @@ import pytest
 from kvwarehouse import Client, Namespace, TransportError, UsageError, connect
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import CapacityError
-from kvwarehouse.testing.served import Served
+from testkit.served import Served
 
 SPACE = Namespace(
     model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=4096

@@ -19,7 +19,7 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.selection import find_namespace
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import UsageError
-from kvwarehouse.testing.served import Served
+from testkit.served import Served
 
 SPACES = [
     Namespace(model=model, weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=4096)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvwarehouse_connectors.common.ring import Ring
+from kvwarehouse_connectors.core.ring import Ring
 
 SIZE = 4096
 LINE = 64

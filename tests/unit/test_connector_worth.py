@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.worth import (
+from kvwarehouse_connectors.core.worth import (
     PrefillRate,
     Schedule,
     TierRates,

@@ -13,8 +13,8 @@ from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.errors import CapacityError
-from kvwarehouse.testing.fake_engine import FakeCore, FakeOptions
 from kvwarehouse.types import Namespace
+from testkit.fake_engine import FakeCore, FakeOptions
 
 
 def space(number: int) -> Namespace:

@@ -16,7 +16,7 @@ import pytest
 
 from kvwarehouse.gpu import direct_cufile, probe, rates_child
 from kvwarehouse.gpu.driver import DeviceMemory
-from kvwarehouse.testing.kvikio_model import KvikioModel
+from testkit.kvikio_model import KvikioModel
 
 
 class HostDriver:

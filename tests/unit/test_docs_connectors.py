@@ -14,7 +14,7 @@ import pytest
 
 from kvwarehouse.cli.commands import COMMANDS
 from kvwarehouse.cli.plugins import find_plugins
-from kvwarehouse_connectors.common import setting_values
+from kvwarehouse_connectors.core import setting_values
 from kvwarehouse_connectors.lmcache import settings as lmcache
 from kvwarehouse_connectors.sglang import settings as sglang
 from kvwarehouse_connectors.trtllm import settings as trtllm

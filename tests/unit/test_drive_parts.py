@@ -14,21 +14,21 @@ import pytest
 
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.driver.answers import ANSWERED, FIRST_S, TOKENS, Answer, Answers
-from kvwarehouse.driver.completion_events import FailedError, Reading, parsed
-from kvwarehouse.driver.cutoff import Cutoff
-from kvwarehouse.driver.drive import Drive
-from kvwarehouse.driver.endpoint import endpoint_of
-from kvwarehouse.driver.event_stream import MOST_LINE_BYTES, MalformedError, event_data
-from kvwarehouse.driver.histogram import Histogram
-from kvwarehouse.driver.pace import Bounds, Pace
-from kvwarehouse.driver.prompts import Shape, prompt_of
-from kvwarehouse.driver.timeline import SPANS, Timeline
-from kvwarehouse.driver.warehouse import WarehouseEngine
 from kvwarehouse.errors import InternalError, TransportError, UsageError
-from kvwarehouse.testing.until import until
+from kvwarehouse.loadgen.answers import ANSWERED, FIRST_S, TOKENS, Answer, Answers
+from kvwarehouse.loadgen.completion_events import FailedError, Reading, parsed
+from kvwarehouse.loadgen.cutoff import Cutoff
+from kvwarehouse.loadgen.drive import Drive
+from kvwarehouse.loadgen.endpoint import endpoint_of
+from kvwarehouse.loadgen.event_stream import MOST_LINE_BYTES, MalformedError, event_data
+from kvwarehouse.loadgen.histogram import Histogram
+from kvwarehouse.loadgen.pace import Bounds, Pace
+from kvwarehouse.loadgen.prompts import Shape, prompt_of
+from kvwarehouse.loadgen.timeline import SPANS, Timeline
+from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.types import Loaded, Match, StoreResult
 from kvwarehouse.workloads.call import Call
+from kvwarehouse_bench.harness.until import until
 
 # --- times ----------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ from kvwarehouse.daemon.event_stream import EventStream
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import CapacityError
-from kvwarehouse.testing.kv_subscriber import KvSubscriber
-from kvwarehouse.testing.until import until
 from kvwarehouse.types import Namespace
+from kvwarehouse_bench.harness.until import until
+from testkit.kv_subscriber import KvSubscriber
 
 CLEARED = ("cleared", 0, 0, 0, bytes(16), b"", True, b"")
 SYNCED = ("synced", 0, 0, 0, bytes(16), b"", True, b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing import guarantees, tally
-from kvwarehouse.testing.fault_classes import BY_NAME, CLASSES
-from kvwarehouse.testing.fault_run import LEAST, LEAST_LIVE, Run, Step, failures
+from testkit import guarantees, tally
+from testkit.fault_classes import BY_NAME, CLASSES
+from testkit.fault_run import LEAST, LEAST_LIVE, Run, Step, failures
 
 ENOUGH = Counter({each.name: LEAST for each in CLASSES})
 GUARANTEES = Path("docs/guarantees.md")
@@ -50,7 +51,7 @@ def test_inputs_of_fuzzers_are_no_faults() -> None:
 
 def test_step_that_fails_is_seen_and_what_it_counted_before_stays(tmp_path: Path) -> None:
     name = CLASSES[0].name
-    code = f"from kvwarehouse.testing import tally; tally.count({name!r}, 3); raise SystemExit(5)"
+    code = f"from testkit import tally; tally.count({name!r}, 3); raise SystemExit(5)"
     run = Run("7", tmp_path / "run")
     steps = [Step("fails", [sys.executable, "-P", "-c", code]), Step("runs", ["true"])]
     run.go(steps, lanes=2)
@@ -75,8 +76,9 @@ def test_counts_of_unknown_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_without_a_folder_to_write_to(tmp_path: Path) -> None:
-    code = f"from kvwarehouse.testing import tally; tally.count({CLASSES[0].name!r})"
-    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env={}, check=True)
+    code = f"from testkit import tally; tally.count({CLASSES[0].name!r})"
+    bare = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=bare, check=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.daemon import gate
-from kvwarehouse.testing.ports import free_port
-from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
 
 
 class Guarded:

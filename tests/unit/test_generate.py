@@ -14,8 +14,8 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.progress import Progress
 from kvwarehouse.durations import format_duration, parse_duration
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.replay import ReplaySetup, run_replay
-from kvwarehouse.planner.trace_file import ReadOptions, read_trace
+from kvwarehouse.planning.replay import ReplaySetup, run_replay
+from kvwarehouse.trace.file import ReadOptions, read_trace
 from kvwarehouse.workloads.catalogue import KINDS
 from kvwarehouse.workloads.trace_writer import write_lines
 

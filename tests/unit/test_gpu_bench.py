@@ -10,13 +10,13 @@ from typing import Any
 import gpu
 import pytest
 
-from gpu_bench import hbm, nvme, parts, ttft
-from gpu_bench.page import BEGIN, END, with_outcomes
-from gpu_bench.room import Room, room_of
-from gpu_bench.wanted import DIGEST, HBM, NO_GPU, WANTED, Outcome, lines_of
-from kvwarehouse.cli.bench.figures import Figure
-from kvwarehouse.cli.bench.goals import read_goal
 from kvwarehouse.gpu import Lane, Machine, Rates
+from kvwarehouse_bench.gpu import hbm, nvme, parts, ttft
+from kvwarehouse_bench.gpu.page import BEGIN, END, with_outcomes
+from kvwarehouse_bench.gpu.room import Room, room_of
+from kvwarehouse_bench.gpu.wanted import DIGEST, HBM, NO_GPU, WANTED, Outcome, lines_of
+from kvwarehouse_bench.micro.figures import Figure
+from kvwarehouse_bench.micro.goals import read_goal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SAMPLE = ttft.Sample(

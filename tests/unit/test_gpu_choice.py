@@ -16,7 +16,7 @@ from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.gpu.machine import Machine
 from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, disk_rate, measure, written
 from kvwarehouse.gpu.rates_child import _by_host, pieces_of, rate_of
-from kvwarehouse.testing.until import longer_bounds
+from kvwarehouse_bench.harness.until import longer_bounds
 
 GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
 G, C, D = Lane.GDS, Lane.COMPAT, Lane.DRAM

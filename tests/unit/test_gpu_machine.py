@@ -13,7 +13,7 @@ import pytest
 
 from kvwarehouse.gpu.bounded_child import run_child
 from kvwarehouse.gpu.machine import Machine, look
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 
 TELL = "from kvwarehouse.gpu.telling import tell\n"
 
@@ -140,9 +140,9 @@ def test_package_asks_for_the_native_core_only_when_pages_move() -> None:
     core."""
     without = (
         "import sys\n"
-        "sys.modules['kvwarehouse.engine._native'] = None\n"
+        "sys.modules['kvwarehouse.core._native'] = None\n"
         "import kvwarehouse.gpu\n"
-        "assert 'kvwarehouse.engine' not in sys.modules\n"
+        "assert 'kvwarehouse.core' not in sys.modules\n"
     )
     ended = subprocess.run([sys.executable, "-P", "-c", without], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_run.sh"
 

@@ -15,7 +15,7 @@ import pytest
 from kvwarehouse import metrics
 from kvwarehouse.daemon import http
 from kvwarehouse.errors import TransportError
-from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
 
 
 class Endpoint:

@@ -14,7 +14,7 @@ import pytest
 
 from kvwarehouse.client.mover import HeldFile
 from kvwarehouse.gpu.kvikio_mover import OPEN_FILES, KvikioMover
-from kvwarehouse.testing.kvikio_model import KvikioModel
+from testkit.kvikio_model import KvikioModel
 
 
 class Target:

@@ -13,7 +13,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from kvwarehouse import engine
+from kvwarehouse import core
 from kvwarehouse.daemon import ledger as module
 from kvwarehouse.daemon import ledger_file
 from kvwarehouse.daemon.ledger import Ledger
@@ -137,7 +137,7 @@ def test_epoch_is_never_behind_one_that_was_seen(kept: Kept) -> None:
 def test_namespaces_are_bounded_as_the_core_bounds_them(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert module.MAX_NAMESPACES == engine.MAX_NAMESPACES
+    assert module.MAX_NAMESPACES == core.MAX_NAMESPACES
     monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
     ledger = filled(kept)
     with pytest.raises(CapacityError) as caught:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peers_bench.client import Client
-from peers_bench.flips import flip_one
-from peers_bench.pages import Pages, WrongBytesError, fill
-from peers_bench.store import CannotRunError
-from peers_bench.stores.files import Files
+from kvwarehouse_bench.peers.client import Client
+from kvwarehouse_bench.peers.flips import flip_one
+from kvwarehouse_bench.peers.pages import Pages, WrongBytesError, fill
+from kvwarehouse_bench.peers.store import CannotRunError
+from kvwarehouse_bench.peers.stores.files import Files
 
 PAGE_BYTES, COUNT = 4096, 16
 
@@ -155,7 +155,7 @@ def test_client_times_an_honest_store(tmp_path: Any, monkeypatch: pytest.MonkeyP
 
 
 def client_of(store: type[Files], folder: Any, monkeypatch: pytest.MonkeyPatch) -> Client:
-    module = ModuleType("peers_bench.stores.made_up")
+    module = ModuleType("kvwarehouse_bench.peers.stores.made_up")
     module.Made = store  # type: ignore[attr-defined]
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
     return Client(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from peers_bench.document import BEGIN, END, pictures, with_report
-from peers_bench.found import Found, PeerFound, compared, equal_threads
-from peers_bench.goals import goals
-from peers_bench.report import peers_report
-from peers_bench.sides import DISK, MEMORY, OURS, PEERS, ROOT, SideError
-from peers_bench.works import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
+from kvwarehouse_bench.peers.document import BEGIN, END, pictures, with_report
+from kvwarehouse_bench.peers.found import Found, PeerFound, compared, equal_threads
+from kvwarehouse_bench.peers.goals import goals
+from kvwarehouse_bench.peers.report import peers_report
+from kvwarehouse_bench.peers.sides import DISK, MEMORY, OURS, PEERS, ROOT, SideError
+from kvwarehouse_bench.peers.works import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
 
 KINDS = {kind.key: kind for kind in PEERS}
 ABOUT = {name: name for name in ("version", "layout", "durability", "lookup", "start")}
@@ -131,7 +131,8 @@ def test_work_at_which_a_peer_failed_says_why_and_shows_what_there_is() -> None:
 
 
 def test_reason_is_the_last_line_of_what_happened() -> None:
-    trace = "Traceback (most recent call last):\n  File\npeers_bench.store.CannotRunError: it ended"
+    error = "kvwarehouse_bench.peers.store.CannotRunError: it ended"
+    trace = f"Traceback (most recent call last):\n  File\n{error}"
     said = f"{trace}\n\nthe end of its log:\nchatter"
     assert SideError(KINDS["redis"], said).reason == "it ended"
     late = "Redis did not answer in 120 s\nthe end of its log:\nchatter"

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.architecture import uniform
-from kvwarehouse.planner.compute import (
+from kvwarehouse.model.architecture import uniform
+from kvwarehouse.model.catalogue import find_model
+from kvwarehouse.model.dtypes import find_dtype
+from kvwarehouse.model.footprint import Footprint
+from kvwarehouse.planning.compute import (
     Decode,
     DecodeStep,
     Prefill,
@@ -24,16 +27,13 @@ from kvwarehouse.planner.compute import (
     estimated_prefill,
     measured_prefill,
 )
-from kvwarehouse.planner.dtypes import find_dtype
-from kvwarehouse.planner.footprint import Footprint
-from kvwarehouse.planner.hardware import TierSpeed, find_gpu
-from kvwarehouse.planner.loading import break_even_tokens, load_seconds
-from kvwarehouse.planner.models import find_model
-from kvwarehouse.planner.plan import Network, Plan
-from kvwarehouse.planner.quantity import Quantity, quantity, within
-from kvwarehouse.planner.savings import Prices
-from kvwarehouse.planner.separation import Situation, advice_of, checks_of, handoff_seconds
-from kvwarehouse.planner.workload import Workload
+from kvwarehouse.planning.cost import Prices
+from kvwarehouse.planning.disaggregation import Situation, advice_of, checks_of, handoff_seconds
+from kvwarehouse.planning.hardware import TierSpeed, find_gpu
+from kvwarehouse.planning.interval import Quantity, quantity, within
+from kvwarehouse.planning.plan import Network, Plan
+from kvwarehouse.planning.ttft import break_even_tokens, load_seconds
+from kvwarehouse.planning.workload import Workload
 
 # 1,000 bytes a token at most: 5 layers of 50 elements, key and value, 2 bytes.
 THOUSAND = Footprint(uniform(5, 1, 50), find_dtype("fp16"))

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvwarehouse.testing import ports
+from kvwarehouse_bench.harness import ports
 
-_HOLD = "from kvwarehouse.testing.ports import free_port; print(free_port(), flush=True); input()"
+_HOLD = (
+    "from kvwarehouse_bench.harness.ports import free_port; print(free_port(), flush=True); input()"
+)
 
 
 def test_port_is_given_to_one_process_as_long_as_it_lives() -> None:

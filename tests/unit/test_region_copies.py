@@ -9,7 +9,7 @@ import pytest
 
 from kvwarehouse import Regions, UsageError
 
-pytest.importorskip("kvwarehouse.engine._native", reason="the core is not built")
+pytest.importorskip("kvwarehouse.core._native", reason="the core is not built")
 
 
 def strided(layers: list[Any], pieces: list[int], blocks: Any) -> Regions:

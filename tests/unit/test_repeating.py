@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing.repeating import MOST_NAMED, chosen, commands, looked_into
+from testkit.repeating import MOST_NAMED, chosen, commands, looked_into
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse import engine
+from kvwarehouse import core
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.planner.replay import ReplaySetup, run_replay, sweep, sweep_sizes
-from kvwarehouse.planner.trace import Request, Trace, TraceBuilder
+from kvwarehouse.planning.replay import ReplaySetup, run_replay, sweep, sweep_sizes
+from kvwarehouse.trace.trace import Request, Trace, TraceBuilder
 
 # A public trace that stands beside a checkout, never in it.
 PUBLIC_TRACE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_synthetic_trace.jsonl"
@@ -104,7 +104,7 @@ def test_hit_rate_is_pages_hit_in_prefix_order_over_pages_asked(write: Any, repl
     assert found["hit_rate"] == pytest.approx(2 / 7)
 
 
-@pytest.mark.parametrize("policy", engine.policy_names())
+@pytest.mark.parametrize("policy", core.policy_names())
 @pytest.mark.parametrize("leaves_first", [False, True])
 def test_no_policy_beats_the_endless_cache_and_all_reach_it(
     rng: random.Random, policy: str, leaves_first: bool

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.host_pools import ModelPool, ModelTensor
 from kvwarehouse_connectors.sglang.memory import page_numbers, piece_memory
 from kvwarehouse_connectors.sglang.proof import prove
+from testkit.host_pools import ModelPool, ModelTensor
 
 
 def test_pages_that_do_not_lie_at_equal_distances_are_refused() -> None:

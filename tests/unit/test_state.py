@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from kvwarehouse.daemon.state import Lifecycle, State
-from kvwarehouse.testing.until import DEADLINE_S
+from kvwarehouse_bench.harness.until import DEADLINE_S
 
 
 def test_listener_hears_last_of_the_state_that_stays() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planner.recording import write_recording
-from kvwarehouse.planner.trace import Trace
-from kvwarehouse.planner.trace_file import ReadOptions, read_trace
+from kvwarehouse.trace.anonymize import write_recording
+from kvwarehouse.trace.file import ReadOptions, read_trace
+from kvwarehouse.trace.trace import Trace
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.settings import MODES
+from kvwarehouse_connectors.core.settings import MODES
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 from kvwarehouse_connectors.trtllm.settings import PREFIX, Settings, read_settings
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing.mounts import mount_tmpfs, own_mounts
 from kvwarehouse.trusted_path import WeakPoint, problem, weak_point
+from testkit.mounts import mount_tmpfs, own_mounts
 
 US = {os.geteuid(), 0}
 STRANGER = 1001
@@ -125,7 +125,7 @@ def test_links_in_a_circle_are_no_endless_way(tmp_path: Path) -> None:
 # Root of the machine, and of all folders, is outside of the namespace, where 1001 alone is known.
 IN_A_NAMESPACE = """
 import ctypes, os, sys
-from kvwarehouse.testing.mounts import mount_tmpfs, own_mounts
+from testkit.mounts import mount_tmpfs, own_mounts
 from kvwarehouse.trusted_path import problem
 inside, mapped = os.pipe(), os.pipe()
 child = os.fork()

@@ -125,7 +125,7 @@ def test_namespace_refuses_missing_fields_by_name(name: str) -> None:
 
 
 def test_bounds_are_those_of_the_native_core() -> None:
-    native = pytest.importorskip("kvwarehouse.engine._native", reason="the core is not built")
+    native = pytest.importorskip("kvwarehouse.core._native", reason="the core is not built")
     assert types.MAX_SHARDS == native.MAX_SHARDS
     assert types.MAX_PAGE_TOKENS == native.MAX_PAGE_TOKENS
 

@@ -13,14 +13,14 @@ from typing import Any, Self, cast
 
 import pytest
 
-from bench_frame.process import ProgramError
-from kvwarehouse.planner.report import Report
-from vllm_bench.checkpoint import SHAPES
-from vllm_bench.found import Found
-from vllm_bench.handoff_report import handoff_report, tokens_per_s
-from vllm_bench.messages import DEVICE, HOST, MISSED_BLOCKS, Answer, Ask
-from vllm_bench.options import ALONE, warehouse_transfer
-from vllm_bench.pair import (
+from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.process import ProgramError
+from kvwarehouse_bench.vllm.checkpoint import SHAPES
+from kvwarehouse_bench.vllm.found import Found
+from kvwarehouse_bench.vllm.handoff_report import handoff_report, tokens_per_s
+from kvwarehouse_bench.vllm.messages import DEVICE, HOST, MISSED_BLOCKS, Answer, Ask
+from kvwarehouse_bench.vllm.options import ALONE, warehouse_transfer
+from kvwarehouse_bench.vllm.pair import (
     END_TO_END,
     HANDOFF,
     NO_HANDOFF,
@@ -30,8 +30,8 @@ from vllm_bench.pair import (
     WAYS,
     Pair,
 )
-from vllm_bench.sample import Sample
-from vllm_bench.warehouse import Warehouse
+from kvwarehouse_bench.vllm.sample import Sample
+from kvwarehouse_bench.vllm.warehouse import Warehouse
 
 PROMPT = list(range(2 * 32 + 9))
 RECORD = {"kvwarehouse": {"tokens": 64}}

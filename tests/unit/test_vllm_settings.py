@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.settings import MODES
+from kvwarehouse_connectors.core.settings import MODES
 from kvwarehouse_connectors.vllm.settings import PREFIX, ROLES, Settings, read_settings
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.watchdog import FIRST_S, PACE_BYTES_S, STALL_S, Watchdog, Watched
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 
 
 class Call:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse import errors, wire
-from kvwarehouse.engine import status
+from kvwarehouse.core import status
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import namespace_pb2, status_pb2
 from kvwarehouse.wire import warehouse_pb2 as pb

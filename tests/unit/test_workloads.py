@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.planner.replay import ReplaySetup, run_replay
-from kvwarehouse.planner.trace import Trace, TraceBuilder
+from kvwarehouse.planning.replay import ReplaySetup, run_replay
+from kvwarehouse.trace.trace import Trace, TraceBuilder
 from kvwarehouse.workloads.agents import MOST_THINK_S, VARIANTS, Agents
 from kvwarehouse.workloads.bounds import Bounds, bounded, bounded_sessions
 from kvwarehouse.workloads.call import Call, of_blocks

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from kvwarehouse import engine
+from kvwarehouse import core
 from kvwarehouse.errors import InternalError, UsageError, WarehouseError
 
 SOURCE = Path(__file__).with_name("page_kernels.cu")
@@ -71,7 +71,7 @@ def _load_parts_of(candidate: str) -> None:
 
 def _driver_major() -> int:
     try:
-        return engine.cuda_version() // 1000
+        return core.cuda_version() // 1000
     except UsageError:
         return 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from lmcache_model.server import Server
 
 Start = Callable[..., Server]

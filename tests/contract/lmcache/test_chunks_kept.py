@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from lmcache_model.objects import Memory, contents, filled, keys
 
 

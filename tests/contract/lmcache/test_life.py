@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.damage import find, find_one
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from lmcache_model.objects import Memory, contents, filled, keys
+from testkit.damage import find, find_one
 
 
 def blank(count: int = 4, **fields: Any) -> list[Memory]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.host_pools import ModelPool
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.core.upkeep import Upkeep
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts
 from kvwarehouse_connectors.sglang.identity import Identity
 from kvwarehouse_connectors.sglang.pools import WarehousePool
 from kvwarehouse_connectors.sglang.settings import Settings
+from testkit.host_pools import ModelPool
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.damage import find_one
-from kvwarehouse.testing.host_pools import ModelPool
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import RankFacts
 from kvwarehouse_connectors.sglang.keys import Span, page_key
+from testkit.damage import find_one
+from testkit.host_pools import ModelPool
 
 PAGES = [2, 5, 3, 9]
 

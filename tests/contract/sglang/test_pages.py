@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse.testing.host_pools import ModelPool, ModelTensor
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import RankFacts
 from kvwarehouse_connectors.sglang.keys import Span
+from testkit.host_pools import ModelPool, ModelTensor
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 PAGES = [2, 5, 3, 9]

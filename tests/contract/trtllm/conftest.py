@@ -15,8 +15,8 @@ from trtllm_model import interface
 # Before anything imports the connector: there is no TensorRT-LLM here, or it is not what is tested.
 interface.install("new")
 
-from kvwarehouse.testing.serving import Serving  # noqa: E402
-from kvwarehouse_connectors.common import upkeep  # noqa: E402
+from kvwarehouse_bench.harness.serving import Serving  # noqa: E402
+from kvwarehouse_connectors.core import upkeep  # noqa: E402
 from trtllm_model.ranks import PATIENT_S, Engine, Spec  # noqa: E402
 
 Start = Callable[..., Engine]

@@ -11,7 +11,7 @@ from kvwarehouse_connectors.doctor.engine_process import engine_facts
 from kvwarehouse_connectors.doctor.facts import EngineFacts
 from trtllm_model.interface import PATHS, VERSIONS
 
-MODEL = Path(__file__).parent
+MODEL = Path(__file__).parents[2] / "support"
 _MOST_S = 60.0
 
 

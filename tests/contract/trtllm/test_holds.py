@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.holds import Holds
 from kvwarehouse_connectors.trtllm.messages import SaveOrder

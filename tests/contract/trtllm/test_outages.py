@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from trtllm_model.collectives import RankFailedError
 from trtllm_model.damage import spoil
 from trtllm_model.ranks import Engine
@@ -200,7 +200,7 @@ def test_engine_goes_on_while_the_daemon_is_stopped(
     load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
     """It is in nobody's way: what is in DRAM is loaded, what is new is computed."""
-    environment.setattr("kvwarehouse_connectors.common.upkeep._STALLED_S", 1.0)
+    environment.setattr("kvwarehouse_connectors.core.upkeep._STALLED_S", 1.0)
     tokens = prompt(60)
     engine = prepared(start, tokens)
     serving.pause()
@@ -261,7 +261,7 @@ def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_be
 ) -> None:
     """An offer of which nothing was left is reported at once; the same request may be offered pages
     again."""
-    from kvwarehouse_connectors.common.page_run import PageRun
+    from kvwarehouse_connectors.core.page_run import PageRun
     from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders
 
     environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "30")
@@ -283,7 +283,7 @@ def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_be
 def test_error_of_a_broken_promise_says_what_and_why(
     start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
-    from kvwarehouse_connectors.common.page_run import PageRun
+    from kvwarehouse_connectors.core.page_run import PageRun
     from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders
 
     environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.05")

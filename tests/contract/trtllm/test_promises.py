@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.trtllm import promises, scheduler, verified
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 from trtllm_model.damage import spoil

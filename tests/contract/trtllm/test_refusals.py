@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.trtllm import compat
 from kvwarehouse_connectors.trtllm.connector import WarehouseScheduler, WarehouseWorker
 from kvwarehouse_connectors.trtllm.parts import layout_cache, pool_cache
@@ -213,7 +213,7 @@ for engine in engines:
 @pytest.mark.parametrize("revision", ["old", "new"])
 def test_interface_is_found_where_each_revision_has_it(revision: str, serving: Serving) -> None:
     """In a process of its own: the connector is imported once."""
-    folder = str(Path(__file__).parent)
+    folder = str(Path(__file__).parents[2] / "support")
     script = f"import sys; sys.path.insert(0, {folder!r})\n{SCRIPT}"
     ran = subprocess.run(
         [sys.executable, "-c", script, revision, serving.address],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from trtllm_model.ranks import Engine, Spec
 
 Start = Callable[..., Engine]

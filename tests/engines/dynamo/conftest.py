@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.ports import free_port
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.until import until
 
 _PYTHON = Path(os.environ.get("KVW_TEST_DYNAMO_PYTHON", ".venv-dynamo/bin/python"))
 _ANSWER_S = 20.0

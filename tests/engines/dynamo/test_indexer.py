@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.lossy_relay import LossyRelay
-from kvwarehouse.testing.ports import free_port
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from testkit.lossy_relay import LossyRelay
 
 BLOCK = 4
 PAGE_BYTES = 4096

@@ -15,7 +15,7 @@ pytest.importorskip("lmcache", reason="needs LMCache: make test-lmcache installs
 # Before anything of LMCache. Its own reports to its makers, and its banner.
 os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_DISABLE_BANNER="1")
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from lmcache_rig.server import Client, LMCacheServer
 from lmcache_rig.storage import Storage
 

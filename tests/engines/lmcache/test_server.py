@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from lmcache_rig.server import prompt
 
 

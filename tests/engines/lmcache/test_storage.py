@@ -12,10 +12,10 @@ import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.damage import find, find_one
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from lmcache_rig.storage import LAYOUT, Storage, keys, ranks
+from testkit.damage import find, find_one
 
 ROUNDS = 9
 

@@ -19,7 +19,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 # SGLang compiles its page hash when it is first used: beside the environment, not in a home.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from sglang_rig.engine import Engine, Rank, config, join_ranks
 from sglang_rig.pools import Shape
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse_connectors.doctor.look as look
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.doctor import command
 from kvwarehouse_connectors.doctor.engine_process import probe
 from kvwarehouse_connectors.doctor.sglang import RUN
 
-RIG = Path(__file__).parent
+RIG = Path(__file__).parents[2] / "support"
 EXTRA = {
     "backend_name": "kvwarehouse",
     "module_path": "kvwarehouse_connectors.sglang",

@@ -11,11 +11,11 @@ import pytest
 from sglang.srt.environ import envs
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.damage import find, find_one
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from sglang_rig.engine import Engine, prompt
 from sglang_rig.pools import PAGE, Shape
+from testkit.damage import find, find_one
 
 ROUNDS = 12
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from sglang_rig.engine import config, prompt
 from sglang_rig.hybrid import HybridEngine
 from sglang_rig.pools import PAGE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from sglang_rig.engine import config, prompt
 from sglang_rig.pools import PAGE, Shape, content, fill
 from sglang_rig.ranks import Ranks

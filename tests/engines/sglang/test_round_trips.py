@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from sglang_rig.engine import prompt
 from sglang_rig.pools import PAGE, Shape
 

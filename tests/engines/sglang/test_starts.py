@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.server_args import ServerArgs
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.sglang import WarehouseStorage, compat
 from sglang_rig.engine import config, prompt
 from sglang_rig.hybrid import state_pool

@@ -12,7 +12,7 @@ from kvwarehouse.client.ends import Ends
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.testing.tiny_llama import tiny_llama
+from testkit.tiny_llama import tiny_llama
 
 
 class MemoryWarehouse:

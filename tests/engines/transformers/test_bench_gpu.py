@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_bench import ttft
+from kvwarehouse_bench.gpu import ttft
 
 
 def test_first_tokens_are_timed_from_each_tier(tmp_path: Path) -> None:

@@ -18,15 +18,15 @@ pytest.importorskip("transformers", reason="needs transformers: make test-engine
 import kvwarehouse as kvw
 from kvwarehouse.client.gpu import kernels
 from kvwarehouse.gpu import Lane, chosen_lane
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.cuda_tensors import ModelMemory, ModelStream, ModelTensor, contiguous
-from kvwarehouse.testing.lanes import Choosing, kvikio_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common import PageGeometry, Plane
-from kvwarehouse_connectors.common.device_copies import DeviceCopies
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core import PageGeometry, Plane
+from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 from kvwarehouse_connectors.transformers.transfer import DeviceTransfer, Stored
+from testkit.cuda_model import ModelDevice
+from testkit.cuda_tensors import ModelMemory, ModelStream, ModelTensor, contiguous
+from testkit.lanes import Choosing, kvikio_of
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 
@@ -265,7 +265,7 @@ class Fresh:
 def test_rooms_that_a_hanging_device_may_write_to_are_never_freed_and_not_loaded_otherwise(
     device: ModelDevice, rng: random.Random
 ) -> None:
-    from kvwarehouse_connectors.common import device_copies
+    from kvwarehouse_connectors.core import device_copies
 
     rig = Rig(device, rng, "bfloat16")
 

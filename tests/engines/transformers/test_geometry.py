@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common import PageGeometry, Plane, PlaneMemory
+from kvwarehouse_connectors.core import PageGeometry, Plane, PlaneMemory
 
 GEOMETRY = PageGeometry((Plane(2, 8), Plane(3, 4)), page_tokens=4)
 

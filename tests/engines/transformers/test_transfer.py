@@ -14,7 +14,7 @@ import kvwarehouse as kvw
 pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
 pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
 
-from kvwarehouse_connectors.common import PageGeometry
+from kvwarehouse_connectors.core import PageGeometry
 from kvwarehouse_connectors.transformers import PrefillOptions, RoomyCache, WarehousePrefill
 from kvwarehouse_connectors.transformers.support import CacheShape, observe
 from kvwarehouse_connectors.transformers.transfer import (

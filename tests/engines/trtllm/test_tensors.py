@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="needs torch: make test-trtllm installs it")
 import torch
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.device_memory import DeviceMemory
-from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.tensor_proof import check_tensors
+from kvwarehouse_connectors.core.device_memory import DeviceMemory
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.tensor_proof import check_tensors
 from kvwarehouse_connectors.trtllm.parts import Part, layout_cache, pool_cache
 from trtllm_model.pools import PoolLayout, Region
 from trtllm_model.ranks import Engine, Spec
@@ -149,7 +149,7 @@ def test_way_for_devices_waits_aside_from_what_the_engine_captures(
 
 
 def test_way_for_devices_loads_from_the_warehouse_past_its_buffer(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvwarehouse_connectors.common.device_memory._BUFFER_BYTES", 1)
+    monkeypatch.setattr("kvwarehouse_connectors.core.device_memory._BUFFER_BYTES", 1)
     tensor = pool_tensor()
     part = pool_cache(tensor, 8).parts[0]
     rows = np.random.default_rng(3).integers(0, 256, (3, part.page_bytes), np.uint8)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse.testing import damage
-from kvwarehouse.testing.damage import Place
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
+from testkit import damage
+from testkit.damage import Place
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.doctor.probe_vllm import CONNECTOR
 from kvwarehouse_connectors.vllm.plugin import NAME
 

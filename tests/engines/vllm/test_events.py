@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from vllm_rig.listener import Listener
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, prompt

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.vllm.handoff import RECORD, Record, boot_s, decode, digest, encode
 from vllm_rig.bay import Bay
 from vllm_rig.compare import assert_same

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from vllm_rig.bay import Bay
 from vllm_rig.daemon import Daemon
 from vllm_rig.messages import Ask

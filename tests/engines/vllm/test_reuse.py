@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from vllm_rig.messages import Ask
 from vllm_rig.pair import ALONE, hit, prompt
 from vllm_rig.server import Server

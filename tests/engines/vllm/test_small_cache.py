@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, hit, prompt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.testing.serving import Serving
+from kvwarehouse_bench.harness.serving import Serving
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.aio.threads import THREADS
 from kvwarehouse.client.routing import Question
-from kvwarehouse.testing.awaited import (
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import longer_bounds
+from testkit.awaited import (
     SPACE,
     WAIT_S,
     check_right_or_missing,
@@ -25,8 +27,6 @@ from kvwarehouse.testing.awaited import (
     stopped,
     turns,
 )
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import longer_bounds
 
 SEVERAL = THREADS + 3
 

@@ -11,7 +11,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.aio.threads import THREADS
-from kvwarehouse.testing.awaited import (
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until_awaited
+from testkit.awaited import (
     SPACE,
     WAIT_S,
     check_right_or_missing,
@@ -24,8 +26,6 @@ from kvwarehouse.testing.awaited import (
     stopped,
     turns,
 )
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until_awaited
 
 SEVERAL = THREADS + 3
 

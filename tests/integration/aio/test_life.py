@@ -15,7 +15,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.daemon.edge import WATCHES
-from kvwarehouse.testing.awaited import (
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until_awaited
+from testkit.awaited import (
     SPACE,
     WAIT_S,
     check_right_or_missing,
@@ -28,8 +30,6 @@ from kvwarehouse.testing.awaited import (
     stopped,
     turns,
 )
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until_awaited
 
 
 def test_watch_is_an_async_iterator_that_cancelling_ends(serving: Serving, path: str) -> None:

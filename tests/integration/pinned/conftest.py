@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from pinned_parts.rig import Make, Rig
+from testkit.cuda_model import ModelDevice
 
 
 @pytest.fixture(scope="module")

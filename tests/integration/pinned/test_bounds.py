@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.until import until
+from kvwarehouse_bench.harness.until import until
 from pinned_parts.rig import Make
 
 pytestmark = pytest.mark.usefixtures("contract_kept")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.core.page_run import PageRun
 from pinned_parts.cache import ITEM_BYTES, LAYOUTS
 from pinned_parts.rig import TIMEOUT_S, Make
 

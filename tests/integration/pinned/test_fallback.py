@@ -12,14 +12,14 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.client.gpu import kernels
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.cuda_tensors import ModelStream
-from kvwarehouse.testing.damage import find_one
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.device_copies import DeviceCopies, device_copies, may_still_write
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.device_copies import DeviceCopies, device_copies, may_still_write
 from pinned_parts.cache import BLOCKS
 from pinned_parts.rig import TIMEOUT_S, Make
+from testkit.cuda_model import ModelDevice
+from testkit.cuda_tensors import ModelStream
+from testkit.damage import find_one
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

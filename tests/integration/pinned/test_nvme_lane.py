@@ -11,14 +11,14 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.gpu import ChosenLane, Lane, chosen_lane
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.cuda_tensors import ModelStream
-from kvwarehouse.testing.lanes import Choosing, kvikio_of
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.device_copies import device_copies
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.device_copies import device_copies
 from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import TIMEOUT_S, Make, Rig
+from testkit.cuda_model import ModelDevice
+from testkit.cuda_tensors import ModelStream
+from testkit.lanes import Choosing, kvikio_of
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.layout import BlockLayout
-from kvwarehouse_connectors.common.proof import Proof
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.layout import BlockLayout
+from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import Make
+from testkit.cuda_model import ModelDevice
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.cuda_tensors import ModelStream
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.upkeep import Upkeep
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.upkeep import Upkeep
 from pinned_parts.cache import BLOCKS
 from pinned_parts.rig import TIMEOUT_S, Make
+from testkit.cuda_tensors import ModelStream
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

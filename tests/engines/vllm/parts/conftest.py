@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+from kvwarehouse_bench.harness.serving import Serving
 from vllm_parts.halves import Engine
 from vllm_parts.prompts import one_group
-
-from kvwarehouse.testing.serving import Serving
 
 
 @pytest.fixture(scope="module")

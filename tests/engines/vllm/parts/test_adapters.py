@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from safetensors.numpy import save_file
-from vllm_parts.requests import adapter
 
 from kvwarehouse_connectors.vllm.adapters import Adapters
+from vllm_parts.requests import adapter
 
 NAME = "adapter_model.safetensors"
 

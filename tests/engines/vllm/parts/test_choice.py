@@ -7,16 +7,15 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
-from vllm_parts.spaces import space_of
-from vllm_parts.specs import config, full, window
-
 import kvwarehouse as kvw
 import kvwarehouse_connectors.vllm.choice as choice_module
-from kvwarehouse_connectors.common.finder import Hit, Span
+from kvwarehouse_connectors.core.finder import Hit, Span
 from kvwarehouse_connectors.vllm.choice import Choice
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.messages import Outcomes
 from kvwarehouse_connectors.vllm.settings import read_settings
+from vllm_parts.spaces import space_of
+from vllm_parts.specs import config, full, window
 
 GROUPS = cache_groups(config(full(16), window(16, 64), hash_tokens=16))
 PAGE = 1 << 20

@@ -13,12 +13,12 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-from vllm_parts.requests import adapter, request, tokens
-from vllm_parts.specs import config, full, window
 
 import kvwarehouse_connectors.vllm.events as events_module
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.groups import cache_groups
+from vllm_parts.requests import adapter, request, tokens
+from vllm_parts.specs import config, full, window
 
 WANTED = SimpleNamespace(kv_events_config=SimpleNamespace(enable_kv_cache_events=True))
 UNWANTED = [

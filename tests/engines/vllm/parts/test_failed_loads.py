@@ -9,13 +9,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import kvwarehouse as kvw
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_connectors.core.page_run import PageRun
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, one_window, stored_prompt, two_groups
 from vllm_parts.requests import request, tokens
-
-import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse_connectors.common.page_run import PageRun
 
 
 def cut_loads(engine: Engine, pages: int) -> None:

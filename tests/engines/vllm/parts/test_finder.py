@@ -18,15 +18,15 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.finder import Finder, Hit, consecutive, load_runs
+from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
 from vllm_parts.requests import request, tokens
 from vllm_parts.spaces import PAGE_BYTES, content, open_all, store
 from vllm_parts.specs import chunk, config, full, state, window
-
-import kvwarehouse as kvw
-from kvwarehouse_connectors.common.finder import Finder, Hit, consecutive, load_runs
-from kvwarehouse_connectors.common.groups import CacheGroup
-from kvwarehouse_connectors.vllm.groups import cache_groups
-from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
 
 HASH = 16
 MODELS = {

@@ -26,11 +26,11 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
 )
-from vllm_parts.specs import chunk, config, full, group, state, window
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.groups import CacheGroup, Rule
+from kvwarehouse_connectors.core.groups import CacheGroup, Rule
 from kvwarehouse_connectors.vllm.groups import cache_groups
+from vllm_parts.specs import chunk, config, full, group, state, window
 
 MANAGERS: dict[Rule, type[SingleTypeKVCacheManager]] = {
     Rule.PREFIX: FullAttentionManager,

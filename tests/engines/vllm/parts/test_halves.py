@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import kvwarehouse as kvw
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, one_layer, one_window, stored_prompt
 from vllm_parts.requests import adapter, request, tokens
-
-import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
 
 
 def test_what_one_request_computed_another_loads_bit_for_bit(

@@ -15,11 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorTransferResults,
 )
-from vllm_parts.requests import request
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.vllm.connector import WarehouseConnector
 from kvwarehouse_connectors.vllm.messages import Orders, Outcomes
+from vllm_parts.requests import request
 
 AT_THE_START = {
     "__init__",

@@ -19,16 +19,16 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import torch
 from safetensors.numpy import save_file
-from vllm_parts.halves import engine_config
-from vllm_parts.specs import config, full, window
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.groups import CacheGroup
+from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
 from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts
 from kvwarehouse_connectors.vllm.settings import read_settings
+from vllm_parts.halves import engine_config
+from vllm_parts.specs import config, full, window
 
 GROUPS = cache_groups(config(full(16), window(16, 64)))
 SEEN = GroupFacts(4096, "layout", "float16/auto", "CPU_ATTN/AVX512/vec")

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import StreamingUpdate
-from vllm_parts.requests import adapter, request, tokens
 
 from kvwarehouse_connectors.vllm.keys import BlockKeys, OwnChain, chain_for
+from vllm_parts.requests import adapter, request, tokens
 
 STEP = 16
 ALGORITHMS = ["sha256", "sha256_cbor", "own"]

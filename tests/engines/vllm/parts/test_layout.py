@@ -13,10 +13,10 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm_parts.tensors import Bytes, Caches, caches, laid_out, noise, shapes
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.vllm.layout import block_layout
+from vllm_parts.tensors import Bytes, Caches, caches, laid_out, noise, shapes
 
 BLOCKS = 7
 LAYOUTS = list(KVCacheLayout)

@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import loads as module
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder

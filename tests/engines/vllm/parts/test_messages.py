@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder, Orders, Outcomes
 
 KEYS = [bytes([number]) * 32 for number in range(6)]

@@ -9,12 +9,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, stored_prompt
 from vllm_parts.requests import request, tokens
-
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
 
 
 def test_engine_without_a_daemon_computes_and_shares_once_there_is_one(

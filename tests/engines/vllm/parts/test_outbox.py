@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.until import DEADLINE_S, until
-from kvwarehouse_connectors.common.outbox import Outbox
-from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_connectors.core.outbox import Outbox
+from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
 
 PAGE = 1 << 18

@@ -18,23 +18,23 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm_parts.tensors import Caches, caches, laid_out, shapes, storage
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.cuda_model import ModelDevice
-from kvwarehouse.testing.cuda_tensors import ModelMemory, ModelStream, ModelTensor
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.device_copies import DeviceCopies
-from kvwarehouse_connectors.common.memory import RowsOnly
-from kvwarehouse_connectors.common.outbox import Outbox
-from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.pinned_memory import PinnedMemory
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.device_copies import DeviceCopies
+from kvwarehouse_connectors.core.memory import RowsOnly
+from kvwarehouse_connectors.core.outbox import Outbox
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm.layout import block_layout
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
+from testkit.cuda_model import ModelDevice
+from testkit.cuda_tensors import ModelMemory, ModelStream, ModelTensor
+from vllm_parts.tensors import Caches, caches, laid_out, shapes, storage
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

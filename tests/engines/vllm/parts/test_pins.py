@@ -8,12 +8,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import kvwarehouse as kvw
+from kvwarehouse_bench.harness.serving import Serving
 from vllm_parts.halves import Engine
 from vllm_parts.prompts import one_group, stored_prompt
 from vllm_parts.requests import request
-
-import kvwarehouse as kvw
-from kvwarehouse.testing.serving import Serving
 
 
 def held(client: kvw.Client) -> int:

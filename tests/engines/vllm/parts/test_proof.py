@@ -12,16 +12,16 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm_parts.tensors import Caches, caches, laid_out, shapes
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.layout import BlockLayout
-from kvwarehouse_connectors.common.memory import HostMemory
-from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.proof import Proof
-from kvwarehouse_connectors.common.tensor_proof import check_tensors
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.layout import BlockLayout
+from kvwarehouse_connectors.core.memory import HostMemory
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.tensor_proof import check_tensors
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from vllm_parts.tensors import Caches, caches, laid_out, shapes
 
 BLOCKS = 9
 QUICK = UpkeepOptions(tick_s=0.01)

@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
-from vllm_parts.halves import Engine, engine_config
-
 import kvwarehouse as kvw
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
+from vllm_parts.halves import Engine, engine_config
 
 
 @pytest.mark.parametrize(

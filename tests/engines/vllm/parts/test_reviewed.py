@@ -14,21 +14,21 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm_parts.halves import Engine, engine_config
-from vllm_parts.requests import request, tokens
-from vllm_parts.specs import config, full
-from vllm_parts.tensors import caches, shapes
 
 import kvwarehouse as kvw
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.common.page_run import PageRun
-from kvwarehouse_connectors.common.proof import Proof
-from kvwarehouse_connectors.common.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide
+from vllm_parts.halves import Engine, engine_config
+from vllm_parts.requests import request, tokens
+from vllm_parts.specs import config, full
+from vllm_parts.tensors import caches, shapes
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,17 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm_parts.requests import request, tokens
-from vllm_parts.spaces import PAGE_BYTES, space_of
-from vllm_parts.specs import chunk, config, full, state, window
-from vllm_parts.steps import Running, Shelf, step
 
-from kvwarehouse_connectors.common.groups import CacheGroup, Rule
-from kvwarehouse_connectors.common.page_run import PageRun
+from kvwarehouse_connectors.core.groups import CacheGroup, Rule
+from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
 from kvwarehouse_connectors.vllm.storing import StorePlanner
+from vllm_parts.requests import request, tokens
+from vllm_parts.spaces import PAGE_BYTES, space_of
+from vllm_parts.specs import chunk, config, full, state, window
+from vllm_parts.steps import Running, Shelf, step
 
 HASH = 16
 PLENTY = 1 << 40

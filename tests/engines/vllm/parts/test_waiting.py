@@ -10,15 +10,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import kvwarehouse_connectors.vllm.desk as desk_module
+import kvwarehouse_connectors.vllm.scheduler as scheduler_module
+from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.vllm.handoff import RECORD
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, stored_prompt, two_sizes
 from vllm_parts.requests import request, tokens
-
-import kvwarehouse_connectors.vllm.desk as desk_module
-import kvwarehouse_connectors.vllm.scheduler as scheduler_module
-from kvwarehouse.testing.serving import Serving
-from kvwarehouse.testing.until import until
-from kvwarehouse_connectors.vllm.handoff import RECORD
 
 Params = dict[str, Any]
 PROMPT = 165

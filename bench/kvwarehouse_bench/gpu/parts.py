@@ -1,0 +1,134 @@
+"""The parts of bench/gpu.py by their names, each as large as this machine has room for. One that
+fails is no reason for the others not to run."""
+
+from __future__ import annotations
+
+import argparse
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvwarehouse.errors import UsageError
+from kvwarehouse.gpu import Machine
+from kvwarehouse_bench.gpu import hbm as hbm_part
+from kvwarehouse_bench.gpu.cards import TorchCard
+from kvwarehouse_bench.gpu.nvme import nvme
+from kvwarehouse_bench.gpu.pinned import Work, pinned
+from kvwarehouse_bench.gpu.room import Room
+from kvwarehouse_bench.gpu.ttft import SHAPES, ttft
+from kvwarehouse_bench.gpu.wanted import Outcome
+from kvwarehouse_bench.harness.frame import numbers
+
+LENGTHS, _QUICK_LENGTHS = "1024,4096,16384,32768,65536,131072", "1024,2048"
+_STORED_BYTES, _QUICK_STORED_BYTES = 4 << 30, 128 << 20
+_MOVED_BYTES, _QUICK_MOVED_BYTES = 1 << 30, 64 << 20
+_TIER_TIMES = 4
+"""Of what pinned and hbm move: what they store again and again, with what is being cleared."""
+_MOST_TEXT = 300
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a part is given."""
+
+    args: argparse.Namespace
+    machine: Machine
+    room: Room
+    folder: Path
+    """Its own; it goes away again."""
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.args.quick else int(self.args.rounds)
+
+
+Part = Callable[[Asked], Outcome]
+
+
+def chosen(text: str | None) -> list[str]:
+    """Of a list with commas; in their order. None: all."""
+    names = list(PARTS) if text is None else text.split(",")
+    unknown = sorted(set(names) - set(PARTS))
+    if unknown:
+        raise UsageError(
+            f"--parts {text}: no part {', '.join(unknown)}; there are {', '.join(PARTS)}",
+            code="bad_bench",
+        )
+    return [name for name in PARTS if name in names]
+
+
+def lengths_of(args: argparse.Namespace) -> list[int]:
+    given = args.lengths or (_QUICK_LENGTHS if args.quick else LENGTHS)
+    return numbers(given, "--lengths", 1024, 1 << 20)
+
+
+def tried(name: str, part: Part, asked: Asked) -> tuple[Outcome, bool]:
+    """What the part found, and whether it came to its end. One that raised has the reason for an
+    outcome; where it was is told on stderr."""
+    if not asked.machine.has_device:
+        return Outcome(name, why_not=asked.machine.words()[0]), True
+    try:
+        return part(asked), True
+    except Exception as error:  # noqa: BLE001 - whatever it was, the other parts go on
+        traceback.print_exc()
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_TEXT]
+        return Outcome(name, why_not=why), False
+
+
+def _pinned(asked: Asked) -> Outcome:
+    wanted = _QUICK_MOVED_BYTES if asked.args.quick else _MOVED_BYTES
+    moved = asked.room.largest(wanted, _TIER_TIMES + 1, 0)  # and the page-locked memory
+    if not moved:
+        return _no_room("pinned", asked)
+    found = pinned(TorchCard(), asked.folder, Work(moved, rounds=asked.rounds))
+    return _smaller(found, wanted, moved, asked)
+
+
+def _hbm(asked: Asked) -> Outcome:
+    wanted = _QUICK_MOVED_BYTES if asked.args.quick else _MOVED_BYTES
+    moved = asked.room.largest(wanted, _TIER_TIMES, 0)
+    if not moved:
+        return _no_room("hbm", asked)
+    found = hbm_part.hbm(TorchCard(), asked.folder, hbm_part.Work(moved, rounds=asked.rounds))
+    return _smaller(found, wanted, moved, asked)
+
+
+def _nvme(asked: Asked) -> Outcome:
+    wanted = _QUICK_STORED_BYTES if asked.args.quick else _STORED_BYTES
+    stored = asked.room.largest(wanted, 0, 2)
+    if not stored:
+        return _no_room("nvme", asked)
+    return _smaller(nvme(asked.machine, asked.folder, stored), wanted, stored, asked)
+
+
+def _ttft(asked: Asked) -> Outcome:
+    lengths = lengths_of(asked.args)
+    shape = SHAPES[asked.args.model or ("tiny" if asked.args.quick else "8b")]
+    fitting = asked.room.prompts(lengths, shape.kv_bytes_per_token)
+    if not fitting:
+        return _no_room("ttft", asked)
+    found = ttft("cuda", shape, fitting, asked.rounds, asked.folder)
+    left = [tokens for tokens in lengths if tokens not in fitting]
+    if not left:
+        return found
+    told = f"{', '.join(map(str, left))} tokens do not fit: {asked.room.words()}"
+    return _noted(found, told)
+
+
+def _no_room(name: str, asked: Asked) -> Outcome:
+    return Outcome(name, why_not=f"there is no room: {asked.room.words()}")
+
+
+def _smaller(found: Outcome, wanted: int, size: int, asked: Asked) -> Outcome:
+    if size == wanted:
+        return found
+    told = f"measured with {size >> 20} MiB instead of {wanted >> 20}: {asked.room.words()}"
+    return _noted(found, told)
+
+
+def _noted(found: Outcome, told: str) -> Outcome:
+    return replace(found, why_not="; ".join(filter(None, (found.why_not, told))))
+
+
+PARTS: Mapping[str, Part] = {"pinned": _pinned, "hbm": _hbm, "nvme": _nvme, "ttft": _ttft}

@@ -1,0 +1,162 @@
+"""The stores that are compared, and the process of one's client. One owner; not thread-safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvwarehouse_bench.harness.exchange import Exchange
+from kvwarehouse_bench.harness.process import ProgramError
+
+ROOT = Path(__file__).resolve().parents[3]
+PEERS_FOLDER = ROOT / ".venv-peers"
+LMCACHE_ENVIRONMENT = ROOT / ".venv-lmcache"
+VLLM_ENVIRONMENT = ROOT / ".venv-vllm"
+MEMORY, DISK = "memory", "disk"
+"""Where a store keeps pages in a part of the run."""
+_START_S = 120.0
+_ANSWER_S = 120.0
+_CLOSE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """module: of peers/stores, with the class. environment: None is this one."""
+
+    key: str
+    title: str
+    module: str
+    environment: Path | None = None
+    places: Sequence[str] = (MEMORY, DISK)
+
+
+OURS = Kind("warehouse", "kvwarehouse", "warehouse.Warehouse")
+PEERS = (
+    Kind("files", "one file a page", "files.Files"),
+    Kind("lmdb", "LMDB", "lmdb_map.Lmdb"),
+    Kind("redis", "Redis", "redis_server.Redis", places=(MEMORY,)),
+    Kind(
+        "mooncake",
+        "Mooncake",
+        "mooncake.Mooncake",
+        PEERS_FOLDER / "mooncake",
+        places=(MEMORY,),
+    ),
+    Kind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", LMCACHE_ENVIRONMENT),
+    Kind(
+        "lmcache-server",
+        "LMCache server",
+        "lmcache_server.LMCacheServer",
+        LMCACHE_ENVIRONMENT,
+        places=(MEMORY,),
+    ),
+    Kind("vllm", "vLLM's file tier", "vllm_files.VllmFiles", VLLM_ENVIRONMENT, places=(DISK,)),
+)
+
+
+class SideError(ProgramError):
+    """A call went wrong; `kind` says whose."""
+
+    def __init__(self, kind: Kind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+    @property
+    def reason(self) -> str:
+        """The one line that says why: of a traceback its last, without the log behind it."""
+        said = str(self).partition("\nthe end of its log:")[0].strip().splitlines()
+        last = said[-1] if said else "no reason was given"
+        for name in ("store.CannotRunError: ", "pages.WrongBytesError: "):
+            last = last.removeprefix(f"kvwarehouse_bench.peers.{name}")
+        return last
+
+
+class Side:
+    """A store's client, started. Whatever goes wrong in it is a SideError."""
+
+    def __init__(self, kind: Kind, folder: Path, moved_bytes: int, place: str) -> None:
+        self.kind = kind
+        home = folder / f"{kind.key}-{os.urandom(4).hex()}"
+        data = home / "data"
+        data.mkdir(parents=True)
+        settings = {
+            "store": kind.module,
+            "folder": str(data),
+            "moved_bytes": moved_bytes,
+            "disk": place == DISK,
+            "options": {"unpacked": str(PEERS_FOLDER / "redis")},
+        }
+        program = _interpreter(kind)
+
+        def command(descriptor: int) -> list[str]:
+            what = [str(descriptor), json.dumps(settings)]
+            return [program, "-P", "-m", "kvwarehouse_bench.peers.client", *what]
+
+        self._exchange = Exchange(command, _environment(home), home, kind.title)
+        try:
+            self._exchange.start(_START_S)
+            self.about: dict[str, Any] = self.call("about")
+        except ProgramError as error:
+            self._exchange.end()
+            raise SideError(kind, str(error)) from error
+        except BaseException:
+            self._exchange.end()
+            raise
+
+    @property
+    def ways(self) -> list[str]:
+        return list(self.about["ways"])
+
+    def call(self, do: str, **arguments: Any) -> Any:
+        try:
+            return self._exchange.call(do, _ANSWER_S, **arguments)
+        except ProgramError as error:
+            raise SideError(self.kind, str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._exchange.call("close", _CLOSE_S)
+        finally:
+            self._exchange.end()
+
+
+def _interpreter(kind: Kind) -> str:
+    if kind.environment is None:
+        return sys.executable
+    program = kind.environment / "bin" / "python"
+    if program.is_file():
+        return str(program)
+    failed = kind.environment.with_suffix(".failed")
+    if failed.is_file():
+        why = " ".join(failed.read_text(encoding="utf-8").split())
+        raise SideError(kind, f"could not be set up: {why}")
+    how = "make setup-vllm" if kind.environment == VLLM_ENVIRONMENT else "make setup-peers"
+    raise SideError(kind, f"not set up, {program.relative_to(ROOT)} is missing: {how}")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVW_", "LMCACHE_", "MC_"))}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT / "bench"),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(home),
+        "TMPDIR": str(home),
+    }

@@ -1,0 +1,60 @@
+"""Times to first token by way and prompt length, and what follows from them. Not thread-safe."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvwarehouse_bench.harness.spread import Spread, middle_half, ratios
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, Shape
+from kvwarehouse_bench.vllm.sample import Sample
+
+
+@dataclass
+class Found:
+    """samples: by way and prompt length, one a round."""
+
+    shape: Shape
+    lengths: Sequence[int]
+    conditions: dict[str, str]
+    copy_bytes_per_s: float
+    tail_tokens: int = 0
+    """Of each prompt, beyond its length."""
+    samples: dict[str, dict[int, list[Sample]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+
+    def add(self, way: str, tokens: int, sample: Sample) -> None:
+        self.samples[way][tokens].append(sample)
+
+    def seconds(self, way: str, tokens: int) -> list[float]:
+        return [sample.seconds for sample in self.samples[way][tokens]]
+
+    def spread(self, way: str, tokens: int) -> Spread:
+        return middle_half(self.seconds(way, tokens))
+
+    def ratio(self, over: str, under: str, tokens: int) -> Spread:
+        return ratios(self.seconds(over, tokens), self.seconds(under, tokens))
+
+    def beyond(self, way: str, least: str, tokens: int) -> Spread:
+        """Seconds more than `least` took in the same round."""
+        pairs = zip(self.seconds(way, tokens), self.seconds(least, tokens), strict=True)
+        return middle_half([taken - base for taken, base in pairs])
+
+    def share(self, way: str, tokens: int) -> float:
+        return statistics.fmean(sample.share for sample in self.samples[way][tokens])
+
+    def copy_s(self, tokens: int) -> float:
+        """Of a plain copy of the KV that a load of such a prompt moves."""
+        whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        return whole * self.shape.kv_bytes_per_token / self.copy_bytes_per_s
+
+    def cell(self, way: str, tokens: int) -> str:
+        """Milliseconds, with the middle half; a share where not all came that way."""
+        spread = self.spread(way, tokens)
+        low, high = spread.low * 1e3, spread.high * 1e3
+        share = self.share(way, tokens)
+        partly = "" if share > 0.999 else f" {share:.0%}"
+        return f"{spread.median * 1e3:,.1f} ({low:,.0f} to {high:,.0f}){partly}"

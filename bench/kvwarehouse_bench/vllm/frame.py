@@ -1,0 +1,62 @@
+"""The frame of all benches, and what those with an engine have besides: a model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness import frame
+from kvwarehouse_bench.harness.frame import Measure, numbers
+from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES
+
+__all__ = ["Prompts", "bench_parser", "numbers", "run"]
+
+_LONGEST_TOKENS = 131_072
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """How long the prompts of a bench are, and how often it goes round; what it does with --quick.
+    Lengths in tokens, as text with commas."""
+
+    lengths: str
+    quick_lengths: str
+    rounds: int
+    quick_rounds: int
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--lengths", metavar="N,...", help=f"Prompt lengths in tokens. Default: {self.lengths}."
+        )
+        parser.add_argument("--rounds", type=int, metavar="N", help=f"Default: {self.rounds}.")
+
+    def chosen(self, args: argparse.Namespace) -> tuple[list[int], int]:
+        """Lengths in rising order, and rounds. UsageError when out of range."""
+        text = args.lengths or (self.quick_lengths if args.quick else self.lengths)
+        lengths = numbers(text, "--lengths", BLOCK_TOKENS + 1, _LONGEST_TOKENS)
+        rounds = self.quick_rounds if args.quick else self.rounds
+        if args.rounds is not None:
+            rounds = args.rounds
+        numbers(str(rounds), "--rounds", 1, 1000)
+        return lengths, rounds
+
+
+def bench_parser(name: str, about: str, examples: str) -> argparse.ArgumentParser:
+    parser = frame.bench_parser(name, about, examples)
+    parser.add_argument(
+        "--model",
+        choices=sorted(SHAPES),
+        help="Which llama of random weights. Default: 80m; with --quick tiny.",
+    )
+    return parser
+
+
+def run(parser: argparse.ArgumentParser, measure: Measure) -> int:
+    def with_model(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+        args.model = args.model or ("tiny" if args.quick else "80m")
+        return measure(args, folder, teller)
+
+    return frame.run(parser, with_model)

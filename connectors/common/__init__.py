@@ -1,6 +1,0 @@
-"""What connectors of all engines share. No engine is imported here; torch by device_memory.py,
-tensor_memory.py, tensor_proof.py and torch_stream.py alone, which nothing else here imports."""
-
-from kvwarehouse_connectors.common.geometry import PageGeometry, Plane, PlaneMemory
-
-__all__ = ["PageGeometry", "Plane", "PlaneMemory"]

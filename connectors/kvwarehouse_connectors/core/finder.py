@@ -1,0 +1,241 @@
+"""The longest prefix of a request that the warehouse has in all of a model's cache groups.
+
+Reads shared memory only; a first block that is missing costs microseconds. One per engine; not
+thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.core.page_run import PageRun
+
+# Blocks asked for at first, and how fast that grows: a miss must not pay for a long prompt.
+_FIRST_ASK = 8
+_GROWTH = 8
+# Blocks of a group without a chain that are asked for at once, from the end.
+_BACK_ASK = 32
+
+
+class BlockKeys(Protocol):
+    """The keys of a request's blocks; block_hashes: hashes of the engine's in one block."""
+
+    def count(self, block_hashes: int) -> int:
+        """Whole blocks whose tokens are all known."""
+        ...
+
+    def keys(self, begin: int, end: int, block_hashes: int) -> Sequence[bytes]:
+        """Of blocks begin to end - 1; each names its whole prefix."""
+        ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """Blocks begin to end - 1 of a request in one group, and where each is stored now."""
+
+    place: int
+    """Of the group in the list of groups."""
+    begin: int
+    end: int
+    tiers: NDArray[np.uint8]
+
+    def cut(self, begin: int, end: int) -> Span:
+        return Span(self.place, begin, end, self.tiers[begin - self.begin : end - self.begin])
+
+
+@dataclass
+class Hit:
+    """A prefix of `tokens` tokens, of which the engine has the first `local_tokens` itself."""
+
+    local_tokens: int
+    tokens: int
+    spans: tuple[Span, ...]
+    """What has to be loaded, group by group."""
+    pins: list[kvw.Pins] = field(default_factory=list)
+
+    @property
+    def dram_share(self) -> float:
+        """Of the blocks to load."""
+        blocks = sum(len(span.tiers) for span in self.spans)
+        dram = sum(int(kvw.Tier.near(span.tiers).sum()) for span in self.spans)
+        return dram / blocks if blocks else 1.0
+
+    def release(self) -> None:
+        for pins in self.pins:
+            pins.release()
+        self.pins = []
+
+
+class Finder:
+    """opened: one namespace for each group, in their order. Errors of the warehouse pass through:
+    UsageError where the daemon does not know a namespace any more."""
+
+    def __init__(
+        self, groups: Sequence[CacheGroup], opened: Sequence[kvw.OpenNamespace], align_tokens: int
+    ) -> None:
+        self._groups = groups
+        self._opened = opened
+        self._align = align_tokens
+
+    def find(self, keys: BlockKeys, local_tokens: int, limit_tokens: int) -> Hit | None:
+        """The longest prefix beyond local_tokens and of at most limit_tokens; None where there is
+        none. It ends at a whole number of blocks in every group."""
+        end = self._whole(limit_tokens)
+        for group in self._groups:
+            end = min(end, self._whole(keys.count(group.block_hashes) * group.block_tokens))
+        chains: list[Span] = []
+        for place, group in enumerate(self._groups):
+            if end <= local_tokens:
+                return None
+            if group.chained:
+                span = self._chain(place, keys, local_tokens // group.block_tokens, end)
+                chains.append(span)
+                end = self._whole(span.end * group.block_tokens)
+        tails = self._tails(keys, local_tokens, end)
+        if tails is None:
+            return None
+        end, tail_spans = tails
+        heads = [
+            span.cut(span.begin, end // self._groups[span.place].block_tokens) for span in chains
+        ]
+        return Hit(local_tokens, end, (*heads, *tail_spans)) if end > local_tokens else None
+
+    def pin(self, hit: Hit, keys: BlockKeys) -> None:
+        """Holds what of the hit is in DRAM, from the front of each span; as far as the budget
+        goes."""
+        for span in hit.spans:
+            group = self._groups[span.place]
+            run = page_run(span.place, group, keys, range(span.begin, span.end), None)
+            try:
+                hit.pins.append(self._opened[span.place].pin(keys=run.key_runs(), timeout_s=0.0))
+            except kvw.PinError:
+                return  # loads are verified, pinned or not
+
+    def missing(self, place: int, keys: BlockKeys, wanted: Sequence[int]) -> list[int]:
+        """Those of the blocks `wanted` that are not stored."""
+        run = page_run(place, self._groups[place], keys, wanted, None)
+        tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
+        return [block for block, tier in zip(wanted, tiers, strict=True) if not tier]
+
+    def _chain(self, place: int, keys: BlockKeys, begin: int, end_tokens: int) -> Span:
+        """As far as the chain from block `begin` on is stored, at most to end_tokens."""
+        group = self._groups[place]
+        end = end_tokens // group.block_tokens
+        found: list[NDArray[np.uint8]] = []
+        at, ask = begin, _FIRST_ASK
+        while at < end:
+            until = min(end, at + ask)
+            run = page_run(place, group, keys, range(at, until), None)
+            tiers = self._opened[place].tiers(keys=run.key_runs())
+            there = int(np.argmin(tiers != 0)) if not tiers.all() else len(tiers)
+            found.append(tiers[:there])
+            at += there
+            if at < until:
+                break
+            ask *= _GROWTH
+        return Span(place, begin, at, np.concatenate(found) if found else np.empty(0, np.uint8))
+
+    def _tails(self, keys: BlockKeys, local_tokens: int, end: int) -> tuple[int, list[Span]] | None:
+        """The largest end, not beyond `end`, at which every group without a chain has what it
+        needs; and what that is."""
+        tails = {
+            place: _Backwards(self._opened[place], group, keys, end // group.block_tokens)
+            for place, group in enumerate(self._groups)
+            if not group.chained
+        }
+        while end > local_tokens:
+            spans = []
+            for place, tail in tails.items():
+                group = self._groups[place]
+                first = max(group.first_needed(end), local_tokens // group.block_tokens)
+                gap = tail.last_gap(first, end // group.block_tokens)
+                if gap is not None:
+                    # No end behind the gap and up to here can do without it.
+                    end = self._whole(gap * group.block_tokens)
+                    break
+                spans.append(tail.span(place, first, end // group.block_tokens))
+            else:
+                return end, spans
+        return None
+
+    def _whole(self, tokens: int) -> int:
+        return tokens // self._align * self._align
+
+
+def load_runs(
+    groups: Sequence[CacheGroup], hit: Hit, keys: BlockKeys, tables: Sequence[Sequence[int]]
+) -> tuple[PageRun, ...]:
+    """What to load of a hit into the blocks of `tables`, one for each of the engine's groups.
+    Blocks that the engine left out of a table (id 0) are left out."""
+    found = []
+    for span in hit.spans:
+        group = groups[span.place]
+        table = tables[group.index]
+        wanted: Sequence[int] = range(span.begin, span.end)
+        if not group.chained:
+            wanted = [block for block in wanted if table[block]]
+        found.append(page_run(span.place, group, keys, wanted, table))
+    return tuple(run for run in found if run.keys)
+
+
+class _Backwards:
+    """Where the blocks of a group without a chain are, asked for from the end on, in pieces."""
+
+    def __init__(
+        self, opened: kvw.OpenNamespace, group: CacheGroup, keys: BlockKeys, end: int
+    ) -> None:
+        self._opened = opened
+        self._group = group
+        self._keys = keys
+        self._tiers = np.zeros(end, np.uint8)
+        self._known_from = end
+
+    def last_gap(self, begin: int, end: int) -> int | None:
+        """The last block in begin .. end - 1 that is not stored."""
+        while self._known_from > begin:
+            until = self._known_from
+            since = max(0, min(begin, until - _BACK_ASK))
+            keys = self._keys.keys(since, until, self._group.block_hashes)
+            self._tiers[since:until] = self._opened.tiers(keys=[kvw.KeyRun([key]) for key in keys])
+            self._known_from = since
+        gaps = np.flatnonzero(self._tiers[begin:end] == 0)
+        return begin + int(gaps[-1]) if len(gaps) else None
+
+    def span(self, place: int, begin: int, end: int) -> Span:
+        return Span(place, begin, end, self._tiers[begin:end])
+
+
+def page_run(
+    place: int,
+    group: CacheGroup,
+    keys: BlockKeys,
+    wanted: Sequence[int],
+    table: Sequence[int] | None,
+) -> PageRun:
+    """The blocks `wanted` of a request; consecutive ones where the group is chained."""
+    each = group.block_hashes
+    blocks = [table[block] for block in wanted] if table is not None else []
+    if not group.chained:
+        lone = [keys.keys(block, block + 1, each)[0] for block in wanted]
+        return PageRun(place, lone, blocks, False)
+    if not wanted:
+        return PageRun(place, [], [], True)
+    begin, end = wanted[0], wanted[-1] + 1
+    parent = keys.keys(begin - 1, begin, each)[0] if begin else None
+    return PageRun(place, keys.keys(begin, end, each), blocks, True, begin, parent)
+
+
+def consecutive(blocks: Sequence[int]) -> Iterator[range]:
+    """The runs of consecutive numbers in a rising sequence."""
+    begin = 0
+    for place in range(1, len(blocks) + 1):
+        if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
+            yield range(blocks[begin], blocks[place - 1] + 1)
+            begin = place

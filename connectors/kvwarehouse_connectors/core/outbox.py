@@ -1,0 +1,172 @@
+"""Copies of blocks on their way to the warehouse: one thread, and a bound on their memory, which is
+a ring on the host or an allowance on the blocks' device.
+
+`put` copies and returns; the store itself happens behind the engine's back. Pages of one step go
+in one call for each group, so in one exchange with the daemon. While there is no daemon, what comes
+is dropped at once: a store that waits would only keep out the next.
+
+Thread-safe: the engine's thread puts, its own takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.memory import BlockMemory
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.ring import Allowance, Ring
+from kvwarehouse_connectors.core.upkeep import Upkeep
+
+_log = logging.getLogger(__name__)
+
+# Of the storing thread: a tenth of a core's time beside a thread of the engine.
+_NICER_BY = 10
+
+
+class Bounds(Protocol):
+    """Of a connector's settings: bytes of the ring, and of one store's time."""
+
+    @property
+    def staging_bytes(self) -> int: ...
+
+    @property
+    def store_timeout_s(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    runs: list[PageRun]
+    space: kvw.Namespace
+    memory: BlockMemory
+    pages: Any
+    """Rows in the ring, or Regions in the memory of a device."""
+    blocks: int
+    give_back: Callable[[], None]
+
+
+class Outbox:
+    """on_stored is called in the storing thread with runs and what became of them together."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        settings: Bounds,
+        shard: int,
+        on_stored: Callable[[list[PageRun], kvw.StoreResult], None],
+    ) -> None:
+        self._upkeep = upkeep
+        self._timeout_s = settings.store_timeout_s
+        self._shard = shard
+        self._on_stored = on_stored
+        self._ring = Ring(settings.staging_bytes)
+        self._on_device = Allowance(settings.staging_bytes)
+        self._queue: deque[_Parcel] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kvw-store", daemon=True)
+        self._thread.start()
+
+    def put(self, runs: list[PageRun], space: kvw.Namespace, memory: BlockMemory) -> bool:
+        """Copies the blocks of one step in one group, and queues them. False: there was no room,
+        nothing is stored."""
+        blocks = [block for run in runs for block in run.blocks]
+        copied = self._copied(blocks, memory)
+        if copied is None:
+            return False
+        with self._changed:
+            self._queue.append(_Parcel(runs, space, memory, copied[0], len(blocks), copied[1]))
+            self._changed.notify()
+        return True
+
+    def _copied(
+        self, blocks: list[int], memory: BlockMemory
+    ) -> tuple[Any, Callable[[], None]] | None:
+        """What a store reads, and what ends its use; None where there is no room."""
+        if memory.copies_on_device:
+            size = len(blocks) * memory.block_bytes
+            if not self._on_device.take(size):
+                return None
+            give_back = partial(self._on_device.give_back, size)
+            try:
+                return memory.copy(blocks), give_back
+            except kvw.CapacityError as error:
+                _log.debug("blocks of a step are not stored: %s", error)
+                give_back()
+                return None
+            except BaseException:
+                give_back()
+                raise
+        rows = self._ring.take(len(blocks), memory.block_bytes)
+        if rows is None:
+            return None
+        try:
+            memory.gather(blocks, rows)
+        except BaseException:
+            self._ring.undo()
+            raise
+        return rows, self._ring.give_back
+
+    def close(self) -> None:
+        """Stores what is queued, for at most two timeouts, and ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(2 * self._timeout_s)
+
+    def _run(self) -> None:
+        _make_way()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                parcel = self._queue.popleft()
+            try:
+                result = self._store(parcel)
+            except Exception as error:  # noqa: BLE001 - a thread's edge: a lost store is a miss later
+                self._upkeep.doubt(parcel.space, error)
+                level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
+                _log.log(level, "a store failed: %s: %s", type(error).__name__, error)
+                result = kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
+            runs, give_back = parcel.runs, parcel.give_back
+            del parcel  # before its room counts as free, the memory of its copy is
+            give_back()
+            self._on_stored(runs, result)
+
+    def _store(self, parcel: _Parcel) -> kvw.StoreResult:
+        parcel.memory.settle()
+        opened = self._upkeep.opened(parcel.space)
+        if opened is None and self._upkeep.control() is not None:
+            opened = self._upkeep.wait_opened(parcel.space, self._timeout_s)
+        if opened is None or self._upkeep.control() is None:
+            return kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
+        try:
+            return opened.store(
+                keys=[part for run in parcel.runs for part in run.key_runs()],
+                pages=parcel.pages,
+                # What every rank has alike is stored once.
+                shard=self._shard if parcel.space.shards > 1 else 0,
+                timeout_s=self._timeout_s,
+            )
+        except kvw.WarehouseError as error:
+            if isinstance(parcel.pages, kvw.Regions):
+                parcel.memory.store_failed(error)
+            raise
+
+
+def _make_way() -> None:
+    """On a CPU the engine computes with every core, and a step ends when its slowest thread does:
+    this thread, whose work nobody waits for, takes what they leave."""
+    thread = threading.get_native_id()
+    with suppress(OSError):
+        nicer = os.getpriority(os.PRIO_PROCESS, thread) + _NICER_BY
+        os.setpriority(os.PRIO_PROCESS, thread, nicer)  # the kernel stops at 19

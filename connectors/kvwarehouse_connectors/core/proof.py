@@ -1,0 +1,123 @@
+"""A connector proves itself before it serves: known bytes go through the engine's own blocks and
+the warehouse, and come back the same. Where there is no daemon at the start, with the first load,
+in the blocks that the engine gave for it.
+
+Thread-safe after registration.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.device_copies import may_still_write
+from kvwarehouse_connectors.core.memory import BlockMemory
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.upkeep import Upkeep
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 0.5
+_BLOCKS = 2
+# Where it could not be made: a daemon that is full or gone must not cost every load another try.
+_MOST_TRIES = 3
+
+
+class Proof:
+    """stores: whether this engine may store; without it the way cannot be proven, only checked by
+    the digests of each load."""
+
+    def __init__(self, upkeep: Upkeep, *, stores: bool) -> None:
+        self._upkeep = upkeep
+        self._stores = stores
+        self._lock = threading.Lock()
+        self._verdicts: dict[int, bool] = {}
+        self._tries: dict[int, int] = {}
+
+    def of_the_way(self, memory: BlockMemory, blocks: Sequence[int]) -> bool:
+        """Whether bytes of these blocks, which hold nothing yet, survive being stored and loaded.
+        Asked once for each group; where it cannot be tried now, it counts as not asked."""
+        if not self._stores:
+            return True
+        with self._lock:
+            verdict = self._verdicts.get(id(memory))
+            tries = self._tries.get(id(memory), 0)
+            if verdict is None and tries < _MOST_TRIES:
+                self._tries[id(memory)] = tries + 1
+                verdict = self._try(memory, list(blocks[:_BLOCKS]))
+                if verdict is not None:
+                    self._verdicts[id(memory)] = verdict
+        return verdict is not False
+
+    def _try(self, memory: BlockMemory, blocks: list[int]) -> bool | None:
+        client = self._upkeep.client
+        if client is None or self._upkeep.control() is None:
+            return None
+        shape = (len(blocks), memory.block_bytes)
+        before = np.zeros(shape, np.uint8)
+        memory.gather(blocks, before)
+        memory.settle()
+        rows = np.frombuffer(os.urandom(shape[0] * shape[1]), np.uint8).reshape(shape)
+        ours = True
+        try:
+            space = client.open(_space(memory.block_bytes), reopen=False)
+            run = PageRun(0, [os.urandom(32) for _ in blocks], blocks, False)
+            memory.scatter(blocks, rows)
+            stored = _store(memory, space, run)
+            memory.scatter(blocks, np.zeros(shape, np.uint8))
+            loaded = memory.load(space, run, 0, 0, _TIMEOUT_S)
+            back = np.zeros(shape, np.uint8)
+            memory.gather(blocks, back)
+            memory.settle()
+        except kvw.WarehouseError as error:
+            if may_still_write(error):
+                ours = False
+                raise
+            _log.debug("the self-test could not be made: %s", error)
+            return None
+        finally:
+            # Random bytes may be NaN, and attention reads a block's unused end: 0 * NaN is NaN.
+            if ours:
+                memory.scatter(blocks, before)
+        if stored.stored < len(blocks) or int(loaded) < len(blocks):
+            return None  # no room, or evicted at once: it says nothing
+        if np.array_equal(rows, back):
+            return True
+        _log.error(
+            "the self-test of %d-byte blocks came back with other bytes: nothing is loaded. Please"
+            " report this with the engine's version, device and layout",
+            memory.block_bytes,
+        )
+        return False
+
+
+def _store(memory: BlockMemory, space: kvw.OpenNamespace, run: PageRun) -> kvw.StoreResult:
+    """As the outbox stores."""
+    if not memory.copies_on_device:
+        rows = np.zeros((len(run.blocks), memory.block_bytes), np.uint8)
+        memory.gather(run.blocks, rows)
+        memory.settle()
+        return space.store(keys=run.key_runs(), pages=rows, timeout_s=_TIMEOUT_S)
+    try:
+        pages = memory.copy(run.blocks)
+        return space.store(keys=run.key_runs(), pages=pages, timeout_s=_TIMEOUT_S)
+    except kvw.WarehouseError as error:
+        memory.store_failed(error)
+        raise
+
+
+def _space(page_bytes: int) -> kvw.Namespace:
+    return kvw.Namespace(
+        model="kvwarehouse/self-test",
+        weights="none",
+        dtype="uint8",
+        layout="self-test/1",
+        page_tokens=1,
+        page_bytes=page_bytes,
+        hash_scheme="random",
+    )

@@ -1,0 +1,93 @@
+"""The namespaces of an engine's pools: everything a page depends on besides its tokens.
+
+SGLang's keys name tokens, salt and adapter, and nothing else; the rest stands here. A field too
+many costs a miss, a field left out could cost a wrong answer.
+
+Stateless. `weights_of` reads the files of the weights, so not on a thread that anybody waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.naming import digest_of, short_name
+from kvwarehouse_connectors.core.weights import checkpoint_fingerprint, no_weights
+from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts, Split
+from kvwarehouse_connectors.sglang.settings import WHERE, Settings
+
+LAYOUT = "sglang/1"
+"""Pages as SGLang's host pools have them (memory.py); which pool and order stands in extra."""
+HASH_SCHEME = "sglang/sha256"
+
+
+@dataclass(frozen=True)
+class PageBytes:
+    """Of one shard of a page: how many, and how they are arranged."""
+
+    size: int
+    order: str
+
+
+def weights_of(engine: EngineFacts, settings: Settings) -> str:
+    """A fingerprint of the weights that this engine loaded, or the name given in their place.
+    Raises UsageError (code "no_weights") where there is neither."""
+    if settings.weights:
+        return settings.weights
+    if engine.problem or not engine.checkpoint:
+        problem = engine.problem or "SGLang's configuration is not there to name them"
+        raise no_weights(problem, WHERE)
+    return checkpoint_fingerprint(engine.checkpoint, engine.revision, engine.cache_dir, WHERE)
+
+
+def adapters_of(engine: EngineFacts) -> str:
+    """A digest of the adapters' names, paths and weights; "" without any."""
+    if not engine.adapters:
+        return ""
+    return digest_of(
+        {name: [path, kvw.fingerprint(path)] for name, path in engine.adapters.items()}
+    )
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the namespaces of an engine have in common. adapters: as adapters_of has it."""
+
+    engine: EngineFacts
+    ranks: RankFacts
+    weights: str
+    adapters: str
+    salt: str
+
+    def namespace(
+        self, pool: PoolFacts, split: Split, page: PageBytes, *, chained: bool
+    ) -> kvw.Namespace:
+        """chained: of pages that are stored as chains, which those that stand alone never meet."""
+        return kvw.Namespace(
+            model=short_name(self.engine.model),
+            weights=self.weights,
+            dtype=pool.dtype,
+            layout=LAYOUT,
+            page_tokens=pool.page_tokens,
+            page_bytes=page.size,
+            shards=split.shards,
+            kv_dtype=pool.dtype,
+            cache_group=pool.name,
+            adapter=self.adapters,
+            salt=self.salt,
+            hash_scheme=HASH_SCHEME,
+            extra={
+                "chained": str(chained),
+                "config": digest_of(dict(self.engine.config)),
+                "layout": pool.layout,
+                "order": digest_of(page.order),
+                "pool": pool.type_name,
+                "shape": digest_of(self._shape(pool)),
+                "sglang": self.engine.version,
+                "stage": f"{self.ranks.pp_rank}/{self.ranks.pp_size}",
+            },
+        )
+
+    def _shape(self, pool: PoolFacts) -> dict[str, str]:
+        """Heads are counted over all ranks, so that ranks of another TP size find theirs."""
+        return {**pool.shape, "heads": str(pool.heads * self.ranks.tp_size)}

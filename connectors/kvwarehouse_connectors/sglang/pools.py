@@ -1,0 +1,157 @@
+"""One host pool of an engine, with its shelf in the warehouse.
+
+Made in the thread that attaches it; then thread-safe.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.sglang.counts import Counts
+from kvwarehouse_connectors.sglang.facts import PoolFacts, check_pool, split_of
+from kvwarehouse_connectors.sglang.identity import Identity, PageBytes
+from kvwarehouse_connectors.sglang.keys import Span
+from kvwarehouse_connectors.sglang.memory import PieceMemory, page_numbers, piece_memory
+from kvwarehouse_connectors.sglang.proof import prove
+from kvwarehouse_connectors.sglang.rooms import CopyRoom, FlatRoom, PieceRoom, Room
+from kvwarehouse_connectors.sglang.settings import Settings
+from kvwarehouse_connectors.sglang.shelf import Shelf, ShelfOptions
+
+_log = logging.getLogger(__name__)
+
+# At the start a daemon that is there has registered the pages, or refused them, by then.
+_REGISTER_S = 5.0
+
+
+class WarehousePool:
+    """Raises UsageError where the pool cannot be served, naming why."""
+
+    def __init__(
+        self,
+        pool: Any,
+        facts: PoolFacts,
+        identity: Identity,
+        upkeep: Upkeep,
+        counts: Counts,
+        settings: Settings,
+    ) -> None:
+        check_pool(facts, identity.ranks)
+        split = split_of(facts, identity.ranks)
+        self._pool = pool
+        self._facts = facts
+        self._settings = settings
+        self._counts = counts
+        self._memory = _memory(pool, facts, len(split.mine))
+        page = _page_bytes(pool, self._memory)
+        self.part_bytes = page.size
+        alone = identity.namespace(facts, split, page, chained=False)
+        chained = identity.namespace(facts, split, page, chained=True)
+        self._shelf = Shelf(
+            upkeep,
+            alone,
+            chained,
+            counts,
+            ShelfOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
+        )
+        for space in self.spaces:
+            upkeep.wait_opened(space, _REGISTER_S)
+        _log.info(
+            "kvwarehouse: pool %s, %d bytes a page in %d of %d shards, namespaces %s and %s",
+            facts.name,
+            page.size,
+            len(split.mine),
+            split.shards,
+            alone.id.hex(),
+            chained.id.hex(),
+        )
+
+    @property
+    def spaces(self) -> tuple[kvw.Namespace, ...]:
+        """Only pages of KV come in chains."""
+        return self._shelf.spaces if self._facts.kind in ("mha", "mla") else self._shelf.spaces[:1]
+
+    def there(self, span: Span) -> NDArray[np.bool_]:
+        if not self._settings.loads or not len(span):
+            return np.zeros(len(span), np.bool_)
+        return self._shelf.there(span)
+
+    def load(self, span: Span, indices: Any) -> int:
+        """Into the slots `indices`, one a token: how many pages came, in order."""
+        if not self._settings.loads or not len(span):
+            return 0
+        room = self._room(len(span), indices, writes=True)
+        return self._shelf.load(span, room) if room else 0
+
+    def store(self, span: Span, indices: Any) -> list[bool]:
+        """From the slots `indices`, one a token: of each page whether it is stored."""
+        if not self._stores(span):
+            return [False] * len(span)
+        room = self._room(len(span), indices, writes=False)
+        return self._shelf.store(span, room) if room else [False] * len(span)
+
+    def load_flat(self, span: Span, tensors: Sequence[Any]) -> int:
+        """Into flat pages, one a key: how many came, in order."""
+        if not self._settings.loads or not self._fits(span, tensors):
+            return 0
+        return self._shelf.load(span, FlatRoom(tensors))
+
+    def store_flat(self, span: Span, tensors: Sequence[Any]) -> list[bool]:
+        if not self._stores(span) or not self._fits(span, tensors):
+            return [False] * len(span)
+        return self._shelf.store(span, FlatRoom([tensor.contiguous() for tensor in tensors]))
+
+    def _stores(self, span: Span) -> bool:
+        if self._settings.stores and len(span):
+            return True
+        self._counts.why("dropped", {"read_only": len(span)} if len(span) else {})
+        return False
+
+    def _fits(self, span: Span, tensors: Sequence[Any]) -> bool:
+        """Flat pages are of one part, and of the size that the pool has them."""
+        whole = self._memory is None or self._memory.parts == 1
+        return (
+            whole
+            and 0 < len(span) == len(tensors)
+            and all(getattr(tensor, "nbytes", -1) == self.part_bytes for tensor in tensors)
+        )
+
+    def _room(self, pages: int, indices: Any, *, writes: bool) -> Room | None:
+        """None where the slots are not whole pages of the pool."""
+        tokens, most = int(self._pool.page_size), int(self._pool.page_num)
+        try:
+            numbers = page_numbers(indices, pages, tokens, most)
+        except (kvw.UsageError, TypeError, ValueError) as error:
+            _log.error("kvwarehouse: pool %s: %s", self._facts.name, error)
+            return None
+        if self._memory is None:
+            return CopyRoom(self._pool, numbers, writes=writes)
+        return PieceRoom(self._memory, numbers)
+
+
+def _memory(pool: Any, facts: PoolFacts, parts: int) -> PieceMemory | None:
+    """None for states that tell no addresses: their pages are few, and are copied."""
+    try:
+        memory = piece_memory(pool, parts)
+    except kvw.UsageError:
+        if facts.kind != "state" and facts.kind != "index":
+            raise
+        return None
+    if not prove(pool, memory):
+        _log.warning(
+            "kvwarehouse: pool %s lent no page for a self-test, being full; it goes untested",
+            facts.name,
+        )
+    return memory
+
+
+def _page_bytes(pool: Any, memory: PieceMemory | None) -> PageBytes:
+    if memory is None:
+        return PageBytes(pool.get_dummy_flat_data_page().nbytes, "copied")
+    return PageBytes(memory.part_bytes, memory.order)

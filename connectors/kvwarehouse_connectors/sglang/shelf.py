@@ -1,0 +1,166 @@
+"""The pages of one host pool in the warehouse: which are there, loads, stores.
+
+Nothing here raises for what the warehouse does: a daemon that is absent, stopped, full or replaced
+is a miss, or a page that was not stored, and is counted. Each call is bounded by its timeout.
+
+Thread-safe: SGLang's threads for prefetches, their reads and backups call at once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.sglang.counts import Counts
+from kvwarehouse_connectors.sglang.keys import Span
+from kvwarehouse_connectors.sglang.rooms import Room
+
+# A load looks so often whether the daemon lives still.
+_SLICE_S = 0.5
+# Of one lookup; the client takes up to 65,536.
+_LOOKUP_KEYS = 16_384
+
+
+@dataclass(frozen=True)
+class ShelfOptions:
+    """shards: which of a page's this rank has, in the order of its parts."""
+
+    shards: tuple[int, ...]
+    load_timeout_s: float
+    store_timeout_s: float
+
+
+class Shelf:
+    """alone, chained: the namespaces of pages that stand alone and of those in chains."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        alone: kvw.Namespace,
+        chained: kvw.Namespace,
+        counts: Counts,
+        options: ShelfOptions,
+    ) -> None:
+        self._upkeep = upkeep
+        self._alone = alone
+        self._chained = chained
+        self._counts = counts
+        self._options = options
+
+    @property
+    def spaces(self) -> tuple[kvw.Namespace, kvw.Namespace]:
+        return self._alone, self._chained
+
+    def there(self, span: Span) -> NDArray[np.bool_]:
+        """Of each page, whether a load may expect it now; pages of a chain end at its first gap.
+        What is on NVMe only comes while the daemon is alive. Reads shared memory, no call."""
+        found = np.zeros(len(span), np.bool_)
+        done = 0
+        while done < len(span) and (not span.chained or found[:done].all()):
+            part = span.cut(done, done + _LOOKUP_KEYS)
+            found[done : done + len(part)] = self._present(part, counted=True)
+            done += len(part)
+        self._counts.add(hit_pages=int(found.sum()))
+        return found
+
+    def load(self, span: Span, room: Room) -> int:
+        """Fills the room's pages, in order, up to the first that does not come; returns how many.
+        Each is verified. Behind them the room may hold anything."""
+        began = time.monotonic()
+        end = began + (self._options.load_timeout_s if self._alive else 0.0)
+        filled = len(span)
+        for part in range(len(self._options.shards)):
+            filled = self._load_part(span.cut(0, filled), room, part, end)
+            if not filled:
+                return 0
+        room.take(filled)
+        size = filled * len(self._options.shards) * self._alone.page_bytes
+        self._counts.loaded(filled, size, time.monotonic() - began)
+        return filled
+
+    def store(self, span: Span, room: Room) -> list[bool]:
+        """Of each page, whether it was stored, is there, or is being stored by another rank. Where
+        some were not, those count that can be loaded now."""
+        if not self._alive:
+            self._counts.why("dropped", {"unreachable": len(span)})
+            return [False] * len(span)
+        began = time.monotonic()
+        end = began + self._options.store_timeout_s
+        stored = already = dropped = 0
+        for part, shard in enumerate(self._options.shards):
+            result = self._store_part(span, room.regions(part), shard, end)
+            self._counts.why("dropped", result.dropped)
+            stored += result.stored
+            already += result.already
+            dropped += result.dropped_pages
+        parts = len(self._options.shards)
+        size = stored * self._alone.page_bytes
+        self._counts.stored(stored // parts, size, time.monotonic() - began)
+        self._counts.add(already_pages=already // parts)
+        if not dropped:
+            return [True] * len(span)
+        return [bool(there) for there in self._present(span, counted=False)]
+
+    @property
+    def _alive(self) -> bool:
+        """Whether a daemon beats now: one that is stopped serves what is in DRAM, and nothing
+        else."""
+        return self._upkeep.control() is not None
+
+    def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
+        nothing = np.zeros(len(span), np.uint8)
+        runs = span.runs()
+        tiers = self._upkeep.asked(
+            self._space(span), lambda space: space.tiers(keys=runs, counted=counted), nothing
+        )
+        present = tiers != kvw.Tier.MISSING if self._alive else kvw.Tier.near(tiers)
+        return np.logical_and.accumulate(present) if span.chained else present
+
+    def _load_part(self, span: Span, room: Room, part: int, end_s: float) -> int:
+        """Waits for pages on NVMe a while at a time, so that a daemon that stops is noticed."""
+        filled = 0
+        while True:
+            left = max(0.0, end_s - time.monotonic())
+            rest = span.cut(filled, len(span))
+            loaded = self._load_once(rest, room.regions(part, filled), part, min(left, _SLICE_S))
+            filled += int(loaded)
+            waits = "timeout" in loaded.missed and left > _SLICE_S and self._alive
+            if not waits or filled == len(span):
+                self._counts.why("missed", loaded.missed)
+                return filled
+
+    def _load_once(self, span: Span, out: kvw.Regions, part: int, timeout_s: float) -> kvw.Loaded:
+        nothing = kvw.Loaded(0, {"unreachable": len(span)})
+        return self._upkeep.asked(
+            self._space(span),
+            lambda space: space.load(
+                keys=span.runs(),
+                out=out.head(len(span)),
+                shard=self._options.shards[part],
+                timeout_s=timeout_s,
+            ),
+            nothing,
+        )
+
+    def _store_part(
+        self, span: Span, pages: kvw.Regions, shard: int, end_s: float
+    ) -> kvw.StoreResult:
+        nothing = kvw.StoreResult(0, 0, {"unreachable": len(span)})
+        return self._upkeep.asked(
+            self._space(span),
+            lambda space: space.store(
+                keys=span.runs(),
+                pages=pages,
+                shard=shard,
+                timeout_s=max(0.0, end_s - time.monotonic()),
+            ),
+            nothing,
+        )
+
+    def _space(self, span: Span) -> kvw.Namespace:
+        return self._chained if span.chained else self._alone

@@ -1,0 +1,178 @@
+"""Promised loads: tried again until all of it came, or its time is over.
+
+The engine cannot hear that a load failed, and goes on as if its blocks were filled. So a load that
+does not come raises, in the step that waits for it or from the next look at what is finished: never
+a block with other bytes, never silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.trtllm.counts import Counts
+from kvwarehouse_connectors.trtllm.messages import LoadOrder
+from kvwarehouse_connectors.trtllm.parts import Part
+from kvwarehouse_connectors.trtllm.settings import PREFIX
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 4
+# Between two tries: a daemon that was replaced is found by the upkeep's thread.
+_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """shard: this rank's. timeout_s: how long a load is tried again."""
+
+    shard: int
+    timeout_s: float
+
+
+class Loads:
+    """cache: its parts, each with its namespace."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        proof: Proof,
+        cache: Sequence[tuple[Part, kvw.Namespace]],
+        options: LoadOptions,
+        counts: Counts,
+    ) -> None:
+        self._upkeep = upkeep
+        self._proof = proof
+        self._parts = [part for part, _ in cache]
+        self._spaces = [space for _, space in cache]
+        self._shard = options.shard
+        self._timeout_s = options.timeout_s
+        self._counts = counts
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvw-load")
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._under_way: Counter[int] = Counter()
+        self._done: set[int] = set()
+        self._failure: BaseException | None = None
+        self._expected: dict[int, float] = {}  # requests the engine waits for, and until when
+
+    def begin(self, orders: Sequence[LoadOrder]) -> None:
+        """In the engine's thread. Returns when what the step waits for is there; raises
+        RuntimeError where that does not come."""
+        for part in self._parts if orders else ():
+            part.memory.after_engine()
+        waited: list[Future[None]] = []
+        for order in orders:
+            if order.waits:
+                waited.append(self._pool.submit(self._load, order))
+            else:
+                with self._lock:
+                    self._under_way[order.request_id] += 1
+                    self._done.discard(order.request_id)
+                self._pool.submit(self._load_beside, order)
+        failures = [future.exception() for future in waited]  # all ended: nothing writes blocks
+        for failure in failures:
+            if failure is not None:
+                raise _broken(failure) from failure
+
+    def finished(self, started: Sequence[int]) -> list[int]:
+        """started: requests whose loads the engine waits for from now on. Returns those of them,
+        and of earlier calls, whose loads are over; raises RuntimeError where one does not come."""
+        now = time.monotonic()
+        for name in started:
+            # Twice: the order comes with the same step, and its load has a bound of its own.
+            self._expected[name] = now + 2 * self._timeout_s
+        with self._lock:
+            if self._failure is not None:
+                raise _broken(self._failure) from self._failure
+            over = [name for name in self._expected if name in self._done]
+            self._done.difference_update(over)
+        for name in over:
+            del self._expected[name]
+        for name, until_s in self._expected.items():
+            if now > until_s and not self._under_way[name]:
+                raise RuntimeError(
+                    f"kvwarehouse: TensorRT-LLM waits for a load of request {name} that was never"
+                    " ordered: please report this, with TensorRT-LLM's version"
+                )
+        return over
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # -- in the loading threads ----------------------------------------------------------------
+
+    def _load_beside(self, order: LoadOrder) -> None:
+        failure: BaseException | None = None
+        try:
+            self._load(order)
+        except BaseException as error:  # noqa: BLE001 - a thread's edge; the engine's thread raises it
+            failure = error
+        with self._lock:
+            self._failure = self._failure or failure
+            self._under_way[order.request_id] -= 1
+            if not self._under_way[order.request_id]:
+                del self._under_way[order.request_id]
+                self._done.add(order.request_id)
+
+    def _load(self, order: LoadOrder) -> None:
+        end_s = time.monotonic() + self._timeout_s
+        for run in order.runs:
+            self._load_run(order, run, end_s)
+        self._counts.add("loaded_blocks", sum(len(run.blocks) for run in order.runs))
+
+    def _load_run(self, order: LoadOrder, run: PageRun, end_s: float) -> None:
+        done, reason = 0, "no daemon"
+        proven = False
+        while done < len(run.blocks):
+            opened = self._upkeep.opened(self._spaces[run.group])
+            if opened is not None:
+                proven = proven or self._prove(run)
+                try:
+                    loaded = self._try(opened, run, done, end_s)
+                except kvw.WarehouseError as error:
+                    self._upkeep.doubt(self._spaces[run.group], error)
+                    reason = str(error)
+                else:
+                    done += int(loaded)
+                    reason = ", ".join(loaded.missed) or reason
+            if done == len(run.blocks):
+                return
+            if time.monotonic() >= end_s or self._closed.wait(_PAUSE_S):
+                self._counts.add("failed_loads")
+                raise kvw.StorageError(
+                    f"request {order.request_id} was promised {len(run.blocks)} blocks, and"
+                    f" {done} came within {self._timeout_s:g} s ({PREFIX}LOAD_TIMEOUT_S): {reason}",
+                    code="promise_broken",
+                )
+
+    def _try(self, opened: kvw.OpenNamespace, run: PageRun, done: int, end_s: float) -> kvw.Loaded:
+        part = self._parts[run.group]
+        shard = 0 if part.replicated else self._shard
+        left_s = max(0.0, end_s - time.monotonic())
+        return part.memory.load(opened, run, done, shard, left_s)
+
+    def _prove(self, run: PageRun) -> bool:
+        """Once: that bytes keep their way, in blocks that hold nothing yet."""
+        if not self._proof.of_the_way(self._parts[run.group].memory, run.blocks):
+            raise kvw.InternalError(
+                "the self-test came back with other bytes; nothing is loaded", code="self_test"
+            )
+        return True
+
+
+def _broken(failure: BaseException) -> RuntimeError:
+    return RuntimeError(
+        f"kvwarehouse could not deliver KV that it had promised: {failure}. TensorRT-LLM cannot"
+        " compute it instead, so the engine ends here; start it again"
+    )

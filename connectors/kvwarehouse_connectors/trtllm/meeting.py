@@ -1,0 +1,46 @@
+"""Where rank 0's worker tells the scheduler what it saw of the cache.
+
+TensorRT-LLM makes both in one process, at the same time and unknown to each other, with the same
+arguments object: they meet by it. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.groups import CacheGroup
+
+# Engines of one process that were not closed; each entry keeps its arguments alive.
+_MOST = 16
+_lock = threading.Lock()
+_told: OrderedDict[int, tuple[Any, Facts]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """groups, spaces: of the cache's parts, in their order. pool: whether the cache is one tensor,
+    and the engine takes every offer whole."""
+
+    groups: tuple[CacheGroup, ...]
+    spaces: tuple[kvw.Namespace, ...]
+    roll_call: kvw.Namespace
+    block_tokens: int
+    pool: bool
+
+
+def tell(llm_args: Any, facts: Facts) -> None:
+    with _lock:
+        _told.pop(id(llm_args), None)
+        _told[id(llm_args)] = (llm_args, facts)
+        while len(_told) > _MOST:
+            _told.popitem(last=False)
+
+
+def heard(llm_args: Any) -> Facts | None:
+    with _lock:
+        found = _told.get(id(llm_args))
+    return found[1] if found is not None else None

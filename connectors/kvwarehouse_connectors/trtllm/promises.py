@@ -1,0 +1,137 @@
+"""What may be promised to the engine, which cannot hear that a load failed: pages in DRAM, pinned
+and verified, of a daemon that every rank is known to load from.
+
+Runs in the scheduler's thread alone; reads shared memory, makes no call, and keeps to its time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.finder import BlockKeys, Finder, Hit, Span, page_run
+from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.trtllm.meeting import Facts
+from kvwarehouse_connectors.trtllm.verified import Verified
+
+# A roll call that some rank has not answered for so long is made anew: answers are pages, and one
+# that stays incomplete is dropped by the daemon.
+_CALL_AGAIN_S = 5.0
+# A hit is cut at what cannot be promised, and looked for again; more often is not worth the time.
+_MOST_CUTS = 8
+
+
+class RollCall:
+    """Whether every rank has said that it can load, of the daemon that is there now. `key` is what
+    ranks answer to; b"" when they all have."""
+
+    def __init__(self, upkeep: Upkeep, space: kvw.Namespace) -> None:
+        self._upkeep = upkeep
+        self._space = space
+        self._key = b""
+        self._called_s = 0.0
+        self._complete_at = 0  # the incarnation whose daemon all ranks were seen at
+        self._incarnation = 0
+
+    def key(self) -> bytes:
+        """For the next orders; asks anew where there is another daemon."""
+        if self.complete():
+            return b""
+        now = time.monotonic()
+        if not self._key or now - self._called_s > _CALL_AGAIN_S:
+            self._key, self._called_s = os.urandom(32), now
+        return self._key
+
+    def complete(self) -> bool:
+        client = self._upkeep.client
+        opened = self._upkeep.opened(self._space)
+        if client is None or opened is None:
+            return False
+        incarnation = client.control().incarnation
+        if incarnation != self._incarnation:
+            self._incarnation, self._key = incarnation, b""
+        if self._complete_at == incarnation:
+            return True
+        if self._key and opened.tiers(keys=[kvw.KeyRun([self._key])], counted=False).all():
+            self._complete_at = incarnation
+            return True
+        return False
+
+
+class Promises:
+    def __init__(self, facts: Facts, budget_s: float) -> None:
+        self._groups = facts.groups
+        self._budget_s = budget_s
+        self._verified = Verified()
+
+    def find(
+        self,
+        finder: Finder,
+        opened: list[kvw.OpenNamespace],
+        keys: BlockKeys,
+        local_tokens: int,
+        limit_tokens: int,
+    ) -> tuple[Hit | None, bool]:
+        """The longest prefix that can be promised, pinned; and whether there was one that could
+        not, which is made ready for the next lookup."""
+        end_s = time.monotonic() + self._budget_s
+        hit = finder.find(keys, local_tokens, limit_tokens)
+        unready = False
+        for _ in range(_MOST_CUTS):
+            if hit is None:
+                break
+            tokens = self._sure_tokens(finder, opened, hit, keys, end_s)
+            if tokens >= hit.tokens:
+                return hit, unready
+            unready = True
+            hit.release()
+            hit = finder.find(keys, local_tokens, tokens) if tokens > local_tokens else None
+        if hit is not None:
+            hit.release()
+        return None, unready
+
+    def close(self) -> None:
+        self._verified.close()
+
+    def _sure_tokens(
+        self,
+        finder: Finder,
+        opened: list[kvw.OpenNamespace],
+        hit: Hit,
+        keys: BlockKeys,
+        end_s: float,
+    ) -> int:
+        """Up to where the hit can be promised: all of it is then pinned and verified."""
+        for span in hit.spans:
+            slow = ~kvw.Tier.near(span.tiers)
+            if slow.any():
+                first = int(slow.argmax())
+                self._later(opened, span, keys, span.begin + first)
+                return self._cut(span, first)
+        finder.pin(hit, keys)
+        for place, span in enumerate(hit.spans):
+            pages = hit.pins[place].pages if place < len(hit.pins) else 0
+            if pages < span.end - span.begin:
+                return self._cut(span, pages)
+        for span in hit.spans:
+            run = page_run(span.place, self._group(span), keys, range(span.begin, span.end), None)
+            good = self._verified.check(opened[span.place], run, end_s)
+            if good < len(run.keys):
+                self._later(opened, span, keys, span.begin + good)
+                return self._cut(span, good)
+        return hit.tokens
+
+    def _cut(self, span: Span, place: int) -> int:
+        """Tokens up to the span's block at `place`."""
+        return (span.begin + place) * self._group(span).block_tokens
+
+    def _later(
+        self, opened: list[kvw.OpenNamespace], span: Span, keys: BlockKeys, begin: int
+    ) -> None:
+        run = page_run(span.place, self._group(span), keys, range(begin, span.end), None)
+        self._verified.later(opened[span.place], run)
+
+    def _group(self, span: Span) -> CacheGroup:
+        return self._groups[span.place]

@@ -1,0 +1,373 @@
+"""The scheduler's half: what to load, what to store. Nothing here waits for anybody.
+
+TensorRT-LLM calls it on rank 0, from the one thread that schedules, with the block manager's lock
+held in a lookup. It reads shared memory, pins what it promises, and gives orders with each step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.finder import Finder, Hit, consecutive, page_run
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.trtllm import compat, meeting
+from kvwarehouse_connectors.trtllm.counts import Counts
+from kvwarehouse_connectors.trtllm.keys import PromptKeys
+from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders, SaveOrder
+from kvwarehouse_connectors.trtllm.parts import ABSENT
+from kvwarehouse_connectors.trtllm.promises import Promises, RollCall
+from kvwarehouse_connectors.trtllm.settings import Settings
+from kvwarehouse_connectors.trtllm.storing import StorePlanner
+from kvwarehouse_connectors.trtllm.tracked import Tracked
+
+_log = logging.getLogger(__name__)
+
+# Hits that wait for blocks, or are being loaded, keep their pins; more of them are not promised.
+_MOST_PINNED_HITS = 64
+
+
+class SchedulerSide:
+    """Raises UsageError where this engine cannot be served, naming why; a daemon that is not there
+    is no error."""
+
+    def __init__(self, llm_args: Any, settings: Settings) -> None:
+        self._llm_args = llm_args
+        self._settings = settings
+        self._upkeep = Upkeep(
+            settings.address, UpkeepOptions(verify=settings.verify, read_only=True)
+        )
+        self._facts: meeting.Facts | None = None
+        self._promises: Promises | None = None
+        self._roll_call: RollCall | None = None
+        self._storing: StorePlanner | None = None
+        self._requests: dict[int, Tracked] = {}
+        self._loads: list[LoadOrder] = []
+        self._saves: list[SaveOrder] = []
+        self._let_go: deque[tuple[float, Hit]] = deque()  # pins of loads that nobody reports
+        self.counts = Counts("scheduler")
+
+    @property
+    def facts(self) -> meeting.Facts | None:
+        """What the worker of this process saw; None until it has registered the cache."""
+        if self._facts is None:
+            found = meeting.heard(self._llm_args)
+            if found is not None:
+                self._promises = Promises(found, self._settings.lookup_budget_s)
+                self._roll_call = RollCall(self._upkeep, found.roll_call)
+                self._storing = StorePlanner(found.groups, found.spaces, self._settings)
+                self._facts = found
+        return self._facts
+
+    def check_facts(self) -> None:
+        """At the end of the engine's start."""
+        if self.facts is None:
+            raise compat.unsupported(
+                "this engine", "registered no KV cache with the worker in the scheduler's process"
+            )
+
+    # -- a request's way -------------------------------------------------------------------------
+
+    def matched(self, request: Any, local_tokens: int) -> tuple[int, bool]:
+        """Tokens to load beyond local_tokens, and whether the request alone waits for them. Called
+        once for each time the engine gives the request blocks."""
+        self._forget(compat.request_id(request))
+        facts = self.facts
+        if facts is None:
+            return 0, False
+        tracked = self._track(request, facts)
+        if tracked is None or not tracked.loads:
+            return 0, False
+        if local_tokens % facts.block_tokens:
+            # The engine may be copying that part of a block, on a stream of its own.
+            self.counts.add("unaligned_lookups")
+            return 0, False
+        hit = self._find(tracked, local_tokens)
+        if hit is None:
+            return 0, False
+        tracked.hit = hit
+        tracked.awaited = self._settings.load == "async"
+        self.counts.add("promised_tokens", hit.tokens - local_tokens)
+        return hit.tokens - local_tokens, tracked.awaited
+
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]]) -> None:
+        """The engine gave a request blocks, those of each layer group. Raises RuntimeError where
+        what was promised has no blocks: nobody could deliver it."""
+        name = compat.request_id(request)
+        tracked = self._requests.get(name)
+        if tracked is None or not (tracked.hit or tracked.awaited):
+            return
+        hit, facts = tracked.hit, self._facts
+        assert facts is not None
+        runs: tuple[PageRun, ...] = ()
+        if hit is not None:
+            runs = _load_runs(facts, hit, tracked.keys, tables)
+            self._check_runs(request, hit, facts, tables)
+            if not tracked.awaited:
+                tracked.external_tokens = (
+                    self._honoured(request, hit, facts),
+                    hit.tokens - hit.local_tokens,
+                )
+        tracked.hit, tracked.loading = None, hit
+        tracked.waits = not tracked.awaited
+        self._loads.append(LoadOrder(name, runs, tracked.waits))
+        tracked.awaited = False
+
+    def orders(self, output: Any) -> Orders:
+        """This step's work for the workers."""
+        self._steps_ended()
+        facts = self.facts
+        if facts is None:
+            return Orders()
+        scheduled = self._scheduled(output)
+        orders = Orders(
+            spaces=tuple(space.id for space in facts.spaces),
+            roll_call=self._call_roll(),
+            loads=self._loads,
+            stores=self._stores_of(scheduled),
+            saves=self._saves,
+        )
+        self._loads, self._saves = [], []
+        for order in orders.loads:
+            tracked = self._requests.get(order.request_id)
+            if tracked is not None and order.waits and tracked.loading is not None:
+                # Over when the next step is planned: all ranks meet after each one.
+                self._let_go.append((0.0, tracked.loading))
+                tracked.loading = None
+        self.counts.log()
+        return orders
+
+    def finished(self, request: Any) -> bool:
+        """A request ended, whichever way. Returns whether its blocks are to be held, until the
+        workers report them as copied."""
+        name = compat.request_id(request)
+        tracked = self._requests.get(name)
+        held = tracked is not None and self._hold(name, tracked)
+        self._forget(name)
+        return held
+
+    def reset(self, request: Any) -> None:
+        """A request's blocks were taken away; it will be looked up again."""
+        self._forget(compat.request_id(request))
+
+    def cancelled(self, request: Any, begin: int) -> None:
+        """The engine takes nothing from token `begin` on of what was promised."""
+        tracked = self._requests.get(compat.request_id(request))
+        if tracked is not None and tracked.hit is not None and begin <= tracked.hit.local_tokens:
+            tracked.hit.release()
+            tracked.hit = None  # if it is awaited, an empty order says that it is over
+
+    def close(self) -> None:
+        for name in list(self._requests):
+            self._forget(name)
+        while self._let_go:
+            self._let_go.popleft()[1].release()
+        if self._promises is not None:
+            self._promises.close()
+        self._upkeep.close()
+        self.counts.log(now=True)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _track(self, request: Any, facts: meeting.Facts) -> Tracked | None:
+        if compat.request_problem(request):
+            return None
+        salt = compat.request_salt(request)
+        keys = PromptKeys(salt or b"", facts.block_tokens)
+        try:
+            keys.extend(compat.request_tokens(request))
+        except ValueError:
+            return None  # placeholders of media: their content has no name here
+        tracked = Tracked(
+            keys=keys,
+            prompt_tokens=compat.prompt_tokens(request),
+            salt=salt,
+            loads=self._settings.loads and salt is not None,
+            stores=self._settings.stores and salt is not None,
+            considered=[0] * len(facts.groups),
+        )
+        self._requests[compat.request_id(request)] = tracked
+        return tracked
+
+    def _find(self, tracked: Tracked, local_tokens: int) -> Hit | None:
+        opened = self._opened()
+        if opened is None or self._promises is None or self._roll_call is None:
+            return None
+        held = sum(1 for one in self._requests.values() if one.hit or one.loading)
+        if held + len(self._let_go) >= _MOST_PINNED_HITS:
+            return None
+        # The last token is always computed: the engine refuses to have all of a prompt.
+        limit = min(tracked.prompt_tokens, tracked.keys.tokens) - 1
+        try:
+            if not self._roll_call.complete():
+                return None
+            finder = self._finder(opened)
+            hit, unready = self._promises.find(finder, opened, tracked.keys, local_tokens, limit)
+        except kvw.WarehouseError as error:
+            self._lost(error)
+            return None
+        if hit is None and unready:
+            self.counts.add("unready_hits")
+        return hit
+
+    def _scheduled(self, output: Any) -> list[Tracked]:
+        """The requests of this step that are known here, brought up to date."""
+        found = []
+        for data, new in (
+            *((data, True) for data in output.new_requests),
+            *((data, False) for data in output.cached_requests),
+        ):
+            tracked = self._requests.get(int(data.request_id))
+            if tracked is None or not (new or tracked.tables):
+                continue
+            if new:
+                self._loaded(tracked)
+            try:
+                tracked.begin(data) if new else tracked.go_on(data)
+            except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost
+                _log.exception("kvwarehouse: request %d is not stored", data.request_id)
+                tracked.stores = False
+                continue
+            self._check_salt(tracked, data)
+            found.append(tracked)
+        return found
+
+    def _check_runs(
+        self, request: Any, hit: Hit, facts: meeting.Facts, tables: Sequence[Sequence[int]]
+    ) -> None:
+        """Every block of full attention that the engine will take as loaded has a place."""
+        wanted = (hit.local_tokens + self._honoured(request, hit, facts)) // facts.block_tokens
+        begin = hit.local_tokens // facts.block_tokens
+        for group in facts.groups:
+            table = tables[group.index]
+            if group.reach_tokens:
+                continue  # the engine says by its slots which blocks the window needs
+            if len(table) < wanted or ABSENT in table[begin:wanted]:
+                raise RuntimeError(
+                    f"kvwarehouse promised request {compat.request_id(request)} blocks {begin} to"
+                    f" {wanted - 1}, and layer group {group.index} has room for"
+                    f" {sum(1 for slot in table[begin:wanted] if slot != ABSENT)} of them: please"
+                    " report this, with TensorRT-LLM's version"
+                )
+
+    def _honoured(self, request: Any, hit: Hit, facts: meeting.Facts) -> int:
+        """Tokens of the promise that the engine takes: with one pool tensor always all."""
+        offered = hit.tokens - hit.local_tokens
+        if facts.pool:
+            return offered
+        return min(offered, compat.honoured_tokens(request) or 0)
+
+    def _check_salt(self, tracked: Tracked, data: Any) -> None:
+        """What was looked up without a salt is not stored for a request that has one."""
+        if getattr(data, "cache_salt", None) is not None and not tracked.salt:
+            tracked.stores = False
+
+    def _loaded(self, tracked: Tracked) -> None:
+        """A load that its request waited for is over: the engine goes on with it."""
+        if tracked.loading is not None and not tracked.waits:
+            tracked.loading.release()
+            tracked.loading = None
+
+    def _stores_of(self, scheduled: list[Tracked]) -> list[Any]:
+        opened = self._opened() if self._settings.stores else None
+        if opened is None or self._storing is None or self._upkeep.control() is None:
+            return []
+        try:
+            return self._storing.plan(scheduled, self._finder(opened))
+        except kvw.WarehouseError as error:
+            self._lost(error)
+        except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
+            _log.exception("kvwarehouse: a step's stores could not be planned")
+        return []
+
+    def _hold(self, name: int, tracked: Tracked) -> bool:
+        opened = self._opened()
+        if not (self._settings.hold_s and tracked.stores and opened and self._storing):
+            return False
+        if self._upkeep.control() is None or not self._storing.behind(tracked):
+            return False
+        try:
+            runs = self._storing.rest(tracked, self._finder(opened))
+        except kvw.WarehouseError as error:
+            self._lost(error)
+            return False
+        if runs:
+            self._saves.append(SaveOrder(name, runs))
+            self.counts.add("held_requests")
+        return bool(runs)
+
+    def _call_roll(self) -> bytes:
+        try:
+            return self._roll_call.key() if self._roll_call is not None else b""
+        except kvw.WarehouseError as error:
+            self._lost(error)
+            return b""
+
+    def _forget(self, name: int) -> None:
+        """The request's blocks are the engine's again, or will be."""
+        tracked = self._requests.pop(name, None)
+        if tracked is None:
+            return
+        dropped = [order for order in self._loads if order.request_id == name]
+        self._loads = [order for order in self._loads if order.request_id != name]
+        if any(not order.waits for order in dropped):
+            # The engine waits to hear of it all the same: until then it keeps the request.
+            self._loads.append(LoadOrder(name, (), waits=False))
+        if tracked.loading is not None and not dropped:
+            # A worker may still read; it gives up after its own time.
+            self._let_go.append(
+                (time.monotonic() + 2 * self._settings.load_timeout_s, tracked.loading)
+            )
+            tracked.loading = None
+        tracked.release()
+
+    def _steps_ended(self) -> None:
+        """Lets go the pins of loads that are over."""
+        now = time.monotonic()
+        kept: deque[tuple[float, Hit]] = deque()
+        for until_s, hit in self._let_go:
+            if until_s > now:
+                kept.append((until_s, hit))
+            else:
+                hit.release()
+        self._let_go = kept
+
+    def _opened(self) -> list[kvw.OpenNamespace] | None:
+        """None while there is no daemon that knows our namespaces."""
+        if self._facts is None:
+            return None
+        opened = [self._upkeep.opened(space) for space in self._facts.spaces]
+        return None if None in opened else opened  # type: ignore[return-value]
+
+    def _finder(self, opened: list[kvw.OpenNamespace]) -> Finder:
+        assert self._facts is not None
+        return Finder(self._facts.groups, opened, self._facts.block_tokens)
+
+    def _lost(self, error: kvw.WarehouseError) -> None:
+        _log.debug("the warehouse could not be asked: %s", error)
+        if self._facts is not None:
+            for space in (*self._facts.spaces, self._facts.roll_call):
+                self._upkeep.doubt(space, error)
+
+
+def _load_runs(
+    facts: meeting.Facts, hit: Hit, keys: PromptKeys, tables: Sequence[Sequence[int]]
+) -> tuple[PageRun, ...]:
+    """What to load of a hit: the blocks that have a slot now. An offer may outrun the slots that
+    there are; what is left of it is computed."""
+    runs = []
+    for span in hit.spans:
+        group = facts.groups[span.place]
+        table = tables[group.index]
+        wanted = [
+            block
+            for block in range(span.begin, min(span.end, len(table)))
+            if table[block] != ABSENT
+        ]
+        runs += [page_run(span.place, group, keys, part, table) for part in consecutive(wanted)]
+    return tuple(runs)

@@ -1,0 +1,166 @@
+"""Load or compute, for this engine: its prefill rate from its own steps, and what the tiers do.
+
+Runs in the scheduler's thread alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.finder import Hit
+from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.core.worth import PrefillRate, TierRates, worth_loading
+from kvwarehouse_connectors.vllm.messages import Outcomes
+from kvwarehouse_connectors.vllm.settings import Settings
+
+# Before the first long step: low for a GPU, high for a CPU, so that the first loads are given up
+# early rather than late.
+_ASSUMED_TOKENS_PER_S = {"cpu": 2_000.0}
+_ASSUMED_ELSEWHERE_TOKENS_PER_S = 20_000.0
+# Weight of the newest delivery in what a tier is believed to do.
+_NEWEST = 0.3
+# A tier that was found too slow is tried again after this long: disks recover.
+_TRY_AGAIN_S = 2.0
+_SURE_SHARE = 0.25
+_HOPED_BYTES_PER_S = 4e9
+_AGAIN_FAST = 1.5
+# More of one request in a step than speculative decoding tries.
+_PREFILL_TOKENS = 32
+# Steps under way at once; more means that the engine skipped reporting some.
+_MOST_STEPS = 8
+
+
+class Choice:
+    def __init__(
+        self,
+        settings: Settings,
+        spaces: Sequence[kvw.Namespace],
+        groups: Sequence[CacheGroup],
+        device: str,
+    ) -> None:
+        assumed = settings.prefill_tokens_per_s or _ASSUMED_TOKENS_PER_S.get(
+            device, _ASSUMED_ELSEWHERE_TOKENS_PER_S
+        )
+        self._rate = PrefillRate(assumed)
+        self._always = settings.load == "always"
+        self._spaces = spaces
+        self._groups = groups
+        self._rates = TierRates()
+        self._steps: deque[tuple[float, int, int]] = deque(maxlen=_MOST_STEPS)
+        self._ended_at_s = 0.0
+        self._avoids_nvme_until_s = 0.0
+        self._nvme_measured = False
+
+    def step_begins(self, scheduled: Mapping[str, int]) -> None:
+        """scheduled: tokens of each request in this step. Few of one request are decoding."""
+        prefill = sum(tokens for tokens in scheduled.values() if tokens >= _PREFILL_TOKENS)
+        self._steps.append((time.monotonic(), prefill, sum(scheduled.values())))
+
+    def step_ends(self) -> None:
+        """Steps end in the order they began. One that waited for the one before it began then."""
+        if not self._steps:
+            return
+        begun, prefill, tokens = self._steps.popleft()
+        now = time.monotonic()
+        self._rate.step(prefill, tokens, now - max(begun, self._ended_at_s))
+        self._ended_at_s = now
+
+    def delivered(self, outcomes: Outcomes) -> None:
+        """What the workers' loads measured."""
+        if outcomes.load_bytes_per_s:
+            self._rates = replace(
+                self._rates,
+                dram_bytes_per_s=_mixed(self._rates.dram_bytes_per_s, outcomes.load_bytes_per_s),
+            )
+        if outcomes.nvme_bytes_per_s:
+            self._rates = replace(
+                self._rates,
+                nvme_bytes_per_s=_mixed(self._rates.nvme_bytes_per_s, outcomes.nvme_bytes_per_s),
+            )
+            self._nvme_measured = True
+            if outcomes.nvme_bytes_per_s > _AGAIN_FAST * self._rates.nvme_bytes_per_s:
+                # Far faster than believed: the disk has recovered.
+                self._rates = replace(self._rates, nvme_bytes_per_s=outcomes.nvme_bytes_per_s)
+                self._avoids_nvme_until_s = 0.0
+
+    def page_compute_s(self, hit: Hit) -> float:
+        """Of one block of the hit's first span; 0 where loads keep to no schedule."""
+        return 0.0 if self._always else self._page_compute_s(hit)
+
+    def worth_tokens(self, hit: Hit, control: kvw.Control | None) -> int:
+        """The end of the prefix worth loading; at most that of the hit. Nothing is read from NVMe
+        by a daemon that does not answer, or of late does not keep up."""
+        span = hit.spans[0]
+        now = time.monotonic()
+        avoid_nvme = control is None or now < self._avoids_nvme_until_s
+        if avoid_nvme and any((other.tiers == kvw.Tier.NVME).any() for other in hit.spans[1:]):
+            return hit.local_tokens
+        slow = span.tiers == kvw.Tier.NVME
+        reach = int(slow.argmax()) if avoid_nvme and slow.any() else len(slow)
+        if not self._always:
+            rates = self._tier_rates(control)
+            if slow.any() and not avoid_nvme and self._avoids_nvme_until_s:
+                # Once in a while as if it were fast: what is believed changes only by reading.
+                self._avoids_nvme_until_s = now + _TRY_AGAIN_S
+                rates = replace(rates, nvme_bytes_per_s=_HOPED_BYTES_PER_S, nvme_wait_s=0.0)
+            pages = worth_loading(
+                span.tiers[:reach], self._bytes_each(hit), self._page_compute_s(hit), rates
+            )
+            if slow.any() and not avoid_nvme and self._too_slow(hit, rates):
+                self._avoids_nvme_until_s = now + _TRY_AGAIN_S
+            reach = pages
+            whole = len(hit.spans) > 1 or not self._groups[span.place].chained
+            if whole and not self._surely(hit, rates):
+                return hit.local_tokens
+        if reach == len(span.tiers):
+            return hit.tokens
+        return (span.begin + reach) * self._groups[span.place].block_tokens
+
+    def _surely(self, hit: Hit, rates: TierRates) -> bool:
+        """Of several cache groups all of a hit has to come, or all is computed: so what is read
+        from NVMe must take a small part of computing it."""
+        size = sum(
+            int((span.tiers == kvw.Tier.NVME).sum()) * self._spaces[span.place].page_bytes
+            for span in hit.spans
+        )
+        if not size:
+            return True
+        computing_s = self._page_compute_s(hit) * len(hit.spans[0].tiers)
+        return rates.nvme_wait_s + size / rates.nvme_bytes_per_s < _SURE_SHARE * computing_s
+
+    def _too_slow(self, hit: Hit, rates: TierRates) -> bool:
+        """Whether a page from NVMe takes longer than computing it, whatever else a load costs."""
+        return self._bytes_each(hit) / rates.nvme_bytes_per_s > self._page_compute_s(hit)
+
+    def _page_compute_s(self, hit: Hit) -> float:
+        return self._tokens_each(hit) / self._rate.tokens_per_s
+
+    def _tokens_each(self, hit: Hit) -> float:
+        return (hit.tokens - hit.local_tokens) / max(1, len(hit.spans[0].tiers))
+
+    def _bytes_each(self, hit: Hit) -> int:
+        """Of one block of the first span, with its share of the other spans."""
+        total = sum(len(s.tiers) * self._spaces[s.place].page_bytes for s in hit.spans)
+        return total // max(1, len(hit.spans[0].tiers))
+
+    def _tier_rates(self, control: kvw.Control | None) -> TierRates:
+        if control is None:
+            return self._rates
+        # The disk reads all shards of a page, a rank copies one.
+        shards = self._spaces[0].shards
+        told = 0.0 if self._nvme_measured else float(control.nvme_read_bytes_per_s)
+        disk = told or self._rates.nvme_bytes_per_s
+        queued = control.nvme_reads_queued * max(s.page_bytes for s in self._spaces) * shards
+        return replace(
+            self._rates,
+            nvme_bytes_per_s=disk / shards,
+            nvme_wait_s=queued / disk,
+        )
+
+
+def _mixed(known: float, newest: float) -> float:
+    return (1 - _NEWEST) * known + _NEWEST * newest

@@ -1,0 +1,213 @@
+"""The connector as vLLM knows it: a shell around the scheduler's half and the worker's.
+
+vLLM makes one object in the scheduler's process and one in each worker's. Whatever goes wrong in a
+hook after the start ends here: it is logged, and the engine computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.hooks import answers, nothing
+from kvwarehouse_connectors.vllm.compat import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorStats,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+    join_logs,
+)
+from kvwarehouse_connectors.vllm.messages import Orders, Outcomes
+from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
+from kvwarehouse_connectors.vllm.settings import read_settings
+from kvwarehouse_connectors.vllm.stats import WarehousePromMetrics, WarehouseStats
+from kvwarehouse_connectors.vllm.worker import WorkerSide
+
+_log = logging.getLogger(__name__)
+
+
+class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
+    """Raises UsageError at the start where a setting is bad, the model cannot be served, or
+    kv_load_failure_policy is not "recompute"; never later."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        join_logs()
+        transfer = vllm_config.kv_transfer_config
+        if transfer.kv_load_failure_policy != "recompute":
+            raise kvw.UsageError(
+                f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}: a block that does"
+                " not come would fail its request. Start the engine with"
+                ' "kv_load_failure_policy": "recompute" in --kv-transfer-config',
+                code="bad_setting",
+            )
+        settings = read_settings(transfer.kv_connector_extra_config, str(transfer.kv_role))
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(vllm_config, kv_cache_config, settings)
+        else:
+            self._worker = WorkerSide(vllm_config, kv_cache_config, settings)
+
+    @property
+    def scheduler_side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "this is a worker's connector"
+        return self._scheduler
+
+    @property
+    def worker_side(self) -> WorkerSide:
+        assert self._worker is not None, "this is the scheduler's connector"
+        return self._worker
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: what is not stored is computed again."""
+        return False
+
+    # -- the scheduler's hooks -------------------------------------------------------------------
+
+    def set_xfer_handshake_metadata(
+        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    ) -> None:
+        self.scheduler_side.set_facts(metadata)
+
+    @answers(nothing)
+    def on_new_request(self, request: Any) -> None:
+        self.scheduler_side.on_new_request(request)
+
+    @answers(lambda: (0, False))
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self.scheduler_side.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        tables: Any = ()
+        try:
+            tables = blocks.get_block_ids() if num_external_tokens else ()
+            self.scheduler_side.allocated(request, tables, num_external_tokens)
+        except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
+            _log.exception("kvwarehouse: a load could not be ordered; the engine computes it")
+            if num_external_tokens:
+                self.scheduler_side.refuse(request)
+
+    @answers(dict)
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[Any, int]:
+        return self.scheduler_side.hit_sources(request, num_external_tokens)
+
+    @answers(Orders)
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return self.scheduler_side.orders(scheduler_output)
+
+    @answers(nothing)
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        self.scheduler_side.outcomes(
+            meta if isinstance(meta, Outcomes) else None, connector_output.finished_recving or ()
+        )
+
+    @answers(lambda: (False, None))
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, self.scheduler_side.finished(request)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks are never held back: what is to be stored was copied in the step that filled it,
+        and a load's blocks vLLM itself keeps until it is reported."""
+        answer: tuple[bool, dict[str, Any] | None] = self.request_finished(request, [])
+        return answer
+
+    @answers(list)
+    def take_events(self) -> Iterable[Any]:
+        return self.scheduler_side.take_events()
+
+    @answers(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.has_pending_work()
+
+    @answers(lambda: False)
+    def reset_cache(self) -> bool | None:
+        self.scheduler_side.reset()
+        return True
+
+    # -- the worker's hooks ----------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.worker_side.register(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return self.worker_side.facts()
+
+    @answers(nothing)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.worker_side.start_loads(self._orders())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return None
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        return None
+
+    @answers(nothing)
+    def wait_for_save(self) -> None:
+        self.worker_side.take_copies(self._orders())
+
+    @answers(KVConnectorTransferResults)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        received, failed = self.worker_side.results()
+        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
+    @answers(set)
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.worker_side.bad_blocks()
+
+    @answers(nothing)
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self.worker_side.outcomes()
+
+    # -- both ------------------------------------------------------------------------------------
+
+    @answers(nothing)
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return self._worker.stats() if self._worker is not None else self.scheduler_side.step_ends()
+
+    @answers(nothing)
+    def shutdown(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        return WarehouseStats(data=data) if data is not None else WarehouseStats.empty()
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> WarehousePromMetrics:
+        return WarehousePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def _orders(self) -> Orders:
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, Orders), f"orders are {type(orders).__name__}"
+        return orders

@@ -1,0 +1,333 @@
+"""The scheduler's half: what to load, what to store. Nothing here waits for anybody.
+
+It reads shared memory, pins what it promises, and gives orders to the workers with each step. Runs
+in the engine's scheduler thread alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.finder import Finder, Hit, load_runs
+from kvwarehouse_connectors.core.groups import Rule
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.vllm import compat, identity
+from kvwarehouse_connectors.vllm.adapters import Adapters
+from kvwarehouse_connectors.vllm.choice import Choice
+from kvwarehouse_connectors.vllm.desk import HandoffDesk
+from kvwarehouse_connectors.vllm.events import StoreEvents
+from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.handoff import boot_s
+from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
+from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes
+from kvwarehouse_connectors.vllm.settings import Settings
+from kvwarehouse_connectors.vllm.stats import WarehouseStats
+from kvwarehouse_connectors.vllm.storing import StorePlanner
+from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, Tracked, switch
+
+_log = logging.getLogger(__name__)
+
+# At the engine's start only: it is then not serving anybody.
+_START_WAIT_S = 3.0
+# Hits that wait for room in the engine keep their pins; more of them do not.
+_MOST_PINNED_HITS = 64
+
+
+class SchedulerSide:
+    """Raises UsageError where this engine cannot be served, naming why; a daemon that is not there
+    is no error."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
+        self._vllm_config = vllm_config
+        self._settings = settings
+        problem = compat.engine_problem(vllm_config)
+        if problem:
+            raise unsupported("this engine", problem)
+        self._groups = cache_groups(kv_cache_config)
+        self._shards = vllm_config.parallel_config.tensor_parallel_size // compat.tp_replicas(
+            kv_cache_config
+        )
+        # The last token is always computed: its logits are what the engine is after. In full
+        # attention its KV may be there already: vLLM takes a hit of all tokens, and computes that
+        # one alone. A state would then have it twice, and a window may begin a block earlier.
+        self._computed_tokens = 0 if all(g.rule is Rule.PREFIX for g in self._groups) else 1
+        self._align = math.lcm(*(group.block_tokens for group in self._groups))
+        algorithm = compat.hash_algorithm(vllm_config)
+        self._own_chain = algorithm not in CRYPTOGRAPHIC
+        self._chain = chain_for(algorithm, self._groups[0].hash_tokens)
+        self._weights = identity.weights_fingerprint(vllm_config, settings)
+        self._adapters = Adapters()
+        self._upkeep = Upkeep(
+            settings.address,
+            UpkeepOptions(verify=settings.verify, read_only=True),
+        )
+        self._requests: dict[str, Tracked] = {}
+        self._loading: dict[str, Hit] = {}
+        self._new_loads: list[LoadOrder] = []
+        self._spaces: tuple[kvw.Namespace, ...] = ()
+        self._told = False  # the workers know the namespaces
+        self._choice: Choice | None = None
+        self._stats = WarehouseStats.empty()
+        self._held = 0  # hits that wait for room in the engine
+        self._epoch = 0
+        self._epoch_twist = b""
+        self._events = StoreEvents(vllm_config, self._groups, self._shards)
+        self._storing: StorePlanner | None = None
+        self._desk: HandoffDesk | None = None
+
+    # -- once ----------------------------------------------------------------------------------
+
+    def set_facts(self, facts: Mapping[int, Facts]) -> None:
+        """What the workers saw of their tensors. Raises UsageError where they differ."""
+        seen = set(facts.values())
+        if len(seen) != 1:
+            raise kvw.UsageError(
+                f"the ranks of this engine have caches of {len(seen)} kinds: {seen}; kvwarehouse"
+                " serves equal shards only",
+                code="unsupported",
+            )
+        fact = seen.pop()
+        self._spaces = identity.namespaces(
+            self._vllm_config,
+            self._groups,
+            fact,
+            identity.Shared(self._weights, self._hash_scheme(), self._shards, self._settings.salt),
+        )
+        self._choice = Choice(self._settings, self._spaces, self._groups, fact.device)
+        self._storing = StorePlanner(
+            self._groups, self._spaces, self._settings, fact.staging_bytes // 2, self._events
+        )
+        self._desk = HandoffDesk(
+            self._groups,
+            self._spaces,
+            self._upkeep,
+            self._settings.handoff_wait_s,
+            self._count,
+        )
+        for space in self._spaces:
+            try:
+                self._upkeep.wait_opened(space, _START_WAIT_S)
+            except kvw.UsageError:
+                break  # refused, and said so in the log: the engine computes
+        _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in self._spaces))
+
+    def _hash_scheme(self) -> str:
+        return OWN_SCHEME if self._own_chain else compat.hash_scheme(self._vllm_config)
+
+    # -- a request's way -------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        params = request.kv_transfer_params
+        adapter = self._adapters.fingerprint(request.lora_request)
+        # Tokens of a session may be taken back, and media may have names of their own.
+        known = adapter is not None and not request.resumable and not compat.own_media(request)
+        twist = self._epoch_twist + (adapter or b"")
+        loads = self._settings.loads and known and switch(params, LOAD)
+        self._requests[request.request_id] = Tracked(
+            request=request,
+            keys=BlockKeys(request, self._chain(), twist[:64]),
+            loads=loads,
+            stores=self._settings.stores and known and switch(params, STORE),
+            epoch=self._epoch,
+            handoff=self._desk.received(params) if loads and self._desk is not None else None,
+            considered=[0] * len(self._groups),
+        )
+
+    def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """Tokens to load beyond local_tokens, always asynchronously; None: ask again."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or not tracked.loads or request.skip_reading_prefix_cache:
+            return 0, False
+        hit = tracked.hit
+        if hit is None or hit.local_tokens != local_tokens:
+            self._drop_hit(tracked)
+            if boot_s() < tracked.ask_again_s:
+                return None, False
+            hit, comes = self._find(tracked, local_tokens)
+            if comes:
+                return None, False
+            tracked.hit = hit
+            self._held += hit is not None
+        return (hit.tokens - local_tokens, True) if hit is not None else (0, False)
+
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        """The engine gave blocks to a request; `tokens` of it are ours to load now."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return
+        hit = tracked.hit
+        if not tokens:
+            self._drop_hit(tracked)
+            return
+        if hit is None or self._choice is None or tokens != hit.tokens - hit.local_tokens:
+            self._drop_hit(tracked)
+            self.refuse(request)
+            return
+        tracked.hit = None
+        self._held -= 1
+        self._loading[request.request_id] = hit
+        runs = load_runs(self._groups, hit, tracked.keys, tables)
+        self._new_loads.append(
+            LoadOrder(
+                request.request_id,
+                runs,
+                self._choice.page_compute_s(hit),
+                from_nvme=hit.dram_share < 1,
+            )
+        )
+
+    def refuse(self, request: Any) -> None:
+        """The engine waits for a load that cannot be made: the workers report it as failed."""
+        self._new_loads.append(LoadOrder(request.request_id, (), refused=True))
+
+    def hit_sources(self, request: Any, tokens: int) -> dict[Any, int]:
+        """`tokens` by the tier they come from."""
+        hit = self._loading.get(request.request_id)
+        if hit is None or not tokens:
+            return {}
+        dram = round(tokens * hit.dram_share)
+        split = {compat.CacheHitSource.HOST: dram, compat.CacheHitSource.DISK: tokens - dram}
+        self._stats.add("hit_tokens_dram", dram)
+        self._stats.add("hit_tokens_nvme", tokens - dram)
+        return {source: part for source, part in split.items() if part}
+
+    def orders(self, step: Any) -> Orders:
+        """This step's work for the workers."""
+        if self._choice is not None:
+            self._choice.step_begins(step.num_scheduled_tokens)
+        orders = Orders(loads=self._new_loads, stores=self._stores_of(step))
+        self._new_loads = []
+        if not self._told and (orders.loads or orders.stores):
+            orders.spaces = self._spaces
+            self._told = True
+        return orders
+
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """A request ended, whichever way. Returns the hand-off record, where one is wanted."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return None
+        self._drop_hit(tracked)
+        if self._storing is None or self._desk is None:
+            return None
+        if not self._storing.handoff_wanted(tracked):
+            return None
+        return self._desk.record(tracked, self._storing.stored_tokens(tracked))
+
+    # -- what the workers say --------------------------------------------------------------------
+
+    def outcomes(self, outcomes: Outcomes | None, received: Iterable[str]) -> None:
+        for request_id in received:
+            hit = self._loading.pop(request_id, None)
+            if hit is not None:
+                hit.release()
+        if outcomes is None:
+            return
+        for request_id in outcomes.failed:
+            self._stats.add("failed_loads")
+            if request_id in self._requests:
+                self._requests[request_id].loads = False
+        if self._choice is not None:
+            self._choice.delivered(outcomes)
+        self._events.stored(outcomes.stored)
+
+    def step_ends(self) -> WarehouseStats | None:
+        if self._choice is not None:
+            self._choice.step_ends()
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, WarehouseStats.empty()
+        return stats
+
+    def take_events(self) -> Iterable[Any]:
+        return self._events.take()
+
+    def has_pending_work(self) -> bool:
+        return self._events.pending()
+
+    # -- the engine's life -----------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """The engine's weights or cache were reset: nothing stored before is loaded by it again,
+        and requests that began before store nothing more."""
+        self._epoch += 1
+        self._epoch_twist = os.urandom(16)
+        for tracked in self._requests.values():
+            self._drop_hit(tracked)
+            tracked.loads = tracked.stores = False
+        self._adapters.forget()
+        self._events.cleared()
+
+    def close(self) -> None:
+        for tracked in self._requests.values():
+            self._drop_hit(tracked)
+        self._upkeep.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _stores_of(self, step: Any) -> list[PageRun]:
+        finder = self._finder() if self._settings.stores else None
+        if finder is None or self._storing is None:
+            return []
+        try:
+            return self._storing.plan(step, self._requests, finder, self._epoch)
+        except kvw.WarehouseError as error:
+            self._lost(error)
+        except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
+            _log.exception("kvwarehouse: a step's stores could not be planned")
+        return []
+
+    def _finder(self) -> Finder | None:
+        """None while there is no daemon that knows our namespaces."""
+        opened = [self._upkeep.opened(space) for space in self._spaces]
+        if not opened or None in opened:
+            return None
+        return Finder(self._groups, opened, self._align)  # type: ignore[arg-type]
+
+    def _find(self, tracked: Tracked, local_tokens: int) -> tuple[Hit | None, bool]:
+        """What is worth loading, pinned; and whether more is about to come, so that the engine
+        should ask again instead."""
+        finder = self._finder()
+        if finder is None or self._choice is None or self._desk is None:
+            if self._desk is not None:
+                self._desk.give_up(tracked)
+            return None, False
+        limit = tracked.request.num_tokens - self._computed_tokens
+        try:
+            hit = finder.find(tracked.keys, local_tokens, limit)
+            there = hit.tokens if hit is not None else local_tokens
+            if self._desk.comes(tracked, there, limit):
+                return None, True
+            if hit is None:
+                return None, False
+            control = self._upkeep.control()
+            while hit is not None:
+                worth = self._choice.worth_tokens(hit, control)
+                if worth >= hit.tokens:
+                    break
+                shorter = worth > local_tokens
+                hit = finder.find(tracked.keys, local_tokens, worth) if shorter else None
+            if hit is not None and self._held < _MOST_PINNED_HITS:
+                finder.pin(hit, tracked.keys)
+        except kvw.WarehouseError as error:
+            self._lost(error)
+            return None, False
+        return hit, False
+
+    def _drop_hit(self, tracked: Tracked) -> None:
+        self._held -= tracked.hit is not None
+        tracked.drop_hit()
+
+    def _count(self, name: str) -> None:
+        self._stats.add(name)
+
+    def _lost(self, error: kvw.WarehouseError) -> None:
+        _log.debug("the warehouse could not be asked: %s", error)
+        for space in self._spaces:
+            self._upkeep.doubt(space, error)

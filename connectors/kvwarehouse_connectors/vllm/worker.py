@@ -1,0 +1,176 @@
+"""The worker's half: fills blocks from the warehouse, and takes copies of blocks to be stored.
+
+The engine's thread only queues loads and copies the blocks of a store to the ring; all that waits
+for the warehouse has threads of its own. One per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.memory import BlockMemory
+from kvwarehouse_connectors.core.outbox import Outbox
+from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.tensor_memory import TensorMemories
+from kvwarehouse_connectors.core.tensor_proof import check_tensors
+from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.vllm import compat
+from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.layout import block_layout
+from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
+from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, Orders, Outcomes
+from kvwarehouse_connectors.vllm.results import Results
+from kvwarehouse_connectors.vllm.settings import Settings
+from kvwarehouse_connectors.vllm.stats import WarehouseStats
+
+
+class WorkerSide:
+    """Raises UsageError where this engine cannot be served, naming why."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
+        self._vllm_config = vllm_config
+        self._settings = settings
+        self._kv_cache_config = kv_cache_config
+        self._groups = cache_groups(kv_cache_config)
+        replicas = compat.tp_replicas(kv_cache_config)
+        rank = int(vllm_config.parallel_config.rank) % int(
+            vllm_config.parallel_config.tensor_parallel_size
+        )
+        self._shard = rank // replicas
+        self._stores = settings.stores and rank % replicas == 0
+        self._upkeep = Upkeep(
+            settings.address,
+            UpkeepOptions(verify=settings.verify, read_only=not settings.stores),
+        )
+        self._wants_events = compat.publishes_events(vllm_config)
+        self._memories: list[BlockMemory] = []
+        self._tensors: TensorMemories | None = None
+        self._facts: Facts | None = None
+        self._spaces: tuple[kvw.Namespace, ...] = ()
+        self._proof = Proof(self._upkeep, stores=settings.stores)
+        self._results = Results()
+        # A part of a load is of no use where there are several groups, or a window, whose blocks
+        # before the last ones were never loaded.
+        whole = len(self._groups) > 1 or not self._groups[0].chained
+        self._loads = Loads(
+            self._upkeep,
+            self._proof,
+            self._memories,
+            self._results,
+            LoadOptions(whole, self._shard, settings.load_timeout_s),
+        )
+        self._outbox = Outbox(self._upkeep, settings, self._shard, self._stored)
+
+    # -- once ----------------------------------------------------------------------------------
+
+    def register(self, caches: Mapping[str, Any]) -> None:
+        """The engine's cache tensors, by layer. Proves that blocks keep their bytes on the way;
+        raises UsageError where they do not."""
+        config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
+        order = str(config.cache_config.kv_cache_layout or "")
+        made = self._tensors = TensorMemories(
+            self._settings.device_copies, lambda: self._results.count(device_fallbacks=1)
+        )
+        facts = []
+        for group in self._groups:
+            layout = block_layout(dict(caches), group.layer_names, blocks, order)
+            views = [compat.by_manager_block(tensor, blocks) for tensor in layout.tensors]
+            device = views[0].device.type
+            memory = made.memory(layout, views, blocks)
+            self._memories.append(memory)
+            if made.device_address:
+                self._upkeep.prepare_device(made.device_address)
+            check_tensors(memory, views, blocks)
+            if not self._proof.of_the_way(memory, range(blocks)[-2:]):
+                raise unsupported("this engine", "gets other bytes back than it stored (self-test)")
+            spec = compat.group_spec(self._kv_cache_config.kv_cache_groups[group.index])
+            backend = compat.attention_backends(config, group.layer_names)
+            if device == "cpu":
+                backend = f"{backend}/{compat.instruction_set(config, spec)}"
+            facts.append(
+                GroupFacts(
+                    page_bytes=memory.block_bytes,
+                    layout=layout.name,
+                    kv_dtype=_kv_dtype(config, views[0]),
+                    attention_backend=backend,
+                )
+            )
+        self._check_staging()
+        self._facts = Facts(tuple(facts), device, self._settings.staging_bytes)
+
+    def _check_staging(self) -> None:
+        """A step may fill half of the ring: the other half is then on its way."""
+        least = 2 * max(memory.block_bytes for memory in self._memories)
+        if self._stores and self._settings.staging_bytes < least:
+            raise kvw.UsageError(
+                f"kvwarehouse.staging_bytes is {self._settings.staging_bytes}: no block of this"
+                f" model, of {least // 2} bytes, could be stored. Use at least {least}; the default"
+                ' is "256MiB"',
+                code="bad_setting",
+            )
+
+    def facts(self) -> Facts | None:
+        return self._facts
+
+    # -- each step ---------------------------------------------------------------------------
+
+    def start_loads(self, orders: Orders) -> None:
+        """Called before take_copies in every step."""
+        self._spaces = orders.spaces or self._spaces
+        for order in orders.loads:
+            self._loads.begin(order, self._spaces)
+
+    def take_copies(self, orders: Orders) -> None:
+        """Copies the blocks to be stored: the engine may write them again when this returns."""
+        if not orders.stores or not self._stores:
+            return
+        for group, memory in enumerate(self._memories):
+            runs = [run for run in orders.stores if run.group == group]
+            if runs and not self._outbox.put(runs, self._spaces[group], memory):
+                self._results.count(dropped_blocks=sum(len(run.blocks) for run in runs))
+
+    def results(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads ended since the last call, and those of them that failed as a
+        whole."""
+        return self._results.take_requests()
+
+    def bad_blocks(self) -> set[int]:
+        return self._results.take_bad_blocks()
+
+    def outcomes(self) -> Outcomes | None:
+        return self._results.take_outcomes()
+
+    def stats(self) -> WarehouseStats | None:
+        return self._results.take_stats()
+
+    def close(self) -> None:
+        """Ends the threads: loads under way end by their own bounds, stores that are queued are
+        made within their timeout."""
+        self._loads.close()
+        self._outbox.close()
+        if self._tensors is not None:
+            self._tensors.close()
+        self._upkeep.close()
+
+    # -- in the storing thread -----------------------------------------------------------------
+
+    def _stored(self, runs: list[PageRun], result: kvw.StoreResult) -> None:
+        page_bytes = self._memories[runs[0].group].block_bytes
+        self._results.count(
+            stored_blocks=result.stored,
+            stored_bytes=result.stored * page_bytes,
+            already_blocks=result.already,
+            dropped_blocks=result.dropped_pages,
+        )
+        if self._wants_events and not result.dropped_pages:
+            self._results.stored((run.group, key) for run in runs for key in run.keys)
+
+
+def _kv_dtype(vllm_config: Any, view: torch.Tensor) -> str:
+    cached = str(vllm_config.cache_config.cache_dtype)
+    return f"{str(view.dtype).removeprefix('torch.')}/{cached}"

@@ -1,0 +1,375 @@
+"""The native core as Python sees it. Everything that works on pages takes whole batches and
+releases the GIL. Errors are those of kvwarehouse.errors. Only kvwarehouse.core imports this."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION: str
+SECRET_BYTES: int
+MAX_SHARDS: int
+MAX_PAGE_TOKENS: int
+MAX_NAMESPACES: int
+MAX_ENGINE_KEY_BYTES: int
+
+def copy_path() -> str: ...
+def io_engine_probe() -> str: ...  # "io_uring" or "pread"
+def page_digest(data: NDArray[np.uint8], key: bytes, shard: int) -> int: ...
+def copy_streaming(to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None: ...
+def chain_keys(
+    secret: bytes, namespace_id: bytes, tokens: NDArray[Any], page_tokens: int
+) -> NDArray[np.uint8]: ...  # (pages, 16)
+
+ENDLESS: int  # pages of a tier without a bound
+
+def policy_names() -> list[str]: ...
+def replay(
+    pages: NDArray[np.uint32],
+    ends: NDArray[np.uint64],
+    ids: int,
+    policy: str,
+    capacities: tuple[int, int],
+    leaves_first: bool,
+) -> dict[str, Any]: ...
+
+# A trace against the eviction policies: request i asks for the chain pages[ends[i-1]:ends[i]], root
+# first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
+# {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
+
+def device_of(address: int) -> int:
+    """The ordinal of the GPU whose memory has the address. Raises UsageError (code "no_gpu",
+    "bad_device_memory")."""
+
+def cuda_version() -> int:
+    """Of CUDA that the driver speaks: 13000 is 13.0. Raises UsageError (code "no_gpu")."""
+
+def device_capability(ordinal: int) -> tuple[int, int]:
+    """Compute capability. Raises UsageError (code "no_gpu")."""
+
+def wait_event(ordinal: int, event: int, timeout_s: float) -> bool:
+    """Whether the CUevent, of that device, happened within the time; 0 has. Polls in this thread,
+    without the GIL, and breaks no graph that another thread captures. Raises UsageError (code
+    "no_gpu"), StorageError (code "gpu_error")."""
+
+class Recorded:
+    """An event behind what each stream of the device has queued by now; they end with this object.
+    streams: handles, or 1 for CUDA's default stream and 2 for that of this thread. Waits for none.
+    Raises UsageError (code "bad_stream" for one of another device, "no_gpu"), CapacityError (code
+    "gpu_capture"), StorageError (code "gpu_error")."""
+
+    def __init__(self, ordinal: int, streams: list[int]) -> None: ...
+    @property
+    def events(self) -> list[int]: ...
+
+class CapturesAside:
+    """A with statement in which what this thread asks of a device breaks no graph that another
+    thread captures. address: in the memory of a device whose primary context is the thread's
+    meanwhile. Raises UsageError (code "no_gpu"); entering it code "bad_device_memory", StorageError
+    (code "gpu_error")."""
+
+    def __init__(self, address: int | None = None) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
+
+def index_costs(counts: list[int], rounds: int) -> list[dict[str, Any]]: ...
+
+# A table for each count: {"entries", "refused"; "hit_ns", "miss_ns", "replace_ns": of one
+# operation, a value a round}. native/bench/index_cost.h
+
+class CoreOptions:
+    """All fields are plain attributes; sizes in bytes."""
+
+    socket_path: str
+    arena_dir: str
+    dram_bytes: int
+    nvme_dir: str  # "" for none
+    nvme_capacity_bytes: int
+    nvme_segment_bytes: int  # 0: chosen from the capacity
+    index_pages: int  # 0: chosen from the capacities
+    hbm_bytes: int  # 0: no HBM tier
+    hbm_device: int  # its ordinal
+    warehouse_id: bytes  # 16
+    secret: bytes  # SECRET_BYTES
+    epoch: int  # the ledger's clear epoch
+    epoch_floor: int  # clear epoch of what nobody declares; 2**64 - 1: the highest that is seen
+    policy: str  # one of policy_names()
+    io_engine: str  # "auto", "io_uring", "pread"
+    limbo_after_s: float  # 30
+    grace_s: float  # 5
+    flush_interval_s: float  # 1
+    nvme_retry_s: float  # 30
+    nvme_answer_s: float  # of recover(), for each answer of the disk; 0: for ever
+    write_queue_bytes: int  # 0: chosen
+    def __init__(self) -> None: ...
+
+def check_options(options: CoreOptions) -> None:
+    """Refuses what no Core starts with, before one writes anything; warehouse_id and secret may
+    be missing yet. UsageError names the size, StorageError "newer_files" a newer version's file."""
+
+def index_bytes(options: CoreOptions) -> int:
+    """Of the index's file, for the pages that the tiers of `options` may hold."""
+
+def table_bytes(options: CoreOptions) -> int:
+    """Of memory that the core's own tables take beside that file once it names as many pages as it
+    can, of 32 KiB and more: at most. A recovery takes more, for a while."""
+
+class Core:
+    """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads
+    of its own. Methods may be called from any thread; they wait for the core thread, at most
+    ``timeout_s`` where given (else 10 s, 120 s over the whole index; then TransportError)."""
+
+    def __init__(self, options: CoreOptions) -> None:
+        """Takes the directory's lock. StorageError "owned" names the pid of another daemon."""
+    def add_namespace(
+        self,
+        ordinal: int,
+        id: bytes,
+        page_tokens: int,
+        shards: int,
+        shard_bytes: int,
+        clear_epoch: int,
+    ) -> int:
+        """Before start (from the ledger) or after. `ordinal` is a wish; returns the one it has from
+        now on. UsageError if its pages fit no slab or segment."""
+    def forget_namespace(self, ordinal: int) -> bytes:
+        """Takes a namespace back that has no page, no store under way and no watcher (-1: of all
+        those the one that was used longest ago). Returns its id, b"" where there is none."""
+    def add_tombstone(self, key: bytes, position: int) -> None:
+        """Before start: records of `key` up to a log position are dead. See evict()."""
+    def recover(self) -> dict[str, Any]:
+        """Finds what is there, once, before start; nobody is served yet. Returns the report."""
+    def start(self) -> dict[str, Any]:
+        """Recovers where recover was not called, and listens. Returns the recovery report."""
+    def listen_again(self) -> None:
+        """Binds the socket anew where somebody removed its file; who is connected stays so."""
+    def clear(self, ordinal: int, epoch: int) -> int:
+        """Removes what was reserved before `epoch` from all tiers. Returns how many pages."""
+    def raise_epoch(self, epoch: int) -> None: ...
+    def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
+        """Takes the coldest pages of a namespace (-1: of all) out of "hbm", "dram", "nvme" or
+        "all" ("hbm": its copies alone, the pages stay).
+        Returns how many left, and (key, log position) of those that left NVMe, for tombstones."""
+    def flush(self, timeout_s: float) -> dict[str, int]:
+        """Waits until what was sealed before is on stable media: {"flushed", "not_admitted",
+        "pending"}; pending is 0 unless the time ran out."""
+    def drain(self) -> None:
+        """Refuses new reservations until undrain."""
+    def undrain(self) -> None: ...
+    def sweep(self) -> int:
+        """Drops orphan pages; returns how many."""
+    def status(self) -> dict[str, Any]:
+        """One snapshot: kvwarehouse/core/status.py."""
+    def miss_ratio(self, ordinal: int) -> dict[str, Any]:
+        """Of a namespace, or -1 for all: "uses", "uses_lost", "since_s", "share", "samples", and
+        "sizes_bytes" with "hits": of the uses, those that a cache of each size would have hit."""
+    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
+        """From index position `after` on; each: id, namespace, key, parent, position, tiers, bytes,
+        sealed_at_ns."""
+    def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
+        """Verifies a stretch of at most `limit` pages, in both tiers, from index position `after`
+        on: {"next", "tiers": [{"tier", "pages", "bytes", "bad", "dropped", "dropped_bytes"}],
+        "bad": [{"key", "tier", "reason"}]}; next < 0 at the end. Blocks for the device.
+        CapacityError "check_busy" at the bound of checks at a time."""
+    def take_graves(self) -> list[tuple[bytes, int]]:
+        """(key, log position) of records quarantined, or left while reclaim moved them, since the
+        last call, for tombstones."""
+    def events(self) -> list[tuple[str, dict[str, str]]]:
+        """What happened since the last call; bounded, drops are counted."""
+    def watch(self, ordinal: int, tokens_only: bool) -> Feed:
+        """What enters and leaves the tiers from now on, of a namespace (-1: of all), beginning
+        with all that is stored. tokens_only: without pages that were stored by keys alone.
+        CapacityError "too_many_watchers" at the bound."""
+    def stop(self) -> list[tuple[bytes, int]]:
+        """Ends the threads and lets the directory go. Idempotent. Returns the last graves."""
+
+FeedItem: TypeAlias = tuple[str, int, int, int, bytes, bytes, bool, bytes]
+# (kind, tiers, namespace's ordinal, position, key, parent's key or b"", is the witness tokens?,
+# witness: token ids as 32-bit little-endian, or the engine's key). Kinds: "cleared": forget all,
+# what is stored follows; "stored", "removed": the page entered or left `tiers` (1 DRAM, 2 NVMe,
+# 3 both); "synced": all that was stored at "cleared" has been said. A page comes after its parent.
+
+class Feed:
+    """One reader's view of changes: bounded; the core never waits for it. One thread at a time;
+    close() from any."""
+
+    def take(self, timeout_s: float) -> dict[str, Any]:
+        """{"items": list[FeedItem], "lost": bool, "closed": bool}: all there is now; waits for
+        something, at most timeout_s. lost: the reader was too slow, and nothing more is said until
+        restart()."""
+    def restart(self) -> None:
+        """Everything again from "cleared" on; what was not taken is dropped."""
+    def close(self) -> None:
+        """Ends a waiting take(). Idempotent."""
+
+Keys: TypeAlias = list[bytes] | tuple[list[bytes], list[int], list[int], list[bytes | None]]
+# One prompt's pages from its root; or runs: the keys of all, then pages, position of the first page
+# and key of the page before (None at position 0) of each.
+
+class NativeClient:
+    """One session with a daemon, over its local socket and shared memory. Thread-safe. Pages are
+    named by `tokens` (one-dimensional, 32 or 64 bit integers) or by `keys`, exactly one of them."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        verify_always: bool,
+        timeout_s: float,
+        patience_s: float | None = None,
+        read_only: bool = False,
+        daemon_uid: int | None = None,
+    ) -> None:
+        """Connects, or raises TransportError at once when there is no daemon, or one that is
+        neither of our user, nor root's, nor `daemon_uid`'s. patience_s: what a lookup, load or pin
+        may spend on a new daemon; 0: they never look for one."""
+    def close(self) -> None: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    def refresh(self, timeout_s: float) -> bool:
+        """Finds the daemon again if it was replaced. False: none answered in time."""
+    def sees_namespace(self, id: bytes) -> bool:
+        """From the mapped control page; no call."""
+    def has_namespace(self, id: bytes) -> bool:
+        """From the control page; finds a new daemon first if it must."""
+    def lookup(
+        self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None
+    ) -> tuple[int, int, int]:
+        """Pages of the longest stored prefix by where they are read from: HBM, DRAM, NVMe. HBM: of
+        a device that was used here, where the daemon has copies. No call."""
+    def tiers(
+        self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None, counted: bool = True
+    ) -> NDArray[np.uint8]:
+        """Where each page is: 0 missing, 1 DRAM, 2 NVMe, 3 HBM; 0 behind the first gap of a run. No
+        call.
+        counted: as a lookup, in the session's counters."""
+    def tags(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None) -> NDArray[np.uint64]:
+        """(pages,): a word for each page, as good as its key for telling it apart. No call."""
+    def load(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: Keys | None,
+        first: int,
+        regions: Regions,
+        shard: int,
+        timeout_s: float,
+    ) -> tuple[int, dict[str, int]]:
+        """Pages filled in order from `first` on, and reasons of what was not."""
+    def store(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: Keys | None,
+        first: int,
+        regions: Regions,
+        shard: int,
+        timeout_s: float,
+    ) -> tuple[int, int, dict[str, int]]:
+        """Pages stored, already there, and dropped by reason."""
+    def pin(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: Keys | None,
+        first: int,
+        timeout_s: float,
+    ) -> Pins:
+        """Pins from `first` on; promotes what is on NVMe, within timeout_s."""
+    def use_device(self, ordinal: int, image: bytes) -> None:
+        """Makes a GPU one that regions may lie in. image: the kernels, as a cubin or PTX for
+        it."""
+    def has_device(self, ordinal: int) -> bool: ...
+    def device_stage(self, ordinal: int, bytes: int) -> DeviceStage: ...
+    def stop_registering(self, timeout_s: float) -> bool: ...
+    def registration(self) -> tuple[int, bool, str]:
+        """Bytes of the arena that are registered with CUDA, whether that is all there will be, and
+        why some are not ("": none was refused)."""
+    def segments(self, timeout_s: float) -> str:
+        """Path of the segments' folder, for any process of this user, until the client is closed or
+        finds another daemon; "" where there is none."""
+    def hold(
+        self,
+        id: bytes,
+        tokens: NDArray[Any] | None,
+        keys: Keys | None,
+        window: tuple[int, int, int],
+        timeout_s: float,
+    ) -> Extents:
+        """window: first page, pages at most, shard. Holds them where they are on NVMe, to the first
+        that cannot be held; reads their records' headers, and blocks for them."""
+    def control(self) -> dict[str, Any]:
+        """The control page: warehouse, incarnation, heartbeat, rates, queues."""
+    def counters(self) -> dict[str, int]:
+        """This session's own."""
+
+class Pins:
+    """Pages held in DRAM until release(). Survives the daemon."""
+
+    pages: int
+    def release(self) -> None: ...
+
+class Extents:
+    """Pages held on NVMe until release(), for reading by the caller itself:
+    native/client/extents.h. Survives the daemon. Release it after every transfer from it has
+    ended."""
+
+    pages: int
+    page_bytes: int
+    shard: int
+    ended: str  # why it ended before the last page asked for; "none": it did not
+    def files(self) -> list[tuple[str, int, bool, tuple[int, int]]]:
+        """(path that opens it again, descriptor, is that O_DIRECT?, (device, inode))"""
+    def plan(
+        self, stage_bytes: int, gap_bytes: int
+    ) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Transfers: (round, file, offset in it, bytes, offset in the stage, first page, pages);
+        all offsets and sizes are multiples of 4096, and a round fits stage_bytes. Neighbours with
+        at most gap_bytes between them come in one, gap included. UsageError "stage_too_small"."""
+    def deliver(self, stage: NDArray[np.uint8], first: int, count: int, regions: Regions) -> int:
+        """Verifies pages in the stage of the last plan and copies them to the same pages of
+        `regions`, to the first that is not what its record says. Returns how many are there."""
+    def release(self) -> None: ...
+
+class DeviceStage:
+    """Memory of a GPU where pages land that the caller reads by itself:
+    native/client/device_stage.h. Its end frees the memory: after every transfer to it has ended."""
+
+    ordinal: int
+    bytes: int
+    address: int
+    def deliver(
+        self, extents: Extents, first: int, count: int, regions: Regions, timeout_s: float
+    ) -> int:
+        """As Extents.deliver, to regions of the same device, verified by it. Fewer also where
+        timeout_s was over before the device could begin."""
+
+class Regions:
+    """Where the pages of a load or a store lie in client memory. Keeps the buffers alive.
+    pages(array): one contiguous row a page, uint8 (n, page_bytes).
+    strided(...): page p is the pieces bases[j] + blocks[p, b] * strides[j], of piece_bytes[j]
+    bytes, for each of its blocks b and each piece j, block by block."""
+
+    @staticmethod
+    def pages(array: Any, writable: bool) -> Regions: ...
+    @staticmethod
+    def strided(
+        owners: list[Any],
+        bases: NDArray[np.uint64],
+        strides: NDArray[np.int64],
+        piece_bytes: NDArray[np.uint64],
+        blocks: NDArray[np.int64],
+    ) -> Regions: ...
+    def on_device(self, ordinal: int, ready: list[int]) -> Regions:
+        """The same, in the memory of a GPU; ready: CUevents, which outlive it."""
+    def gather(self, rows: NDArray[np.uint8]) -> None:
+        """Copies all pages to `rows`, (count, page_bytes), writable."""
+    def scatter(self, rows: NDArray[np.uint8]) -> None:
+        """Overwrites all pages with `rows`."""
+    @property
+    def count(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...

@@ -1,0 +1,103 @@
+"""What a drive of an engine found: times, counts, failures by reason. Thread-safe, of fixed size.
+
+TTFT   from sending a request to its first token
+ITL    between two arrivals of tokens, all of them
+TPOT   (last token - first token) / (tokens - 1), one a request
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from kvwarehouse.loadgen.histogram import Histogram
+from kvwarehouse.loadgen.timeline import Timeline
+
+INTERRUPTED = "interrupted"
+_MOST_REASONS = 100
+_MOST_DETAIL = 200
+
+# Columns of the timeline.
+ANSWERED, FAILED, TOKENS, FIRST_S = range(4)
+
+
+@dataclass
+class Answer:
+    """Times of one clock; `arrivals_s` has one for each time tokens came. Counts that the server
+    did not say are None."""
+
+    begin_s: float
+    end_s: float
+    arrivals_s: Sequence[float]
+    asked_tokens: int
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass
+class Answers:
+    begin_s: float
+    ttft: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)
+    tpot: Histogram = field(default_factory=Histogram)
+    whole: Histogram = field(default_factory=Histogram)
+    timeline: Timeline = field(default_factory=lambda: Timeline(4))
+    failures: Counter[str] = field(default_factory=Counter)
+    details: dict[str, str] = field(default_factory=dict)
+    answered: int = 0
+    interrupted: int = 0
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    said_usage: int = 0
+    said_cached: int = 0
+    short: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+    def answer(self, answer: Answer) -> None:
+        arrivals = answer.arrivals_s
+        tokens = len(arrivals) if answer.output_tokens is None else answer.output_tokens
+        first_s = arrivals[0] - answer.begin_s
+        with self._lock:
+            self.answered += 1
+            self.output_tokens += tokens
+            self.short += tokens < answer.asked_tokens
+            self.ttft.add(first_s)
+            self.whole.add(answer.end_s - answer.begin_s)
+            for before, after in pairwise(arrivals):
+                self.itl.add(after - before)
+            if tokens > 1:
+                self.tpot.add((arrivals[-1] - arrivals[0]) / (tokens - 1))
+            self._usage(answer)
+            self.timeline.add(answer.end_s - self.begin_s, 1, 0, tokens, first_s)
+
+    def fail(self, reason: str, detail: str, at_s: float) -> None:
+        """`detail` is kept of the first of each reason."""
+        with self._lock:
+            if reason == INTERRUPTED:
+                self.interrupted += 1
+                return
+            if reason not in self.failures and len(self.failures) >= _MOST_REASONS:
+                reason = "other"
+            self.failures[reason] += 1
+            self.details.setdefault(reason, detail[:_MOST_DETAIL])
+            self.timeline.add(at_s - self.begin_s, 0, 1, 0, 0)
+
+    def _usage(self, answer: Answer) -> None:
+        if answer.prompt_tokens is None:
+            return
+        self.said_usage += 1
+        self.prompt_tokens += answer.prompt_tokens
+        if answer.cached_tokens is not None:
+            self.said_cached += 1
+            self.cached_tokens += answer.cached_tokens

@@ -1,0 +1,135 @@
+"""The drive itself: workers that take requests and ask an engine, until the trace, the bounds or
+the user end it. One use; `run` blocks.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from kvwarehouse.errors import InternalError, WarehouseError
+from kvwarehouse.loadgen.histogram import Histogram
+from kvwarehouse.loadgen.pace import Bounds, Pace
+from kvwarehouse.workloads.call import Call
+
+_PATIENCE_S = 30.0
+
+
+class Engine(Protocol):
+    """Thread-safe: every worker asks it. What it finds it keeps itself."""
+
+    def ask(self, request: Call, deadline_s: float) -> None:
+        """Returns when the request is answered or has failed, `deadline_s` from now at the latest.
+        A failure is a finding; what it raises ends the drive."""
+
+    def hang_up(self) -> None:
+        """Ends the requests under way; they count as interrupted."""
+
+
+class Drive:
+    """`started`, `under_way` and `late` may be read while it runs; `late` is how long after their
+    time the requests of an open loop went out."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Iterator[Call],
+        bounds: Bounds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._bounds = bounds
+        self._clock = clock
+        self._pace = Pace(requests, bounds, clock)
+        self._lock = threading.Lock()
+        self._broken: Exception | None = None
+        self._busy = 1
+        self._over = threading.Event()
+        self.started = 0
+        self.under_way = 0
+        self.late = Histogram()
+        self.interrupted = False
+        self.elapsed_s = 0.0
+
+    @property
+    def running_s(self) -> float:
+        """Since the drive began."""
+        return self._clock() - self._pace.begin_s
+
+    def run(self, watch: Callable[[], None] = lambda: None, watch_s: float = 0.2) -> None:
+        """`watch` is called now and then. An interrupt (SIGINT) ends the requests under way and is
+        then no error: `interrupted` says so. A second one is raised. Signals are heard only where
+        it runs in the main thread."""
+        with self._hearing_interrupts():
+            self._start()
+            while not self._over.wait(watch_s):
+                watch()
+                if self.interrupted:
+                    self._pace.stop()
+                    self._engine.hang_up()
+                    self._over.wait(_PATIENCE_S)
+                    break
+        self.elapsed_s = self.running_s
+        if isinstance(self._broken, WarehouseError):
+            raise self._broken
+        if self._broken is not None:
+            raise InternalError(
+                f"a request could not be made: {type(self._broken).__name__}: {self._broken};"
+                " please report it",
+                code="drive_broken",
+            ) from self._broken
+
+    @contextmanager
+    def _hearing_interrupts(self) -> Iterator[None]:
+        """A note instead of an exception, which would come between any two steps of a start."""
+
+        def heard(*_: object) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, heard)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _start(self) -> None:
+        for at in range(self._bounds.workers):
+            self._count(1)
+            threading.Thread(target=self._work, name=f"kvw-drive-{at}", daemon=True).start()
+        self._count(-1)
+
+    def _count(self, more: int) -> None:
+        """Of those that are not done: the workers, and the caller until it has started them."""
+        with self._lock:
+            self._busy += more
+            if not self._busy:
+                self._over.set()
+
+    def _work(self) -> None:
+        try:
+            while (taken := self._pace.take()) is not None:
+                request, late_s = taken
+                with self._lock:
+                    self.started += 1
+                    self.under_way += 1
+                    if late_s is not None:
+                        self.late.add(late_s)
+                try:
+                    self._engine.ask(request, self._bounds.deadline_s)
+                finally:
+                    with self._lock:
+                        self.under_way -= 1
+        except Exception as error:  # noqa: BLE001  the edge of a thread: run() raises it
+            self._broken = self._broken or error
+            self._pace.stop()
+        finally:
+            self._count(-1)

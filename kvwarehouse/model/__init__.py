@@ -1,0 +1,1 @@
+"""What of a model decides how large its KV is, and how large that is."""

@@ -1,0 +1,218 @@
+"""From the fields of a config.json to an Architecture.
+
+Stateless; thread-safe. The field names are those of Hugging Face's transformers. A family that says
+its layers one by one (`layer_types`, `hybrid_override_pattern`) is believed; older ones are known
+by their period or their `model_type`.
+"""
+
+from __future__ import annotations
+
+from kvwarehouse.errors import UsageError
+from kvwarehouse.model.architecture import (
+    MOST_LAYERS,
+    Architecture,
+    Attention,
+    Layer,
+    Span,
+    Stateless,
+)
+from kvwarehouse.model.config_fields import ConfigFields
+from kvwarehouse.model.state_config import state_layer
+
+# What families call one layer, and what it is here.
+_KINDS: dict[str, str] = {
+    "full_attention": "full",
+    "attention": "full",
+    "hybrid": "full",
+    "sliding_attention": "window",
+    "sliding_window_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "state",
+    "mamba": "state",
+    "mamba2": "state",
+    "conv": "conv",
+    "mlp": "none",
+    "moe": "none",
+}
+_PATTERN_KINDS = {"M": "state", "*": "full", "-": "none", "E": "none"}
+
+# Bytes of the FP8 scale that goes with each 128 index elements of sparse MLA (DeepSeek-V3.2).
+_INDEX_GROUP = 128
+_INDEX_SCALE_BYTES = 4
+
+
+def architecture_of(
+    fields: ConfigFields, *, name: str = "", params: float = 0.0, active_params: float = 0.0
+) -> Architecture:
+    """Raises UsageError for what is no model that keeps KV, or says contradictory things."""
+    if fields.flag("is_encoder_decoder", False):
+        raise UsageError(
+            f"{fields.source} is an encoder-decoder model: its cache is of two kinds, which is not"
+            " supported; give the decoder's shape by flags",
+            code="unsupported_model",
+        )
+    # The language part of a model that sees or hears stands in a section of its own.
+    for section in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = fields.section(section)
+        if inner is not None:
+            return architecture_of(inner, name=name, params=params, active_params=active_params)
+    layers = _layers(fields)
+    return Architecture(
+        name=name or fields.text("_name_or_path") or fields.text("model_type") or "model",
+        layers=layers,
+        hidden_size=fields.count("hidden_size", "n_embd", "d_model", default=0, least=0),
+        attention_heads=_attention_heads(fields, layers),
+        params=params,
+        active_params=active_params or params,
+        source=fields.source,
+    )
+
+
+def _attention_heads(fields: ConfigFields, layers: tuple[Layer, ...]) -> int:
+    if not any(isinstance(layer, Attention) for layer in layers):
+        return 0
+    return fields.count("num_attention_heads", "n_head", "n_heads")
+
+
+def _layers(fields: ConfigFields) -> tuple[Layer, ...]:
+    kinds = _kinds(fields)
+    by_kind: dict[str, Layer] = {kind: _layer(kind, fields) for kind in set(kinds)}
+    layers = [by_kind[kind] for kind in kinds]
+    shared = fields.count("num_kv_shared_layers", default=0, least=0)
+    if shared >= len(layers):
+        raise fields.bad("num_kv_shared_layers", "less than the layers")
+    # The last layers read what earlier ones kept (Gemma 3n).
+    layers[len(layers) - shared :] = [Stateless()] * shared
+    return tuple(layers)
+
+
+def _layer(kind: str, fields: ConfigFields) -> Layer:
+    if kind == "none":
+        return Stateless()
+    if kind in ("state", "conv"):
+        return state_layer(fields, convolution_only=kind == "conv")
+    if fields.has("kv_lora_rank"):
+        return _latent_layer(fields)
+    span: Span = "full"
+    span_tokens = 0
+    if kind == "window":
+        span, span_tokens = "window", fields.count("sliding_window", "sliding_window_size")
+    elif kind == "chunk":
+        span, span_tokens = "chunk", fields.count("attention_chunk_size")
+    heads, head_dim = _heads(fields)
+    value_dim = fields.count("v_head_dim", default=head_dim)
+    return Attention(heads, head_dim, value_dim, span, span_tokens)
+
+
+def _latent_layer(fields: ConfigFields) -> Attention:
+    """MLA: one latent vector and one rotary key a token, for all heads."""
+    rotary = fields.count("qk_rope_head_dim", default=0, least=0)
+    index = fields.count("index_head_dim", default=0, least=0)
+    scales = -(-index // _INDEX_GROUP) * _INDEX_SCALE_BYTES
+    row = fields.count("kv_lora_rank") + rotary
+    return Attention(1, row, 0, latent=True, fixed_bytes=index + scales)
+
+
+def _heads(fields: ConfigFields) -> tuple[int, int]:
+    """KV heads and the dimension of one."""
+    heads = fields.count("num_attention_heads", "n_head", "n_heads")
+    kv_heads = _kv_heads(fields, heads)
+    if fields.has("head_dim") or fields.has("kv_channels") or fields.has("attention_head_dim"):
+        return kv_heads, fields.count("head_dim", "kv_channels", "attention_head_dim")
+    hidden = fields.count("hidden_size", "n_embd", "d_model")
+    if hidden % heads:
+        raise UsageError(
+            f"{fields.source}: a hidden size of {hidden} is no multiple of {heads} attention heads,"
+            " and there is no head_dim",
+            code="bad_model_config",
+        )
+    return kv_heads, hidden // heads
+
+
+def _kv_heads(fields: ConfigFields, heads: int) -> int:
+    # Falcon: one head for all, unless its newer form says how many.
+    if fields.flag("multi_query", False) and not fields.flag("new_decoder_architecture", False):
+        return 1
+    inner = fields.section("attn_config")
+    if inner is not None and inner.has("kv_n_heads"):
+        return inner.count("kv_n_heads")
+    return fields.count(
+        "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", default=heads
+    )
+
+
+# --- which layer is what --------------------------------------------------------------------------
+
+
+def _kinds(fields: ConfigFields) -> list[str]:
+    pattern = fields.text("hybrid_override_pattern")
+    if pattern:
+        return _from_pattern(fields, pattern)
+    count = fields.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if count > MOST_LAYERS:
+        raise fields.bad("num_hidden_layers", f"1 to {MOST_LAYERS:,}")
+    for name in ("layer_types", "layers_block_type"):
+        if fields.has(name):
+            return _from_names(fields, name, count)
+    return [_kind_at(fields, at) for at in range(count)]
+
+
+def _from_pattern(fields: ConfigFields, pattern: str) -> list[str]:
+    unknown = set(pattern) - set(_PATTERN_KINDS)
+    if unknown:
+        raise fields.bad("hybrid_override_pattern", f"of {' '.join(_PATTERN_KINDS)}")
+    return [_PATTERN_KINDS[letter] for letter in pattern]
+
+
+def _from_names(fields: ConfigFields, name: str, count: int) -> list[str]:
+    named = fields.texts(name)
+    if len(named) != count:
+        raise fields.bad(name, f"one name for each of {count} layers")
+    unknown = sorted(set(named) - set(_KINDS))
+    if unknown:
+        raise UsageError(
+            f"{fields.source}: {name} has {unknown[0]!r}, a kind of layer that is not known; known:"
+            f" {', '.join(_KINDS)}",
+            code="unsupported_model",
+        )
+    return [_KINDS[each] for each in named]
+
+
+def _kind_at(fields: ConfigFields, at: int) -> str:
+    """Of layer `at`, for families that say a period, or nothing."""
+    if fields.has("full_attention_interval"):
+        return "full" if (at + 1) % fields.count("full_attention_interval") == 0 else "state"
+    if fields.has("attn_layer_period"):
+        period = fields.count("attn_layer_period")
+        offset = fields.count("attn_layer_offset", default=0, least=0)
+        return "full" if at % period == offset else "state"
+    if fields.has("attn_layer_indices"):
+        return "full" if at in fields.numbers("attn_layer_indices") else "state"
+    if fields.text("model_type") in ("mamba", "mamba2", "falcon_mamba"):
+        return "state"
+    if fields.has("attention_chunk_size"):
+        return "full" if _without_rotary(fields, at) else "chunk"
+    return "window" if _windowed(fields, at) else "full"
+
+
+def _without_rotary(fields: ConfigFields, at: int) -> bool:
+    """Llama 4: layers without rotary positions look at everything, the others at their chunk. In
+    its list 0 means without; where there is no list it is every fourth layer."""
+    rotary = fields.numbers("no_rope_layers") if fields.has("no_rope_layers") else []
+    if rotary:
+        return at < len(rotary) and rotary[at] == 0
+    return (at + 1) % fields.count("no_rope_layer_interval", default=4) == 0
+
+
+def _windowed(fields: ConfigFields, at: int) -> bool:
+    if not fields.has("sliding_window"):
+        return False
+    if not fields.flag("use_sliding_window", True):
+        return False
+    family = fields.text("model_type")
+    if fields.has("sliding_window_pattern") or family.startswith("gemma3"):
+        return (at + 1) % fields.count("sliding_window_pattern", default=6) != 0
+    if family in ("gemma2", "gpt_oss"):
+        return at % 2 == 0
+    # Qwen: the first layers are full, as many as are named.
+    return at >= fields.count("max_window_layers", default=0, least=0)

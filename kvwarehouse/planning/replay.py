@@ -1,0 +1,123 @@
+"""Replays a trace through the core's eviction policies: hit rates by tier, pages written.
+
+Stateless; thread-safe. The policies are those that the daemon runs (native/eviction), over page ids
+of the trace instead of an arena's. One call is one pass over the trace; the GIL is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwarehouse import core
+from kvwarehouse.errors import UsageError
+from kvwarehouse.trace.trace import Trace
+
+SECONDS_PER_DAY = 86_400
+
+# What the NVMe log may write beyond what it is given: relocation is bounded by a quarter of a
+# segment.
+WRITE_AMPLIFICATION = 4 / 3
+
+_SWEEP_HALVINGS = 9
+
+
+@dataclass(frozen=True)
+class ReplaySetup:
+    """Capacities in pages; `dram_pages` None has no bound, `nvme_pages` 0 is no tier.
+    `leaves_first`: policies know each page's parent, as in the daemon."""
+
+    policy: str = "lru"
+    dram_pages: int | None = None
+    nvme_pages: int = 0
+    leaves_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dram_pages is not None and not 1 <= self.dram_pages < core.ENDLESS:
+            raise UsageError(
+                f"a DRAM tier of {self.dram_pages} pages cannot be; use 1 or more", code="bad_pages"
+            )
+        if not 0 <= self.nvme_pages < core.ENDLESS:
+            raise UsageError(
+                f"an NVMe tier of {self.nvme_pages} pages cannot be; use 0 or more",
+                code="bad_pages",
+            )
+
+    @property
+    def order(self) -> str:
+        return "leaves" if self.leaves_first else "pages"
+
+
+@dataclass(frozen=True)
+class ReplayRun:
+    """What one pass found. Hits are pages, one number for each request."""
+
+    setup: ReplaySetup
+    trace: Trace
+    dram_hits: NDArray[np.uint32]
+    nvme_hits: NDArray[np.uint32]
+    dram: dict[str, int]
+    nvme: dict[str, int]
+
+    @property
+    def hits(self) -> int:
+        return int(self.dram_hits.sum()) + int(self.nvme_hits.sum())
+
+    @property
+    def hit_rate(self) -> float:
+        """Pages hit in prefix order over pages asked for."""
+        return self.hits / self.trace.asked
+
+    def tier_rate(self, tier: str) -> float:
+        hits = self.dram_hits if tier == "dram" else self.nvme_hits
+        return float(hits.sum()) / self.trace.asked
+
+    @property
+    def nvme_writes_per_day(self) -> float | None:
+        """How often a day the NVMe tier is written full; None without one, or without a span."""
+        if not self.setup.nvme_pages or self.trace.span_s <= 0:
+            return None
+        days = self.trace.span_s / SECONDS_PER_DAY
+        return self.nvme["written"] / self.setup.nvme_pages / days
+
+
+def run_replay(trace: Trace, setup: ReplaySetup) -> ReplayRun:
+    """Raises UsageError for a policy that is not known."""
+    dram = core.ENDLESS if setup.dram_pages is None else setup.dram_pages
+    found: dict[str, Any] = core.replay(
+        trace.pages,
+        trace.ends,
+        trace.ids,
+        setup.policy,
+        (dram, setup.nvme_pages),
+        setup.leaves_first,
+    )
+    return ReplayRun(
+        setup, trace, found["dram_hits"], found["nvme_hits"], found["dram"], found["nvme"]
+    )
+
+
+def sweep(trace: Trace, setup: ReplaySetup, sizes: Sequence[int]) -> list[tuple[int, float]]:
+    """The miss-ratio curve: the hit rate for each DRAM size in pages, NVMe left out."""
+    return [
+        (pages, run_replay(trace, replace(setup, dram_pages=pages, nvme_pages=0)).hit_rate)
+        for pages in sizes
+    ]
+
+
+def sweep_sizes(trace: Trace) -> list[int]:
+    """From a five-hundredth of the different pages to all of them, doubling."""
+    return sorted({max(1, trace.ids >> halvings) for halvings in range(_SWEEP_HALVINGS + 1)})
+
+
+def compared(setup: ReplaySetup) -> list[ReplaySetup]:
+    """The setup with every policy in both orders."""
+    return [
+        replace(setup, policy=policy, leaves_first=leaves_first)
+        for policy in core.policy_names()
+        for leaves_first in (False, True)
+    ]

@@ -1,0 +1,107 @@
+"""A plot as SVG text that stands inside a page: no script, no style sheet, no font of its own.
+
+Stateless; thread-safe. Colours tell lines apart together with dashes, for readers who see no
+colours; each line is named beside its last point and in the legend.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from kvwarehouse.report.axis import Axis, axis_over, tick_label
+from kvwarehouse.report.report import Plot, Series
+
+_WIDTH, _HEIGHT = 720, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
+_LEGEND_LINE = 18
+_COLOURS = (
+    *("#0b66c3", "#c2410c", "#15803d", "#7c3aed"),
+    *("#be185d", "#57534e", "#a16207", "#0e7490"),
+    *("#65a30d", "#f472b6"),
+)
+_DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 2", "1 2")
+
+
+def svg_of(plot: Plot) -> str:
+    """One <svg> element."""
+    legend_height = _LEGEND_LINE * len(plot.series) + 8
+    points = [point for series in plot.series for point in series.points]
+    x = axis_over((p[0] for p in points), _LEFT, _WIDTH - _RIGHT, log=plot.log_x)
+    y = axis_over((p[1] for p in points), _HEIGHT - _BOTTOM, _TOP, log=plot.log_y)
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + legend_height}" role="img"'
+        f' aria-label="{escape(plot.title, quote=True)}" font-size="12" fill="currentColor">',
+        *_grid(x, y),
+        *_labels(plot),
+    ]
+    for at, series in enumerate(plot.series):
+        # One group a line: a page that offers to hide lines names it.
+        parts += [f'<g class="{line_class(at)}">', *_line(series, x, y, at), *_legend(series, at)]
+        parts.append("</g>")
+    return "\n".join([*parts, "</svg>"])
+
+
+def line_class(at: int) -> str:
+    """Of the plot's line with this number, in its <svg>."""
+    return f"line-{at}"
+
+
+def _grid(x: Axis, y: Axis) -> list[str]:
+    parts = []
+    bottom, top = _HEIGHT - _BOTTOM, _TOP
+    for tick in x.ticks():
+        at = f"{x.place(tick):.1f}"
+        parts.append(
+            f'<line x1="{at}" y1="{top}" x2="{at}" y2="{bottom}" stroke="#8886"/>'
+            f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{tick_label(tick)}</text>'
+        )
+    for tick in y.ticks():
+        at = f"{y.place(tick):.1f}"
+        parts.append(
+            f'<line x1="{_LEFT}" y1="{at}" x2="{_WIDTH - _RIGHT}" y2="{at}" stroke="#8886"/>'
+            f'<text x="{_LEFT - 6}" y="{at}" dy="4" text-anchor="end">{tick_label(tick)}</text>'
+        )
+    return parts
+
+
+def _labels(plot: Plot) -> list[str]:
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    height = (_TOP + _HEIGHT - _BOTTOM) / 2
+    return [
+        f'<text x="{middle}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(plot.x_label)}</text>',
+        f'<text transform="translate(14 {height}) rotate(-90)" text-anchor="middle">'
+        f"{escape(plot.y_label)}</text>",
+    ]
+
+
+def _line(series: Series, x: Axis, y: Axis, at: int) -> list[str]:
+    shown = [
+        (px, py)
+        for px, py in series.points
+        if math.isfinite(py) and (px > 0 or not x.log) and (py > 0 or not y.log)
+    ]
+    path = " ".join(f"{x.place(px):.1f},{y.place(py):.1f}" for px, py in shown)
+    colour = _COLOURS[at % len(_COLOURS)]
+    parts = [
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"'
+        f' stroke-dasharray="{_DASHES[at % len(_DASHES)]}"/>'
+    ]
+    for px, py in shown:
+        # The stroke is not seen but pointed at: a title comes up near its point already.
+        parts.append(
+            f'<circle cx="{x.place(px):.1f}" cy="{y.place(py):.1f}" r="3" fill="{colour}"'
+            ' stroke="#0000" stroke-width="14">'
+            f"<title>{escape(series.name)}: {px:,.6g}, {py:,.6g}</title></circle>"
+        )
+    return parts
+
+
+def _legend(series: Series, at: int) -> list[str]:
+    height = _HEIGHT + _LEGEND_LINE * at + 8
+    colour = _COLOURS[at % len(_COLOURS)]
+    return [
+        f'<line x1="{_LEFT}" y1="{height}" x2="{_LEFT + 30}" y2="{height}" stroke="{colour}"'
+        f' stroke-width="2" stroke-dasharray="{_DASHES[at % len(_DASHES)]}"/>'
+        f'<text x="{_LEFT + 38}" y="{height}" dy="4">{escape(series.name)}</text>'
+    ]

@@ -1,0 +1,1 @@
+"""What tests of several kinds share: models, hostile input, damage, counts of faults."""

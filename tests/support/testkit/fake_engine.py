@@ -1,0 +1,359 @@
+"""A contract model of kvwarehouse.core in plain Python: pages in a dictionary, no shared memory,
+no disk. For tests of what stands on the engine; it proves nothing about the engine itself.
+
+    engine = FakeEngine()
+    serve(config, engine=engine)
+
+Thread-safe by one lock. `engine.core.fail` makes the next calls raise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from kvwarehouse.core.status import HbmStatus, NvmeStatus
+from kvwarehouse.errors import TransportError, UsageError, WarehouseError
+
+SLAB_BYTES = 64 << 20
+
+
+class FakeEngine:
+    """Stands in for the module: the attributes that the daemon uses."""
+
+    VERSION = "0.0.fake"
+
+    def __init__(self) -> None:
+        self.core: FakeCore | None = None
+        self.loads_blocked = threading.Event()
+        self.unblock_loads = threading.Event()
+        self.unblock_loads.set()
+
+    def check_options(self, options: FakeOptions) -> None:
+        """It takes all."""
+
+    def index_bytes(self, options: FakeOptions) -> int:
+        return 1 << 20
+
+    def table_bytes(self, options: FakeOptions) -> int:
+        return 1 << 20
+
+    def CoreOptions(self) -> FakeOptions:
+        return FakeOptions()
+
+    def Core(self, options: FakeOptions) -> FakeCore:
+        self.core = FakeCore(options)
+        return self.core
+
+    def NativeClient(self, socket_path: str, verify_always: bool, timeout_s: float) -> FakeClient:
+        assert self.core is not None
+        assert self.core.started, "the daemon connects to a core that runs"
+        return FakeClient(self, self.core)
+
+    class Regions:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        @staticmethod
+        def pages(array: Any, writable: bool) -> FakeEngine.Regions:
+            return FakeEngine.Regions(array)
+
+
+class FakeOptions:
+    def __init__(self) -> None:
+        self.socket_path = ""
+        self.dram_bytes = 0
+        self.nvme_dir = ""
+        self.warehouse_id = b""
+        self.epoch = 0
+        self.epoch_floor = 0
+
+
+def _tier(name: str, **counts: int) -> dict[str, Any]:
+    zeros = dict.fromkeys(("pages", "bytes", "bad", "dropped", "dropped_bytes"), 0)
+    return {"tier": name, **zeros, **counts}
+
+
+class FakeCore:
+    def __init__(self, options: FakeOptions) -> None:
+        self.options = options
+        self.lock = threading.Lock()
+        self.started = self.draining = self.stopped = False
+        self.fail: WarehouseError | None = None
+        self.spaces: dict[int, tuple[bytes, int, int, int]] = {}
+        self.tombstones: dict[bytes, int] = {}
+        self.clears: list[tuple[int, int]] = []
+        self.epoch = options.epoch
+        self.epoch_seen = 0
+        self.slots: dict[tuple[int, bytes], dict[int, bytes]] = {}
+        self.counts = dict.fromkeys(("hit", "missed", "loaded", "sealed"), 0)
+        self.log: list[tuple[str, dict[str, str]]] = []
+        self.graves: list[tuple[bytes, int]] = []
+
+    def add_namespace(
+        self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, epoch: int
+    ) -> int:
+        if shards * shard_bytes > SLAB_BYTES:
+            raise UsageError(f"pages of {shard_bytes} bytes fit no slab", code="page_too_large")
+        for known, space in self.spaces.items():
+            if space[0] == id:
+                return known
+        while ordinal in self.spaces:
+            ordinal += 1
+        self.spaces[ordinal] = (id, page_tokens, shards, shard_bytes)
+        return ordinal
+
+    def forget_namespace(self, ordinal: int) -> bytes:
+        with self.lock:
+            used = {place[0] for place in self.slots}
+            idle = [each for each in self.spaces if each not in used and ordinal in (-1, each)]
+        return self.spaces.pop(idle[0])[0] if idle else b""
+
+    def add_tombstone(self, key: bytes, life: int) -> None:
+        assert not self.started
+        self.tombstones[key] = life
+
+    def start(self) -> dict[str, Any]:
+        self.started = True
+        return self.recover()
+
+    def listen_again(self) -> None:
+        raise AssertionError("a model has no socket that could be missed")
+
+    def recover(self) -> dict[str, Any]:
+        return {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.0, "epoch_seen": self.epoch_seen}
+
+    def clear(self, ordinal: int, epoch: int) -> int:
+        self._check()
+        with self.lock:
+            gone = [place for place in self.slots if place[0] == ordinal]
+            for place in gone:
+                del self.slots[place]
+            self.clears.append((ordinal, epoch))
+        return len(gone)
+
+    def raise_epoch(self, epoch: int) -> None:
+        assert epoch > self.epoch
+        self.epoch = epoch
+
+    def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
+        self._check()
+        if tiers == "hbm":
+            raise UsageError("tiers is 'hbm', and this core has no HBM tier", code="bad_tiers")
+        with self.lock:
+            gone = [place for place in self.slots if ordinal in (-1, place[0])][:pages]
+            for place in gone:
+                del self.slots[place]
+        graves = [(key, 7) for _, key in gone] if tiers != "dram" else []
+        return len(gone), graves
+
+    def flush(self, timeout_s: float) -> dict[str, int]:
+        self._check()
+        return {"flushed": len(self.slots), "not_admitted": 0, "pending": 0}
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def undrain(self) -> None:
+        self.draining = False
+
+    def sweep(self) -> int:
+        return 0
+
+    def pages(self, ordinal: int, after: int, limit: int) -> list[dict[str, Any]]:
+        with self.lock:
+            keys = [key for place, key in self.slots if place == ordinal]
+        return [
+            {
+                "id": number,
+                "key": keys[number],
+                "parent": bytes(16),
+                "position": number,
+                "tiers": ["dram"],
+                "bytes": 1,
+                "sealed_at_ns": 1,
+            }
+            for number in range(after, min(after + limit, len(keys)))
+        ]
+
+    def check(self, ordinal: int, after: int, limit: int, repair: bool) -> dict[str, Any]:
+        self._check()
+        done = len(self.slots)
+        bad = [{"key": bytes(16), "tier": "dram", "reason": "digest"}] if after == 0 else []
+        dram = _tier("dram", pages=done, bytes=done, bad=len(bad), dropped=int(repair))
+        return {"next": -1, "tiers": [dram, _tier("nvme")], "bad": bad}
+
+    def take_graves(self) -> list[tuple[bytes, int]]:
+        self._check()
+        graves, self.graves = self.graves, []
+        return graves
+
+    def events(self) -> list[tuple[str, dict[str, str]]]:
+        self._check()
+        events, self.log = self.log, []
+        return events
+
+    def stop(self) -> list[tuple[bytes, int]]:
+        self.stopped = True
+        graves, self.graves = self.graves, []
+        return graves
+
+    def status(self) -> dict[str, Any]:
+        self._check()
+        held = Counter(ordinal for ordinal, _ in self.slots)
+        pages = len(self.slots)
+        return {
+            "warehouse_id": self.options.warehouse_id.hex(),
+            "incarnation": 1,
+            "uptime_s": 1.5,
+            "draining": self.draining,
+            "tiers": {"hbm": _hbm(), "dram": _dram(self.options, pages), "nvme": _nvme()},
+            "lookups": {
+                "calls": 1,
+                "pages_hit_hbm": 0,
+                "pages_hit_dram": self.counts["hit"],
+                "pages_hit_nvme": 0,
+                "pages_missed": self.counts["missed"],
+            },
+            "loads": {
+                "calls": 0,
+                "pages_loaded": self.counts["loaded"],
+                "pages_from_hbm": 0,
+                "hbm_mismatches": 0,
+                "bytes_loaded": 0,
+                "failed": {"mismatch": 0, "of a newer core": 2},
+            },
+            "stores": {
+                "calls": 0,
+                "pages_sealed": self.counts["sealed"],
+                "bytes_sealed": 0,
+                "already": 0,
+                "dropped": {},
+            },
+            "quarantined": 0,
+            "orphan_pages": 0,
+            "sessions": 1,
+            "connections": 1,
+            "pins": {"held": 0, "taken": 0, "refused": 0},
+            "index": {"pages": pages, "capacity": 1024, "bound": False},
+            "page_bytes_max": SLAB_BYTES,
+            "namespaces": [
+                {
+                    "ordinal": ordinal,
+                    "id": space[0].hex(),
+                    "pages": held[ordinal],
+                    "dram_pages": held[ordinal],
+                }
+                for ordinal, space in self.spaces.items()
+            ],
+            "recovery": {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.25},
+            "events_dropped": 0,
+        }
+
+    def _check(self) -> None:
+        if self.fail is not None:
+            raise self.fail
+
+
+def _dram(options: FakeOptions, pages: int) -> dict[str, Any]:
+    figures = ("free_slots", "reserved_slots", "limbo_slots", "zombie_slots", "used_bytes")
+    return {
+        "health": "ok",
+        "capacity_bytes": options.dram_bytes,
+        "populated_bytes": options.dram_bytes,
+        "pages": pages,
+        "left": {},
+        **dict.fromkeys(figures, 0),
+    }
+
+
+def _hbm() -> dict[str, Any]:
+    texts: dict[str, Any] = {"health": "off", "reason": "", "left": {}}
+    return {**dict.fromkeys(HbmStatus.__annotations__, 0), **texts}
+
+
+def _nvme() -> dict[str, Any]:
+    texts = {"health": "off", "reason": "", "io_engine": ""}
+    maps: dict[str, Any] = {"left": {}, "not_admitted": {}}
+    return {**dict.fromkeys(NvmeStatus.__annotations__, 0), **texts, **maps}
+
+
+class FakeClient:
+    """Shards of pages in the core's dictionary; keys are digests of the prefix."""
+
+    def __init__(self, engine: FakeEngine, core: FakeCore) -> None:
+        self._engine = engine
+        self._core = core
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def lookup(self, id: bytes, tokens: Any, keys: Any) -> tuple[int, int, int]:
+        ordinal, _, shards, _ = self._space(id)
+        found = 0
+        asked = self._keys(id, tokens, keys)
+        with self._core.lock:
+            for key in asked:
+                if len(self._core.slots.get((ordinal, key), {})) < shards:
+                    break
+                found += 1
+        self._core.counts["hit"] += found
+        self._core.counts["missed"] += len(asked) - found
+        return 0, found, 0
+
+    def load(  # noqa: PLR0913  as the native one
+        self, id: bytes, tokens: Any, keys: Any, first: int, regions: Any, shard: int, wait: float
+    ) -> tuple[int, dict[str, int]]:
+        self._engine.loads_blocked.set()
+        if not self._engine.unblock_loads.wait(wait or 60):
+            return 0, {"timeout": len(regions.array)}
+        ordinal, *_ = self._space(id)
+        filled = 0
+        for key in self._keys(id, tokens, keys)[first : first + len(regions.array)]:
+            data = self._core.slots.get((ordinal, key), {}).get(shard)
+            if data is None:
+                break
+            regions.array[filled] = np.frombuffer(data, dtype=np.uint8)
+            filled += 1
+        self._core.counts["loaded"] += filled
+        left = len(regions.array) - filled
+        return filled, {"missing": left} if left else {}
+
+    def store(  # noqa: PLR0913  as the native one
+        self, id: bytes, tokens: Any, keys: Any, first: int, regions: Any, shard: int, wait: float
+    ) -> tuple[int, int, dict[str, int]]:
+        if self._core.draining:
+            return 0, 0, {"draining": len(regions.array)}
+        ordinal, *_ = self._space(id)
+        stored = already = 0
+        for row, key in zip(regions.array, self._keys(id, tokens, keys)[first:], strict=False):
+            slots = self._core.slots.setdefault((ordinal, key), {})
+            if shard in slots:
+                already += 1
+            else:
+                slots[shard] = row.tobytes()
+                stored += 1
+        return stored, already, {}
+
+    def _space(self, id: bytes) -> tuple[int, int, int, int]:
+        for ordinal, space in self._core.spaces.items():
+            if space[0] == id:
+                return ordinal, space[1], space[2], space[3]
+        raise UsageError("unknown namespace", code="namespace_unknown")
+
+    def _keys(self, id: bytes, tokens: Any, keys: Any) -> list[bytes]:
+        if self._core.stopped or self.closed:
+            raise TransportError("the session is closed")
+        if keys is not None:
+            return [hashlib.blake2b(key, digest_size=16).digest() for key in keys]
+        page = self._space(id)[1]
+        ends = range(page, len(tokens) + 1, page)
+        return [
+            hashlib.blake2b(np.asarray(tokens[:end], "<u4").tobytes(), digest_size=16).digest()
+            for end in ends
+        ]

@@ -1,0 +1,87 @@
+/* A disk that is sick on demand, for a process that is started with this library in LD_PRELOAD:
+ * calls on files below SICK_PATH fail or take their time as the words of the file SICK_WORDS say,
+ * which a test changes while the process runs. See tests/support/testkit/sick_disk.py.
+ * io_uring does not come by here. Thread-safe: words are single, with one writer. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { READ_ERRNO, WRITE_ERRNO, SYNC_ERRNO, DELAY_US, EVERY, CORE_DELAY_US, STRUCK, WORDS };
+
+static volatile int* words;
+static const char* path;
+static unsigned calls;
+
+__attribute__((constructor)) static void start(void) {
+  const char* file = getenv("SICK_WORDS");
+  path = getenv("SICK_PATH");
+  const int fd = file == NULL ? -1 : open(file, O_RDWR | O_CLOEXEC);
+  if (fd < 0 || path == NULL) return;
+  words = mmap(NULL, WORDS * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (words == MAP_FAILED) words = NULL;
+  close(fd);
+}
+
+static int is_meant(int fd) {
+  char link[64], target[PATH_MAX];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  const ssize_t length = readlink(link, target, sizeof target - 1);
+  if (length <= 0) return 0;
+  target[length] = 0;
+  return strncmp(target, path, strlen(path)) == 0;
+}
+
+/* 0, or what the call fails with. */
+static int sick(int fd, int which, int core) {
+  if (words == NULL) return 0;
+  const int delay_us = words[core && words[CORE_DELAY_US] != 0 ? CORE_DELAY_US : DELAY_US];
+  if ((words[which] == 0 && delay_us == 0) || !is_meant(fd)) return 0;
+  if (delay_us != 0) usleep((useconds_t)delay_us);
+  const int every = words[EVERY] > 0 ? words[EVERY] : 1;
+  if (words[which] == 0 || __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) % every != 0) return 0;
+  __atomic_add_fetch(&words[STRUCK], 1, __ATOMIC_RELAXED);
+  return words[which];
+}
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+#define SICK_FOR(core, name, which, result, declared, passed)  \
+  result name declared {                                       \
+    static __typeof__(&name) real;                             \
+    if (real == NULL) real = REAL(name);                       \
+    const int error = sick(fd, which, core);                   \
+    if (error == 0) return real passed;                        \
+    errno = error;                                             \
+    return -1;                                                 \
+  }
+
+#define SICK(...) SICK_FOR(0, __VA_ARGS__)
+#define CORE(...) SICK_FOR(1, __VA_ARGS__) /* what else a daemon does is by other calls */
+
+CORE(preadv, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
+     (fd, iov, count, at))
+CORE(preadv64, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
+     (fd, iov, count, at))
+SICK(preadv2, READ_ERRNO, ssize_t,
+     (int fd, const struct iovec* iov, int count, off_t at, int flags),
+     (fd, iov, count, at, flags)) /* Python's */
+SICK(preadv64v2, READ_ERRNO, ssize_t,
+     (int fd, const struct iovec* iov, int count, off64_t at, int flags),
+     (fd, iov, count, at, flags))
+CORE(pwritev, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
+     (fd, iov, count, at))
+CORE(pwritev64, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
+     (fd, iov, count, at))
+SICK(pwrite, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off_t at),
+     (fd, data, bytes, at))
+SICK(pwrite64, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off64_t at),
+     (fd, data, bytes, at))
+SICK(fdatasync, SYNC_ERRNO, int, (int fd), (fd))
+SICK(fsync, SYNC_ERRNO, int, (int fd), (fd))

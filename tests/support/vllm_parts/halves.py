@@ -1,0 +1,206 @@
+"""Both halves of the connector, joined as vLLM joins them, over a real daemon: without an engine.
+
+Who uses it plays the engine: it fills blocks, and says which tokens a step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.finder import Hit
+from kvwarehouse_connectors.vllm.messages import Outcomes
+from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
+from kvwarehouse_connectors.vllm.settings import read_settings
+from kvwarehouse_connectors.vllm.worker import WorkerSide
+from vllm_parts.steps import step
+from vllm_parts.tensors import Bytes, Caches, caches
+
+BLOCKS = 64
+
+
+def engine_config(layers: Sequence[str], *, rank: int = 0, ranks: int = 1, **more: Any) -> Any:
+    """As much of a VllmConfig as the connector reads. more: fields of model_config."""
+    backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
+    layer = SimpleNamespace(get_attn_backend=lambda: backend)
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1, tensor_parallel_size=ranks, rank=rank
+        ),
+        model_config=SimpleNamespace(
+            **{
+                "is_encoder_decoder": False,
+                "model": "folder/tiny",
+                "hf_config": SimpleNamespace(to_dict=lambda: {"hidden_size": 8}),
+                "dtype": torch.float16,
+                "quantization": None,
+                "max_model_len": 1024,
+                "override_generation_config": {},
+                **more,
+            }
+        ),
+        cache_config=SimpleNamespace(
+            prefix_caching_hash_algo="sha256", kv_cache_layout="LBHNC", cache_dtype="auto"
+        ),
+        load_config=SimpleNamespace(load_format="auto"),
+        kv_events_config=None,
+        speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, layer)),
+    )
+
+
+@dataclass
+class Engine:
+    """One scheduler and its ranks. groups: as vLLM has them; each rank has caches of its own."""
+
+    address: str
+    groups: Callable[[], list[KVCacheGroupSpec]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    role: str = "kv_both"
+
+    def __enter__(self) -> Self:
+        layers = [name for group in self.groups() for name in group.layer_names]
+        # A guess of the prefill rate must not decide what these tests load.
+        extra = {"address": self.address, "weights": "w", "load": "always", **self.settings}
+        chosen = read_settings(
+            {f"kvwarehouse.{name}": value for name, value in extra.items()}, self.role
+        )
+        self.caches: list[Caches] = []
+        self.workers: list[WorkerSide] = []
+        for rank in range(self.ranks):
+            cache = caches(self.groups(), KVCacheLayout.LBHNC, BLOCKS)
+            cache.config.hash_block_size = 16
+            worker = WorkerSide(
+                engine_config(layers, rank=rank, ranks=self.ranks), cache.config, chosen
+            )
+            worker.register(cache.by_layer)
+            self.caches.append(cache)
+            self.workers.append(worker)
+        self.scheduler = SchedulerSide(
+            engine_config(layers, ranks=self.ranks), self.caches[0].config, chosen
+        )
+        self.scheduler.set_facts(
+            {rank: worker.facts() for rank, worker in enumerate(self.workers)}  # type: ignore[misc]
+        )
+        self.received: set[str] = set()
+        self.failed: set[str] = set()
+        self.bad_blocks: set[int] = set()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.scheduler.close()
+
+    # -- an engine's doings ----------------------------------------------------------------------
+
+    def step(self, running: dict[str, Any] | None = None, **scheduled: int) -> None:
+        """One step. running: name to a request's tables, as `vllm_parts.steps` has them."""
+        orders = self.scheduler.orders(step(scheduled, running or {}))
+        ended = []
+        for worker in self.workers:
+            worker.start_loads(orders)
+            worker.take_copies(orders)
+            ended.append(worker.results())
+            self.bad_blocks |= worker.bad_blocks()
+        told: Outcomes | None = None
+        for worker in self.workers:
+            outcomes = worker.outcomes()
+            if outcomes is not None:
+                told = outcomes if told is None else told.aggregate(outcomes)
+        received = [one for one, _ in ended]
+        self._waiting = [
+            before | now for before, now in zip(self._pending(), received, strict=True)
+        ]
+        everybody = set.intersection(*self._waiting)
+        self._waiting = [one - everybody for one in self._waiting]
+        self.received |= everybody
+        self.failed |= set().union(*(failed for _, failed in ended))
+        self.scheduler.outcomes(told, everybody)
+        self.scheduler.step_ends()
+
+    def _pending(self) -> list[set[str]]:
+        with suppress(AttributeError):
+            return self._waiting
+        self._waiting: list[set[str]] = [set() for _ in self.workers]
+        return self._waiting
+
+    def compute(self, request: Any, tables: list[list[int]], tokens: int) -> None:
+        """A step that computes `tokens` more tokens of a request into the blocks of its tables,
+        which hold what the caller put there."""
+        name = request.request_id
+        self.step({name: SimpleNamespace(tables=tables)}, **{name: tokens})
+        request.num_computed_tokens += tokens
+
+    def stored(self, request: Any, tokens: int) -> None:
+        """Waits until a prompt's first tokens are there for the next one who asks."""
+
+        def found() -> bool:
+            self.step()
+            return self.promised(request) >= tokens
+
+        until(found, f"{tokens} tokens are stored")
+
+    def promised(self, request: Any, local_tokens: int = 0) -> int:
+        """What the scheduler would load for this request; it is forgotten again."""
+        self.scheduler.on_new_request(request)
+        tokens, _ = self.scheduler.matched(request, local_tokens)
+        self.scheduler.finished(request)
+        return int(tokens or 0)
+
+    def load(self, request: Any, tables: list[list[int]], local_tokens: int = 0) -> int:
+        """Matches, orders and waits for a load; the tokens promised."""
+        self.scheduler.on_new_request(request)
+        tokens, is_async = self.scheduler.matched(request, local_tokens)
+        assert tokens is not None
+        if tokens:
+            assert is_async
+            self.scheduler.allocated(request, tables, tokens)
+            self.ended(request)
+        return tokens
+
+    def ended(self, request: Any) -> None:
+        def over() -> bool:
+            self.step()
+            return request.request_id in self.received
+
+        until(over, "the load is reported")
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def fill(self, blocks: Sequence[int], group: int = 0) -> list[list[Bytes]]:
+        """Noise into blocks of every rank; what it was, rank by rank."""
+        found = []
+        for cache in self.caches:
+            memory = cache.host(group)
+            rows = torch.randint(0, 256, (len(blocks), memory.block_bytes), dtype=torch.uint8)
+            memory.scatter(blocks, rows.numpy())
+            found.append([cache.page(block, group) for block in blocks])
+        return found
+
+    def pages(self, blocks: Sequence[int], group: int = 0) -> list[list[Bytes]]:
+        return [[cache.page(block, group) for block in blocks] for cache in self.caches]
+
+    def hit(self, request: Any) -> Hit | None:
+        return self.scheduler._requests[request.request_id].hit
+
+
+def same(one: list[list[Bytes]], other: list[list[Bytes]]) -> bool:
+    return len(one) == len(other) and all(
+        len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+        for a, b in zip(one, other, strict=True)
+    )
