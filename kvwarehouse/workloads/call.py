@@ -1,4 +1,4 @@
-"""One request of a workload: what the planner reads of it, and where it stands in its conversation.
+"""One request of a workload: what a plan reads of it, and where it stands in its conversation.
 
 Immutable; thread-safe. Block ids are chained as in the public traces: an equal id means an equal
 prefix up to and including that block. That makes block sizes convertible, see `of_blocks`.

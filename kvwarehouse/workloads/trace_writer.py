@@ -1,5 +1,5 @@
-"""Workloads as trace files, in the public formats that the planner reads. One request (or session)
-is in memory at a time, so a trace of days is as good as one of minutes. Stateless.
+"""Workloads as trace files, in the public formats that kvwarehouse/trace reads. One request
+(or session) is in memory at a time, so a trace of days is as good as one of minutes. Stateless.
 """
 
 from __future__ import annotations
