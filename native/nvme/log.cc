@@ -105,6 +105,9 @@ class SegmentLog final : public Log {
   LogStats stats() const override;
   LogHealth health() const override { return context_.health.state(); }
   uint64_t queued_bytes() const override { return writes_.queued_bytes(); }
+  bool has_room() const override {
+    return rotation_.has_room(writes_.queued_bytes() + context_.options.segment_bytes);
+  }
 
   void stop() override {
     if (std::exchange(stopped_, true)) return;

@@ -10,8 +10,7 @@
 namespace kvw::nvme {
 namespace {
 
-constexpr int kSeizeTries = 16;  // segments that were pinned while they were closed
-constexpr uint64_t kSpareWanted = 2;
+constexpr int kSeizeTries = 16;          // segments that were pinned while they were closed
 constexpr size_t kSampledRecords = 64;   // of a segment, for its score
 constexpr size_t kScoredSegments = 32;   // a choice; the others keep their old scores
 constexpr size_t kSortedRecords = 1024;  // a step

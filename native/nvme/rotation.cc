@@ -43,6 +43,11 @@ uint64_t Rotation::spare(uint64_t leaving_bytes) const {
          (next_ != nullptr || opening_ ? 1 : 0);
 }
 
+bool Rotation::has_room(uint64_t bytes) const {
+  return !no_space_ && spare() * context_.options.segment_bytes >=
+                           kSpareWanted * context_.options.segment_bytes + bytes;
+}
+
 bool Rotation::exhausted() const { return current_ == nullptr && spare() == 0; }
 
 void Rotation::give_back(Segment& segment) {
@@ -78,7 +83,9 @@ void Rotation::step() {
 }
 
 bool Rotation::next_is_due() const {
-  if (next_ != nullptr || opening_ || probing_) return false;
+  if (opening_ || probing_) return false;
+  if (no_space_ && allocatable() > 0) return true;
+  if (next_ != nullptr) return false;
   if (current_ == nullptr) return wanted_;
   // Early: a new file takes two commits, of the filesystem and of the device, and under a full load
   // of writes each may take as long as filling much of a segment.
@@ -116,7 +123,13 @@ void Rotation::prepared(uint32_t number, int error) {
   Segment& segment = *context_.table.find(number);
   if (error != 0 && !segment.has_file) return allocation_failed(segment, error);
   if (error != 0) return opening_failed(segment, error);
+  if (!segment.has_file || next_ != nullptr) no_space_ = false;
   segment.has_file = true;
+  if (next_ != nullptr) {  // it was made only to see whether there is room for it
+    segment.state = SegmentState::free;
+    context_.table.free().push_back(number);
+    return opening_ended(0);
+  }
   write_header(segment);
 }
 
@@ -161,6 +174,7 @@ void Rotation::allocation_failed(Segment& segment, int error) {
   const bool full = reason_of(error) == "no_space";
   if (full) {
     // The tier serves with the files that it has, and asks again later.
+    no_space_ = true;
     allocation_blocked_until_ns_ = context_.clock.boot_ns() + context_.options.retry_interval_ns;
     context_.host.on_event("nvme_no_space", event_detail(number, error));
   } else {

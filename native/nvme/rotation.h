@@ -14,6 +14,9 @@
 
 namespace kvw::nvme {
 
+// Segments; with fewer, reclaim makes room.
+inline constexpr uint64_t kSpareWanted = 2;
+
 class Rotation {
  public:
   Rotation(LogContext& context, Flusher& flusher) : context_(context), flusher_(flusher) {}
@@ -35,6 +38,9 @@ class Rotation {
   // None open, and none that could be.
   bool exhausted() const;
   uint64_t allocatable(uint64_t leaving_bytes = 0) const;
+  // Takes so many bytes more without reclaiming anything. False on a disk that was full when it was
+  // last asked, which it is once an interval, whether anybody writes or not.
+  bool has_room(uint64_t bytes) const;
 
   void step();
 
@@ -63,6 +69,7 @@ class Rotation {
   Segment* current_ = nullptr;
   Segment* next_ = nullptr;  // standing by
   bool wanted_ = false, opening_ = false, probing_ = false;
+  bool no_space_ = false;  // for another file, when it was last tried
   uint64_t allocation_blocked_until_ns_ = 0;
   uint64_t removing_bytes_ = 0;
   std::vector<Segment*> closing_;

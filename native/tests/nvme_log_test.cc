@@ -339,8 +339,15 @@ TEST(no_space_shrinks_the_tier_to_the_files_that_exist_until_there_is_room) {
   CHECK_EQ(world.log->stats().capacity_bytes, 3 << 20);
   CHECK(world.log->stats().health == LogHealth::ok);
   world.check_all_readable();
+  // It is asked again, with nobody writing, and so is known to have room once it has some.
+  CHECK(!world.log->has_room());
+  world.clock.advance_ns(world.options.retry_interval_ns);
+  world.until([&] { return world.log->stats().capacity_bytes == 3 << 20; });
+  CHECK(!world.log->has_room());
   allowed = 100;
   world.clock.advance_ns(world.options.retry_interval_ns);
+  world.until([&] { return world.log->has_room(); });
+  CHECK_EQ(world.bytes_on_disk(), 4 << 20);
   world.append_all(300, 800);
   CHECK(world.bytes_on_disk() > 3 << 20);
   CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);

@@ -1,6 +1,10 @@
 // Pages that missed the write queue, or whose write failed, reach NVMe without anybody asking for a
 // flush: they, and all that was stored behind them, used to stay in DRAM alone for as long as the
 // daemon ran. What left NVMe to make room is not written again for that.
+#include <fcntl.h>
+
+#include <atomic>
+
 #include "io/faulty_engine.h"
 #include "tests/check.h"
 #include "tests/daemon_world.h"
@@ -20,6 +24,9 @@ struct Scene {
     daemon.options.nvme_retry_ns = kMillisecondNs;
     daemon.options.make_engine = [faults = faults] {
       return make_faulty_engine(make_io_engine("auto", 8), faults);
+    };
+    daemon.options.allocate = [full = full](int fd, uint64_t bytes) {
+      return *full ? ENOSPC : ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
     };
     daemon.start();
   }
@@ -47,6 +54,7 @@ struct Scene {
   }
 
   std::shared_ptr<Faults> faults = std::make_shared<Faults>();
+  std::shared_ptr<std::atomic<bool>> full = std::make_shared<std::atomic<bool>>(false);
   Daemon daemon;
 };
 
@@ -89,6 +97,25 @@ TEST(pages_that_made_room_on_nvme_are_not_written_again_for_ever) {
   scene.check_idle();
   CHECK(scene.daemon.status().log.reclaimed_segments > 0);
   CHECK_EQ(scene.daemon.status().dram_pages, 1000u);
+}
+
+// Others filled the disk, so that the tier made room in the few files that it had.
+TEST(pages_that_made_room_on_a_disk_that_was_full_are_written_again_when_it_is_not) {
+  Scene scene(16 * kMiB, 64 * kRecordBytes);
+  scene.store(0, 1);
+  scene.until_written(1);
+  *scene.full = true;
+  for (uint64_t chain = 1; chain < 31; ++chain) {
+    scene.store(chain, 20);
+    scene.daemon.flush();
+  }
+  CHECK(scene.daemon.status().log.reclaimed_segments > 0);
+  scene.check_idle();  // on a full disk it ends, too
+  CHECK(scene.daemon.status().nvme_pages < 601);
+  *scene.full = false;
+  scene.until_written(601);
+  scene.check_idle();
+  CHECK_EQ(scene.daemon.status().dram_pages, 601u);
 }
 
 TEST(pages_that_an_operator_took_out_of_nvme_stay_out) {

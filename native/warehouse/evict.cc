@@ -171,9 +171,12 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
   catalog_.update(view);
+  NotOnNvme& why = unwritten_[unwritten(view.page)];
+  why = NotOnNvme::taken_out;
+  if (gone == Gone::lost || gone == Gone::quarantined) why = NotOnNvme::missed;
   // An orphan's record made room because it was one; its parent may come back.
-  unwritten_[unwritten(view.page)] = gone == Gone::lost || gone == Gone::quarantined ||
-                                     (gone == Gone::reclaimed && catalog_.is_orphan(view.page));
+  if (gone == Gone::reclaimed)
+    why = catalog_.is_orphan(view.page) ? NotOnNvme::missed : NotOnNvme::made_room;
 }
 
 void Warehouse::retry_zombies() {

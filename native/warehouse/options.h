@@ -48,8 +48,9 @@ struct WarehouseOptions {
   // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
   // to NVMe, and no memory is taken.
   bool inspect = false;
-  // A seam for tests; unset means the one named above.
+  // Seams for tests; unset means the engine named above, and fallocate().
   std::function<std::unique_ptr<IoEngine>()> make_engine;
+  std::function<int(int fd, uint64_t bytes)> allocate;
 };
 
 // The size of the NVMe tier's segments: what was asked for, or chosen from the capacity.

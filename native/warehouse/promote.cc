@@ -51,7 +51,7 @@ void Warehouse::admit(const EntryView& view, SlotId slot) {
     if (append(view, slot)) return;
     reason = log_->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
-  unwritten_[unwritten(view.page)] = true;
+  unwritten_[unwritten(view.page)] = NotOnNvme::missed;
   ++not_admitted_[reason];
 }
 
@@ -59,12 +59,14 @@ bool Warehouse::spill(Spill& walk) {
   if (log_->health() != nvme::LogHealth::ok) return true;
   auto at = unwritten_.lower_bound(walk.next);
   for (size_t looked = 0; at != unwritten_.end(); ++looked) {
-    const auto [place, missed] = *at;
+    const auto [place, why] = *at;
     walk.next = place;
     if (looked == kSpilledPages) return false;
     if (log_->queued_bytes() >= options_.write_queue_bytes / 2) return false;
     ++at;  // the one before may go
-    if (!missed && !walk.whole) continue;
+    if (!walk.whole &&
+        (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !log_->has_room())))
+      continue;
     const EntryView view = *catalog_.at(place.second);
     std::string reason;
     if (!admissible(view.page, reason) || append(view, view.slot)) continue;
@@ -242,7 +244,8 @@ void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {
 void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
   const auto slot = static_cast<SlotId>(ticket);
   writing_.erase(slot);
-  if (const PageId page = pool_.page_at(slot); page != kNoPage) unwritten_[unwritten(page)] = true;
+  if (const PageId page = pool_.page_at(slot); page != kNoPage)
+    unwritten_[unwritten(page)] = NotOnNvme::missed;
   ++not_admitted_[std::string(reason)];
 }
 

@@ -85,7 +85,7 @@ void Warehouse::note_unwritten() {
   if (!log_) return;
   for (PageId page = 0; page < catalog_.index().entries(); ++page)
     if (const auto view = catalog_.at(page); view && view->in_dram() && !view->in_nvme())
-      unwritten_[unwritten(page)] = true;
+      unwritten_[unwritten(page)] = NotOnNvme::missed;
 }
 
 std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {

@@ -154,6 +154,7 @@ void Warehouse::open_log() {
   log.answer_ns = options_.nvme_answer_ns;
   log.io_engine = options_.io_engine;
   log.make_engine = options_.make_engine;
+  log.allocate = options_.allocate;
   log.epoch_now = epoch_;
   log.inspect = options_.inspect;
   for (const auto& [key, position] : tombstones_)

@@ -86,14 +86,22 @@ class Warehouse final : public nvme::LogHost {
   }
   // Null: no HBM tier.
   HbmTier* hbm() { return hbm_.get(); }
+  enum class NotOnNvme : uint8_t {
+    missed,     // the queue, or was lost: a tick writes it
+    made_room,  // for others: a tick writes it where none has to make room for it, or there would
+                // be no end of it in a tier smaller than DRAM
+    taken_out,  // by an operator: only a flush writes it
+  };
   // A walk over the pages that are in DRAM only, ancestors before descendants.
   using Unwritten = std::pair<uint32_t, PageId>;  // position and page
   struct Spill {
-    bool whole = false;  // those that left NVMe to make room as well
+    bool whole = false;  // whatever the reason why they are not on NVMe
     Unwritten next{};
   };
   // Offers what the walk meets to the log, a bounded stretch at a time, while its queue is less
-  // than half full; true at the end. Ticks walk over what missed the queue; a flush walks once.
+  // than half full; true at the end. Ticks walk over what missed the queue, and over what made room
+  // once there is room that nobody has to make, as on a disk that others had filled; a flush walks
+  // once.
   bool spill(Spill& walk);
   uint64_t request_flush() { return log_->request_flush(); }
   bool flushed(uint64_t ticket) const { return log_->durable_through() >= ticket; }
@@ -333,9 +341,8 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::deque<SlotId> zombies_;   // CLOSING, out of the index, still pinned or being written
   size_t zombies_to_retry_ = 0;  // the first ones
-  // In DRAM, neither on NVMe nor on the way there. False: its record made room for others, or an
-  // operator took it out; ticks that wrote it again would never end where NVMe is the smaller.
-  std::map<Unwritten, bool> unwritten_;
+  // In DRAM, neither on NVMe nor on the way there, and why.
+  std::map<Unwritten, NotOnNvme> unwritten_;
   Spill spilling_;                                      // of the ticks
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
