@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands there."""
+"""What the README and the page on the Python client show runs as it stands there."""
 
 import re
 import subprocess
@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = [
+    example
+    for page in ("README.md", "docs/python.md")
+    for example in re.findall(
+        r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
+    )
+]
 
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def test_documents_have_an_example_of_each_client() -> None:
+    assert ["kvw.aio" in example for example in EXAMPLES] == [False, False, True]
 
 
-def test_readme_has_an_example_of_each_client() -> None:
-    assert ["kvw.aio" in example for example in EXAMPLES] == [False, True]
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=["blocking", "asyncio"][: len(EXAMPLES)])
-def test_python_of_the_readme_runs_as_it_is_written(tmp_path: Path, example: str) -> None:
+@pytest.mark.parametrize("example", EXAMPLES, ids=["readme", "blocking", "asyncio"])
+def test_python_of_the_documents_runs_as_it_is_written(tmp_path: Path, example: str) -> None:
     script = tmp_path / "readme.py"
     script.write_text(example, encoding="utf-8")
     ran = subprocess.run(
