@@ -14,8 +14,11 @@
 daemon for scripts and tests.
 """
 
-from kvwarehouse import aio, gpu
-from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from kvwarehouse.embedded import PrivateDaemon, embedded
 from kvwarehouse.errors import (
     CapacityError,
@@ -42,6 +45,10 @@ from kvwarehouse.types import (
     Tier,
     TierCheck,
 )
+
+if TYPE_CHECKING:
+    from kvwarehouse import aio, gpu
+    from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
 
 __all__ = [
     "BadCopy",
@@ -75,3 +82,25 @@ __all__ = [
     "gpu",
     "parse_size",
 ]
+
+# gRPC, asyncio and numpy take most of a second to import, and a command may need none of them.
+_IMPORTED_WHEN_USED = {
+    "aio": "kvwarehouse.aio",
+    "gpu": "kvwarehouse.gpu",
+    **dict.fromkeys(
+        ("Client", "OpenNamespace", "Pins", "Regions", "connect"), "kvwarehouse.client"
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_IMPORTED_WHEN_USED[name])
+    value = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -28,12 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.print_config:
-        _silence_grpc(args)
     settings = config.load(vars(args))
     if args.print_config:
         sys.stdout.write(config.print_config(settings))
         return Exit.OK
+    if settings.listen:
+        # For much that strangers say gRPC writes a line, which is no JSON and has bytes of theirs
+        # in it. It reads whether it may when it is imported, which the daemon is the first to do.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from kvwarehouse import daemon
     except ModuleNotFoundError as error:
@@ -45,15 +47,3 @@ def run(args: argparse.Namespace) -> int:
             code="missing_extra",
         ) from error
     return int(daemon.serve(settings))
-
-
-def _silence_grpc(args: argparse.Namespace) -> None:
-    """Begins the process anew, once, where it may be told to --listen. For much that strangers say
-    gRPC writes a line, which is no JSON and has bytes of theirs in it, and it reads whether it may
-    only while it is imported. Called before the configuration is read: a pipe is read once."""
-    may_listen = any(
-        vars(args).get(key) or os.environ.get(f"KVW_{key.upper()}") for key in ("config", "listen")
-    )
-    if may_listen and "GRPC_VERBOSITY" not in os.environ:
-        os.environ["GRPC_VERBOSITY"] = "NONE"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from kvwarehouse.client.client import Client
-from kvwarehouse.client.connect import connect
-from kvwarehouse.client.session import Verify
 from kvwarehouse.embedded.private import PrivateDaemon
+
+if TYPE_CHECKING:
+    from kvwarehouse.client import Client
+    from kvwarehouse.client.session import Verify
 
 __all__ = ["PrivateDaemon", "embedded"]
 
@@ -33,6 +35,8 @@ def embedded(
     Blocks until the daemon serves. It ends with the block, and also when this process is killed.
     A forked child that leaves the block ends only its copy of the client.
     Raises what `kvwarehouse serve` would refuse, and TransportError when it does not come up."""
+    from kvwarehouse.client import connect
+
     settings = {"dram": dram, **settings}
     if nvme_dir is not None:
         settings |= {"nvme_dir": os.fspath(nvme_dir), "nvme_capacity": nvme_capacity}

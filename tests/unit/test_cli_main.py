@@ -197,6 +197,21 @@ def test_help_says_what_the_other_commands_do_and_imports_none_of_them() -> None
     assert "imported: []" in ran.stdout
 
 
+def test_package_and_serve_import_nothing_heavy_before_they_need_it() -> None:
+    program = (
+        "import sys, kvwarehouse, kvwarehouse.cli.serve, kvwarehouse.cli.main, kvwarehouse.config\n"
+        "heavy = ('asyncio', 'google', 'grpc', 'numpy')\n"
+        "print('imported:', [name for name in heavy if name in sys.modules])\n"
+        "missing = [name for name in kvwarehouse.__all__ if not hasattr(kvwarehouse, name)]\n"
+        "print('missing:', missing, callable(kvwarehouse.embedded), sorted(dir(kvwarehouse)) != [])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "imported: []" in ran.stdout
+    assert "missing: [] True" in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
