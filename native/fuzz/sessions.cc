@@ -54,8 +54,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     registry.totals();
     fuzz::write_file(path, fuzz::Input(data + size / 2, size - size / 2));
   }
-  registry.bury();
+  registry.reap();
   clock.advance_ns(2 * kSecondNs);
-  fuzz::require(registry.bury().size() == 1 && registry.size() == 0, "it is buried");
+  fuzz::require(registry.reap().size() == 1 && registry.size() == 0, "it is reaped");
   return 0;
 }

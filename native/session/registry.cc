@@ -120,7 +120,7 @@ bool Registry::full(uint64_t owner_pid) const {
 }
 
 Registry::Created Registry::create(uint64_t owner_pid) {
-  if (full(owner_pid)) bury();
+  if (full(owner_pid)) reap();
   if (full(owner_pid))
     throw Error(ErrorKind::capacity, "too_many_sessions",
                 "the daemon already serves " + std::to_string(kMaxSessions) + " sessions, or " +
@@ -199,7 +199,7 @@ bool Registry::pins_any(const Session& session) {
   return !words || std::ranges::any_of(*words, [](uint64_t pin) { return pin != 0; });
 }
 
-std::vector<SessionId> Registry::bury() {
+std::vector<SessionId> Registry::reap() {
   std::vector<SessionId> dead;
   const uint64_t now = clock_.boot_ns();
   for (auto& [id, session] : sessions_) {

@@ -3,7 +3,7 @@
 //
 // Invariants:
 //  - A session is dead when its lock can be taken, never because a socket hung up; what it held is
-//    let go `grace_ns` later, when its DMA has ended. One that held nothing is buried at once.
+//    let go `grace_ns` later, when its DMA has ended. One that held nothing is reaped at once.
 //  - Files are read with pread: a truncated one is a session without pins that its owner broke.
 //    One that cannot be read (its page cannot be swapped in) counts as if it pinned everything.
 #pragma once
@@ -95,7 +95,7 @@ class Registry {
   // Tries the locks of sessions without a connection. Returns those that held nothing when they
   // died, or whose grace has passed; they are removed from the registry, their counters kept in the
   // totals.
-  std::vector<SessionId> bury();
+  std::vector<SessionId> reap();
   // Nobody can still write in its name: dead for longer than the grace, or never known.
   bool gone(SessionId id) const { return !sessions_.contains(id); }
 

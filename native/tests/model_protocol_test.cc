@@ -5,7 +5,7 @@
 // must find what it was for.
 //
 // Steps follow the code: Warehouse::reserve, join, open_group, seal, publish, settle,
-// settle_groups, settled, recover_slot, evict_slots; Registry::bury, find; Client::reconnect (which
+// settle_groups, settled, recover_slot, evict_slots; Registry::reap, find; Client::reconnect (which
 // settles what hello lists and it is not writing).
 #include <array>
 

@@ -29,9 +29,9 @@ struct Desk {
     std::snprintf(name, sizeof name, "/%016llx", static_cast<unsigned long long>(id));
     return directory.path() + name;
   }
-  // Dead as soon as the client's descriptor is gone, buried when the grace is over.
+  // Dead as soon as the client's descriptor is gone, reaped when the grace is over.
   bool buries(SessionId id) {
-    for (const SessionId dead : registry->bury())
+    for (const SessionId dead : registry->reap())
       if (dead == id) return true;
     return false;
   }
@@ -97,7 +97,7 @@ TEST(session_is_gone_only_when_the_grace_after_its_death_is_over) {
   CHECK(!std::filesystem::exists(desk.path(id)));
 }
 
-TEST(session_that_held_nothing_is_buried_at_once) {
+TEST(session_that_held_nothing_is_reaped_at_once) {
   Desk desk;
   const auto dies = [&](bool pinning) {
     Registry::Created created = desk.registry->create(1);
@@ -335,7 +335,7 @@ TEST(session_touches_arrive_once_and_the_newest_win) {
   CHECK_EQ(pages.back(), 3 * kTouchCapacity - 1);
 }
 
-TEST(session_counters_stay_in_the_totals_when_it_is_buried) {
+TEST(session_counters_stay_in_the_totals_when_it_is_reaped) {
   Desk desk;
   SessionId id = 0;
   {
@@ -379,7 +379,7 @@ TEST(session_counts_what_a_client_can_have_done_and_no_more) {
   claim(UINT64_MAX / 2);
   desk.registry->hung_up(liar.session->id);
   liar.descriptor.reset();
-  desk.registry->bury();
+  desk.registry->reap();
   client.count(Counter::loads);
   CHECK_EQ(total(), 11 + 10 * Registry::kCountsPerSecond);
 }
@@ -437,9 +437,9 @@ TEST(session_is_refused_when_there_are_too_many) {
   CHECK_EQ(desk.registry->size(), Registry::kMaxSessions - 1);
   desk.registry->create(1);
   CHECK_THROWS(desk.registry->create(1), "too_many_sessions");
-  desk.registry->bury();
+  desk.registry->reap();
   desk.clock.advance_ns(kGrace);
-  CHECK_EQ(desk.registry->bury().size(), Registry::kMaxSessions - 1);
+  CHECK_EQ(desk.registry->reap().size(), Registry::kMaxSessions - 1);
   desk.registry->create(1);
 }
 

@@ -346,7 +346,7 @@ void Warehouse::tick() {
   look_at_files();
   checker_.tick(now);
   if (options_.inspect) return;
-  sessions_->bury();
+  sessions_->reap();
   settle_groups();
   retry_zombies();
   apply_touches();

@@ -267,7 +267,7 @@ CLASSES: Final = (
     FaultClass(
         "hostile input: sessions",
         "bounded",
-        "pins, touches and counters are bounded; the session is buried",
+        "pins, touches and counters are bounded; the session is reaped",
         live=False,
     ),
     FaultClass(
