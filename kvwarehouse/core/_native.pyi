@@ -171,7 +171,7 @@ class Core:
         on: {"next", "tiers": [{"tier", "pages", "bytes", "bad", "dropped", "dropped_bytes"}],
         "bad": [{"key", "tier", "reason"}]}; next < 0 at the end. Blocks for the device.
         CapacityError "check_busy" at the bound of checks at a time."""
-    def take_graves(self) -> list[tuple[bytes, int]]:
+    def take_tombstones(self) -> list[tuple[bytes, int]]:
         """(key, log position) of records quarantined, or left while reclaim moved them, since the
         last call, for tombstones."""
     def events(self) -> list[tuple[str, dict[str, str]]]:
@@ -181,7 +181,7 @@ class Core:
         with all that is stored. tokens_only: without pages that were stored by keys alone.
         CapacityError "too_many_watchers" at the bound."""
     def stop(self) -> list[tuple[bytes, int]]:
-        """Ends the threads and lets the directory go. Idempotent. Returns the last graves."""
+        """Ends the threads and lets the directory go. Idempotent. Returns the last tombstones."""
 
 FeedItem: TypeAlias = tuple[str, int, int, int, bytes, bytes, bool, bytes]
 # (kind, tiers, namespace's ordinal, position, key, parent's key or b"", is the witness tokens?,

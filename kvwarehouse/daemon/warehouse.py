@@ -278,7 +278,7 @@ class Warehouse:
         """Tombstones for the records that the core did not believe, or that left while reclaim
         moved them: no restart finds them again.
         Call now and then; what a crash forgets is found, and quarantined, again."""
-        self._bury(self._core.take_graves())
+        self._bury(self._core.take_tombstones())
 
     def stop(self) -> None:
         """Ends the core, and keeps what it knew last."""

@@ -61,9 +61,10 @@ struct CoreOptions {
   }
 };
 
-nb::list list_of(const std::vector<std::pair<Key, uint64_t>>& graves) {
+nb::list list_of(const std::vector<std::pair<Key, uint64_t>>& tombstones) {
   nb::list made;
-  for (const auto& [key, position] : graves) made.append(nb::make_tuple(bytes_of(key), position));
+  for (const auto& [key, position] : tombstones)
+    made.append(nb::make_tuple(bytes_of(key), position));
   return made;
 }
 
@@ -213,8 +214,8 @@ class Core {
     }
     return dict_of(report);
   }
-  nb::list take_graves() {
-    return list_of(on_core([](Warehouse& warehouse) { return warehouse.take_graves(); }));
+  nb::list take_tombstones() {
+    return list_of(on_core([](Warehouse& warehouse) { return warehouse.take_tombstones(); }));
   }
   nb::list events() {
     nb::list made;
@@ -227,12 +228,12 @@ class Core {
     return new FeedReader(server_, FeedRequest{ordinal, tokens_only});
   }
   nb::list stop() {
-    std::vector<std::pair<Key, uint64_t>> graves;
+    std::vector<std::pair<Key, uint64_t>> tombstones;
     {
       nb::gil_scoped_release release;
-      graves = server_.stop();
+      tombstones = server_.stop();
     }
-    return list_of(graves);
+    return list_of(tombstones);
   }
 
  private:
@@ -299,7 +300,7 @@ void bind_core(nb::module_& m) {
       .def("pages", &Core::pages, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"))
       .def("check", &Core::check, nb::arg("ordinal"), nb::arg("after"), nb::arg("limit"),
            nb::arg("repair"))
-      .def("take_graves", &Core::take_graves)
+      .def("take_tombstones", &Core::take_tombstones)
       .def("events", &Core::events)
       // A reader that outlived its core would call into nothing.
       .def("watch", &Core::watch, nb::arg("ordinal"), nb::arg("tokens_only"),

@@ -164,10 +164,10 @@ std::vector<std::pair<Key, uint64_t>> Server::stop() {
   if (listener_.valid()) ::unlink(socket_path_.c_str());
   connections_.clear();
   warehouse_->stop();
-  auto graves = warehouse_->take_graves();
+  auto tombstones = warehouse_->take_tombstones();
   warehouse_.reset();
   listener_.reset();
-  return graves;
+  return tombstones;
 }
 
 void Server::wake() {

@@ -43,7 +43,7 @@ class Server {
   // as start() and call() do.
   void listen_again(int timeout_ms);
   // Ends the threads and lets the directory go; the socket file goes away. Idempotent. Returns the
-  // last of Warehouse::take_graves().
+  // last of Warehouse::take_tombstones().
   std::vector<std::pair<Key, uint64_t>> stop();
 
   // Runs `work` on the core thread and returns its result; its exceptions pass through. Throws

@@ -142,7 +142,7 @@ TEST(check_that_the_warehouse_does_not_live_to_end_is_no_damage) {
   both.world->check({-1, 0, 16, true}, [&](CheckReport&&) {});
   both.world->stop();  // reads that the disk thread has not begun end here
   CHECK_EQ(both.world->status().quarantined, 0);
-  CHECK(both.world->take_graves().empty());
+  CHECK(both.world->take_tombstones().empty());
 }
 
 TEST(quarantined_record_is_told_once_for_its_tombstone) {
@@ -156,11 +156,11 @@ TEST(quarantined_record_is_told_once_for_its_tombstone) {
   const CheckReport report = both.check({-1, 0, 1000, true});
   CHECK_EQ(report.bad.size(), 1);
   CHECK_EQ(std::string(report.bad[0].reason), "digest");
-  const auto graves = both.world->take_graves();
-  CHECK_EQ(graves.size(), 1);
-  CHECK(graves[0].first == page.key);
-  CHECK_EQ(graves[0].second, entry->extent.position());
-  CHECK(both.world->take_graves().empty());
+  const auto tombstones = both.world->take_tombstones();
+  CHECK_EQ(tombstones.size(), 1);
+  CHECK(tombstones[0].first == page.key);
+  CHECK_EQ(tombstones[0].second, entry->extent.position());
+  CHECK(both.world->take_tombstones().empty());
   // Good in DRAM, it is written again, further on.
   both.until([&] { return both.world->status().nvme_pages == 40; });
   CHECK(both.world.entry(page)->extent.position() > entry->extent.position());
@@ -168,15 +168,15 @@ TEST(quarantined_record_is_told_once_for_its_tombstone) {
 
 // Incident: of 110 pages evicted beside reclaim, a restart found 30: their tombstones ended below
 // the copies that were under way.
-TEST(copy_of_a_page_that_left_while_reclaim_moved_it_is_buried) {
+TEST(copy_of_a_page_that_left_while_reclaim_moved_it_gets_a_tombstone) {
   Both both;
   const TestPage page = both.world.page(7);
   const auto [from, to] = evicted_under_a_move(both, page);
   both.world->moved(page.key, from, to);
-  const auto graves = both.world->take_graves();
-  CHECK_EQ(graves.size(), 1);
-  CHECK(graves[0].first == page.key);
-  CHECK_EQ(graves[0].second, to.position());
+  const auto tombstones = both.world->take_tombstones();
+  CHECK_EQ(tombstones.size(), 1);
+  CHECK(tombstones[0].first == page.key);
+  CHECK_EQ(tombstones[0].second, to.position());
   CHECK(!both.world.stored(page));
 }
 
@@ -192,20 +192,20 @@ TEST(tombstone_of_a_page_that_reclaim_is_copying_covers_the_copy) {
     CHECK(key == page.key ? position == to.position() : position < to.position());
 }
 
-TEST(page_that_was_stored_again_while_reclaim_moved_it_is_buried_with_the_copy) {
+TEST(page_that_was_stored_again_while_reclaim_moved_it_gets_a_tombstone_with_the_copy) {
   Both both;
   const TestPage page = both.world.page(7);
   const auto [from, to] = evicted_under_a_move(both, page);
   both.store();
   both.world->moved(page.key, from, to);
-  CHECK(both.world->take_graves().empty());  // a tombstone up to there would take its own record
+  CHECK(both.world->take_tombstones().empty());  // one up to there would take its own record
   CHECK(both.world.entry(page)->extent.position() < to.position());
   uint64_t left = 0;
   for (const auto& [key, position] : both.world->evict(-1, 100, "all", left))
     CHECK(key == page.key ? position == to.position() : position < to.position());
 }
 
-TEST(page_whose_copy_was_lost_is_buried_with_the_copy_that_a_start_may_find) {
+TEST(page_whose_copy_was_lost_gets_a_tombstone_with_the_copy_that_a_start_may_find) {
   Both both;
   const TestPage page = both.world.page(7);
   const nvme::Extent from = both.world.entry(page)->extent;
@@ -238,7 +238,7 @@ TEST(page_that_is_cleared_and_stored_again_while_it_is_read_is_not_taken_for_the
   both.end_promotions();
   CHECK_EQ(both.world->status().quarantined, 0);
   CHECK_EQ(both.world->status().nvme_pages, 40);
-  CHECK(both.world->take_graves().empty());
+  CHECK(both.world->take_tombstones().empty());
   both.world.check_settled();
 }
 

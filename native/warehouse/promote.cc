@@ -268,11 +268,11 @@ void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Exte
   auto view = catalog_.find(key);
   if (!view || !view->in_nvme() || !(view->extent == from)) {
     // It left while it was copied: no restart may find the copy. Where the page was stored again,
-    // its own record may lie below the copy: then the two are buried together, when it leaves.
+    // its own record may lie below the copy: then one tombstone is for the two, when it leaves.
     if (view && (view->in_nvme() || (view->in_dram() && writing_.contains(view->slot)))) {
       if (stray_copies_.size() < kStrayCopiesKept) stray_copies_[key] = to.position();
     } else {
-      bury(key, to.position());
+      leave_tombstone(key, to.position());
     }
     return;
   }

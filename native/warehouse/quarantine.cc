@@ -6,7 +6,7 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kGravesKept = 8192;
+constexpr size_t kTombstonesKept = 8192;
 
 std::string described(const char* tier, const Key& key, const char* reason) {
   return std::string("tier=") + tier + " key=" + to_hex(key) + " reason=" + reason;
@@ -32,14 +32,14 @@ void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {
   evict_views(std::span(&view, 1), Gone::quarantined);
 }
 
-void Warehouse::bury(const Key& key, uint64_t position) {
-  if (graves_.size() < kGravesKept) graves_.emplace_back(key, position);
+void Warehouse::leave_tombstone(const Key& key, uint64_t position) {
+  if (pending_tombstones_.size() < kTombstonesKept) pending_tombstones_.emplace_back(key, position);
 }
 
 void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool unreadable) {
   ++quarantined_;
   on_event("page_quarantined", described("nvme", view.key, reason));
-  if (!unreadable) bury(view.key, view.extent.position());
+  if (!unreadable) leave_tombstone(view.key, view.extent.position());
   leave_nvme(view, Gone::quarantined);
   // The copy in DRAM is all there is now: it goes to NVMe again.
   if (view.in_dram())

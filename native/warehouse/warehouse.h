@@ -125,7 +125,9 @@ class Warehouse final : public nvme::LogHost {
   void report(SessionId session, const Report& report) { checker_.report(session, report); }
   // Key and log position of records that were quarantined, or left while reclaim moved them, since
   // the last call, for tombstones: a restart must not find them again. Bounded.
-  std::vector<std::pair<Key, uint64_t>> take_graves() { return std::exchange(graves_, {}); }
+  std::vector<std::pair<Key, uint64_t>> take_tombstones() {
+    return std::exchange(pending_tombstones_, {});
+  }
   // Verifies pages in both tiers; see Checker.
   void check(const CheckRequest& request, Checker::End end) {
     checker_.begin(request, std::move(end));
@@ -270,7 +272,7 @@ class Warehouse final : public nvme::LogHost {
   bool has_good_header(SlotId slot) const;
   const char* header_problem_of(const EntryView& view) const;
   void quarantine_dram(const EntryView& view, const char* reason);
-  void bury(const Key& key, uint64_t position);
+  void leave_tombstone(const Key& key, uint64_t position);
   // Where the last record of the page is or, by a copy under way, will be.
   uint64_t last_position(const EntryView& view) const;
   // `unreadable`: the device gave no bytes, so that a restart may look again.
@@ -363,7 +365,7 @@ class Warehouse final : public nvme::LogHost {
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
   std::map<std::string, uint64_t> not_admitted_;
   std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
-  std::vector<std::pair<Key, uint64_t>> graves_;
+  std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
   std::unordered_map<Key, uint64_t, KeyHash> moving_;        // reclaim's copies: positions
   Checker checker_{*this};

@@ -187,7 +187,7 @@ class FakeCore:
         dram = _tier("dram", pages=done, bytes=done, bad=len(bad), dropped=int(repair))
         return {"next": -1, "tiers": [dram, _tier("nvme")], "bad": bad}
 
-    def take_graves(self) -> list[tuple[bytes, int]]:
+    def take_tombstones(self) -> list[tuple[bytes, int]]:
         self._check()
         graves, self.graves = self.graves, []
         return graves
