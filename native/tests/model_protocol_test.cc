@@ -386,7 +386,7 @@ class Protocol {
       after.old_entry = s.entry != 0 ? s.entry : s.old_entry;
       after.entry = 0;
       if (damaged) {
-        // CLOSING, a zombie: here it is freed at once if nothing pins it, or goes round again.
+        // CLOSING, retired: here it is freed at once if nothing pins it, or goes round again.
         const bool pinned = s.pin == 1 || s.pin == 2;
         if (pinned && rules_.pins_outlive_damage) continue;
         after.slot = kFree;

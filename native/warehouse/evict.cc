@@ -156,7 +156,7 @@ void Warehouse::leave_dram(SlotId slot, Gone gone) {
   }
   KVW_SEQUENCE_POINT("evict: entry out");
   if (gone == Gone::quarantined || gone == Gone::cleared)
-    zombies_.push_back(slot);
+    retired_slots_.push_back(slot);
   else
     pool_.release(slot);
 }
@@ -179,21 +179,21 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
     why = catalog_.is_orphan(view.page) ? NotOnNvme::missed : NotOnNvme::made_room;
 }
 
-void Warehouse::retry_zombies() {
-  zombies_to_retry_ = zombies_.size();
-  retry_some_zombies();
+void Warehouse::free_retired() {
+  retired_to_try_ = retired_slots_.size();
+  free_some_retired();
 }
 
-void Warehouse::retry_some_zombies() {
-  if (zombies_to_retry_ == 0) return;
+void Warehouse::free_some_retired() {
+  if (retired_to_try_ == 0) return;
   full_fence();
   const PinSet& pins = sessions_->pins();
-  size_t looks = std::min(zombies_to_retry_, kZombiesPerStep);
-  for (zombies_to_retry_ -= looks; looks > 0; --looks) {
-    const SlotId slot = zombies_.front();
-    zombies_.pop_front();
+  size_t looks = std::min(retired_to_try_, kRetiredPerStep);
+  for (retired_to_try_ -= looks; looks > 0; --looks) {
+    const SlotId slot = retired_slots_.front();
+    retired_slots_.pop_front();
     if (pins.has_slot(slot) || writing_.contains(slot))
-      zombies_.push_back(slot);
+      retired_slots_.push_back(slot);
     else
       pool_.discard(slot);
   }
@@ -244,8 +244,8 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
   begin_clear(ordinal, epoch);
   uint64_t cleared = 0;
   for (PageId cursor = 0; cursor != kNoPage;) cleared += clear_some(ordinal, epoch, cursor);
-  retry_zombies();
-  while (zombies_to_retry_ != 0) retry_some_zombies();
+  free_retired();
+  while (retired_to_try_ != 0) free_some_retired();
   return cleared;
 }
 

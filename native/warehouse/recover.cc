@@ -58,7 +58,7 @@ RecoverySummary Warehouse::recover() {
   summary.orphans = catalog_.orphans();
   summary.sessions = sessions_->size();
   summary.epoch = epoch_;
-  if (!options_.inspect) retry_zombies();
+  if (!options_.inspect) free_retired();
   while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
     ++next_slab_;
   summary.pages_dram = catalog_.dram_pages();
@@ -151,7 +151,7 @@ bool Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
 // Not believed, or without a place, but perhaps pinned: it waits, closed, until nobody reads it.
 void Warehouse::close_recovered(SlotId slot) {
   pool_.close(slot);
-  zombies_.push_back(slot);
+  retired_slots_.push_back(slot);
 }
 
 bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& summary) {

@@ -291,7 +291,8 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
 }
 
 bool Warehouse::room_is_coming() const {
-  return still_growing() || !writing_.empty() || !zombies_.empty() || pool_.unfinished_bytes() != 0;
+  return still_growing() || !writing_.empty() || !retired_slots_.empty() ||
+         pool_.unfinished_bytes() != 0;
 }
 
 void Warehouse::give_up(SlotId slot, Group& group) {

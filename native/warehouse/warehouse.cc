@@ -348,7 +348,7 @@ void Warehouse::tick() {
   if (options_.inspect) return;
   sessions_->reap();
   settle_groups();
-  retry_zombies();
+  free_retired();
   apply_touches();
   keep_free();
   sweep(kOrphansPerTick);
@@ -362,7 +362,7 @@ void Warehouse::tick() {
 
 void Warehouse::go_on() {
   if (checker_.goes_on()) checker_.go_on();
-  retry_some_zombies();
+  free_some_retired();
 }
 
 // Said once each; who hears that a file was cut ends the daemon.
@@ -436,7 +436,7 @@ WarehouseStatus Warehouse::status() const {
     status.reserved_slots += cls->reserved;
     status.limbo_slots += cls->limbo;
   }
-  status.zombie_slots = zombies_.size();
+  status.zombie_slots = retired_slots_.size();
   const bool growing = next_slab_ < arena_.slab_count();
   status.dram_health = !growth_error_.empty() ? growth_error_ : growing ? "populating" : "ok";
   status.dram_pages = catalog_.dram_pages();

@@ -138,7 +138,7 @@ class Warehouse final : public nvme::LogHost {
 
   void tick();
   // What a check or a tick has begun and has a step more to do, once others were served.
-  bool goes_on() const { return checker_.goes_on() || zombies_to_retry_ != 0; }
+  bool goes_on() const { return checker_.goes_on() || retired_to_try_ != 0; }
   void go_on();
   void drain();
   void undrain();
@@ -157,7 +157,7 @@ class Warehouse final : public nvme::LogHost {
   // position `cursor` on (it becomes kNoPage at the end).
   std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
   static constexpr uint64_t kListedPerStep = 8192;
-  static constexpr size_t kZombiesPerStep = 4096;
+  static constexpr size_t kRetiredPerStep = 4096;
   std::vector<std::pair<std::string, std::string>> take_events();
 
   // LogHost
@@ -239,8 +239,8 @@ class Warehouse final : public nvme::LogHost {
   void leave_nvme(const EntryView& entry, Gone gone);
   void keep_free();
   uint64_t heat(const EntryView& view) const;
-  void retry_zombies();  // the first of them; go_on() has the rest
-  void retry_some_zombies();
+  void free_retired();  // the first of them; go_on() has the rest
+  void free_some_retired();
 
   // index_room.cc
   // For a page that is about to be stored below `parent`.
@@ -341,8 +341,8 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<SlotId, Filling> filling_;               // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
-  std::deque<SlotId> zombies_;   // CLOSING, out of the index, still pinned or being written
-  size_t zombies_to_retry_ = 0;  // the first ones
+  std::deque<SlotId> retired_slots_;  // CLOSING, out of the index, still pinned or being written
+  size_t retired_to_try_ = 0;         // the first ones
   // In DRAM, neither on NVMe nor on the way there, and why.
   std::map<Unwritten, NotOnNvme> unwritten_;
   Spill spilling_;                                      // of the ticks
