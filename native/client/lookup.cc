@@ -27,7 +27,7 @@ class Finder {
     const size_t until = std::min(prompt_.pages(), page + kPrefetchAhead);
     for (prefetched_ = std::max(prefetched_, page); prefetched_ < until; ++prefetched_)
       index_.prefetch(prompt_.key(prefetched_));
-    const EntryGlance entry = index_.glance(prompt_.key(page));
+    const EntrySummary entry = index_.peek(prompt_.key(page));
     if (!entry.found() || entry.space != ordinal_ || entry.clear_epoch < epoch_)
       return PageTier::missing;
     if (!entry.in_dram()) return PageTier::nvme;

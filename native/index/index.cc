@@ -59,7 +59,7 @@ bool Index::read(PageId page, EntryView& view) const {
   return taken_whole(entry, take) && (view.flags & kEntryUsed) != 0;
 }
 
-EntryGlance Index::glance(const Key& key) const {
+EntrySummary Index::peek(const Key& key) const {
   for (uint32_t step = 0; step < kIndexWindow; ++step) {
     const IndexEntry& entry = table_[(key.lo + step) & mask_];
     if (entry.key_lo.load(kWordLoad) != key.lo) continue;

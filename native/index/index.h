@@ -64,7 +64,7 @@ struct EntryView {
 };
 
 // What of an entry tells whether its page counts, and in which tiers it is.
-struct EntryGlance {
+struct EntrySummary {
   uint16_t flags = 0;  // 0: there is no such page
   uint16_t space = 0;
   SlotId slot = kNoSlot;  // these two where it is in DRAM
@@ -79,7 +79,7 @@ constexpr uint64_t index_bytes(uint64_t entries) {
   return kBlockBytes + entries * sizeof(IndexEntry);
 }
 
-// A view of a mapped index file; copyable, does not own the mapping. find(), glance() and
+// A view of a mapped index file; copyable, does not own the mapping. find(), peek() and
 // prefetch() are safe in any process at any time; the other methods are the writer's.
 class Index {
  public:
@@ -99,7 +99,7 @@ class Index {
   // in it).
   std::optional<EntryView> find(const Key& key) const;
   // Of the entry that find() would find, in half the time: a lookup asks for thousands.
-  EntryGlance glance(const Key& key) const;
+  EntrySummary peek(const Key& key) const;
   // The entry at a position, as a reader sees it. Nothing if empty or odd.
   std::optional<EntryView> at(PageId page) const;
 

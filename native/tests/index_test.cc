@@ -48,23 +48,23 @@ bool is_whole(const EntryView& view) {
 }
 
 // Whether it is of any one version.
-bool is_whole(const EntryGlance& glance) {
+bool is_whole(const EntrySummary& peek) {
   constexpr uint64_t kMostVersions = 1 << 26;
-  for (uint64_t version = glance.space; version < kMostVersions; version += 1 << 16)
-    if (version_of({}, 0, version).clear_epoch == glance.clear_epoch) return true;
+  for (uint64_t version = peek.space; version < kMostVersions; version += 1 << 16)
+    if (version_of({}, 0, version).clear_epoch == peek.clear_epoch) return true;
   return false;
 }
 
-void check_glance_finds_the_same(const Index& index, const Key& key) {
+void check_peek_finds_the_same(const Index& index, const Key& key) {
   const auto found = index.find(key);
-  const EntryGlance glance = index.glance(key);
-  CHECK_EQ(glance.found(), found.has_value());
+  const EntrySummary peek = index.peek(key);
+  CHECK_EQ(peek.found(), found.has_value());
   if (!found) return;
-  CHECK_EQ(glance.flags, found->flags);
-  CHECK_EQ(glance.space, found->space);
-  CHECK_EQ(glance.slot, found->slot);
-  CHECK_EQ(glance.generation, found->generation);
-  CHECK_EQ(glance.clear_epoch, found->clear_epoch);
+  CHECK_EQ(peek.flags, found->flags);
+  CHECK_EQ(peek.space, found->space);
+  CHECK_EQ(peek.slot, found->slot);
+  CHECK_EQ(peek.generation, found->generation);
+  CHECK_EQ(peek.clear_epoch, found->clear_epoch);
 }
 
 TEST(index_finds_what_was_written_and_nothing_else) {
@@ -82,13 +82,13 @@ TEST(index_finds_what_was_written_and_nothing_else) {
     CHECK_EQ(found->generation, key.hi);
     CHECK(is_whole(*found));
     CHECK(!table.index.find({key.lo, key.hi + 1000}));  // same home, another key
-    check_glance_finds_the_same(table.index, key);
-    check_glance_finds_the_same(table.index, {key.lo, key.hi + 1000});
+    check_peek_finds_the_same(table.index, key);
+    check_peek_finds_the_same(table.index, {key.lo, key.hi + 1000});
   }
   for (const Key& key : keys) table.index.erase(table.index.find(key)->page);
   for (const Key& key : keys) {
     CHECK(!table.index.find(key));
-    check_glance_finds_the_same(table.index, key);
+    check_peek_finds_the_same(table.index, key);
   }
 }
 
@@ -103,7 +103,7 @@ TEST(index_keeps_a_key_found_when_others_of_its_window_leave) {
   for (uint32_t i = 0; i < kIndexWindow; i += 2) table.index.erase(table.index.find(keys[i])->page);
   for (uint32_t i = 0; i < kIndexWindow; ++i) {
     CHECK_EQ(table.index.find(keys[i]).has_value(), i % 2 == 1);
-    check_glance_finds_the_same(table.index, keys[i]);
+    check_peek_finds_the_same(table.index, keys[i]);
   }
   CHECK(table.index.empty_in_window({1020, 99}) != kNoPage);
 }
@@ -114,7 +114,7 @@ TEST(index_entry_is_a_miss_when_its_writer_died_in_it) {
   table.index.write(version_of(key, 5, 7));
   table.raw(5).sequence.fetch_add(1);  // odd for ever
   CHECK(!table.index.find(key));
-  CHECK(!table.index.glance(key).found());
+  CHECK(!table.index.peek(key).found());
   CHECK(!table.index.at(5));
   // A writer that takes over makes it whole again.
   table.index.write(version_of(key, 5, 8));
@@ -141,8 +141,8 @@ TEST(index_reader_never_sees_a_mixed_entry_under_a_hammering_writer) {
       for (uint64_t i = 0; !done.load(std::memory_order_relaxed); ++i) {
         const size_t which = (i + static_cast<uint64_t>(reader)) % keys.size();
         const auto view = table.index.find(keys[which]);
-        const EntryGlance glance = table.index.glance(keys[which]);
-        if (glance.found() && !is_whole(glance)) ++mixed_seen;
+        const EntrySummary peek = table.index.peek(keys[which]);
+        if (peek.found() && !is_whole(peek)) ++mixed_seen;
         if (!view) continue;
         if (!is_whole(*view) || !(view->key == keys[which])) ++mixed_seen;
         if (view->generation < newest[which]) ++backwards;
@@ -181,7 +181,7 @@ TEST(index_reader_misses_no_entry_that_is_being_rewritten) {
       for (uint64_t i = reader; !done.load(std::memory_order_relaxed); ++i) {
         const Key wanted = key(i % kKeys);
         missed += table.index.find(wanted) ? 0 : 1;
-        missed += table.index.glance(wanted).found() ? 0 : 1;
+        missed += table.index.peek(wanted).found() ? 0 : 1;
         missed += table.index.at(table.index.home(wanted)) ? 0 : 1;
         ++found;
       }
