@@ -60,7 +60,7 @@ LEFT_REASONS: Final = (
     "lost",
     "other",
 )
-"""Why a page left a tier: names of Gone in native/warehouse/options.h."""
+"""Why a page left a tier: names of LeaveReason in native/warehouse/options.h."""
 
 ADMISSION_REASONS: Final = (
     "parent_not_admitted",
@@ -74,7 +74,7 @@ ADMISSION_REASONS: Final = (
 """Why a sealed page was not written to NVMe."""
 
 HBM_LEFT_REASONS: Final = ("demoted", "left_dram", "rebalanced", "damaged", "operator", "other")
-"""Why a copy left HBM: names of HbmGone in native/hbm/status.h."""
+"""Why a copy left HBM: names of HbmLeaveReason in native/hbm/status.h."""
 
 HBM_HEALTHS: Final = ("off", "starting", "ok", "waiting", "failed", "other")
 HEALTHS: Final = ("off", "ok", "read_only", "no_answer", "other")

@@ -19,7 +19,7 @@ class HbmStatus(TypedDict):
     queued_pages: int  # to be copied
     pages_promoted: int
     bytes_promoted: int
-    left: dict[str, int]  # copies by reason: names of native HbmGone
+    left: dict[str, int]  # copies by reason: names of native HbmLeaveReason
 
 
 class DramStatus(TypedDict):
@@ -32,7 +32,7 @@ class DramStatus(TypedDict):
     reserved_slots: int
     limbo_slots: int
     zombie_slots: int
-    left: dict[str, int]  # pages by reason: names of native Gone
+    left: dict[str, int]  # pages by reason: names of native LeaveReason
 
 
 class NvmeStatus(TypedDict):
@@ -69,7 +69,7 @@ class NvmeStatus(TypedDict):
     read_bytes_per_s: int
     write_bytes_per_s: int
     oldest_position: int  # in the log (life << 32): a start finds nothing older; 0: not known
-    left: dict[str, int]  # pages by reason: names of native Gone
+    left: dict[str, int]  # pages by reason: names of native LeaveReason
     not_admitted: dict[str, int]  # sealed pages that were not written, by reason
 
 

@@ -6,9 +6,9 @@ namespace kvw::bindings {
 
 namespace {
 
-nb::dict gone_of(const std::array<uint64_t, kGone>& counts) {
+nb::dict left_by_reason(const std::array<uint64_t, kLeaveReasons>& counts) {
   nb::dict made;
-  for (size_t i = 0; i < kGone; ++i) made[gone_name(Gone(i))] = counts[i];
+  for (size_t i = 0; i < kLeaveReasons; ++i) made[leave_reason_name(LeaveReason(i))] = counts[i];
   return made;
 }
 
@@ -20,7 +20,8 @@ nb::dict counts_of(const std::map<std::string, uint64_t>& counts) {
 
 nb::dict hbm_of(const HbmStatus& status) {
   nb::dict made, left;
-  for (size_t i = 0; i < status.left.size(); ++i) left[hbm_gone_name(HbmGone(i))] = status.left[i];
+  for (size_t i = 0; i < status.left.size(); ++i)
+    left[hbm_leave_reason_name(HbmLeaveReason(i))] = status.left[i];
   made["health"] = status.health;
   made["reason"] = status.reason;
   made["capacity_bytes"] = status.capacity_bytes;
@@ -45,7 +46,7 @@ nb::dict dram_of(const WarehouseStatus& status) {
   made["reserved_slots"] = status.reserved_slots;
   made["limbo_slots"] = status.limbo_slots;
   made["zombie_slots"] = status.zombie_slots;
-  made["left"] = gone_of(status.left_dram);
+  made["left"] = left_by_reason(status.left_dram);
   return made;
 }
 
@@ -84,7 +85,7 @@ nb::dict nvme_of(const WarehouseStatus& status) {
   made["read_bytes_per_s"] = log.read_bytes_per_s;
   made["write_bytes_per_s"] = log.write_bytes_per_s;
   made["oldest_position"] = uint64_t{log.oldest_life} << 32;
-  made["left"] = gone_of(status.left_nvme);
+  made["left"] = left_by_reason(status.left_nvme);
   made["not_admitted"] = counts_of(status.not_admitted);
   return made;
 }

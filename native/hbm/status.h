@@ -8,7 +8,7 @@
 namespace kvw {
 
 // Why a copy left HBM, as metric labels.
-enum class HbmGone : uint32_t {
+enum class HbmLeaveReason : uint32_t {
   demoted,     // colder than what took its place
   left_dram,   // its page left DRAM
   rebalanced,  // its slab went to another page size
@@ -16,14 +16,14 @@ enum class HbmGone : uint32_t {
   operator_,
   count
 };
-const char* hbm_gone_name(HbmGone gone);
+const char* hbm_leave_reason_name(HbmLeaveReason reason);
 
 struct HbmStatus {
   std::string health = "off";  // "off", "starting", "ok", "waiting" or "failed"
   std::string reason;          // why it waits or failed
   uint64_t capacity_bytes = 0, used_bytes = 0, pages = 0, leaving = 0, queued = 0;
   uint64_t pages_promoted = 0, bytes_promoted = 0;
-  std::array<uint64_t, static_cast<size_t>(HbmGone::count)> left{};
+  std::array<uint64_t, static_cast<size_t>(HbmLeaveReason::count)> left{};
 };
 
 }  // namespace kvw

@@ -89,7 +89,7 @@ TEST(colder_pages_make_room_and_prefixes_keep_no_gaps) {
       CHECK(all <= 64);
       CHECK(rig.status().used_bytes <= 4 * kMiB);
     }
-  CHECK(rig.status().left[static_cast<size_t>(HbmGone::demoted)] > 0);
+  CHECK(rig.status().left[static_cast<size_t>(HbmLeaveReason::demoted)] > 0);
   CHECK_EQ(rig.check_load(*client, chains.back(), 4096), 40);
   CHECK_EQ(rig.model.count("violations"), 0);
 }
@@ -139,7 +139,7 @@ TEST(sizes_of_pages_share_the_pool) {
     return rig.prefix(other) == 4;  // one slab
   });
   CHECK(rig.prefix(small) >= 32);
-  CHECK_EQ(rig.status().left[static_cast<size_t>(HbmGone::rebalanced)], 32);
+  CHECK_EQ(rig.status().left[static_cast<size_t>(HbmLeaveReason::rebalanced)], 32);
   rig.check_load(*client, small, 4096);
   CHECK_EQ(rig.model.count("violations"), 0);
 }
@@ -155,7 +155,7 @@ TEST(damaged_copy_is_dropped_and_its_page_comes_from_dram) {
   CHECK_EQ(client->session()->counter(Counter::load_mismatch_hbm), 1);
   CHECK_EQ(client->session()->counter(Counter::load_mismatch), 0);
   CHECK_EQ(rig.daemon.status().quarantined, 0);
-  CHECK_EQ(rig.status().left[static_cast<size_t>(HbmGone::damaged)], 1);
+  CHECK_EQ(rig.status().left[static_cast<size_t>(HbmLeaveReason::damaged)], 1);
   rig.settle();
   CHECK_EQ(rig.check_load(*client, chain, 4096), 9);  // a fresh copy
 }
@@ -195,7 +195,7 @@ TEST(copies_go_with_their_pages_when_these_are_evicted_or_cleared) {
     CHECK_EQ(rig.load(*client, chain, cache).pages, 0);
     rig.until([&] { return rig.status().used_bytes == 0; });
   }
-  CHECK_EQ(rig.status().left[static_cast<size_t>(HbmGone::left_dram)], 27);
+  CHECK_EQ(rig.status().left[static_cast<size_t>(HbmLeaveReason::left_dram)], 27);
 }
 
 TEST(copies_are_evicted_alone_and_the_pages_stay) {
@@ -452,9 +452,10 @@ TEST(bytes_are_right_while_pages_are_evicted_promoted_and_demoted_beneath_them) 
     });
   const auto happened = [&] {
     const HbmStatus status = rig.status();
-    const auto left = [&](HbmGone why) { return status.left[static_cast<size_t>(why)]; };
-    return rounds_done >= kThreads * check::rounds(120) && hits > 0 && left(HbmGone::demoted) > 0 &&
-           left(HbmGone::left_dram) > 0 && left(HbmGone::operator_) > 0;
+    const auto left = [&](HbmLeaveReason why) { return status.left[static_cast<size_t>(why)]; };
+    return rounds_done >= kThreads * check::rounds(120) && hits > 0 &&
+           left(HbmLeaveReason::demoted) > 0 && left(HbmLeaveReason::left_dram) > 0 &&
+           left(HbmLeaveReason::operator_) > 0;
   };
   const bool all = rig.became(happened);
   over = true;

@@ -132,7 +132,7 @@ TEST(evict_takes_leaves_before_their_parents_whatever_comes_between_its_steps) {
     }
   });
   CHECK_EQ(left, 700);
-  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::orphaned)], 0);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(LeaveReason::orphaned)], 0);
   for (uint64_t chain = 0; chain < kChains; ++chain)
     for (uint32_t at = 1; at < length[chain]; ++at)
       CHECK(!world.stored(world.page(chain, at)) || world.stored(world.page(chain, at - 1)));

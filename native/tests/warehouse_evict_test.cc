@@ -193,7 +193,7 @@ TEST(clear_counts_the_pages_whose_parents_it_took_in_a_stretch_before) {
   world.pass(1);
   PageId cursor = 0;
   CHECK_EQ(world->clear_some(0, 1, cursor), 1);
-  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::cleared)], 1);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(LeaveReason::cleared)], 1);
   world.check_no_slot_leaks();
 }
 
@@ -430,14 +430,14 @@ TEST(cleared_slabs_go_to_another_page_size_before_any_of_its_pages_is_evicted) {
     if (chain % 64 == 0) world.pass(100 * kMillisecondNs);
   }
   const WarehouseStatus status = world->status();
-  CHECK_EQ(status.left_dram[static_cast<size_t>(Gone::evicted)], 0);
+  CHECK_EQ(status.left_dram[static_cast<size_t>(LeaveReason::evicted)], 0);
   CHECK_EQ(status.dram_pages, pages);
   for (uint64_t chain = 0; chain < pages; ++chain)
     CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
   // And back.
   CHECK_EQ(world->clear(0, 2), pages);
   fill(world, peer, 1000, slots * 3 / 4);
-  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::evicted)], 0);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(LeaveReason::evicted)], 0);
   CHECK_EQ(world->status().dram_pages, slots * 3 / 4);
   world.check_settled();
 }
@@ -457,7 +457,7 @@ TEST(free_slots_that_a_page_size_keeps_for_itself_are_not_taken_by_another_that_
   };
   fill(world, peer, 0, world.capacity());
   uint64_t chain = 0;
-  while (world->status().left_dram[static_cast<size_t>(Gone::evicted)] == 0)
+  while (world->status().left_dram[static_cast<size_t>(LeaveReason::evicted)] == 0)
     CHECK(other.store(page_of(small, chain++, 0)));  // until its one slab is full
   const uint32_t slabs = slabs_of_big();
   CHECK_EQ(slabs, 3);
@@ -480,7 +480,7 @@ TEST(stale_entry_never_validates_when_its_slab_was_cut_anew) {
   std::vector<EntryView> old;
   for (uint64_t chain = 0; chain < slots; ++chain) old.push_back(*world.entry(world.page(chain)));
   for (uint64_t chain = 0; chain < 600; ++chain) CHECK(other.store(page_of(small, chain, 0)));
-  CHECK(world->status().left_dram[static_cast<size_t>(Gone::rebalanced)] != 0);
+  CHECK(world->status().left_dram[static_cast<size_t>(LeaveReason::rebalanced)] != 0);
   uint64_t stale = 0;
   for (uint64_t chain = 0; chain < slots; ++chain) {
     const Got got = peer.load_as(old[chain], world.page(chain), 1);

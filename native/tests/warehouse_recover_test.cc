@@ -223,7 +223,7 @@ TEST(recovery_counts_orphans_and_a_sweep_drops_them) {
   CHECK_EQ(world->status().orphan_pages, 0);
   CHECK_EQ(world->status().index_pages, 3);
   for (uint32_t at = 0; at < 6; ++at) CHECK_EQ(world.stored(world.page(1, at)), at < 2);
-  CHECK_EQ(world->status().left_dram[static_cast<size_t>(Gone::orphaned)], 3);
+  CHECK_EQ(world->status().left_dram[static_cast<size_t>(LeaveReason::orphaned)], 3);
   world.check_settled();
 }
 

@@ -78,7 +78,7 @@ TEST(page_sizes_that_are_both_in_use_do_not_take_slabs_from_each_other_for_ever)
     two.round(*two.other, two.small, 320);
   }
   const auto moved = [&] {
-    return two.world->status().left_dram[static_cast<size_t>(Gone::rebalanced)];
+    return two.world->status().left_dram[static_cast<size_t>(LeaveReason::rebalanced)];
   };
   const uint64_t before = moved();
   for (int round = 0; round < 40; ++round) {

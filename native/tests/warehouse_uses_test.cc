@@ -126,7 +126,7 @@ TEST(curve_of_a_small_warehouse_says_what_an_exact_replay_says_of_larger_ones) {
     requests.push_back(pages);
     if (lengths[chain] < kLongest) ++lengths[chain];
   }
-  CHECK(traffic.world->status().left_dram[static_cast<size_t>(Gone::evicted)] > 0);
+  CHECK(traffic.world->status().left_dram[static_cast<size_t>(LeaveReason::evicted)] > 0);
   const auto all = traffic.curve();
   for (const uint64_t capacity : {60, 120, 240, 480, 900}) {
     Replay replay({"lru", capacity, 0, true}, kChains * kLongest);

@@ -81,19 +81,19 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
     if (found == 0) break;
     slots.clear();
     for (size_t i = 0; i < found; ++i) slots.push_back(pool_.slot_of(cls, residents[i]));
-    const size_t out = evict_slots(slots, Gone::evicted);
+    const size_t out = evict_slots(slots, LeaveReason::evicted);
     if (out < found) pins = &sessions_->pins_seen();
     left += out;
   }
   return left;
 }
 
-const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, Gone gone) {
+const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, LeaveReason reason) {
   // What must not be found again goes, pinned or not; its slot waits until nobody reads it.
-  const bool must = gone == Gone::quarantined || gone == Gone::cleared;
+  const bool must = reason == LeaveReason::quarantined || reason == LeaveReason::cleared;
   for (const SlotId slot : slots) {
     // A crash must not bring a quarantined page back: its metadata says so before anything else.
-    if (gone == Gone::quarantined) pool_.meta(slot)->checksum = 0;
+    if (reason == LeaveReason::quarantined) pool_.meta(slot)->checksum = 0;
     pool_.close(slot);
     catalog_.prefetch_write(pool_.page_at(slot));  // where its entry is taken out
   }
@@ -107,15 +107,15 @@ const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, Gone gone) {
   return pins;
 }
 
-bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, Gone gone) {
+bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, LeaveReason reason) {
   const auto stays = [&] {
     if (pins->has_slot(slot) || writing_.contains(slot)) return true;
     // A victim before it was pinned, or is more than its policy was told of.
-    return gone == Gone::evicted &&
+    return reason == LeaveReason::evicted &&
            catalog_.count_children(pool_.page_at(slot), std::mem_fn(&PageNode::in_dram), 1) != 0;
   };
   if (pins == nullptr || !stays()) {
-    leave_dram(slot, gone);
+    leave_dram(slot, reason);
     return true;
   }
   pool_.reopen(slot);
@@ -123,47 +123,47 @@ bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, Gone gone) {
   return false;
 }
 
-size_t Warehouse::evict_slots(std::span<const SlotId> slots, Gone gone) {
-  const PinSet* pins = close_slots(slots, gone);
+size_t Warehouse::evict_slots(std::span<const SlotId> slots, LeaveReason reason) {
+  const PinSet* pins = close_slots(slots, reason);
   size_t left = 0;
-  for (const SlotId slot : slots) left += leave_or_reopen(slot, pins, gone) ? 1 : 0;
+  for (const SlotId slot : slots) left += leave_or_reopen(slot, pins, reason) ? 1 : 0;
   return left;
 }
 
-size_t Warehouse::evict_views(std::span<const EntryView> views, Gone gone) {
+size_t Warehouse::evict_views(std::span<const EntryView> views, LeaveReason reason) {
   std::vector<SlotId> slots;
   for (const EntryView& view : views)
     if (view.in_dram()) slots.push_back(view.slot);
-  return evict_slots(slots, gone);
+  return evict_slots(slots, reason);
 }
 
-void Warehouse::leave_dram(SlotId slot, Gone gone) {
+void Warehouse::leave_dram(SlotId slot, LeaveReason reason) {
   if (hbm_) hbm_->left(slot);
   const PageId page = pool_.page_at(slot);
   pool_.class_of(slot).policy->removed(pool_.resident(slot));
   pool_.page_at(slot) = kNoPage;
   unwritten_.erase(unwritten(page));
-  ++left_dram_[static_cast<size_t>(gone)];
+  ++left_dram_[static_cast<size_t>(reason)];
   if (auto view = catalog_.at(page)) {
-    if (view->in_nvme() && gone != Gone::cleared) {
+    if (view->in_nvme() && reason != LeaveReason::cleared) {
       view->flags = static_cast<uint16_t>(view->flags & ~(kEntryDram | kEntryUnverified));
       view->slot = kNoSlot;
       catalog_.update(*view);
     } else {
-      if (view->in_nvme()) ++left_nvme_[static_cast<size_t>(gone)];
+      if (view->in_nvme()) ++left_nvme_[static_cast<size_t>(reason)];
       catalog_.remove(*view);
     }
   }
   KVW_SEQUENCE_POINT("evict: entry out");
-  if (gone == Gone::quarantined || gone == Gone::cleared)
+  if (reason == LeaveReason::quarantined || reason == LeaveReason::cleared)
     retired_slots_.push_back(slot);
   else
     pool_.release(slot);
 }
 
-void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
+void Warehouse::leave_nvme(const EntryView& entry, LeaveReason reason) {
   EntryView view = entry;
-  ++left_nvme_[static_cast<size_t>(gone)];
+  ++left_nvme_[static_cast<size_t>(reason)];
   if (!view.in_dram()) {
     catalog_.remove(view);
     return;
@@ -173,9 +173,9 @@ void Warehouse::leave_nvme(const EntryView& entry, Gone gone) {
   catalog_.update(view);
   NotOnNvme& why = unwritten_[unwritten(view.page)];
   why = NotOnNvme::taken_out;
-  if (gone == Gone::lost || gone == Gone::quarantined) why = NotOnNvme::missed;
+  if (reason == LeaveReason::lost || reason == LeaveReason::quarantined) why = NotOnNvme::missed;
   // An orphan's record made room because it was one; its parent may come back.
-  if (gone == Gone::reclaimed)
+  if (reason == LeaveReason::reclaimed)
     why = catalog_.is_orphan(view.page) ? NotOnNvme::missed : NotOnNvme::made_room;
 }
 
@@ -234,9 +234,9 @@ uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor)
         view && view->space == ordinal && view->clear_epoch < epoch)
       found.push_back(*view);
   if (cursor == catalog_.index().entries()) cursor = kNoPage;
-  evict_views(found, Gone::cleared);
+  evict_views(found, LeaveReason::cleared);
   for (const EntryView& view : found)
-    if (!view.in_dram()) leave_nvme(view, Gone::cleared);
+    if (!view.in_dram()) leave_nvme(view, LeaveReason::cleared);
   return found.size() + std::exchange(spaces_[ordinal].cleared_early, 0);
 }
 
@@ -263,12 +263,12 @@ uint64_t Warehouse::sweep(size_t limit) {
          child = catalog_.next_sibling(child), ++looks)
       add(child);
   std::ranges::reverse(found);
-  evict_views(found, Gone::orphaned);
+  evict_views(found, LeaveReason::orphaned);
   uint64_t dropped = 0;
   for (const EntryView& view : found) {
     const auto rest = catalog_.find(view.key);
     if (rest && rest->in_dram()) continue;  // pinned: another time
-    if (rest && rest->in_nvme()) leave_nvme(*rest, Gone::orphaned);
+    if (rest && rest->in_nvme()) leave_nvme(*rest, LeaveReason::orphaned);
     ++dropped;
   }
   return dropped;

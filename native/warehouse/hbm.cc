@@ -9,11 +9,11 @@
 
 namespace kvw {
 
-const char* hbm_gone_name(HbmGone gone) {
+const char* hbm_leave_reason_name(HbmLeaveReason reason) {
   static constexpr const char* kNames[] = {"demoted", "left_dram", "rebalanced", "damaged",
                                            "operator"};
-  static_assert(std::size(kNames) == static_cast<size_t>(HbmGone::count));
-  return kNames[static_cast<size_t>(gone)];
+  static_assert(std::size(kNames) == static_cast<size_t>(HbmLeaveReason::count));
+  return kNames[static_cast<size_t>(reason)];
 }
 
 HbmTier::HbmTier(Warehouse& warehouse, const HbmOptions& options, bool at_first_use)
@@ -147,7 +147,7 @@ bool HbmTier::may_serve(const EntryView& view, const Copy& copy) const {
 void HbmTier::left(SlotId slot) {
   const auto found = copies_.find(slot);
   if (found == copies_.end()) return;
-  if (found->second.published) return drop(slot, HbmGone::left_dram);
+  if (found->second.published) return drop(slot, HbmLeaveReason::left_dram);
   if (std::exchange(found->second.gone, true)) return;
   policy_of(slot).removed(warehouse_.pool_.resident(slot));
 }
@@ -155,10 +155,10 @@ void HbmTier::left(SlotId slot) {
 void HbmTier::damaged(SlotId slot) {
   if (!has(slot)) return;
   warehouse_.on_event("hbm_copy_dropped", "reason=digest slot=" + std::to_string(slot));
-  drop(slot, HbmGone::damaged);
+  drop(slot, HbmLeaveReason::damaged);
 }
 
-void HbmTier::drop(SlotId slot, HbmGone why) {
+void HbmTier::drop(SlotId slot, HbmLeaveReason why) {
   const auto found = copies_.find(slot);
   table_->withdraw(slot);
   KVW_SEQUENCE_POINT("hbm: withdrawn");

@@ -95,7 +95,7 @@ class HbmTier {
   void take_slab();
   void drop_chain(SlotId slot);
   HbmPage page_of(const EntryView& view, uint64_t generation, uint64_t offset) const;
-  void drop(SlotId slot, HbmGone why);
+  void drop(SlotId slot, HbmLeaveReason why);
   void reap();
   EvictionPolicy& policy_of(SlotId slot);
   SlotId parent_of(const EntryView& view) const;  // in DRAM, else kNoSlot
@@ -115,7 +115,7 @@ class HbmTier {
   bool off_ = false;
   std::string health_ = "starting", reason_;
   uint64_t published_ = 0, pages_promoted_ = 0, bytes_promoted_ = 0;
-  std::array<uint64_t, static_cast<size_t>(HbmGone::count)> left_{};
+  std::array<uint64_t, static_cast<size_t>(HbmLeaveReason::count)> left_{};
   HbmCopier copier_;  // last: its thread ends first
 };
 

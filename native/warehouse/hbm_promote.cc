@@ -137,7 +137,7 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
     const SlotId slot = warehouse_.pool_.slot_of(cls, residents[i]);
     const auto view = warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
     if (view && warehouse_.heat(*view) >= heat) break;
-    drop(slot, HbmGone::demoted);
+    drop(slot, HbmLeaveReason::demoted);
     ++dropped;
   }
   return dropped;
@@ -174,7 +174,7 @@ uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
     const auto heat = [&](const Class& each) { return warehouse_.heat(*view_in(each.coldest)); };
     const auto next = std::ranges::min_element(classes, {}, heat);
     if (next == classes.end()) break;
-    drop(std::exchange(next->coldest, kNoSlot), HbmGone::operator_);
+    drop(std::exchange(next->coldest, kNoSlot), HbmLeaveReason::operator_);
   }
   reap();
   return dropped;
@@ -197,7 +197,7 @@ void HbmTier::drop_chain(SlotId slot) {
     slots.pop_back();
     if (!has(next)) continue;
     const PageId page = warehouse_.pool_.page_at(next);
-    drop(next, HbmGone::rebalanced);
+    drop(next, HbmLeaveReason::rebalanced);
     for (PageId child = warehouse_.catalog_.first_child(page); child != kNoPage;
          child = warehouse_.catalog_.next_sibling(child))
       if (const auto view = warehouse_.catalog_.at(child); view && view->in_dram())

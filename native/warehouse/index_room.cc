@@ -104,9 +104,9 @@ PageId Warehouse::oldest_record() {
 }
 
 bool Warehouse::leave_index(const EntryView& view) {
-  if (view.in_dram() && evict_views(std::span(&view, 1), Gone::window) == 0) return false;
+  if (view.in_dram() && evict_views(std::span(&view, 1), LeaveReason::window) == 0) return false;
   if (const auto rest = catalog_.find(view.key); rest && rest->in_nvme())
-    leave_nvme(*rest, Gone::window);
+    leave_nvme(*rest, LeaveReason::window);
   return true;
 }
 

@@ -106,7 +106,7 @@ struct PageInfo {
 };
 
 // Why pages left, as metric labels.
-enum class Gone : uint32_t {
+enum class LeaveReason : uint32_t {
   evicted,     // coldest, to make room in DRAM
   window,      // its index window was full
   rebalanced,  // its slab went to another page size
@@ -118,8 +118,8 @@ enum class Gone : uint32_t {
   lost,  // written, but a flush failed
   count
 };
-const char* gone_name(Gone gone);
-inline constexpr size_t kGone = static_cast<size_t>(Gone::count);
+const char* leave_reason_name(LeaveReason reason);
+inline constexpr size_t kLeaveReasons = static_cast<size_t>(LeaveReason::count);
 
 // A snapshot; every figure is the core's own.
 struct WarehouseStatus {
@@ -139,7 +139,7 @@ struct WarehouseStatus {
   uint64_t pages_sealed = 0, bytes_sealed = 0, pages_promoted = 0;
   std::array<uint64_t, kCounters> clients{};
   std::map<std::string, uint64_t> not_admitted;  // to NVMe, by reason
-  std::array<uint64_t, kGone> left_dram{}, left_nvme{};
+  std::array<uint64_t, kLeaveReasons> left_dram{}, left_nvme{};
   uint64_t quarantined = 0, events_dropped = 0;
   struct Space {
     uint32_t ordinal;

@@ -29,7 +29,7 @@ const char* Warehouse::header_problem_of(const EntryView& view) const {
 void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {
   ++quarantined_;
   on_event("page_quarantined", described("dram", view.key, reason));
-  evict_views(std::span(&view, 1), Gone::quarantined);
+  evict_views(std::span(&view, 1), LeaveReason::quarantined);
 }
 
 void Warehouse::leave_tombstone(const Key& key, uint64_t position) {
@@ -40,7 +40,7 @@ void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool 
   ++quarantined_;
   on_event("page_quarantined", described("nvme", view.key, reason));
   if (!unreadable) leave_tombstone(view.key, view.extent.position());
-  leave_nvme(view, Gone::quarantined);
+  leave_nvme(view, LeaveReason::quarantined);
   // The copy in DRAM is all there is now: it goes to NVMe again.
   if (view.in_dram())
     if (const auto rest = catalog_.find(view.key)) admit(*rest, rest->slot);

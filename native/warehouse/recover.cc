@@ -221,8 +221,8 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
   };
   for (const SlotId slot : sealed) insert_slot(slot, page(), summary);
   for (const nvme::RecoveredRecord& record : records) insert_record(record, page());
-  const uint64_t dram = left_dram_[static_cast<size_t>(Gone::window)];
-  const uint64_t nvme = left_nvme_[static_cast<size_t>(Gone::window)];
+  const uint64_t dram = left_dram_[static_cast<size_t>(LeaveReason::window)];
+  const uint64_t nvme = left_nvme_[static_cast<size_t>(LeaveReason::window)];
   if (dram + nvme == 0) return;
   on_event("index_too_small",
            "capacity=" + std::to_string(catalog_.capacity()) +
@@ -235,7 +235,7 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   if (page == kNoPage) {
     // A key that is there already: one of the two slots is damaged.
     ++(catalog_.find(meta.key) ? summary.dropped_slots
-                               : left_dram_[static_cast<size_t>(Gone::window)]);
+                               : left_dram_[static_cast<size_t>(LeaveReason::window)]);
     return close_recovered(slot);
   }
   EntryView view;
@@ -259,7 +259,7 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
     return catalog_.update(*there);
   }
   if (page == kNoPage) {
-    ++left_nvme_[static_cast<size_t>(Gone::window)];
+    ++left_nvme_[static_cast<size_t>(LeaveReason::window)];
     return;
   }
   EntryView view;

@@ -186,8 +186,8 @@ PageId Warehouse::page_to_build_on(const Key& key) {
   const auto view = catalog_.find(key);
   if (!view) return kNoPage;
   if (!is_cleared(*view)) return view->page;
-  evict_views(std::span(&*view, 1), Gone::cleared);
-  if (!view->in_dram()) leave_nvme(*view, Gone::cleared);
+  evict_views(std::span(&*view, 1), LeaveReason::cleared);
+  if (!view->in_dram()) leave_nvme(*view, LeaveReason::cleared);
   ++spaces_[view->space].cleared_early;
   return kNoPage;
 }

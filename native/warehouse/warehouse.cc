@@ -106,12 +106,12 @@ void check_options(const WarehouseOptions& options) {
     nvme::check_sizes(options.nvme_capacity_bytes, segment_bytes_for(options));
 }
 
-const char* gone_name(Gone gone) {
+const char* leave_reason_name(LeaveReason reason) {
   static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",
                                            "reclaimed", "cleared",     "operator",
                                            "orphaned",  "quarantined", "lost"};
-  static_assert(sizeof kNames / sizeof *kNames == kGone);
-  return kNames[static_cast<size_t>(gone)];
+  static_assert(sizeof kNames / sizeof *kNames == kLeaveReasons);
+  return kNames[static_cast<size_t>(reason)];
 }
 
 Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)

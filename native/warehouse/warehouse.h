@@ -229,14 +229,15 @@ class Warehouse final : public nvme::LogHost {
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
   // Closes the slots and scans the pins; null for what leaves pinned or not.
-  const PinSet* close_slots(std::span<const SlotId> slots, Gone gone);
+  const PinSet* close_slots(std::span<const SlotId> slots, LeaveReason reason);
   // True: it left DRAM. Nothing is evicted before a child of it.
-  bool leave_or_reopen(SlotId slot, const PinSet* pins, Gone gone);
+  bool leave_or_reopen(SlotId slot, const PinSet* pins, LeaveReason reason);
   // Both, for all of them, descendants first. Returns how many left.
-  size_t evict_slots(std::span<const SlotId> slots, Gone gone);
-  size_t evict_views(std::span<const EntryView> views, Gone gone);  // those of them in DRAM
-  void leave_dram(SlotId slot, Gone gone);
-  void leave_nvme(const EntryView& entry, Gone gone);
+  size_t evict_slots(std::span<const SlotId> slots, LeaveReason reason);
+  size_t evict_views(std::span<const EntryView> views,
+                     LeaveReason reason);  // those of them in DRAM
+  void leave_dram(SlotId slot, LeaveReason reason);
+  void leave_nvme(const EntryView& entry, LeaveReason reason);
   void keep_free();
   uint64_t heat(const EntryView& view) const;
   void free_retired();  // the first of them; go_on() has the rest
@@ -364,7 +365,7 @@ class Warehouse final : public nvme::LogHost {
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
   std::map<std::string, uint64_t> not_admitted_;
-  std::array<uint64_t, kGone> left_dram_{}, left_nvme_{};
+  std::array<uint64_t, kLeaveReasons> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
   std::unordered_map<Key, uint64_t, KeyHash> moving_;        // reclaim's copies: positions
