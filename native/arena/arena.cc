@@ -81,7 +81,7 @@ std::string shown(uint64_t bytes) {
 // Up to the last one that has memory.
 uint32_t populated_slabs(const Slots& slots) {
   uint32_t slabs = slots.header().slab_max;
-  while (slabs > 0 && slots.cut(slabs - 1).populated == 0) --slabs;
+  while (slabs > 0 && slots.layout(slabs - 1).populated == 0) --slabs;
   return slabs;
 }
 
@@ -253,7 +253,7 @@ void Arena::open_arena() {
   if (::access(path.c_str(), F_OK) != 0) {
     if (attached_)  // the metadata outlived its payload: nothing in it can be believed
       for (uint32_t slab = 0; slab < slots_.header().slab_max; ++slab)
-        if (slots_.cut(slab).populated != 0)
+        if (slots_.layout(slab).populated != 0)
           throw Error(ErrorKind::storage, "arena_missing",
                       path + " is gone but its slots file is there; move the directory " +
                           directory_ + " away, its pages are then recomputed");
@@ -290,15 +290,15 @@ void Arena::give_back() {
   for (uint32_t slab = populated_slabs(slots_); slab > slab_count_;) {
     --slab;
     ++shrunk_.slabs;
-    const SlabCut cut = slots_.cut(slab);
-    for (uint32_t place = 0; place < slots_.slots_in(cut); ++place) {
+    const SlabLayout layout = slots_.layout(slab);
+    for (uint32_t place = 0; place < slots_.slots_in(layout); ++place) {
       const SlotId slot = slots_.slot_id(slab, place);
       const SlotWord word = slots_.load(slot);
       shrunk_.pages += word.state == SlotState::live || word.state == SlotState::closing ? 1 : 0;
       slots_.word(slot).store(SlotWord{word.generation + 1, SlotState::free}.pack(),
                               std::memory_order_release);
     }
-    slots_.cut_word(slab).store(0, std::memory_order_release);
+    slots_.layout_word(slab).store(0, std::memory_order_release);
   }
   punch(arena_fd_.get(), slab_count_ * header.slab_bytes, header.slab_max * header.slab_bytes,
         directory_ + "/arena");
@@ -370,8 +370,8 @@ int Arena::populate_slab(uint32_t slab) {
   return 0;
 }
 
-int Arena::back_metadata(uint32_t slab, const SlabCut& cut) {
-  const uint32_t count = slots_.slots_in(cut);
+int Arena::back_metadata(uint32_t slab, const SlabLayout& layout) {
+  const uint32_t count = slots_.slots_in(layout);
   const SlotsHeader& header = slots_.header();
   const uint64_t words = header.words_offset + slab * header.slots_per_slab * 8;
   const uint64_t words_begin = words / kBlockBytes * kBlockBytes;
@@ -380,7 +380,7 @@ int Arena::back_metadata(uint32_t slab, const SlabCut& cut) {
       err != 0)
     return err;
   const uint64_t metas = header.metas_offset + slab * header.meta_region_bytes;
-  return allocate(slots_fd_.get(), metas, round_up(count * cut.meta_bytes(), kBlockBytes));
+  return allocate(slots_fd_.get(), metas, round_up(count * layout.meta_bytes(), kBlockBytes));
 }
 
 Arena::Damage Arena::damage() const {

@@ -58,8 +58,8 @@ class Arena {
   ControlPage& control() const { return *control_; }
   const Slots& slots() const { return slots_; }
   Index& index() { return index_; }
-  std::byte* payload(SlotId slot, const SlabCut& cut) const {
-    return arena_mapping_.data() + slots_.arena_offset(slot, cut);
+  std::byte* payload(SlotId slot, const SlabLayout& layout) const {
+    return arena_mapping_.data() + slots_.arena_offset(slot, layout);
   }
   std::span<std::byte> slab(uint32_t slab) const {
     return {arena_mapping_.data() + slab * slab_bytes(), slab_bytes()};
@@ -79,7 +79,7 @@ class Arena {
   // or an errno. Thread-safe.
   int populate_slab(uint32_t slab);
   // The same for the words and the metadata of a slab that is about to be cut so. 0 or an errno.
-  int back_metadata(uint32_t slab, const SlabCut& cut);
+  int back_metadata(uint32_t slab, const SlabLayout& layout);
   // A file that is shorter than it is mapped here, or of which pages were lost otherwise when they
   // were touched (base/lost_pages.h). Four system calls.
   struct Damage {

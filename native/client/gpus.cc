@@ -23,7 +23,7 @@ gpu::Registrable arena_of(const View& view) {
   memory.writable = view.writable();
   // An arena is served with the slots that it was made with, so these are also the next daemon's.
   memory.populated = [slots = view.slots()](size_t slab) {
-    return slots.cut(static_cast<uint32_t>(slab)).populated != 0;
+    return slots.layout(static_cast<uint32_t>(slab)).populated != 0;
   };
   memory.keeper = std::make_shared<const Keeper>(Keeper{view.arena(), view.slots_mapping()});
   return memory;

@@ -63,8 +63,8 @@ LoadReport Client::load_to_host(const Open& call, Prompt& prompt, size_t first,
     const Expected expected = expected_page(shape.id, prompt, page);
     const bool verify = options_.verify_always || (entry->flags & kEntryUnverified) != 0;
     if (call.view->slot_in_range(entry->slot))
-      call.view->prefault(entry->slot,
-                          call.view->slots().cut(call.view->slots().slab_of(entry->slot)), false);
+      call.view->prefault(
+          entry->slot, call.view->slots().layout(call.view->slots().slab_of(entry->slot)), false);
     const LoadResult result = call.view->load(*entry, expected, shape, shard, pieces, verify);
     if (result == LoadResult::ok) {
       session.touch(*entry);

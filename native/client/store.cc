@@ -196,10 +196,10 @@ class Storer {
 
   void copy(size_t page, const ReserveAnswer& answer) {
     const View& view = *call_.view;
-    const SlabCut cut = view.slots().cut(view.slots().slab_of(answer.slot));
-    view.prefault(answer.slot, cut, true);
+    const SlabLayout layout = view.slots().layout(view.slots().slab_of(answer.slot));
+    view.prefault(answer.slot, layout, true);
     writer_->put(page - first_,
-                 view.payload(answer.slot, cut) + shard_ * call_.row.shape.shard_stride(),
+                 view.payload(answer.slot, layout) + shard_ * call_.row.shape.shard_stride(),
                  prompt_.key(page), {answer.generation, 0, answer.slot, shard_});
   }
 

@@ -125,21 +125,21 @@ bool View::is_open(uint32_t segment, uint32_t life) const {
 std::optional<View::Header> View::read_header(const EntryView& entry, const Expected& expected,
                                               const NamespaceShape& shape, uint32_t shard) const {
   if (!slot_in_range(entry.slot)) return std::nullopt;
-  const SlabCut cut = slots_.cut(slots_.slab_of(entry.slot));
-  if (slots_.place_of(entry.slot) >= slots_.slots_in(cut)) return std::nullopt;
+  const SlabLayout layout = slots_.layout(slots_.slab_of(entry.slot));
+  if (slots_.place_of(entry.slot) >= slots_.slots_in(layout)) return std::nullopt;
   const SlotWord before = slots_.load(entry.slot);
   if (!before.readable() || static_cast<uint32_t>(before.generation) != entry.generation)
     return std::nullopt;
   KVW_SEQUENCE_POINT("load: word read");
 
   // Everything below may be garbage until the word is seen unchanged: bounds first, belief last.
-  const SlotMeta* shared = slots_.meta(entry.slot, cut);
+  const SlotMeta* shared = slots_.meta(entry.slot, layout);
   SlotMeta meta;
   std::memcpy(static_cast<void*>(&meta), static_cast<const void*>(shared), sizeof meta);
   const bool usable =
       meta.shards == shape.shards && meta.shard_bytes == shape.shard_bytes &&
-      cut.slot_bytes() >= shape.slot_bytes() && meta.witness_bytes == expected.witness.size() &&
-      sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <= cut.meta_bytes();
+      layout.slot_bytes() >= shape.slot_bytes() && meta.witness_bytes == expected.witness.size() &&
+      sizeof(SlotMeta) + 16ull * meta.shards + meta.witness_bytes <= layout.meta_bytes();
   if (!usable) return std::nullopt;
   KVW_SEQUENCE_POINT("load: metadata read");
   const std::byte* witness =
@@ -149,7 +149,7 @@ std::optional<View::Header> View::read_header(const EntryView& entry, const Expe
                     meta.witness_kind == static_cast<uint32_t>(expected.witness_kind) &&
                     std::memcmp(witness, expected.witness.data(), expected.witness.size()) == 0;
   return Header{before, digests_of(shared)[shard], same,
-                payload(entry.slot, cut) + shard * shape.shard_stride()};
+                payload(entry.slot, layout) + shard * shape.shard_stride()};
 }
 
 bool View::unchanged(SlotId slot, const SlotWord& before) const {
@@ -183,9 +183,9 @@ std::optional<View::Found> View::find_pinned(const EntryView& entry, const Expec
   return Found{header->payload, header->digest};
 }
 
-void View::prefault(SlotId slot, const SlabCut& cut, bool for_write) const {
-  const uint64_t begin = slots_.arena_offset(slot, cut);
-  arena_->prefault(begin, begin + cut.slot_bytes(), for_write);
+void View::prefault(SlotId slot, const SlabLayout& layout, bool for_write) const {
+  const uint64_t begin = slots_.arena_offset(slot, layout);
+  arena_->prefault(begin, begin + layout.slot_bytes(), for_write);
 }
 
 }  // namespace kvw

@@ -95,8 +95,8 @@ class View {
     return control_->namespaces[ordinal].clear_epoch.load(std::memory_order_acquire);
   }
 
-  std::byte* payload(SlotId slot, const SlabCut& cut) const {
-    return arena_->data() + slots_.arena_offset(slot, cut);
+  std::byte* payload(SlotId slot, const SlabLayout& layout) const {
+    return arena_->data() + slots_.arena_offset(slot, layout);
   }
   bool slot_in_range(SlotId slot) const {
     return slots_.in_range(slot) && slots_.slab_of(slot) < slab_count_;
@@ -127,7 +127,7 @@ class View {
   const std::shared_ptr<const Mapping>& slots_mapping() const { return slots_mapping_; }
   bool writable() const { return arena_->writable(); }
 
-  void prefault(SlotId slot, const SlabCut& cut, bool for_write) const;
+  void prefault(SlotId slot, const SlabLayout& layout, bool for_write) const;
 
  private:
   // What a slot's header says, which may be garbage until the word is seen unchanged.

@@ -24,12 +24,12 @@ class Rest {
     const Slots& slots = world.slots();
     words = slots.header().words_offset;
     metas = slots.header().metas_offset;
-    cut = slots.cut(0);
+    layout = slots.layout(0);
     world.kill();
     file = Fd(::open((world.options.arena_dir + "/slots").c_str(), O_RDWR | O_CLOEXEC));
     kept.resize(words + 4ull * 4096);
     read(0, kept);
-    kept_metas.resize((kPages + 4) * cut.meta_bytes());
+    kept_metas.resize((kPages + 4) * layout.meta_bytes());
     read(metas, kept_metas);
   }
   void restore() {
@@ -49,20 +49,20 @@ class Rest {
 
   World world;
   uint64_t words = 0, metas = 0;
-  SlabCut cut;
+  SlabLayout layout;
   Fd file;
   std::vector<std::byte> kept, kept_metas;
 };
 
 // Metadata of a slot with a checksum that holds, if what it counts stays inside.
 void seal(Rest& rest, uint64_t place) {
-  std::vector<std::byte> bytes(rest.cut.meta_bytes());
-  const uint64_t at = rest.metas + place * rest.cut.meta_bytes();
+  std::vector<std::byte> bytes(rest.layout.meta_bytes());
+  const uint64_t at = rest.metas + place * rest.layout.meta_bytes();
   rest.read(at, bytes);
   alignas(SlotMeta) std::array<std::byte, 4096> room{};
   std::memcpy(room.data(), bytes.data(), bytes.size());
   auto* meta = reinterpret_cast<SlotMeta*>(room.data());
-  if (!meta_fits(*meta, rest.cut.meta_bytes(), rest.cut.slot_bytes())) return;
+  if (!meta_fits(*meta, rest.layout.meta_bytes(), rest.layout.slot_bytes())) return;
   meta->checksum = meta_checksum(*meta, 1);  // their first generation
   std::memcpy(bytes.data(), room.data(), bytes.size());
   rest.write(at, bytes);
@@ -85,7 +85,7 @@ void patch(Rest& rest, Input input) {
         offset = rest.metas + at % rest.kept_metas.size();
     }
     rest.write(offset, std::as_bytes(bytes));
-    if (where % 4 == 2) seal(rest, at % rest.kept_metas.size() / rest.cut.meta_bytes());
+    if (where % 4 == 2) seal(rest, at % rest.kept_metas.size() / rest.layout.meta_bytes());
   }
 }
 

@@ -38,30 +38,31 @@ SlotClass& Pool::class_of(const NamespaceShape& shape) {
                     std::to_string(arena_.slab_bytes()) +
                     "; use fewer tokens per page, or a larger --dram and a new --arena-dir: an "
                     "arena keeps its slabs");
-  SlabCut cut;
-  cut.slot_blocks = static_cast<uint32_t>(slot_bytes / kBlockBytes);
-  cut.meta_units = static_cast<uint16_t>(meta_bytes / 64);
-  cut.populated = 1;
-  if (slots_.slots_in(cut) == 0)
+  SlabLayout layout;
+  layout.slot_blocks = static_cast<uint32_t>(slot_bytes / kBlockBytes);
+  layout.meta_units = static_cast<uint16_t>(meta_bytes / 64);
+  layout.populated = 1;
+  if (slots_.slots_in(layout) == 0)
     throw Error(ErrorKind::usage, "page_too_large",
                 "the metadata of a page (" + std::to_string(meta_bytes) +
                     " bytes) fits no slab of this arena; use fewer tokens per page, or a larger "
                     "--dram");
-  return add_class(cut);
+  return add_class(layout);
 }
 
-SlotClass& Pool::add_class(const SlabCut& cut) {
+SlotClass& Pool::add_class(const SlabLayout& layout) {
   SlotClass* made = nullptr;  // in the place of one that nobody has any more
   for (const auto& cls : classes_) {
-    if (cls->cut.slot_blocks == cut.slot_blocks && cls->cut.meta_units == cut.meta_units) {
+    if (cls->layout.slot_blocks == layout.slot_blocks &&
+        cls->layout.meta_units == layout.meta_units) {
       cls->unused = false;
       return *cls;
     }
     if (cls->unused && cls->total() == 0) made = cls.get();
   }
   SlotClass own;
-  own.cut = cut;
-  own.slots_per_slab = slots_.slots_in(cut);
+  own.layout = layout;
+  own.slots_per_slab = slots_.slots_in(layout);
   own.policy = make_policy(policy_name_, own.slots_per_slab);
   own.policy->share_clock(policy_clock_);
   if (made == nullptr) made = classes_.emplace_back(std::make_unique<SlotClass>()).get();
@@ -71,9 +72,9 @@ SlotClass& Pool::add_class(const SlabCut& cut) {
 
 void Pool::slab_ready(uint32_t slab) {
   ++populated_;
-  SlabCut cut;
-  cut.populated = 1;
-  slots_.cut_word(slab).store(cut.pack(), std::memory_order_release);
+  SlabLayout layout;
+  layout.populated = 1;
+  slots_.layout_word(slab).store(layout.pack(), std::memory_order_release);
   ready_.push_back(slab);
 }
 
@@ -93,16 +94,16 @@ void Pool::assign(uint32_t slab, uint32_t class_number) {
 bool Pool::grow(SlotClass& cls) {
   if (ready_.empty()) return false;
   const uint32_t slab = ready_.front();
-  growth_errno_ = arena_.back_metadata(slab, cls.cut);
+  growth_errno_ = arena_.back_metadata(slab, cls.layout);
   if (growth_errno_ != 0) return false;
   ready_.pop_front();
   for (uint32_t number = 0; number < classes_.size(); ++number)
     if (classes_[number].get() == &cls) assign(slab, number);
-  // What an older cut left there must not look like metadata of this one.
-  std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, 0), cls.cut)), 0,
-              cls.slots_per_slab * cls.cut.meta_bytes());
+  // What an older layout left there must not look like metadata of this one.
+  std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, 0), cls.layout)), 0,
+              cls.slots_per_slab * cls.layout.meta_bytes());
   KVW_SEQUENCE_POINT("grow: metadata cleared");
-  slots_.cut_word(slab).store(cls.cut.pack(), std::memory_order_release);
+  slots_.layout_word(slab).store(cls.layout.pack(), std::memory_order_release);
   for (uint32_t place = 0; place < cls.slots_per_slab; ++place)
     add_free(cls, slots_.slot_id(slab, place));
   return true;
@@ -121,15 +122,15 @@ void Pool::retire(uint32_t slab) {
   cls.slabs[slab_place_[slab]] = UINT32_MAX;
   slab_class_[slab] = kNoClass;
   pages_[slab].clear();
-  SlabCut cut;
-  cut.populated = 1;
-  slots_.cut_word(slab).store(cut.pack(), std::memory_order_release);
+  SlabLayout layout;
+  layout.populated = 1;
+  slots_.layout_word(slab).store(layout.pack(), std::memory_order_release);
   ready_.push_back(slab);
 }
 
-void Pool::attach(uint32_t slab, const SlabCut& cut) {
+void Pool::attach(uint32_t slab, const SlabLayout& layout) {
   ++populated_;
-  const SlotClass& cls = add_class(cut);
+  const SlotClass& cls = add_class(layout);
   for (uint32_t number = 0; number < classes_.size(); ++number)
     if (classes_[number].get() == &cls) assign(slab, number);
 }
@@ -163,7 +164,7 @@ SlotId Pool::take(SlotClass& cls, SlotState state) {
   full_fence();
   KVW_SEQUENCE_POINT("reuse: generation raised");
   ++cls.reserved;
-  unfinished_bytes_ += cls.cut.slot_bytes();
+  unfinished_bytes_ += cls.layout.slot_bytes();
   return slot;
 }
 
@@ -172,7 +173,7 @@ void Pool::publish(SlotId slot, uint64_t generation) {
   store(slot, {generation, SlotState::live}, std::memory_order_release);
   --cls.reserved;
   ++cls.live;
-  unfinished_bytes_ -= cls.cut.slot_bytes();
+  unfinished_bytes_ -= cls.layout.slot_bytes();
 }
 
 void Pool::close(SlotId slot) {
@@ -193,7 +194,7 @@ void Pool::to_limbo(SlotId slot, uint64_t generation) {
 void Pool::end_limbo(SlotId slot, uint64_t generation) {
   SlotClass& cls = class_of(slot);
   --cls.limbo;
-  unfinished_bytes_ -= cls.cut.slot_bytes();
+  unfinished_bytes_ -= cls.layout.slot_bytes();
   // Torn bytes must not be readable under this generation.
   store(slot, {generation + 1, SlotState::free}, std::memory_order_release);
   page_at(slot) = kNoPage;
@@ -222,7 +223,7 @@ void Pool::restore(SlotId slot, SlotState state) {
   if (state == SlotState::live) ++cls.live;
   if (state == SlotState::limbo) {
     ++cls.limbo;
-    unfinished_bytes_ += cls.cut.slot_bytes();
+    unfinished_bytes_ += cls.layout.slot_bytes();
   }
 }
 

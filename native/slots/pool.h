@@ -25,7 +25,7 @@ namespace kvw {
 
 // Slots of one size. Residents are numbered densely within a class for the eviction policy.
 struct SlotClass {
-  SlabCut cut;
+  SlabLayout layout;
   uint32_t slots_per_slab = 0;
   std::vector<uint32_t> slabs;  // in order of assignment; a retired one leaves UINT32_MAX
   std::deque<SlotId> free;
@@ -51,13 +51,13 @@ class Pool {
   // Cuts a ready, uncut slab for the class. False: none ready, or no room for its metadata.
   bool grow(SlotClass& cls);
   // Takes a slab whose slots are all FREE away from its class; it is ready and uncut again.
-  // Every word's generation rises first, so that no old entry ever validates in the new cut.
+  // Every word's generation rises first, so that no old entry ever validates in the new layout.
   void retire(uint32_t slab);
   // A slab of another class that is all FREE, where that class has it to spare: one in `share` of
   // its slots stays free without it. Nothing where there is none.
   std::optional<uint32_t> spare_slab(const SlotClass& needy, uint64_t share) const;
   // Adopts slots as an earlier daemon left them (recovery): registers the slab with its class.
-  void attach(uint32_t slab, const SlabCut& cut);
+  void attach(uint32_t slab, const SlabLayout& layout);
   void adopt_free(SlotId slot);
 
   // Oldest free slot as (generation + 1, state), fenced before return; kNoSlot when none.
@@ -76,9 +76,9 @@ class Pool {
 
   SlotWord load(SlotId slot) const { return slots_.load(slot); }
   // Of a slab that has a class; from memory of our own, whatever became of the shared word.
-  const SlabCut& cut_of(SlotId slot) const { return class_of(slot).cut; }
-  SlotMeta* meta(SlotId slot) const { return slots_.meta(slot, cut_of(slot)); }
-  std::byte* payload(SlotId slot) const { return arena_.payload(slot, cut_of(slot)); }
+  const SlabLayout& layout_of(SlotId slot) const { return class_of(slot).layout; }
+  SlotMeta* meta(SlotId slot) const { return slots_.meta(slot, layout_of(slot)); }
+  std::byte* payload(SlotId slot) const { return arena_.payload(slot, layout_of(slot)); }
   uint32_t resident(SlotId slot) const;  // dense number in the class
   SlotId slot_of(const SlotClass& cls, uint32_t resident) const;
 
@@ -103,7 +103,7 @@ class Pool {
 
  private:
   void store(SlotId slot, SlotWord word, std::memory_order order);
-  SlotClass& add_class(const SlabCut& cut);
+  SlotClass& add_class(const SlabLayout& layout);
   void assign(uint32_t slab, uint32_t class_number);
   void add_free(SlotClass& cls, SlotId slot);
 

@@ -103,15 +103,15 @@ bool slots_header_is_newer(const SlotsHeader& header) {
 
 Slots::Slots(const Mapping& mapping)
     : base_(mapping.data()), header_(*mapping.at<const SlotsHeader>(0)) {
-  cuts_ = mapping.at<std::atomic<uint64_t>>(kBlockBytes);
+  layouts_ = mapping.at<std::atomic<uint64_t>>(kBlockBytes);
   words_ = mapping.at<std::atomic<uint64_t>>(header_.words_offset);
   per_slab_ = static_cast<uint32_t>(header_.slots_per_slab);
 }
 
-uint32_t Slots::slots_in(const SlabCut& cut) const {
-  if (cut.slot_blocks == 0 || cut.meta_units == 0) return 0;
-  const uint64_t by_payload = header_.slab_bytes / cut.slot_bytes();
-  const uint64_t by_meta = header_.meta_region_bytes / cut.meta_bytes();
+uint32_t Slots::slots_in(const SlabLayout& layout) const {
+  if (layout.slot_blocks == 0 || layout.meta_units == 0) return 0;
+  const uint64_t by_payload = header_.slab_bytes / layout.slot_bytes();
+  const uint64_t by_meta = header_.meta_region_bytes / layout.meta_bytes();
   return static_cast<uint32_t>(std::min(by_payload, by_meta));
 }
 

@@ -46,12 +46,12 @@ struct SlotWord {
 };
 
 // How a slab is cut: one atomic word, so that nobody ever sees half of it. 0 blocks: not cut yet.
-struct SlabCut {
+struct SlabLayout {
   uint32_t slot_blocks = 0;  // of 4 KiB
   uint16_t meta_units = 0;   // of 64 bytes
   uint16_t populated = 0;    // its arena bytes are allocated
 
-  static SlabCut unpack(uint64_t raw) {
+  static SlabLayout unpack(uint64_t raw) {
     return {static_cast<uint32_t>(raw), static_cast<uint16_t>(raw >> 32),
             static_cast<uint16_t>(raw >> 48)};
   }
@@ -101,7 +101,7 @@ inline const std::byte* witness_of(const SlotMeta* meta) {
 }
 
 // XXH3-64 over the generation and everything of the record that is fixed at LIVE.
-// Precondition: the record's counts fit its slab's cut (see fits()).
+// Precondition: the record's counts fit its slab's layout (see fits()).
 uint64_t meta_checksum(const SlotMeta& meta, uint64_t generation);
 // Do the counts inside the record stay inside meta_bytes? Asked before anything in it is followed.
 bool meta_fits(const SlotMeta& meta, uint64_t meta_bytes, uint64_t slot_bytes);
@@ -138,31 +138,31 @@ class Slots {
   SlotId slot_id(uint32_t slab, uint32_t place) const { return slab * per_slab_ + place; }
   bool in_range(SlotId slot) const { return slab_of(slot) < header_.slab_max; }
 
-  std::atomic<uint64_t>& cut_word(uint32_t slab) const { return cuts_[slab]; }
-  SlabCut cut(uint32_t slab) const {
-    return SlabCut::unpack(cuts_[slab].load(std::memory_order_acquire));
+  std::atomic<uint64_t>& layout_word(uint32_t slab) const { return layouts_[slab]; }
+  SlabLayout layout(uint32_t slab) const {
+    return SlabLayout::unpack(layouts_[slab].load(std::memory_order_acquire));
   }
-  uint32_t slots_in(const SlabCut& cut) const;
+  uint32_t slots_in(const SlabLayout& layout) const;
 
   std::atomic<uint64_t>& word(SlotId slot) const { return words_[slot]; }
   SlotWord load(SlotId slot) const {
     return SlotWord::unpack(words_[slot].load(std::memory_order_acquire));
   }
-  uint64_t meta_offset(SlotId slot, const SlabCut& cut) const {
+  uint64_t meta_offset(SlotId slot, const SlabLayout& layout) const {
     return header_.metas_offset + slab_of(slot) * header_.meta_region_bytes +
-           place_of(slot) * cut.meta_bytes();
+           place_of(slot) * layout.meta_bytes();
   }
-  SlotMeta* meta(SlotId slot, const SlabCut& cut) const {
-    return reinterpret_cast<SlotMeta*>(base_ + meta_offset(slot, cut));
+  SlotMeta* meta(SlotId slot, const SlabLayout& layout) const {
+    return reinterpret_cast<SlotMeta*>(base_ + meta_offset(slot, layout));
   }
-  uint64_t arena_offset(SlotId slot, const SlabCut& cut) const {
-    return slab_of(slot) * header_.slab_bytes + place_of(slot) * cut.slot_bytes();
+  uint64_t arena_offset(SlotId slot, const SlabLayout& layout) const {
+    return slab_of(slot) * header_.slab_bytes + place_of(slot) * layout.slot_bytes();
   }
 
  private:
   std::byte* base_ = nullptr;
   SlotsHeader header_{};  // a copy: what it says was checked, and must not change under a reader
-  std::atomic<uint64_t>* cuts_ = nullptr;
+  std::atomic<uint64_t>* layouts_ = nullptr;
   std::atomic<uint64_t>* words_ = nullptr;
   uint32_t per_slab_ = 1;
 };

@@ -101,13 +101,13 @@ class ArenaImage {
     world.pass(1);
     for (const TestPage& page : pages) slots.push_back(world.slot_of(page));
     const Slots& table = world.slots();
-    const SlabCut cut = table.cut(table.slab_of(slots[0]));
-    meta_bytes = cut.meta_bytes();
+    const SlabLayout layout = table.layout(table.slab_of(slots[0]));
+    meta_bytes = layout.meta_bytes();
     words_offset = table.header().words_offset;
     slabs = table.header().slab_max;
     per_slab = table.header().slots_per_slab;
     for (const SlotId slot : slots) {
-      const SlabCut own = table.cut(table.slab_of(slot));
+      const SlabLayout own = table.layout(table.slab_of(slot));
       metas.push_back(table.meta_offset(slot, own));
       payloads.push_back(table.arena_offset(slot, own));
     }
@@ -149,7 +149,7 @@ class ArenaImage {
  private:
   std::vector<std::byte> metadata_of(SlotId slot) {
     const auto* from = reinterpret_cast<const std::byte*>(world.meta(slot));
-    return {from, from + world.slots().cut(world.slots().slab_of(slot)).meta_bytes()};
+    return {from, from + world.slots().layout(world.slots().slab_of(slot)).meta_bytes()};
   }
   std::vector<std::byte> word_bytes(SlotId slot) {
     const uint64_t word = world.word(slot).pack();

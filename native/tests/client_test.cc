@@ -153,7 +153,7 @@ TEST(damaged_page_is_reported_quarantined_and_never_data) {
   CHECK_EQ(chain.found(client), 5);
   daemon.call([&](Warehouse& w) {
     const auto entry = w.arena().index().find(chain.pages[2].key);
-    w.arena().payload(entry->slot, w.arena().slots().cut(0))[17] ^= std::byte{1};
+    w.arena().payload(entry->slot, w.arena().slots().layout(0))[17] ^= std::byte{1};
     return 0;
   });
   LoadReport report;

@@ -4,9 +4,9 @@
 // the damage is counted; and no slot is forgotten.
 //
 // What may be lost is exactly this: pages whose word, metadata or payload changed; all pages of a
-// slab whose cut changed; and everything, until its directory is moved away, when the header of the
-// slots file, the version in the control page, or the length of slots or arena cannot be believed,
-// which is refused with a clear error.
+// slab whose layout changed; and everything, until its directory is moved away, when the header of
+// the slots file, the version in the control page, or the length of slots or arena cannot be
+// believed, which is refused with a clear error.
 #include <functional>
 
 #include "base/error.h"
@@ -71,7 +71,7 @@ Fault slot_padding(ArenaImage& image, Random& random) {
   return {"padding of a slot flipped", {}};
 }
 
-Fault slab_cut(ArenaImage& image, Random& random) {
+Fault slab_layout(ArenaImage& image, Random& random) {
   // Half of them of a slab with pages.
   const uint32_t slab = random() % 2 == 0 ? image.slots[any_page(image, random)] /
                                                 static_cast<uint32_t>(image.slots_per_slab())
@@ -164,7 +164,7 @@ Fault index_entry(ArenaImage& image, Random& random) {
 }
 
 constexpr Fault (*kClasses[])(ArenaImage&, Random&) = {
-    slot_word,    slot_metadata, slot_payload,    slot_padding,       slab_cut,
+    slot_word,    slot_metadata, slot_payload,    slot_padding,       slab_layout,
     slots_header, control_page,  copied_metadata, exchanged_payloads, older_metadata,
     noise,        cut_file,      index_entry};
 

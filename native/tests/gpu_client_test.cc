@@ -146,7 +146,7 @@ TEST(damaged_page_is_a_miss_for_a_device_too_and_reported) {
   chain.store_all(*client);
   rig.daemon.call([&](Warehouse& w) {
     const auto entry = w.arena().index().find(chain.pages[3].key);
-    w.arena().payload(entry->slot, w.arena().slots().cut(0))[69999] ^= std::byte{1};
+    w.arena().payload(entry->slot, w.arena().slots().layout(0))[69999] ^= std::byte{1};
     return 0;
   });
   DeviceCache cache(rig.model, 5, 70000, 1000);

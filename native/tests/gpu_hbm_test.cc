@@ -168,7 +168,7 @@ TEST(page_damaged_in_dram_is_not_promoted_but_quarantined) {
   chain.store_all(*client);
   rig.daemon.call([&](Warehouse& w) {
     const auto entry = w.arena().index().find(chain.pages[3].key);
-    w.arena().payload(entry->slot, w.arena().slots().cut(0))[7] ^= std::byte{1};
+    w.arena().payload(entry->slot, w.arena().slots().layout(0))[7] ^= std::byte{1};
     // A use of it that nobody read: a client's touch.
     w.hbm()->used(*entry, true);
     w.hbm()->poll();

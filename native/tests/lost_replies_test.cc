@@ -130,7 +130,7 @@ void damage(Client& client, const Key& key) {
   const auto view = client.view();
   const auto entry = view->index().find(key);
   CHECK(entry && entry->in_dram());
-  view->payload(entry->slot, view->slots().cut(view->slots().slab_of(entry->slot)))[17] ^=
+  view->payload(entry->slot, view->slots().layout(view->slots().slab_of(entry->slot)))[17] ^=
       std::byte{1};
 }
 

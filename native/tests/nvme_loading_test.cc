@@ -89,7 +89,7 @@ struct Scene {
       const Slots& slots = w.arena().slots();
       uint64_t total = 0;
       for (uint32_t slab = 0; slab < w.arena().slab_count(); ++slab)
-        total += slots.slots_in(slots.cut(slab));
+        total += slots.slots_in(slots.layout(slab));
       return total;
     });
   }

@@ -125,11 +125,11 @@ TEST(slot_word_is_readable_only_while_its_bytes_are_sealed) {
     CHECK(!(SlotWord{1, state}.readable()));
 }
 
-TEST(slab_cut_keeps_all_fields_when_packed) {
-  const SlabCut cut{0xffffffff, 0xfffe, 1};
-  const SlabCut back = SlabCut::unpack(cut.pack());
-  CHECK_EQ(back.slot_blocks, cut.slot_blocks);
-  CHECK_EQ(back.meta_units, cut.meta_units);
+TEST(slab_layout_keeps_all_fields_when_packed) {
+  const SlabLayout layout{0xffffffff, 0xfffe, 1};
+  const SlabLayout back = SlabLayout::unpack(layout.pack());
+  CHECK_EQ(back.slot_blocks, layout.slot_blocks);
+  CHECK_EQ(back.meta_units, layout.meta_units);
   CHECK_EQ(back.populated, 1);
 }
 
@@ -312,7 +312,7 @@ TEST(pool_ends_every_generation_when_a_slab_is_retired) {
   CHECK(other.slots_per_slab > count);
   for (uint32_t place = 0; place < count; ++place)
     CHECK(bench.pool.load(place).generation > before[place]);
-  // And back again: words of places that the first cut did not have rise as well.
+  // And back again: words of places that the first layout did not have rise as well.
   const SlotId taken = bench.pool.take(other, SlotState::reserved);
   const uint64_t generation = bench.pool.load(taken).generation;
   bench.pool.to_limbo(taken, generation);
@@ -326,13 +326,13 @@ TEST(pool_shows_no_old_metadata_when_a_slab_is_cut_anew) {
   Bench bench;
   SlotClass& cls = bench.grown(shape_of(kShard));
   for (uint32_t place = 0; place < cls.slots_per_slab; ++place)
-    std::memset(static_cast<void*>(bench.pool.meta(place)), 0xff, cls.cut.meta_bytes());
+    std::memset(static_cast<void*>(bench.pool.meta(place)), 0xff, cls.layout.meta_bytes());
   bench.pool.retire(0);
   SlotClass& other = bench.pool.class_of(shape_of(4096, 1, {9, 9}));
   CHECK(bench.pool.grow(other));
   for (uint32_t place = 0; place < other.slots_per_slab; ++place) {
     const auto* bytes = reinterpret_cast<const std::byte*>(bench.pool.meta(place));
-    for (size_t i = 0; i < other.cut.meta_bytes(); ++i) CHECK_EQ(static_cast<int>(bytes[i]), 0);
+    for (size_t i = 0; i < other.layout.meta_bytes(); ++i) CHECK_EQ(static_cast<int>(bytes[i]), 0);
   }
 }
 

@@ -182,11 +182,11 @@ class Swarm {
   static bool writes(uint64_t session, const View& view) {
     const Slots& slots = view.slots();
     for (uint32_t slab = 0; slab < slots.header().slab_max; ++slab) {
-      const SlabCut cut = slots.cut(slab);
-      for (uint32_t place = 0; place < slots.slots_in(cut); ++place) {
+      const SlabLayout layout = slots.layout(slab);
+      for (uint32_t place = 0; place < slots.slots_in(layout); ++place) {
         const SlotId slot = slots.slot_id(slab, place);
         if (slots.load(slot).state != SlotState::reserved) continue;
-        const SlotMeta* meta = slots.meta(slot, cut);
+        const SlotMeta* meta = slots.meta(slot, layout);
         const uint64_t open = meta->granted.load() & ~meta->settled.load();
         for (uint32_t shard = 0; shard < 2; ++shard)
           if ((open >> shard & 1) != 0 && owners_of(meta)[shard] == session) return true;

@@ -452,7 +452,7 @@ TEST(free_slots_that_a_page_size_keeps_for_itself_are_not_taken_by_another_that_
   const auto slabs_of_big = [&] {
     uint32_t count = 0;
     for (uint32_t slab = 0; slab < world->arena().slab_count(); ++slab)
-      count += world.slots().cut(slab).slot_blocks == world.shape().slot_bytes() / kBlockBytes;
+      count += world.slots().layout(slab).slot_blocks == world.shape().slot_bytes() / kBlockBytes;
     return count;
   };
   fill(world, peer, 0, world.capacity());
@@ -492,7 +492,7 @@ TEST(stale_entry_never_validates_when_its_slab_was_cut_anew) {
   for (uint64_t chain = 0; chain < 600; ++chain)
     if (world.stored(page_of(small, chain, 0)))
       CHECK_EQ(other.load(page_of(small, chain, 0)), Got::right);
-  // And back: the small pages' entries meet words of the old cut, raised.
+  // And back: the small pages' entries meet words of the old layout, raised.
   std::vector<std::pair<TestPage, EntryView>> smalls;
   for (uint64_t chain = 0; chain < 600; ++chain)
     if (const auto entry = world.entry(page_of(small, chain, 0)))

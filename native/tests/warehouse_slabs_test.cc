@@ -25,7 +25,7 @@ struct Two {
   uint64_t slabs_of(const NamespaceShape& shape) {
     uint64_t count = 0;
     for (uint32_t slab = 0; slab < world->arena().slab_count(); ++slab)
-      count += world.slots().cut(slab).slot_blocks == shape.slot_bytes() / kBlockBytes ? 1 : 0;
+      count += world.slots().layout(slab).slot_blocks == shape.slot_bytes() / kBlockBytes ? 1 : 0;
     return count;
   }
   // Asks for each page of a working set, stores it where it is missing; how many were there.
@@ -204,7 +204,7 @@ TEST(arena_that_no_client_has_mapped_gives_back_what_a_smaller_dram_has_no_room_
 TEST(arena_gives_back_what_an_end_in_between_has_left) {
   World world(shape_of(64 * 1024, 1), 16 * kMiB);
   world.start();
-  world.slots().cut_word(world->arena().slab_count() - 1).store(0);
+  world.slots().layout_word(world->arena().slab_count() - 1).store(0);
   world.kill();
   world.options.dram_bytes = 14 * kMiB;
   world.start();

@@ -174,10 +174,10 @@ class World {
 
   const Slots& slots() { return warehouse_->arena().slots(); }
   SlotWord word(SlotId slot) { return slots().load(slot); }
-  SlotMeta* meta(SlotId slot) { return slots().meta(slot, slots().cut(slots().slab_of(slot))); }
+  SlotMeta* meta(SlotId slot) { return slots().meta(slot, slots().layout(slots().slab_of(slot))); }
   void set_word(SlotId slot, SlotWord word) { slots().word(slot).store(word.pack()); }
   std::byte* payload(SlotId slot) {
-    return warehouse_->arena().payload(slot, slots().cut(slots().slab_of(slot)));
+    return warehouse_->arena().payload(slot, slots().layout(slots().slab_of(slot)));
   }
   std::optional<EntryView> entry(const TestPage& page) {
     return warehouse_->arena().index().find(page.key);
@@ -191,15 +191,15 @@ class World {
 
   // Slots of the test's own page size when all slabs are cut for it.
   uint64_t capacity() {
-    SlabCut cut;
-    cut.slot_blocks = static_cast<uint32_t>(shape_.slot_bytes() / kBlockBytes);
-    cut.meta_units = static_cast<uint16_t>(meta_bytes_of(shape_) / 64);
-    return warehouse_->arena().slab_count() * uint64_t{slots().slots_in(cut)};
+    SlabLayout layout;
+    layout.slot_blocks = static_cast<uint32_t>(shape_.slot_bytes() / kBlockBytes);
+    layout.meta_units = static_cast<uint16_t>(meta_bytes_of(shape_) / 64);
+    return warehouse_->arena().slab_count() * uint64_t{slots().slots_in(layout)};
   }
   uint64_t total_slots() {  // of the slabs that are cut, for whatever
     uint64_t total = 0;
     for (uint32_t slab = 0; slab < warehouse_->arena().slab_count(); ++slab)
-      total += slots().slots_in(slots().cut(slab));
+      total += slots().slots_in(slots().layout(slab));
     return total;
   }
   // Every slot is free, holds a page, or is on its way between the two: none is forgotten.
@@ -274,8 +274,8 @@ class Peer {
     return answers.at(0);
   }
   std::byte* place(SlotId slot, uint32_t shard) const {
-    const SlabCut cut = view_->slots().cut(view_->slots().slab_of(slot));
-    return view_->payload(slot, cut) + shard * shape_.shard_stride();
+    const SlabLayout layout = view_->slots().layout(view_->slots().slab_of(slot));
+    return view_->payload(slot, layout) + shard * shape_.shard_stride();
   }
   // The copy of a store: into the granted slot, through this peer's own mapping.
   uint64_t copy(const ReserveAnswer& grant, const TestPage& page, uint32_t shard = 0) {

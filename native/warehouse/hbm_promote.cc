@@ -117,7 +117,7 @@ std::optional<uint64_t> HbmTier::place_for(const EntryView& view, uint64_t bytes
 // Some of the coldest copies of the candidate's size, those that are colder than it.
 size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
   const SlotClass& cls = warehouse_.pool_.class_of(candidate.slot);
-  const uint64_t bytes = cls.cut.slot_bytes();
+  const uint64_t bytes = cls.layout.slot_bytes();
   // What still waits for its readers is room that is coming: no more is dropped than is wanted.
   const size_t coming = static_cast<size_t>(std::ranges::count_if(
       leaving_, [bytes](const Leaving& each) { return each.bytes == bytes; }));

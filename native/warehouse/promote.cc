@@ -161,7 +161,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   const auto [key, generation] = filling_.extract(slot).mapped();
   catalog_.prefetch_write(key);
   const nvme::Extent read = promoting_.extract(key).mapped();
-  promoting_bytes_ -= pool_.cut_of(slot).slot_bytes();
+  promoting_bytes_ -= pool_.layout_of(slot).slot_bytes();
   const auto view = catalog_.find(key);
   const bool wanted = view && !view->in_dram();
   const bool usable = result == nvme::ReadResult::ok && wanted && fits_namespace(*view, facts);

@@ -16,8 +16,8 @@ std::string described(const char* tier, const Key& key, const char* reason) {
 
 bool Warehouse::has_good_header(SlotId slot) const {
   const SlotMeta* meta = pool_.meta(slot);
-  const SlabCut& cut = pool_.cut_of(slot);
-  return meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) &&
+  const SlabLayout& layout = pool_.layout_of(slot);
+  return meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) &&
          meta->checksum == meta_checksum(*meta, pool_.load(slot).generation);
 }
 

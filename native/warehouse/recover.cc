@@ -59,7 +59,7 @@ RecoverySummary Warehouse::recover() {
   summary.sessions = sessions_->size();
   summary.epoch = epoch_;
   if (!options_.inspect) free_retired();
-  while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
+  while (next_slab_ < arena_.slab_count() && arena_.slots().layout(next_slab_).populated != 0)
     ++next_slab_;
   summary.pages_dram = catalog_.dram_pages();
   summary.pages_nvme = catalog_.nvme_pages();
@@ -92,25 +92,25 @@ std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
   std::vector<SlotId> sealed;
   const Slots& slots = arena_.slots();
   for (uint32_t slab = 0; slab < arena_.slab_count(); ++slab) {
-    const SlabCut cut = slots.cut(slab);
-    if (cut.populated == 0) continue;
+    const SlabLayout layout = slots.layout(slab);
+    if (layout.populated == 0) continue;
     if (log_) log_->register_memory(arena_.slab(slab));
-    if (slots.slots_in(cut) == 0) {
+    if (slots.slots_in(layout) == 0) {
       pool_.slab_ready(slab);
       continue;
     }
-    pool_.attach(slab, cut);
-    for (uint32_t place = 0; place < slots.slots_in(cut); ++place)
-      if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, cut, summary))
+    pool_.attach(slab, layout);
+    for (uint32_t place = 0; place < slots.slots_in(layout); ++place)
+      if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, layout, summary))
         sealed.push_back(slot);
   }
   return sealed;
 }
 
 // True if it holds a page that can be believed.
-bool Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary) {
+bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySummary& summary) {
   SlotMeta* meta = pool_.meta(slot);
-  const bool fits = meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes());
+  const bool fits = meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes());
   const SlotWord word = pool_.load(slot);
   switch (word.state) {
     case SlotState::free:
@@ -135,7 +135,7 @@ bool Warehouse::recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& s
       const uint64_t* owners = owners_of(meta);
       const uint64_t granted = meta->granted.load() & all_shards(meta->shards);
       const SessionId first = granted == 0 ? 0 : owners[__builtin_ctzll(granted)];
-      Group& group = groups_.recovered(slot, meta->shards, first, cut.slot_bytes());
+      Group& group = groups_.recovered(slot, meta->shards, first, layout.slot_bytes());
       group.generation = word.generation;
       group.key = meta->key;
       group.not_before_ns = dma ? clock_.boot_ns() + options_.grace_ns : 0;

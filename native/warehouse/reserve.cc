@@ -106,14 +106,14 @@ Reason Warehouse::seal(const Step& step, const Seal& seal) {
 
 Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   SlotMeta* meta = pool_.meta(slot);
-  const SlabCut& cut = pool_.cut_of(slot);
+  const SlabLayout& layout = pool_.layout_of(slot);
   const Key key = group.key;
   const uint64_t generation = group.generation;
   assert(!catalog_.contains(key));  // a key with an open group is never stored by another way
   Reason refusal = Reason::none;
   if (group.clear_epoch < spaces_[group.space].clear_epoch)
     refusal = Reason::cleared;
-  else if (!meta_fits(*meta, cut.meta_bytes(), cut.slot_bytes()) ||
+  else if (!meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) ||
            meta_checksum(*meta, generation) != group.fixed)
     refusal = Reason::mismatch;  // damaged meanwhile: its checksum would vouch for the damage
   if (refusal != Reason::none) {

@@ -407,7 +407,7 @@ void Warehouse::slab_populated(uint32_t slab, int err) {
   if (err != 0) return;
   pool_.slab_ready(slab);
   if (log_) log_->register_memory(arena_.slab(slab));
-  while (next_slab_ < arena_.slab_count() && arena_.slots().cut(next_slab_).populated != 0)
+  while (next_slab_ < arena_.slab_count() && arena_.slots().layout(next_slab_).populated != 0)
     ++next_slab_;
 }
 
@@ -431,7 +431,7 @@ WarehouseStatus Warehouse::status() const {
   status.dram_capacity_bytes = arena_.slab_count() * arena_.slab_bytes();
   status.dram_populated_bytes = pool_.populated_slabs() * arena_.slab_bytes();
   for (const auto& cls : pool_.classes()) {
-    status.dram_used_bytes += (cls->live + cls->reserved + cls->limbo) * cls->cut.slot_bytes();
+    status.dram_used_bytes += (cls->live + cls->reserved + cls->limbo) * cls->layout.slot_bytes();
     status.free_slots += cls->free.size();
     status.reserved_slots += cls->reserved;
     status.limbo_slots += cls->limbo;

@@ -299,7 +299,7 @@ class Warehouse final : public nvme::LogHost {
   // recover.cc
   void open_log();
   std::vector<SlotId> recover_slots(RecoverySummary& summary);
-  bool recover_slot(SlotId slot, const SlabCut& cut, RecoverySummary& summary);
+  bool recover_slot(SlotId slot, const SlabLayout& layout, RecoverySummary& summary);
   void close_recovered(SlotId slot);
   bool believed(const nvme::RecoveredRecord& record, RecoverySummary& summary);
   bool recovered_space(const PageFacts& facts, RecoverySummary& summary);
