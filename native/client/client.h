@@ -82,7 +82,7 @@ struct ClientOptions {
 };
 
 class Client;
-class Loader;
+class PromotionWindow;
 class Extents;
 class DeviceStage;
 
@@ -201,9 +201,9 @@ class Client {
   friend class DeviceLoad;
   friend class DeviceWriter;
   friend class Finder;
-  friend class Loader;
-  friend class Storer;
-  friend class Holder;
+  friend class PromotionWindow;
+  friend class StoreCall;
+  friend class HoldCall;
 
   // The segments' directory as this connection's daemon gave it; null where it gives none.
   struct SegmentFolder {
@@ -224,8 +224,8 @@ class Client {
   // Pins pages from `page` to `end`, promoting them if it must; with room of `budget`, if there is
   // one. Fewer: the next one is not to be had, and `why` says so, or none, where its slot was
   // reused meanwhile. Throws Error pin "pin_budget".
-  std::vector<Held> hold(const Open& call, Loader& loader, size_t page, size_t end, Pins* budget,
-                         Reason& why);
+  std::vector<Held> hold(const Open& call, PromotionWindow& promotions, size_t page, size_t end,
+                         Pins* budget, Reason& why);
   static void count_lookup(ClientSession& session, const LookupResult& found, size_t asked);
   // The copies that this client has mapped already, of any device. Null: none. No call.
   std::shared_ptr<const HbmView> mapped_hbm();

@@ -19,7 +19,7 @@ DeviceLoad::DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt,
       end_(std::min(prompt.pages(), first + regions.count())),
       next_(first),
       good_(first),
-      loader_(client, call, prompt, deadline_ns),
+      promotions_(client, call, prompt, deadline_ns),
       gpu_(client.gpus_.use(regions.device()->ordinal, *call.view)),
       mover_(gpu_.device->borrow(deadline_ns)) {
   gpu_.hbm = client.hbm(gpu_.device, deadline_ns);
@@ -61,7 +61,7 @@ bool DeviceLoad::launch() {
   batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, gpu_.arena.get());
   // Pages that are on the device need no room beside it, so that many of them fit.
   const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(batch.device_room())));
-  Flight flight{&batch, next_, client_.hold(call_, loader_, next_, end, nullptr, why_), {}, {}};
+  Flight flight{&batch, next_, client_.hold(call_, promotions_, next_, end, nullptr, why_), {}, {}};
   const size_t held = flight.held.size();
   const bool whole = fill(flight);
   if (!whole || (next_ + held < end && why_ == Reason::none)) {
@@ -156,7 +156,7 @@ void DeviceLoad::doubted() {
 void DeviceLoad::failed(const EntryView& entry) {
   call_.session->count(Counter::load_mismatch);
   next_ = good_;
-  const bool again = ++stale_ < kStaleTries && loader_.has_other_copy(entry);
+  const bool again = ++stale_ < kStaleTries && promotions_.has_other_copy(entry);
   why_ = again ? Reason::none : Reason::mismatch;
 }
 

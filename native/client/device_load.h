@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "client/client.h"
-#include "client/loader.h"
+#include "client/promotion_window.h"
 #include "gpu/mover.h"
 
 namespace kvw {
@@ -55,7 +55,7 @@ class DeviceLoad {
   uint32_t shard_;
   uint64_t deadline_ns_;
   size_t end_, next_, good_;  // pages: to load, to launch, verified
-  Loader loader_;
+  PromotionWindow promotions_;
   Gpus::Use gpu_;
   gpu::Device::Borrowed mover_;
   size_t launched_ = 0;  // batches

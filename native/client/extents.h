@@ -80,7 +80,7 @@ class Extents {
 
  private:
   friend class Client;
-  friend class Holder;
+  friend class HoldCall;
 
   std::shared_ptr<const View> view_;
   std::shared_ptr<ClientSession> session_;

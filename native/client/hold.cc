@@ -73,9 +73,9 @@ void end_later(std::unique_ptr<LateHold> hold) {
 }  // namespace
 
 // One hold in progress.
-class Holder {
+class HoldCall {
  public:
-  Holder(const Client::Open& call, Prompt& prompt, Extents& into, size_t first)
+  HoldCall(const Client::Open& call, Prompt& prompt, Extents& into, size_t first)
       : call_(call), prompt_(prompt), into_(into), first_(first) {}
 
   // Stores a pin for the segment of each page that is on NVMe, one after another.
@@ -274,19 +274,19 @@ std::unique_ptr<Extents> Client::hold(const Key& namespace_id, Prompt& prompt, s
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::transport) throw;
   }
-  Holder holder(call, prompt, *extents, first);
+  HoldCall holding(call, prompt, *extents, first);
   if (from == nullptr) {
     extents->ended_ = Reason::unreachable;
     return extents;
   }
-  holder.collect(std::min(prompt.pages(), first + pages), *from);
+  holding.collect(std::min(prompt.pages(), first + pages), *from);
   KVW_SEQUENCE_POINT("hold: stored");
   full_fence();
-  holder.confirm();
+  holding.confirm();
   call.session->count(Counter::loads);
   if (extents->pages_.empty()) return extents;
-  auto reads = holder.header_reads();
-  if (holder.read_headers(*reads, deadline_ns)) return extents;
+  auto reads = holding.header_reads();
+  if (holding.read_headers(*reads, deadline_ns)) return extents;
   auto late = std::make_unique<LateHold>();
   late->extents = std::move(extents);
   late->reads = std::move(reads);

@@ -1,11 +1,12 @@
-// Loads and pins: from DRAM without a call, from NVMe after asking for promotion (loader.h).
+// Loads and pins: from DRAM without a call, from NVMe after asking for promotion
+// (promotion_window.h).
 #include <algorithm>
 
 #include "base/error.h"
 #include "base/sequence_point.h"
 #include "client/client.h"
 #include "client/device_load.h"
-#include "client/loader.h"
+#include "client/promotion_window.h"
 
 namespace kvw {
 
@@ -49,14 +50,14 @@ LoadReport Client::load_to_host(const Open& call, Prompt& prompt, size_t first,
   const NamespaceShape& shape = call.row.shape;
   ClientSession& session = *call.session;
   const size_t end = std::min(prompt.pages(), first + regions.count());
-  Loader loader(*this, call, prompt, deadline_ns);
+  PromotionWindow promotions(*this, call, prompt, deadline_ns);
   LoadReport report;
   std::vector<Piece> pieces;
   Reason why = Reason::none;
   size_t page = first;
   int stale = 0;
   while (page < end) {
-    const auto entry = loader.in_dram(page, end, why);
+    const auto entry = promotions.in_dram(page, end, why);
     if (!entry) break;
     KVW_SEQUENCE_POINT("load: entry found");
     regions.pieces(page - first, pieces);
@@ -79,7 +80,7 @@ LoadReport Client::load_to_host(const Open& call, Prompt& prompt, size_t first,
       session.count(Counter::load_stale);
     }
     const bool damaged = result == LoadResult::mismatch;
-    if (++stale >= kStaleTries || (damaged && !loader.has_other_copy(*entry))) {
+    if (++stale >= kStaleTries || (damaged && !promotions.has_other_copy(*entry))) {
       why = damaged ? Reason::mismatch : Reason::stale;
       break;
     }
@@ -89,8 +90,8 @@ LoadReport Client::load_to_host(const Open& call, Prompt& prompt, size_t first,
   return report;
 }
 
-std::vector<Client::Held> Client::hold(const Open& call, Loader& loader, size_t page, size_t end,
-                                       Pins* budget, Reason& why) {
+std::vector<Client::Held> Client::hold(const Open& call, PromotionWindow& promotions, size_t page,
+                                       size_t end, Pins* budget, Reason& why) {
   ClientSession& session = *call.session;
   std::vector<Held> batch;
   const auto release = [&](size_t from) {
@@ -99,7 +100,7 @@ std::vector<Client::Held> Client::hold(const Open& call, Loader& loader, size_t 
     batch.resize(from);
   };
   for (; page + batch.size() < end;) {
-    const auto entry = loader.in_dram(page + batch.size(), end, why);
+    const auto entry = promotions.in_dram(page + batch.size(), end, why);
     if (!entry) break;
     const bool room = budget == nullptr || budget->take_room();
     const int place = room ? session.take_pin() : -1;
@@ -139,11 +140,11 @@ std::unique_ptr<Pins> Client::pin(const Key& namespace_id, Prompt& prompt, size_
   auto pins = std::make_unique<Pins>(call.session, pinned_bytes_);
   pins->bytes_each_ = call.row.shape.slot_bytes();
   pins->limit_bytes_ = call.view->control().pin_limit_bytes.value.load();
-  Loader loader(*this, call, prompt, deadline_ns);
+  PromotionWindow promotions(*this, call, prompt, deadline_ns);
   Reason why = Reason::none;
   for (size_t page = first; page < prompt.pages();) {
     const size_t end = std::min(prompt.pages(), page + kBatch);
-    const std::vector<Held> batch = hold(call, loader, page, end, pins.get(), why);
+    const std::vector<Held> batch = hold(call, promotions, page, end, pins.get(), why);
     for (const Held& each : batch) {
       pins->places_.push_back(each.place);
       call.session->touch(each.entry);

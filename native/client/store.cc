@@ -39,10 +39,10 @@ uint64_t now_ns() { return system_clock().boot_ns(); }
 //
 // A page that is refused for good ends its run: what follows it there could never be found. Other
 // runs of the call go on.
-class Storer {
+class StoreCall {
  public:
-  Storer(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
-         const Regions& regions, uint32_t shard, uint64_t deadline_ns)
+  StoreCall(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
+            const Regions& regions, uint32_t shard, uint64_t deadline_ns)
       : client_(client),
         call_(call),
         prompt_(prompt),
@@ -272,7 +272,7 @@ StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
     throw Error(ErrorKind::usage, "bad_page_bytes",
                 "a page of the buffer has " + std::to_string(regions.page_bytes()) +
                     " bytes, a page of the namespace " + std::to_string(shape.shard_bytes));
-  StoreReport report = Storer(*this, call, prompt, first, regions, shard, deadline_ns).run();
+  StoreReport report = StoreCall(*this, call, prompt, first, regions, shard, deadline_ns).run();
   ClientSession& session = *call.session;
   session.count(Counter::stores);
   session.count(Counter::pages_stored, report.stored);

@@ -19,9 +19,9 @@ inline Expected expected_page(const Key& namespace_id, Prompt& prompt, size_t pa
           prompt.position(page), prompt.witness_kind(), prompt.witness(page)};
 }
 
-class Loader {
+class PromotionWindow {
  public:
-  Loader(Client& client, const Client::Open& call, Prompt& prompt, uint64_t deadline_ns);
+  PromotionWindow(Client& client, const Client::Open& call, Prompt& prompt, uint64_t deadline_ns);
 
   // The entry of a page that is in DRAM now, promoting it if it must. Nothing: `why` says.
   std::optional<EntryView> in_dram(size_t page, size_t end, Reason& why);

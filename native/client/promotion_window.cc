@@ -1,4 +1,4 @@
-#include "client/loader.h"
+#include "client/promotion_window.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -20,7 +20,8 @@ uint64_t now_ns() { return system_clock().boot_ns(); }
 
 }  // namespace
 
-Loader::Loader(Client& client, const Client::Open& call, Prompt& prompt, uint64_t deadline_ns)
+PromotionWindow::PromotionWindow(Client& client, const Client::Open& call, Prompt& prompt,
+                                 uint64_t deadline_ns)
     : client_(client),
       call_(call),
       prompt_(prompt),
@@ -34,7 +35,7 @@ Loader::Loader(Client& client, const Client::Open& call, Prompt& prompt, uint64_
   window_ = std::clamp<uint64_t>(limit / call.row.shape.slot_bytes(), 1, kPromotePages);
 }
 
-std::optional<EntryView> Loader::in_dram(size_t page, size_t end, Reason& why) {
+std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reason& why) {
   for (;;) {
     const uint64_t tick = promoted_word().load(std::memory_order_acquire);
     const auto entry = call_.view->index().find(prompt_.key(page));
@@ -59,7 +60,7 @@ std::optional<EntryView> Loader::in_dram(size_t page, size_t end, Reason& why) {
   }
 }
 
-bool Loader::has_other_copy(const EntryView& damaged) {
+bool PromotionWindow::has_other_copy(const EntryView& damaged) {
   if (!damaged.in_nvme()) return false;
   const uint64_t until_ns = std::min(deadline_ns_, now_ns() + kJudgedWithinNs);
   do {
@@ -72,14 +73,14 @@ bool Loader::has_other_copy(const EntryView& damaged) {
   return false;
 }
 
-std::atomic<uint64_t>& Loader::promoted_word() const {
+std::atomic<uint64_t>& PromotionWindow::promoted_word() const {
   return const_cast<std::atomic<uint64_t>&>(call_.view->control().promoted.value);
 }
 
 // Asks for the pages of the window from `page` on that are only on NVMe and were not asked for
 // yet. The daemon takes the first of them that it has room for, down to none: what it did not
 // take is asked for when half of what it did is used up. False: `page` will not come.
-bool Loader::ask_ahead(size_t page, size_t end, Reason& why) {
+bool PromotionWindow::ask_ahead(size_t page, size_t end, Reason& why) {
   const size_t until = std::min<size_t>(end, page + window_);
   std::vector<Key> keys;
   std::vector<size_t> pages;
@@ -111,7 +112,7 @@ bool Loader::ask_ahead(size_t page, size_t end, Reason& why) {
 
 // One round trip. timeout: the daemon does not answer in time; unreachable: not at all, or not
 // sensibly.
-Reason Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+Reason PromotionWindow::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
   Writer message(MessageType::promote);
   message.put_bytes(keys.data(), keys.size_bytes());
   message.set_counts(static_cast<uint32_t>(keys.size()));
@@ -128,7 +129,7 @@ Reason Loader::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& an
 }
 
 // Sleeps until a promotion ends somewhere, at most a slice: a daemon that died wakes nobody.
-void Loader::wait(uint64_t tick) {
+void PromotionWindow::wait(uint64_t tick) {
   const uint64_t now = now_ns();
   const uint64_t slice = std::min(kWaitSliceNs, deadline_ns_ > now ? deadline_ns_ - now : 0);
   timespec timeout{static_cast<time_t>(slice / kSecondNs), static_cast<long>(slice % kSecondNs)};
