@@ -11,8 +11,8 @@
 #include "base/atomics.h"
 #include "base/error.h"
 #include "base/keep.h"
-#include "base/quiet_thread.h"
 #include "base/sequence_point.h"
+#include "base/start_thread.h"
 #include "client/extents.h"
 #include "io/io_engine.h"
 #include "nvme/aligned_buffer.h"
@@ -59,7 +59,7 @@ struct LateHold {
 void end_later(std::unique_ptr<LateHold> hold) {
   auto* late = hold.release();
   try {
-    quiet_thread("kvw-late-hold", [late] {
+    start_thread("kvw-late-hold", [late] {
       std::vector<IoDone> done;
       for (IoEngine& engine = *late->reads->engine; engine.in_flight() > 0; done.clear())
         engine.wait(done, kLateWaitMs);

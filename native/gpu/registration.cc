@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/quiet_thread.h"
+#include "base/start_thread.h"
 
 namespace kvw::gpu {
 
@@ -23,7 +23,7 @@ Registration::Registration(std::shared_ptr<const Device> device, Registrable mem
       memory_(std::move(memory)),
       states_((memory_.bytes + memory_.slab_bytes - 1) / memory_.slab_bytes),
       before_(std::move(before)) {
-  thread_ = quiet_thread("kvw-register", [this] { work(); });
+  thread_ = start_thread("kvw-register", [this] { work(); });
 }
 
 Registration::~Registration() {

@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/keep.h"
-#include "base/quiet_thread.h"
 #include "base/sequence_point.h"
+#include "base/start_thread.h"
 #include "copy/copy.h"
 #include "gpu/shared_memory.h"
 
@@ -186,7 +186,7 @@ void HbmCopier::State::run() {
 }
 
 HbmCopier::HbmCopier(const HbmOptions& options) : state_(std::make_shared<State>(options)) {
-  thread_ = quiet_thread("kvw-hbm", [state = state_] { state->run(); });
+  thread_ = start_thread("kvw-hbm", [state = state_] { state->run(); });
 }
 
 HbmCopier::~HbmCopier() {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/quiet_thread.h"
+#include "base/start_thread.h"
 #include "io/engines.h"
 #include "io/transfer.h"
 
@@ -42,7 +42,7 @@ class PreadPool final : public IoEngine {
   explicit PreadPool(unsigned depth) : depth_(depth) {
     threads_.reserve(depth);
     for (unsigned i = 0; i < depth; ++i)
-      threads_.push_back(quiet_thread("kvw-pread", [this] { serve(); }));
+      threads_.push_back(start_thread("kvw-pread", [this] { serve(); }));
   }
 
   ~PreadPool() override {

@@ -6,7 +6,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "base/quiet_thread.h"
+#include "base/start_thread.h"
 
 namespace kvw::nvme {
 namespace {
@@ -66,7 +66,7 @@ Disk::~Disk() { stop(); }
 
 void Disk::start() {
   file_thread_.start();
-  thread_ = quiet_thread("kvw-disk", [this] { serve(); });
+  thread_ = start_thread("kvw-disk", [this] { serve(); });
 }
 
 void Disk::post(JobPtr job) {

@@ -3,12 +3,12 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/quiet_thread.h"
+#include "base/start_thread.h"
 
 namespace kvw::nvme {
 
 void FileThread::start() {
-  thread_ = quiet_thread("kvw-files", [this] { serve(); });
+  thread_ = start_thread("kvw-files", [this] { serve(); });
 }
 
 void FileThread::post(JobPtr job) {

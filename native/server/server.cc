@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "base/quiet_thread.h"
+#include "base/start_thread.h"
 #include "copy/copy.h"
 
 namespace kvw {
@@ -106,8 +106,8 @@ RecoverySummary Server::start() {
       (warehouse_->has_log() && !watch(epoll_.get(), warehouse_->log_fd())) ||
       (warehouse_->hbm() != nullptr && !watch(epoll_.get(), warehouse_->hbm()->event_fd())))
     throw storage_error("cannot watch the local socket", errno);
-  thread_ = quiet_thread("kvw-core", [this] { run(); });
-  populator_ = quiet_thread("kvw-populate", [this] { populate(); });
+  thread_ = start_thread("kvw-core", [this] { run(); });
+  populator_ = start_thread("kvw-populate", [this] { populate(); });
   return *recovered_;
 }
 

@@ -12,7 +12,7 @@ namespace kvw {
 
 // `name` shows in top and debuggers; at most 15 characters. Throws std::system_error where the
 // process may have no more threads.
-inline std::thread quiet_thread(const char* name, std::function<void()> body) {
+inline std::thread start_thread(const char* name, std::function<void()> body) {
   sigset_t all, before;
   sigfillset(&all);
   sigdelset(&all, SIGBUS);
