@@ -46,6 +46,7 @@ class Arena {
 
   uint32_t slab_count() const { return slab_count_; }
   uint64_t slab_bytes() const { return slots_.header().slab_bytes; }
+  uint64_t bytes() const { return slab_count_ * slab_bytes(); }  // of all slabs
   uint64_t incarnation() const { return incarnation_; }
   bool attached() const { return attached_; }  // found pages' files of an earlier daemon
   // What this start gave back. slabs 0: nothing.

@@ -74,7 +74,7 @@ void Checker::report(SessionId session, const Report& report) {
 void Checker::judge_reported() {
   while (!reported_.empty() && reported_bytes_left_ > 0) {
     Digested& page = reported_.front().digested;
-    const auto view = warehouse_.catalog_.find(reported_.front().key);
+    const auto view = state_.catalog.find(reported_.front().key);
     const bool there = is_there(page, view);
     const char* problem = nullptr;
     if (there && !digest(page, *view, reported_bytes_left_, problem)) return;
@@ -85,7 +85,7 @@ void Checker::judge_reported() {
       warehouse_.quarantine_dram(*view, problem);
     } else if (there) {
       // The reporter's own trouble, or that of the copy in HBM that it read.
-      if (warehouse_.hbm_) warehouse_.hbm_->damaged(slot);
+      if (state_.hbm) state_.hbm->damaged(slot);
       if (good_.size() < kGoodKept) good_[slot] = {generation, now_ns_ + kSecondNs};
     }
   }
@@ -93,12 +93,12 @@ void Checker::judge_reported() {
 
 bool Checker::is_there(const Digested& page, const std::optional<EntryView>& view) const {
   return view && view->in_dram() && view->slot == page.slot &&
-         warehouse_.pool_.load(page.slot).generation == page.generation;
+         state_.pool.load(page.slot).generation == page.generation;
 }
 
 bool Checker::digest(Digested& page, const EntryView& view, uint64_t& bytes, const char*& problem) {
   problem = warehouse_.header_problem_of(view);
-  const uint32_t shards = warehouse_.pool_.meta(page.slot)->shards;
+  const uint32_t shards = state_.pool.meta(page.slot)->shards;
   while (problem == nullptr && page.shard < shards) {
     if (bytes == 0 || !digest_shard(page, bytes, problem)) return false;
     ++page.shard;
@@ -108,11 +108,11 @@ bool Checker::digest(Digested& page, const EntryView& view, uint64_t& bytes, con
 
 // Of a page whose header is good. False: there is more.
 bool Checker::digest_shard(Digested& page, uint64_t& bytes, const char*& problem) {
-  const SlotMeta* meta = warehouse_.pool_.meta(page.slot);
+  const SlotMeta* meta = state_.pool.meta(page.slot);
   const uint64_t at = page.leaves.size() * kBlockBytes, all = meta->shard_bytes;
   const uint64_t some = std::min(all - std::min(at, all), bytes);
   const uint64_t stride = round_up(all, kBlockBytes);
-  add_leaves(warehouse_.pool_.payload(page.slot) + page.shard * stride + at, some, page.leaves);
+  add_leaves(state_.pool.payload(page.slot) + page.shard * stride + at, some, page.leaves);
   bytes -= std::min(round_up(some, kBlockBytes), bytes);
   if (at + some < all) return false;
   const uint64_t seed = digest_seed(meta->key, page.shard, all);
@@ -123,7 +123,7 @@ bool Checker::digest_shard(Digested& page, uint64_t& bytes, const char*& problem
 
 void Checker::collect(Stretch& stretch) {
   const CheckRequest& request = stretch.request;
-  const uint64_t entries = warehouse_.catalog_.index().entries();
+  const uint64_t entries = state_.catalog.index().entries();
   PageId& page = stretch.request.after;
   uint64_t bytes = kBytesPerStep;
   const auto more = [&] {
@@ -132,9 +132,9 @@ void Checker::collect(Stretch& stretch) {
   };
   for (uint64_t looks = 0; more(); ++page, ++looks) {
     if (looks == kLooksPerStep) return;
-    const auto view = warehouse_.catalog_.at(page);
+    const auto view = state_.catalog.at(page);
     if (!view || (request.ordinal >= 0 && view->space != request.ordinal)) continue;
-    if (warehouse_.is_cleared(*view)) continue;
+    if (state_.is_cleared(*view)) continue;
     if (view->in_dram() && !check_dram(stretch, *view, bytes)) return;
     if (view->in_nvme()) stretch.unread.push_back(view->key);
     ++stretch.found;
@@ -146,12 +146,12 @@ void Checker::collect(Stretch& stretch) {
 // False: not whole in this step.
 bool Checker::check_dram(Stretch& stretch, const EntryView& view, uint64_t& bytes) {
   Digested& page = stretch.digested;
-  if (!is_there(page, view)) page = {view.slot, warehouse_.pool_.load(view.slot).generation, 0, {}};
+  if (!is_there(page, view)) page = {view.slot, state_.pool.load(view.slot).generation, 0, {}};
   const char* problem = nullptr;
   if (!digest(page, view, bytes, problem)) return false;
   page = {};
   TierCheck& tier = stretch.report.dram;
-  const uint64_t size = warehouse_.spaces_[view.space].shape.slot_bytes();
+  const uint64_t size = state_.spaces[view.space].shape.slot_bytes();
   ++tier.pages;
   tier.bytes += size;
   if (problem == nullptr) return true;
@@ -172,7 +172,7 @@ bool Checker::may_read(uint64_t bytes) const {
 
 // False: not now.
 bool Checker::read_next(Stretch& stretch) {
-  const auto view = warehouse_.catalog_.find(stretch.unread.front());
+  const auto view = state_.catalog.find(stretch.unread.front());
   if (!view || !view->in_nvme()) {  // it left while it waited
     stretch.unread.pop_front();
     return true;
@@ -182,7 +182,7 @@ bool Checker::read_next(Stretch& stretch) {
   const auto end = [this, key = view->key, extent](nvme::RecordEnd&& read) {
     read_ended(key, extent, read);
   };
-  if (!warehouse_.log_->check(extent, view->key, end)) return false;
+  if (!state_.log->check(extent, view->key, end)) return false;
   stretch.unread.pop_front();
   ++reads_;
   read_bytes_ += bytes_of(extent);
@@ -193,8 +193,8 @@ void Checker::read_ended(const Key& key, const nvme::Extent& extent, const nvme:
   --reads_;
   read_bytes_ -= bytes_of(extent);
   Stretch& stretch = stretches_.front();
-  const auto view = warehouse_.catalog_.find(key);
-  if (view && view->in_nvme() && !warehouse_.is_cleared(*view)) {
+  const auto view = state_.catalog.find(key);
+  if (view && view->in_nvme() && !state_.is_cleared(*view)) {
     // Reclaim moved it meanwhile: what counts is the copy that a promotion would read.
     if (view->extent == extent)
       judge(stretch, *view, end);
@@ -207,7 +207,7 @@ void Checker::read_ended(const Key& key, const nvme::Extent& extent, const nvme:
 void Checker::judge(Stretch& stretch, const EntryView& view, const nvme::RecordEnd& end) {
   const char* problem = end.reason;
   if (end.result == nvme::ReadResult::ok)
-    problem = warehouse_.fits_namespace(view, end.facts) ? nullptr : "namespace";
+    problem = state_.fits_namespace(view, end.facts) ? nullptr : "namespace";
   else if (std::string_view(problem) == "stopped")
     return;  // the warehouse is ending: nothing was found out
   TierCheck& tier = stretch.report.nvme;

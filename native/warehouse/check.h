@@ -28,6 +28,7 @@
 namespace kvw {
 
 class Warehouse;
+struct WarehouseState;
 
 struct CheckRequest {
   int ordinal = -1;     // of a namespace; -1: of all
@@ -57,7 +58,7 @@ class Checker {
  public:
   using End = std::function<void(CheckReport&&)>;
 
-  explicit Checker(Warehouse& warehouse) : warehouse_(warehouse) {}
+  Checker(Warehouse& warehouse, WarehouseState& state) : warehouse_(warehouse), state_(state) {}
 
   // Does the first step. `end` is called once, from here or later; never, if the warehouse ends
   // before. Throws Error capacity "check_busy".
@@ -118,6 +119,7 @@ class Checker {
   void judge(Stretch& stretch, const EntryView& view, const nvme::RecordEnd& end);
 
   Warehouse& warehouse_;
+  WarehouseState& state_;
   std::deque<Stretch> stretches_;  // the first is being worked on
   size_t reads_ = 0;               // of the first
   uint64_t read_bytes_ = 0;

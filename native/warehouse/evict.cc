@@ -39,25 +39,25 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
     // Room that nothing must leave for is on its way: a store can wait for it.
     if (state == SlotState::reserved && still_growing()) return kNoSlot;
     apply_touches();
-    if (take_colder_slab(cls)) return pool_.take(cls, state);
+    if (take_colder_slab(cls)) return state_.pool.take(cls, state);
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
     // A class that only waits for its own writes takes nothing from others.
     const bool waits = cls.total() != 0 && !writing_.empty();
     if (evict_some(cls, want, spare) == 0 && !waits) take_any_slab(cls);
   }
-  return pool_.take(cls, state);
+  return state_.pool.take(cls, state);
 }
 
 bool Warehouse::awaits_child(SlotId slot) {
-  if (groups_.none_open()) return false;
-  const auto view = catalog_.at(pool_.page_at(slot));
+  if (state_.groups.none_open()) return false;
+  const auto view = state_.catalog.at(state_.pool.page_at(slot));
   return view && awaits_child(*view);
 }
 
 void Warehouse::keep_free() {
-  for (const auto& cls : pool_.classes()) {
+  for (const auto& cls : state_.pool.classes()) {
     const uint64_t want = cls->total() / kFreeShare;
-    if (cls->free.size() >= want || pool_.ready_slabs() != 0) continue;
+    if (cls->free.size() >= want || state_.pool.ready_slabs() != 0) continue;
     if (still_growing()) continue;
     if (take_spare_slab(*cls)) continue;
     evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot);
@@ -67,7 +67,7 @@ void Warehouse::keep_free() {
 size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // None, until a victim turns out to be pinned: then those pinned are passed over.
   const PinSet* pins = nullptr;
-  const KeepBusy keep(pool_, cls, [&](SlotId slot) {
+  const KeepBusy keep(state_.pool, cls, [&](SlotId slot) {
     return slot == spare || writing_.contains(slot) || (pins != nullptr && pins->has_slot(slot)) ||
            awaits_child(slot);
   });
@@ -80,9 +80,9 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
         cls.policy->victims(std::span(residents).first(std::min(want - left, kBatch)), keep);
     if (found == 0) break;
     slots.clear();
-    for (size_t i = 0; i < found; ++i) slots.push_back(pool_.slot_of(cls, residents[i]));
+    for (size_t i = 0; i < found; ++i) slots.push_back(state_.pool.slot_of(cls, residents[i]));
     const size_t out = evict_slots(slots, LeaveReason::evicted);
-    if (out < found) pins = &sessions_->pins_seen();
+    if (out < found) pins = &state_.sessions.pins_seen();
     left += out;
   }
   return left;
@@ -93,15 +93,15 @@ const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, LeaveReason 
   const bool must = reason == LeaveReason::quarantined || reason == LeaveReason::cleared;
   for (const SlotId slot : slots) {
     // A crash must not bring a quarantined page back: its metadata says so before anything else.
-    if (reason == LeaveReason::quarantined) pool_.meta(slot)->checksum = 0;
-    pool_.close(slot);
-    catalog_.prefetch_write(pool_.page_at(slot));  // where its entry is taken out
+    if (reason == LeaveReason::quarantined) state_.pool.meta(slot)->checksum = 0;
+    state_.pool.close(slot);
+    state_.catalog.prefetch_write(state_.pool.page_at(slot));  // where its entry is taken out
   }
   KVW_SEQUENCE_POINT("evict: closed");
   const PinSet* pins = nullptr;
   if (!must) {
     full_fence();
-    pins = &sessions_->pins();
+    pins = &state_.sessions.pins();
   }
   KVW_SEQUENCE_POINT("evict: pins read");
   return pins;
@@ -112,14 +112,15 @@ bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, LeaveReason rea
     if (pins->has_slot(slot) || writing_.contains(slot)) return true;
     // A victim before it was pinned, or is more than its policy was told of.
     return reason == LeaveReason::evicted &&
-           catalog_.count_children(pool_.page_at(slot), std::mem_fn(&PageNode::in_dram), 1) != 0;
+           state_.catalog.count_children(state_.pool.page_at(slot), std::mem_fn(&PageNode::in_dram),
+                                         1) != 0;
   };
   if (pins == nullptr || !stays()) {
     leave_dram(slot, reason);
     return true;
   }
-  pool_.reopen(slot);
-  touch(pool_.page_at(slot));
+  state_.pool.reopen(slot);
+  state_.touch(state_.pool.page_at(slot));
   return false;
 }
 
@@ -138,45 +139,45 @@ size_t Warehouse::evict_views(std::span<const EntryView> views, LeaveReason reas
 }
 
 void Warehouse::leave_dram(SlotId slot, LeaveReason reason) {
-  if (hbm_) hbm_->left(slot);
-  const PageId page = pool_.page_at(slot);
-  pool_.class_of(slot).policy->removed(pool_.resident(slot));
-  pool_.page_at(slot) = kNoPage;
+  if (state_.hbm) state_.hbm->left(slot);
+  const PageId page = state_.pool.page_at(slot);
+  state_.pool.class_of(slot).policy->removed(state_.pool.resident(slot));
+  state_.pool.page_at(slot) = kNoPage;
   unwritten_.erase(unwritten(page));
   ++left_dram_[static_cast<size_t>(reason)];
-  if (auto view = catalog_.at(page)) {
+  if (auto view = state_.catalog.at(page)) {
     if (view->in_nvme() && reason != LeaveReason::cleared) {
       view->flags = static_cast<uint16_t>(view->flags & ~(kEntryDram | kEntryUnverified));
       view->slot = kNoSlot;
-      catalog_.update(*view);
+      state_.catalog.update(*view);
     } else {
       if (view->in_nvme()) ++left_nvme_[static_cast<size_t>(reason)];
-      catalog_.remove(*view);
+      state_.catalog.remove(*view);
     }
   }
   KVW_SEQUENCE_POINT("evict: entry out");
   if (reason == LeaveReason::quarantined || reason == LeaveReason::cleared)
     retired_slots_.push_back(slot);
   else
-    pool_.release(slot);
+    state_.pool.release(slot);
 }
 
 void Warehouse::leave_nvme(const EntryView& entry, LeaveReason reason) {
   EntryView view = entry;
   ++left_nvme_[static_cast<size_t>(reason)];
   if (!view.in_dram()) {
-    catalog_.remove(view);
+    state_.catalog.remove(view);
     return;
   }
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
-  catalog_.update(view);
+  state_.catalog.update(view);
   NotOnNvme& why = unwritten_[unwritten(view.page)];
   why = NotOnNvme::taken_out;
   if (reason == LeaveReason::lost || reason == LeaveReason::quarantined) why = NotOnNvme::missed;
   // An orphan's record made room because it was one; its parent may come back.
   if (reason == LeaveReason::reclaimed)
-    why = catalog_.is_orphan(view.page) ? NotOnNvme::missed : NotOnNvme::made_room;
+    why = state_.catalog.is_orphan(view.page) ? NotOnNvme::missed : NotOnNvme::made_room;
 }
 
 void Warehouse::free_retired() {
@@ -187,7 +188,7 @@ void Warehouse::free_retired() {
 void Warehouse::free_some_retired() {
   if (retired_to_try_ == 0) return;
   full_fence();
-  const PinSet& pins = sessions_->pins();
+  const PinSet& pins = state_.sessions.pins();
   size_t looks = std::min(retired_to_try_, kRetiredPerStep);
   for (retired_to_try_ -= looks; looks > 0; --looks) {
     const SlotId slot = retired_slots_.front();
@@ -195,49 +196,45 @@ void Warehouse::free_some_retired() {
     if (pins.has_slot(slot) || writing_.contains(slot))
       retired_slots_.push_back(slot);
     else
-      pool_.discard(slot);
+      state_.pool.discard(slot);
   }
 }
 
-uint64_t Warehouse::heat(const EntryView& view) const {
-  if (!view.in_dram()) return 0;
-  return 1 + pool_.class_of(view.slot).policy->heat(pool_.resident(view.slot));
-}
-
 void Warehouse::raise_epoch(uint64_t epoch) {
-  if (epoch <= epoch_) return;
-  epoch_ = epoch;
-  arena_.control().clear_epoch.value.store(epoch, std::memory_order_release);
-  if (log_) log_->set_epoch(epoch);
+  if (epoch <= state_.epoch) return;
+  state_.epoch = epoch;
+  state_.arena.control().clear_epoch.value.store(epoch, std::memory_order_release);
+  if (state_.log) state_.log->set_epoch(epoch);
 }
 
 void Warehouse::begin_clear(uint32_t ordinal, uint64_t epoch) {
-  if (ordinal >= spaces_.size() || spaces_[ordinal].shape.shards == 0)
+  if (ordinal >= state_.spaces.size() || state_.spaces[ordinal].shape.shards == 0)
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "there is no namespace number " + std::to_string(ordinal));
   raise_epoch(epoch);
-  Space& space = spaces_[ordinal];
+  Space& space = state_.spaces[ordinal];
   space.clear_epoch = std::max(space.clear_epoch, epoch);
   // From here on no reader accepts an older page of it, whatever its index says.
-  arena_.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
-                                                         std::memory_order_release);
-  for (auto& [slot, group] : groups_) {
+  state_.arena.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
+                                                               std::memory_order_release);
+  for (auto& [slot, group] : state_.groups) {
     if (!group.limbo && group.space == ordinal && group.clear_epoch < epoch) give_up(slot, group);
   }
 }
 
 uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor) {
-  const uint64_t end = std::min<uint64_t>(catalog_.index().entries(), cursor + kEntriesPerStep);
+  const uint64_t end =
+      std::min<uint64_t>(state_.catalog.index().entries(), cursor + kEntriesPerStep);
   std::vector<EntryView> found;
   for (; cursor < end && found.size() < kClearedPerStep; ++cursor)
-    if (const auto view = catalog_.at(cursor);
+    if (const auto view = state_.catalog.at(cursor);
         view && view->space == ordinal && view->clear_epoch < epoch)
       found.push_back(*view);
-  if (cursor == catalog_.index().entries()) cursor = kNoPage;
+  if (cursor == state_.catalog.index().entries()) cursor = kNoPage;
   evict_views(found, LeaveReason::cleared);
   for (const EntryView& view : found)
     if (!view.in_dram()) leave_nvme(view, LeaveReason::cleared);
-  return found.size() + std::exchange(spaces_[ordinal].cleared_early, 0);
+  return found.size() + std::exchange(state_.spaces[ordinal].cleared_early, 0);
 }
 
 uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
@@ -253,20 +250,21 @@ uint64_t Warehouse::sweep(size_t limit) {
   std::vector<EntryView> found;
   const auto add = [&](PageId page) {
     // What a clear is yet to reach is left to it: it says how many pages it took.
-    if (const auto view = catalog_.at(page); view && !is_cleared(*view)) found.push_back(*view);
+    if (const auto view = state_.catalog.at(page); view && !state_.is_cleared(*view))
+      found.push_back(*view);
   };
-  const auto awaited = [this](const Key& key) { return groups_.open_slot(key) != kNoSlot; };
-  for (const PageId page : catalog_.orphans_to_drop(limit, awaited)) add(page);
+  const auto awaited = [this](const Key& key) { return state_.groups.open_slot(key) != kNoSlot; };
+  for (const PageId page : state_.catalog.orphans_to_drop(limit, awaited)) add(page);
   // And what hangs below them, so that a long chain takes no more passes over the pins than one.
   for (size_t at = 0, looks = found.size(); at < found.size() && looks < limit; ++at)
-    for (PageId child = catalog_.first_child(found[at].page); child != kNoPage && looks < limit;
-         child = catalog_.next_sibling(child), ++looks)
+    for (PageId child = state_.catalog.first_child(found[at].page);
+         child != kNoPage && looks < limit; child = state_.catalog.next_sibling(child), ++looks)
       add(child);
   std::ranges::reverse(found);
   evict_views(found, LeaveReason::orphaned);
   uint64_t dropped = 0;
   for (const EntryView& view : found) {
-    const auto rest = catalog_.find(view.key);
+    const auto rest = state_.catalog.find(view.key);
     if (rest && rest->in_dram()) continue;  // pinned: another time
     if (rest && rest->in_nvme()) leave_nvme(*rest, LeaveReason::orphaned);
     ++dropped;

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "warehouse/warehouse.h"
+#include "warehouse/state.h"
 
 namespace kvw {
 
@@ -28,13 +28,14 @@ uint8_t tiers_of(const EntryView& view) {
 
 }  // namespace
 
-Feed::Feed(Warehouse& warehouse, uint64_t id, const FeedRequest& request,
+Feed::Feed(WarehouseState& state, Feeds& feeds, uint64_t id, const FeedRequest& request,
            std::shared_ptr<FeedQueue> queue)
-    : warehouse_(warehouse),
+    : state_(state),
+      feeds_(feeds),
       id_(id),
       request_(request),
       queue_(std::move(queue)),
-      told_(warehouse.catalog_.index().entries()) {
+      told_(state.catalog.index().entries()) {
   restart();
 }
 
@@ -50,7 +51,7 @@ void Feed::restart() {
 }
 
 bool Feed::parent_told(PageId page) const {
-  const Catalog& catalog = warehouse_.catalog_;
+  const Catalog& catalog = state_.catalog;
   if (catalog.node(page).position == 0) return true;
   const PageId parent = catalog.parent(page);
   return parent != kNoPage && (told_[parent] & kTiers) != 0;
@@ -71,15 +72,15 @@ void Feed::left(const EntryView& view) {
 }
 
 void Feed::tell(const EntryView& view, uint8_t tiers) {
-  if (tiers == 0 || !parent_told(view.page) || warehouse_.is_cleared(view)) return;
+  if (tiers == 0 || !parent_told(view.page) || state_.is_cleared(view)) return;
   if (!view.in_dram()) {
     unread_.push_back(view.key);
     queue_->want_advance();
     return;
   }
   // A damaged header would be told as if it were the page's; its load will find it out.
-  if (!warehouse_.has_good_header(view.slot)) return;
-  const SlotMeta* meta = warehouse_.pool_.meta(view.slot);
+  if (!state_.has_good_header(view.slot)) return;
+  const SlotMeta* meta = state_.pool.meta(view.slot);
   say_stored(view, tiers, meta->parent, static_cast<WitnessKind>(meta->witness_kind),
              {witness_of(meta), meta->witness_bytes});
 }
@@ -87,23 +88,22 @@ void Feed::tell(const EntryView& view, uint8_t tiers) {
 void Feed::say_stored(const EntryView& view, uint8_t tiers, const Key& parent, WitnessKind kind,
                       std::span<const std::byte> witness) {
   if (request_.tokens_only && kind != WitnessKind::tokens) return;
-  const uint32_t position = warehouse_.catalog_.node(view.page).position;
+  const uint32_t position = state_.catalog.node(view.page).position;
   const bool anew = (told_[view.page] & kTiers & ~tiers) == 0;
   told_[view.page] |= tiers;
-  queue_->push(
-      {FeedKind::stored, tiers, position, warehouse_.spaces_[view.space].shape.id, view.key,
-       position > 0 ? parent : Key{}, kind, static_cast<uint32_t>(witness.size())},
-      witness);
-  if (anew) tell_with_siblings(warehouse_.catalog_.first_child(view.page));
+  queue_->push({FeedKind::stored, tiers, position, state_.spaces[view.space].shape.id, view.key,
+                position > 0 ? parent : Key{}, kind, static_cast<uint32_t>(witness.size())},
+               witness);
+  if (anew) tell_with_siblings(state_.catalog.first_child(view.page));
 }
 
 void Feed::say_removed(const EntryView& view, uint8_t tiers) {
   told_[view.page] = static_cast<uint8_t>(told_[view.page] & ~tiers);
-  const uint32_t position = warehouse_.catalog_.node(view.page).position;
+  const uint32_t position = state_.catalog.node(view.page).position;
   queue_->push({.kind = FeedKind::removed,
                 .tiers = tiers,
                 .position = position,
-                .namespace_id = warehouse_.spaces_[view.space].shape.id,
+                .namespace_id = state_.spaces[view.space].shape.id,
                 .key = view.key});
 }
 
@@ -118,11 +118,11 @@ void Feed::tell_with_siblings(PageId page) {
 void Feed::go_on_behind(PageId page) {
   if ((told_[page] & kSiblings) == 0) return;
   told_[page] = static_cast<uint8_t>(told_[page] & ~kSiblings);
-  tell_with_siblings(warehouse_.catalog_.next_sibling(page));
+  tell_with_siblings(state_.catalog.next_sibling(page));
 }
 
 void Feed::visit(PageId page) {
-  const auto view = warehouse_.catalog_.at(page);
+  const auto view = state_.catalog.at(page);
   if (!view) return;
   go_on_behind(page);
   if (!follows(*view)) return;
@@ -134,7 +134,7 @@ void Feed::visit(PageId page) {
 
 // Goes on to the next page that begins a chain. False: none was found in this stretch.
 bool Feed::scan_roots() {
-  const Catalog& catalog = warehouse_.catalog_;
+  const Catalog& catalog = state_.catalog;
   const uint64_t entries = catalog.index().entries();
   while (cursor_ < entries && scan_left_ > 0) {
     --scan_left_;
@@ -150,18 +150,18 @@ bool Feed::scan_roots() {
 bool Feed::read_next() {
   while (!unread_.empty() && reads_ < kHeaderReads) {
     const Key key = unread_.front();
-    const auto view = warehouse_.catalog_.find(key);
+    const auto view = state_.catalog.find(key);
     if (!view || view->in_dram()) {  // it left, or came to DRAM, while it waited
       unread_.pop_front();
       if (view) visit(view->page);
       continue;
     }
-    const auto end = [feeds = &warehouse_.feeds_, id = id_, round = round_, key,
+    const auto end = [feeds = &feeds_, id = id_, round = round_, key,
                       extent = view->extent](nvme::RecordEnd&& read) {
       Feed* feed = feeds->find(id);
       if (feed != nullptr && feed->round_ == round) feed->header_read(key, extent, std::move(read));
     };
-    if (!warehouse_.log_->read_header(view->extent, key, end)) return false;
+    if (!state_.log->read_header(view->extent, key, end)) return false;
     unread_.pop_front();
     ++reads_;
     return true;
@@ -172,15 +172,15 @@ bool Feed::read_next() {
 void Feed::header_read(const Key& key, const nvme::Extent& extent, nvme::RecordEnd&& end) {
   --reads_;
   queue_->want_advance();
-  const auto view = warehouse_.catalog_.find(key);
+  const auto view = state_.catalog.find(key);
   if (!view || !follows(*view)) return;
   if (view->in_dram() || !(view->extent == extent)) {
     unread_.push_back(key);  // moved, or promoted: what is there now is what counts
     return;
   }
   // What cannot be read cannot be loaded: it is not told, and nothing below it.
-  if (end.result != nvme::ReadResult::ok || !warehouse_.fits_namespace(*view, end.facts)) return;
-  if (!parent_told(view->page) || warehouse_.is_cleared(*view)) return;
+  if (end.result != nvme::ReadResult::ok || !state_.fits_namespace(*view, end.facts)) return;
+  if (!parent_told(view->page) || state_.is_cleared(*view)) return;
   say_stored(*view, tiers_of(*view), end.facts.parent, end.facts.witness_kind, end.facts.witness);
 }
 
@@ -195,7 +195,7 @@ void Feed::advance() {
   }
   while (read_next()) {
   }
-  const bool scanned = cursor_ >= warehouse_.catalog_.index().entries();
+  const bool scanned = cursor_ >= state_.catalog.index().entries();
   const bool more = !stack_.empty() || !scanned;
   if (more) queue_->want_advance();
   if (!more && unread_.empty() && reads_ == 0 && !std::exchange(synced_, true))
@@ -208,8 +208,8 @@ uint64_t Feeds::open(const FeedRequest& request, std::shared_ptr<FeedQueue> queu
                 std::to_string(kMaxFeeds) +
                     " watchers are there already, the bound; try again when one has ended");
   const uint64_t id = next_id_++;
-  feeds_[id] = std::make_unique<Feed>(warehouse_, id, request, std::move(queue));
-  warehouse_.catalog_.watch(this);
+  feeds_[id] = std::make_unique<Feed>(state_, *this, id, request, std::move(queue));
+  state_.catalog.watch(this);
   return id;
 }
 
@@ -218,7 +218,7 @@ void Feeds::close(uint64_t id) {
   if (found == feeds_.end()) return;
   found->second->close();
   feeds_.erase(found);
-  if (feeds_.empty()) warehouse_.catalog_.watch(nullptr);
+  if (feeds_.empty()) state_.catalog.watch(nullptr);
 }
 
 Feed* Feeds::find(uint64_t id) {

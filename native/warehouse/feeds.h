@@ -29,7 +29,8 @@ struct RecordEnd;
 
 namespace kvw {
 
-class Warehouse;
+class Feeds;
+struct WarehouseState;
 
 struct FeedRequest {
   int ordinal = -1;          // of a namespace; -1: of all
@@ -38,7 +39,7 @@ struct FeedRequest {
 
 class Feed {
  public:
-  Feed(Warehouse& warehouse, uint64_t id, const FeedRequest& request,
+  Feed(WarehouseState& state, Feeds& feeds, uint64_t id, const FeedRequest& request,
        std::shared_ptr<FeedQueue> queue);
 
   void restart();
@@ -64,7 +65,8 @@ class Feed {
   bool read_next();
   void header_read(const Key& key, const nvme::Extent& extent, nvme::RecordEnd&& end);
 
-  Warehouse& warehouse_;
+  WarehouseState& state_;
+  Feeds& feeds_;
   uint64_t id_;
   FeedRequest request_;
   std::shared_ptr<FeedQueue> queue_;
@@ -85,7 +87,7 @@ class Feeds final : public CatalogWatcher {
   static constexpr size_t kMaxFeeds = 16;
   static constexpr uint64_t kQueueBytes = 16ull << 20;
 
-  explicit Feeds(Warehouse& warehouse) : warehouse_(warehouse) {}
+  explicit Feeds(WarehouseState& state) : state_(state) {}
 
   // Begins with `cleared` and all that is stored. Throws Error capacity "too_many_watchers".
   uint64_t open(const FeedRequest& request, std::shared_ptr<FeedQueue> queue);
@@ -106,7 +108,7 @@ class Feeds final : public CatalogWatcher {
 
   Feed* find(uint64_t id);
 
-  Warehouse& warehouse_;
+  WarehouseState& state_;
   std::unordered_map<uint64_t, std::unique_ptr<Feed>> feeds_;
   uint64_t next_id_ = 1;
 };

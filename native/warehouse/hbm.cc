@@ -5,7 +5,8 @@
 
 #include "base/error.h"
 #include "base/sequence_point.h"
-#include "warehouse/warehouse.h"
+#include "warehouse/check.h"
+#include "warehouse/state.h"
 
 namespace kvw {
 
@@ -16,8 +17,8 @@ const char* hbm_leave_reason_name(HbmLeaveReason reason) {
   return kNames[static_cast<size_t>(reason)];
 }
 
-HbmTier::HbmTier(Warehouse& warehouse, const HbmOptions& options, bool at_first_use)
-    : warehouse_(warehouse), options_(options), at_first_use_(at_first_use), copier_(options) {}
+HbmTier::HbmTier(WarehouseState& state, Checker& checker)
+    : state_(state), checker_(checker), copier_(state.options.hbm) {}
 
 void HbmTier::poll() {
   HbmCopier::News news = copier_.take();
@@ -30,21 +31,21 @@ void HbmTier::poll() {
 }
 
 void HbmTier::wait(const std::string& reason) {
-  if (reason_ != reason) warehouse_.on_event("hbm_waiting", reason);
+  if (reason_ != reason) state_.events.add("hbm_waiting", reason);
   reason_ = reason;
   health_ = "waiting";
 }
 
 void HbmTier::begin(HbmCopier::Pool pool) {
-  const Slots& slots = warehouse_.arena_.slots();
-  const uint64_t slab = HbmPlaces::slab_bytes_for(pool.bytes, warehouse_.arena_.slab_bytes());
+  const Slots& slots = state_.arena.slots();
+  const uint64_t slab = HbmPlaces::slab_bytes_for(pool.bytes, state_.arena.slab_bytes());
   if (pool.bytes < slab)
     return end("the HBM tier has " + std::to_string(pool.bytes) + " bytes, it needs " +
                std::to_string(slab) + ": use a larger --hbm");
   try {
-    table_ = std::make_unique<HbmTable>(slots.slot_id(warehouse_.arena_.slab_count(), 0),
-                                        warehouse_.options_.warehouse_id, pool.bytes,
-                                        pool.device.data());
+    table_ =
+        std::make_unique<HbmTable>(slots.slot_id(state_.arena.slab_count(), 0),
+                                   state_.options.warehouse_id, pool.bytes, pool.device.data());
   } catch (const Error& error) {
     return end(error.what());
   }
@@ -52,8 +53,8 @@ void HbmTier::begin(HbmCopier::Pool pool) {
   pool_ = std::move(pool);
   health_ = "ok";
   reason_.clear();
-  warehouse_.on_event("hbm_ready", "device=" + std::to_string(options_.device) +
-                                       " bytes=" + std::to_string(pool_.bytes));
+  state_.events.add("hbm_ready", "device=" + std::to_string(state_.options.hbm.device) +
+                                     " bytes=" + std::to_string(pool_.bytes));
 }
 
 // Serving goes on from DRAM. Copies that are under way in clients read what nobody writes any more.
@@ -61,7 +62,7 @@ void HbmTier::end(const std::string& reason) {
   if (std::exchange(off_, true)) return;
   health_ = "failed";
   reason_ = reason + "; pages come from DRAM until the daemon is started again";
-  warehouse_.on_event("hbm_failed", reason_);
+  state_.events.add("hbm_failed", reason_);
   if (table_) {
     table_->set_off();
     for (const auto& [slot, copy] : copies_)
@@ -82,15 +83,15 @@ void HbmTier::tick() {
 }
 
 EvictionPolicy& HbmTier::policy_of(SlotId slot) {
-  auto& policy = policies_[&warehouse_.pool_.class_of(slot)];
-  if (!policy) policy = make_policy(warehouse_.options_.policy, 0);
+  auto& policy = policies_[&state_.pool.class_of(slot)];
+  if (!policy) policy = make_policy(state_.options.policy, 0);
   return *policy;
 }
 
 SlotId HbmTier::parent_of(const EntryView& view) const {
-  const PageId parent = warehouse_.catalog_.parent(view.page);
+  const PageId parent = state_.catalog.parent(view.page);
   if (parent == kNoPage) return kNoSlot;
-  const auto above = warehouse_.catalog_.at(parent);
+  const auto above = state_.catalog.at(parent);
   return above && above->in_dram() ? above->slot : kNoSlot;
 }
 
@@ -107,8 +108,8 @@ std::optional<uint64_t> HbmTier::offset_of(SlotId slot) const {
 void HbmTier::used(const EntryView& view, bool again) {
   if (!serving() || !view.in_dram()) return;
   if (copies_.contains(view.slot))
-    policy_of(view.slot).touched(warehouse_.pool_.resident(view.slot));
-  else if (again || at_first_use_)
+    policy_of(view.slot).touched(state_.pool.resident(view.slot));
+  else if (again || state_.options.hbm_at_first_use)
     want(view);
 }
 
@@ -116,12 +117,11 @@ void HbmTier::land(const HbmPage& page) {
   const auto found = copies_.find(page.slot);
   if (!serving() || found == copies_.end()) return;
   Copy& copy = found->second;
-  const SlotWord word = warehouse_.pool_.load(page.slot);
+  const SlotWord word = state_.pool.load(page.slot);
   // The core thread owns the words: what is LIVE now was not written to since the batch was made.
   const bool there =
       !copy.gone && word.state == SlotState::live && word.generation == page.generation;
-  const auto view =
-      there ? warehouse_.catalog_.at(warehouse_.pool_.page_at(page.slot)) : std::nullopt;
+  const auto view = there ? state_.catalog.at(state_.pool.page_at(page.slot)) : std::nullopt;
   if (view && page.same && may_serve(*view, copy)) {
     copy.published = true;
     ++published_;
@@ -130,18 +130,18 @@ void HbmTier::land(const HbmPage& page) {
     table_->publish(page.slot, page.generation, copy.offset);
     return;
   }
-  if (!copy.gone) policy_of(page.slot).removed(warehouse_.pool_.resident(page.slot));
+  if (!copy.gone) policy_of(page.slot).removed(state_.pool.resident(page.slot));
   places_->give_back(copy.offset);
   copies_.erase(found);
   // Its bytes in DRAM are not what was sealed.
-  if (view && !page.same) warehouse_.report(0, {view->key, page.generation, page.slot, 0});
+  if (view && !page.same) checker_.report(0, {view->key, page.generation, page.slot, 0});
 }
 
 // A child whose parent did not make it, or a place whose slab is wanted for another size: not now.
 bool HbmTier::may_serve(const EntryView& view, const Copy& copy) const {
-  const bool child = warehouse_.catalog_.parent(view.page) != kNoPage;
+  const bool child = state_.catalog.parent(view.page) != kNoPage;
   return (!child || has(parent_of(view))) && !places_->closing(copy.offset) &&
-         !warehouse_.is_cleared(view);
+         !state_.is_cleared(view);
 }
 
 void HbmTier::left(SlotId slot) {
@@ -149,12 +149,12 @@ void HbmTier::left(SlotId slot) {
   if (found == copies_.end()) return;
   if (found->second.published) return drop(slot, HbmLeaveReason::left_dram);
   if (std::exchange(found->second.gone, true)) return;
-  policy_of(slot).removed(warehouse_.pool_.resident(slot));
+  policy_of(slot).removed(state_.pool.resident(slot));
 }
 
 void HbmTier::damaged(SlotId slot) {
   if (!has(slot)) return;
-  warehouse_.on_event("hbm_copy_dropped", "reason=digest slot=" + std::to_string(slot));
+  state_.events.add("hbm_copy_dropped", "reason=digest slot=" + std::to_string(slot));
   drop(slot, HbmLeaveReason::damaged);
 }
 
@@ -162,7 +162,7 @@ void HbmTier::drop(SlotId slot, HbmLeaveReason why) {
   const auto found = copies_.find(slot);
   table_->withdraw(slot);
   KVW_SEQUENCE_POINT("hbm: withdrawn");
-  policy_of(slot).removed(warehouse_.pool_.resident(slot));
+  policy_of(slot).removed(state_.pool.resident(slot));
   leaving_.push_back({slot, found->second.offset, found->second.bytes});
   copies_.erase(found);
   --published_;
@@ -173,7 +173,7 @@ void HbmTier::drop(SlotId slot, HbmLeaveReason why) {
 void HbmTier::reap() {
   if (leaving_.empty()) return;
   full_fence();
-  const PinSet& pins = warehouse_.sessions_->pins();
+  const PinSet& pins = state_.sessions.pins();
   KVW_SEQUENCE_POINT("hbm: pins read");
   std::erase_if(leaving_, [&](const Leaving& each) {
     if (pins.has_slot(each.slot)) return false;

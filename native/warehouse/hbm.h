@@ -33,14 +33,15 @@
 
 namespace kvw {
 
-class Warehouse;
+class Checker;
+struct WarehouseState;
 struct SlotClass;
 
 class HbmTier {
  public:
   static constexpr size_t kWanted = 8192;
 
-  HbmTier(Warehouse& warehouse, const HbmOptions& options, bool at_first_use);
+  HbmTier(WarehouseState& state, Checker& checker);
 
   int event_fd() const { return copier_.event_fd(); }
   // What the copier has done, and what it shall do next.
@@ -100,9 +101,8 @@ class HbmTier {
   EvictionPolicy& policy_of(SlotId slot);
   SlotId parent_of(const EntryView& view) const;  // in DRAM, else kNoSlot
 
-  Warehouse& warehouse_;
-  HbmOptions options_;
-  bool at_first_use_;
+  WarehouseState& state_;
+  Checker& checker_;
   HbmCopier::Pool pool_;
   std::unique_ptr<HbmTable> table_;
   std::optional<HbmPlaces> places_;

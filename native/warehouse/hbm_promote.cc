@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "warehouse/hbm.h"
-#include "warehouse/warehouse.h"
+#include "warehouse/state.h"
 
 namespace kvw {
 
@@ -34,28 +34,28 @@ void HbmTier::want(const EntryView& view) {
   for (EntryView at = view;;) {
     if (copies_.contains(at.slot) || queued_.contains(at.slot)) break;
     chain.push_back(at);
-    const PageId parent = warehouse_.catalog_.parent(at.page);
+    const PageId parent = state_.catalog.parent(at.page);
     if (parent == kNoPage) break;
-    const auto above = warehouse_.catalog_.at(parent);
+    const auto above = state_.catalog.at(parent);
     if (!above || !above->in_dram() || chain.size() == kChain) return;
     at = *above;
   }
   for (auto each = chain.rbegin(); each != chain.rend() && queue_.size() < kWanted; ++each) {
-    queue_.push_back({each->slot, warehouse_.pool_.load(each->slot).generation});
+    queue_.push_back({each->slot, state_.pool.load(each->slot).generation});
     queued_.insert(each->slot);
   }
 }
 
 std::optional<EntryView> HbmTier::still_wanted(const Wanted& wanted) const {
-  const SlotWord word = warehouse_.pool_.load(wanted.slot);
+  const SlotWord word = state_.pool.load(wanted.slot);
   if (word.state != SlotState::live || word.generation != wanted.generation ||
       copies_.contains(wanted.slot))
     return std::nullopt;
-  const auto view = warehouse_.catalog_.at(warehouse_.pool_.page_at(wanted.slot));
-  if (!view || !view->in_dram() || view->slot != wanted.slot || warehouse_.is_cleared(*view) ||
-      !warehouse_.has_good_header(wanted.slot))
+  const auto view = state_.catalog.at(state_.pool.page_at(wanted.slot));
+  if (!view || !view->in_dram() || view->slot != wanted.slot || state_.is_cleared(*view) ||
+      !state_.has_good_header(wanted.slot))
     return std::nullopt;
-  const bool child = warehouse_.catalog_.parent(view->page) != kNoPage;
+  const bool child = state_.catalog.parent(view->page) != kNoPage;
   if (child && !copies_.contains(parent_of(*view))) return std::nullopt;
   return view;
 }
@@ -69,18 +69,18 @@ void HbmTier::pump() {
     queued_.erase(wanted.slot);
     const auto view = still_wanted(wanted);
     if (!view) continue;
-    const uint64_t page_bytes = warehouse_.spaces_[view->space].shape.slot_bytes();
+    const uint64_t page_bytes = state_.spaces[view->space].shape.slot_bytes();
     const auto offset = place_for(*view, page_bytes);
     if (!offset) continue;
     batch.push_back(page_of(*view, wanted.generation, *offset));
     copies_[wanted.slot] = {wanted.generation, *offset, page_bytes};
     const SlotId parent = parent_of(*view);
     policy_of(wanted.slot)
-        .inserted(warehouse_.pool_.resident(wanted.slot),
-                  parent == kNoSlot || &warehouse_.pool_.class_of(parent) !=
-                                           &warehouse_.pool_.class_of(wanted.slot)
-                      ? kNoPage
-                      : warehouse_.pool_.resident(parent));
+        .inserted(
+            state_.pool.resident(wanted.slot),
+            parent == kNoSlot || &state_.pool.class_of(parent) != &state_.pool.class_of(wanted.slot)
+                ? kNoPage
+                : state_.pool.resident(parent));
     bytes += page_bytes;
   }
   if (batch.empty()) return;
@@ -89,12 +89,12 @@ void HbmTier::pump() {
 }
 
 HbmPage HbmTier::page_of(const EntryView& view, uint64_t generation, uint64_t offset) const {
-  const SlotMeta* meta = warehouse_.pool_.meta(view.slot);
-  const NamespaceShape& shape = warehouse_.spaces_[view.space].shape;
+  const SlotMeta* meta = state_.pool.meta(view.slot);
+  const NamespaceShape& shape = state_.spaces[view.space].shape;
   HbmPage page;
   page.slot = view.slot;
   page.generation = generation;
-  page.from = warehouse_.pool_.payload(view.slot);
+  page.from = state_.pool.payload(view.slot);
   page.offset = offset;
   page.key = view.key;
   page.shard_bytes = shape.shard_bytes;
@@ -116,7 +116,7 @@ std::optional<uint64_t> HbmTier::place_for(const EntryView& view, uint64_t bytes
 
 // Some of the coldest copies of the candidate's size, those that are colder than it.
 size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
-  const SlotClass& cls = warehouse_.pool_.class_of(candidate.slot);
+  const SlotClass& cls = state_.pool.class_of(candidate.slot);
   const uint64_t bytes = cls.layout.slot_bytes();
   // What still waits for its readers is room that is coming: no more is dropped than is wanted.
   const size_t coming = static_cast<size_t>(std::ranges::count_if(
@@ -124,19 +124,19 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
   const size_t wish = std::min(kVictims, queue_.size() + 1);
   if (coming >= wish) return 0;
   const KeepSome keep([&](PageId resident) {
-    const SlotId slot = warehouse_.pool_.slot_of(cls, resident);
+    const SlotId slot = state_.pool.slot_of(cls, resident);
     const auto copy = copies_.find(slot);
     return slot == parent || copy == copies_.end() || !copy->second.published;
   });
   std::array<PageId, kVictims> residents;
   const size_t found =
       policy_of(candidate.slot).victims(std::span(residents).first(wish - coming), keep);
-  const uint64_t heat = warehouse_.heat(candidate);
+  const uint64_t heat = state_.heat(candidate);
   size_t dropped = 0;
   for (size_t i = 0; i < found; ++i) {
-    const SlotId slot = warehouse_.pool_.slot_of(cls, residents[i]);
-    const auto view = warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
-    if (view && warehouse_.heat(*view) >= heat) break;
+    const SlotId slot = state_.pool.slot_of(cls, residents[i]);
+    const auto view = state_.catalog.at(state_.pool.page_at(slot));
+    if (view && state_.heat(*view) >= heat) break;
     drop(slot, HbmLeaveReason::demoted);
     ++dropped;
   }
@@ -145,7 +145,7 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
 
 uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
   if (!serving()) return 0;
-  const Pool& pool = warehouse_.pool_;
+  const Pool& pool = state_.pool;
   struct Class {
     const SlotClass* cls;
     EvictionPolicy* policy;
@@ -154,9 +154,7 @@ uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
   std::vector<Class> classes;
   classes.reserve(policies_.size());
   for (const auto& [cls, policy] : policies_) classes.push_back({cls, policy.get()});
-  const auto view_in = [&](SlotId slot) {
-    return warehouse_.catalog_.at(warehouse_.pool_.page_at(slot));
-  };
+  const auto view_in = [&](SlotId slot) { return state_.catalog.at(state_.pool.page_at(slot)); };
   uint64_t dropped = 0;
   for (; dropped < pages; ++dropped) {
     std::erase_if(classes, [&](Class& each) {
@@ -171,7 +169,7 @@ uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
       each.coldest = pool.slot_of(*each.cls, resident[0]);
       return false;
     });
-    const auto heat = [&](const Class& each) { return warehouse_.heat(*view_in(each.coldest)); };
+    const auto heat = [&](const Class& each) { return state_.heat(*view_in(each.coldest)); };
     const auto next = std::ranges::min_element(classes, {}, heat);
     if (next == classes.end()) break;
     drop(std::exchange(next->coldest, kNoSlot), HbmLeaveReason::operator_);
@@ -196,11 +194,11 @@ void HbmTier::drop_chain(SlotId slot) {
     const SlotId next = slots.back();
     slots.pop_back();
     if (!has(next)) continue;
-    const PageId page = warehouse_.pool_.page_at(next);
+    const PageId page = state_.pool.page_at(next);
     drop(next, HbmLeaveReason::rebalanced);
-    for (PageId child = warehouse_.catalog_.first_child(page); child != kNoPage;
-         child = warehouse_.catalog_.next_sibling(child))
-      if (const auto view = warehouse_.catalog_.at(child); view && view->in_dram())
+    for (PageId child = state_.catalog.first_child(page); child != kNoPage;
+         child = state_.catalog.next_sibling(child))
+      if (const auto view = state_.catalog.at(child); view && view->in_dram())
         slots.push_back(view->slot);
   }
 }

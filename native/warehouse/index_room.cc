@@ -25,30 +25,30 @@ constexpr size_t kAtOnce = 16;         // pages that leave the arena for it
 void Warehouse::note_index_share(const NamespaceShape& shape) {
   const uint64_t page = shape.slot_bytes();
   const uint64_t pages =
-      options_.dram_bytes / page + options_.nvme_capacity_bytes / (page + kBlockBytes);
-  if (pages <= std::max<uint64_t>(catalog_.capacity(), index_wanted_)) return;
+      state_.options.dram_bytes / page + state_.options.nvme_capacity_bytes / (page + kBlockBytes);
+  if (pages <= std::max<uint64_t>(state_.catalog.capacity(), index_wanted_)) return;
   index_wanted_ = pages;
-  on_event("index_small", "capacity=" + std::to_string(catalog_.capacity()) +
-                              " page_bytes=" + std::to_string(page) +
-                              " enough=--index-pages=" + std::to_string(pages));
+  state_.events.add("index_small", "capacity=" + std::to_string(state_.catalog.capacity()) +
+                                       " page_bytes=" + std::to_string(page) +
+                                       " enough=--index-pages=" + std::to_string(pages));
 }
 
 void Warehouse::say_index_bound() {
   if (std::exchange(index_bound_, true)) return;
-  on_event("index_bound",
-           "capacity=" + std::to_string(catalog_.capacity()) + " (see --index-pages)");
+  state_.events.add("index_bound", "capacity=" + std::to_string(state_.catalog.capacity()) +
+                                       " (see --index-pages)");
 }
 
 void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
-  const uint64_t capacity = catalog_.capacity();
+  const uint64_t capacity = state_.catalog.capacity();
   // Those being written come into it when they are sealed.
-  const uint64_t pages = catalog_.pages() + catalog_.claimed();
+  const uint64_t pages = state_.catalog.pages() + state_.catalog.claimed();
   if (pages + std::max<uint64_t>(1, capacity / kMarginShare) <= capacity) return;
   say_index_bound();
   if (drop_cold_on_nvme(parent)) return;
   SlotClass* coldest = nullptr;
   uint64_t best = UINT64_MAX;
-  for (const auto& cls : pool_.classes())
+  for (const auto& cls : state_.pool.classes())
     if (const uint64_t heat = coldest_heat(*cls); heat < best) {
       best = heat;
       coldest = cls.get();
@@ -61,39 +61,40 @@ void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
 // of those looked at, other ones each time, the one with the oldest record, and not used lately.
 // Its last descendant goes, and in the next calls the pages above that.
 bool Warehouse::drop_cold_on_nvme(const Key& parent) {
-  if (catalog_.nvme_pages() == 0) return false;
+  if (state_.catalog.nvme_pages() == 0) return false;
   PageId page = index_victim_;
-  if (const auto view = catalog_.at(page); !view || view->in_dram() || used_lately(page))
+  if (const auto view = state_.catalog.at(page); !view || view->in_dram() || used_lately(page))
     page = oldest_record();
   if (page == kNoPage) return false;
   page = last_below(page);
-  index_victim_ = catalog_.parent(page);
-  const EntryView leaf = *catalog_.at(page);
-  if (leaf.key == parent || groups_.has_open_child(leaf.key)) return false;
+  index_victim_ = state_.catalog.parent(page);
+  const EntryView leaf = *state_.catalog.at(page);
+  if (leaf.key == parent || state_.groups.has_open_child(leaf.key)) return false;
   return leave_index(leaf);
 }
 
 // Only as long as positions rise: what clients said of parents may be a ring.
 PageId Warehouse::last_below(PageId page) const {
   for (;;) {
-    const PageId child = catalog_.first_child(page);
-    if (child == kNoPage || catalog_.node(child).position <= catalog_.node(page).position)
+    const PageId child = state_.catalog.first_child(page);
+    if (child == kNoPage ||
+        state_.catalog.node(child).position <= state_.catalog.node(page).position)
       return page;
     page = child;
   }
 }
 
 bool Warehouse::used_lately(PageId page) const {
-  const uint16_t used_at = catalog_.node(page).used_at;
+  const uint16_t used_at = state_.catalog.node(page).used_at;
   return used_at != 0 && static_cast<uint16_t>(use_time() - used_at) < kLately;
 }
 
 PageId Warehouse::oldest_record() {
   PageId oldest = kNoPage;
   uint64_t best = UINT64_MAX;
-  const auto entries = static_cast<PageId>(catalog_.index().entries());
+  const auto entries = static_cast<PageId>(state_.catalog.index().entries());
   for (PageId look = 0; look < std::min(kLooks, entries); ++look) {
-    const auto view = catalog_.at(index_hand_);
+    const auto view = state_.catalog.at(index_hand_);
     index_hand_ = (index_hand_ + 1) % entries;
     if (!view || view->in_dram() || view->extent.position() >= best || used_lately(view->page))
       continue;
@@ -105,7 +106,7 @@ PageId Warehouse::oldest_record() {
 
 bool Warehouse::leave_index(const EntryView& view) {
   if (view.in_dram() && evict_views(std::span(&view, 1), LeaveReason::window) == 0) return false;
-  if (const auto rest = catalog_.find(view.key); rest && rest->in_nvme())
+  if (const auto rest = state_.catalog.find(view.key); rest && rest->in_nvme())
     leave_nvme(*rest, LeaveReason::window);
   return true;
 }
@@ -114,26 +115,27 @@ bool Warehouse::leave_index(const EntryView& view) {
 // one with, the coldest first. Of those with children none above the page that is to come, nor one
 // that has another of them below it: what a prompt loses is its end.
 bool Warehouse::make_window(const Key& key, const Key& parent) {
-  const Index& index = catalog_.index();
+  const Index& index = state_.catalog.index();
   std::vector<PageId> leaves, others;
   for (uint32_t step = 0; step < kIndexWindow; ++step) {
-    const auto view = catalog_.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
-    if (!view || view->key == parent || groups_.has_open_child(view->key)) continue;
+    const auto view =
+        state_.catalog.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
+    if (!view || view->key == parent || state_.groups.has_open_child(view->key)) continue;
     if (view->in_dram() && writing_.contains(view->slot)) continue;
-    (catalog_.has_children(view->page) ? others : leaves).push_back(view->page);
+    (state_.catalog.has_children(view->page) ? others : leaves).push_back(view->page);
   }
   if (leaves.empty()) {
-    const auto position = [this](PageId page) { return catalog_.node(page).position; };
+    const auto position = [this](PageId page) { return state_.catalog.node(page).position; };
     std::ranges::sort(others, std::greater{}, position);
-    const PageId above = catalog_.page_of(groups_.first_above(parent));
-    if (above != kNoPage) catalog_.remove_those_above(above, others);
+    const PageId above = state_.catalog.page_of(state_.groups.first_above(parent));
+    if (above != kNoPage) state_.catalog.remove_those_above(above, others);
     for (size_t at = 0; at < others.size(); ++at)
-      catalog_.remove_those_above(others[at], others, at + 1);
+      state_.catalog.remove_those_above(others[at], others, at + 1);
     leaves = std::move(others);
   }
-  const auto heat_of = [this](PageId page) { return heat(*catalog_.at(page)); };
+  const auto heat_of = [this](PageId page) { return state_.heat(*state_.catalog.at(page)); };
   const auto coldest = std::ranges::min_element(leaves, {}, heat_of);
-  return coldest != leaves.end() && leave_index(*catalog_.at(*coldest));
+  return coldest != leaves.end() && leave_index(*state_.catalog.at(*coldest));
 }
 
 }  // namespace kvw

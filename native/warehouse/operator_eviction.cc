@@ -19,13 +19,13 @@ constexpr uint32_t kLeavePerStep = 512;  // pages
 
 OperatorEviction::OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t pages,
                                    std::string_view tiers)
-    : warehouse_(warehouse), ordinal_(ordinal), pages_(pages) {
+    : warehouse_(warehouse), state_(warehouse.state_), ordinal_(ordinal), pages_(pages) {
   warehouse_.apply_touches();
   if (tiers == "hbm") {
-    if (!warehouse_.hbm())
+    if (!state_.hbm)
       throw Error(ErrorKind::usage, "bad_tiers",
                   "tiers is 'hbm', and this daemon has no HBM tier (serve --hbm)");
-    left_ = warehouse_.hbm()->evict(ordinal, pages);
+    left_ = state_.hbm->evict(ordinal, pages);
     pages_ = left_;
     return;
   }
@@ -36,7 +36,7 @@ OperatorEviction::OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t p
                 "tiers is '" + std::string(tiers) + "', it must be hbm, dram, nvme or all");
 }
 
-bool OperatorEviction::meant(PageId page) const { return meant(warehouse_.catalog_.node(page)); }
+bool OperatorEviction::meant(PageId page) const { return meant(state_.catalog.node(page)); }
 
 bool OperatorEviction::meant(const PageNode& node) const {
   return (ordinal_ < 0 || node.space == ordinal_) &&
@@ -55,16 +55,16 @@ bool OperatorEviction::step() {
 
 void OperatorEviction::look() {
   const auto end = static_cast<PageId>(
-      std::min<uint64_t>(warehouse_.catalog_.index().entries(), uint64_t{cursor_} + kLooksPerStep));
+      std::min<uint64_t>(state_.catalog.index().entries(), uint64_t{cursor_} + kLooksPerStep));
   for (; cursor_ < end; ++cursor_)
-    if (const auto view = warehouse_.catalog_.at(cursor_); view && meant(cursor_)) consider(*view);
-  if (cursor_ != warehouse_.catalog_.index().entries()) return;
+    if (const auto view = state_.catalog.at(cursor_); view && meant(cursor_)) consider(*view);
+  if (cursor_ != state_.catalog.index().entries()) return;
   cursor_ = kNoPage;
   std::make_heap(leaves_.begin(), leaves_.end(), std::greater<>());
 }
 
 void OperatorEviction::consider(const EntryView& view) {
-  const Candidate own{warehouse_.heat(view), view.page};
+  const Candidate own{state_.heat(view), view.page};
   if (leaves_.size() == pages_ && !(own < leaves_.front())) return;
   if (holders(view.page, 1) != 0) return;
   if (leaves_.size() == pages_) {
@@ -76,14 +76,14 @@ void OperatorEviction::consider(const EntryView& view) {
 }
 
 uint32_t OperatorEviction::holders(PageId page, uint32_t most) const {
-  const PageNode& own = warehouse_.catalog_.node(page);
+  const PageNode& own = state_.catalog.node(page);
   const bool last = (dram_ || !own.in_dram()) && (nvme_ || !own.in_nvme());
-  return warehouse_.catalog_.count_children(
+  return state_.catalog.count_children(
       page, [&](const PageNode& child) { return last || meant(child); }, most);
 }
 
 bool OperatorEviction::is_held(const EntryView& view) const {
-  return holders(view.page, 1) != 0 || warehouse_.groups_.has_open_child(view.key);
+  return holders(view.page, 1) != 0 || state_.groups.has_open_child(view.key);
 }
 
 void OperatorEviction::leave() {
@@ -96,20 +96,20 @@ void OperatorEviction::leave() {
     const PageId page = leaves_.back().second;
     leaves_.pop_back();
     // Others were served since it was looked at: it may have gone, or have got a child.
-    const auto view = warehouse_.catalog_.at(page);
+    const auto view = state_.catalog.at(page);
     if (!view || !meant(page) || chosen.contains(page)) continue;
     const auto below = unchosen.find(page);
     if ((below == unchosen.end() || below->second != 0) && is_held(*view)) continue;
     views.push_back(*view);
     chosen.insert(page);
-    const PageId parent = warehouse_.catalog_.parent(page);
-    const auto above = warehouse_.catalog_.at(parent);
+    const PageId parent = state_.catalog.parent(page);
+    const auto above = state_.catalog.at(parent);
     if (!above || !meant(parent)) continue;
     const auto [children, first] = unchosen.try_emplace(parent, 0);
     // With more than a step takes it stays for the steps to come.
     if (first) children->second = holders(parent, kLeavePerStep + 1);
     if (--children->second != 0) continue;
-    leaves_.emplace_back(warehouse_.heat(*above), parent);
+    leaves_.emplace_back(state_.heat(*above), parent);
     std::push_heap(leaves_.begin(), leaves_.end(), std::greater<>());
   }
   leave(views);
@@ -123,11 +123,11 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
   for (const EntryView& view : views) {
     const bool in_dram = dram_ && view.in_dram();
     if (is_held(view)) {
-      if (in_dram) warehouse_.pool_.reopen(view.slot);
+      if (in_dram) state_.pool.reopen(view.slot);
       continue;
     }
     bool left = in_dram && warehouse_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
-    if (const auto rest = warehouse_.catalog_.find(view.key); nvme_ && rest && rest->in_nvme()) {
+    if (const auto rest = state_.catalog.find(view.key); nvme_ && rest && rest->in_nvme()) {
       tombstones_.emplace_back(view.key, warehouse_.last_position(*rest));
       warehouse_.stray_copies_.erase(view.key);
       warehouse_.leave_nvme(*rest, LeaveReason::operator_);

@@ -15,6 +15,7 @@
 namespace kvw {
 
 class Warehouse;
+struct WarehouseState;
 struct PageNode;
 
 class OperatorEviction {
@@ -43,6 +44,7 @@ class OperatorEviction {
   void leave(const std::vector<EntryView>& views);
 
   Warehouse& warehouse_;
+  WarehouseState& state_;
   int ordinal_;
   uint64_t pages_, left_ = 0;
   bool dram_ = false, nvme_ = false;

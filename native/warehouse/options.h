@@ -20,6 +20,8 @@
 
 namespace kvw {
 
+struct ArenaOptions;
+
 inline constexpr uint64_t kLedgerLost = UINT64_MAX;
 
 struct WarehouseOptions {
@@ -55,6 +57,10 @@ struct WarehouseOptions {
 
 // The size of the NVMe tier's segments: what was asked for, or chosen from the capacity.
 uint64_t segment_bytes_for(const WarehouseOptions& options);
+// The largest page whose record fits an NVMe segment, beside what a segment has of its own.
+uint64_t record_payload_max(const WarehouseOptions& options);
+// Throws Error usage "bad_secret", "index_too_large".
+ArenaOptions arena_options_for(const WarehouseOptions& options);
 // Of the index's file.
 uint64_t index_bytes_for(const WarehouseOptions& options);
 // Memory that the core's own tables take beside it once it names `pages` and the DRAM tier has

@@ -27,8 +27,8 @@ static_assert(kPromotePages <= nvme::kMaxReads);
 }  // namespace
 
 bool Warehouse::admissible(PageId page, std::string& reason) const {
-  if (catalog_.node(page).position == 0) return true;
-  const auto parent = catalog_.at(catalog_.parent(page));
+  if (state_.catalog.node(page).position == 0) return true;
+  const auto parent = state_.catalog.at(state_.catalog.parent(page));
   if (parent && (parent->in_nvme() || (parent->in_dram() && writing_.contains(parent->slot))))
     return true;
   reason = "parent_not_admitted";
@@ -37,50 +37,51 @@ bool Warehouse::admissible(PageId page, std::string& reason) const {
 
 bool Warehouse::append(const EntryView& view, SlotId slot) {
   // A damaged header must not become a record, nor be followed.
-  if (!has_good_header(slot)) return false;
-  if (!log_->append(slot, facts_of(*pool_.meta(slot)), pool_.payload(slot))) return false;
+  if (!state_.has_good_header(slot)) return false;
+  if (!state_.log->append(slot, facts_of(*state_.pool.meta(slot)), state_.pool.payload(slot)))
+    return false;
   writing_.insert(slot);
   unwritten_.erase(unwritten(view.page));
   return true;
 }
 
 void Warehouse::admit(const EntryView& view, SlotId slot) {
-  if (!log_ || view.in_nvme() || writing_.contains(slot)) return;
+  if (!state_.log || view.in_nvme() || writing_.contains(slot)) return;
   std::string reason;
   if (admissible(view.page, reason)) {
     if (append(view, slot)) return;
-    reason = log_->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
+    reason = state_.log->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
   }
   unwritten_[unwritten(view.page)] = NotOnNvme::missed;
   ++not_admitted_[reason];
 }
 
 bool Warehouse::spill(Spill& walk) {
-  if (log_->health() != nvme::LogHealth::ok) return true;
+  if (state_.log->health() != nvme::LogHealth::ok) return true;
   auto at = unwritten_.lower_bound(walk.next);
   for (size_t looked = 0; at != unwritten_.end(); ++looked) {
     const auto [place, why] = *at;
     walk.next = place;
     if (looked == kSpilledPages) return false;
-    if (log_->queued_bytes() >= options_.write_queue_bytes / 2) return false;
+    if (state_.log->queued_bytes() >= state_.options.write_queue_bytes / 2) return false;
     ++at;  // the one before may go
     if (!walk.whole &&
-        (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !log_->has_room())))
+        (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !state_.log->has_room())))
       continue;
-    const EntryView view = *catalog_.at(place.second);
+    const EntryView view = *state_.catalog.at(place.second);
     std::string reason;
     if (!admissible(view.page, reason) || append(view, view.slot)) continue;
     // Larger than what is left of the queue; what an empty queue refuses is refused for good.
-    if (walk.whole && log_->queued_bytes() != 0) return false;
+    if (walk.whole && state_.log->queued_bytes() != 0) return false;
   }
   return true;
 }
 
 FlushReport Warehouse::flush_report() const {
   FlushReport report;
-  report.not_admitted = log_ ? unwritten_.size() : catalog_.dram_pages();
+  report.not_admitted = state_.log ? unwritten_.size() : state_.catalog.dram_pages();
   report.pending = writing_.size();
-  report.flushed = catalog_.nvme_pages();
+  report.flushed = state_.catalog.nvme_pages();
   return report;
 }
 
@@ -88,43 +89,44 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
   bool full = false;
   for (size_t at = 0; at < keys.size(); ++at) {
     const Key& key = keys[at];
-    if (at + kAhead < keys.size()) catalog_.prefetch(keys[at + kAhead]);
-    const auto view = catalog_.find(key);
-    if (!view || is_cleared(*view)) {
+    if (at + kAhead < keys.size()) state_.catalog.prefetch(keys[at + kAhead]);
+    const auto view = state_.catalog.find(key);
+    if (!view || state_.is_cleared(*view)) {
       answers.push_back(PromoteAnswer::missing);
     } else if (view->in_dram()) {
       answers.push_back(PromoteAnswer::in_dram);
     } else if (promoting_.contains(key)) {
       answers.push_back(PromoteAnswer::reading);
-    } else if (failed_lately(key) || !log_) {
+    } else if (failed_lately(key) || !state_.log) {
       answers.push_back(PromoteAnswer::failed);
     } else {
-      const Space& space = spaces_[view->space];
+      const Space& space = state_.spaces[view->space];
       const uint64_t bytes = space.shape.slot_bytes();
       full = full || (promoting_bytes_ != 0 && promoting_bytes_ + bytes > promote_limit_bytes_);
       SlotId slot = kNoSlot;
       if (!full) {
         SlotId spare = kNoSlot;
-        const auto above = catalog_.at(catalog_.parent(view->page));
+        const auto above = state_.catalog.at(state_.catalog.parent(view->page));
         if (above && above->in_dram()) spare = above->slot;
-        pool_.prefetch_free(*space.cls, kAhead);
+        state_.pool.prefetch_free(*space.cls, kAhead);
         slot = take_slot(*space.cls, SlotState::filling, spare);
       }
       if (slot != kNoSlot) {  // no writers of this generation: said before the device may write
-        pool_.meta(slot)->granted.store(0);
-        pool_.meta(slot)->key = key;
+        state_.pool.meta(slot)->granted.store(0);
+        state_.pool.meta(slot)->key = key;
       }
       // Taking a slot may have evicted or reclaimed the page itself: look again.
-      const auto again = catalog_.find(key);
+      const auto again = state_.catalog.find(key);
       const bool there = again && again->in_nvme() && !again->in_dram();
-      if (slot == kNoSlot || !there || !log_->read(slot, again->extent, key, pool_.payload(slot))) {
-        if (slot != kNoSlot) drop_filling(slot, pool_.load(slot).generation);
+      if (slot == kNoSlot || !there ||
+          !state_.log->read(slot, again->extent, key, state_.pool.payload(slot))) {
+        if (slot != kNoSlot) drop_filling(slot, state_.pool.load(slot).generation);
         full = full || there;
         answers.push_back(there ? PromoteAnswer::later : PromoteAnswer::missing);
         continue;
       }
       promoting_.emplace(key, again->extent);
-      filling_.emplace(slot, Filling{key, pool_.load(slot).generation});
+      filling_.emplace(slot, Filling{key, state_.pool.load(slot).generation});
       promoting_bytes_ += bytes;
       answers.push_back(PromoteAnswer::reading);
     }
@@ -133,51 +135,45 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
 
 bool Warehouse::failed_lately(const Key& key) const {
   const auto failed = read_failures_.find(key);
-  return failed != read_failures_.end() && clock_.boot_ns() < failed->second + kReadRetryNs;
+  return failed != read_failures_.end() && state_.clock.boot_ns() < failed->second + kReadRetryNs;
 }
 
 bool Warehouse::is_unreadable(PageId page) const {
-  const auto view = catalog_.at(page);
+  const auto view = state_.catalog.at(page);
   return !view->in_dram() && read_failures_.contains(view->key);
 }
 
 // Whoever computes a page instead of loading it stores it within a minute.
 void Warehouse::forget_read_failures() {
-  std::erase_if(read_failures_, [now = clock_.boot_ns()](const auto& failed) {
+  std::erase_if(read_failures_, [now = state_.clock.boot_ns()](const auto& failed) {
     return now >= failed.second + kUnreadableNs;
   });
 }
 
-bool Warehouse::fits_namespace(const EntryView& view, const PageFacts& facts) const {
-  const Space& space = spaces_[view.space];
-  return facts.clear_epoch >= space.clear_epoch && facts.namespace_id == space.shape.id &&
-         facts.shards == space.shape.shards && facts.shard_bytes == space.shape.shard_bytes &&
-         facts.witness.size() <= space.shape.witness_capacity();
-}
-
 void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
   const auto slot = static_cast<SlotId>(ticket);
-  pool_.prefetch(slot);
+  state_.pool.prefetch(slot);
   const auto [key, generation] = filling_.extract(slot).mapped();
-  catalog_.prefetch_write(key);
+  state_.catalog.prefetch_write(key);
   const nvme::Extent read = promoting_.extract(key).mapped();
-  promoting_bytes_ -= pool_.layout_of(slot).slot_bytes();
-  const auto view = catalog_.find(key);
+  promoting_bytes_ -= state_.pool.layout_of(slot).slot_bytes();
+  const auto view = state_.catalog.find(key);
   const bool wanted = view && !view->in_dram();
-  const bool usable = result == nvme::ReadResult::ok && wanted && fits_namespace(*view, facts);
+  const bool usable =
+      result == nvme::ReadResult::ok && wanted && state_.fits_namespace(*view, facts);
   if (!usable) {
     drop_filling(slot, generation);
     // Only the copy that was read is judged: a clear and a new store may have come between.
-    const bool same = wanted && view->extent == read && !is_cleared(*view);
+    const bool same = wanted && view->extent == read && !state_.is_cleared(*view);
     if (same && result == nvme::ReadResult::io_error) {
-      if (read_failures_.size() < kReadFailuresKept) read_failures_[key] = clock_.boot_ns();
+      if (read_failures_.size() < kReadFailuresKept) read_failures_[key] = state_.clock.boot_ns();
     } else if (same) {
       quarantine_nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
     }
     end_promotion();
     return;
   }
-  SlotMeta* meta = pool_.meta(slot);
+  SlotMeta* meta = state_.pool.meta(slot);
   meta->namespace_id = facts.namespace_id;
   meta->key = key;
   meta->parent = facts.parent;
@@ -197,26 +193,26 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   meta->settled.store(0);
   meta->checksum = meta_checksum(*meta, generation);
   // The device wrote the payload through the kernel; the release store orders it for readers.
-  pool_.publish(slot, generation);
+  state_.pool.publish(slot, generation);
   EntryView entry = *view;
   entry.flags = static_cast<uint16_t>((entry.flags | kEntryDram) & ~kEntryUnverified);
   entry.slot = slot;
   entry.generation = static_cast<uint32_t>(generation);
-  catalog_.update(entry);
+  state_.catalog.update(entry);
   make_resident(slot, entry);
-  catalog_.node(entry.page).used = true;
+  state_.catalog.node(entry.page).used = true;
   ++pages_promoted_;
   read_failures_.erase(key);
   end_promotion();
 }
 
 void Warehouse::drop_filling(SlotId slot, uint64_t generation) {
-  pool_.to_limbo(slot, generation);
-  pool_.end_limbo(slot, generation);
+  state_.pool.to_limbo(slot, generation);
+  state_.pool.end_limbo(slot, generation);
 }
 
 void Warehouse::end_promotion() {
-  arena_.control().promoted.value.fetch_add(1, std::memory_order_release);
+  state_.arena.control().promoted.value.fetch_add(1, std::memory_order_release);
   promotion_ended_ = true;
 }
 
@@ -224,40 +220,40 @@ void Warehouse::end_promotion() {
 void Warehouse::wake_loaders() {
   if (!std::exchange(promotion_ended_, false)) return;
   // Clients wait on the low half in shared memory; a read-only mapping is enough for that.
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&arena_.control().promoted.value), FUTEX_WAKE,
-            INT_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&state_.arena.control().promoted.value),
+            FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {
   const auto slot = static_cast<SlotId>(ticket);
   writing_.erase(slot);
-  const SlotMeta* meta = pool_.meta(slot);
-  auto view = catalog_.find(meta->key);
+  const SlotMeta* meta = state_.pool.meta(slot);
+  auto view = state_.catalog.find(meta->key);
   // Cleared or quarantined while it was being written: the record is dead on arrival.
   if (!view || view->slot != slot || !view->in_dram()) return;
   view->flags |= kEntryNvme;
   view->extent = extent;
-  catalog_.update(*view);
-  catalog_.node(view->page).used = false;
+  state_.catalog.update(*view);
+  state_.catalog.node(view->page).used = false;
 }
 
 void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
   const auto slot = static_cast<SlotId>(ticket);
   writing_.erase(slot);
-  if (const PageId page = pool_.page_at(slot); page != kNoPage)
+  if (const PageId page = state_.pool.page_at(slot); page != kNoPage)
     unwritten_[unwritten(page)] = NotOnNvme::missed;
   ++not_admitted_[std::string(reason)];
 }
 
 nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
-  const auto view = catalog_.find(key);
+  const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
-  if (catalog_.is_orphan(view->page)) return nvme::RecordUse::dead;
-  return catalog_.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
+  if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
+  return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
 }
 
 void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
-  const auto view = catalog_.find(key);
+  const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return;
   leave_nvme(*view, lost ? LeaveReason::lost : LeaveReason::reclaimed);
 }
@@ -265,7 +261,7 @@ void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
 void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) {
   if (const auto at = moving_.find(key); at != moving_.end() && at->second == to.position())
     moving_.erase(at);
-  auto view = catalog_.find(key);
+  auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == from)) {
     // It left while it was copied: no restart may find the copy. Where the page was stored again,
     // its own record may lie below the copy: then one tombstone is for the two, when it leaves.
@@ -279,8 +275,8 @@ void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Exte
   if (to.position() < from.position() && stray_copies_.size() < kStrayCopiesKept)
     stray_copies_[key] = from.position();
   view->extent = to;
-  catalog_.update(*view);
-  catalog_.node(view->page).used = false;  // hot again only if used again
+  state_.catalog.update(*view);
+  state_.catalog.node(view->page).used = false;  // hot again only if used again
 }
 
 void Warehouse::moving(const Key& key, const nvme::Extent& to) { moving_[key] = to.position(); }
@@ -294,20 +290,21 @@ uint64_t Warehouse::last_position(const EntryView& view) const {
 }
 
 void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) {
-  ControlPage& control = arena_.control();
+  ControlPage& control = state_.arena.control();
   if (segment < control.segment_words)
     segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
 }
 
 uint64_t Warehouse::segments_held_limit() const {
   constexpr uint64_t kShare = 4;
-  return std::max<uint64_t>(1, options_.nvme_capacity_bytes / segment_bytes_for(options_) / kShare);
+  return std::max<uint64_t>(
+      1, state_.options.nvme_capacity_bytes / segment_bytes_for(state_.options) / kShare);
 }
 
-void Warehouse::read_pins() { sessions_->pins(); }
+void Warehouse::read_pins() { state_.sessions.pins(); }
 
 bool Warehouse::segment_pinned(uint32_t segment) {
-  return sessions_->pins_seen().has_segment(segment);
+  return state_.sessions.pins_seen().has_segment(segment);
 }
 
 }  // namespace kvw

@@ -14,21 +14,14 @@ std::string described(const char* tier, const Key& key, const char* reason) {
 
 }  // namespace
 
-bool Warehouse::has_good_header(SlotId slot) const {
-  const SlotMeta* meta = pool_.meta(slot);
-  const SlabLayout& layout = pool_.layout_of(slot);
-  return meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) &&
-         meta->checksum == meta_checksum(*meta, pool_.load(slot).generation);
-}
-
 const char* Warehouse::header_problem_of(const EntryView& view) const {
-  if (!has_good_header(view.slot)) return "header";
-  return pool_.meta(view.slot)->key == view.key ? nullptr : "key";
+  if (!state_.has_good_header(view.slot)) return "header";
+  return state_.pool.meta(view.slot)->key == view.key ? nullptr : "key";
 }
 
 void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {
   ++quarantined_;
-  on_event("page_quarantined", described("dram", view.key, reason));
+  state_.events.add("page_quarantined", described("dram", view.key, reason));
   evict_views(std::span(&view, 1), LeaveReason::quarantined);
 }
 
@@ -38,12 +31,12 @@ void Warehouse::leave_tombstone(const Key& key, uint64_t position) {
 
 void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool unreadable) {
   ++quarantined_;
-  on_event("page_quarantined", described("nvme", view.key, reason));
+  state_.events.add("page_quarantined", described("nvme", view.key, reason));
   if (!unreadable) leave_tombstone(view.key, view.extent.position());
   leave_nvme(view, LeaveReason::quarantined);
   // The copy in DRAM is all there is now: it goes to NVMe again.
   if (view.in_dram())
-    if (const auto rest = catalog_.find(view.key)) admit(*rest, rest->slot);
+    if (const auto rest = state_.catalog.find(view.key)) admit(*rest, rest->slot);
 }
 
 }  // namespace kvw

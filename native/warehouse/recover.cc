@@ -30,76 +30,79 @@ PageFacts shape_facts_of(const SlotMeta& meta) {
 
 RecoverySummary Warehouse::recover() {
   RecoverySummary summary;
-  const uint64_t begin = clock_.boot_ns();
+  const uint64_t begin = state_.clock.boot_ns();
   // First what can be believed, without effects: headers, records and slots know of clears that a
   // lost ledger forgot, and all are judged by the highest epoch seen anywhere.
   open_log();
   std::vector<nvme::RecoveredRecord> records;
-  if (log_) {
-    summary.log = log_->recover(
+  if (state_.log) {
+    summary.log = state_.log->recover(
         [&](nvme::RecoveredRecord&& record) { records.push_back(std::move(record)); });
     raise_epoch(summary.log.epoch_seen);
   }
   std::vector<SlotId> sealed = recover_slots(summary);
-  for (const SlotId slot : sealed) raise_epoch(pool_.meta(slot)->clear_epoch);
+  for (const SlotId slot : sealed) raise_epoch(state_.pool.meta(slot)->clear_epoch);
   for (const auto& record : records) raise_epoch(record.facts.clear_epoch);
   std::erase_if(sealed, [&](SlotId slot) {
-    if (recovered_space(shape_facts_of(*pool_.meta(slot)), summary)) return false;
+    if (recovered_space(shape_facts_of(*state_.pool.meta(slot)), summary)) return false;
     close_recovered(slot);
     return true;
   });
   std::erase_if(records, [&](const auto& record) { return !believed(record, summary); });
   insert_recovered(sealed, records, summary);
-  if (const Arena::Shrunk& shrunk = arena_.shrunk(); shrunk.slabs != 0)
-    on_event("arena_shrunk", "bytes=" + std::to_string(shrunk.slabs * arena_.slab_bytes()) +
-                                 " dropped_pages=" + std::to_string(shrunk.pages));
+  if (const Arena::Shrunk& shrunk = state_.arena.shrunk(); shrunk.slabs != 0)
+    state_.events.add("arena_shrunk",
+                      "bytes=" + std::to_string(shrunk.slabs * state_.arena.slab_bytes()) +
+                          " dropped_pages=" + std::to_string(shrunk.pages));
   forget_undeclared();
   note_unwritten();
-  summary.orphans = catalog_.orphans();
-  summary.sessions = sessions_->size();
-  summary.epoch = epoch_;
-  if (!options_.inspect) free_retired();
-  while (next_slab_ < arena_.slab_count() && arena_.slots().layout(next_slab_).populated != 0)
+  summary.orphans = state_.catalog.orphans();
+  summary.sessions = state_.sessions.size();
+  summary.epoch = state_.epoch;
+  if (!state_.options.inspect) free_retired();
+  while (next_slab_ < state_.arena.slab_count() &&
+         state_.arena.slots().layout(next_slab_).populated != 0)
     ++next_slab_;
-  summary.pages_dram = catalog_.dram_pages();
-  summary.pages_nvme = catalog_.nvme_pages();
+  summary.pages_dram = state_.catalog.dram_pages();
+  summary.pages_nvme = state_.catalog.nvme_pages();
   tombstones_.clear();
   recovered_ = true;
-  summary.seconds = static_cast<double>(clock_.boot_ns() - begin) / 1e9;
-  ControlPage& control = arena_.control();
-  control.heartbeat_ns.value.store(clock_.boot_ns());
+  summary.seconds = static_cast<double>(state_.clock.boot_ns() - begin) / 1e9;
+  ControlPage& control = state_.arena.control();
+  control.heartbeat_ns.value.store(state_.clock.boot_ns());
   control.state.value.store(static_cast<uint64_t>(ControlState::serving),
                             std::memory_order_release);
-  if (options_.hbm.bytes != 0 && !options_.inspect)
-    hbm_ = std::make_unique<HbmTier>(*this, options_.hbm, options_.hbm_at_first_use);
+  if (state_.options.hbm.bytes != 0 && !state_.options.inspect)
+    state_.hbm = std::make_unique<HbmTier>(state_, checker_);
   return summary;
 }
 
 void Warehouse::forget_undeclared() {
   // Rows of the last daemon's namespaces stood until now, so that its clients' lookups went on.
   for (uint32_t ordinal = 0; ordinal < kMaxNamespaces; ++ordinal)
-    if (spaces_[ordinal].shape.shards == 0) arena_.control().namespaces[ordinal].ready.store(0);
+    if (state_.spaces[ordinal].shape.shards == 0)
+      state_.arena.control().namespaces[ordinal].ready.store(0);
 }
 
 void Warehouse::note_unwritten() {
-  if (!log_) return;
-  for (PageId page = 0; page < catalog_.index().entries(); ++page)
-    if (const auto view = catalog_.at(page); view && view->in_dram() && !view->in_nvme())
+  if (!state_.log) return;
+  for (PageId page = 0; page < state_.catalog.index().entries(); ++page)
+    if (const auto view = state_.catalog.at(page); view && view->in_dram() && !view->in_nvme())
       unwritten_[unwritten(page)] = NotOnNvme::missed;
 }
 
 std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
   std::vector<SlotId> sealed;
-  const Slots& slots = arena_.slots();
-  for (uint32_t slab = 0; slab < arena_.slab_count(); ++slab) {
+  const Slots& slots = state_.arena.slots();
+  for (uint32_t slab = 0; slab < state_.arena.slab_count(); ++slab) {
     const SlabLayout layout = slots.layout(slab);
     if (layout.populated == 0) continue;
-    if (log_) log_->register_memory(arena_.slab(slab));
+    if (state_.log) state_.log->register_memory(state_.arena.slab(slab));
     if (slots.slots_in(layout) == 0) {
-      pool_.slab_ready(slab);
+      state_.pool.slab_ready(slab);
       continue;
     }
-    pool_.attach(slab, layout);
+    state_.pool.attach(slab, layout);
     for (uint32_t place = 0; place < slots.slots_in(layout); ++place)
       if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, layout, summary))
         sealed.push_back(slot);
@@ -109,16 +112,16 @@ std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
 
 // True if it holds a page that can be believed.
 bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySummary& summary) {
-  SlotMeta* meta = pool_.meta(slot);
+  SlotMeta* meta = state_.pool.meta(slot);
   const bool fits = meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes());
-  const SlotWord word = pool_.load(slot);
+  const SlotWord word = state_.pool.load(slot);
   switch (word.state) {
     case SlotState::free:
-      pool_.adopt_free(slot);
+      state_.pool.adopt_free(slot);
       return false;
     case SlotState::live:
     case SlotState::closing:
-      pool_.restore(slot, SlotState::live);
+      state_.pool.restore(slot, SlotState::live);
       if (fits && meta->checksum == meta_checksum(*meta, word.generation)) return true;
       ++summary.dropped_slots;
       close_recovered(slot);
@@ -131,14 +134,14 @@ bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySumm
       }
       // The old daemon's reads may still land in FILLING, and in what a second crash left of it.
       const bool dma = word.state != SlotState::reserved;
-      pool_.restore(slot, SlotState::limbo);
+      state_.pool.restore(slot, SlotState::limbo);
       const uint64_t* owners = owners_of(meta);
       const uint64_t granted = meta->granted.load() & all_shards(meta->shards);
       const SessionId first = granted == 0 ? 0 : owners[__builtin_ctzll(granted)];
-      Group& group = groups_.recovered(slot, meta->shards, first, layout.slot_bytes());
+      Group& group = state_.groups.recovered(slot, meta->shards, first, layout.slot_bytes());
       group.generation = word.generation;
       group.key = meta->key;
-      group.not_before_ns = dma ? clock_.boot_ns() + options_.grace_ns : 0;
+      group.not_before_ns = dma ? state_.clock.boot_ns() + state_.options.grace_ns : 0;
       group.granted = granted;
       group.settled = meta->settled.load() & granted;
       for (uint32_t shard = 0; shard < meta->shards; ++shard)
@@ -150,7 +153,7 @@ bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySumm
 
 // Not believed, or without a place, but perhaps pinned: it waits, closed, until nobody reads it.
 void Warehouse::close_recovered(SlotId slot) {
-  pool_.close(slot);
+  state_.pool.close(slot);
   retired_slots_.push_back(slot);
 }
 
@@ -165,7 +168,7 @@ bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& s
 // Whether pages like this one have a namespace, and are not older than its last clear.
 bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary) {
   int ordinal = ordinal_of(facts.namespace_id);
-  if (ordinal < 0 && facts.clear_epoch < std::min(options_.epoch_floor, epoch_)) {
+  if (ordinal < 0 && facts.clear_epoch < std::min(state_.options.epoch_floor, state_.epoch)) {
     ++summary.cleared;  // what forgotten namespaces have left takes no place among those that are
     return false;
   }
@@ -174,7 +177,7 @@ bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary
     ++summary.unknown_namespace;
     return false;
   }
-  const Space& space = spaces_[ordinal];
+  const Space& space = state_.spaces[ordinal];
   const bool same = space.shape.page_tokens == facts.page_tokens &&
                     space.shape.shards == facts.shards &&
                     space.shape.shard_bytes == facts.shard_bytes;
@@ -194,8 +197,8 @@ int Warehouse::adopt_namespace(const PageFacts& facts) {
   shape.shard_bytes = facts.shard_bytes;
   try {
     const uint32_t ordinal =
-        add_namespace(kMaxNamespaces, shape, std::min(options_.epoch_floor, epoch_));
-    arena_.control().namespaces[ordinal].ready.store(0);
+        add_namespace(kMaxNamespaces, shape, std::min(state_.options.epoch_floor, state_.epoch));
+    state_.arena.control().namespaces[ordinal].ready.store(0);
     return static_cast<int>(ordinal);
   } catch (const Error&) {
     return -1;  // fits no slab of this arena
@@ -207,15 +210,16 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
                                  RecoverySummary& summary) {
   std::vector<Key> keys;
   keys.reserve(sealed.size() + records.size());
-  for (const SlotId slot : sealed) keys.push_back(pool_.meta(slot)->key);
+  for (const SlotId slot : sealed) keys.push_back(state_.pool.meta(slot)->key);
   for (const nvme::RecoveredRecord& record : records) keys.push_back(record.facts.key);
-  const std::vector<PageId> pages = place(keys, catalog_.index().entries(), catalog_.capacity());
+  const std::vector<PageId> pages =
+      place(keys, state_.catalog.index().entries(), state_.catalog.capacity());
   size_t next = 0;
   // All over the table: what a page's turn touches is on its way while those before it have theirs.
   const auto page = [&] {
     if (const size_t ahead = next + kAhead; ahead < keys.size()) {
-      catalog_.prefetch(keys[ahead]);
-      if (pages[ahead] != kNoPage) catalog_.prefetch_write(pages[ahead]);
+      state_.catalog.prefetch(keys[ahead]);
+      if (pages[ahead] != kNoPage) state_.catalog.prefetch_write(pages[ahead]);
     }
     return pages[next++];
   };
@@ -224,18 +228,19 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
   const uint64_t dram = left_dram_[static_cast<size_t>(LeaveReason::window)];
   const uint64_t nvme = left_nvme_[static_cast<size_t>(LeaveReason::window)];
   if (dram + nvme == 0) return;
-  on_event("index_too_small",
-           "capacity=" + std::to_string(catalog_.capacity()) +
-               " dropped_dram=" + std::to_string(dram) + " dropped_nvme=" + std::to_string(nvme) +
-               " enough=--index-pages=" + std::to_string(catalog_.pages() + dram + nvme));
+  state_.events.add(
+      "index_too_small",
+      "capacity=" + std::to_string(state_.catalog.capacity()) +
+          " dropped_dram=" + std::to_string(dram) + " dropped_nvme=" + std::to_string(nvme) +
+          " enough=--index-pages=" + std::to_string(state_.catalog.pages() + dram + nvme));
 }
 
 void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) {
-  const SlotMeta& meta = *pool_.meta(slot);
+  const SlotMeta& meta = *state_.pool.meta(slot);
   if (page == kNoPage) {
     // A key that is there already: one of the two slots is damaged.
-    ++(catalog_.find(meta.key) ? summary.dropped_slots
-                               : left_dram_[static_cast<size_t>(LeaveReason::window)]);
+    ++(state_.catalog.find(meta.key) ? summary.dropped_slots
+                                     : left_dram_[static_cast<size_t>(LeaveReason::window)]);
     return close_recovered(slot);
   }
   EntryView view;
@@ -244,19 +249,19 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   view.space = static_cast<uint16_t>(ordinal_of(meta.namespace_id));
   view.key = meta.key;
   view.slot = slot;
-  view.generation = static_cast<uint32_t>(pool_.load(slot).generation);
+  view.generation = static_cast<uint32_t>(state_.pool.load(slot).generation);
   view.clear_epoch = meta.clear_epoch;
-  catalog_.insert(view, meta.parent, meta.position);
+  state_.catalog.insert(view, meta.parent, meta.position);
   make_resident(slot, view);
 }
 
 void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) {
   const PageFacts& facts = record.facts;
-  if (auto there = catalog_.find(facts.key)) {
+  if (auto there = state_.catalog.find(facts.key)) {
     if (there->in_nvme() && there->extent.position() >= record.extent.position()) return;
     there->flags |= kEntryNvme;
     there->extent = record.extent;
-    return catalog_.update(*there);
+    return state_.catalog.update(*there);
   }
   if (page == kNoPage) {
     ++left_nvme_[static_cast<size_t>(LeaveReason::window)];
@@ -269,7 +274,7 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
   view.key = facts.key;
   view.extent = record.extent;
   view.clear_epoch = facts.clear_epoch;
-  catalog_.insert(view, facts.parent, facts.position);
+  state_.catalog.insert(view, facts.parent, facts.position);
 }
 
 }  // namespace kvw

@@ -38,19 +38,20 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
   count_stores();
-  const Step step{session, static_cast<uint16_t>(ordinal), clock_.boot_ns(), clock_.wall_ns()};
+  const Step step{session, static_cast<uint16_t>(ordinal), state_.clock.boot_ns(),
+                  state_.clock.wall_ns()};
   sealed.reserve(seals.size());
   for (size_t at = 0; at < seals.size(); ++at) {
     if (at + kPrefetchAhead < seals.size()) prefetch(seals[at + kPrefetchAhead]);
     sealed.push_back({seal(step, seals[at])});
   }
   reserved.reserve(reserves.size());
-  if (!reserves.empty()) spaces_[step.ordinal].used_ns = step.boot_ns;
+  if (!reserves.empty()) state_.spaces[step.ordinal].used_ns = step.boot_ns;
   bool again = false;  // a page was dropped that is worth asking for again
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (at + kPrefetchAhead < reserves.size()) {
-      catalog_.prefetch(reserves[at + kPrefetchAhead].fields->key);
-      pool_.prefetch_free(*spaces_[step.ordinal].cls, kPrefetchAhead);
+      state_.catalog.prefetch(reserves[at + kPrefetchAhead].fields->key);
+      state_.pool.prefetch_free(*state_.spaces[step.ordinal].cls, kPrefetchAhead);
     }
     const ReserveRequest& item = reserves[at];
     const ReserveAnswer answer = reserve(step, item);
@@ -66,10 +67,10 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
 // What a seal a little later will write first: its slot's metadata and the place of its entry. Each
 // is a cache miss otherwise, and there are hundreds in a message.
 void Warehouse::prefetch(const Seal& seal) {
-  const Group* group = groups_.find(seal.slot);
+  const Group* group = state_.groups.find(seal.slot);
   if (group == nullptr) return;
-  pool_.prefetch(seal.slot);
-  catalog_.prefetch_write(group->key);
+  state_.pool.prefetch(seal.slot);
+  state_.catalog.prefetch_write(group->key);
 }
 
 // What was granted to its first shard is a page that no tier had.
@@ -77,7 +78,7 @@ void Warehouse::note_stores(uint16_t ordinal, std::span<const ReserveRequest> re
                             std::span<const ReserveAnswer> answers) {
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (answers[at].answer != Answer::granted) continue;
-    const Group& group = *groups_.find(answers[at].slot);
+    const Group& group = *state_.groups.find(answers[at].slot);
     if (group.granted != 1ull << reserves[at].fields->shard) continue;
     stores_.push_back({group.key, ordinal, group.slot_bytes, 0});
   }
@@ -89,14 +90,14 @@ void Warehouse::count_stores() {
 }
 
 Reason Warehouse::seal(const Step& step, const Seal& seal) {
-  Group* group = groups_.find(seal.slot);
+  Group* group = state_.groups.find(seal.slot);
   if (group == nullptr || group->generation != seal.generation) return Reason::stale;
   if (!group->granted_to(step.session, seal.shard)) return Reason::not_owner;
   const uint64_t bit = 1ull << seal.shard;
   if (group->settled & bit) return group->limbo ? Reason::stale : Reason::none;
   group->shards[seal.shard].digest = seal.digest;
   group->settled |= bit;
-  add_bits(pool_.meta(seal.slot)->settled, bit);
+  add_bits(state_.pool.meta(seal.slot)->settled, bit);
   if (group->limbo) {
     if (settled(*group)) close_group(seal.slot, *group);
     return Reason::stale;
@@ -105,19 +106,20 @@ Reason Warehouse::seal(const Step& step, const Seal& seal) {
 }
 
 Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
-  SlotMeta* meta = pool_.meta(slot);
-  const SlabLayout& layout = pool_.layout_of(slot);
+  SlotMeta* meta = state_.pool.meta(slot);
+  const SlabLayout& layout = state_.pool.layout_of(slot);
   const Key key = group.key;
   const uint64_t generation = group.generation;
-  assert(!catalog_.contains(key));  // a key with an open group is never stored by another way
+  assert(!state_.catalog.contains(key));  // a key with an open group is never stored by another way
   Reason refusal = Reason::none;
-  if (group.clear_epoch < spaces_[group.space].clear_epoch)
+  if (group.clear_epoch < state_.spaces[group.space].clear_epoch)
     refusal = Reason::cleared;
   else if (!meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) ||
            meta_checksum(*meta, generation) != group.fixed)
     refusal = Reason::mismatch;  // damaged meanwhile: its checksum would vouch for the damage
   if (refusal != Reason::none) {
-    if (refusal == Reason::mismatch) on_event("page_damaged_unfinished", "key=" + to_hex(key));
+    if (refusal == Reason::mismatch)
+      state_.events.add("page_damaged_unfinished", "key=" + to_hex(key));
     give_up(slot, group);
     close_group(slot, group);
     return refusal;
@@ -136,12 +138,12 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   KVW_SEQUENCE_POINT("publish: digests stored");
   meta->checksum = meta_checksum(*meta, generation);
   KVW_SEQUENCE_POINT("publish: checksum stored");
-  groups_.no_longer_open(group);
-  groups_.erase(slot);
-  pool_.publish(slot, generation);
+  state_.groups.no_longer_open(group);
+  state_.groups.erase(slot);
+  state_.pool.publish(slot, generation);
   KVW_SEQUENCE_POINT("publish: live");
 
-  catalog_.insert(view, meta->parent, meta->position);
+  state_.catalog.insert(view, meta->parent, meta->position);
   KVW_SEQUENCE_POINT("publish: in the index");
   make_resident(slot, view);
   ++pages_sealed_;
@@ -152,16 +154,16 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
 
 ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
-  const NamespaceShape& shape = spaces_[step.ordinal].shape;
+  const NamespaceShape& shape = state_.spaces[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
-  if (const SlotId open = groups_.open_slot(fields.key); open != kNoSlot) {
+  if (const SlotId open = state_.groups.open_slot(fields.key); open != kNoSlot) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
-    if (groups_.find(open)->space != step.ordinal) return drop(Reason::mismatch);
+    if (state_.groups.find(open)->space != step.ordinal) return drop(Reason::mismatch);
     return join(step.session, open, request);
   }
   if (const PageId page = page_to_build_on(fields.key); page != kNoPage && !is_unreadable(page)) {
-    touch(page);
+    state_.touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
   if (const auto refused = refused_.find(fields.key);
@@ -169,7 +171,7 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
     return drop(Reason::refused_tail);
   const ReserveAnswer answer = open_group(step, request);
   // What the device does not give is stored anew; its children wait for that.
-  if (const auto old = catalog_.find(fields.key); old && answer.answer == Answer::granted) {
+  if (const auto old = state_.catalog.find(fields.key); old && answer.answer == Answer::granted) {
     quarantine_nvme(*old, "io_error", true);
     read_failures_.erase(fields.key);
   }
@@ -183,18 +185,18 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
 // A clear that is under way takes pages out in steps: what it is yet to reach would be gone a
 // moment later, and its children with it. It leaves now.
 PageId Warehouse::page_to_build_on(const Key& key) {
-  const auto view = catalog_.find(key);
+  const auto view = state_.catalog.find(key);
   if (!view) return kNoPage;
-  if (!is_cleared(*view)) return view->page;
+  if (!state_.is_cleared(*view)) return view->page;
   evict_views(std::span(&*view, 1), LeaveReason::cleared);
   if (!view->in_dram()) leave_nvme(*view, LeaveReason::cleared);
-  ++spaces_[view->space].cleared_early;
+  ++state_.spaces[view->space].cleared_early;
   return kNoPage;
 }
 
 ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveRequest& request) {
-  SlotMeta* meta = pool_.meta(slot);
-  Group& group = *groups_.find(slot);
+  SlotMeta* meta = state_.pool.meta(slot);
+  Group& group = *state_.groups.find(slot);
   const Reserve& fields = *request.fields;
   // Whatever became of the witness in shared memory: it lies where this group's shards say.
   const auto shards = static_cast<uint32_t>(group.shards.size());
@@ -218,8 +220,8 @@ ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveReque
 // Nobody takes more than half of what the others leave: who never ends a store, frozen or waiting
 // for a rank that is gone, leaves the others half of what they had without it.
 bool Warehouse::within_share(SessionId session, uint64_t bytes) const {
-  const uint64_t all = pool_.unfinished_bytes();
-  const uint64_t own = groups_.held_bytes(session);
+  const uint64_t all = state_.pool.unfinished_bytes();
+  const uint64_t own = state_.groups.held_bytes(session);
   if (all == 0 || (own == 0 && all + bytes <= reserve_limit_bytes_)) return true;
   const uint64_t others = all - own;
   return others < reserve_limit_bytes_ && own + bytes <= (reserve_limit_bytes_ - others) / 2;
@@ -227,37 +229,38 @@ bool Warehouse::within_share(SessionId session, uint64_t bytes) const {
 
 ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
-  const Space& space = spaces_[step.ordinal];
+  const Space& space = state_.spaces[step.ordinal];
   SlotId parent_slot = kNoSlot;
-  if (fields.position > 0 && groups_.open_slot(fields.parent) == kNoSlot) {
+  if (fields.position > 0 && state_.groups.open_slot(fields.parent) == kNoSlot) {
     const PageId above = page_to_build_on(fields.parent);
     if (above == kNoPage) return drop(Reason::parent_missing);
-    touch(above);
-    const auto parent = catalog_.at(above);
+    state_.touch(above);
+    const auto parent = state_.catalog.at(above);
     // Not evicted for its own child, unless NVMe keeps the chain whole.
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
   if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
   keep_index_room(fields.parent, parent_slot);
-  PageId page = catalog_.claim(fields.key);
-  if (page == kNoPage && make_window(fields.key, fields.parent)) page = catalog_.claim(fields.key);
+  PageId page = state_.catalog.claim(fields.key);
+  if (page == kNoPage && make_window(fields.key, fields.parent))
+    page = state_.catalog.claim(fields.key);
   if (page == kNoPage) {
     say_index_bound();
     return drop(Reason::index_full);
   }
   const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
   if (slot == kNoSlot) {
-    catalog_.unclaim(page);
+    state_.catalog.unclaim(page);
     return drop(room_is_coming() ? Reason::later : Reason::no_room);
   }
   KVW_SEQUENCE_POINT("reserve: slot taken");
 
-  SlotMeta* meta = pool_.meta(slot);
+  SlotMeta* meta = state_.pool.meta(slot);
   meta->checksum = 0;
   meta->namespace_id = space.shape.id;
   meta->key = fields.key;
   meta->parent = fields.parent;
-  meta->clear_epoch = epoch_;
+  meta->clear_epoch = state_.epoch;
   meta->stored_at_ns = 0;
   meta->shard_bytes = space.shape.shard_bytes;
   meta->position = fields.position;
@@ -277,13 +280,13 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   full_fence();
   KVW_SEQUENCE_POINT("reserve: metadata stored");
 
-  Group& group = groups_.open(slot, fields.key, fields.parent, space.shape.shards, step.session,
-                              space.shape.slot_bytes());
+  Group& group = state_.groups.open(slot, fields.key, fields.parent, space.shape.shards,
+                                    step.session, space.shape.slot_bytes());
   group.page = page;
-  group.generation = pool_.load(slot).generation;
-  group.clear_epoch = epoch_;
+  group.generation = state_.pool.load(slot).generation;
+  group.clear_epoch = state_.epoch;
   group.fixed = meta_checksum(*meta, group.generation);
-  group.deadline_ns = step.boot_ns + options_.limbo_after_ns;
+  group.deadline_ns = step.boot_ns + state_.options.limbo_after_ns;
   group.space = step.ordinal;
   group.shards[fields.shard].owner = step.session;
   group.granted = 1ull << fields.shard;
@@ -292,48 +295,48 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
 
 bool Warehouse::room_is_coming() const {
   return still_growing() || !writing_.empty() || !retired_slots_.empty() ||
-         pool_.unfinished_bytes() != 0;
+         state_.pool.unfinished_bytes() != 0;
 }
 
 void Warehouse::give_up(SlotId slot, Group& group) {
   if (group.limbo) return;
   group.limbo = true;
-  catalog_.unclaim(group.page);
-  groups_.no_longer_open(group);
-  pool_.to_limbo(slot, group.generation);
+  state_.catalog.unclaim(group.page);
+  state_.groups.no_longer_open(group);
+  state_.pool.to_limbo(slot, group.generation);
 }
 
 bool Warehouse::settled(const Group& group) const {
-  if (clock_.boot_ns() < group.not_before_ns) return false;
+  if (state_.clock.boot_ns() < group.not_before_ns) return false;
   uint64_t waiting = group.granted & ~group.settled;
   for (; waiting != 0; waiting &= waiting - 1)
-    if (!sessions_->gone(group.shards[static_cast<size_t>(__builtin_ctzll(waiting))].owner))
+    if (!state_.sessions.gone(group.shards[static_cast<size_t>(__builtin_ctzll(waiting))].owner))
       return false;
   return true;
 }
 
 void Warehouse::close_group(SlotId slot, const Group& group) {
-  pool_.end_limbo(slot, group.generation);
-  groups_.erase(slot);
+  state_.pool.end_limbo(slot, group.generation);
+  state_.groups.erase(slot);
 }
 
 void Warehouse::settle(SessionId session, std::span<const SlotRef> refs) {
   for (const SlotRef& ref : refs) {
-    Group* group = groups_.find(ref.slot);
+    Group* group = state_.groups.find(ref.slot);
     if (group == nullptr || group->generation != ref.generation ||
         !group->granted_to(session, ref.shard))
       continue;
     group->settled |= 1ull << ref.shard;
-    add_bits(pool_.meta(ref.slot)->settled, 1ull << ref.shard);
+    add_bits(state_.pool.meta(ref.slot)->settled, 1ull << ref.shard);
     give_up(ref.slot, *group);
     if (settled(*group)) close_group(ref.slot, *group);
   }
 }
 
 void Warehouse::settle_groups() {
-  const uint64_t now = clock_.boot_ns();
+  const uint64_t now = state_.clock.boot_ns();
   std::vector<SlotId> done;
-  for (auto& [slot, group] : groups_) {
+  for (auto& [slot, group] : state_.groups) {
     const bool over = settled(group);
     if (!group.limbo && (over || now >= group.deadline_ns)) {
       // Over without being published: every owner has gone or aborted; or it took too long.
@@ -343,7 +346,7 @@ void Warehouse::settle_groups() {
     }
     if (group.limbo && over) done.push_back(slot);
   }
-  for (const SlotId slot : done) close_group(slot, *groups_.find(slot));
+  for (const SlotId slot : done) close_group(slot, *state_.groups.find(slot));
 }
 
 }  // namespace kvw

@@ -24,39 +24,39 @@ struct Candidate {
 }  // namespace
 
 bool Warehouse::grow(SlotClass& cls) {
-  if (pool_.grow(cls)) {
-    if (next_slab_ == arena_.slab_count()) note_growth(0);
+  if (state_.pool.grow(cls)) {
+    if (next_slab_ == state_.arena.slab_count()) note_growth(0);
     return true;
   }
-  if (pool_.growth_errno() != 0) note_growth(pool_.growth_errno());
+  if (state_.pool.growth_errno() != 0) note_growth(state_.pool.growth_errno());
   return false;
 }
 
 void Warehouse::note_growth(int err) {
   const std::string error =
       err == 0 ? "" : std::string("cannot grow the arena: ") + std::strerror(err);
-  if (err != 0 && error != growth_error_) on_event("arena_limited", error);
+  if (err != 0 && error != growth_error_) state_.events.add("arena_limited", error);
   growth_error_ = error;
 }
 
 bool Warehouse::take_spare_slab(SlotClass& needy) {
-  const auto slab = pool_.spare_slab(needy, kFreeShare);
+  const auto slab = state_.pool.spare_slab(needy, kFreeShare);
   if (!slab) return false;
-  pool_.retire(*slab);
+  state_.pool.retire(*slab);
   return grow(needy);
 }
 
 bool Warehouse::take_colder_slab(SlotClass& needy) {
-  if (pool_.classes().size() < 2 || clock_.boot_ns() < next_slab_move_ns_) return false;
-  next_slab_move_ns_ = clock_.boot_ns() + kMoveNs;
+  if (state_.pool.classes().size() < 2 || state_.clock.boot_ns() < next_slab_move_ns_) return false;
+  next_slab_move_ns_ = state_.clock.boot_ns() + kMoveNs;
   const uint64_t own = coldest_heat(needy);
   return own != UINT64_MAX && take_slab(needy, own);
 }
 
 // A look costs a millisecond where slabs are large, and a message asks for many slots.
 void Warehouse::take_any_slab(SlotClass& needy) {
-  if (clock_.boot_ns() < needy.look_again_ns || take_slab(needy, UINT64_MAX)) return;
-  needy.look_again_ns = clock_.boot_ns() + kLookNs;
+  if (state_.clock.boot_ns() < needy.look_again_ns || take_slab(needy, UINT64_MAX)) return;
+  needy.look_again_ns = state_.clock.boot_ns() + kLookNs;
 }
 
 // UINT64_MAX: it has no page that could leave.
@@ -73,7 +73,7 @@ std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
   slabs.reserve(2 * kLooks);
   const size_t found = donor.policy->victims(coldest, KeepNone());
   for (size_t i = 0; i < found; ++i)
-    slabs.push_back(arena_.slots().slab_of(pool_.slot_of(donor, coldest[i])));
+    slabs.push_back(state_.arena.slots().slab_of(state_.pool.slot_of(donor, coldest[i])));
   for (size_t i = 0; i < std::min(kLooks, donor.slabs.size()); ++i)
     if (const uint32_t slab = donor.slabs[next_slab_look_++ % donor.slabs.size()];
         slab != UINT32_MAX)
@@ -86,7 +86,7 @@ std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
 bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
   SlotClass* donor = nullptr;
   uint64_t oldest = UINT64_MAX;
-  for (const auto& cls : pool_.classes()) {
+  for (const auto& cls : state_.pool.classes()) {
     if (cls.get() == &needy || cls->total() == 0) continue;
     if (const uint64_t own = coldest_heat(*cls); donor == nullptr || own < oldest) {
       donor = cls.get();
@@ -94,7 +94,7 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
     }
   }
   if (donor == nullptr || oldest >= heat) return false;
-  const PinSet& pins = sessions_->pins();
+  const PinSet& pins = state_.sessions.pins();
   std::optional<Candidate> best;
   for (const uint32_t slab : slabs_to_look_at(*donor)) {
     // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
@@ -103,13 +103,13 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
     size_t colder = 0;
     bool movable = true;
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
-      const SlotId slot = arena_.slots().slot_id(slab, place);
-      const SlotState state = pool_.load(slot).state;
+      const SlotId slot = state_.arena.slots().slot_id(slab, place);
+      const SlotState state = state_.pool.load(slot).state;
       movable = state == SlotState::free || (state == SlotState::live && !pins.has_slot(slot) &&
                                              !writing_.contains(slot) && !awaits_child(slot));
       if (state != SlotState::live) continue;
       own.live.push_back(slot);
-      colder += donor->policy->heat(pool_.resident(slot)) < heat ? 1 : 0;
+      colder += donor->policy->heat(state_.pool.resident(slot)) < heat ? 1 : 0;
     }
     if (!movable || colder * 2 < own.live.size()) continue;
     if (!best || own.live.size() < best->live.size()) best = std::move(own);
@@ -117,7 +117,7 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
   // Pinned since we looked: the pages that left are gone, the slab stays; another time.
   if (!best || evict_slots(best->live, LeaveReason::rebalanced) != best->live.size()) return false;
   KVW_SEQUENCE_POINT("rebalance: pages out");
-  pool_.retire(best->slab);
+  state_.pool.retire(best->slab);
   return grow(needy);
 }
 

@@ -21,18 +21,10 @@
 #include <utility>
 #include <vector>
 
-#include "arena/arena.h"
-#include "base/clock.h"
 #include "exchange/messages.h"
-#include "nvme/log.h"
-#include "session/registry.h"
-#include "slots/pool.h"
-#include "warehouse/catalog.h"
 #include "warehouse/check.h"
 #include "warehouse/feeds.h"
-#include "warehouse/groups.h"
-#include "warehouse/hbm.h"
-#include "warehouse/options.h"
+#include "warehouse/state.h"
 
 namespace kvw {
 
@@ -59,7 +51,7 @@ class Warehouse final : public nvme::LogHost {
   RecoverySummary recover();
 
   // --- sessions and stores (reserve.cc)
-  Registry& sessions() { return *sessions_; }
+  Registry& sessions() { return state_.sessions; }
   // One engine step. Answers are in the order of the requests. Throws Error (usage
   // "namespace_unknown") before anything is done.
   void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
@@ -69,23 +61,25 @@ class Warehouse final : public nvme::LogHost {
   // when the answer is on its way. Else the next one, a tick or the curve's reader does it.
   void count_stores();
   void settle(SessionId session, std::span<const SlotRef> refs);
-  std::vector<SlotRef> unsettled(SessionId session) const { return groups_.unsettled(session); }
+  std::vector<SlotRef> unsettled(SessionId session) const {
+    return state_.groups.unsettled(session);
+  }
 
   // --- NVMe (promote.cc)
   void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
-  bool has_log() const { return log_ != nullptr; }
-  int log_fd() const { return log_->event_fd(); }
+  bool has_log() const { return state_.log != nullptr; }
+  int log_fd() const { return state_.log->event_fd(); }
   // Where the segments are, and how many of them one session may hold at a time, so that reclaim
   // finds others. Precondition: has_log().
-  std::string segments_directory() const { return options_.nvme_dir + "/segments"; }
+  std::string segments_directory() const { return state_.options.nvme_dir + "/segments"; }
   uint64_t segments_held_limit() const;
   void poll_log() {
-    log_->poll();
+    state_.log->poll();
     wake_loaders();
     checker_.step();  // what waited for promotions to end
   }
   // Null: no HBM tier.
-  HbmTier* hbm() { return hbm_.get(); }
+  HbmTier* hbm() { return state_.hbm.get(); }
   enum class NotOnNvme : uint8_t {
     missed,     // the queue, or was lost: a tick writes it
     made_room,  // for others: a tick writes it where none has to make room for it, or there would
@@ -103,8 +97,8 @@ class Warehouse final : public nvme::LogHost {
   // once there is room that nobody has to make, as on a disk that others had filled; a flush walks
   // once.
   bool spill(Spill& walk);
-  uint64_t request_flush() { return log_->request_flush(); }
-  bool flushed(uint64_t ticket) const { return log_->durable_through() >= ticket; }
+  uint64_t request_flush() { return state_.log->request_flush(); }
+  bool flushed(uint64_t ticket) const { return state_.log->durable_through() >= ticket; }
   FlushReport flush_report() const;
 
   // --- leaving (evict.cc)
@@ -146,11 +140,11 @@ class Warehouse final : public nvme::LogHost {
   void stop();
 
   // --- growth: slabs are allocated elsewhere, one after the other
-  Arena& arena() { return arena_; }
+  Arena& arena() { return state_.arena; }
   std::optional<uint32_t> next_slab_to_populate() const;
   void slab_populated(uint32_t slab, int err);
 
-  WarehouseStatus status() const;
+  WarehouseStatus status();
   // What other sizes of the tiers would have hit, in a namespace (-1: in all).
   MissRatioReport miss_ratio(int ordinal);
   // Those of a namespace (-1: of all), `limit` at most, of a bounded stretch of the index from
@@ -158,7 +152,7 @@ class Warehouse final : public nvme::LogHost {
   std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
   static constexpr uint64_t kListedPerStep = 8192;
   static constexpr size_t kRetiredPerStep = 4096;
-  std::vector<std::pair<std::string, std::string>> take_events();
+  std::vector<std::pair<std::string, std::string>> take_events() { return state_.events.take(); }
 
   // LogHost
   void on_written(uint64_t ticket, const nvme::Extent& extent) override;
@@ -171,25 +165,17 @@ class Warehouse final : public nvme::LogHost {
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override;
   void read_pins() override;
   bool segment_pinned(uint32_t segment) override;
-  void on_event(std::string_view name, std::string_view detail) override;
+  void on_event(std::string_view name, std::string_view detail) override {
+    state_.events.add(name, detail);
+  }
 
  private:
   friend class Checker;
-  friend class Feed;
-  friend class Feeds;
-  friend class HbmTier;
   friend class OperatorEviction;
 
   // A fiftieth of a class is kept free, so that what was evicted stays readable for a while.
   static constexpr uint64_t kFreeShare = 50;
 
-  struct Space {
-    NamespaceShape shape;
-    uint64_t clear_epoch = 0;
-    uint64_t cleared_early = 0;  // by stores beside a clear, which counts them
-    uint64_t used_ns = 0;        // when it was last opened or stored into
-    SlotClass* cls = nullptr;
-  };
   struct Filling {
     Key key;
     uint64_t generation;
@@ -221,7 +207,7 @@ class Warehouse final : public nvme::LogHost {
   // A page whose child is being written: without it the child could never be found. Not where NVMe
   // keeps the chain whole.
   bool awaits_child(const EntryView& view) const {
-    return !view.in_nvme() && groups_.has_open_child(view.key);
+    return !view.in_nvme() && state_.groups.has_open_child(view.key);
   }
   bool awaits_child(SlotId slot);
   // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
@@ -239,7 +225,6 @@ class Warehouse final : public nvme::LogHost {
   void leave_dram(SlotId slot, LeaveReason reason);
   void leave_nvme(const EntryView& entry, LeaveReason reason);
   void keep_free();
-  uint64_t heat(const EntryView& view) const;
   void free_retired();  // the first of them; go_on() has the rest
   void free_some_retired();
 
@@ -267,10 +252,11 @@ class Warehouse final : public nvme::LogHost {
   uint64_t coldest_heat(SlotClass& cls) const;
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
   void note_growth(int err);
-  bool still_growing() const { return next_slab_ < arena_.slab_count() && growth_error_.empty(); }
+  bool still_growing() const {
+    return next_slab_ < state_.arena.slab_count() && growth_error_.empty();
+  }
 
   // quarantine.cc
-  bool has_good_header(SlotId slot) const;
   const char* header_problem_of(const EntryView& view) const;
   void quarantine_dram(const EntryView& view, const char* reason);
   void leave_tombstone(const Key& key, uint64_t position);
@@ -280,19 +266,14 @@ class Warehouse final : public nvme::LogHost {
   void quarantine_nvme(const EntryView& view, const char* reason, bool unreadable);
 
   // promote.cc
-  // On its way out: a clear takes a whole index in steps.
-  bool is_cleared(const EntryView& view) const {
-    return view.clear_epoch < spaces_[view.space].clear_epoch;
-  }
   bool failed_lately(const Key& key) const;
   bool is_unreadable(PageId page) const;  // its only copy
   void forget_read_failures();
-  bool fits_namespace(const EntryView& view, const PageFacts& facts) const;
   void admit(const EntryView& view, SlotId slot);
   bool append(const EntryView& view, SlotId slot);
   bool admissible(PageId page, std::string& reason) const;
   void drop_filling(SlotId slot, uint64_t generation);
-  Unwritten unwritten(PageId page) const { return {catalog_.node(page).position, page}; }
+  Unwritten unwritten(PageId page) const { return {state_.catalog.node(page).position, page}; }
   void end_promotion();
   void wake_loaders();
 
@@ -316,7 +297,6 @@ class Warehouse final : public nvme::LogHost {
   bool in_use(uint32_t ordinal) const;
   int ordinal_of(const Key& namespace_id) const;
   void make_resident(SlotId slot, const EntryView& view);
-  void touch(PageId page);
   void apply_touches();
   bool is_new_use(PageId page);
   uint16_t use_time() const;  // now, in PageNode::used_at's units
@@ -326,18 +306,9 @@ class Warehouse final : public nvme::LogHost {
   void publish_rates();
   void look_at_files();
 
-  WarehouseOptions options_;
-  const Clock& clock_;
-  Arena arena_;
-  Pool pool_;
-  Catalog catalog_;
-  std::unique_ptr<Registry> sessions_;
-  std::unique_ptr<nvme::Log> log_;
-
-  std::vector<Space> spaces_;  // by ordinal; shape.shards == 0: none
+  WarehouseState state_;
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  Groups groups_;
   std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<SlotId, Filling> filling_;               // those slots
@@ -351,7 +322,7 @@ class Warehouse final : public nvme::LogHost {
 
   MissRatioCurve curve_;
   std::vector<MissRatioCurve::Use> stores_;  // of one exchange, not in the curve yet
-  uint64_t started_ns_, epoch_;
+  uint64_t started_ns_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
   bool promotion_ended_ = false;  // and who waits for it was not woken yet
   bool recovered_ = false;
@@ -369,11 +340,8 @@ class Warehouse final : public nvme::LogHost {
   std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
   std::unordered_map<Key, uint64_t, KeyHash> moving_;        // reclaim's copies: positions
-  Checker checker_{*this};
-  Feeds feeds_{*this};
-  std::unique_ptr<HbmTier> hbm_;
-  std::vector<std::pair<std::string, std::string>> events_;
-  uint64_t events_dropped_ = 0;
+  Checker checker_{*this, state_};
+  Feeds feeds_{state_};
   int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut
 };
 

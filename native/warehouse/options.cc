@@ -1,0 +1,106 @@
+#include "warehouse/options.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "arena/arena.h"
+#include "base/error.h"
+#include "eviction/lru.h"
+#include "warehouse/page_table.h"
+#include "warehouse/versions.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr uint64_t kMiB = 1ull << 20;
+constexpr uint64_t kSegmentOwnBytes = 64 * 1024;
+
+uint32_t segment_words_for(const WarehouseOptions& options) {
+  return options.nvme_dir.empty() ? 0 : nvme::kMaxSegments;
+}
+
+// Pages are rarely smaller than 64 KiB; a table for more of them would cost memory for nothing.
+// Never more than pages of 4 KiB could fill, nor a table above a sixteenth of the DRAM tier beside
+// it.
+uint64_t index_entries_for(const WarehouseOptions& options) {
+  constexpr uint64_t kUsual = 65536, kMost = 1ull << 30;  // pages; a PageId has 32 bits
+  if (options.index_pages > kMost)
+    throw Error(ErrorKind::usage, "index_too_large",
+                "--index-pages " + std::to_string(options.index_pages) + " is above the limit of " +
+                    std::to_string(kMost));
+  const uint64_t bytes = options.dram_bytes + options.nvme_capacity_bytes;
+  uint64_t pages = options.index_pages;
+  if (pages == 0) {
+    const uint64_t most =
+        std::max<uint64_t>(options.dram_bytes / 16 / (2 * sizeof(IndexEntry)), 1024);
+    pages = std::clamp(bytes / (64 * 1024), std::min({kUsual, bytes / kBlockBytes, most}), most);
+  }
+  return std::bit_ceil(pages * 2);
+}
+
+}  // namespace
+
+uint64_t segment_bytes_for(const WarehouseOptions& options) {
+  if (options.nvme_segment_bytes != 0) return options.nvme_segment_bytes;
+  return std::clamp(std::bit_floor(std::max<uint64_t>(options.nvme_capacity_bytes / 8, 1)), kMiB,
+                    256 * kMiB);
+}
+
+uint64_t record_payload_max(const WarehouseOptions& options) {
+  if (options.nvme_dir.empty()) return UINT64_MAX;
+  const uint64_t segment = segment_bytes_for(options);
+  return segment - std::min<uint64_t>(segment, kSegmentOwnBytes);
+}
+
+ArenaOptions arena_options_for(const WarehouseOptions& options) {
+  if (options.secret.size() != kSecretBytes)
+    throw Error(ErrorKind::usage, "bad_secret",
+                "the domain's secret has " + std::to_string(options.secret.size()) +
+                    " bytes, it needs " + std::to_string(kSecretBytes));
+  return {options.arena_dir,
+          options.warehouse_id,
+          std::span<const std::byte, kSecretBytes>(options.secret.data(), kSecretBytes),
+          options.dram_bytes,
+          index_entries_for(options),
+          segment_words_for(options)};
+}
+
+uint64_t index_bytes_for(const WarehouseOptions& options) {
+  return index_bytes(index_entries_for(options));
+}
+
+uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme) {
+  // Of the standard library's: what an element takes, its share of the buckets or of the
+  // allocator's headers with it.
+  constexpr uint64_t kHashed = 56, kOrdered = 64;
+  const uint64_t parents = pages / 2;  // with several children, which the catalog counts
+  const uint64_t catalog = PageTable::bytes(pages) + parents * kHashed;
+  // What grows by doubling is there twice while it does.
+  const uint64_t pool = slots * (sizeof(PageId) + sizeof(SlotId) + 2 * LruPolicy::kPageBytes);
+  return catalog + pool + (nvme ? std::min(pages, slots) * kOrdered : 0);  // unwritten ones
+}
+
+uint64_t table_bytes_for(const WarehouseOptions& options) {
+  constexpr uint64_t kSlotBytes = 32 * 1024;
+  return table_bytes(index_entries_for(options) / 2, options.dram_bytes / kSlotBytes,
+                     !options.nvme_dir.empty());
+}
+
+void check_options(const WarehouseOptions& options) {
+  refuse_newer_files(options.arena_dir, options.nvme_dir);
+  check_dram(options.dram_bytes);
+  index_entries_for(options);
+  if (!options.nvme_dir.empty())
+    nvme::check_sizes(options.nvme_capacity_bytes, segment_bytes_for(options));
+}
+
+const char* leave_reason_name(LeaveReason reason) {
+  static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",
+                                           "reclaimed", "cleared",     "operator",
+                                           "orphaned",  "quarantined", "lost"};
+  static_assert(sizeof kNames / sizeof *kNames == kLeaveReasons);
+  return kNames[static_cast<size_t>(reason)];
+}
+
+}  // namespace kvw

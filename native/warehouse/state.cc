@@ -1,0 +1,65 @@
+#include "warehouse/state.h"
+
+#include <algorithm>
+
+namespace kvw {
+
+namespace {
+
+// Before anything is opened: what opens also writes.
+WarehouseOptions checked(WarehouseOptions options) {
+  check_options(options);
+  return options;
+}
+
+}  // namespace
+
+void Events::add(std::string_view name, std::string_view detail) {
+  if (full())
+    ++dropped_;
+  else
+    kept_.emplace_back(name, detail);
+}
+
+WarehouseState::WarehouseState(WarehouseOptions warehouse_options, const Clock& warehouse_clock)
+    : options(checked(std::move(warehouse_options))),
+      clock(warehouse_clock),
+      arena(arena_options_for(options)),
+      pool(arena, options.policy),
+      catalog(arena.index()),
+      sessions(arena.sessions_directory(), options.warehouse_id, clock, options.grace_ns,
+               [this](SessionId id) { return !groups.unsettled(id).empty(); }),
+      spaces(kMaxNamespaces),
+      // An arena that survived knows the clears of its time, whatever became of the ledger.
+      epoch(std::max(options.epoch, arena.control().clear_epoch.value.load())) {
+  if (options.write_queue_bytes == 0)
+    options.write_queue_bytes = std::min<uint64_t>(arena.bytes() / 4, 1024ull << 20);
+}
+
+bool WarehouseState::fits_namespace(const EntryView& view, const PageFacts& facts) const {
+  const Space& space = spaces[view.space];
+  return facts.clear_epoch >= space.clear_epoch && facts.namespace_id == space.shape.id &&
+         facts.shards == space.shape.shards && facts.shard_bytes == space.shape.shard_bytes &&
+         facts.witness.size() <= space.shape.witness_capacity();
+}
+
+bool WarehouseState::has_good_header(SlotId slot) const {
+  const SlotMeta* meta = pool.meta(slot);
+  const SlabLayout& layout = pool.layout_of(slot);
+  return meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) &&
+         meta->checksum == meta_checksum(*meta, pool.load(slot).generation);
+}
+
+uint64_t WarehouseState::heat(const EntryView& view) const {
+  if (!view.in_dram()) return 0;
+  return 1 + pool.class_of(view.slot).policy->heat(pool.resident(view.slot));
+}
+
+void WarehouseState::touch(PageId page) {
+  if (page == kNoPage) return;
+  catalog.node(page).used = true;
+  const auto view = catalog.at(page);
+  if (view && view->in_dram()) pool.class_of(view->slot).policy->touched(pool.resident(view->slot));
+}
+
+}  // namespace kvw

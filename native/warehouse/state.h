@@ -1,0 +1,75 @@
+// What the parts of the warehouse share. Core thread only.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "arena/arena.h"
+#include "base/clock.h"
+#include "nvme/log.h"
+#include "session/registry.h"
+#include "slots/pool.h"
+#include "warehouse/catalog.h"
+#include "warehouse/groups.h"
+#include "warehouse/hbm.h"
+#include "warehouse/options.h"
+
+namespace kvw {
+
+struct Space {
+  NamespaceShape shape;
+  uint64_t clear_epoch = 0;
+  uint64_t cleared_early = 0;  // by stores beside a clear, which counts them
+  uint64_t used_ns = 0;        // when it was last opened or stored into
+  SlotClass* cls = nullptr;
+};
+
+// Things worth a log line, until somebody takes them.
+class Events {
+ public:
+  static constexpr size_t kKept = 1024;
+
+  void add(std::string_view name, std::string_view detail);
+  std::vector<std::pair<std::string, std::string>> take() { return std::exchange(kept_, {}); }
+  bool full() const { return kept_.size() >= kKept; }
+  uint64_t dropped() const { return dropped_; }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> kept_;
+  uint64_t dropped_ = 0;
+};
+
+struct WarehouseState {
+  // Throws Error as check_options() and Arena do.
+  WarehouseState(WarehouseOptions warehouse_options, const Clock& warehouse_clock);
+
+  // On its way out: a clear takes a whole index in steps.
+  bool is_cleared(const EntryView& view) const {
+    return view.clear_epoch < spaces[view.space].clear_epoch;
+  }
+  bool fits_namespace(const EntryView& view, const PageFacts& facts) const;
+  bool has_good_header(SlotId slot) const;
+  // 0: it is not in DRAM.
+  uint64_t heat(const EntryView& view) const;
+  // The page was used, and so were those above it. kNoPage: none.
+  void touch(PageId page);
+
+  WarehouseOptions options;
+  const Clock& clock;
+  Arena arena;
+  Pool pool;
+  Catalog catalog;
+  Groups groups;
+  Registry sessions;
+  std::unique_ptr<nvme::Log> log;  // null: no NVMe tier, or not recovered yet
+  std::unique_ptr<HbmTier> hbm;    // null: no HBM tier
+  std::vector<Space> spaces;       // by ordinal; shape.shards == 0: none
+  uint64_t epoch;                  // of the last clear
+  Events events;
+};
+
+}  // namespace kvw
