@@ -42,7 +42,7 @@ SlotId Warehouse::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
     if (take_colder_slab(cls)) return state_.pool.take(cls, state);
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
     // A class that only waits for its own writes takes nothing from others.
-    const bool waits = cls.total() != 0 && !writing_.empty();
+    const bool waits = cls.total() != 0 && !writes_.is_idle();
     if (evict_some(cls, want, spare) == 0 && !waits) take_any_slab(cls);
   }
   return state_.pool.take(cls, state);
@@ -68,7 +68,7 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // None, until a victim turns out to be pinned: then those pinned are passed over.
   const PinSet* pins = nullptr;
   const KeepBusy keep(state_.pool, cls, [&](SlotId slot) {
-    return slot == spare || writing_.contains(slot) || (pins != nullptr && pins->has_slot(slot)) ||
+    return slot == spare || writes_.is_writing(slot) || (pins != nullptr && pins->has_slot(slot)) ||
            awaits_child(slot);
   });
   std::array<PageId, kBatch> residents;
@@ -109,7 +109,7 @@ const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, LeaveReason 
 
 bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, LeaveReason reason) {
   const auto stays = [&] {
-    if (pins->has_slot(slot) || writing_.contains(slot)) return true;
+    if (pins->has_slot(slot) || writes_.is_writing(slot)) return true;
     // A victim before it was pinned, or is more than its policy was told of.
     return reason == LeaveReason::evicted &&
            state_.catalog.count_children(state_.pool.page_at(slot), std::mem_fn(&PageNode::in_dram),
@@ -143,7 +143,7 @@ void Warehouse::leave_dram(SlotId slot, LeaveReason reason) {
   const PageId page = state_.pool.page_at(slot);
   state_.pool.class_of(slot).policy->removed(state_.pool.resident(slot));
   state_.pool.page_at(slot) = kNoPage;
-  unwritten_.erase(unwritten(page));
+  writes_.left_dram(page);
   ++left_dram_[static_cast<size_t>(reason)];
   if (auto view = state_.catalog.at(page)) {
     if (view->in_nvme() && reason != LeaveReason::cleared) {
@@ -172,12 +172,7 @@ void Warehouse::leave_nvme(const EntryView& entry, LeaveReason reason) {
   view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
   view.extent = {};
   state_.catalog.update(view);
-  NotOnNvme& why = unwritten_[unwritten(view.page)];
-  why = NotOnNvme::taken_out;
-  if (reason == LeaveReason::lost || reason == LeaveReason::quarantined) why = NotOnNvme::missed;
-  // An orphan's record made room because it was one; its parent may come back.
-  if (reason == LeaveReason::reclaimed)
-    why = state_.catalog.is_orphan(view.page) ? NotOnNvme::missed : NotOnNvme::made_room;
+  writes_.left_nvme(view.page, reason);
 }
 
 void Warehouse::free_retired() {
@@ -193,7 +188,7 @@ void Warehouse::free_some_retired() {
   for (retired_to_try_ -= looks; looks > 0; --looks) {
     const SlotId slot = retired_slots_.front();
     retired_slots_.pop_front();
-    if (pins.has_slot(slot) || writing_.contains(slot))
+    if (pins.has_slot(slot) || writes_.is_writing(slot))
       retired_slots_.push_back(slot);
     else
       state_.pool.discard(slot);

@@ -121,7 +121,7 @@ bool Warehouse::make_window(const Key& key, const Key& parent) {
     const auto view =
         state_.catalog.at(static_cast<PageId>((index.home(key) + step) % index.entries()));
     if (!view || view->key == parent || state_.groups.has_open_child(view->key)) continue;
-    if (view->in_dram() && writing_.contains(view->slot)) continue;
+    if (view->in_dram() && writes_.is_writing(view->slot)) continue;
     (state_.catalog.has_children(view->page) ? others : leaves).push_back(view->page);
   }
   if (leaves.empty()) {

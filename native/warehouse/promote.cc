@@ -1,5 +1,4 @@
-// The NVMe tier from the warehouse's side: admission and write-behind, promotion, and what the log
-// tells and asks.
+// The NVMe tier from the warehouse's side: promotion, and what the log tells and asks.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,71 +18,11 @@ namespace {
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
 constexpr uint64_t kUnreadableNs = 60 * kSecondNs;  // and taken for lost when it is stored again
 constexpr size_t kReadFailuresKept = 4096;
-constexpr size_t kSpilledPages = 8192;  // that one step of a walk looks at
 constexpr size_t kStrayCopiesKept = 4096;
 constexpr size_t kAhead = 4;  // pages whose lines are on their way to the cache meanwhile
 static_assert(kPromotePages <= nvme::kMaxReads);
 
 }  // namespace
-
-bool Warehouse::admissible(PageId page, std::string& reason) const {
-  if (state_.catalog.node(page).position == 0) return true;
-  const auto parent = state_.catalog.at(state_.catalog.parent(page));
-  if (parent && (parent->in_nvme() || (parent->in_dram() && writing_.contains(parent->slot))))
-    return true;
-  reason = "parent_not_admitted";
-  return false;
-}
-
-bool Warehouse::append(const EntryView& view, SlotId slot) {
-  // A damaged header must not become a record, nor be followed.
-  if (!state_.has_good_header(slot)) return false;
-  if (!state_.log->append(slot, facts_of(*state_.pool.meta(slot)), state_.pool.payload(slot)))
-    return false;
-  writing_.insert(slot);
-  unwritten_.erase(unwritten(view.page));
-  return true;
-}
-
-void Warehouse::admit(const EntryView& view, SlotId slot) {
-  if (!state_.log || view.in_nvme() || writing_.contains(slot)) return;
-  std::string reason;
-  if (admissible(view.page, reason)) {
-    if (append(view, slot)) return;
-    reason = state_.log->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
-  }
-  unwritten_[unwritten(view.page)] = NotOnNvme::missed;
-  ++not_admitted_[reason];
-}
-
-bool Warehouse::spill(Spill& walk) {
-  if (state_.log->health() != nvme::LogHealth::ok) return true;
-  auto at = unwritten_.lower_bound(walk.next);
-  for (size_t looked = 0; at != unwritten_.end(); ++looked) {
-    const auto [place, why] = *at;
-    walk.next = place;
-    if (looked == kSpilledPages) return false;
-    if (state_.log->queued_bytes() >= state_.options.write_queue_bytes / 2) return false;
-    ++at;  // the one before may go
-    if (!walk.whole &&
-        (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !state_.log->has_room())))
-      continue;
-    const EntryView view = *state_.catalog.at(place.second);
-    std::string reason;
-    if (!admissible(view.page, reason) || append(view, view.slot)) continue;
-    // Larger than what is left of the queue; what an empty queue refuses is refused for good.
-    if (walk.whole && state_.log->queued_bytes() != 0) return false;
-  }
-  return true;
-}
-
-FlushReport Warehouse::flush_report() const {
-  FlushReport report;
-  report.not_admitted = state_.log ? unwritten_.size() : state_.catalog.dram_pages();
-  report.pending = writing_.size();
-  report.flushed = state_.catalog.nvme_pages();
-  return report;
-}
 
 void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
   bool full = false;
@@ -224,27 +163,6 @@ void Warehouse::wake_loaders() {
             FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Warehouse::on_written(uint64_t ticket, const nvme::Extent& extent) {
-  const auto slot = static_cast<SlotId>(ticket);
-  writing_.erase(slot);
-  const SlotMeta* meta = state_.pool.meta(slot);
-  auto view = state_.catalog.find(meta->key);
-  // Cleared or quarantined while it was being written: the record is dead on arrival.
-  if (!view || view->slot != slot || !view->in_dram()) return;
-  view->flags |= kEntryNvme;
-  view->extent = extent;
-  state_.catalog.update(*view);
-  state_.catalog.node(view->page).used = false;
-}
-
-void Warehouse::on_write_failed(uint64_t ticket, std::string_view reason) {
-  const auto slot = static_cast<SlotId>(ticket);
-  writing_.erase(slot);
-  if (const PageId page = state_.pool.page_at(slot); page != kNoPage)
-    unwritten_[unwritten(page)] = NotOnNvme::missed;
-  ++not_admitted_[std::string(reason)];
-}
-
 nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
   const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
@@ -265,7 +183,7 @@ void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Exte
   if (!view || !view->in_nvme() || !(view->extent == from)) {
     // It left while it was copied: no restart may find the copy. Where the page was stored again,
     // its own record may lie below the copy: then one tombstone is for the two, when it leaves.
-    if (view && (view->in_nvme() || (view->in_dram() && writing_.contains(view->slot)))) {
+    if (view && (view->in_nvme() || (view->in_dram() && writes_.is_writing(view->slot)))) {
       if (stray_copies_.size() < kStrayCopiesKept) stray_copies_[key] = to.position();
     } else {
       leave_tombstone(key, to.position());

@@ -36,7 +36,7 @@ void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool 
   leave_nvme(view, LeaveReason::quarantined);
   // The copy in DRAM is all there is now: it goes to NVMe again.
   if (view.in_dram())
-    if (const auto rest = state_.catalog.find(view.key)) admit(*rest, rest->slot);
+    if (const auto rest = state_.catalog.find(view.key)) writes_.admit(*rest, rest->slot);
 }
 
 }  // namespace kvw

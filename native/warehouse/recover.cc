@@ -55,7 +55,7 @@ RecoverySummary Warehouse::recover() {
                       "bytes=" + std::to_string(shrunk.slabs * state_.arena.slab_bytes()) +
                           " dropped_pages=" + std::to_string(shrunk.pages));
   forget_undeclared();
-  note_unwritten();
+  if (state_.log) writes_.recovered();
   summary.orphans = state_.catalog.orphans();
   summary.sessions = state_.sessions.size();
   summary.epoch = state_.epoch;
@@ -82,13 +82,6 @@ void Warehouse::forget_undeclared() {
   for (uint32_t ordinal = 0; ordinal < kMaxNamespaces; ++ordinal)
     if (state_.spaces[ordinal].shape.shards == 0)
       state_.arena.control().namespaces[ordinal].ready.store(0);
-}
-
-void Warehouse::note_unwritten() {
-  if (!state_.log) return;
-  for (PageId page = 0; page < state_.catalog.index().entries(); ++page)
-    if (const auto view = state_.catalog.at(page); view && view->in_dram() && !view->in_nvme())
-      unwritten_[unwritten(page)] = NotOnNvme::missed;
 }
 
 std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {

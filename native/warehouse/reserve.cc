@@ -148,7 +148,8 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   make_resident(slot, view);
   ++pages_sealed_;
   bytes_sealed_ += meta->shard_bytes * meta->shards;
-  admit(view, slot);  // children that waited for it, here and for NVMe, follow in the next ticks
+  writes_.admit(view,
+                slot);  // children that waited for it, here and for NVMe, follow in the next ticks
   return Reason::none;
 }
 
@@ -294,7 +295,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
 }
 
 bool Warehouse::room_is_coming() const {
-  return still_growing() || !writing_.empty() || !retired_slots_.empty() ||
+  return still_growing() || !writes_.is_idle() || !retired_slots_.empty() ||
          state_.pool.unfinished_bytes() != 0;
 }
 

@@ -106,7 +106,7 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
       const SlotId slot = state_.arena.slots().slot_id(slab, place);
       const SlotState state = state_.pool.load(slot).state;
       movable = state == SlotState::free || (state == SlotState::live && !pins.has_slot(slot) &&
-                                             !writing_.contains(slot) && !awaits_child(slot));
+                                             !writes_.is_writing(slot) && !awaits_child(slot));
       if (state != SlotState::live) continue;
       own.live.push_back(slot);
       colder += donor->policy->heat(state_.pool.resident(slot)) < heat ? 1 : 0;

@@ -238,7 +238,7 @@ void Warehouse::tick() {
   forget_read_failures();
   std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (state_.log) state_.log->tick();
-  if (state_.log && spill(spilling_)) spilling_ = {};
+  if (state_.log) writes_.tick();
   if (state_.hbm) state_.hbm->tick();
   publish_rates();
 }
@@ -328,7 +328,7 @@ WarehouseStatus Warehouse::status() {
   status.bytes_sealed = bytes_sealed_;
   status.pages_promoted = pages_promoted_;
   status.clients = state_.sessions.totals();
-  status.not_admitted = not_admitted_;
+  status.not_admitted = writes_.not_admitted();
   status.left_dram = left_dram_;
   status.left_nvme = left_nvme_;
   status.quarantined = quarantined_;

@@ -25,6 +25,7 @@
 #include "warehouse/check.h"
 #include "warehouse/feeds.h"
 #include "warehouse/state.h"
+#include "warehouse/write_admission.h"
 
 namespace kvw {
 
@@ -80,26 +81,12 @@ class Warehouse final : public nvme::LogHost {
   }
   // Null: no HBM tier.
   HbmTier* hbm() { return state_.hbm.get(); }
-  enum class NotOnNvme : uint8_t {
-    missed,     // the queue, or was lost: a tick writes it
-    made_room,  // for others: a tick writes it where none has to make room for it, or there would
-                // be no end of it in a tier smaller than DRAM
-    taken_out,  // by an operator: only a flush writes it
-  };
-  // A walk over the pages that are in DRAM only, ancestors before descendants.
-  using Unwritten = std::pair<uint32_t, PageId>;  // position and page
-  struct Spill {
-    bool whole = false;  // whatever the reason why they are not on NVMe
-    Unwritten next{};
-  };
-  // Offers what the walk meets to the log, a bounded stretch at a time, while its queue is less
-  // than half full; true at the end. Ticks walk over what missed the queue, and over what made room
-  // once there is room that nobody has to make, as on a disk that others had filled; a flush walks
-  // once.
-  bool spill(Spill& walk);
+  // See WriteAdmission.
+  using Spill = WriteAdmission::Spill;
+  bool spill(Spill& walk) { return writes_.spill(walk); }
   uint64_t request_flush() { return state_.log->request_flush(); }
   bool flushed(uint64_t ticket) const { return state_.log->durable_through() >= ticket; }
-  FlushReport flush_report() const;
+  FlushReport flush_report() const { return writes_.report(); }
 
   // --- leaving (evict.cc)
   // begin_clear() hides every page of the namespace that was reserved before `epoch` from readers
@@ -155,8 +142,12 @@ class Warehouse final : public nvme::LogHost {
   std::vector<std::pair<std::string, std::string>> take_events() { return state_.events.take(); }
 
   // LogHost
-  void on_written(uint64_t ticket, const nvme::Extent& extent) override;
-  void on_write_failed(uint64_t ticket, std::string_view reason) override;
+  void on_written(uint64_t ticket, const nvme::Extent& extent) override {
+    writes_.written(static_cast<SlotId>(ticket), extent);
+  }
+  void on_write_failed(uint64_t ticket, std::string_view reason) override {
+    writes_.failed(static_cast<SlotId>(ticket), reason);
+  }
   void on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) override;
   nvme::RecordUse use_of(const Key& key, const nvme::Extent& extent) override;
   void forget(const Key& key, const nvme::Extent& extent, bool lost) override;
@@ -269,11 +260,7 @@ class Warehouse final : public nvme::LogHost {
   bool failed_lately(const Key& key) const;
   bool is_unreadable(PageId page) const;  // its only copy
   void forget_read_failures();
-  void admit(const EntryView& view, SlotId slot);
-  bool append(const EntryView& view, SlotId slot);
-  bool admissible(PageId page, std::string& reason) const;
   void drop_filling(SlotId slot, uint64_t generation);
-  Unwritten unwritten(PageId page) const { return {state_.catalog.node(page).position, page}; }
   void end_promotion();
   void wake_loaders();
 
@@ -290,7 +277,6 @@ class Warehouse final : public nvme::LogHost {
   void insert_record(const nvme::RecoveredRecord& record, PageId page);
   int adopt_namespace(const PageFacts& facts);
   void forget_undeclared();
-  void note_unwritten();
 
   // warehouse.cc
   void publish_row(uint32_t ordinal);
@@ -307,17 +293,14 @@ class Warehouse final : public nvme::LogHost {
   void look_at_files();
 
   WarehouseState state_;
+  WriteAdmission writes_{state_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  std::unordered_set<SlotId> writing_;                        // being written to NVMe
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<SlotId, Filling> filling_;               // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::deque<SlotId> retired_slots_;  // CLOSING, out of the index, still pinned or being written
   size_t retired_to_try_ = 0;         // the first ones
-  // In DRAM, neither on NVMe nor on the way there, and why.
-  std::map<Unwritten, NotOnNvme> unwritten_;
-  Spill spilling_;                                      // of the ticks
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
   MissRatioCurve curve_;
@@ -335,7 +318,6 @@ class Warehouse final : public nvme::LogHost {
   bool index_bound_ = false;   // and it was said
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
-  std::map<std::string, uint64_t> not_admitted_;
   std::array<uint64_t, kLeaveReasons> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions

@@ -1,0 +1,108 @@
+#include "warehouse/write_admission.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr size_t kSpilledPages = 8192;  // that one step of a walk looks at
+
+}  // namespace
+
+bool WriteAdmission::admissible(PageId page, std::string& reason) const {
+  if (state_.catalog.node(page).position == 0) return true;
+  const auto parent = state_.catalog.at(state_.catalog.parent(page));
+  if (parent && (parent->in_nvme() || (parent->in_dram() && writing_.contains(parent->slot))))
+    return true;
+  reason = "parent_not_admitted";
+  return false;
+}
+
+bool WriteAdmission::append(const EntryView& view, SlotId slot) {
+  // A damaged header must not become a record, nor be followed.
+  if (!state_.has_good_header(slot)) return false;
+  if (!state_.log->append(slot, facts_of(*state_.pool.meta(slot)), state_.pool.payload(slot)))
+    return false;
+  writing_.insert(slot);
+  unwritten_.erase(place_of(view.page));
+  return true;
+}
+
+void WriteAdmission::admit(const EntryView& view, SlotId slot) {
+  if (!state_.log || view.in_nvme() || writing_.contains(slot)) return;
+  std::string reason;
+  if (admissible(view.page, reason)) {
+    if (append(view, slot)) return;
+    reason = state_.log->health() == nvme::LogHealth::ok ? "queue_full" : "read_only";
+  }
+  unwritten_[place_of(view.page)] = NotOnNvme::missed;
+  ++not_admitted_[reason];
+}
+
+bool WriteAdmission::spill(Spill& walk) {
+  if (state_.log->health() != nvme::LogHealth::ok) return true;
+  auto at = unwritten_.lower_bound(walk.next);
+  for (size_t looked = 0; at != unwritten_.end(); ++looked) {
+    const auto [place, why] = *at;
+    walk.next = place;
+    if (looked == kSpilledPages) return false;
+    if (state_.log->queued_bytes() >= state_.options.write_queue_bytes / 2) return false;
+    ++at;  // the one before may go
+    if (!walk.whole &&
+        (why == NotOnNvme::taken_out || (why == NotOnNvme::made_room && !state_.log->has_room())))
+      continue;
+    const EntryView view = *state_.catalog.at(place.second);
+    std::string reason;
+    if (!admissible(view.page, reason) || append(view, view.slot)) continue;
+    // Larger than what is left of the queue; what an empty queue refuses is refused for good.
+    if (walk.whole && state_.log->queued_bytes() != 0) return false;
+  }
+  return true;
+}
+
+FlushReport WriteAdmission::report() const {
+  FlushReport report;
+  report.not_admitted = state_.log ? unwritten_.size() : state_.catalog.dram_pages();
+  report.pending = writing_.size();
+  report.flushed = state_.catalog.nvme_pages();
+  return report;
+}
+
+void WriteAdmission::written(SlotId slot, const nvme::Extent& extent) {
+  writing_.erase(slot);
+  const SlotMeta* meta = state_.pool.meta(slot);
+  auto view = state_.catalog.find(meta->key);
+  // Cleared or quarantined while it was being written: the record is dead on arrival.
+  if (!view || view->slot != slot || !view->in_dram()) return;
+  view->flags |= kEntryNvme;
+  view->extent = extent;
+  state_.catalog.update(*view);
+  state_.catalog.node(view->page).used = false;
+}
+
+void WriteAdmission::failed(SlotId slot, std::string_view reason) {
+  writing_.erase(slot);
+  if (const PageId page = state_.pool.page_at(slot); page != kNoPage)
+    unwritten_[place_of(page)] = NotOnNvme::missed;
+  ++not_admitted_[std::string(reason)];
+}
+
+void WriteAdmission::recovered() {
+  for (PageId page = 0; page < state_.catalog.index().entries(); ++page)
+    if (const auto view = state_.catalog.at(page); view && view->in_dram() && !view->in_nvme())
+      unwritten_[place_of(page)] = NotOnNvme::missed;
+}
+
+void WriteAdmission::tick() {
+  if (spill(spilling_)) spilling_ = {};
+}
+
+void WriteAdmission::left_nvme(PageId page, LeaveReason reason) {
+  NotOnNvme& why = unwritten_[place_of(page)];
+  why = NotOnNvme::taken_out;
+  if (reason == LeaveReason::lost || reason == LeaveReason::quarantined) why = NotOnNvme::missed;
+  // An orphan's record made room because it was one; its parent may come back.
+  if (reason == LeaveReason::reclaimed)
+    why = state_.catalog.is_orphan(page) ? NotOnNvme::missed : NotOnNvme::made_room;
+}
+
+}  // namespace kvw

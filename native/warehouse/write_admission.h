@@ -1,0 +1,71 @@
+// Which pages of the DRAM tier go to NVMe, and which have yet to: a page is offered to the log
+// after its parent, when it is stored, or in a later tick where the queue was full. Core thread
+// only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "warehouse/state.h"
+
+namespace kvw {
+
+class WriteAdmission {
+ public:
+  using Unwritten = std::pair<uint32_t, PageId>;  // position and page
+  // A walk over the pages that are in DRAM only, ancestors before descendants.
+  struct Spill {
+    bool whole = false;  // whatever the reason why they are not on NVMe
+    Unwritten next{};
+  };
+
+  explicit WriteAdmission(WarehouseState& state) : state_(state) {}
+
+  // Of a page in DRAM: offers it to the log, unless it is on NVMe or on its way there.
+  void admit(const EntryView& view, SlotId slot);
+  // Offers what the walk meets to the log, a bounded stretch at a time, while its queue is less
+  // than half full; true at the end. Ticks walk over what missed the queue, and over what made room
+  // once there is room that nobody has to make, as on a disk that others had filled; a flush walks
+  // once.
+  bool spill(Spill& walk);
+  void tick();
+  void written(SlotId slot, const nvme::Extent& extent);
+  void failed(SlotId slot, std::string_view reason);
+
+  // The slot is being written: it may not be given out again.
+  bool is_writing(SlotId slot) const { return writing_.contains(slot); }
+  bool is_idle() const { return writing_.empty(); }
+
+  // Takes up the pages that an earlier daemon has left in DRAM only.
+  void recovered();
+  // Of a page that is in DRAM still.
+  void left_nvme(PageId page, LeaveReason reason);
+  void left_dram(PageId page) { unwritten_.erase(place_of(page)); }
+
+  FlushReport report() const;
+  const std::map<std::string, uint64_t>& not_admitted() const { return not_admitted_; }
+
+ private:
+  enum class NotOnNvme : uint8_t {
+    missed,     // the queue, or was lost: a tick writes it
+    made_room,  // for others: a tick writes it where none has to make room for it, or there would
+                // be no end of it in a tier smaller than DRAM
+    taken_out,  // by an operator: only a flush writes it
+  };
+
+  bool append(const EntryView& view, SlotId slot);
+  bool admissible(PageId page, std::string& reason) const;
+  Unwritten place_of(PageId page) const { return {state_.catalog.node(page).position, page}; }
+
+  WarehouseState& state_;
+  std::unordered_set<SlotId> writing_;            // being written to NVMe
+  std::map<Unwritten, NotOnNvme> unwritten_;      // in DRAM, neither on NVMe nor on the way there
+  Spill spilling_;                                // of the ticks
+  std::map<std::string, uint64_t> not_admitted_;  // by reason
+};
+
+}  // namespace kvw
