@@ -194,7 +194,7 @@ TEST(control_page_of_another_size_keeps_the_incarnation_and_the_epoch) {
 }
 
 TEST(slots_of_what_was_cleared_come_back_in_steps_but_for_those_that_are_pinned) {
-  constexpr size_t kPages = 2 * Warehouse::kRetiredPerStep;
+  constexpr size_t kPages = 2 * Removal::kRetiredPerStep;
   World world(shape_of(512, 1), 64 * kMiB);
   world.start();
   Peer peer(world);
@@ -207,7 +207,7 @@ TEST(slots_of_what_was_cleared_come_back_in_steps_but_for_those_that_are_pinned)
   for (PageId cursor = 0; cursor != kNoPage;) world->clear_some(0, 5, cursor);
   CHECK_EQ(world->status().zombie_slots, kPages);
   world.pass(100 * kMillisecondNs);
-  CHECK(world->status().zombie_slots >= kPages - Warehouse::kRetiredPerStep);
+  CHECK(world->status().zombie_slots >= kPages - Removal::kRetiredPerStep);
   CHECK(world->goes_on());
   world->go_on();
   CHECK(!world->goes_on());

@@ -1,7 +1,4 @@
-// Everything that leaves: eviction, clear, quarantine, orphans.
-//
-// One order for all of it (docs/protocol.md): word = CLOSING, full fence, read all pins, then
-// either back to LIVE or index entry out and word = FREE.
+// What leaves to make room in DRAM, by a clear, or as an orphan.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -81,118 +78,11 @@ size_t Warehouse::evict_some(SlotClass& cls, size_t want, SlotId spare) {
     if (found == 0) break;
     slots.clear();
     for (size_t i = 0; i < found; ++i) slots.push_back(state_.pool.slot_of(cls, residents[i]));
-    const size_t out = evict_slots(slots, LeaveReason::evicted);
+    const size_t out = removal_.evict_slots(slots, LeaveReason::evicted);
     if (out < found) pins = &state_.sessions.pins_seen();
     left += out;
   }
   return left;
-}
-
-const PinSet* Warehouse::close_slots(std::span<const SlotId> slots, LeaveReason reason) {
-  // What must not be found again goes, pinned or not; its slot waits until nobody reads it.
-  const bool must = reason == LeaveReason::quarantined || reason == LeaveReason::cleared;
-  for (const SlotId slot : slots) {
-    // A crash must not bring a quarantined page back: its metadata says so before anything else.
-    if (reason == LeaveReason::quarantined) state_.pool.meta(slot)->checksum = 0;
-    state_.pool.close(slot);
-    state_.catalog.prefetch_write(state_.pool.page_at(slot));  // where its entry is taken out
-  }
-  KVW_SEQUENCE_POINT("evict: closed");
-  const PinSet* pins = nullptr;
-  if (!must) {
-    full_fence();
-    pins = &state_.sessions.pins();
-  }
-  KVW_SEQUENCE_POINT("evict: pins read");
-  return pins;
-}
-
-bool Warehouse::leave_or_reopen(SlotId slot, const PinSet* pins, LeaveReason reason) {
-  const auto stays = [&] {
-    if (pins->has_slot(slot) || writes_.is_writing(slot)) return true;
-    // A victim before it was pinned, or is more than its policy was told of.
-    return reason == LeaveReason::evicted &&
-           state_.catalog.count_children(state_.pool.page_at(slot), std::mem_fn(&PageNode::in_dram),
-                                         1) != 0;
-  };
-  if (pins == nullptr || !stays()) {
-    leave_dram(slot, reason);
-    return true;
-  }
-  state_.pool.reopen(slot);
-  state_.touch(state_.pool.page_at(slot));
-  return false;
-}
-
-size_t Warehouse::evict_slots(std::span<const SlotId> slots, LeaveReason reason) {
-  const PinSet* pins = close_slots(slots, reason);
-  size_t left = 0;
-  for (const SlotId slot : slots) left += leave_or_reopen(slot, pins, reason) ? 1 : 0;
-  return left;
-}
-
-size_t Warehouse::evict_views(std::span<const EntryView> views, LeaveReason reason) {
-  std::vector<SlotId> slots;
-  for (const EntryView& view : views)
-    if (view.in_dram()) slots.push_back(view.slot);
-  return evict_slots(slots, reason);
-}
-
-void Warehouse::leave_dram(SlotId slot, LeaveReason reason) {
-  if (state_.hbm) state_.hbm->left(slot);
-  const PageId page = state_.pool.page_at(slot);
-  state_.pool.class_of(slot).policy->removed(state_.pool.resident(slot));
-  state_.pool.page_at(slot) = kNoPage;
-  writes_.left_dram(page);
-  ++left_dram_[static_cast<size_t>(reason)];
-  if (auto view = state_.catalog.at(page)) {
-    if (view->in_nvme() && reason != LeaveReason::cleared) {
-      view->flags = static_cast<uint16_t>(view->flags & ~(kEntryDram | kEntryUnverified));
-      view->slot = kNoSlot;
-      state_.catalog.update(*view);
-    } else {
-      if (view->in_nvme()) ++left_nvme_[static_cast<size_t>(reason)];
-      state_.catalog.remove(*view);
-    }
-  }
-  KVW_SEQUENCE_POINT("evict: entry out");
-  if (reason == LeaveReason::quarantined || reason == LeaveReason::cleared)
-    retired_slots_.push_back(slot);
-  else
-    state_.pool.release(slot);
-}
-
-void Warehouse::leave_nvme(const EntryView& entry, LeaveReason reason) {
-  EntryView view = entry;
-  ++left_nvme_[static_cast<size_t>(reason)];
-  if (!view.in_dram()) {
-    state_.catalog.remove(view);
-    return;
-  }
-  view.flags = static_cast<uint16_t>(view.flags & ~kEntryNvme);
-  view.extent = {};
-  state_.catalog.update(view);
-  writes_.left_nvme(view.page, reason);
-}
-
-void Warehouse::free_retired() {
-  retired_to_try_ = retired_slots_.size();
-  free_some_retired();
-}
-
-void Warehouse::free_some_retired() {
-  if (retired_to_try_ == 0) return;
-  full_fence();
-  const PinSet& pins = state_.sessions.pins();
-  size_t looks = std::min(retired_to_try_, kRetiredPerStep);
-  for (retired_to_try_ -= looks; looks > 0; --looks) {
-    const SlotId slot = retired_slots_.front();
-    retired_slots_.pop_front();
-    if (pins.has_slot(slot) || writes_.is_writing(slot))
-      retired_slots_.push_back(slot);
-    else
-      state_.pool.discard(slot);
-  }
 }
 
 void Warehouse::raise_epoch(uint64_t epoch) {
@@ -226,9 +116,9 @@ uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor)
         view && view->space == ordinal && view->clear_epoch < epoch)
       found.push_back(*view);
   if (cursor == state_.catalog.index().entries()) cursor = kNoPage;
-  evict_views(found, LeaveReason::cleared);
+  removal_.evict_views(found, LeaveReason::cleared);
   for (const EntryView& view : found)
-    if (!view.in_dram()) leave_nvme(view, LeaveReason::cleared);
+    if (!view.in_dram()) removal_.leave_nvme(view, LeaveReason::cleared);
   return found.size() + std::exchange(state_.spaces[ordinal].cleared_early, 0);
 }
 
@@ -236,8 +126,8 @@ uint64_t Warehouse::clear(uint32_t ordinal, uint64_t epoch) {
   begin_clear(ordinal, epoch);
   uint64_t cleared = 0;
   for (PageId cursor = 0; cursor != kNoPage;) cleared += clear_some(ordinal, epoch, cursor);
-  free_retired();
-  while (retired_to_try_ != 0) free_some_retired();
+  removal_.free_retired();
+  while (removal_.goes_on()) removal_.go_on();
   return cleared;
 }
 
@@ -256,12 +146,12 @@ uint64_t Warehouse::sweep(size_t limit) {
          child != kNoPage && looks < limit; child = state_.catalog.next_sibling(child), ++looks)
       add(child);
   std::ranges::reverse(found);
-  evict_views(found, LeaveReason::orphaned);
+  removal_.evict_views(found, LeaveReason::orphaned);
   uint64_t dropped = 0;
   for (const EntryView& view : found) {
     const auto rest = state_.catalog.find(view.key);
     if (rest && rest->in_dram()) continue;  // pinned: another time
-    if (rest && rest->in_nvme()) leave_nvme(*rest, LeaveReason::orphaned);
+    if (rest && rest->in_nvme()) removal_.leave_nvme(*rest, LeaveReason::orphaned);
     ++dropped;
   }
   return dropped;

@@ -70,7 +70,7 @@ bool Warehouse::drop_cold_on_nvme(const Key& parent) {
   index_victim_ = state_.catalog.parent(page);
   const EntryView leaf = *state_.catalog.at(page);
   if (leaf.key == parent || state_.groups.has_open_child(leaf.key)) return false;
-  return leave_index(leaf);
+  return removal_.leave(leaf, LeaveReason::window);
 }
 
 // Only as long as positions rise: what clients said of parents may be a ring.
@@ -104,13 +104,6 @@ PageId Warehouse::oldest_record() {
   return oldest;
 }
 
-bool Warehouse::leave_index(const EntryView& view) {
-  if (view.in_dram() && evict_views(std::span(&view, 1), LeaveReason::window) == 0) return false;
-  if (const auto rest = state_.catalog.find(view.key); rest && rest->in_nvme())
-    leave_nvme(*rest, LeaveReason::window);
-  return true;
-}
-
 // The window of 16 is full, or the index is: a page of the window goes. One without children before
 // one with, the coldest first. Of those with children none above the page that is to come, nor one
 // that has another of them below it: what a prompt loses is its end.
@@ -135,7 +128,8 @@ bool Warehouse::make_window(const Key& key, const Key& parent) {
   }
   const auto heat_of = [this](PageId page) { return state_.heat(*state_.catalog.at(page)); };
   const auto coldest = std::ranges::min_element(leaves, {}, heat_of);
-  return coldest != leaves.end() && leave_index(*state_.catalog.at(*coldest));
+  return coldest != leaves.end() &&
+         removal_.leave(*state_.catalog.at(*coldest), LeaveReason::window);
 }
 
 }  // namespace kvw

@@ -119,18 +119,19 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
   std::vector<SlotId> slots;
   for (const EntryView& view : views)
     if (dram_ && view.in_dram()) slots.push_back(view.slot);
-  const PinSet* pins = warehouse_.close_slots(slots, LeaveReason::operator_);
+  const PinSet* pins = warehouse_.removal_.close_slots(slots, LeaveReason::operator_);
   for (const EntryView& view : views) {
     const bool in_dram = dram_ && view.in_dram();
     if (is_held(view)) {
       if (in_dram) state_.pool.reopen(view.slot);
       continue;
     }
-    bool left = in_dram && warehouse_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
+    bool left =
+        in_dram && warehouse_.removal_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
     if (const auto rest = state_.catalog.find(view.key); nvme_ && rest && rest->in_nvme()) {
       tombstones_.emplace_back(view.key, warehouse_.last_position(*rest));
       warehouse_.stray_copies_.erase(view.key);
-      warehouse_.leave_nvme(*rest, LeaveReason::operator_);
+      warehouse_.removal_.leave_nvme(*rest, LeaveReason::operator_);
       left = true;
     }
     left_ += left ? 1 : 0;

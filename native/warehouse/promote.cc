@@ -173,7 +173,7 @@ nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
 void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
   const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return;
-  leave_nvme(*view, lost ? LeaveReason::lost : LeaveReason::reclaimed);
+  removal_.leave_nvme(*view, lost ? LeaveReason::lost : LeaveReason::reclaimed);
 }
 
 void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) {

@@ -22,7 +22,7 @@ const char* Warehouse::header_problem_of(const EntryView& view) const {
 void Warehouse::quarantine_dram(const EntryView& view, const char* reason) {
   ++quarantined_;
   state_.events.add("page_quarantined", described("dram", view.key, reason));
-  evict_views(std::span(&view, 1), LeaveReason::quarantined);
+  removal_.evict_views(std::span(&view, 1), LeaveReason::quarantined);
 }
 
 void Warehouse::leave_tombstone(const Key& key, uint64_t position) {
@@ -33,7 +33,7 @@ void Warehouse::quarantine_nvme(const EntryView& view, const char* reason, bool 
   ++quarantined_;
   state_.events.add("page_quarantined", described("nvme", view.key, reason));
   if (!unreadable) leave_tombstone(view.key, view.extent.position());
-  leave_nvme(view, LeaveReason::quarantined);
+  removal_.leave_nvme(view, LeaveReason::quarantined);
   // The copy in DRAM is all there is now: it goes to NVMe again.
   if (view.in_dram())
     if (const auto rest = state_.catalog.find(view.key)) writes_.admit(*rest, rest->slot);

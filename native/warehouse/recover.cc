@@ -59,7 +59,7 @@ RecoverySummary Warehouse::recover() {
   summary.orphans = state_.catalog.orphans();
   summary.sessions = state_.sessions.size();
   summary.epoch = state_.epoch;
-  if (!state_.options.inspect) free_retired();
+  if (!state_.options.inspect) removal_.free_retired();
   while (next_slab_ < state_.arena.slab_count() &&
          state_.arena.slots().layout(next_slab_).populated != 0)
     ++next_slab_;
@@ -147,7 +147,7 @@ bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySumm
 // Not believed, or without a place, but perhaps pinned: it waits, closed, until nobody reads it.
 void Warehouse::close_recovered(SlotId slot) {
   state_.pool.close(slot);
-  retired_slots_.push_back(slot);
+  removal_.retire(slot);
 }
 
 bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& summary) {
@@ -218,8 +218,8 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
   };
   for (const SlotId slot : sealed) insert_slot(slot, page(), summary);
   for (const nvme::RecoveredRecord& record : records) insert_record(record, page());
-  const uint64_t dram = left_dram_[static_cast<size_t>(LeaveReason::window)];
-  const uint64_t nvme = left_nvme_[static_cast<size_t>(LeaveReason::window)];
+  const uint64_t dram = removal_.left_dram()[static_cast<size_t>(LeaveReason::window)];
+  const uint64_t nvme = removal_.left_nvme()[static_cast<size_t>(LeaveReason::window)];
   if (dram + nvme == 0) return;
   state_.events.add(
       "index_too_small",
@@ -232,8 +232,10 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   const SlotMeta& meta = *state_.pool.meta(slot);
   if (page == kNoPage) {
     // A key that is there already: one of the two slots is damaged.
-    ++(state_.catalog.find(meta.key) ? summary.dropped_slots
-                                     : left_dram_[static_cast<size_t>(LeaveReason::window)]);
+    if (state_.catalog.find(meta.key))
+      ++summary.dropped_slots;
+    else
+      removal_.count_without_room(1, 0);
     return close_recovered(slot);
   }
   EntryView view;
@@ -257,7 +259,7 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
     return state_.catalog.update(*there);
   }
   if (page == kNoPage) {
-    ++left_nvme_[static_cast<size_t>(LeaveReason::window)];
+    removal_.count_without_room(0, 1);
     return;
   }
   EntryView view;

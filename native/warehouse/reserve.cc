@@ -189,8 +189,7 @@ PageId Warehouse::page_to_build_on(const Key& key) {
   const auto view = state_.catalog.find(key);
   if (!view) return kNoPage;
   if (!state_.is_cleared(*view)) return view->page;
-  evict_views(std::span(&*view, 1), LeaveReason::cleared);
-  if (!view->in_dram()) leave_nvme(*view, LeaveReason::cleared);
+  removal_.leave(*view, LeaveReason::cleared);
   ++state_.spaces[view->space].cleared_early;
   return kNoPage;
 }
@@ -295,7 +294,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
 }
 
 bool Warehouse::room_is_coming() const {
-  return still_growing() || !writes_.is_idle() || !retired_slots_.empty() ||
+  return still_growing() || !writes_.is_idle() || removal_.retired() != 0 ||
          state_.pool.unfinished_bytes() != 0;
 }
 

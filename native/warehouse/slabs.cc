@@ -115,7 +115,8 @@ bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
     if (!best || own.live.size() < best->live.size()) best = std::move(own);
   }
   // Pinned since we looked: the pages that left are gone, the slab stays; another time.
-  if (!best || evict_slots(best->live, LeaveReason::rebalanced) != best->live.size()) return false;
+  if (!best || removal_.evict_slots(best->live, LeaveReason::rebalanced) != best->live.size())
+    return false;
   KVW_SEQUENCE_POINT("rebalance: pages out");
   state_.pool.retire(best->slab);
   return grow(needy);

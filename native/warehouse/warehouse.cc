@@ -231,7 +231,7 @@ void Warehouse::tick() {
   if (state_.options.inspect) return;
   state_.sessions.reap();
   settle_groups();
-  free_retired();
+  removal_.free_retired();
   apply_touches();
   keep_free();
   sweep(kOrphansPerTick);
@@ -245,7 +245,7 @@ void Warehouse::tick() {
 
 void Warehouse::go_on() {
   if (checker_.goes_on()) checker_.go_on();
-  free_some_retired();
+  removal_.go_on();
 }
 
 // Said once each; who hears that a file was cut ends the daemon.
@@ -308,7 +308,7 @@ WarehouseStatus Warehouse::status() {
     status.reserved_slots += cls->reserved;
     status.limbo_slots += cls->limbo;
   }
-  status.zombie_slots = retired_slots_.size();
+  status.zombie_slots = removal_.retired();
   const bool growing = next_slab_ < state_.arena.slab_count();
   status.dram_health = !growth_error_.empty() ? growth_error_ : growing ? "populating" : "ok";
   status.dram_pages = state_.catalog.dram_pages();
@@ -329,8 +329,8 @@ WarehouseStatus Warehouse::status() {
   status.pages_promoted = pages_promoted_;
   status.clients = state_.sessions.totals();
   status.not_admitted = writes_.not_admitted();
-  status.left_dram = left_dram_;
-  status.left_nvme = left_nvme_;
+  status.left_dram = removal_.left_dram();
+  status.left_nvme = removal_.left_nvme();
   status.quarantined = quarantined_;
   status.events_dropped = state_.events.dropped();
   for (uint32_t ordinal = 0; ordinal < state_.spaces.size(); ++ordinal) {

@@ -24,6 +24,7 @@
 #include "exchange/messages.h"
 #include "warehouse/check.h"
 #include "warehouse/feeds.h"
+#include "warehouse/removal.h"
 #include "warehouse/state.h"
 #include "warehouse/write_admission.h"
 
@@ -119,7 +120,7 @@ class Warehouse final : public nvme::LogHost {
 
   void tick();
   // What a check or a tick has begun and has a step more to do, once others were served.
-  bool goes_on() const { return checker_.goes_on() || retired_to_try_ != 0; }
+  bool goes_on() const { return checker_.goes_on() || removal_.goes_on(); }
   void go_on();
   void drain();
   void undrain();
@@ -138,7 +139,6 @@ class Warehouse final : public nvme::LogHost {
   // position `cursor` on (it becomes kNoPage at the end).
   std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
   static constexpr uint64_t kListedPerStep = 8192;
-  static constexpr size_t kRetiredPerStep = 4096;
   std::vector<std::pair<std::string, std::string>> take_events() { return state_.events.take(); }
 
   // LogHost
@@ -205,19 +205,7 @@ class Warehouse final : public nvme::LogHost {
   // it.
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
-  // Closes the slots and scans the pins; null for what leaves pinned or not.
-  const PinSet* close_slots(std::span<const SlotId> slots, LeaveReason reason);
-  // True: it left DRAM. Nothing is evicted before a child of it.
-  bool leave_or_reopen(SlotId slot, const PinSet* pins, LeaveReason reason);
-  // Both, for all of them, descendants first. Returns how many left.
-  size_t evict_slots(std::span<const SlotId> slots, LeaveReason reason);
-  size_t evict_views(std::span<const EntryView> views,
-                     LeaveReason reason);  // those of them in DRAM
-  void leave_dram(SlotId slot, LeaveReason reason);
-  void leave_nvme(const EntryView& entry, LeaveReason reason);
   void keep_free();
-  void free_retired();  // the first of them; go_on() has the rest
-  void free_some_retired();
 
   // index_room.cc
   // For a page that is about to be stored below `parent`.
@@ -227,7 +215,6 @@ class Warehouse final : public nvme::LogHost {
   PageId last_below(PageId page) const;
   bool used_lately(PageId page) const;
   PageId oldest_record();
-  bool leave_index(const EntryView& view);
   bool make_window(const Key& key, const Key& parent);
   void say_index_bound();
 
@@ -294,13 +281,12 @@ class Warehouse final : public nvme::LogHost {
 
   WarehouseState state_;
   WriteAdmission writes_{state_};
+  Removal removal_{state_, writes_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
   std::unordered_map<SlotId, Filling> filling_;               // those slots
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
-  std::deque<SlotId> retired_slots_;  // CLOSING, out of the index, still pinned or being written
-  size_t retired_to_try_ = 0;         // the first ones
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
   MissRatioCurve curve_;
@@ -318,7 +304,6 @@ class Warehouse final : public nvme::LogHost {
   bool index_bound_ = false;   // and it was said
   std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
-  std::array<uint64_t, kLeaveReasons> left_dram_{}, left_nvme_{};
   std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
   std::unordered_map<Key, uint64_t, KeyHash> moving_;        // reclaim's copies: positions
