@@ -86,7 +86,7 @@ PageId Warehouse::last_below(PageId page) const {
 
 bool Warehouse::used_lately(PageId page) const {
   const uint16_t used_at = state_.catalog.node(page).used_at;
-  return used_at != 0 && static_cast<uint16_t>(use_time() - used_at) < kLately;
+  return used_at != 0 && static_cast<uint16_t>(uses_.time() - used_at) < kLately;
 }
 
 PageId Warehouse::oldest_record() {

@@ -20,7 +20,7 @@ constexpr uint32_t kLeavePerStep = 512;  // pages
 OperatorEviction::OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t pages,
                                    std::string_view tiers)
     : warehouse_(warehouse), state_(warehouse.state_), ordinal_(ordinal), pages_(pages) {
-  warehouse_.apply_touches();
+  warehouse_.uses_.apply_touches();
   if (tiers == "hbm") {
     if (!state_.hbm)
       throw Error(ErrorKind::usage, "bad_tiers",

@@ -138,7 +138,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   entry.slot = slot;
   entry.generation = static_cast<uint32_t>(generation);
   state_.catalog.update(entry);
-  make_resident(slot, entry);
+  state_.make_resident(slot, entry);
   state_.catalog.node(entry.page).used = true;
   ++pages_promoted_;
   read_failures_.erase(key);

@@ -247,7 +247,7 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   view.generation = static_cast<uint32_t>(state_.pool.load(slot).generation);
   view.clear_epoch = meta.clear_epoch;
   state_.catalog.insert(view, meta.parent, meta.position);
-  make_resident(slot, view);
+  state_.make_resident(slot, view);
 }
 
 void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) {

@@ -37,7 +37,7 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
   if (ordinal < 0 && !reserves.empty())
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
-  count_stores();
+  uses_.count_stores();
   const Step step{session, static_cast<uint16_t>(ordinal), state_.clock.boot_ns(),
                   state_.clock.wall_ns()};
   sealed.reserve(seals.size());
@@ -80,13 +80,8 @@ void Warehouse::note_stores(uint16_t ordinal, std::span<const ReserveRequest> re
     if (answers[at].answer != Answer::granted) continue;
     const Group& group = *state_.groups.find(answers[at].slot);
     if (group.granted != 1ull << reserves[at].fields->shard) continue;
-    stores_.push_back({group.key, ordinal, group.slot_bytes, 0});
+    uses_.store(group.key, ordinal, group.slot_bytes);
   }
-}
-
-void Warehouse::count_stores() {
-  curve_.use(stores_);
-  stores_.clear();
 }
 
 Reason Warehouse::seal(const Step& step, const Seal& seal) {
@@ -145,7 +140,7 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
 
   state_.catalog.insert(view, meta->parent, meta->position);
   KVW_SEQUENCE_POINT("publish: in the index");
-  make_resident(slot, view);
+  state_.make_resident(slot, view);
   ++pages_sealed_;
   bytes_sealed_ += meta->shard_bytes * meta->shards;
   writes_.admit(view,

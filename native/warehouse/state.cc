@@ -6,6 +6,8 @@ namespace kvw {
 
 namespace {
 
+constexpr uint32_t kAdopted = 1024;  // children of one page that comes
+
 // Before anything is opened: what opens also writes.
 WarehouseOptions checked(WarehouseOptions options) {
   check_options(options);
@@ -60,6 +62,29 @@ void WarehouseState::touch(PageId page) {
   catalog.node(page).used = true;
   const auto view = catalog.at(page);
   if (view && view->in_dram()) pool.class_of(view->slot).policy->touched(pool.resident(view->slot));
+}
+
+void WarehouseState::make_resident(SlotId slot, const EntryView& view) {
+  // The policy learns of parents and children that are resident too.
+  SlotClass& cls = pool.class_of(slot);
+  pool.page_at(slot) = view.page;
+  const auto resident_of = [&](PageId page) -> uint32_t {
+    if (page == kNoPage) return kNoPage;
+    const auto other = catalog.at(page);
+    if (!other || !other->in_dram() || &pool.class_of(other->slot) != &cls) return kNoPage;
+    return pool.resident(other->slot);
+  };
+  const uint32_t own = pool.resident(slot);
+  cls.policy->announced(own, view.key.lo);
+  cls.policy->inserted(own, resident_of(catalog.parent(view.page)));
+  // The use of a page is its parent's too, so of what is not told here most leaves before it all
+  // the same; the rest is seen when its turn comes.
+  PageId child = catalog.first_child(view.page);
+  for (uint32_t looks = 0; child != kNoPage && looks < kAdopted; ++looks) {
+    if (const uint32_t resident = resident_of(child); resident != kNoPage)
+      cls.policy->adopt(own, resident);
+    child = catalog.next_sibling(child);
+  }
 }
 
 }  // namespace kvw

@@ -55,6 +55,8 @@ struct WarehouseState {
   bool has_good_header(SlotId slot) const;
   // 0: it is not in DRAM.
   uint64_t heat(const EntryView& view) const;
+  // The page is in the slot now: its eviction policy hears of it.
+  void make_resident(SlotId slot, const EntryView& view);
   // The page was used, and so were those above it. kNoPage: none.
   void touch(PageId page);
 

@@ -9,15 +9,11 @@ namespace kvw {
 namespace {
 
 constexpr size_t kOrphansPerTick = 1024;
-constexpr uint32_t kAdopted = 1024;         // children of one page that comes
-constexpr uint64_t kUseNs = kSecondNs / 2;  // one use of a page takes less than two of them
 
 }  // namespace
 
 Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
-    : state_(std::move(options), clock),
-      started_ns_(clock.boot_ns()),
-      draining_(state_.options.inspect) {
+    : state_(std::move(options), clock), draining_(state_.options.inspect) {
   // One session takes half of it at most: an eighth of the arena, which is what it goes by.
   reserve_limit_bytes_ = state_.arena.bytes() / 4;
   promote_limit_bytes_ = std::min(state_.arena.bytes() / 8, kPromoteBytes);
@@ -131,7 +127,7 @@ bool Warehouse::in_use(uint32_t ordinal) const {
 }
 
 std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
-  count_stores();
+  uses_.count_stores();
   std::vector<bool> written(kMaxNamespaces);
   for (const auto& [slot, group] : state_.groups)
     if (!group.limbo) written[group.space] = true;
@@ -147,7 +143,7 @@ std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
   SlotClass& cls = *state_.spaces[*found].cls;
   state_.arena.control().namespaces[*found].ready.store(0);
   ordinals_.erase(id);
-  curve_.forget(static_cast<uint16_t>(*found));
+  uses_.forget(*found);
   state_.spaces[*found] = {};
   cls.unused =
       std::ranges::none_of(state_.spaces, [&](const Space& each) { return each.cls == &cls; });
@@ -159,70 +155,6 @@ int Warehouse::ordinal_of(const Key& namespace_id) const {
   return found == ordinals_.end() ? -1 : found->second;
 }
 
-void Warehouse::make_resident(SlotId slot, const EntryView& view) {
-  // The policy learns of parents and children that are resident too.
-  SlotClass& cls = state_.pool.class_of(slot);
-  state_.pool.page_at(slot) = view.page;
-  const auto resident_of = [&](PageId page) -> uint32_t {
-    if (page == kNoPage) return kNoPage;
-    const auto other = state_.catalog.at(page);
-    if (!other || !other->in_dram() || &state_.pool.class_of(other->slot) != &cls) return kNoPage;
-    return state_.pool.resident(other->slot);
-  };
-  const uint32_t own = state_.pool.resident(slot);
-  cls.policy->announced(own, view.key.lo);
-  cls.policy->inserted(own, resident_of(state_.catalog.parent(view.page)));
-  // The use of a page is its parent's too, so of what is not told here most leaves before it all
-  // the same; the rest is seen when its turn comes.
-  PageId child = state_.catalog.first_child(view.page);
-  for (uint32_t looks = 0; child != kNoPage && looks < kAdopted; ++looks) {
-    if (const uint32_t resident = resident_of(child); resident != kNoPage)
-      cls.policy->adopt(own, resident);
-    child = state_.catalog.next_sibling(child);
-  }
-}
-
-void Warehouse::apply_touches() {
-  count_stores();
-  std::vector<MissRatioCurve::Use> used;
-  state_.sessions.drain_touches([this, &used](PageId page, uint32_t tag) {
-    const auto view = state_.catalog.at(page);
-    if (!view || static_cast<uint32_t>(view->key.lo) != tag) return;
-    state_.touch(page);
-    const uint16_t before = state_.catalog.node(page).used_at;
-    if (is_new_use(page)) used.push_back(use_of(*view));
-    // A page that is used all the time is one use of the curve's, and the hottest of all.
-    if (state_.hbm)
-      state_.hbm->used(*view, before != 0 && before != state_.catalog.node(page).used_at);
-  });
-  curve_.use(used);
-}
-
-uint16_t Warehouse::use_time() const {
-  return static_cast<uint16_t>(1 + state_.clock.boot_ns() / kUseNs);
-}
-
-// A pin and the load behind it, and the loads of all ranks, are one use of a page.
-bool Warehouse::is_new_use(PageId page) {
-  const uint16_t now = use_time();
-  uint16_t& used_at = state_.catalog.node(page).used_at;
-  const bool again = used_at == now || static_cast<uint16_t>(used_at + 1) == now;
-  used_at = now;
-  return !again;
-}
-
-MissRatioCurve::Use Warehouse::use_of(const EntryView& view) const {
-  const uint64_t dram = state_.arena.bytes();
-  const uint64_t held = view.in_dram() ? dram : std::max(dram, state_.options.nvme_capacity_bytes);
-  return {view.key, view.space, state_.spaces[view.space].shape.slot_bytes(), held};
-}
-
-MissRatioReport Warehouse::miss_ratio(int ordinal) {
-  count_stores();
-  return {curve_.curve(ordinal), state_.sessions.touches_lost(),
-          state_.clock.boot_ns() - started_ns_};
-}
-
 void Warehouse::tick() {
   const uint64_t now = state_.clock.boot_ns();
   state_.arena.control().heartbeat_ns.value.store(now, std::memory_order_release);
@@ -232,7 +164,7 @@ void Warehouse::tick() {
   state_.sessions.reap();
   settle_groups();
   removal_.free_retired();
-  apply_touches();
+  uses_.apply_touches();
   keep_free();
   sweep(kOrphansPerTick);
   forget_read_failures();
@@ -298,7 +230,7 @@ void Warehouse::slab_populated(uint32_t slab, int err) {
 WarehouseStatus Warehouse::status() {
   WarehouseStatus status;
   status.incarnation = state_.arena.incarnation();
-  status.uptime_ns = state_.clock.boot_ns() - started_ns_;
+  status.uptime_ns = uses_.uptime_ns();
   status.draining = draining_;
   status.dram_capacity_bytes = state_.arena.bytes();
   status.dram_populated_bytes = state_.pool.populated_slabs() * state_.arena.slab_bytes();

@@ -26,6 +26,7 @@
 #include "warehouse/feeds.h"
 #include "warehouse/removal.h"
 #include "warehouse/state.h"
+#include "warehouse/uses.h"
 #include "warehouse/write_admission.h"
 
 namespace kvw {
@@ -61,7 +62,7 @@ class Warehouse final : public nvme::LogHost {
                 std::vector<ReserveAnswer>& reserved);
   // What the curve makes of an exchange, which takes a tenth as long as the exchange itself: for
   // when the answer is on its way. Else the next one, a tick or the curve's reader does it.
-  void count_stores();
+  void count_stores() { uses_.count_stores(); }
   void settle(SessionId session, std::span<const SlotRef> refs);
   std::vector<SlotRef> unsettled(SessionId session) const {
     return state_.groups.unsettled(session);
@@ -134,7 +135,7 @@ class Warehouse final : public nvme::LogHost {
 
   WarehouseStatus status();
   // What other sizes of the tiers would have hit, in a namespace (-1: in all).
-  MissRatioReport miss_ratio(int ordinal);
+  MissRatioReport miss_ratio(int ordinal) { return uses_.miss_ratio(ordinal); }
   // Those of a namespace (-1: of all), `limit` at most, of a bounded stretch of the index from
   // position `cursor` on (it becomes kNoPage at the end).
   std::vector<PageInfo> pages(int ordinal, PageId& cursor, size_t limit) const;
@@ -269,11 +270,6 @@ class Warehouse final : public nvme::LogHost {
   void publish_row(uint32_t ordinal);
   bool in_use(uint32_t ordinal) const;
   int ordinal_of(const Key& namespace_id) const;
-  void make_resident(SlotId slot, const EntryView& view);
-  void apply_touches();
-  bool is_new_use(PageId page);
-  uint16_t use_time() const;  // now, in PageNode::used_at's units
-  MissRatioCurve::Use use_of(const EntryView& view) const;
   void note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
                    std::span<const ReserveAnswer> answers);
   void publish_rates();
@@ -282,6 +278,7 @@ class Warehouse final : public nvme::LogHost {
   WarehouseState state_;
   WriteAdmission writes_{state_};
   Removal removal_{state_, writes_};
+  Uses uses_{state_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
@@ -289,9 +286,6 @@ class Warehouse final : public nvme::LogHost {
   std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
-  MissRatioCurve curve_;
-  std::vector<MissRatioCurve::Use> stores_;  // of one exchange, not in the curve yet
-  uint64_t started_ns_;
   uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
   bool promotion_ended_ = false;  // and who waits for it was not woken yet
   bool recovered_ = false;
