@@ -49,12 +49,12 @@ void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
   SlotClass* coldest = nullptr;
   uint64_t best = UINT64_MAX;
   for (const auto& cls : state_.pool.classes())
-    if (const uint64_t heat = coldest_heat(*cls); heat < best) {
+    if (const uint64_t heat = eviction_.coldest_heat(*cls); heat < best) {
       best = heat;
       coldest = cls.get();
     }
   // What NVMe has as well stays in the index: its turn to leave that comes with the next store.
-  if (coldest != nullptr) evict_some(*coldest, kAtOnce, parent_slot);
+  if (coldest != nullptr) eviction_.evict_some(*coldest, kAtOnce, parent_slot);
 }
 
 // Nothing orders pages that are on NVMe alone, but their records were written one after the other:

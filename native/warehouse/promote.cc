@@ -48,7 +48,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
         const auto above = state_.catalog.at(state_.catalog.parent(view->page));
         if (above && above->in_dram()) spare = above->slot;
         state_.pool.prefetch_free(*space.cls, kAhead);
-        slot = take_slot(*space.cls, SlotState::filling, spare);
+        slot = eviction_.take_slot(*space.cls, SlotState::filling, spare);
       }
       if (slot != kNoSlot) {  // no writers of this generation: said before the device may write
         state_.pool.meta(slot)->granted.store(0);

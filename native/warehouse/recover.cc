@@ -60,9 +60,7 @@ RecoverySummary Warehouse::recover() {
   summary.sessions = state_.sessions.size();
   summary.epoch = state_.epoch;
   if (!state_.options.inspect) removal_.free_retired();
-  while (next_slab_ < state_.arena.slab_count() &&
-         state_.arena.slots().layout(next_slab_).populated != 0)
-    ++next_slab_;
+  eviction_.skip_populated();
   summary.pages_dram = state_.catalog.dram_pages();
   summary.pages_nvme = state_.catalog.nvme_pages();
   tombstones_.clear();

@@ -243,10 +243,10 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
     say_index_bound();
     return drop(Reason::index_full);
   }
-  const SlotId slot = take_slot(*space.cls, SlotState::reserved, parent_slot);
+  const SlotId slot = eviction_.take_slot(*space.cls, SlotState::reserved, parent_slot);
   if (slot == kNoSlot) {
     state_.catalog.unclaim(page);
-    return drop(room_is_coming() ? Reason::later : Reason::no_room);
+    return drop(eviction_.room_is_coming() ? Reason::later : Reason::no_room);
   }
   KVW_SEQUENCE_POINT("reserve: slot taken");
 
@@ -286,11 +286,6 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   group.shards[fields.shard].owner = step.session;
   group.granted = 1ull << fields.shard;
   return {group.generation, slot, Answer::granted, Reason::none, 0};
-}
-
-bool Warehouse::room_is_coming() const {
-  return still_growing() || !writes_.is_idle() || removal_.retired() != 0 ||
-         state_.pool.unfinished_bytes() != 0;
 }
 
 void Warehouse::give_up(SlotId slot, Group& group) {

@@ -1,11 +1,10 @@
-// Slabs that go from one page size to another, by age: a model that nobody asks any more gives way
-// to the one that took its place, and two that are both in use keep what they have.
+// Slabs: those that come, and those that go from one page size to another.
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "base/sequence_point.h"
-#include "warehouse/warehouse.h"
+#include "warehouse/eviction.h"
 
 namespace kvw {
 
@@ -23,30 +22,52 @@ struct Candidate {
 
 }  // namespace
 
-bool Warehouse::grow(SlotClass& cls) {
+std::optional<uint32_t> Eviction::next_slab_to_populate() const {
+  if (is_whole() || state_.options.inspect) return std::nullopt;
+  return next_slab_;
+}
+
+void Eviction::slab_populated(uint32_t slab, int err) {
+  note_growth(err);
+  if (err != 0) return;
+  state_.pool.slab_ready(slab);
+  if (state_.log) state_.log->register_memory(state_.arena.slab(slab));
+  skip_populated();
+}
+
+void Eviction::skip_populated() {
+  while (!is_whole() && state_.arena.slots().layout(next_slab_).populated != 0) ++next_slab_;
+}
+
+std::string Eviction::health() const {
+  if (!growth_error_.empty()) return growth_error_;
+  return is_whole() ? "ok" : "populating";
+}
+
+bool Eviction::grow(SlotClass& cls) {
   if (state_.pool.grow(cls)) {
-    if (next_slab_ == state_.arena.slab_count()) note_growth(0);
+    if (is_whole()) note_growth(0);
     return true;
   }
   if (state_.pool.growth_errno() != 0) note_growth(state_.pool.growth_errno());
   return false;
 }
 
-void Warehouse::note_growth(int err) {
+void Eviction::note_growth(int err) {
   const std::string error =
       err == 0 ? "" : std::string("cannot grow the arena: ") + std::strerror(err);
   if (err != 0 && error != growth_error_) state_.events.add("arena_limited", error);
   growth_error_ = error;
 }
 
-bool Warehouse::take_spare_slab(SlotClass& needy) {
+bool Eviction::take_spare_slab(SlotClass& needy) {
   const auto slab = state_.pool.spare_slab(needy, kFreeShare);
   if (!slab) return false;
   state_.pool.retire(*slab);
   return grow(needy);
 }
 
-bool Warehouse::take_colder_slab(SlotClass& needy) {
+bool Eviction::take_colder_slab(SlotClass& needy) {
   if (state_.pool.classes().size() < 2 || state_.clock.boot_ns() < next_slab_move_ns_) return false;
   next_slab_move_ns_ = state_.clock.boot_ns() + kMoveNs;
   const uint64_t own = coldest_heat(needy);
@@ -54,20 +75,19 @@ bool Warehouse::take_colder_slab(SlotClass& needy) {
 }
 
 // A look costs a millisecond where slabs are large, and a message asks for many slots.
-void Warehouse::take_any_slab(SlotClass& needy) {
+void Eviction::take_any_slab(SlotClass& needy) {
   if (state_.clock.boot_ns() < needy.look_again_ns || take_slab(needy, UINT64_MAX)) return;
   needy.look_again_ns = state_.clock.boot_ns() + kLookNs;
 }
 
-// UINT64_MAX: it has no page that could leave.
-uint64_t Warehouse::coldest_heat(SlotClass& cls) const {
+uint64_t Eviction::coldest_heat(SlotClass& cls) const {
   std::array<PageId, 1> coldest;
   return cls.policy->victims(coldest, KeepNone()) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
 }
 
 // Where its coldest pages lie, and some others, other ones each time: the coldest may be together
 // in a slab that cannot move.
-std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
+std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor) {
   std::array<PageId, kLooks> coldest;
   std::vector<uint32_t> slabs;
   slabs.reserve(2 * kLooks);
@@ -83,7 +103,7 @@ std::vector<uint32_t> Warehouse::slabs_to_look_at(SlotClass& donor) {
   return slabs;
 }
 
-bool Warehouse::take_slab(SlotClass& needy, uint64_t heat) {
+bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   SlotClass* donor = nullptr;
   uint64_t oldest = UINT64_MAX;
   for (const auto& cls : state_.pool.classes()) {

@@ -165,7 +165,7 @@ void Warehouse::tick() {
   settle_groups();
   removal_.free_retired();
   uses_.apply_touches();
-  keep_free();
+  eviction_.keep_free();
   sweep(kOrphansPerTick);
   forget_read_failures();
   std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
@@ -212,21 +212,6 @@ void Warehouse::undrain() {
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::serving));
 }
 
-std::optional<uint32_t> Warehouse::next_slab_to_populate() const {
-  if (next_slab_ >= state_.arena.slab_count() || state_.options.inspect) return std::nullopt;
-  return next_slab_;
-}
-
-void Warehouse::slab_populated(uint32_t slab, int err) {
-  note_growth(err);
-  if (err != 0) return;
-  state_.pool.slab_ready(slab);
-  if (state_.log) state_.log->register_memory(state_.arena.slab(slab));
-  while (next_slab_ < state_.arena.slab_count() &&
-         state_.arena.slots().layout(next_slab_).populated != 0)
-    ++next_slab_;
-}
-
 WarehouseStatus Warehouse::status() {
   WarehouseStatus status;
   status.incarnation = state_.arena.incarnation();
@@ -241,8 +226,7 @@ WarehouseStatus Warehouse::status() {
     status.limbo_slots += cls->limbo;
   }
   status.zombie_slots = removal_.retired();
-  const bool growing = next_slab_ < state_.arena.slab_count();
-  status.dram_health = !growth_error_.empty() ? growth_error_ : growing ? "populating" : "ok";
+  status.dram_health = eviction_.health();
   status.dram_pages = state_.catalog.dram_pages();
   status.nvme_pages = state_.catalog.nvme_pages();
   status.has_nvme = state_.log != nullptr;

@@ -23,6 +23,7 @@
 
 #include "exchange/messages.h"
 #include "warehouse/check.h"
+#include "warehouse/eviction.h"
 #include "warehouse/feeds.h"
 #include "warehouse/removal.h"
 #include "warehouse/state.h"
@@ -130,8 +131,10 @@ class Warehouse final : public nvme::LogHost {
 
   // --- growth: slabs are allocated elsewhere, one after the other
   Arena& arena() { return state_.arena; }
-  std::optional<uint32_t> next_slab_to_populate() const;
-  void slab_populated(uint32_t slab, int err);
+  std::optional<uint32_t> next_slab_to_populate() const {
+    return eviction_.next_slab_to_populate();
+  }
+  void slab_populated(uint32_t slab, int err) { eviction_.slab_populated(slab, err); }
 
   WarehouseStatus status();
   // What other sizes of the tiers would have hit, in a namespace (-1: in all).
@@ -165,9 +168,6 @@ class Warehouse final : public nvme::LogHost {
   friend class Checker;
   friend class OperatorEviction;
 
-  // A fiftieth of a class is kept free, so that what was evicted stays readable for a while.
-  static constexpr uint64_t kFreeShare = 50;
-
   struct Filling {
     Key key;
     uint64_t generation;
@@ -188,25 +188,11 @@ class Warehouse final : public nvme::LogHost {
   // Of a page that a store may name as its own or its parent; kNoPage: there is none.
   PageId page_to_build_on(const Key& key);
   bool within_share(SessionId session, uint64_t bytes) const;
-  bool room_is_coming() const;
   Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
   bool settled(const Group& group) const;
   void settle_groups();
   void close_group(SlotId slot, const Group& group);
-
-  // evict.cc
-  // A page whose child is being written: without it the child could never be found. Not where NVMe
-  // keeps the chain whole.
-  bool awaits_child(const EntryView& view) const {
-    return !view.in_nvme() && state_.groups.has_open_child(view.key);
-  }
-  bool awaits_child(SlotId slot);
-  // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
-  // it.
-  SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
-  size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
-  void keep_free();
 
   // index_room.cc
   // For a page that is about to be stored below `parent`.
@@ -218,22 +204,6 @@ class Warehouse final : public nvme::LogHost {
   PageId oldest_record();
   bool make_window(const Key& key, const Key& parent);
   void say_index_bound();
-
-  // slabs.cc
-  bool take_spare_slab(SlotClass& needy);  // that another class has no use for
-  // That holds pages of another class which are colder than this one's coldest.
-  bool take_colder_slab(SlotClass& needy);
-  // At least half of whose pages are colder than `heat`.
-  bool take_slab(SlotClass& needy, uint64_t heat);
-  // Whatever it holds; after a vain look no other for a while.
-  void take_any_slab(SlotClass& needy);
-  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
-  uint64_t coldest_heat(SlotClass& cls) const;
-  bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
-  void note_growth(int err);
-  bool still_growing() const {
-    return next_slab_ < state_.arena.slab_count() && growth_error_.empty();
-  }
 
   // quarantine.cc
   const char* header_problem_of(const EntryView& view) const;
@@ -279,6 +249,7 @@ class Warehouse final : public nvme::LogHost {
   WriteAdmission writes_{state_};
   Removal removal_{state_, writes_};
   Uses uses_{state_};
+  Eviction eviction_{state_, writes_, removal_, uses_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
@@ -290,13 +261,9 @@ class Warehouse final : public nvme::LogHost {
   bool promotion_ended_ = false;  // and who waits for it was not woken yet
   bool recovered_ = false;
   bool draining_ = false;
-  uint32_t next_slab_ = 0;
-  uint64_t next_slab_move_ns_ = 0;
-  size_t next_slab_look_ = 0;
   PageId index_hand_ = 0, index_victim_ = kNoPage;
   uint64_t index_wanted_ = 0;  // pages of the tiers, as was said
   bool index_bound_ = false;   // and it was said
-  std::string growth_error_;
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
   std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
   std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions

@@ -1,0 +1,88 @@
+#include "warehouse/eviction.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+
+namespace kvw {
+
+namespace {
+
+constexpr size_t kBatch = 64;  // victims of stores at a time
+
+// What may not leave DRAM now, in terms of a class's residents.
+class KeepBusy final : public Keep {
+ public:
+  using Busy = std::function<bool(SlotId)>;
+  KeepBusy(const Pool& pool, const SlotClass& cls, Busy busy)
+      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
+  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
+
+ private:
+  const Pool& pool_;
+  const SlotClass& cls_;
+  Busy busy_;
+};
+
+}  // namespace
+
+SlotId Eviction::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
+  if (cls.free.empty() && !grow(cls) && !take_spare_slab(cls)) {
+    // Room that nothing must leave for is on its way: a store can wait for it.
+    if (state == SlotState::reserved && still_growing()) return kNoSlot;
+    uses_.apply_touches();
+    if (take_colder_slab(cls)) return state_.pool.take(cls, state);
+    const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
+    // A class that only waits for its own writes takes nothing from others.
+    const bool waits = cls.total() != 0 && !writes_.is_idle();
+    if (evict_some(cls, want, spare) == 0 && !waits) take_any_slab(cls);
+  }
+  return state_.pool.take(cls, state);
+}
+
+bool Eviction::awaits_child(SlotId slot) const {
+  if (state_.groups.none_open()) return false;
+  const auto view = state_.catalog.at(state_.pool.page_at(slot));
+  return view && !view->in_nvme() && state_.groups.has_open_child(view->key);
+}
+
+void Eviction::keep_free() {
+  for (const auto& cls : state_.pool.classes()) {
+    const uint64_t want = cls->total() / kFreeShare;
+    if (cls->free.size() >= want || state_.pool.ready_slabs() != 0) continue;
+    if (still_growing()) continue;
+    if (take_spare_slab(*cls)) continue;
+    evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot);
+  }
+}
+
+size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
+  // None, until a victim turns out to be pinned: then those pinned are passed over.
+  const PinSet* pins = nullptr;
+  const KeepBusy keep(state_.pool, cls, [&](SlotId slot) {
+    return slot == spare || writes_.is_writing(slot) || (pins != nullptr && pins->has_slot(slot)) ||
+           awaits_child(slot);
+  });
+  std::array<PageId, kBatch> residents;
+  std::vector<SlotId> slots;
+  size_t left = 0;
+  // Pinned since we looked, a victim is touched; a few rounds bound the work.
+  for (int round = 0; round < 4 && left < want; ++round) {
+    const size_t found =
+        cls.policy->victims(std::span(residents).first(std::min(want - left, kBatch)), keep);
+    if (found == 0) break;
+    slots.clear();
+    for (size_t i = 0; i < found; ++i) slots.push_back(state_.pool.slot_of(cls, residents[i]));
+    const size_t out = removal_.evict_slots(slots, LeaveReason::evicted);
+    if (out < found) pins = &state_.sessions.pins_seen();
+    left += out;
+  }
+  return left;
+}
+
+bool Eviction::room_is_coming() const {
+  return still_growing() || !writes_.is_idle() || removal_.retired() != 0 ||
+         state_.pool.unfinished_bytes() != 0;
+}
+
+}  // namespace kvw

@@ -1,0 +1,74 @@
+// Room in DRAM: free slots, slabs that grow the arena or go from one page size to another, and what
+// is evicted for them. Slabs go by age: a model that nobody asks any more gives way to the one that
+// took its place, and two that are both in use keep what they have. Core thread only.
+//
+// slabs.cc has what is about slabs, eviction.cc the rest.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "warehouse/removal.h"
+#include "warehouse/state.h"
+#include "warehouse/uses.h"
+#include "warehouse/write_admission.h"
+
+namespace kvw {
+
+class Eviction {
+ public:
+  Eviction(WarehouseState& state, WriteAdmission& writes, Removal& removal, Uses& uses)
+      : state_(state), writes_(writes), removal_(removal), uses_(uses) {}
+
+  // A free slot, evicting if it must. `spare` (a parent about to get a child) is not evicted for
+  // it.
+  SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
+  size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
+  void keep_free();
+  // UINT64_MAX: it has no page that could leave.
+  uint64_t coldest_heat(SlotClass& cls) const;
+  // A store that found none may come again.
+  bool room_is_coming() const;
+
+  // Slabs are allocated elsewhere, one after the other.
+  std::optional<uint32_t> next_slab_to_populate() const;
+  void slab_populated(uint32_t slab, int err);
+  // Passes over the slabs that are there.
+  void skip_populated();
+  // "ok", "populating" or why it cannot grow.
+  std::string health() const;
+
+ private:
+  // A fiftieth of a class is kept free, so that what was evicted stays readable for a while.
+  static constexpr uint64_t kFreeShare = 50;
+
+  // A page whose child is being written: without it the child could never be found. Not where NVMe
+  // keeps the chain whole.
+  bool awaits_child(SlotId slot) const;
+
+  bool take_spare_slab(SlotClass& needy);  // that another class has no use for
+  // That holds pages of another class which are colder than this one's coldest.
+  bool take_colder_slab(SlotClass& needy);
+  // At least half of whose pages are colder than `heat`.
+  bool take_slab(SlotClass& needy, uint64_t heat);
+  // Whatever it holds; after a vain look no other for a while.
+  void take_any_slab(SlotClass& needy);
+  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
+  bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
+  void note_growth(int err);
+  bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }
+  bool still_growing() const { return !is_whole() && growth_error_.empty(); }
+
+  WarehouseState& state_;
+  WriteAdmission& writes_;
+  Removal& removal_;
+  Uses& uses_;
+  uint32_t next_slab_ = 0;  // to be populated
+  std::string growth_error_;
+  uint64_t next_slab_move_ns_ = 0;
+  size_t next_slab_look_ = 0;
+};
+
+}  // namespace kvw
