@@ -82,7 +82,7 @@ void Checker::judge_reported() {
     const uint64_t generation = page.generation;
     reported_.pop_front();
     if (problem != nullptr) {
-      warehouse_.quarantine_dram(*view, problem);
+      quarantine_.dram(*view, problem);
     } else if (there) {
       // The reporter's own trouble, or that of the copy in HBM that it read.
       if (state_.hbm) state_.hbm->damaged(slot);
@@ -97,7 +97,9 @@ bool Checker::is_there(const Digested& page, const std::optional<EntryView>& vie
 }
 
 bool Checker::digest(Digested& page, const EntryView& view, uint64_t& bytes, const char*& problem) {
-  problem = warehouse_.header_problem_of(view);
+  problem = !state_.has_good_header(view.slot)                ? "header"
+            : !(state_.pool.meta(view.slot)->key == view.key) ? "key"
+                                                              : nullptr;
   const uint32_t shards = state_.pool.meta(page.slot)->shards;
   while (problem == nullptr && page.shard < shards) {
     if (bytes == 0 || !digest_shard(page, bytes, problem)) return false;
@@ -160,7 +162,7 @@ bool Checker::check_dram(Stretch& stretch, const EntryView& view, uint64_t& byte
   if (!stretch.request.repair) return true;
   ++tier.dropped;
   tier.dropped_bytes += size;
-  warehouse_.quarantine_dram(view, problem);
+  quarantine_.dram(view, problem);
   return true;
 }
 
@@ -220,7 +222,7 @@ void Checker::judge(Stretch& stretch, const EntryView& view, const nvme::RecordE
   if (!stretch.request.repair) return;
   ++tier.dropped;
   tier.dropped_bytes += bytes;
-  warehouse_.quarantine_nvme(view, problem, end.result == nvme::ReadResult::io_error);
+  quarantine_.nvme(view, problem, end.result == nvme::ReadResult::io_error);
 }
 
 }  // namespace kvw

@@ -27,6 +27,7 @@
 
 namespace kvw {
 
+class Quarantine;
 class Warehouse;
 struct WarehouseState;
 
@@ -58,7 +59,8 @@ class Checker {
  public:
   using End = std::function<void(CheckReport&&)>;
 
-  Checker(Warehouse& warehouse, WarehouseState& state) : warehouse_(warehouse), state_(state) {}
+  Checker(Warehouse& warehouse, WarehouseState& state, Quarantine& quarantine)
+      : warehouse_(warehouse), state_(state), quarantine_(quarantine) {}
 
   // Does the first step. `end` is called once, from here or later; never, if the warehouse ends
   // before. Throws Error capacity "check_busy".
@@ -120,6 +122,7 @@ class Checker {
 
   Warehouse& warehouse_;
   WarehouseState& state_;
+  Quarantine& quarantine_;
   std::deque<Stretch> stretches_;  // the first is being worked on
   size_t reads_ = 0;               // of the first
   uint64_t read_bytes_ = 0;

@@ -129,8 +129,7 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
     bool left =
         in_dram && warehouse_.removal_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
     if (const auto rest = state_.catalog.find(view.key); nvme_ && rest && rest->in_nvme()) {
-      tombstones_.emplace_back(view.key, warehouse_.last_position(*rest));
-      warehouse_.stray_copies_.erase(view.key);
+      tombstones_.push_back(warehouse_.quarantine_.tombstone_for(*rest));
       warehouse_.removal_.leave_nvme(*rest, LeaveReason::operator_);
       left = true;
     }

@@ -18,7 +18,6 @@ namespace {
 constexpr uint64_t kReadRetryNs = kSecondNs;  // a record that failed to read is left alone so long
 constexpr uint64_t kUnreadableNs = 60 * kSecondNs;  // and taken for lost when it is stored again
 constexpr size_t kReadFailuresKept = 4096;
-constexpr size_t kStrayCopiesKept = 4096;
 constexpr size_t kAhead = 4;  // pages whose lines are on their way to the cache meanwhile
 static_assert(kPromotePages <= nvme::kMaxReads);
 
@@ -107,7 +106,7 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
     if (same && result == nvme::ReadResult::io_error) {
       if (read_failures_.size() < kReadFailuresKept) read_failures_[key] = state_.clock.boot_ns();
     } else if (same) {
-      quarantine_nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
+      quarantine_.nvme(*view, result == nvme::ReadResult::ok ? "namespace" : "mismatch", false);
     }
     end_promotion();
     return;
@@ -174,37 +173,6 @@ void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
   const auto view = state_.catalog.find(key);
   if (!view || !view->in_nvme() || !(view->extent == extent)) return;
   removal_.leave_nvme(*view, lost ? LeaveReason::lost : LeaveReason::reclaimed);
-}
-
-void Warehouse::moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) {
-  if (const auto at = moving_.find(key); at != moving_.end() && at->second == to.position())
-    moving_.erase(at);
-  auto view = state_.catalog.find(key);
-  if (!view || !view->in_nvme() || !(view->extent == from)) {
-    // It left while it was copied: no restart may find the copy. Where the page was stored again,
-    // its own record may lie below the copy: then one tombstone is for the two, when it leaves.
-    if (view && (view->in_nvme() || (view->in_dram() && writes_.is_writing(view->slot)))) {
-      if (stray_copies_.size() < kStrayCopiesKept) stray_copies_[key] = to.position();
-    } else {
-      leave_tombstone(key, to.position());
-    }
-    return;
-  }
-  if (to.position() < from.position() && stray_copies_.size() < kStrayCopiesKept)
-    stray_copies_[key] = from.position();
-  view->extent = to;
-  state_.catalog.update(*view);
-  state_.catalog.node(view->page).used = false;  // hot again only if used again
-}
-
-void Warehouse::moving(const Key& key, const nvme::Extent& to) { moving_[key] = to.position(); }
-
-uint64_t Warehouse::last_position(const EntryView& view) const {
-  uint64_t last = view.extent.position();
-  for (const auto* copies : {&stray_copies_, &moving_})
-    if (const auto at = copies->find(view.key); at != copies->end())
-      last = std::max(last, at->second);
-  return last;
 }
 
 void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) {

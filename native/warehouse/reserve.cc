@@ -168,7 +168,7 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
   const ReserveAnswer answer = open_group(step, request);
   // What the device does not give is stored anew; its children wait for that.
   if (const auto old = state_.catalog.find(fields.key); old && answer.answer == Answer::granted) {
-    quarantine_nvme(*old, "io_error", true);
+    quarantine_.nvme(*old, "io_error", true);
     read_failures_.erase(fields.key);
   }
   // A page is refused once for all its shards: half a page would only hold room.

@@ -247,7 +247,7 @@ WarehouseStatus Warehouse::status() {
   status.not_admitted = writes_.not_admitted();
   status.left_dram = removal_.left_dram();
   status.left_nvme = removal_.left_nvme();
-  status.quarantined = quarantined_;
+  status.quarantined = quarantine_.count();
   status.events_dropped = state_.events.dropped();
   for (uint32_t ordinal = 0; ordinal < state_.spaces.size(); ++ordinal) {
     const Space& space = state_.spaces[ordinal];

@@ -25,6 +25,7 @@
 #include "warehouse/check.h"
 #include "warehouse/eviction.h"
 #include "warehouse/feeds.h"
+#include "warehouse/quarantine.h"
 #include "warehouse/removal.h"
 #include "warehouse/state.h"
 #include "warehouse/uses.h"
@@ -109,9 +110,7 @@ class Warehouse final : public nvme::LogHost {
   void report(SessionId session, const Report& report) { checker_.report(session, report); }
   // Key and log position of records that were quarantined, or left while reclaim moved them, since
   // the last call, for tombstones: a restart must not find them again. Bounded.
-  std::vector<std::pair<Key, uint64_t>> take_tombstones() {
-    return std::exchange(pending_tombstones_, {});
-  }
+  std::vector<Tombstone> take_tombstones() { return quarantine_.take_tombstones(); }
   // Verifies pages in both tiers; see Checker.
   void check(const CheckRequest& request, Checker::End end) {
     checker_.begin(request, std::move(end));
@@ -155,8 +154,10 @@ class Warehouse final : public nvme::LogHost {
   void on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) override;
   nvme::RecordUse use_of(const Key& key, const nvme::Extent& extent) override;
   void forget(const Key& key, const nvme::Extent& extent, bool lost) override;
-  void moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) override;
-  void moving(const Key& key, const nvme::Extent& to) override;
+  void moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) override {
+    quarantine_.moved(key, from, to);
+  }
+  void moving(const Key& key, const nvme::Extent& to) override { quarantine_.moving(key, to); }
   void set_segment_word(uint32_t segment, uint32_t life, bool closing) override;
   void read_pins() override;
   bool segment_pinned(uint32_t segment) override;
@@ -205,15 +206,6 @@ class Warehouse final : public nvme::LogHost {
   bool make_window(const Key& key, const Key& parent);
   void say_index_bound();
 
-  // quarantine.cc
-  const char* header_problem_of(const EntryView& view) const;
-  void quarantine_dram(const EntryView& view, const char* reason);
-  void leave_tombstone(const Key& key, uint64_t position);
-  // Where the last record of the page is or, by a copy under way, will be.
-  uint64_t last_position(const EntryView& view) const;
-  // `unreadable`: the device gave no bytes, so that a restart may look again.
-  void quarantine_nvme(const EntryView& view, const char* reason, bool unreadable);
-
   // promote.cc
   bool failed_lately(const Key& key) const;
   bool is_unreadable(PageId page) const;  // its only copy
@@ -250,6 +242,7 @@ class Warehouse final : public nvme::LogHost {
   Removal removal_{state_, writes_};
   Uses uses_{state_};
   Eviction eviction_{state_, writes_, removal_, uses_};
+  Quarantine quarantine_{state_, writes_, removal_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
   std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
@@ -264,11 +257,8 @@ class Warehouse final : public nvme::LogHost {
   PageId index_hand_ = 0, index_victim_ = kNoPage;
   uint64_t index_wanted_ = 0;  // pages of the tiers, as was said
   bool index_bound_ = false;   // and it was said
-  uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0, quarantined_ = 0;
-  std::vector<std::pair<Key, uint64_t>> pending_tombstones_;
-  std::unordered_map<Key, uint64_t, KeyHash> stray_copies_;  // of pages stored again: positions
-  std::unordered_map<Key, uint64_t, KeyHash> moving_;        // reclaim's copies: positions
-  Checker checker_{*this, state_};
+  uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0;
+  Checker checker_{*this, state_, quarantine_};
   Feeds feeds_{state_};
   int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut
 };
