@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "digest/digest.h"
-#include "warehouse/warehouse.h"
+#include "warehouse/promotions.h"
 
 namespace kvw {
 
@@ -168,7 +168,7 @@ bool Checker::check_dram(Stretch& stretch, const EntryView& view, uint64_t& byte
 
 bool Checker::may_read(uint64_t bytes) const {
   if (reads_ == 0) return true;
-  const size_t most = warehouse_.promoting_.empty() ? kReads : kReadsBesidePromotions;
+  const size_t most = promotions_.under_way() == 0 ? kReads : kReadsBesidePromotions;
   return reads_ < most && read_bytes_ + bytes <= kMaxReadBytes;
 }
 

@@ -27,8 +27,8 @@
 
 namespace kvw {
 
+class Promotions;
 class Quarantine;
-class Warehouse;
 struct WarehouseState;
 
 struct CheckRequest {
@@ -59,8 +59,8 @@ class Checker {
  public:
   using End = std::function<void(CheckReport&&)>;
 
-  Checker(Warehouse& warehouse, WarehouseState& state, Quarantine& quarantine)
-      : warehouse_(warehouse), state_(state), quarantine_(quarantine) {}
+  Checker(WarehouseState& state, Quarantine& quarantine, const Promotions& promotions)
+      : state_(state), quarantine_(quarantine), promotions_(promotions) {}
 
   // Does the first step. `end` is called once, from here or later; never, if the warehouse ends
   // before. Throws Error capacity "check_busy".
@@ -120,9 +120,9 @@ class Checker {
   void read_ended(const Key& key, const nvme::Extent& extent, const nvme::RecordEnd& end);
   void judge(Stretch& stretch, const EntryView& view, const nvme::RecordEnd& end);
 
-  Warehouse& warehouse_;
   WarehouseState& state_;
   Quarantine& quarantine_;
+  const Promotions& promotions_;
   std::deque<Stretch> stretches_;  // the first is being worked on
   size_t reads_ = 0;               // of the first
   uint64_t read_bytes_ = 0;

@@ -158,7 +158,8 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
     if (state_.groups.find(open)->space != step.ordinal) return drop(Reason::mismatch);
     return join(step.session, open, request);
   }
-  if (const PageId page = page_to_build_on(fields.key); page != kNoPage && !is_unreadable(page)) {
+  if (const PageId page = page_to_build_on(fields.key);
+      page != kNoPage && !promotions_.is_unreadable(page)) {
     state_.touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
@@ -168,8 +169,7 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
   const ReserveAnswer answer = open_group(step, request);
   // What the device does not give is stored anew; its children wait for that.
   if (const auto old = state_.catalog.find(fields.key); old && answer.answer == Answer::granted) {
-    quarantine_.nvme(*old, "io_error", true);
-    read_failures_.erase(fields.key);
+    promotions_.store_anew(*old);
   }
   // A page is refused once for all its shards: half a page would only hold room.
   if (shape.shards > 1 && answer.answer == Answer::dropped && !retryable(answer.reason) &&

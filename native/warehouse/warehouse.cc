@@ -16,7 +16,6 @@ Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
     : state_(std::move(options), clock), draining_(state_.options.inspect) {
   // One session takes half of it at most: an eighth of the arena, which is what it goes by.
   reserve_limit_bytes_ = state_.arena.bytes() / 4;
-  promote_limit_bytes_ = std::min(state_.arena.bytes() / 8, kPromoteBytes);
   ControlPage& control = state_.arena.control();
   control.pin_limit_bytes.value.store(state_.arena.bytes() / 2);
   control.reserve_limit_bytes.value.store(reserve_limit_bytes_ / 2);
@@ -49,7 +48,7 @@ Warehouse::~Warehouse() { stop(); }
 void Warehouse::stop() {
   state_.hbm.reset();
   if (state_.log) state_.log->stop();
-  wake_loaders();
+  promotions_.wake_waiters();
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::stopped));
 }
 
@@ -167,7 +166,7 @@ void Warehouse::tick() {
   uses_.apply_touches();
   eviction_.keep_free();
   sweep(kOrphansPerTick);
-  forget_read_failures();
+  promotions_.tick();
   std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (state_.log) state_.log->tick();
   if (state_.log) writes_.tick();
@@ -239,10 +238,10 @@ WarehouseStatus Warehouse::status() {
   status.orphan_pages = state_.catalog.orphans();
   status.sessions = state_.sessions.size();
   status.pins = state_.sessions.pins().size();
-  status.promotions_in_flight = promoting_.size();
+  status.promotions_in_flight = promotions_.under_way();
   status.pages_sealed = pages_sealed_;
   status.bytes_sealed = bytes_sealed_;
-  status.pages_promoted = pages_promoted_;
+  status.pages_promoted = promotions_.pages_promoted();
   status.clients = state_.sessions.totals();
   status.not_admitted = writes_.not_admitted();
   status.left_dram = removal_.left_dram();
@@ -286,6 +285,37 @@ std::vector<PageInfo> Warehouse::pages(int ordinal, PageId& cursor, size_t limit
   }
   if (cursor >= entries) cursor = kNoPage;
   return found;
+}
+
+nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
+  const auto view = state_.catalog.find(key);
+  if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
+  if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
+  return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
+}
+
+void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
+  const auto view = state_.catalog.find(key);
+  if (!view || !view->in_nvme() || !(view->extent == extent)) return;
+  removal_.leave_nvme(*view, lost ? LeaveReason::lost : LeaveReason::reclaimed);
+}
+
+void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) {
+  ControlPage& control = state_.arena.control();
+  if (segment < control.segment_words)
+    segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
+}
+
+uint64_t Warehouse::segments_held_limit() const {
+  constexpr uint64_t kShare = 4;
+  return std::max<uint64_t>(
+      1, state_.options.nvme_capacity_bytes / segment_bytes_for(state_.options) / kShare);
+}
+
+void Warehouse::read_pins() { state_.sessions.pins(); }
+
+bool Warehouse::segment_pinned(uint32_t segment) {
+  return state_.sessions.pins_seen().has_segment(segment);
 }
 
 }  // namespace kvw

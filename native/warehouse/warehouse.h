@@ -25,6 +25,7 @@
 #include "warehouse/check.h"
 #include "warehouse/eviction.h"
 #include "warehouse/feeds.h"
+#include "warehouse/promotions.h"
 #include "warehouse/quarantine.h"
 #include "warehouse/removal.h"
 #include "warehouse/state.h"
@@ -71,7 +72,9 @@ class Warehouse final : public nvme::LogHost {
   }
 
   // --- NVMe (promote.cc)
-  void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers);
+  void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+    promotions_.promote(keys, answers);
+  }
   bool has_log() const { return state_.log != nullptr; }
   int log_fd() const { return state_.log->event_fd(); }
   // Where the segments are, and how many of them one session may hold at a time, so that reclaim
@@ -80,7 +83,7 @@ class Warehouse final : public nvme::LogHost {
   uint64_t segments_held_limit() const;
   void poll_log() {
     state_.log->poll();
-    wake_loaders();
+    promotions_.wake_waiters();
     checker_.step();  // what waited for promotions to end
   }
   // Null: no HBM tier.
@@ -151,7 +154,9 @@ class Warehouse final : public nvme::LogHost {
   void on_write_failed(uint64_t ticket, std::string_view reason) override {
     writes_.failed(static_cast<SlotId>(ticket), reason);
   }
-  void on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) override;
+  void on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) override {
+    promotions_.read(static_cast<SlotId>(ticket), result, std::move(facts));
+  }
   nvme::RecordUse use_of(const Key& key, const nvme::Extent& extent) override;
   void forget(const Key& key, const nvme::Extent& extent, bool lost) override;
   void moved(const Key& key, const nvme::Extent& from, const nvme::Extent& to) override {
@@ -166,13 +171,7 @@ class Warehouse final : public nvme::LogHost {
   }
 
  private:
-  friend class Checker;
   friend class OperatorEviction;
-
-  struct Filling {
-    Key key;
-    uint64_t generation;
-  };
 
   // reserve.cc
   // What is the same for all of an exchange.
@@ -206,14 +205,6 @@ class Warehouse final : public nvme::LogHost {
   bool make_window(const Key& key, const Key& parent);
   void say_index_bound();
 
-  // promote.cc
-  bool failed_lately(const Key& key) const;
-  bool is_unreadable(PageId page) const;  // its only copy
-  void forget_read_failures();
-  void drop_filling(SlotId slot, uint64_t generation);
-  void end_promotion();
-  void wake_loaders();
-
   // recover.cc
   void open_log();
   std::vector<SlotId> recover_slots(RecoverySummary& summary);
@@ -243,22 +234,19 @@ class Warehouse final : public nvme::LogHost {
   Uses uses_{state_};
   Eviction eviction_{state_, writes_, removal_, uses_};
   Quarantine quarantine_{state_, writes_, removal_};
+  Promotions promotions_{state_, eviction_, quarantine_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  std::unordered_map<Key, nvme::Extent, KeyHash> promoting_;  // being read into FILLING slots
-  std::unordered_map<SlotId, Filling> filling_;               // those slots
-  std::unordered_map<Key, uint64_t, KeyHash> read_failures_;  // of NVMe records, when
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
-  uint64_t reserve_limit_bytes_, promote_limit_bytes_, promoting_bytes_ = 0;
-  bool promotion_ended_ = false;  // and who waits for it was not woken yet
+  uint64_t reserve_limit_bytes_;
   bool recovered_ = false;
   bool draining_ = false;
   PageId index_hand_ = 0, index_victim_ = kNoPage;
   uint64_t index_wanted_ = 0;  // pages of the tiers, as was said
   bool index_bound_ = false;   // and it was said
-  uint64_t pages_sealed_ = 0, bytes_sealed_ = 0, pages_promoted_ = 0;
-  Checker checker_{*this, state_, quarantine_};
+  uint64_t pages_sealed_ = 0, bytes_sealed_ = 0;
+  Checker checker_{state_, quarantine_, promotions_};
   Feeds feeds_{state_};
   int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut
 };

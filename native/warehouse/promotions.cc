@@ -1,4 +1,5 @@
-// The NVMe tier from the warehouse's side: promotion, and what the log tells and asks.
+#include "warehouse/promotions.h"
+
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -7,9 +8,6 @@
 #include <climits>
 #include <cstring>
 #include <utility>
-
-#include "base/error.h"
-#include "warehouse/warehouse.h"
 
 namespace kvw {
 
@@ -23,7 +21,13 @@ static_assert(kPromotePages <= nvme::kMaxReads);
 
 }  // namespace
 
-void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+Promotions::Promotions(WarehouseState& state, Eviction& eviction, Quarantine& quarantine)
+    : state_(state),
+      eviction_(eviction),
+      quarantine_(quarantine),
+      limit_bytes_(std::min(state.arena.bytes() / 8, kPromoteBytes)) {}
+
+void Promotions::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
   bool full = false;
   for (size_t at = 0; at < keys.size(); ++at) {
     const Key& key = keys[at];
@@ -40,7 +44,7 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
     } else {
       const Space& space = state_.spaces[view->space];
       const uint64_t bytes = space.shape.slot_bytes();
-      full = full || (promoting_bytes_ != 0 && promoting_bytes_ + bytes > promote_limit_bytes_);
+      full = full || (promoting_bytes_ != 0 && promoting_bytes_ + bytes > limit_bytes_);
       SlotId slot = kNoSlot;
       if (!full) {
         SlotId spare = kNoSlot;
@@ -71,25 +75,29 @@ void Warehouse::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& a
   }
 }
 
-bool Warehouse::failed_lately(const Key& key) const {
+bool Promotions::failed_lately(const Key& key) const {
   const auto failed = read_failures_.find(key);
   return failed != read_failures_.end() && state_.clock.boot_ns() < failed->second + kReadRetryNs;
 }
 
-bool Warehouse::is_unreadable(PageId page) const {
+bool Promotions::is_unreadable(PageId page) const {
   const auto view = state_.catalog.at(page);
   return !view->in_dram() && read_failures_.contains(view->key);
 }
 
+void Promotions::store_anew(const EntryView& page) {
+  quarantine_.nvme(page, "io_error", true);
+  read_failures_.erase(page.key);
+}
+
 // Whoever computes a page instead of loading it stores it within a minute.
-void Warehouse::forget_read_failures() {
+void Promotions::tick() {
   std::erase_if(read_failures_, [now = state_.clock.boot_ns()](const auto& failed) {
     return now >= failed.second + kUnreadableNs;
   });
 }
 
-void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& facts) {
-  const auto slot = static_cast<SlotId>(ticket);
+void Promotions::read(SlotId slot, nvme::ReadResult result, PageFacts&& facts) {
   state_.pool.prefetch(slot);
   const auto [key, generation] = filling_.extract(slot).mapped();
   state_.catalog.prefetch_write(key);
@@ -144,53 +152,22 @@ void Warehouse::on_read(uint64_t ticket, nvme::ReadResult result, PageFacts&& fa
   end_promotion();
 }
 
-void Warehouse::drop_filling(SlotId slot, uint64_t generation) {
+void Promotions::drop_filling(SlotId slot, uint64_t generation) {
   state_.pool.to_limbo(slot, generation);
   state_.pool.end_limbo(slot, generation);
 }
 
-void Warehouse::end_promotion() {
+void Promotions::end_promotion() {
   state_.arena.control().promoted.value.fetch_add(1, std::memory_order_release);
-  promotion_ended_ = true;
+  ended_ = true;
 }
 
 // Once for all promotions that ended together: each call goes to the kernel.
-void Warehouse::wake_loaders() {
-  if (!std::exchange(promotion_ended_, false)) return;
+void Promotions::wake_waiters() {
+  if (!std::exchange(ended_, false)) return;
   // Clients wait on the low half in shared memory; a read-only mapping is enough for that.
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&state_.arena.control().promoted.value),
             FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-nvme::RecordUse Warehouse::use_of(const Key& key, const nvme::Extent& extent) {
-  const auto view = state_.catalog.find(key);
-  if (!view || !view->in_nvme() || !(view->extent == extent)) return nvme::RecordUse::dead;
-  if (state_.catalog.is_orphan(view->page)) return nvme::RecordUse::dead;
-  return state_.catalog.node(view->page).used ? nvme::RecordUse::hot : nvme::RecordUse::cold;
-}
-
-void Warehouse::forget(const Key& key, const nvme::Extent& extent, bool lost) {
-  const auto view = state_.catalog.find(key);
-  if (!view || !view->in_nvme() || !(view->extent == extent)) return;
-  removal_.leave_nvme(*view, lost ? LeaveReason::lost : LeaveReason::reclaimed);
-}
-
-void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) {
-  ControlPage& control = state_.arena.control();
-  if (segment < control.segment_words)
-    segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
-}
-
-uint64_t Warehouse::segments_held_limit() const {
-  constexpr uint64_t kShare = 4;
-  return std::max<uint64_t>(
-      1, state_.options.nvme_capacity_bytes / segment_bytes_for(state_.options) / kShare);
-}
-
-void Warehouse::read_pins() { state_.sessions.pins(); }
-
-bool Warehouse::segment_pinned(uint32_t segment) {
-  return state_.sessions.pins_seen().has_segment(segment);
 }
 
 }  // namespace kvw
