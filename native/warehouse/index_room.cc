@@ -1,13 +1,9 @@
-// Room in the index. A page must stand in a window of 16 positions, so a full index could choose
-// among so few that with chains each choice were a page that others build on, and its whole tail
-// went with it. So the index is not let become full: near its bound the coldest pages of all leave,
-// as from the arena. What is left for make_window() is the rare window that is full by itself.
+#include "warehouse/index_room.h"
+
 #include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
-
-#include "warehouse/warehouse.h"
 
 namespace kvw {
 
@@ -22,29 +18,37 @@ constexpr size_t kAtOnce = 16;         // pages that leave the arena for it
 
 // A tier that the index cannot name never fills, which looks like a cache that does not work. The
 // bound is the operator's to move: said with the number, again only where a model asks for more.
-void Warehouse::note_index_share(const NamespaceShape& shape) {
+void IndexRoom::note_shape(const NamespaceShape& shape) {
   const uint64_t page = shape.slot_bytes();
   const uint64_t pages =
       state_.options.dram_bytes / page + state_.options.nvme_capacity_bytes / (page + kBlockBytes);
-  if (pages <= std::max<uint64_t>(state_.catalog.capacity(), index_wanted_)) return;
-  index_wanted_ = pages;
+  if (pages <= std::max<uint64_t>(state_.catalog.capacity(), wanted_)) return;
+  wanted_ = pages;
   state_.events.add("index_small", "capacity=" + std::to_string(state_.catalog.capacity()) +
                                        " page_bytes=" + std::to_string(page) +
                                        " enough=--index-pages=" + std::to_string(pages));
 }
 
-void Warehouse::say_index_bound() {
-  if (std::exchange(index_bound_, true)) return;
+void IndexRoom::say_bound() {
+  if (std::exchange(bound_, true)) return;
   state_.events.add("index_bound", "capacity=" + std::to_string(state_.catalog.capacity()) +
                                        " (see --index-pages)");
 }
 
-void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
+PageId IndexRoom::claim(const Key& key, const Key& parent, SlotId parent_slot) {
+  keep_room(parent, parent_slot);
+  PageId page = state_.catalog.claim(key);
+  if (page == kNoPage && make_window(key, parent)) page = state_.catalog.claim(key);
+  if (page == kNoPage) say_bound();
+  return page;
+}
+
+void IndexRoom::keep_room(const Key& parent, SlotId parent_slot) {
   const uint64_t capacity = state_.catalog.capacity();
   // Those being written come into it when they are sealed.
   const uint64_t pages = state_.catalog.pages() + state_.catalog.claimed();
   if (pages + std::max<uint64_t>(1, capacity / kMarginShare) <= capacity) return;
-  say_index_bound();
+  say_bound();
   if (drop_cold_on_nvme(parent)) return;
   SlotClass* coldest = nullptr;
   uint64_t best = UINT64_MAX;
@@ -60,21 +64,21 @@ void Warehouse::keep_index_room(const Key& parent, SlotId parent_slot) {
 // Nothing orders pages that are on NVMe alone, but their records were written one after the other:
 // of those looked at, other ones each time, the one with the oldest record, and not used lately.
 // Its last descendant goes, and in the next calls the pages above that.
-bool Warehouse::drop_cold_on_nvme(const Key& parent) {
+bool IndexRoom::drop_cold_on_nvme(const Key& parent) {
   if (state_.catalog.nvme_pages() == 0) return false;
-  PageId page = index_victim_;
+  PageId page = victim_;
   if (const auto view = state_.catalog.at(page); !view || view->in_dram() || used_lately(page))
     page = oldest_record();
   if (page == kNoPage) return false;
   page = last_below(page);
-  index_victim_ = state_.catalog.parent(page);
+  victim_ = state_.catalog.parent(page);
   const EntryView leaf = *state_.catalog.at(page);
   if (leaf.key == parent || state_.groups.has_open_child(leaf.key)) return false;
   return removal_.leave(leaf, LeaveReason::window);
 }
 
 // Only as long as positions rise: what clients said of parents may be a ring.
-PageId Warehouse::last_below(PageId page) const {
+PageId IndexRoom::last_below(PageId page) const {
   for (;;) {
     const PageId child = state_.catalog.first_child(page);
     if (child == kNoPage ||
@@ -84,18 +88,18 @@ PageId Warehouse::last_below(PageId page) const {
   }
 }
 
-bool Warehouse::used_lately(PageId page) const {
+bool IndexRoom::used_lately(PageId page) const {
   const uint16_t used_at = state_.catalog.node(page).used_at;
   return used_at != 0 && static_cast<uint16_t>(uses_.time() - used_at) < kLately;
 }
 
-PageId Warehouse::oldest_record() {
+PageId IndexRoom::oldest_record() {
   PageId oldest = kNoPage;
   uint64_t best = UINT64_MAX;
   const auto entries = static_cast<PageId>(state_.catalog.index().entries());
   for (PageId look = 0; look < std::min(kLooks, entries); ++look) {
-    const auto view = state_.catalog.at(index_hand_);
-    index_hand_ = (index_hand_ + 1) % entries;
+    const auto view = state_.catalog.at(hand_);
+    hand_ = (hand_ + 1) % entries;
     if (!view || view->in_dram() || view->extent.position() >= best || used_lately(view->page))
       continue;
     best = view->extent.position();
@@ -107,7 +111,7 @@ PageId Warehouse::oldest_record() {
 // The window of 16 is full, or the index is: a page of the window goes. One without children before
 // one with, the coldest first. Of those with children none above the page that is to come, nor one
 // that has another of them below it: what a prompt loses is its end.
-bool Warehouse::make_window(const Key& key, const Key& parent) {
+bool IndexRoom::make_window(const Key& key, const Key& parent) {
   const Index& index = state_.catalog.index();
   std::vector<PageId> leaves, others;
   for (uint32_t step = 0; step < kIndexWindow; ++step) {

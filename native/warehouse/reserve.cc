@@ -235,14 +235,8 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
   if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
-  keep_index_room(fields.parent, parent_slot);
-  PageId page = state_.catalog.claim(fields.key);
-  if (page == kNoPage && make_window(fields.key, fields.parent))
-    page = state_.catalog.claim(fields.key);
-  if (page == kNoPage) {
-    say_index_bound();
-    return drop(Reason::index_full);
-  }
+  const PageId page = index_room_.claim(fields.key, fields.parent, parent_slot);
+  if (page == kNoPage) return drop(Reason::index_full);
   const SlotId slot = eviction_.take_slot(*space.cls, SlotState::reserved, parent_slot);
   if (slot == kNoSlot) {
     state_.catalog.unclaim(page);

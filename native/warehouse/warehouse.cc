@@ -94,7 +94,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
   space.clear_epoch = clear_epoch;
   ordinals_[shape.id] = static_cast<uint16_t>(ordinal);
   publish_row(ordinal);
-  note_index_share(shape);
+  index_room_.note_shape(shape);
   return ordinal;
 }
 
@@ -233,7 +233,7 @@ WarehouseStatus Warehouse::status() {
   if (state_.hbm) status.hbm = state_.hbm->status();
   status.index_pages = state_.catalog.pages();
   status.index_capacity = state_.catalog.capacity();
-  status.index_bound = index_bound_;
+  status.index_bound = index_room_.was_bound();
   status.page_bytes_max = std::min(state_.arena.slab_bytes(), record_payload_max(state_.options));
   status.orphan_pages = state_.catalog.orphans();
   status.sessions = state_.sessions.size();

@@ -25,6 +25,7 @@
 #include "warehouse/check.h"
 #include "warehouse/eviction.h"
 #include "warehouse/feeds.h"
+#include "warehouse/index_room.h"
 #include "warehouse/promotions.h"
 #include "warehouse/quarantine.h"
 #include "warehouse/removal.h"
@@ -194,17 +195,6 @@ class Warehouse final : public nvme::LogHost {
   void settle_groups();
   void close_group(SlotId slot, const Group& group);
 
-  // index_room.cc
-  // For a page that is about to be stored below `parent`.
-  void keep_index_room(const Key& parent, SlotId parent_slot);
-  void note_index_share(const NamespaceShape& shape);
-  bool drop_cold_on_nvme(const Key& parent);
-  PageId last_below(PageId page) const;
-  bool used_lately(PageId page) const;
-  PageId oldest_record();
-  bool make_window(const Key& key, const Key& parent);
-  void say_index_bound();
-
   // recover.cc
   void open_log();
   std::vector<SlotId> recover_slots(RecoverySummary& summary);
@@ -233,6 +223,7 @@ class Warehouse final : public nvme::LogHost {
   Removal removal_{state_, writes_};
   Uses uses_{state_};
   Eviction eviction_{state_, writes_, removal_, uses_};
+  IndexRoom index_room_{state_, writes_, removal_, uses_, eviction_};
   Quarantine quarantine_{state_, writes_, removal_};
   Promotions promotions_{state_, eviction_, quarantine_};
   std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
@@ -242,9 +233,6 @@ class Warehouse final : public nvme::LogHost {
   uint64_t reserve_limit_bytes_;
   bool recovered_ = false;
   bool draining_ = false;
-  PageId index_hand_ = 0, index_victim_ = kNoPage;
-  uint64_t index_wanted_ = 0;  // pages of the tiers, as was said
-  bool index_bound_ = false;   // and it was said
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0;
   Checker checker_{state_, quarantine_, promotions_};
   Feeds feeds_{state_};
