@@ -30,9 +30,7 @@ void Warehouse::begin_clear(uint32_t ordinal, uint64_t epoch) {
   // From here on no reader accepts an older page of it, whatever its index says.
   state_.arena.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
                                                                std::memory_order_release);
-  for (auto& [slot, group] : state_.groups) {
-    if (!group.limbo && group.space == ordinal && group.clear_epoch < epoch) give_up(slot, group);
-  }
+  reservations_.give_up_before(ordinal, epoch);
 }
 
 uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor) {

@@ -158,7 +158,7 @@ bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& s
 
 // Whether pages like this one have a namespace, and are not older than its last clear.
 bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary) {
-  int ordinal = ordinal_of(facts.namespace_id);
+  int ordinal = state_.ordinal_of(facts.namespace_id);
   if (ordinal < 0 && facts.clear_epoch < std::min(state_.options.epoch_floor, state_.epoch)) {
     ++summary.cleared;  // what forgotten namespaces have left takes no place among those that are
     return false;
@@ -239,7 +239,7 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   EntryView view;
   view.page = page;
   view.flags = kEntryUsed | kEntryDram | kEntryUnverified;
-  view.space = static_cast<uint16_t>(ordinal_of(meta.namespace_id));
+  view.space = static_cast<uint16_t>(state_.ordinal_of(meta.namespace_id));
   view.key = meta.key;
   view.slot = slot;
   view.generation = static_cast<uint32_t>(state_.pool.load(slot).generation);
@@ -263,7 +263,7 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
   EntryView view;
   view.page = page;
   view.flags = kEntryUsed | kEntryNvme;
-  view.space = static_cast<uint16_t>(ordinal_of(facts.namespace_id));
+  view.space = static_cast<uint16_t>(state_.ordinal_of(facts.namespace_id));
   view.key = facts.key;
   view.extent = record.extent;
   view.clear_epoch = facts.clear_epoch;

@@ -24,11 +24,19 @@ struct ReserveRequest {
 
 class Reservations {
  public:
-  Reservations(WarehouseState& state, WriteAdmission& writes, Removal& removal, Uses& uses,
-               Eviction& eviction, IndexRoom& index_room, Promotions& promotions);
+  struct Parts {
+    WriteAdmission& writes;
+    Removal& removal;
+    Uses& uses;
+    Eviction& eviction;
+    IndexRoom& index_room;
+    Promotions& promotions;
+  };
 
-  // See Warehouse::exchange(). `ordinal`: of the namespace; without reserves it may be none.
-  void exchange(SessionId session, uint16_t ordinal, std::span<const Seal> seals,
+  Reservations(WarehouseState& state, const Parts& parts);
+
+  // See Warehouse::exchange().
+  void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
                 std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
                 std::vector<ReserveAnswer>& reserved);
   // What the session was granted and will never seal.
@@ -63,19 +71,13 @@ class Reservations {
   Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
   bool settled(const Group& group) const;
-  void settle_groups();
   void close_group(SlotId slot, const Group& group);
 
   WarehouseState& state_;
-  WriteAdmission& writes_;
-  Removal& removal_;
-  Uses& uses_;
-  Eviction& eviction_;
-  IndexRoom& index_room_;
-  Promotions& promotions_;
+  Parts parts_;
   std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
   uint64_t limit_bytes_;
-  bool draining_;
+  bool draining_;  // nothing new is begun
   uint64_t pages_sealed_ = 0, bytes_sealed_ = 0;
 };
 

@@ -38,6 +38,11 @@ WarehouseState::WarehouseState(WarehouseOptions warehouse_options, const Clock& 
     options.write_queue_bytes = std::min<uint64_t>(arena.bytes() / 4, 1024ull << 20);
 }
 
+int WarehouseState::ordinal_of(const Key& namespace_id) const {
+  const auto found = ordinals.find(namespace_id);
+  return found == ordinals.end() ? -1 : found->second;
+}
+
 bool WarehouseState::fits_namespace(const EntryView& view, const PageFacts& facts) const {
   const Space& space = spaces[view.space];
   return facts.clear_epoch >= space.clear_epoch && facts.namespace_id == space.shape.id &&

@@ -47,6 +47,8 @@ struct WarehouseState {
   // Throws Error as check_options() and Arena do.
   WarehouseState(WarehouseOptions warehouse_options, const Clock& warehouse_clock);
 
+  // Of a namespace; -1: there is none.
+  int ordinal_of(const Key& namespace_id) const;
   // On its way out: a clear takes a whole index in steps.
   bool is_cleared(const EntryView& view) const {
     return view.clear_epoch < spaces[view.space].clear_epoch;
@@ -70,7 +72,8 @@ struct WarehouseState {
   std::unique_ptr<nvme::Log> log;  // null: no NVMe tier, or not recovered yet
   std::unique_ptr<HbmTier> hbm;    // null: no HBM tier
   std::vector<Space> spaces;       // by ordinal; shape.shards == 0: none
-  uint64_t epoch;                  // of the last clear
+  std::unordered_map<Key, uint16_t, KeyHash> ordinals;
+  uint64_t epoch;  // of the last clear
   Events events;
 };
 

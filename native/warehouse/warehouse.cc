@@ -13,12 +13,9 @@ constexpr size_t kOrphansPerTick = 1024;
 }  // namespace
 
 Warehouse::Warehouse(WarehouseOptions options, const Clock& clock)
-    : state_(std::move(options), clock), draining_(state_.options.inspect) {
-  // One session takes half of it at most: an eighth of the arena, which is what it goes by.
-  reserve_limit_bytes_ = state_.arena.bytes() / 4;
+    : state_(std::move(options), clock) {
   ControlPage& control = state_.arena.control();
   control.pin_limit_bytes.value.store(state_.arena.bytes() / 2);
-  control.reserve_limit_bytes.value.store(reserve_limit_bytes_ / 2);
   control.clear_epoch.value.store(state_.epoch);
 }
 
@@ -66,7 +63,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
   if (shape.shard_bytes == 0 || shape.shard_bytes > kMaxShardBytes)
     refuse("page_bytes is " + std::to_string(shape.shard_bytes) + ", it must be 1 to " +
            std::to_string(kMaxShardBytes));
-  if (const int known = ordinal_of(shape.id); known >= 0) {
+  if (const int known = state_.ordinal_of(shape.id); known >= 0) {
     Space& space = state_.spaces[known];
     if (!(space.shape == shape))
       refuse("namespace " + to_hex(shape.id) + " has another shape here");
@@ -92,7 +89,7 @@ uint32_t Warehouse::add_namespace(uint32_t wish, const NamespaceShape& shape,
   space.cls = &state_.pool.class_of(shape);
   space.shape = shape;
   space.clear_epoch = clear_epoch;
-  ordinals_[shape.id] = static_cast<uint16_t>(ordinal);
+  state_.ordinals[shape.id] = static_cast<uint16_t>(ordinal);
   publish_row(ordinal);
   index_room_.note_shape(shape);
   return ordinal;
@@ -141,17 +138,12 @@ std::optional<Key> Warehouse::forget_namespace(uint32_t ordinal) {
   const Key id = state_.spaces[*found].shape.id;
   SlotClass& cls = *state_.spaces[*found].cls;
   state_.arena.control().namespaces[*found].ready.store(0);
-  ordinals_.erase(id);
+  state_.ordinals.erase(id);
   uses_.forget(*found);
   state_.spaces[*found] = {};
   cls.unused =
       std::ranges::none_of(state_.spaces, [&](const Space& each) { return each.cls == &cls; });
   return id;
-}
-
-int Warehouse::ordinal_of(const Key& namespace_id) const {
-  const auto found = ordinals_.find(namespace_id);
-  return found == ordinals_.end() ? -1 : found->second;
 }
 
 void Warehouse::tick() {
@@ -161,13 +153,12 @@ void Warehouse::tick() {
   checker_.tick(now);
   if (state_.options.inspect) return;
   state_.sessions.reap();
-  settle_groups();
+  reservations_.tick();
   removal_.free_retired();
   uses_.apply_touches();
   eviction_.keep_free();
   sweep(kOrphansPerTick);
   promotions_.tick();
-  std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
   if (state_.log) state_.log->tick();
   if (state_.log) writes_.tick();
   if (state_.hbm) state_.hbm->tick();
@@ -201,13 +192,13 @@ void Warehouse::publish_rates() {
 }
 
 void Warehouse::drain() {
-  draining_ = true;
+  reservations_.drain(true);
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::draining));
 }
 
 void Warehouse::undrain() {
   if (state_.options.inspect) return;
-  draining_ = false;
+  reservations_.drain(false);
   state_.arena.control().state.value.store(static_cast<uint64_t>(ControlState::serving));
 }
 
@@ -215,7 +206,7 @@ WarehouseStatus Warehouse::status() {
   WarehouseStatus status;
   status.incarnation = state_.arena.incarnation();
   status.uptime_ns = uses_.uptime_ns();
-  status.draining = draining_;
+  status.draining = reservations_.draining();
   status.dram_capacity_bytes = state_.arena.bytes();
   status.dram_populated_bytes = state_.pool.populated_slabs() * state_.arena.slab_bytes();
   for (const auto& cls : state_.pool.classes()) {
@@ -239,8 +230,8 @@ WarehouseStatus Warehouse::status() {
   status.sessions = state_.sessions.size();
   status.pins = state_.sessions.pins().size();
   status.promotions_in_flight = promotions_.under_way();
-  status.pages_sealed = pages_sealed_;
-  status.bytes_sealed = bytes_sealed_;
+  status.pages_sealed = reservations_.pages_sealed();
+  status.bytes_sealed = reservations_.bytes_sealed();
   status.pages_promoted = promotions_.pages_promoted();
   status.clients = state_.sessions.totals();
   status.not_admitted = writes_.not_admitted();

@@ -29,16 +29,12 @@
 #include "warehouse/promotions.h"
 #include "warehouse/quarantine.h"
 #include "warehouse/removal.h"
+#include "warehouse/reservations.h"
 #include "warehouse/state.h"
 #include "warehouse/uses.h"
 #include "warehouse/write_admission.h"
 
 namespace kvw {
-
-struct ReserveRequest {
-  const Reserve* fields;
-  const std::byte* witness;  // fields->witness_bytes of them
-};
 
 class Warehouse final : public nvme::LogHost {
  public:
@@ -63,11 +59,15 @@ class Warehouse final : public nvme::LogHost {
   // "namespace_unknown") before anything is done.
   void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
                 std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
-                std::vector<ReserveAnswer>& reserved);
+                std::vector<ReserveAnswer>& reserved) {
+    reservations_.exchange(session, namespace_id, seals, reserves, sealed, reserved);
+  }
   // What the curve makes of an exchange, which takes a tenth as long as the exchange itself: for
   // when the answer is on its way. Else the next one, a tick or the curve's reader does it.
   void count_stores() { uses_.count_stores(); }
-  void settle(SessionId session, std::span<const SlotRef> refs);
+  void settle(SessionId session, std::span<const SlotRef> refs) {
+    reservations_.settle(session, refs);
+  }
   std::vector<SlotRef> unsettled(SessionId session) const {
     return state_.groups.unsettled(session);
   }
@@ -129,7 +129,7 @@ class Warehouse final : public nvme::LogHost {
   void go_on();
   void drain();
   void undrain();
-  bool draining() const { return draining_; }
+  bool draining() const { return reservations_.draining(); }
   void stop();
 
   // --- growth: slabs are allocated elsewhere, one after the other
@@ -174,27 +174,6 @@ class Warehouse final : public nvme::LogHost {
  private:
   friend class OperatorEviction;
 
-  // reserve.cc
-  // What is the same for all of an exchange.
-  struct Step {
-    SessionId session;
-    uint16_t ordinal;
-    uint64_t boot_ns, wall_ns;
-  };
-  Reason seal(const Step& step, const Seal& seal);
-  void prefetch(const Seal& seal);
-  ReserveAnswer reserve(const Step& step, const ReserveRequest& request);
-  ReserveAnswer join(SessionId session, SlotId slot, const ReserveRequest& request);
-  ReserveAnswer open_group(const Step& step, const ReserveRequest& request);
-  // Of a page that a store may name as its own or its parent; kNoPage: there is none.
-  PageId page_to_build_on(const Key& key);
-  bool within_share(SessionId session, uint64_t bytes) const;
-  Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
-  void give_up(SlotId slot, Group& group);
-  bool settled(const Group& group) const;
-  void settle_groups();
-  void close_group(SlotId slot, const Group& group);
-
   // recover.cc
   void open_log();
   std::vector<SlotId> recover_slots(RecoverySummary& summary);
@@ -212,9 +191,6 @@ class Warehouse final : public nvme::LogHost {
   // warehouse.cc
   void publish_row(uint32_t ordinal);
   bool in_use(uint32_t ordinal) const;
-  int ordinal_of(const Key& namespace_id) const;
-  void note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
-                   std::span<const ReserveAnswer> answers);
   void publish_rates();
   void look_at_files();
 
@@ -226,14 +202,11 @@ class Warehouse final : public nvme::LogHost {
   IndexRoom index_room_{state_, writes_, removal_, uses_, eviction_};
   Quarantine quarantine_{state_, writes_, removal_};
   Promotions promotions_{state_, eviction_, quarantine_};
-  std::unordered_map<Key, uint16_t, KeyHash> ordinals_;
+  Reservations reservations_{state_,
+                             {writes_, removal_, uses_, eviction_, index_room_, promotions_}};
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-  std::unordered_map<Key, uint64_t, KeyHash> refused_;  // pages refused to one shard, until when
 
-  uint64_t reserve_limit_bytes_;
   bool recovered_ = false;
-  bool draining_ = false;
-  uint64_t pages_sealed_ = 0, bytes_sealed_ = 0;
   Checker checker_{state_, quarantine_, promotions_};
   Feeds feeds_{state_};
   int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut

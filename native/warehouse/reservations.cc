@@ -1,10 +1,10 @@
-// Stores: exchange, the groups that clients are writing, and limbo.
+#include "warehouse/reservations.h"
+
 #include <algorithm>
 #include <cassert>
 
 #include "base/error.h"
 #include "base/sequence_point.h"
-#include "warehouse/warehouse.h"
 
 namespace kvw {
 
@@ -30,14 +30,23 @@ bool witness_fits(const Reserve& fields, const NamespaceShape& shape) {
 
 }  // namespace
 
-void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
-                         std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
-                         std::vector<ReserveAnswer>& reserved) {
-  const int ordinal = ordinal_of(namespace_id);
+Reservations::Reservations(WarehouseState& state, const Parts& parts)
+    // One session takes half of it at most: an eighth of the arena, which is what it goes by.
+    : state_(state),
+      parts_(parts),
+      limit_bytes_(state.arena.bytes() / 4),
+      draining_(state.options.inspect) {
+  state.arena.control().reserve_limit_bytes.value.store(limit_bytes_ / 2);
+}
+
+void Reservations::exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
+                            std::span<const ReserveRequest> reserves,
+                            std::vector<SealAnswer>& sealed, std::vector<ReserveAnswer>& reserved) {
+  const int ordinal = state_.ordinal_of(namespace_id);
   if (ordinal < 0 && !reserves.empty())
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
-  uses_.count_stores();
+  parts_.uses.count_stores();
   const Step step{session, static_cast<uint16_t>(ordinal), state_.clock.boot_ns(),
                   state_.clock.wall_ns()};
   sealed.reserve(seals.size());
@@ -66,7 +75,7 @@ void Warehouse::exchange(SessionId session, const Key& namespace_id, std::span<c
 
 // What a seal a little later will write first: its slot's metadata and the place of its entry. Each
 // is a cache miss otherwise, and there are hundreds in a message.
-void Warehouse::prefetch(const Seal& seal) {
+void Reservations::prefetch(const Seal& seal) {
   const Group* group = state_.groups.find(seal.slot);
   if (group == nullptr) return;
   state_.pool.prefetch(seal.slot);
@@ -74,17 +83,17 @@ void Warehouse::prefetch(const Seal& seal) {
 }
 
 // What was granted to its first shard is a page that no tier had.
-void Warehouse::note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
-                            std::span<const ReserveAnswer> answers) {
+void Reservations::note_stores(uint16_t ordinal, std::span<const ReserveRequest> reserves,
+                               std::span<const ReserveAnswer> answers) {
   for (size_t at = 0; at < reserves.size(); ++at) {
     if (answers[at].answer != Answer::granted) continue;
     const Group& group = *state_.groups.find(answers[at].slot);
     if (group.granted != 1ull << reserves[at].fields->shard) continue;
-    uses_.store(group.key, ordinal, group.slot_bytes);
+    parts_.uses.store(group.key, ordinal, group.slot_bytes);
   }
 }
 
-Reason Warehouse::seal(const Step& step, const Seal& seal) {
+Reason Reservations::seal(const Step& step, const Seal& seal) {
   Group* group = state_.groups.find(seal.slot);
   if (group == nullptr || group->generation != seal.generation) return Reason::stale;
   if (!group->granted_to(step.session, seal.shard)) return Reason::not_owner;
@@ -100,7 +109,7 @@ Reason Warehouse::seal(const Step& step, const Seal& seal) {
   return group->whole() ? publish(seal.slot, *group, step.wall_ns) : Reason::none;
 }
 
-Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
+Reason Reservations::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   SlotMeta* meta = state_.pool.meta(slot);
   const SlabLayout& layout = state_.pool.layout_of(slot);
   const Key key = group.key;
@@ -143,12 +152,12 @@ Reason Warehouse::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   state_.make_resident(slot, view);
   ++pages_sealed_;
   bytes_sealed_ += meta->shard_bytes * meta->shards;
-  writes_.admit(view,
-                slot);  // children that waited for it, here and for NVMe, follow in the next ticks
+  // Children that waited for it, here and for NVMe, follow in the next ticks.
+  parts_.writes.admit(view, slot);
   return Reason::none;
 }
 
-ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request) {
+ReserveAnswer Reservations::reserve(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
   const NamespaceShape& shape = state_.spaces[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
@@ -159,7 +168,7 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
     return join(step.session, open, request);
   }
   if (const PageId page = page_to_build_on(fields.key);
-      page != kNoPage && !promotions_.is_unreadable(page)) {
+      page != kNoPage && !parts_.promotions.is_unreadable(page)) {
     state_.touch(page);
     return {0, kNoSlot, Answer::already, Reason::none, 0};
   }
@@ -169,7 +178,7 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
   const ReserveAnswer answer = open_group(step, request);
   // What the device does not give is stored anew; its children wait for that.
   if (const auto old = state_.catalog.find(fields.key); old && answer.answer == Answer::granted) {
-    promotions_.store_anew(*old);
+    parts_.promotions.store_anew(*old);
   }
   // A page is refused once for all its shards: half a page would only hold room.
   if (shape.shards > 1 && answer.answer == Answer::dropped && !retryable(answer.reason) &&
@@ -180,16 +189,16 @@ ReserveAnswer Warehouse::reserve(const Step& step, const ReserveRequest& request
 
 // A clear that is under way takes pages out in steps: what it is yet to reach would be gone a
 // moment later, and its children with it. It leaves now.
-PageId Warehouse::page_to_build_on(const Key& key) {
+PageId Reservations::page_to_build_on(const Key& key) {
   const auto view = state_.catalog.find(key);
   if (!view) return kNoPage;
   if (!state_.is_cleared(*view)) return view->page;
-  removal_.leave(*view, LeaveReason::cleared);
+  parts_.removal.leave(*view, LeaveReason::cleared);
   ++state_.spaces[view->space].cleared_early;
   return kNoPage;
 }
 
-ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveRequest& request) {
+ReserveAnswer Reservations::join(SessionId session, SlotId slot, const ReserveRequest& request) {
   SlotMeta* meta = state_.pool.meta(slot);
   Group& group = *state_.groups.find(slot);
   const Reserve& fields = *request.fields;
@@ -214,15 +223,15 @@ ReserveAnswer Warehouse::join(SessionId session, SlotId slot, const ReserveReque
 
 // Nobody takes more than half of what the others leave: who never ends a store, frozen or waiting
 // for a rank that is gone, leaves the others half of what they had without it.
-bool Warehouse::within_share(SessionId session, uint64_t bytes) const {
+bool Reservations::within_share(SessionId session, uint64_t bytes) const {
   const uint64_t all = state_.pool.unfinished_bytes();
   const uint64_t own = state_.groups.held_bytes(session);
-  if (all == 0 || (own == 0 && all + bytes <= reserve_limit_bytes_)) return true;
+  if (all == 0 || (own == 0 && all + bytes <= limit_bytes_)) return true;
   const uint64_t others = all - own;
-  return others < reserve_limit_bytes_ && own + bytes <= (reserve_limit_bytes_ - others) / 2;
+  return others < limit_bytes_ && own + bytes <= (limit_bytes_ - others) / 2;
 }
 
-ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& request) {
+ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& request) {
   const Reserve& fields = *request.fields;
   const Space& space = state_.spaces[step.ordinal];
   SlotId parent_slot = kNoSlot;
@@ -235,12 +244,12 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
     if (parent->in_dram() && !parent->in_nvme()) parent_slot = parent->slot;
   }
   if (!within_share(step.session, space.shape.slot_bytes())) return drop(Reason::reserve_limit);
-  const PageId page = index_room_.claim(fields.key, fields.parent, parent_slot);
+  const PageId page = parts_.index_room.claim(fields.key, fields.parent, parent_slot);
   if (page == kNoPage) return drop(Reason::index_full);
-  const SlotId slot = eviction_.take_slot(*space.cls, SlotState::reserved, parent_slot);
+  const SlotId slot = parts_.eviction.take_slot(*space.cls, SlotState::reserved, parent_slot);
   if (slot == kNoSlot) {
     state_.catalog.unclaim(page);
-    return drop(eviction_.room_is_coming() ? Reason::later : Reason::no_room);
+    return drop(parts_.eviction.room_is_coming() ? Reason::later : Reason::no_room);
   }
   KVW_SEQUENCE_POINT("reserve: slot taken");
 
@@ -282,7 +291,7 @@ ReserveAnswer Warehouse::open_group(const Step& step, const ReserveRequest& requ
   return {group.generation, slot, Answer::granted, Reason::none, 0};
 }
 
-void Warehouse::give_up(SlotId slot, Group& group) {
+void Reservations::give_up(SlotId slot, Group& group) {
   if (group.limbo) return;
   group.limbo = true;
   state_.catalog.unclaim(group.page);
@@ -290,7 +299,7 @@ void Warehouse::give_up(SlotId slot, Group& group) {
   state_.pool.to_limbo(slot, group.generation);
 }
 
-bool Warehouse::settled(const Group& group) const {
+bool Reservations::settled(const Group& group) const {
   if (state_.clock.boot_ns() < group.not_before_ns) return false;
   uint64_t waiting = group.granted & ~group.settled;
   for (; waiting != 0; waiting &= waiting - 1)
@@ -299,12 +308,12 @@ bool Warehouse::settled(const Group& group) const {
   return true;
 }
 
-void Warehouse::close_group(SlotId slot, const Group& group) {
+void Reservations::close_group(SlotId slot, const Group& group) {
   state_.pool.end_limbo(slot, group.generation);
   state_.groups.erase(slot);
 }
 
-void Warehouse::settle(SessionId session, std::span<const SlotRef> refs) {
+void Reservations::settle(SessionId session, std::span<const SlotRef> refs) {
   for (const SlotRef& ref : refs) {
     Group* group = state_.groups.find(ref.slot);
     if (group == nullptr || group->generation != ref.generation ||
@@ -317,7 +326,12 @@ void Warehouse::settle(SessionId session, std::span<const SlotRef> refs) {
   }
 }
 
-void Warehouse::settle_groups() {
+void Reservations::give_up_before(uint32_t ordinal, uint64_t epoch) {
+  for (auto& [slot, group] : state_.groups)
+    if (!group.limbo && group.space == ordinal && group.clear_epoch < epoch) give_up(slot, group);
+}
+
+void Reservations::tick() {
   const uint64_t now = state_.clock.boot_ns();
   std::vector<SlotId> done;
   for (auto& [slot, group] : state_.groups) {
@@ -331,6 +345,7 @@ void Warehouse::settle_groups() {
     if (group.limbo && over) done.push_back(slot);
   }
   for (const SlotId slot : done) close_group(slot, *state_.groups.find(slot));
+  std::erase_if(refused_, [now](const auto& item) { return item.second <= now; });
 }
 
 }  // namespace kvw
