@@ -26,63 +26,78 @@ PageFacts shape_facts_of(const SlotMeta& meta) {
   return facts;
 }
 
-}  // namespace
+// One look at what was left. `tombstones`: records of a key up to a log position are dead.
+class Recovery {
+ public:
+  using Tombstones = std::unordered_map<Key, uint64_t, KeyHash>;
 
-RecoverySummary Warehouse::recover() {
-  RecoverySummary summary;
-  const uint64_t begin = state_.clock.boot_ns();
+  Recovery(Warehouse& warehouse, WarehouseState& state, Removal& removal,
+           const Tombstones& tombstones)
+      : warehouse_(warehouse), state_(state), removal_(removal), tombstones_(tombstones) {}
+
+  RecoverySummary run();
+
+ private:
+  std::vector<SlotId> recover_slots();
+  bool recover_slot(SlotId slot, const SlabLayout& layout);
+  void close_recovered(SlotId slot);
+  bool believed(const nvme::RecoveredRecord& record);
+  bool recovered_space(const PageFacts& facts);
+  int adopt_namespace(const PageFacts& facts);
+  void insert_recovered(std::span<const SlotId> sealed,
+                        std::span<const nvme::RecoveredRecord> records);
+  void insert_slot(SlotId slot, PageId page);
+  void insert_record(const nvme::RecoveredRecord& record, PageId page);
+  void forget_undeclared();
+
+  Warehouse& warehouse_;
+  WarehouseState& state_;
+  Removal& removal_;
+  const Tombstones& tombstones_;
+  RecoverySummary summary_;
+  uint64_t without_room_dram_ = 0, without_room_nvme_ = 0;
+};
+
+RecoverySummary Recovery::run() {
   // First what can be believed, without effects: headers, records and slots know of clears that a
   // lost ledger forgot, and all are judged by the highest epoch seen anywhere.
-  open_log();
   std::vector<nvme::RecoveredRecord> records;
   if (state_.log) {
-    summary.log = state_.log->recover(
+    summary_.log = state_.log->recover(
         [&](nvme::RecoveredRecord&& record) { records.push_back(std::move(record)); });
-    raise_epoch(summary.log.epoch_seen);
+    warehouse_.raise_epoch(summary_.log.epoch_seen);
   }
-  std::vector<SlotId> sealed = recover_slots(summary);
-  for (const SlotId slot : sealed) raise_epoch(state_.pool.meta(slot)->clear_epoch);
-  for (const auto& record : records) raise_epoch(record.facts.clear_epoch);
+  std::vector<SlotId> sealed = recover_slots();
+  for (const SlotId slot : sealed) warehouse_.raise_epoch(state_.pool.meta(slot)->clear_epoch);
+  for (const auto& record : records) warehouse_.raise_epoch(record.facts.clear_epoch);
   std::erase_if(sealed, [&](SlotId slot) {
-    if (recovered_space(shape_facts_of(*state_.pool.meta(slot)), summary)) return false;
+    if (recovered_space(shape_facts_of(*state_.pool.meta(slot)))) return false;
     close_recovered(slot);
     return true;
   });
-  std::erase_if(records, [&](const auto& record) { return !believed(record, summary); });
-  insert_recovered(sealed, records, summary);
+  std::erase_if(records, [&](const auto& record) { return !believed(record); });
+  insert_recovered(sealed, records);
   if (const Arena::Shrunk& shrunk = state_.arena.shrunk(); shrunk.slabs != 0)
     state_.events.add("arena_shrunk",
                       "bytes=" + std::to_string(shrunk.slabs * state_.arena.slab_bytes()) +
                           " dropped_pages=" + std::to_string(shrunk.pages));
   forget_undeclared();
-  if (state_.log) writes_.recovered();
-  summary.orphans = state_.catalog.orphans();
-  summary.sessions = state_.sessions.size();
-  summary.epoch = state_.epoch;
-  if (!state_.options.inspect) removal_.free_retired();
-  eviction_.skip_populated();
-  summary.pages_dram = state_.catalog.dram_pages();
-  summary.pages_nvme = state_.catalog.nvme_pages();
-  tombstones_.clear();
-  recovered_ = true;
-  summary.seconds = static_cast<double>(state_.clock.boot_ns() - begin) / 1e9;
-  ControlPage& control = state_.arena.control();
-  control.heartbeat_ns.value.store(state_.clock.boot_ns());
-  control.state.value.store(static_cast<uint64_t>(ControlState::serving),
-                            std::memory_order_release);
-  if (state_.options.hbm.bytes != 0 && !state_.options.inspect)
-    state_.hbm = std::make_unique<HbmTier>(state_, checker_);
-  return summary;
+  summary_.orphans = state_.catalog.orphans();
+  summary_.sessions = state_.sessions.size();
+  summary_.epoch = state_.epoch;
+  summary_.pages_dram = state_.catalog.dram_pages();
+  summary_.pages_nvme = state_.catalog.nvme_pages();
+  return std::move(summary_);
 }
 
-void Warehouse::forget_undeclared() {
+void Recovery::forget_undeclared() {
   // Rows of the last daemon's namespaces stood until now, so that its clients' lookups went on.
   for (uint32_t ordinal = 0; ordinal < kMaxNamespaces; ++ordinal)
     if (state_.spaces[ordinal].shape.shards == 0)
       state_.arena.control().namespaces[ordinal].ready.store(0);
 }
 
-std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
+std::vector<SlotId> Recovery::recover_slots() {
   std::vector<SlotId> sealed;
   const Slots& slots = state_.arena.slots();
   for (uint32_t slab = 0; slab < state_.arena.slab_count(); ++slab) {
@@ -95,14 +110,14 @@ std::vector<SlotId> Warehouse::recover_slots(RecoverySummary& summary) {
     }
     state_.pool.attach(slab, layout);
     for (uint32_t place = 0; place < slots.slots_in(layout); ++place)
-      if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, layout, summary))
+      if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, layout))
         sealed.push_back(slot);
   }
   return sealed;
 }
 
 // True if it holds a page that can be believed.
-bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySummary& summary) {
+bool Recovery::recover_slot(SlotId slot, const SlabLayout& layout) {
   SlotMeta* meta = state_.pool.meta(slot);
   const bool fits = meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes());
   const SlotWord word = state_.pool.load(slot);
@@ -114,11 +129,11 @@ bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySumm
     case SlotState::closing:
       state_.pool.restore(slot, SlotState::live);
       if (fits && meta->checksum == meta_checksum(*meta, word.generation)) return true;
-      ++summary.dropped_slots;
+      ++summary_.dropped_slots;
       close_recovered(slot);
       return false;
     default: {
-      ++summary.unfinished_slots;
+      ++summary_.unfinished_slots;
       if (!fits) {  // the daemon ended before it wrote whom it was for: nobody was granted it
         std::memset(static_cast<void*>(meta), 0, sizeof *meta);
         meta->shards = 1;
@@ -143,29 +158,29 @@ bool Warehouse::recover_slot(SlotId slot, const SlabLayout& layout, RecoverySumm
 }
 
 // Not believed, or without a place, but perhaps pinned: it waits, closed, until nobody reads it.
-void Warehouse::close_recovered(SlotId slot) {
+void Recovery::close_recovered(SlotId slot) {
   state_.pool.close(slot);
   removal_.retire(slot);
 }
 
-bool Warehouse::believed(const nvme::RecoveredRecord& record, RecoverySummary& summary) {
-  if (!recovered_space(record.facts, summary)) return false;
+bool Recovery::believed(const nvme::RecoveredRecord& record) {
+  if (!recovered_space(record.facts)) return false;
   const auto dead = tombstones_.find(record.facts.key);
   if (dead == tombstones_.end() || record.extent.position() > dead->second) return true;
-  ++summary.cleared;
+  ++summary_.cleared;
   return false;
 }
 
 // Whether pages like this one have a namespace, and are not older than its last clear.
-bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary) {
+bool Recovery::recovered_space(const PageFacts& facts) {
   int ordinal = state_.ordinal_of(facts.namespace_id);
   if (ordinal < 0 && facts.clear_epoch < std::min(state_.options.epoch_floor, state_.epoch)) {
-    ++summary.cleared;  // what forgotten namespaces have left takes no place among those that are
+    ++summary_.cleared;  // what forgotten namespaces have left takes no place among those that are
     return false;
   }
   if (ordinal < 0) ordinal = adopt_namespace(facts);
   if (ordinal < 0) {
-    ++summary.unknown_namespace;
+    ++summary_.unknown_namespace;
     return false;
   }
   const Space& space = state_.spaces[ordinal];
@@ -173,11 +188,11 @@ bool Warehouse::recovered_space(const PageFacts& facts, RecoverySummary& summary
                     space.shape.shards == facts.shards &&
                     space.shape.shard_bytes == facts.shard_bytes;
   if (same && facts.clear_epoch >= space.clear_epoch) return true;
-  ++(same ? summary.cleared : summary.dropped_slots);
+  ++(same ? summary_.cleared : summary_.dropped_slots);
   return false;
 }
 
-int Warehouse::adopt_namespace(const PageFacts& facts) {
+int Recovery::adopt_namespace(const PageFacts& facts) {
   // A page of a namespace that the ledger does not know (it was lost, or could not be written):
   // the page says what shape it has. Its full identity comes when a client opens it again, which
   // it has to: until then no client finds it. Whether it was cleared before the loss nobody knows.
@@ -187,8 +202,8 @@ int Warehouse::adopt_namespace(const PageFacts& facts) {
   shape.shards = facts.shards;
   shape.shard_bytes = facts.shard_bytes;
   try {
-    const uint32_t ordinal =
-        add_namespace(kMaxNamespaces, shape, std::min(state_.options.epoch_floor, state_.epoch));
+    const uint32_t ordinal = warehouse_.add_namespace(
+        kMaxNamespaces, shape, std::min(state_.options.epoch_floor, state_.epoch));
     state_.arena.control().namespaces[ordinal].ready.store(0);
     return static_cast<int>(ordinal);
   } catch (const Error&) {
@@ -196,9 +211,8 @@ int Warehouse::adopt_namespace(const PageFacts& facts) {
   }
 }
 
-void Warehouse::insert_recovered(std::span<const SlotId> sealed,
-                                 std::span<const nvme::RecoveredRecord> records,
-                                 RecoverySummary& summary) {
+void Recovery::insert_recovered(std::span<const SlotId> sealed,
+                                std::span<const nvme::RecoveredRecord> records) {
   std::vector<Key> keys;
   keys.reserve(sealed.size() + records.size());
   for (const SlotId slot : sealed) keys.push_back(state_.pool.meta(slot)->key);
@@ -214,11 +228,11 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
     }
     return pages[next++];
   };
-  for (const SlotId slot : sealed) insert_slot(slot, page(), summary);
+  for (const SlotId slot : sealed) insert_slot(slot, page());
   for (const nvme::RecoveredRecord& record : records) insert_record(record, page());
-  const uint64_t dram = removal_.left_dram()[static_cast<size_t>(LeaveReason::window)];
-  const uint64_t nvme = removal_.left_nvme()[static_cast<size_t>(LeaveReason::window)];
+  const uint64_t dram = without_room_dram_, nvme = without_room_nvme_;
   if (dram + nvme == 0) return;
+  removal_.count_without_room(dram, nvme);
   state_.events.add(
       "index_too_small",
       "capacity=" + std::to_string(state_.catalog.capacity()) +
@@ -226,14 +240,14 @@ void Warehouse::insert_recovered(std::span<const SlotId> sealed,
           " enough=--index-pages=" + std::to_string(state_.catalog.pages() + dram + nvme));
 }
 
-void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) {
+void Recovery::insert_slot(SlotId slot, PageId page) {
   const SlotMeta& meta = *state_.pool.meta(slot);
   if (page == kNoPage) {
     // A key that is there already: one of the two slots is damaged.
     if (state_.catalog.find(meta.key))
-      ++summary.dropped_slots;
+      ++summary_.dropped_slots;
     else
-      removal_.count_without_room(1, 0);
+      ++without_room_dram_;
     return close_recovered(slot);
   }
   EntryView view;
@@ -248,7 +262,7 @@ void Warehouse::insert_slot(SlotId slot, PageId page, RecoverySummary& summary) 
   state_.make_resident(slot, view);
 }
 
-void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) {
+void Recovery::insert_record(const nvme::RecoveredRecord& record, PageId page) {
   const PageFacts& facts = record.facts;
   if (auto there = state_.catalog.find(facts.key)) {
     if (there->in_nvme() && there->extent.position() >= record.extent.position()) return;
@@ -257,7 +271,7 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
     return state_.catalog.update(*there);
   }
   if (page == kNoPage) {
-    removal_.count_without_room(0, 1);
+    ++without_room_nvme_;
     return;
   }
   EntryView view;
@@ -268,6 +282,27 @@ void Warehouse::insert_record(const nvme::RecoveredRecord& record, PageId page) 
   view.extent = record.extent;
   view.clear_epoch = facts.clear_epoch;
   state_.catalog.insert(view, facts.parent, facts.position);
+}
+
+}  // namespace
+
+RecoverySummary Warehouse::recover() {
+  const uint64_t begin = state_.clock.boot_ns();
+  open_log();
+  RecoverySummary summary = Recovery(*this, state_, removal_, tombstones_).run();
+  tombstones_.clear();
+  recovered_ = true;
+  if (state_.log) writes_.recovered();
+  if (!state_.options.inspect) removal_.free_retired();
+  eviction_.skip_populated();
+  summary.seconds = static_cast<double>(state_.clock.boot_ns() - begin) / 1e9;
+  ControlPage& control = state_.arena.control();
+  control.heartbeat_ns.value.store(state_.clock.boot_ns());
+  control.state.value.store(static_cast<uint64_t>(ControlState::serving),
+                            std::memory_order_release);
+  if (state_.options.hbm.bytes != 0 && !state_.options.inspect)
+    state_.hbm = std::make_unique<HbmTier>(state_, checker_);
+  return summary;
 }
 
 }  // namespace kvw

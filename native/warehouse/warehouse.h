@@ -174,21 +174,7 @@ class Warehouse final : public nvme::LogHost {
  private:
   friend class OperatorEviction;
 
-  // recover.cc
   void open_log();
-  std::vector<SlotId> recover_slots(RecoverySummary& summary);
-  bool recover_slot(SlotId slot, const SlabLayout& layout, RecoverySummary& summary);
-  void close_recovered(SlotId slot);
-  bool believed(const nvme::RecoveredRecord& record, RecoverySummary& summary);
-  bool recovered_space(const PageFacts& facts, RecoverySummary& summary);
-  void insert_recovered(std::span<const SlotId> sealed,
-                        std::span<const nvme::RecoveredRecord> records, RecoverySummary& summary);
-  void insert_slot(SlotId slot, PageId page, RecoverySummary& summary);
-  void insert_record(const nvme::RecoveredRecord& record, PageId page);
-  int adopt_namespace(const PageFacts& facts);
-  void forget_undeclared();
-
-  // warehouse.cc
   void publish_row(uint32_t ordinal);
   bool in_use(uint32_t ordinal) const;
   void publish_rates();
