@@ -150,7 +150,7 @@ class Core {
   }
   nb::tuple evict(int ordinal, uint64_t pages, const std::string& tiers) {
     const auto eviction = on_core([=](Warehouse& warehouse) {
-      return std::make_shared<OperatorEviction>(warehouse, ordinal, pages, tiers);
+      return std::make_shared<OperatorEviction>(warehouse.begin_eviction(ordinal, pages, tiers));
     });
     while (on_core([=](Warehouse&) { return eviction->step(); })) continue;
     return nb::make_tuple(eviction->left(), list_of(eviction->take_tombstones()));

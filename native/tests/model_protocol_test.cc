@@ -4,9 +4,9 @@
 // its owner. Explored exhaustively; then each rule that core.md marks is left out, and the model
 // must find what it was for.
 //
-// Steps follow the code: Warehouse::reserve, join, open_group, seal, publish, settle,
-// settle_groups, settled, recover_slot, evict_slots; Registry::reap, find; Client::reconnect (which
-// settles what hello lists and it is not writing).
+// Steps follow the code: Reservations::reserve, join, open_group, seal, publish, settle, tick,
+// settled; Recovery::recover_slot; Removal::evict_slots; Registry::reap, find; Client::reconnect
+// (which settles what hello lists and it is not writing).
 #include <array>
 
 #include "tests/model_explorer.h"

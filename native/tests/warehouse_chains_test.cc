@@ -72,7 +72,8 @@ class Tree {
   void evict() {
     const std::set<uint64_t> before = gaps();
     const char* tiers = std::array{"dram", "all", "nvme"}[below(world_->has_log() ? 3 : 2)];
-    OperatorEviction eviction(*world_, below(2) == 0 ? -1 : 0, 1 + below(pages_.size() + 1), tiers);
+    OperatorEviction eviction =
+        world_->begin_eviction(below(2) == 0 ? -1 : 0, 1 + below(pages_.size() + 1), tiers);
     while (eviction.step())
       if (below(4) == 0) grow();
     check(before);

@@ -122,7 +122,7 @@ TEST(evict_takes_leaves_before_their_parents_whatever_comes_between_its_steps) {
   }
   // Beside it chains grow and others begin: none may lose the page that it builds on.
   uint64_t grown = kChains;
-  OperatorEviction eviction(*world, -1, 700, "dram");
+  OperatorEviction eviction = world->begin_eviction(-1, 700, "dram");
   const uint64_t left = evict_with(world, eviction, [&] {
     CHECK(peer.store(world.page(grown++)));
     const uint64_t chain = random() % kChains;
@@ -144,7 +144,7 @@ TEST(evict_of_everything_leaves_what_is_pinned_with_its_prefix_and_ends) {
   Peer peer(world);
   for (uint32_t at = 0; at < 2000; ++at) CHECK(peer.store(world.page(at % 50, at / 50)));
   CHECK(peer.pin(world.page(3, 39)) >= 0);
-  OperatorEviction eviction(*world, -1, UINT64_MAX, "all");
+  OperatorEviction eviction = world->begin_eviction(-1, UINT64_MAX, "all");
   CHECK_EQ(evict_with(world, eviction, [] {}), 1960);
   for (uint32_t at = 0; at < 40; ++at) CHECK(world.stored(world.page(3, at)));
   CHECK_EQ(peer.load(world.page(3, 39)), Got::right);

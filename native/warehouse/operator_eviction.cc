@@ -6,7 +6,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
-#include "warehouse/warehouse.h"
+#include "warehouse/state.h"
 
 namespace kvw {
 
@@ -17,10 +17,9 @@ constexpr uint32_t kLeavePerStep = 512;  // pages
 
 }  // namespace
 
-OperatorEviction::OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t pages,
-                                   std::string_view tiers)
-    : warehouse_(warehouse), state_(warehouse.state_), ordinal_(ordinal), pages_(pages) {
-  warehouse_.uses_.apply_touches();
+OperatorEviction::OperatorEviction(WarehouseState& state, Removal& removal, Quarantine& quarantine,
+                                   int ordinal, uint64_t pages, std::string_view tiers)
+    : state_(state), removal_(removal), quarantine_(quarantine), ordinal_(ordinal), pages_(pages) {
   if (tiers == "hbm") {
     if (!state_.hbm)
       throw Error(ErrorKind::usage, "bad_tiers",
@@ -119,30 +118,21 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
   std::vector<SlotId> slots;
   for (const EntryView& view : views)
     if (dram_ && view.in_dram()) slots.push_back(view.slot);
-  const PinSet* pins = warehouse_.removal_.close_slots(slots, LeaveReason::operator_);
+  const PinSet* pins = removal_.close_slots(slots, LeaveReason::operator_);
   for (const EntryView& view : views) {
     const bool in_dram = dram_ && view.in_dram();
     if (is_held(view)) {
       if (in_dram) state_.pool.reopen(view.slot);
       continue;
     }
-    bool left =
-        in_dram && warehouse_.removal_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
+    bool left = in_dram && removal_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
     if (const auto rest = state_.catalog.find(view.key); nvme_ && rest && rest->in_nvme()) {
-      tombstones_.push_back(warehouse_.quarantine_.tombstone_for(*rest));
-      warehouse_.removal_.leave_nvme(*rest, LeaveReason::operator_);
+      tombstones_.push_back(quarantine_.tombstone_for(*rest));
+      removal_.leave_nvme(*rest, LeaveReason::operator_);
       left = true;
     }
     left_ += left ? 1 : 0;
   }
-}
-
-std::vector<std::pair<Key, uint64_t>> Warehouse::evict(int ordinal, uint64_t pages,
-                                                       std::string_view tiers, uint64_t& left) {
-  OperatorEviction eviction(*this, ordinal, pages, tiers);
-  while (eviction.step()) continue;
-  left = eviction.left();
-  return eviction.take_tombstones();
 }
 
 }  // namespace kvw

@@ -11,24 +11,25 @@
 #include <vector>
 
 #include "index/index.h"
+#include "warehouse/quarantine.h"
+#include "warehouse/removal.h"
 
 namespace kvw {
 
-class Warehouse;
-struct WarehouseState;
 struct PageNode;
 
 class OperatorEviction {
  public:
   // `ordinal` -1: of all namespaces. Tiers "hbm", "dram", "nvme" or "all". Throws Error usage
   // "bad_tiers".
-  OperatorEviction(Warehouse& warehouse, int ordinal, uint64_t pages, std::string_view tiers);
+  OperatorEviction(WarehouseState& state, Removal& removal, Quarantine& quarantine, int ordinal,
+                   uint64_t pages, std::string_view tiers);
   // False: that was all.
   bool step();
 
   uint64_t left() const { return left_; }  // pages so far
   // Key and log position of what left NVMe since the last call, for tombstones.
-  std::vector<std::pair<Key, uint64_t>> take_tombstones() { return std::exchange(tombstones_, {}); }
+  std::vector<Tombstone> take_tombstones() { return std::exchange(tombstones_, {}); }
 
  private:
   using Candidate = std::pair<uint64_t, PageId>;  // heat, page
@@ -43,14 +44,15 @@ class OperatorEviction {
   void leave();
   void leave(const std::vector<EntryView>& views);
 
-  Warehouse& warehouse_;
   WarehouseState& state_;
+  Removal& removal_;
+  Quarantine& quarantine_;
   int ordinal_;
   uint64_t pages_, left_ = 0;
   bool dram_ = false, nvme_ = false;
   PageId cursor_ = 0;
   std::vector<Candidate> leaves_;  // a heap: of the hottest while looking, then of the coldest
-  std::vector<std::pair<Key, uint64_t>> tombstones_;
+  std::vector<Tombstone> tombstones_;
 };
 
 }  // namespace kvw

@@ -2,30 +2,26 @@
 // no thread and no socket of its own, time comes from the clock it is given, and every method runs
 // on the core thread. server/ feeds it messages, bindings/ commands.
 //
-// reserve.cc: exchange, groups, limbo · evict.cc: everything that leaves · slabs.cc: what a page
-// size gives to another · index_room.cc: room in the index · quarantine.cc: what is not believed
-// any more · promote.cc: NVMe both ways · recover.cc: what an earlier daemon left · warehouse.cc:
-// the rest. operator_eviction.h is an operator's evict, in steps. check.h verifies what is stored;
-// feeds.h tells of it; hbm.h has copies of it in the memory of a device.
+// It is made of parts that own their members and share WarehouseState: reservations.h (stores),
+// write_admission.h and promotions.h (NVMe, both ways), removal.h (how pages leave), eviction.h and
+// index_room.h (room for others), uses.h, quarantine.h. clear.cc has clears and orphans, recover.cc
+// what an earlier daemon left, warehouse.cc namespaces, ticks and status. operator_eviction.h is an
+// operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has
+// copies of it in the memory of a device.
 #pragma once
 
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "exchange/messages.h"
 #include "warehouse/check.h"
 #include "warehouse/eviction.h"
 #include "warehouse/feeds.h"
 #include "warehouse/index_room.h"
+#include "warehouse/operator_eviction.h"
 #include "warehouse/promotions.h"
 #include "warehouse/quarantine.h"
 #include "warehouse/removal.h"
@@ -53,7 +49,7 @@ class Warehouse final : public nvme::LogHost {
   void add_tombstone(const Key& key, uint64_t position) { tombstones_[key] = position; }
   RecoverySummary recover();
 
-  // --- sessions and stores (reserve.cc)
+  // --- sessions and stores
   Registry& sessions() { return state_.sessions; }
   // One engine step. Answers are in the order of the requests. Throws Error (usage
   // "namespace_unknown") before anything is done.
@@ -72,7 +68,7 @@ class Warehouse final : public nvme::LogHost {
     return state_.groups.unsettled(session);
   }
 
-  // --- NVMe (promote.cc)
+  // --- NVMe
   void promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
     promotions_.promote(keys, answers);
   }
@@ -96,7 +92,7 @@ class Warehouse final : public nvme::LogHost {
   bool flushed(uint64_t ticket) const { return state_.log->durable_through() >= ticket; }
   FlushReport flush_report() const { return writes_.report(); }
 
-  // --- leaving (evict.cc)
+  // --- leaving (clear.cc)
   // begin_clear() hides every page of the namespace that was reserved before `epoch` from readers
   // at once; clear_some() then takes them out, from index position `cursor` on, a bounded stretch
   // at a time (cursor becomes kNoPage at the end), and returns how many. clear() is both, whole.
@@ -104,12 +100,13 @@ class Warehouse final : public nvme::LogHost {
   uint64_t clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor);
   uint64_t clear(uint32_t ordinal, uint64_t epoch);
   void raise_epoch(uint64_t epoch);
-  // An OperatorEviction whole. Returns key and log position of what left NVMe, for tombstones.
-  std::vector<std::pair<Key, uint64_t>> evict(int ordinal, uint64_t pages, std::string_view tiers,
-                                              uint64_t& left);
+  // An operator's evict, of a namespace or of all (-1); throws Error as OperatorEviction does.
+  OperatorEviction begin_eviction(int ordinal, uint64_t pages, std::string_view tiers);
+  // The same, whole. Returns key and log position of what left NVMe, for tombstones.
+  std::vector<Tombstone> evict(int ordinal, uint64_t pages, std::string_view tiers, uint64_t& left);
   uint64_t sweep(size_t limit);
 
-  // --- what is not believed any more (quarantine.cc)
+  // --- what is not believed any more
   // A client saw bytes that are not the page's; see Checker.
   void report(SessionId session, const Report& report) { checker_.report(session, report); }
   // Key and log position of records that were quarantined, or left while reclaim moved them, since
@@ -172,8 +169,6 @@ class Warehouse final : public nvme::LogHost {
   }
 
  private:
-  friend class OperatorEviction;
-
   void open_log();
   void publish_row(uint32_t ordinal);
   bool in_use(uint32_t ordinal) const;
@@ -190,11 +185,11 @@ class Warehouse final : public nvme::LogHost {
   Promotions promotions_{state_, eviction_, quarantine_};
   Reservations reservations_{state_,
                              {writes_, removal_, uses_, eviction_, index_room_, promotions_}};
-  std::unordered_map<Key, uint64_t, KeyHash> tombstones_;
-
-  bool recovered_ = false;
   Checker checker_{state_, quarantine_, promotions_};
   Feeds feeds_{state_};
+
+  std::unordered_map<Key, uint64_t, KeyHash> tombstones_;  // until recover()
+  bool recovered_ = false;
   int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut
 };
 

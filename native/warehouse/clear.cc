@@ -1,4 +1,4 @@
-// What leaves by a clear, or as an orphan.
+// What leaves by a clear, as an orphan, or because an operator says so.
 #include <algorithm>
 
 #include "base/error.h"
@@ -81,6 +81,19 @@ uint64_t Warehouse::sweep(size_t limit) {
     ++dropped;
   }
   return dropped;
+}
+
+OperatorEviction Warehouse::begin_eviction(int ordinal, uint64_t pages, std::string_view tiers) {
+  uses_.apply_touches();
+  return {state_, removal_, quarantine_, ordinal, pages, tiers};
+}
+
+std::vector<Tombstone> Warehouse::evict(int ordinal, uint64_t pages, std::string_view tiers,
+                                        uint64_t& left) {
+  OperatorEviction eviction = begin_eviction(ordinal, pages, tiers);
+  while (eviction.step()) continue;
+  left = eviction.left();
+  return eviction.take_tombstones();
 }
 
 }  // namespace kvw
