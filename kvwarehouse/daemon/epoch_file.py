@@ -13,7 +13,7 @@ import os
 import struct
 from typing import Final
 
-from kvwarehouse.daemon.whole_file import write_whole
+from kvwarehouse.daemon.atomic_file import write_atomic
 from kvwarehouse.errors import StorageError
 
 FILE_NAME: Final = "epoch"
@@ -50,7 +50,7 @@ def read(directory: str, warehouse_id: bytes) -> int:
 def write(directory: str, warehouse_id: bytes, epoch: int) -> None:
     """Durable on return. Raises OSError; then the older epoch stands."""
     body = _BODY.pack(_MAGIC, _VERSION, warehouse_id, epoch)
-    write_whole(os.path.join(directory, FILE_NAME), body + _checksum(body))
+    write_atomic(os.path.join(directory, FILE_NAME), body + _checksum(body))
 
 
 def _checksum(body: bytes) -> bytes:

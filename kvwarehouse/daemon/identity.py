@@ -17,9 +17,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvwarehouse.daemon.atomic_file import write_atomic
 from kvwarehouse.daemon.directories import segment_files
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.daemon.whole_file import write_whole
 from kvwarehouse.errors import StorageError
 
 WAREHOUSE_ID_BYTES: Final = 16
@@ -200,7 +200,7 @@ def _write_first(path: str, identity: Identity) -> None:
 
 def _write(path: str, identity: Identity) -> None:
     body = _BODY.pack(_MAGIC, _VERSION, identity.warehouse_id, identity.secret)
-    write_whole(path, body + _checksum(body))
+    write_atomic(path, body + _checksum(body))
 
 
 def _checksum(body: bytes) -> bytes:

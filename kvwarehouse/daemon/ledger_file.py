@@ -22,8 +22,8 @@ from typing import Final
 
 import lmdb
 
+from kvwarehouse.daemon.atomic_file import sync_directory
 from kvwarehouse.daemon.ledger_probe import DAMAGED, END, LENGTHS
-from kvwarehouse.daemon.whole_file import sync_directory
 from kvwarehouse.errors import StorageError
 
 FILE_NAME: Final = "ledger.mdb"

@@ -22,10 +22,10 @@ from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.answer import answers
 from kvwarehouse.daemon.connections import Connections
 from kvwarehouse.daemon.credentials import Credentials
-from kvwarehouse.daemon.edge import Edge
 from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.http import HttpServer, Pages
+from kvwarehouse.daemon.interceptors import CallInterceptor
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.refusals import Refusals
@@ -128,8 +128,8 @@ class Daemon:
             ledger = self._recover(stack)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
         self._credentials = Credentials(config, log, self._refusals) if config.listen else None
-        edge = Edge(log, Watchdog(log), self._refusals, config.streams)
-        servers = Servers(config, edge, self._credentials)
+        interceptor = CallInterceptor(log, Watchdog(log), self._refusals, config.streams)
+        servers = Servers(config, interceptor, self._credentials)
         stack.callback(servers.stop)
         self._start_core()
         self._open_service(stack, servers, ledger)

@@ -23,8 +23,8 @@ from kvwarehouse import wire
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import connections
 from kvwarehouse.daemon.credentials import Credentials
-from kvwarehouse.daemon.edge import threads_of
 from kvwarehouse.daemon.health import Health
+from kvwarehouse.daemon.interceptors import threads_of
 from kvwarehouse.errors import TransportError
 
 STOP_GRACE_S: Final = 2.0
@@ -72,13 +72,16 @@ class Servers:
     """What the daemon serves over gRPC. `listen_address`: TCP, with the port in use."""
 
     def __init__(
-        self, config: Config, edge: grpc.ServerInterceptor, credentials: Credentials | None = None
+        self,
+        config: Config,
+        interceptor: grpc.ServerInterceptor,
+        credentials: Credentials | None = None,
     ) -> None:
         """Binds, so that errors show here, and that who calls from now on waits for start().
         Raises TransportError when an address is taken. `credentials`: for TCP, which there is only
         with them."""
         self._config = config
-        self._edge = edge
+        self._interceptor = interceptor
         self._servers: list[grpc.Server] = []
         self._unix: grpc.Server | None = None  # of them
         self._served: tuple[wire.WarehouseServicer, Health] | None = None
@@ -132,7 +135,7 @@ class Servers:
 
     def _bind_socket(self, path: str) -> None:
         clear_stale(path)
-        server = self._server([self._edge])
+        server = self._server([self._interceptor])
         _bound(path, lambda: server.add_insecure_port(f"unix:{path}"))
         self._servers.append(server)
         self._unix = server
@@ -141,7 +144,7 @@ class Servers:
 
     def _bind_tcp(self, address: str, credentials: Credentials) -> None:
         # The first sees a call first: nothing of ours runs for a call without a token.
-        server = self._server([credentials.tokens, self._edge])
+        server = self._server([credentials.tokens, self._interceptor])
         tls = credentials.tls
         if tls is not None:
             port = _bound(address, lambda: server.add_secure_port(address, tls))

@@ -1,5 +1,5 @@
 """The gRPC service kvwarehouse.v1.Warehouse: requests in, answers out. What a call does is in
-warehouse.py and transfer.py; errors, bounds and watching are the edge's.
+warehouse.py and transfer.py; errors, bounds and watching are the interceptor's.
 
 Thread-safe: called by the threads of several servers.
 """
@@ -13,12 +13,12 @@ import grpc
 
 from kvwarehouse import wire
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
-from kvwarehouse.daemon.holdings import Holdings
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import Transfer, span
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.daemon.watching import Watches
+from kvwarehouse.daemon.who_has import WhoHas
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult, TierCheck
 from kvwarehouse.wire import namespace_pb2, status_pb2
@@ -42,7 +42,7 @@ class WarehouseService(wire.WarehouseServicer):
         self._transfer = transfer
         self._snapshots = snapshots
         self._watches = watches
-        self._holdings = Holdings(warehouse, transfer, snapshots)
+        self._who_has = WhoHas(warehouse, transfer, snapshots)
         self._drain = drain
 
     def OpenNamespace(
@@ -206,7 +206,7 @@ class WarehouseService(wire.WarehouseServicer):
         yield from self._watches.stream(record, context)
 
     def WhoHas(self, request: pb.WhoHasRequest, context: grpc.ServicerContext) -> pb.WhoHasResponse:
-        return self._holdings.answer(request)
+        return self._who_has.answer(request)
 
     def _info(self, record: NamespaceRecord) -> namespace_pb2.NamespaceInfo:
         return namespace_pb2.NamespaceInfo(

@@ -25,7 +25,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import config
-from kvwarehouse.daemon import edge
+from kvwarehouse.daemon import interceptors
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.ports import free_port
 from kvwarehouse_bench.harness.serving import Serving
@@ -57,7 +57,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 CALL_S = 30.0
 PROMPT = 4
 _THREADS = "daemon: threads"
-THREADS = 2 * edge.threads_of(config.Config().streams) + 32
+THREADS = 2 * interceptors.threads_of(config.Config().streams) + 32
 """Those of gRPC's two pools, which it starts as more calls come at once, and the others."""
 LOG_LINES_S = 40
 """What any of it may add to the log: a few lines of each kind a second."""

@@ -17,7 +17,7 @@ import pytest
 
 from kvwarehouse import errors, wire
 from kvwarehouse.daemon import deadline as deadline_module
-from kvwarehouse.daemon import edge, servers
+from kvwarehouse.daemon import interceptors, servers
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -246,7 +246,7 @@ def test_garbage_in_a_message_is_an_error_of_the_call(served: Served) -> None:
 def test_messages_that_are_none_leave_no_place_taken(served: Served, method: str) -> None:
     """Incident: gRPC ended such a call beside us and never said that it was over: each kept its
     place for good, until the daemon refused all calls."""
-    places = edge.threads_of(served.config.streams)
+    places = interceptors.threads_of(served.config.streams)
     for _ in range(4):
         calls = [
             served.channel.stream_stream(method)(iter([b"\xff"]), timeout=T) for _ in range(places)

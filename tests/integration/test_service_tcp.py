@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvwarehouse import core, errors, wire
 from kvwarehouse.daemon import certificate as certificate_module
-from kvwarehouse.daemon import connections, edge, servers
+from kvwarehouse.daemon import connections, interceptors, servers
 from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -445,7 +445,7 @@ def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_e
         Raw(served, "127.0.0.2") as raw,
     ):
         stub = wire.WarehouseStub(there)
-        threads = edge.threads_of(served.config.streams)
+        threads = interceptors.threads_of(served.config.streams)
         for _ in range(threads):
             raw.call(method, sent)
         until(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
@@ -482,7 +482,7 @@ def test_answers_that_nobody_takes_are_half_of_the_calls_and_are_given_up(
         Raw(served, "127.0.0.2", takes_messages=False) as raw,
     ):
         stub = wire.WarehouseStub(there)
-        threads = edge.threads_of(served.config.streams)
+        threads = interceptors.threads_of(served.config.streams)
 
         for _ in range(threads):
             raw.ask(method)
@@ -560,9 +560,9 @@ def test_health_watcher_that_takes_nothing_keeps_nobody_from_asking_and_no_drain
             health_pb2.HealthCheckRequest(), metadata=bearer(TOKEN), timeout=2 * T
         )
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
-        for _ in range(edge.HEALTH_WATCHES):
+        for _ in range(interceptors.HEALTH_WATCHES):
             raw.ask("/grpc.health.v1.Health/Watch")
-        half = edge.HEALTH_WATCHES // 2
+        half = interceptors.HEALTH_WATCHES // 2
         until(lambda: refused(served, "too_many_watchers") == half, "half are refused")
         health.Check(health_pb2.HealthCheckRequest(), metadata=bearer(TOKEN), timeout=T)
         served.stub.Drain(pb.DrainRequest(), timeout=T)
@@ -587,7 +587,7 @@ def test_call_is_served_while_those_beyond_another_hosts_share_are_being_refused
         channel(served, None) as there,
         Raw(served, "127.0.0.2") as raw,
     ):
-        threads = edge.threads_of(served.config.streams)
+        threads = interceptors.threads_of(served.config.streams)
         for _ in range(threads):
             raw.call("/kvwarehouse.v1.Warehouse/Status")
         for _ in range(threads // 2):
@@ -643,7 +643,7 @@ def test_host_holds_at_most_half_of_the_watchers(tmp_path: Path, tokens: str) ->
         stub = wire.WarehouseStub(there)
         held = [
             stub.Watch(pb.WatchRequest(), metadata=bearer(TOKEN), timeout=T)
-            for _ in range(edge.WATCHES // 2)
+            for _ in range(interceptors.WATCHES // 2)
         ]
         for watch in held:
             next(watch)

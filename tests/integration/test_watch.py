@@ -14,7 +14,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import wire
-from kvwarehouse.daemon.edge import WATCHES
+from kvwarehouse.daemon.interceptors import WATCHES
 from kvwarehouse.wire import warehouse_pb2 as pb
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until

@@ -54,14 +54,14 @@ def contents(places: list[str]) -> list[bytes]:
 
 def full(monkeypatch: pytest.MonkeyPatch, code: int, paths: list[Path]) -> None:
     """Writes of `paths` fail from here on."""
-    write_whole = identity.write_whole
+    write_atomic = identity.write_atomic
 
     def write(path: str, data: bytes) -> None:
         if Path(path) in paths:
             raise OSError(code, os.strerror(code), path)
-        write_whole(path, data)
+        write_atomic(path, data)
 
-    monkeypatch.setattr(identity, "write_whole", write)
+    monkeypatch.setattr(identity, "write_atomic", write)
 
 
 def test_identity_is_made_once_and_stays(places: list[str]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.daemon.edge import WATCHES
+from kvwarehouse.daemon.interceptors import WATCHES
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until_awaited
 from testkit.awaited import (

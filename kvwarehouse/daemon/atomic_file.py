@@ -6,7 +6,7 @@ import contextlib
 import os
 
 
-def write_whole(path: str, data: bytes) -> None:
+def write_atomic(path: str, data: bytes) -> None:
     """Replaces `path` (0600) by `data`, durably: after a crash it is the old file or the new one.
     Raises OSError; then the old file stands."""
     scratch = f"{path}.{os.getpid()}.tmp"

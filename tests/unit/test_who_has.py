@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse.daemon.holdings import MAX_HOLDINGS, Holdings
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.transfer import Span
+from kvwarehouse.daemon.who_has import MAX_HOLDINGS, WhoHas
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace, Tier
 from kvwarehouse.wire import prefix_to_wire
@@ -56,7 +56,7 @@ class Parts:
 def test_namespace_that_is_forgotten_meanwhile_is_left_out() -> None:
     parts: Any = Parts()
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(8), None))
-    answer = Holdings(parts, parts, parts).answer(request)
+    answer = WhoHas(parts, parts, parts).answer(request)
     assert [(each.model, each.pages) for each in answer.holdings] == [("m1", 1)]
 
 
@@ -64,5 +64,5 @@ def test_best_of_many_namespaces_are_told() -> None:
     parts: Any = Parts()
     parts.spaces = MAX_HOLDINGS + 10
     request = pb.WhoHasRequest(prefix=prefix_to_wire(np.arange(4 * parts.spaces), None))
-    told = [each.pages for each in Holdings(parts, parts, parts).answer(request).holdings]
+    told = [each.pages for each in WhoHas(parts, parts, parts).answer(request).holdings]
     assert told == list(range(parts.spaces - 1, parts.spaces - 1 - MAX_HOLDINGS, -1))

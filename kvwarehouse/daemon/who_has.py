@@ -19,7 +19,7 @@ from kvwarehouse.wire import warehouse_pb2 as pb
 MAX_HOLDINGS: Final = 64
 
 
-class Holdings:
+class WhoHas:
     def __init__(self, warehouse: Warehouse, transfer: Transfer, snapshots: Snapshots) -> None:
         self._warehouse = warehouse
         self._transfer = transfer

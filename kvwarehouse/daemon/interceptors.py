@@ -1,6 +1,5 @@
-"""Where a call enters: errors become status codes, calls are bounded, their clients are watched.
-
-An interceptor of every server, so that the service itself only computes answers. Thread-safe.
+"""The gRPC interceptor of every server: it bounds calls, watches their clients, and turns errors
+into status codes, so that the service itself only computes answers. Thread-safe.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def threads_of(streams: int) -> int:
     return streams + OTHER_CALLS
 
 
-class Edge(grpc.ServerInterceptor):
+class CallInterceptor(grpc.ServerInterceptor):
     def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals, streams: int) -> None:
         """`streams`: stores and loads at a time."""
         self._shares = Shares()
