@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvwarehouse.cli.answer import show
 from kvwarehouse.cli.exit_codes import Exit, exit_code_of
+from kvwarehouse.cli.report_output import print_report
 from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse_bench.harness.bitmap import write_png
 from kvwarehouse_bench.micro import MEASURES, run_measure
@@ -126,7 +126,7 @@ def _report(results: Sequence[Result], out: Path) -> None:
     (out / "warehouse.json").write_text(text + "\n", encoding="utf-8")
     for plot in plots(results):
         write_png(plot, out / picture_name(plot))
-    show(report, argparse.Namespace(html=out / "warehouse.html", json=False))
+    print_report(report, argparse.Namespace(html=out / "warehouse.html", json=False))
 
 
 def _write(results: Sequence[Result]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from kvwarehouse.cli.answer import add_answer, show
 from kvwarehouse.cli.connection import add_connection, connect_from
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.cli.selection import find_namespace
 from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredNamespace
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Loads from NVMe, a second (default: as measured by the daemon, else {_NVME_READ}).",
     )
     add_connection(parser)
-    add_answer(parser)
+    add_report_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         found = client.namespaces() if every else [find_namespace(client, args.namespace)]
         parts = [_part(client, each) for each in found]
         report = advise(parts, _tiers(client, args), all_uses=client.miss_ratio().uses)
-    show(report, args)
+    print_report(report, args)
     return Exit.OK
 
 

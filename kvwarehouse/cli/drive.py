@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvwarehouse.cli.answer import add_answer, show
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.loop import add_loop, bounds_from, loop_said
+from kvwarehouse.cli.pace_flags import add_pace_flags, bounds_from, describe_pace
 from kvwarehouse.cli.progress import add_progress, progress_from
-from kvwarehouse.cli.reading import add_reading, trace_from
-from kvwarehouse.cli.workload import (
-    add_workload,
+from kvwarehouse.cli.report_output import add_report_output, print_report
+from kvwarehouse.cli.trace_flags import add_trace_flags, trace_from
+from kvwarehouse.cli.workload_flags import (
+    add_workload_flags,
     refuse_workload_flags,
     workload_from,
     workloads_listed,
@@ -62,13 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="http://host:port or https://host of an OpenAI-compatible server, or unix:///path of a"
         " daemon.",
     )
-    add_loop(parser)
+    add_pace_flags(parser)
     _add_prompts(parser)
     _add_engine(parser)
-    add_reading(parser)
-    add_workload(parser)
+    add_trace_flags(parser)
+    add_workload_flags(parser)
     add_progress(parser)
-    add_answer(parser)
+    add_report_output(parser)
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     )
     drive_one = _drive_daemon if daemon else _drive_server
     drive, report, good = drive_one(args, shape, requests, bounds)
-    show(report, args)
+    print_report(report, args)
     if drive.interrupted:
         return Exit.INTERRUPTED
     return Exit.OK if good else Exit.FOUND
@@ -246,4 +246,4 @@ def _key(path: str | None) -> str | None:
 def _facts(args: argparse.Namespace, bounds: Bounds, notes: list[str]) -> Facts:
     if args.shrink > 1:
         notes = [*notes, f"All lengths are divided by {args.shrink}."]
-    return Facts(args.engine, args.source, loop_said(bounds), notes)
+    return Facts(args.engine, args.source, describe_pace(bounds), notes)

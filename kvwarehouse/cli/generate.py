@@ -10,7 +10,7 @@ from typing import Any
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, console, print_json, print_table
 from kvwarehouse.cli.progress import Progress, add_progress, progress_from
-from kvwarehouse.cli.workload import Made, add_workload, workload_from, workloads_listed
+from kvwarehouse.cli.workload_flags import Made, add_workload_flags, workload_from, workloads_listed
 from kvwarehouse.durations import format_duration, parse_duration
 from kvwarehouse.errors import UsageError
 from kvwarehouse.workloads.agents import Agents, AgentSession
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--duration", metavar="TIME", help="Of the trace's own clock: 90s, 15m, 2h, 3d."
     )
-    add_workload(parser)
+    add_workload_flags(parser)
     add_progress(parser)
     add_json(parser)
 

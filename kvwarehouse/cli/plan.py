@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from kvwarehouse.cli.answer import add_answer, show
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.hardware import (
-    add_decode,
-    add_engine,
-    add_tiers,
+from kvwarehouse.cli.hardware_flags import (
+    add_decode_flags,
+    add_engine_flags,
+    add_tier_flags,
     decode_from,
     gpu_from,
     prefill_from,
@@ -17,7 +16,8 @@ from kvwarehouse.cli.hardware import (
     tiers_from,
     with_params,
 )
-from kvwarehouse.cli.shape import add_shape, footprint_from
+from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
+from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planning.cost import Prices
 from kvwarehouse.planning.interval import Quantity, within
@@ -36,13 +36,13 @@ measures those of this machine. docs/sizing.md has the formulas and the sources 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shape(parser)
+    add_model_flags(parser)
     _add_workload(parser)
-    add_engine(parser)
-    add_decode(parser)
-    add_tiers(parser, remote=True)
+    add_engine_flags(parser)
+    add_decode_flags(parser)
+    add_tier_flags(parser, remote=True)
     _add_prices(parser)
-    add_answer(parser)
+    add_report_output(parser)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         network=Network(args.network, args.rdma),
         prices=_prices(args),
     )
-    show(plan_report(plan), args)
+    print_report(plan_report(plan), args)
     return Exit.OK
 
 

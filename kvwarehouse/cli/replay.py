@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from kvwarehouse.cli.answer import add_answer, show
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.hardware import (
-    add_engine,
-    add_tiers,
+from kvwarehouse.cli.hardware_flags import (
+    add_engine_flags,
+    add_tier_flags,
     gpu_from,
     prefill_from,
     tiers_from,
     with_params,
 )
-from kvwarehouse.cli.reading import add_reading, trace_from
-from kvwarehouse.cli.shape import add_shape, footprint_from, has_shape
+from kvwarehouse.cli.model_flags import add_model_flags, footprint_from, has_model
+from kvwarehouse.cli.report_output import add_report_output, print_report
+from kvwarehouse.cli.trace_flags import add_trace_flags, trace_from
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.footprint import Footprint
 from kvwarehouse.planning.replay import (
@@ -48,7 +48,7 @@ _MOST_SWEEP = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="A file, or a folder of session files.")
-    add_reading(parser)
+    add_trace_flags(parser)
     _add_sizes(parser)
     parser.add_argument(
         "--policy", default="lru", metavar="NAME", help="lru or s3fifo (default: lru)."
@@ -73,10 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", metavar="FILE", help="Write the trace as a recording: keyed hashes, no tokens."
     )
-    add_shape(parser)
-    add_engine(parser)
-    add_tiers(parser, remote=False)
-    add_answer(parser)
+    add_model_flags(parser)
+    add_engine_flags(parser)
+    add_tier_flags(parser, remote=False)
+    add_report_output(parser)
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     trace = trace_from(args.trace, args)
-    footprint = with_params(footprint_from(args), args) if has_shape(args) else None
+    footprint = with_params(footprint_from(args), args) if has_model(args) else None
     page_bytes = _page_bytes(args, trace, footprint)
     setup = ReplaySetup(
         args.policy,
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         answer = _with_times(answer, found, _timing(args, footprint, page_bytes))
     if args.record is not None:
         write_recording(trace, args.record)
-    show(replay_report(answer), args)
+    print_report(replay_report(answer), args)
     return Exit.OK
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from kvwarehouse.cli.answer import add_answer, show
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
 from kvwarehouse.cli.output import print_json, print_table
-from kvwarehouse.cli.shape import add_shape, footprint_from
+from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.catalogue import MODELS, find_model
 from kvwarehouse.model.dtypes import find_dtype
@@ -36,7 +36,7 @@ docs/sizing.md has the formulas and their sources.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="List the known models and stop.")
-    add_shape(parser)
+    add_model_flags(parser)
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="Tensor-parallel ranks.")
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="Pipeline stages.")
     parser.add_argument(
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_fit(parser)
     _add_tiers(parser)
-    add_answer(parser)
+    add_report_output(parser)
 
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         _fit(args, footprint, sharding),
         _lives(args, footprint),
     )
-    show(size_report(asked), args)
+    print_report(size_report(asked), args)
     return Exit.OK
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvwarehouse.cli.marked_text import between_marks
+from kvwarehouse.cli.generated_section import replace_section
 from kvwarehouse_bench.gpu.wanted import Outcome, lines_of
 
 BEGIN = "<!-- written by make bench-gpu, do not edit -->\n"
@@ -32,7 +32,7 @@ def with_outcomes(
         "\n".join(lanes),
         "\n".join(rows),
     ]
-    return between_marks(document, BEGIN, END, "\n" + "\n\n".join(parts) + "\n\n")
+    return replace_section(document, BEGIN, END, "\n" + "\n\n".join(parts) + "\n\n")
 
 
 def _why(outcome: Outcome) -> str:

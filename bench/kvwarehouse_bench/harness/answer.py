@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from kvwarehouse.cli.answer import show
+from kvwarehouse.cli.report_output import print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Plot, Report
 from kvwarehouse_bench.harness.bitmap import write_png
@@ -27,7 +27,7 @@ def give(report: Report, args: argparse.Namespace) -> None:
     plots = [block for block in report.blocks if isinstance(block, Plot)]
     if args.png is not None and plots:
         _written(args.png, lambda path: write_png(plots[0], path))
-    show(report, argparse.Namespace(html=args.html, json=False))
+    print_report(report, argparse.Namespace(html=args.html, json=False))
 
 
 def check_paths(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvwarehouse.cli import markdown
-from kvwarehouse.cli.marked_text import between_marks
+from kvwarehouse.cli.generated_section import replace_section
 from kvwarehouse.report.report import Plot
 from kvwarehouse_bench.micro.figures import MISSED
 from kvwarehouse_bench.micro.report import conditions_of, goals_table, result_blocks
@@ -20,7 +20,7 @@ _PREFIX = "warehouse"
 def with_results(document: str, results: Sequence[Result], pictures: str) -> str:
     """pictures: the folder of picture_name(...), as links from the document see it. ValueError when
     it has no marks."""
-    return between_marks(document, BEGIN, END, _section(results, pictures))
+    return replace_section(document, BEGIN, END, _section(results, pictures))
 
 
 def picture_name(plot: Plot) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvwarehouse.cli.generated_section import replace_section
 from kvwarehouse.cli.markdown import markdown_blocks, picture_name
-from kvwarehouse.cli.marked_text import between_marks
 from kvwarehouse.report.report import Plot, Report, TableBlock
 from kvwarehouse_bench.peers.goals import MISSED
 
@@ -23,7 +23,7 @@ def with_report(document: str, report: Report, pictures: str) -> str:
         part = markdown_blocks([block], pictures, _PREFIX, bold=[MISSED])[0]
         heading = f"### {_capital(block.title)}\n\n" if isinstance(block, TableBlock) else ""
         text += f"\n\n{heading}{part}"
-    return between_marks(document, BEGIN, END, f"\n{text}\n\n")
+    return replace_section(document, BEGIN, END, f"\n{text}\n\n")
 
 
 def pictures(report: Report) -> dict[str, Plot]:

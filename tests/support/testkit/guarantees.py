@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from kvwarehouse.cli.marked_text import between_marks
+from kvwarehouse.cli.generated_section import replace_section
 from testkit.fault_classes import CLASSES, FaultClass, faults, inputs
 
 BEGIN: Final = "<!-- counts: written by make faults, do not edit -->\n"
@@ -24,7 +24,7 @@ class Conditions:
 
 def with_counts(document: str, counts: Counter[str], conditions: Conditions) -> str:
     """The document with what stands between its marks replaced. ValueError when it has no marks."""
-    return between_marks(document, BEGIN, END, _block(counts, conditions))
+    return replace_section(document, BEGIN, END, _block(counts, conditions))
 
 
 def _block(counts: Counter[str], conditions: Conditions) -> str:

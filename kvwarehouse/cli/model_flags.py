@@ -13,7 +13,7 @@ from kvwarehouse.model.dtypes import DTYPES, find_dtype
 from kvwarehouse.model.footprint import Footprint
 
 
-def add_shape(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the model (one of --model, --config, --layers)")
     group.add_argument(
         "--model", metavar="NAME", help="Of the shipped table, such as llama-3.3-70b."
@@ -39,7 +39,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def has_shape(args: argparse.Namespace) -> bool:
+def has_model(args: argparse.Namespace) -> bool:
     return any(each is not None for each in (args.model, args.config, args.layers))
 
 

@@ -23,7 +23,7 @@ def workloads_listed() -> str:
     return "; ".join(f"{name}: {kind.summary}" for name, kind in KINDS.items())
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
+def add_workload_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the workload (each has some of these)")
     group.add_argument(
         "--seed", type=int, default=None, metavar="N", help="Equal for equal traces (default: 0)."

@@ -25,7 +25,7 @@ _MOST_GPUS = 100_000
 _MOST_BATCH = 100_000
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the engine")
     group.add_argument(
         "--gpu", default="h100-sxm", metavar="NAME", help=f"{', '.join(GPUS)} (default: h100-sxm)."
@@ -41,7 +41,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--active-params", metavar="N", help="Of them per token, in billions.")
 
 
-def add_decode(parser: argparse.ArgumentParser) -> None:
+def add_decode_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the engine's answers")
     group.add_argument(
         "--decode-ms",
@@ -54,7 +54,7 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tiers(parser: argparse.ArgumentParser, *, remote: bool) -> None:
+def add_tier_flags(parser: argparse.ArgumentParser, *, remote: bool) -> None:
     """Rates of DRAM and NVMe; of the remote tier and the network too where they matter."""
     group = parser.add_argument_group("rates of the tiers")
     titles = [("dram", "DRAM"), ("nvme", "NVMe"), *([("remote", "remote")] if remote else [])]

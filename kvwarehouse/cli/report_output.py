@@ -1,4 +1,4 @@
-"""How the planning commands show a report: tables, --json, --html."""
+"""How the planning commands print_report a report: tables, --json, --html."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvwarehouse.report.html import write_page
 from kvwarehouse.report.report import Report
 
 
-def add_answer(parser: argparse.ArgumentParser) -> None:
+def add_report_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", metavar="FILE", help="Also write one self-contained HTML page with plots."
     )
     add_json(parser)
 
 
-def show(report: Report, args: argparse.Namespace) -> None:
+def print_report(report: Report, args: argparse.Namespace) -> None:
     """Raises UsageError where the page cannot be written; then nothing is printed."""
     if args.html is not None:
         write_page(report, args.html)

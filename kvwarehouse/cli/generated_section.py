@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def between_marks(document: str, begin: str, end: str, text: str) -> str:
+def replace_section(document: str, begin: str, end: str, text: str) -> str:
     """The document with what stands between its marks, each on a line of its own, replaced.
     ValueError when it has no marks."""
     before, found_begin, rest = document.partition(begin)

@@ -12,7 +12,7 @@ _MOST_WORKERS = 10_000
 _OPEN_WORKERS = 128
 
 
-def add_loop(parser: argparse.ArgumentParser) -> None:
+def add_pace_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how fast, how long")
     one = group.add_mutually_exclusive_group()
     one.add_argument(
@@ -79,7 +79,7 @@ def bounds_from(args: argparse.Namespace) -> Bounds:
     )
 
 
-def loop_said(bounds: Bounds) -> str:
+def describe_pace(bounds: Bounds) -> str:
     """For people."""
     if bounds.speed is None:
         return f"closed, {bounds.workers:,} under way"

@@ -11,7 +11,7 @@ from kvwarehouse.trace.trace import Trace
 _MOST_BLOCK_TOKENS = 1_000_000
 
 
-def add_reading(parser: argparse.ArgumentParser) -> None:
+def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading the trace")
     group.add_argument("--format", choices=FORMATS, help="(default: found out).")
     group.add_argument(
