@@ -15,12 +15,12 @@ from pathlib import Path
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.gpu import Machine, look
 from kvwarehouse.report.report import Report, TableBlock
+from kvwarehouse_bench.gpu.goals import PartOutcome, lines_of, shown
 from kvwarehouse_bench.gpu.kept import keep, kept
 from kvwarehouse_bench.gpu.page import with_outcomes
 from kvwarehouse_bench.gpu.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, tried
 from kvwarehouse_bench.gpu.room import room_of
 from kvwarehouse_bench.gpu.ttft import SHAPES
-from kvwarehouse_bench.gpu.wanted import Outcome, lines_of, shown
 from kvwarehouse_bench.harness.answer import give
 from kvwarehouse_bench.harness.frame import bench_parser, run
 from kvwarehouse_bench.harness.progress import Teller
@@ -84,7 +84,7 @@ def _measure(failed: list[str], args: argparse.Namespace, folder: Path, teller: 
     return report
 
 
-def _tell(outcome: Outcome, teller: Teller) -> None:
+def _tell(outcome: PartOutcome, teller: Teller) -> None:
     for figure in outcome.figures:
         teller.say(f"{outcome.part}: {figure.name}: {shown(figure)} {figure.verdict}".rstrip())
     if outcome.why_not:
@@ -94,7 +94,7 @@ def _tell(outcome: Outcome, teller: Teller) -> None:
 def _report(
     machine: Machine,
     conditions: dict[str, str],
-    outcomes: list[Outcome],
+    outcomes: list[PartOutcome],
     args: argparse.Namespace,
 ) -> Report:
     if args.write:

@@ -20,11 +20,19 @@ from kvwarehouse_bench.harness.frame import bench_parser, numbers, run
 from kvwarehouse_bench.harness.memory import copy_bytes_per_s
 from kvwarehouse_bench.harness.progress import Teller
 from kvwarehouse_bench.micro.conditions import commit, load_average, processor
+from kvwarehouse_bench.peers.contenders import (
+    DISK,
+    MEMORY,
+    OURS,
+    PEERS,
+    Contender,
+    ContenderError,
+    ContenderKind,
+)
 from kvwarehouse_bench.peers.document import pictures, with_report
-from kvwarehouse_bench.peers.found import FLIPS, Found, PeerFound
 from kvwarehouse_bench.peers.report import peers_report
-from kvwarehouse_bench.peers.sides import DISK, MEMORY, OURS, PEERS, Kind, Side, SideError
-from kvwarehouse_bench.peers.works import Pair, Plan
+from kvwarehouse_bench.peers.results import FLIPS, PeerResult, PeersResults
+from kvwarehouse_bench.peers.workloads import Pair, Plan
 
 ABOUT = """\
 Lookups, loads, stores and, on the disk, durable stores, cold loads and flipped bytes: of the
@@ -94,9 +102,9 @@ def _measured(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     kinds = [kind for kind in PEERS if kind.key in _chosen(args.peers, [k.key for k in PEERS])]
     places = _chosen(args.places, [MEMORY, DISK])
     copied = copy_bytes_per_s()
-    found = Found(_conditions(plan, moved_bytes), copied, PeerFound(OURS))
+    found = PeersResults(_conditions(plan, moved_bytes), copied, PeerResult(OURS))
     found.conditions["plain streaming copy"] = f"{copied / 1e9:.1f} GB/s, one thread"
-    found.peers = [PeerFound(kind) for kind in kinds]
+    found.peers = [PeerResult(kind) for kind in kinds]
     teller.expect(sum(place in kind.places for kind in kinds for place in places))
     for place in places:
         where = Where(folder, moved_bytes, place)
@@ -117,11 +125,11 @@ class Where:
     moved_bytes: int
     place: str
 
-    def started(self, kind: Kind) -> Side:
-        return Side(kind, self.folder, self.moved_bytes, self.place)
+    def started(self, kind: ContenderKind) -> Contender:
+        return Contender(kind, self.folder, self.moved_bytes, self.place)
 
 
-def _beside(peer: PeerFound, ours: Side, where: Where, plan: Plan, teller: Teller) -> None:
+def _beside(peer: PeerResult, ours: Contender, where: Where, plan: Plan, teller: Teller) -> None:
     """Whatever ends the peer is a reason in its rows."""
     teller.step(f"{peer.kind.title} starts")
     try:
@@ -131,7 +139,7 @@ def _beside(peer: PeerFound, ours: Side, where: Where, plan: Plan, teller: Telle
             peer.rounds += pair.in_memory() if where.place == MEMORY else pair.on_disk()
             if where.place == DISK:
                 _flip(peer, side, plan)
-    except SideError as failed:
+    except ContenderError as failed:
         if failed.kind is OURS:
             raise
         peer.reasons[where.place] = failed.reason
@@ -139,11 +147,11 @@ def _beside(peer: PeerFound, ours: Side, where: Where, plan: Plan, teller: Telle
     teller.step("", 1)
 
 
-def _flip(store: PeerFound, side: Side, plan: Plan) -> None:
+def _flip(store: PeerResult, side: Contender, plan: Plan) -> None:
     try:
         side.call("pages", page_bytes=plan.page_sizes[0])
         store.flips = side.call("flip")
-    except SideError as failed:
+    except ContenderError as failed:
         if failed.kind is OURS:
             raise
         store.reasons[FLIPS] = failed.reason

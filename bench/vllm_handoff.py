@@ -23,11 +23,11 @@ from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS,
 from kvwarehouse_bench.vllm.conditions import conditions
 from kvwarehouse_bench.vllm.engine import SETTLE_S, Engine, Offline
 from kvwarehouse_bench.vllm.environment import engine_environment, usable_cores
-from kvwarehouse_bench.vllm.found import Found
 from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, run
 from kvwarehouse_bench.vllm.handoff_report import handoff_report
 from kvwarehouse_bench.vllm.options import engine_options, warehouse_transfer
 from kvwarehouse_bench.vllm.pair import Pair
+from kvwarehouse_bench.vllm.results import TtftResults
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
 ABOUT = """\
@@ -74,7 +74,9 @@ def main() -> int:
 def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     lengths, rounds = _PROMPTS.chosen(args)
     shape = SHAPES[args.model]
-    found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), TAIL_TOKENS)
+    found = TtftResults(
+        shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), TAIL_TOKENS
+    )
     found.conditions["rounds"] = f"{rounds}, with and without hand-off first in turns"
     found.conditions["prompts"] = f"{TAIL_TOKENS} tokens longer than said, each asked in one round"
     found.conditions["through"] = "LLM.generate of two engines"

@@ -27,7 +27,7 @@ from kvwarehouse_bench.vllm.environment import engine_environment
 from kvwarehouse_bench.vllm.frame import bench_parser, numbers, run
 from kvwarehouse_bench.vllm.messages import Ask
 from kvwarehouse_bench.vllm.options import engine_options, toggled_transfer
-from kvwarehouse_bench.vllm.overhead_report import Found, Hook, overhead_report
+from kvwarehouse_bench.vllm.overhead_report import Hook, OverheadResults, overhead_report
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
 ABOUT = """\
@@ -116,7 +116,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     seconds = args.seconds or (_QUICK_SECONDS if args.quick else _SECONDS)
     numbers(str(seconds), "--seconds", 5, 86_400)
     shape = SHAPES[args.model]
-    found = Found(conditions(args.model, shape))
+    found = OverheadResults(conditions(args.model, shape))
     found.conditions["tiers"] = "DRAM and NVMe" if args.nvme else "DRAM"
     teller.step("a model is made and an engine starts")
     most_tokens = _BEGIN_TOKENS + BLOCK_TOKENS + _GENERATED_TOKENS
@@ -137,7 +137,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     return overhead_report(found)
 
 
-def _arms(bench: Bench, found: Found, teller: Teller, seconds: int) -> None:
+def _arms(bench: Bench, found: OverheadResults, teller: Teller, seconds: int) -> None:
     """Each kind of step, for `seconds` and to the end of what was then asked."""
     decode = {"bench.phase": "decode", "bench.steps": _DECODE_STEPS_EACH}
     teller.step("decode: 8 sequences")
@@ -160,7 +160,7 @@ def _until(seconds: int, ask: Callable[[], None]) -> Iterator[float]:
         yield time.monotonic() - begin
 
 
-def _timers(bench: Bench, found: Found) -> None:
+def _timers(bench: Bench, found: OverheadResults) -> None:
     """All hooks with a clock around them, decode and prefill apart; that clock is in the times."""
     asks: dict[str, Callable[[dict[str, Any]], None]] = {
         "decode": lambda params: bench.decode(params, _TIMED_TOKENS),

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.alternation import rotated
 from kvwarehouse_bench.harness.progress import Teller
-from kvwarehouse_bench.harness.turns import turned
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
 from kvwarehouse_bench.vllm.conditions import conditions
@@ -32,8 +32,8 @@ from kvwarehouse_bench.vllm.sweep_report import (
     AGAIN,
     CHOICE,
     RECOMPUTED,
-    Found,
     Speed,
+    SweepResults,
     sweep_report,
 )
 from kvwarehouse_bench.vllm.warehouse import Warehouse, private_warehouse
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     numbers(str(args.tokens), "--tokens", 2 * BLOCK_TOKENS, 65_536)
     numbers(str(args.together), "--together", 1, _MOST_TOGETHER)
     shape = SHAPES[args.model]
-    found = Found(shape, args.tokens, args.together, conditions(args.model, shape))
+    found = SweepResults(shape, args.tokens, args.together, conditions(args.model, shape))
     teller.step("a model is made and an engine starts")
     with _started(args, folder, shape) as bench:
         bench.store()
@@ -147,11 +147,11 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
 def _sample(bench: Bench, speed: Speed, turn: int) -> None:
     """Each way once; which is first changes."""
     ways = [RECOMPUTED, AGAIN, CHOICE]
-    for way in turned(ways, turn):
+    for way in rotated(ways, turn):
         speed.add(way, bench.choice(turn) if way == CHOICE else bench.recomputed(turn))
 
 
-def _break_even(bench: Bench, found: Found) -> float:
+def _break_even(bench: Bench, found: SweepResults) -> float:
     """Bytes a second of a disk that delivers KV as fast as the engine computes it."""
     taken = [bench.recomputed(turn).seconds for turn in range(_CALIBRATIONS)]
     tokens_per_s = found.tokens * found.together / statistics.median(taken)

@@ -15,20 +15,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.alternation import rotated
 from kvwarehouse_bench.harness.memory import copy_bytes_per_s
 from kvwarehouse_bench.harness.progress import Teller
-from kvwarehouse_bench.harness.turns import turned
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
 from kvwarehouse_bench.vllm.conditions import conditions
+from kvwarehouse_bench.vllm.contenders import EngineContender, PeerContender, WarehouseContender
 from kvwarehouse_bench.vllm.engine import SETTLE_S, Engine, Offline
 from kvwarehouse_bench.vllm.environment import engine_environment
-from kvwarehouse_bench.vllm.found import Found
 from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, numbers, run
 from kvwarehouse_bench.vllm.options import engine_options, peer_transfer, warehouse_transfer
+from kvwarehouse_bench.vllm.results import TtftResults
 from kvwarehouse_bench.vllm.serving import Serving
 from kvwarehouse_bench.vllm.shared_memory import offload_region
-from kvwarehouse_bench.vllm.sides import PeerSide, Side, WarehouseSide
 from kvwarehouse_bench.vllm.ttft_report import ttft_report
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
@@ -87,7 +87,9 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     lengths, rounds = _PROMPTS.chosen(args)
     numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]
-    found = Found(shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), args.tail)
+    found = TtftResults(
+        shape, lengths, conditions(args.model, shape), copy_bytes_per_s(), args.tail
+    )
     found.conditions["rounds"] = f"{rounds}, ways and engines in turns"
     found.conditions["prompts"] = f"{args.tail} tokens longer than said" if args.tail else "as said"
     found.conditions["through"] = "vllm serve" if args.serve else "LLM.generate"
@@ -102,17 +104,17 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
             for side in sides:
                 teller.step(f"{length} tokens: stored", length)
                 side.prepare(prompt)
-            turns = [(turn, side) for turn in range(rounds) for side in turned(sides, turn)]
+            turns = [(turn, side) for turn in range(rounds) for side in rotated(sides, turn)]
             for turn, side in turns:
                 teller.step(f"{length} tokens: round {turn + 1} of {rounds}", length)
                 time.sleep(SETTLE_S)
-                for way in turned(list(side.ways), turn):
+                for way in rotated(list(side.ways), turn):
                     found.add(way, length, side.ways[way](prompt))
     found.conditions["load after"] = load_average()
     return ttft_report(found)
 
 
-def _warm(sides: Sequence[Side], prompt: Sequence[int]) -> None:
+def _warm(sides: Sequence[EngineContender], prompt: Sequence[int]) -> None:
     """What runs for the first time is slower."""
     for side in sides:
         side.prepare(prompt)
@@ -122,8 +124,8 @@ def _warm(sides: Sequence[Side], prompt: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _sides(
-    args: argparse.Namespace, folder: Path, found: Found, longest: int
-) -> Iterator[list[Side]]:
+    args: argparse.Namespace, folder: Path, found: TtftResults, longest: int
+) -> Iterator[list[EngineContender]]:
     """The engines, ready; the peer's after ours."""
     shape = found.shape
     held = shape.kv_bytes_per_token * longest
@@ -145,13 +147,13 @@ def _sides(
             "direct I/O" if warehouse.direct else "no direct I/O here: the page cache is measured"
         )
         ours = started(warehouse_transfer(warehouse.address, load=args.load))
-        sides: list[Side] = [WarehouseSide(ours, warehouse)]
+        sides: list[EngineContender] = [WarehouseContender(ours, warehouse)]
         if not args.no_peer:
             files = folder / "files"
             files.mkdir()
             engine_id = stack.enter_context(offload_region())
             transfer = peer_transfer(engine_id, 2 * held + _SPARE_BYTES, files)
-            sides.append(PeerSide(started(transfer), files))
+            sides.append(PeerContender(started(transfer), files))
         yield sides
 
 

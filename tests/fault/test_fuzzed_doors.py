@@ -30,7 +30,7 @@ from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.ports import free_port
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
-from kvwarehouse_bench.strain import census
+from kvwarehouse_bench.strain import resource_snapshot
 from testkit import fuzz, tally
 from testkit.hostile_doors import (
     Door,
@@ -250,14 +250,14 @@ class Shown(str):
         return not len(self)
 
 
-def at_rest(opened: Open, client: kvw.Client) -> census.Census:
+def at_rest(opened: Open, client: kvw.Client) -> resource_snapshot.ResourceSnapshot:
     def rests() -> bool:
         core = client.status()["core"]
         dram = core["tiers"]["dram"]
         return core["sessions"] <= 2 and not dram["reserved_slots"] + dram["limbo_slots"]
 
     until(rests, "the sessions of those who left end")
-    return census.take(opened.serving, client)
+    return resource_snapshot.take(opened.serving, client)
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -281,7 +281,7 @@ def test_daemon_is_as_it_was_after_hostile_input_at(opened: Open, name: str, see
             after = at_rest(opened, client)
             return ", ".join(
                 f"{what}: {before[what]:g}, then {after[what]:g}"
-                for what in census.grown(before, after)
+                for what in resource_snapshot.grown(before, after)
                 if what.startswith("daemon") and what != _THREADS
             )
 

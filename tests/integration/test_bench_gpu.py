@@ -12,8 +12,8 @@ import pytest
 
 from kvwarehouse_bench.gpu import hbm
 from kvwarehouse_bench.gpu.cards import Memory
+from kvwarehouse_bench.gpu.goals import DIGEST, FROM_GPU, HBM, TO_GPU
 from kvwarehouse_bench.gpu.pinned import Work, outcome_of, pinned
-from kvwarehouse_bench.gpu.wanted import DIGEST, FROM_GPU, HBM, TO_GPU
 from kvwarehouse_bench.micro.figures import Figure
 from testkit.cuda_model import ModelDevice, environment
 

@@ -13,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.peers.sides import DISK, MEMORY, ROOT, Kind, Side, SideError
+from kvwarehouse_bench.peers.contenders import (
+    DISK,
+    MEMORY,
+    ROOT,
+    Contender,
+    ContenderError,
+    ContenderKind,
+)
 from testkit import tally
 
 SCRIPT = ROOT / "bench" / "peers.py"
-FILES = Kind("files", "files", "files.Files")
+FILES = ContenderKind("files", "files", "files.Files")
 # A size more is every work once more.
 SIZES = {"64KiB": 65536} if tally.rounds(1) == 1 else {"16KiB": 16384, "64KiB": 65536}
 SMALL = ("--bytes", "1MiB", "--pages", ",".join(SIZES), "--rounds", "2", "--keys", "64", "--quick")
@@ -97,33 +104,35 @@ def test_nothing_is_left_where_it_worked(run: Any) -> None:
 
 
 def test_peer_that_fails_to_start_says_why(tmp_path: Path) -> None:
-    broken = Kind("broken", "Broken", "files.Nothing")
-    with pytest.raises(SideError) as failed:
-        Side(broken, tmp_path, 1 << 20, MEMORY)
+    broken = ContenderKind("broken", "Broken", "files.Nothing")
+    with pytest.raises(ContenderError) as failed:
+        Contender(broken, tmp_path, 1 << 20, MEMORY)
     assert failed.value.kind is broken
     assert "has no attribute 'Nothing'" in failed.value.reason
 
 
 def test_peer_whose_environment_is_missing_says_which_command_makes_it(tmp_path: Path) -> None:
-    away = Kind("away", "Away", "files.Files", environment=ROOT / ".venv-peers" / "away")
-    with pytest.raises(SideError, match=r"not set up.*make setup-peers"):
-        Side(away, tmp_path, 1 << 20, MEMORY)
+    away = ContenderKind("away", "Away", "files.Files", environment=ROOT / ".venv-peers" / "away")
+    with pytest.raises(ContenderError, match=r"not set up.*make setup-peers"):
+        Contender(away, tmp_path, 1 << 20, MEMORY)
 
 
 def test_peer_whose_setup_failed_says_what_it_said(tmp_path: Path) -> None:
     environment = tmp_path / "peer"
     environment.with_suffix(".failed").write_text("no such package\nfor this system\n")
-    away = Kind("away", "Away", "files.Files", environment=environment)
-    with pytest.raises(SideError, match="could not be set up: no such package for this system"):
-        Side(away, tmp_path, 1 << 20, MEMORY)
+    away = ContenderKind("away", "Away", "files.Files", environment=environment)
+    with pytest.raises(
+        ContenderError, match="could not be set up: no such package for this system"
+    ):
+        Contender(away, tmp_path, 1 << 20, MEMORY)
 
 
 def test_peer_that_dies_in_a_work_is_an_error_then_and_afterwards(tmp_path: Path) -> None:
-    side = Side(FILES, tmp_path, 1 << 20, DISK)
+    side = Contender(FILES, tmp_path, 1 << 20, DISK)
     os.kill(child_with(str(tmp_path)), signal.SIGKILL)
-    with pytest.raises(SideError, match=r"its process ended|is gone"):
+    with pytest.raises(ContenderError, match=r"its process ended|is gone"):
         side.call("pages", page_bytes=4096)
-    with pytest.raises(SideError, match="is gone"):
+    with pytest.raises(ContenderError, match="is gone"):
         side.call("pages", page_bytes=4096)
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from kvwarehouse.gpu import Lane, Machine, Rates
 from kvwarehouse_bench.gpu import hbm, nvme, parts, ttft
+from kvwarehouse_bench.gpu.goals import DIGEST, GPU_GOALS, HBM, NO_GPU, PartOutcome, lines_of
 from kvwarehouse_bench.gpu.page import BEGIN, END, with_outcomes
 from kvwarehouse_bench.gpu.room import Room, room_of
-from kvwarehouse_bench.gpu.wanted import DIGEST, HBM, NO_GPU, WANTED, Outcome, lines_of
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.goals import read_goal
 
@@ -27,13 +27,13 @@ SAMPLE = ttft.Sample(
 
 
 def test_every_goal_can_be_judged() -> None:
-    for wanted in WANTED:
+    for wanted in GPU_GOALS:
         read_goal(wanted.goal, "%")
 
 
 def test_what_has_not_run_is_listed_with_its_reason() -> None:
-    lines = lines_of([Outcome("nvme", why_not=NO_GPU), Outcome("ttft", why_not="no torch")])
-    assert [line[0] for line in lines] == [wanted.name for wanted in WANTED]
+    lines = lines_of([PartOutcome("nvme", why_not=NO_GPU), PartOutcome("ttft", why_not="no torch")])
+    assert [line[0] for line in lines] == [wanted.name for wanted in GPU_GOALS]
     told = {line[0]: line[2] for line in lines}
     assert told[nvme.NAME] == f"not measured: {NO_GPU}"
     assert told[ttft.NAME] == "not measured: no torch"
@@ -103,12 +103,12 @@ def test_pool_is_for_the_longest_prompt_that_leaves_room_for_its_cache() -> None
 
 
 def test_a_page_says_what_ran_and_what_did_not() -> None:
-    ran = Outcome("ttft", ttft.figures_of([SAMPLE]), "131072 tokens do not fit")
+    ran = PartOutcome("ttft", ttft.figures_of([SAMPLE]), "131072 tokens do not fit")
     page = with_outcomes(
         f"# x\n{BEGIN}old\n{END}rest\n",
         {"driver": "CUDA 13.0"},
         ["a | b"],
-        [Outcome("nvme", why_not=NO_GPU), ran],
+        [PartOutcome("nvme", why_not=NO_GPU), ran],
     )
     assert "old" not in page
     assert page.endswith(f"{END}rest\n")
@@ -147,10 +147,10 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def found(part: str, value: float) -> Any:
-    return lambda asked: Outcome(part, [Figure(part, value, "GB/s")])
+    return lambda asked: PartOutcome(part, [Figure(part, value, "GB/s")])
 
 
-def fails(asked: Any) -> Outcome:
+def fails(asked: Any) -> PartOutcome:
     raise MemoryError("no 43 GB")
 
 
@@ -178,7 +178,7 @@ def test_a_part_that_fails_again_keeps_what_it_found_before(bench: Any) -> None:
 
 
 def test_what_was_found_is_written_before_the_next_part_begins(bench: Any) -> None:
-    def ends_the_process(asked: Any) -> Outcome:
+    def ends_the_process(asked: Any) -> PartOutcome:
         raise SystemExit(143)
 
     with pytest.raises(SystemExit):
@@ -199,7 +199,7 @@ def test_figures_of_another_machine_are_not_in_the_report(
 
 @pytest.mark.parametrize("wrong", ["--parts pinned,disk", "--lengths few"])
 def test_wrong_arguments_are_refused_before_anything_is_measured(bench: Any, wrong: str) -> None:
-    def never(asked: Any) -> Outcome:
+    def never(asked: Any) -> PartOutcome:
         raise AssertionError
 
     status, _ = bench(wrong, **dict.fromkeys(parts.PARTS, never))

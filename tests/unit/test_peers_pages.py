@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse_bench.peers.client import Client
-from kvwarehouse_bench.peers.flips import flip_one
+from kvwarehouse_bench.peers.corruption import corrupt_one_byte
 from kvwarehouse_bench.peers.pages import Pages, WrongBytesError, fill
 from kvwarehouse_bench.peers.store import CannotRunError
 from kvwarehouse_bench.peers.stores.files import Files
@@ -74,7 +74,7 @@ def test_byte_between_the_stamps_is_found_by_comparing_whole(
 def test_flipped_byte_is_one_byte_of_the_right_file(pages: Pages, tmp_path: Any) -> None:
     for at in range(COUNT):
         (tmp_path / str(at)).write_bytes(b"header" + pages.source[at].tobytes())
-    flip_one(tmp_path, pages.source[4])
+    corrupt_one_byte(tmp_path, pages.source[4])
     for at in range(COUNT):
         stored = np.frombuffer((tmp_path / str(at)).read_bytes()[6:], np.uint8)
         assert (stored != pages.source[at]).sum() == (1 if at == 4 else 0)
@@ -83,7 +83,7 @@ def test_flipped_byte_is_one_byte_of_the_right_file(pages: Pages, tmp_path: Any)
 def test_flip_of_a_page_that_is_in_no_file_says_so(pages: Pages, tmp_path: Any) -> None:
     (tmp_path / "other").write_bytes(bytes(PAGE_BYTES))
     with pytest.raises(CannotRunError, match="none of its files"):
-        flip_one(tmp_path, pages.source[0])
+        corrupt_one_byte(tmp_path, pages.source[0])
 
 
 class Exchanging(Files):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse_bench.peers.contenders import DISK, MEMORY, OURS, PEERS, ROOT, ContenderError
 from kvwarehouse_bench.peers.document import BEGIN, END, pictures, with_report
-from kvwarehouse_bench.peers.found import Found, PeerFound, compared, equal_threads
 from kvwarehouse_bench.peers.goals import goals
 from kvwarehouse_bench.peers.report import peers_report
-from kvwarehouse_bench.peers.sides import DISK, MEMORY, OURS, PEERS, ROOT, SideError
-from kvwarehouse_bench.peers.works import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
+from kvwarehouse_bench.peers.results import PeerResult, PeersResults, compared, equal_threads
+from kvwarehouse_bench.peers.workloads import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
 
 KINDS = {kind.key: kind for kind in PEERS}
 ABOUT = {name: name for name in ("version", "layout", "durability", "lookup", "start")}
@@ -26,22 +26,22 @@ RIGHT = {
 }
 
 
-def found_of(peer: str, *rounds: Rounds, flips: dict[str, int] | None = None) -> Found:
-    beside = PeerFound(KINDS[peer], about={MEMORY: ABOUT, DISK: ABOUT}, rounds=list(rounds))
-    return Found({"machine": "m"}, 1e9, PeerFound(OURS, flips=flips), [beside])
+def found_of(peer: str, *rounds: Rounds, flips: dict[str, int] | None = None) -> PeersResults:
+    beside = PeerResult(KINDS[peer], about={MEMORY: ABOUT, DISK: ABOUT}, rounds=list(rounds))
+    return PeersResults({"machine": "m"}, 1e9, PeerResult(OURS, flips=flips), [beside])
 
 
 def rounds_of(work: str, peer: Any, ours: Any, way: str = "as it is") -> Rounds:
     return Rounds(work, 2 << 20, 8, {way: peer}, {"verified": ours})
 
 
-def texts(found: Found) -> str:
+def texts(found: PeersResults) -> str:
     return "\n".join(
         "|".join(map(str, row)) for block in peers_report(found).tables for row in block.rows
     )
 
 
-def verdicts(found: Found) -> dict[str, str]:
+def verdicts(found: PeersResults) -> dict[str, str]:
     return {goal.text: goal.verdict for goal in goals(found) if goal.met is not None}
 
 
@@ -90,7 +90,7 @@ def test_goal_is_judged_by_what_was_measured(rounds: Rounds, goal: str, verdict:
 
 def test_best_peer_is_the_one_that_is_nearest() -> None:
     found = found_of("redis", rounds_of(LOOKUP, [[6e-4]], [[1e-4]]))
-    slower = PeerFound(KINDS["files"], rounds=[rounds_of(LOOKUP, [[9e-3]], [[1e-4]])])
+    slower = PeerResult(KINDS["files"], rounds=[rounds_of(LOOKUP, [[9e-3]], [[1e-4]])])
     found.peers.append(slower)
     assert next(goal.seen for goal in goals(found) if "best peer" in goal.text) == "6.0 (Redis)"
 
@@ -117,7 +117,7 @@ def test_missed_goals_stand_in_the_first_line() -> None:
 
 def test_peer_that_did_not_run_is_a_row_with_the_reason() -> None:
     found = found_of("files", rounds_of(LOAD, [1.0], [1.0]))
-    found.peers.append(PeerFound(KINDS["redis"], reasons={MEMORY: "no server [here]"}))
+    found.peers.append(PeerResult(KINDS["redis"], reasons={MEMORY: "no server [here]"}))
     assert "Redis|memory|did not run: no server [here]" in texts(found)
     assert "Redis: did not run, see above" in texts(found)
 
@@ -134,9 +134,9 @@ def test_reason_is_the_last_line_of_what_happened() -> None:
     error = "kvwarehouse_bench.peers.store.CannotRunError: it ended"
     trace = f"Traceback (most recent call last):\n  File\n{error}"
     said = f"{trace}\n\nthe end of its log:\nchatter"
-    assert SideError(KINDS["redis"], said).reason == "it ended"
+    assert ContenderError(KINDS["redis"], said).reason == "it ended"
     late = "Redis did not answer in 120 s\nthe end of its log:\nchatter"
-    assert SideError(KINDS["redis"], late).reason == "Redis did not answer in 120 s"
+    assert ContenderError(KINDS["redis"], late).reason == "Redis did not answer in 120 s"
 
 
 def test_page_and_picture_have_every_peer_that_was_measured() -> None:

@@ -16,7 +16,6 @@ import pytest
 from kvwarehouse.report.report import Report
 from kvwarehouse_bench.harness.process import ProgramError
 from kvwarehouse_bench.vllm.checkpoint import SHAPES
-from kvwarehouse_bench.vllm.found import Found
 from kvwarehouse_bench.vllm.handoff_report import handoff_report, tokens_per_s
 from kvwarehouse_bench.vllm.messages import DEVICE, HOST, MISSED_BLOCKS, Answer, Ask
 from kvwarehouse_bench.vllm.options import ALONE, warehouse_transfer
@@ -30,6 +29,7 @@ from kvwarehouse_bench.vllm.pair import (
     WAYS,
     Pair,
 )
+from kvwarehouse_bench.vllm.results import TtftResults
 from kvwarehouse_bench.vllm.sample import Sample
 from kvwarehouse_bench.vllm.warehouse import Warehouse
 
@@ -181,9 +181,9 @@ def test_roles_reach_the_engines() -> None:
 # --- the report
 
 
-def found(**seconds: Sequence[float]) -> Found:
+def found(**seconds: Sequence[float]) -> TtftResults:
     names = {way.replace(" ", "_").replace("-", "_"): way for way in WAYS}
-    made = Found(SHAPES["tiny"], [1024], {"machine": "m"}, 1e9, tail_tokens=9)
+    made = TtftResults(SHAPES["tiny"], [1024], {"machine": "m"}, 1e9, tail_tokens=9)
     for name, way in names.items():
         for taken in seconds.get(name, [1.0, 1.0, 1.0]):
             made.add(way, 1024, Sample(taken, 1.0))

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from kvwarehouse_bench.gpu.cards import Card
+from kvwarehouse_bench.gpu.goals import DIGEST, HBM, PartOutcome
 from kvwarehouse_bench.gpu.pages import PATIENCE_S, DevicePages
-from kvwarehouse_bench.gpu.wanted import DIGEST, HBM, Outcome
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
@@ -41,7 +41,7 @@ class Sample:
 
 def hbm(
     card: Card, folder: Path, work: Work, environment: Mapping[str, str] | None = None
-) -> Outcome:
+) -> PartOutcome:
     """environment: of the daemon, beside that of this process. Blocks for some minutes. Raises
     RuntimeError where pages did not come whole, or not from HBM."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def hbm(
     return outcome_of(samples)
 
 
-def outcome_of(samples: Sequence[Sample]) -> Outcome:
+def outcome_of(samples: Sequence[Sample]) -> PartOutcome:
     """The slowest size is judged, and the one in which the digest takes the most."""
     loads = [
         Figure.of_speed(
@@ -84,7 +84,7 @@ def outcome_of(samples: Sequence[Sample]) -> Outcome:
         HBM, worst.value, worst.unit, worst.limit, _LIMIT, _GOAL, worst.ratio, worst.ratio_spread
     )
     share = Figure(DIGEST, max(map(_share, samples)), "%", goal=_DIGEST_GOAL)
-    return Outcome("hbm", [judged, share, *loads])
+    return PartOutcome("hbm", [judged, share, *loads])
 
 
 def _share(sample: Sample) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvwarehouse_bench.gpu.wanted import Outcome
+from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.results import Result, read_results, write_result
 
@@ -14,7 +14,7 @@ _WHY = "why not"
 """Beside the conditions, which do not have it."""
 
 
-def keep(outcome: Outcome, conditions: Mapping[str, str], folder: Path) -> None:
+def keep(outcome: PartOutcome, conditions: Mapping[str, str], folder: Path) -> None:
     """In place of what the part found before, unless it found nothing now."""
     before = {each.part: each for each in kept([outcome.part], conditions, folder)}
     if not outcome.figures and before.get(outcome.part, outcome).figures:
@@ -23,7 +23,7 @@ def keep(outcome: Outcome, conditions: Mapping[str, str], folder: Path) -> None:
     write_result(Result(outcome.part, told, outcome.figures), folder)
 
 
-def kept(parts: Sequence[str], conditions: Mapping[str, str], folder: Path) -> list[Outcome]:
+def kept(parts: Sequence[str], conditions: Mapping[str, str], folder: Path) -> list[PartOutcome]:
     """In the order of the parts; those that have not run here are not among them."""
     return [
         _outcome(result)
@@ -32,6 +32,6 @@ def kept(parts: Sequence[str], conditions: Mapping[str, str], folder: Path) -> l
     ]
 
 
-def _outcome(result: Result) -> Outcome:
+def _outcome(result: Result) -> PartOutcome:
     figures = [each for each in result.found if isinstance(each, Figure)]
-    return Outcome(result.measure, figures, result.conditions.get(_WHY, ""))
+    return PartOutcome(result.measure, figures, result.conditions.get(_WHY, ""))

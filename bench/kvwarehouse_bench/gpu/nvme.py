@@ -18,7 +18,7 @@ from kvwarehouse.gpu import Machine, Rates, choose, reader
 from kvwarehouse.gpu.driver import Driver
 from kvwarehouse.gpu.rates import disk_rate
 from kvwarehouse.gpu.rates_child import drop_cached
-from kvwarehouse_bench.gpu.wanted import Outcome
+from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 
@@ -33,10 +33,10 @@ _WAIT_S = 120.0
 _LEAST_CAPACITY = 512 << 20
 
 
-def nvme(machine: Machine, folder: Path, stored_bytes: int) -> Outcome:
+def nvme(machine: Machine, folder: Path, stored_bytes: int) -> PartOutcome:
     """Blocks for a few minutes at most."""
     if not machine.has_device:
-        return Outcome("nvme", why_not=machine.words()[0])
+        return PartOutcome("nvme", why_not=machine.words()[0])
     folder.mkdir(parents=True, exist_ok=True)
     tiers = {"dram": "1GiB", "nvme_capacity": str(max(_LEAST_CAPACITY, 2 * stored_bytes))}
     with Serving(folder, **tiers) as serving, serving.connect() as client:
@@ -75,11 +75,11 @@ def load_rate(
     return pages * PAGE_BYTES / statistics.median(taken[1:])
 
 
-def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, lane: str) -> Outcome:
+def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, lane: str) -> PartOutcome:
     """Verified loads are judged; the bare transfers of each way are shown."""
     if not rates.bytes_per_s or not disk_bytes_per_s:
         why = next(iter(rates.problems.values()), "the disk itself was not measured")
-        return Outcome("nvme", why_not=why)
+        return PartOutcome("nvme", why_not=why)
     ordered = sorted(rates.bytes_per_s.items(), key=lambda item: -item[1])
     limit = disk_bytes_per_s / GIGABYTE
     figures = [
@@ -91,7 +91,7 @@ def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, lane: 
         )
         for each, rate in ordered
     ]
-    return Outcome("nvme", figures)
+    return PartOutcome("nvme", figures)
 
 
 def fill(client: kvw.Client, pages: int) -> kvw.OpenNamespace:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvwarehouse.cli.generated_section import replace_section
-from kvwarehouse_bench.gpu.wanted import Outcome, lines_of
+from kvwarehouse_bench.gpu.goals import PartOutcome, lines_of
 
 BEGIN = "<!-- written by make bench-gpu, do not edit -->\n"
 END = "<!-- end of what make bench-gpu wrote -->\n"
@@ -16,7 +16,7 @@ def with_outcomes(
     document: str,
     conditions: Mapping[str, str],
     words: Sequence[str],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[PartOutcome],
 ) -> str:
     """words: what the machine has and what fell back to what. ValueError without the marks."""
     rows = ["| figure | goal | measured | verdict |", "|---|---|---|---|"]
@@ -35,7 +35,7 @@ def with_outcomes(
     return replace_section(document, BEGIN, END, "\n" + "\n\n".join(parts) + "\n\n")
 
 
-def _why(outcome: Outcome) -> str:
+def _why(outcome: PartOutcome) -> str:
     said = "left something out" if outcome.figures else "has not"
     return f"`{outcome.part}` {said}: {outcome.why_not}"
 

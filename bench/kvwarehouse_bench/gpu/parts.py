@@ -13,11 +13,11 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.gpu import Machine
 from kvwarehouse_bench.gpu import hbm as hbm_part
 from kvwarehouse_bench.gpu.cards import TorchCard
+from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.gpu.nvme import nvme
 from kvwarehouse_bench.gpu.pinned import Work, pinned
 from kvwarehouse_bench.gpu.room import Room
 from kvwarehouse_bench.gpu.ttft import SHAPES, ttft
-from kvwarehouse_bench.gpu.wanted import Outcome
 from kvwarehouse_bench.harness.frame import numbers
 
 LENGTHS, _QUICK_LENGTHS = "1024,4096,16384,32768,65536,131072", "1024,2048"
@@ -43,7 +43,7 @@ class Asked:
         return 1 if self.args.quick else int(self.args.rounds)
 
 
-Part = Callable[[Asked], Outcome]
+Part = Callable[[Asked], PartOutcome]
 
 
 def chosen(text: str | None) -> list[str]:
@@ -63,20 +63,20 @@ def lengths_of(args: argparse.Namespace) -> list[int]:
     return numbers(given, "--lengths", 1024, 1 << 20)
 
 
-def tried(name: str, part: Part, asked: Asked) -> tuple[Outcome, bool]:
+def tried(name: str, part: Part, asked: Asked) -> tuple[PartOutcome, bool]:
     """What the part found, and whether it came to its end. One that raised has the reason for an
     outcome; where it was is told on stderr."""
     if not asked.machine.has_device:
-        return Outcome(name, why_not=asked.machine.words()[0]), True
+        return PartOutcome(name, why_not=asked.machine.words()[0]), True
     try:
         return part(asked), True
     except Exception as error:  # noqa: BLE001 - whatever it was, the other parts go on
         traceback.print_exc()
         why = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_TEXT]
-        return Outcome(name, why_not=why), False
+        return PartOutcome(name, why_not=why), False
 
 
-def _pinned(asked: Asked) -> Outcome:
+def _pinned(asked: Asked) -> PartOutcome:
     wanted = _QUICK_MOVED_BYTES if asked.args.quick else _MOVED_BYTES
     moved = asked.room.largest(wanted, _TIER_TIMES + 1, 0)  # and the page-locked memory
     if not moved:
@@ -85,7 +85,7 @@ def _pinned(asked: Asked) -> Outcome:
     return _smaller(found, wanted, moved, asked)
 
 
-def _hbm(asked: Asked) -> Outcome:
+def _hbm(asked: Asked) -> PartOutcome:
     wanted = _QUICK_MOVED_BYTES if asked.args.quick else _MOVED_BYTES
     moved = asked.room.largest(wanted, _TIER_TIMES, 0)
     if not moved:
@@ -94,7 +94,7 @@ def _hbm(asked: Asked) -> Outcome:
     return _smaller(found, wanted, moved, asked)
 
 
-def _nvme(asked: Asked) -> Outcome:
+def _nvme(asked: Asked) -> PartOutcome:
     wanted = _QUICK_STORED_BYTES if asked.args.quick else _STORED_BYTES
     stored = asked.room.largest(wanted, 0, 2)
     if not stored:
@@ -102,7 +102,7 @@ def _nvme(asked: Asked) -> Outcome:
     return _smaller(nvme(asked.machine, asked.folder, stored), wanted, stored, asked)
 
 
-def _ttft(asked: Asked) -> Outcome:
+def _ttft(asked: Asked) -> PartOutcome:
     lengths = lengths_of(asked.args)
     shape = SHAPES[asked.args.model or ("tiny" if asked.args.quick else "8b")]
     fitting = asked.room.prompts(lengths, shape.kv_bytes_per_token)
@@ -116,18 +116,18 @@ def _ttft(asked: Asked) -> Outcome:
     return _noted(found, told)
 
 
-def _no_room(name: str, asked: Asked) -> Outcome:
-    return Outcome(name, why_not=f"there is no room: {asked.room.words()}")
+def _no_room(name: str, asked: Asked) -> PartOutcome:
+    return PartOutcome(name, why_not=f"there is no room: {asked.room.words()}")
 
 
-def _smaller(found: Outcome, wanted: int, size: int, asked: Asked) -> Outcome:
+def _smaller(found: PartOutcome, wanted: int, size: int, asked: Asked) -> PartOutcome:
     if size == wanted:
         return found
     told = f"measured with {size >> 20} MiB instead of {wanted >> 20}: {asked.room.words()}"
     return _noted(found, told)
 
 
-def _noted(found: Outcome, told: str) -> Outcome:
+def _noted(found: PartOutcome, told: str) -> PartOutcome:
     return replace(found, why_not="; ".join(filter(None, (found.why_not, told))))
 
 

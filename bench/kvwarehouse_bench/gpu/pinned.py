@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse_bench.gpu.cards import Card, Memory
+from kvwarehouse_bench.gpu.goals import FROM_GPU, TO_GPU, PartOutcome
 from kvwarehouse_bench.gpu.pages import PATIENCE_S, DevicePages
-from kvwarehouse_bench.gpu.wanted import FROM_GPU, TO_GPU, Outcome
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
@@ -29,7 +29,7 @@ class Work:
     rounds: int = 7
 
 
-def pinned(card: Card, folder: Path, work: Work) -> Outcome:
+def pinned(card: Card, folder: Path, work: Work) -> PartOutcome:
     """Blocks for some minutes. Raises RuntimeError where pages did not come or go whole."""
     folder.mkdir(parents=True, exist_ok=True)
     memory, host = card.memory(work.moved_bytes), card.pinned(work.moved_bytes)
@@ -53,10 +53,10 @@ def pinned(card: Card, folder: Path, work: Work) -> Outcome:
     return outcome_of(to_gpu, from_gpu)
 
 
-def outcome_of(to_gpu: Sequence[Figure], from_gpu: Sequence[Figure]) -> Outcome:
+def outcome_of(to_gpu: Sequence[Figure], from_gpu: Sequence[Figure]) -> PartOutcome:
     """The slowest size is judged, each way; all are shown."""
     judged = [_judged(TO_GPU, to_gpu), _judged(FROM_GPU, from_gpu)]
-    return Outcome("pinned", [*judged, *to_gpu, *from_gpu])
+    return PartOutcome("pinned", [*judged, *to_gpu, *from_gpu])
 
 
 def _judged(name: str, figures: Sequence[Figure]) -> Figure:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.gpu.wanted import Outcome
+from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
@@ -88,7 +88,9 @@ def figures_of(samples: Sequence[Sample]) -> list[Figure]:
     return figures
 
 
-def ttft(device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder: Path) -> Outcome:
+def ttft(
+    device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder: Path
+) -> PartOutcome:
     """Lengths that do not fit the device's memory, or its share for the HBM tier, are left out, and
     the outcome says so."""
     import torch
@@ -115,7 +117,7 @@ def ttft(device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder:
                 break
             if pool and not work.from_hbm:
                 left_out.append(f"{tokens} tokens do not fit the HBM tier of {pool >> 20} MiB")
-    return Outcome("ttft", figures_of(samples), "; ".join(left_out))
+    return PartOutcome("ttft", figures_of(samples), "; ".join(left_out))
 
 
 def tier_bytes(tokens: int, kv_bytes_per_token: int) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse_bench.harness.answering import serve
-from kvwarehouse_bench.peers.flips import flip_one
+from kvwarehouse_bench.peers.corruption import corrupt_one_byte
 from kvwarehouse_bench.peers.pages import Pages, WrongBytesError
 from kvwarehouse_bench.peers.store import Room, Store
 
@@ -78,7 +78,7 @@ class Client:
         """Seconds for what the last round stored."""
         self._store.use(way)
         if self._disk:
-            self._store.chill()
+            self._store.drop_caches()
         self._pages.wipe()
         self._store.ready(self._names)
         begin = time.perf_counter()
@@ -143,10 +143,10 @@ class Client:
         for name, part in zip(names, parts, strict=True):
             self._store.store(name, part)
         self._store.settle()
-        self._store.chill()
+        self._store.drop_caches()
         for part in parts[:_FLIPPED]:
-            flip_one(self._folder, part.source[0])
-        self._store.chill()
+            corrupt_one_byte(self._folder, part.source[0])
+        self._store.drop_caches()
         answers = [self._answer(name, part) for name, part in zip(names, parts, strict=True)]
         return {
             **{

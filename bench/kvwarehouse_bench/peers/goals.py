@@ -8,8 +8,14 @@ from dataclasses import dataclass
 
 from kvwarehouse.sizes import format_size
 from kvwarehouse_bench.harness.spread import percentile
-from kvwarehouse_bench.peers.found import BOUNDARY, VERIFIED, Found, compared, equal_threads
-from kvwarehouse_bench.peers.works import LOAD, LOOKUP, STORE, STORE_ONE
+from kvwarehouse_bench.peers.results import (
+    BOUNDARY,
+    VERIFIED,
+    PeersResults,
+    compared,
+    equal_threads,
+)
+from kvwarehouse_bench.peers.workloads import LOAD, LOOKUP, STORE, STORE_ONE
 
 _LOOKUP_RATIO, _LOOKUP_US = 5.0, 100.0
 _LOAD_RATIO, _STORE_RATIO, _STORE_ONE_RATIO = 1.1, 1.0, 3.0
@@ -31,7 +37,7 @@ class Goal:
         return NOT_MEASURED if self.met is None else MET if self.met else MISSED
 
 
-def goals(found: Found) -> list[Goal]:
+def goals(found: PeersResults) -> list[Goal]:
     return [
         _lookups(found),
         _lookup_time(found),
@@ -44,7 +50,7 @@ def goals(found: Found) -> list[Goal]:
     ]
 
 
-def _lookups(found: Found) -> Goal:
+def _lookups(found: PeersResults) -> Goal:
     seen = {
         peer.kind.title: each.ratio.median
         for peer, rounds in found.of(LOOKUP)
@@ -58,7 +64,7 @@ def _lookups(found: Found) -> Goal:
     return Goal(text, f"{seen[best]:.1f} ({best})", seen[best] >= _LOOKUP_RATIO)
 
 
-def _lookup_time(found: Found) -> Goal:
+def _lookup_time(found: PeersResults) -> Goal:
     """Of all rounds; and of those beside each peer, for a peer's threads may be in the way."""
     beside = [
         [1e6 * percentile(each, 0.5) for values in rounds.ours.values() for each in values]
@@ -74,7 +80,7 @@ def _lookup_time(found: Found) -> Goal:
 
 
 def _at_least(
-    found: Found, work: str, peer: str, least: float, what: str, *, mine: str = ""
+    found: PeersResults, work: str, peer: str, least: float, what: str, *, mine: str = ""
 ) -> Goal:
     """At every page size and way of the peer, beside ours with as many threads."""
     named = [other.kind.title for other in found.peers if other.kind.key == peer]
@@ -102,7 +108,7 @@ def _only(way: str) -> str:
     return VERIFIED
 
 
-def _flips(found: Found) -> Goal:
+def _flips(found: PeersResults) -> Goal:
     text = "a flipped byte is a miss, and its neighbours are served"
     flips = found.ours.flips
     if flips is None:

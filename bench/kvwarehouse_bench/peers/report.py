@@ -8,24 +8,24 @@ from typing import Any
 
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
-from kvwarehouse_bench.peers.found import (
+from kvwarehouse_bench.peers.contenders import DISK, MEMORY
+from kvwarehouse_bench.peers.goals import flipped_words, goals
+from kvwarehouse_bench.peers.results import (
     BOUNDARY,
     FLIPS,
     GIGABYTE,
     TWO_THREADS,
     VERIFIED,
     Compared,
-    Found,
-    PeerFound,
+    PeerResult,
+    PeersResults,
     compared,
     equal_threads,
     rate,
     tail_us,
 )
-from kvwarehouse_bench.peers.goals import flipped_words, goals
-from kvwarehouse_bench.peers.sides import DISK, MEMORY
 from kvwarehouse_bench.peers.store import ONLY
-from kvwarehouse_bench.peers.works import COLD, DURABLE, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
+from kvwarehouse_bench.peers.workloads import COLD, DURABLE, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
 
 _NOTES = (
     "Medians over rounds; in brackets the middle half of the rounds' own ratios, which are our"
@@ -48,7 +48,7 @@ _NOTES = (
 _ABOUT = ("version", "layout", "durability", "lookup", "start")
 
 
-def peers_report(found: Found) -> Report:
+def peers_report(found: PeersResults) -> Report:
     return Report(
         title="Beside the peers",
         summary=_summary(found),
@@ -64,7 +64,7 @@ def peers_report(found: Found) -> Report:
     )
 
 
-def _measured(found: Found) -> list[TableBlock]:
+def _measured(found: PeersResults) -> list[TableBlock]:
     return [
         _lookups(found),
         _moved(found, LOAD, "loads from memory, GB/s", MEMORY),
@@ -76,7 +76,7 @@ def _measured(found: Found) -> list[TableBlock]:
     ]
 
 
-def _plots(found: Found) -> list[Plot]:
+def _plots(found: PeersResults) -> list[Plot]:
     return [
         _plot(found, LOAD, "Loads from memory"),
         _plot(found, STORE, "Stores to memory"),
@@ -84,7 +84,7 @@ def _plots(found: Found) -> list[Plot]:
     ]
 
 
-def _summary(found: Found) -> str:
+def _summary(found: PeersResults) -> str:
     asked = goals(found)
     missed = [goal.text for goal in asked if goal.met is False]
     measured = sum(goal.met is not None for goal in asked)
@@ -92,11 +92,11 @@ def _summary(found: Found) -> str:
     return f"{said}; missed: {'; '.join(missed)}." if missed else f"{said}."
 
 
-def _goals(found: Found) -> list[tuple[str, str, str]]:
+def _goals(found: PeersResults) -> list[tuple[str, str, str]]:
     return [(goal.text, goal.seen, goal.verdict) for goal in goals(found)]
 
 
-def _stores(found: Found) -> TableBlock:
+def _stores(found: PeersResults) -> TableBlock:
     rows = []
     for store in [found.ours, *found.peers]:
         for place, about in store.about.items():
@@ -108,7 +108,7 @@ def _stores(found: Found) -> TableBlock:
     return TableBlock("what ran", columns, rows)
 
 
-def _lookups(found: Found) -> TableBlock:
+def _lookups(found: PeersResults) -> TableBlock:
     rows = []
     for peer, rounds in found.of(LOOKUP):
         for way, theirs in rounds.peer.items():
@@ -128,7 +128,7 @@ def _calls_us(p50s_s: Sequence[float], calls: Sequence[Any]) -> list[str]:
     return [f"{1e6 * statistics.median(p50s_s):,.0f}", f"{tail_us(calls):,.0f}"]
 
 
-def _moved(found: Found, work: str, title: str, place: str) -> TableBlock:
+def _moved(found: PeersResults, work: str, title: str, place: str) -> TableBlock:
     with_boundary = work == LOAD
     rows = []
     for peer, rounds in found.of(work):
@@ -155,7 +155,7 @@ def _rates(rounds: Rounds, each: Compared) -> list[str]:
     return [f"{theirs.median:.2f}", f"{ours.median:.2f}", f"{each.ratio:.2f}"]
 
 
-def _alone(found: Found) -> TableBlock:
+def _alone(found: PeersResults) -> TableBlock:
     rows = []
     for peer, rounds in found.of(STORE_ONE):
         for way in rounds.peer:
@@ -170,7 +170,7 @@ def _alone(found: Found) -> TableBlock:
     return TableBlock("store of one page to memory, us", columns, rows)
 
 
-def _flips(found: Found) -> TableBlock:
+def _flips(found: PeersResults) -> TableBlock:
     rows = []
     for store in [found.ours, *found.peers]:
         if store.flips is not None:
@@ -183,15 +183,15 @@ def _flips(found: Found) -> TableBlock:
     return TableBlock("one byte changed on the disk in each of some pages", columns, rows)
 
 
-def _named(peer: PeerFound, way: str) -> str:
+def _named(peer: PeerResult, way: str) -> str:
     return peer.kind.title if way == ONLY else f"{peer.kind.title}, {way}"
 
 
-def _why(peer: PeerFound, reason: str, columns: int) -> list[list[str]]:
+def _why(peer: PeerResult, reason: str, columns: int) -> list[list[str]]:
     return [[f"{peer.kind.title}: failed: {reason}", *[""] * (columns - 1)]] if reason else []
 
 
-def _absent(found: Found, place: str, columns: int) -> list[list[str]]:
+def _absent(found: PeersResults, place: str, columns: int) -> list[list[str]]:
     return [
         [f"{peer.kind.title}: did not run, see above", *[""] * (columns - 1)]
         for peer in found.peers
@@ -199,7 +199,7 @@ def _absent(found: Found, place: str, columns: int) -> list[list[str]]:
     ]
 
 
-def _plot(found: Found, work: str, title: str) -> Plot:
+def _plot(found: PeersResults, work: str, title: str) -> Plot:
     """Of ours all rounds, whichever peer they ran beside; of a peer its best way with as many
     threads."""
     ours: dict[str, dict[int, list[float]]] = {}
@@ -234,7 +234,7 @@ def _series(name: str, sizes: dict[int, list[float]], of: Callable[[list[float]]
     return Series(name, [(size / (1 << 20), of(rates)) for size, rates in sorted(sizes.items())])
 
 
-def _figures(found: Found) -> dict[str, Any]:
+def _figures(found: PeersResults) -> dict[str, Any]:
     return {
         "conditions": found.conditions,
         "copy_bytes_per_s": found.copy_bytes_per_s,

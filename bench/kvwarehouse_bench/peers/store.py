@@ -79,7 +79,7 @@ class Store(Protocol):
         """Returns once all that was stored is on the disk."""
         ...
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         """Leaves what was stored on the disk alone: the next load has to read it."""
         ...
 
@@ -115,7 +115,7 @@ class Keyed:
     def settle(self) -> None:
         raise CannotRunError("has no disk here")
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         raise CannotRunError("has no disk here")
 
 

@@ -6,8 +6,8 @@
 A daemon with small tiers, local and remote clients in threads that store, load, pin, leave and come
 back; evictions, promotions, clears and flushes all the time. In the first half clients in processes
 of their own are killed in the middle of stores, and the daemon is killed and stopped and started
-again. Then, with everybody gone, a census is taken of the daemon that serves then; after the second
-half another. Nothing may have grown beyond what census.py allows, and nothing
+again. Then, with everybody gone, a snapshot is taken of the daemon that serves then; after the
+second half another. Nothing may have grown beyond what resource_snapshot.py allows, and nothing
 wrong may have been loaded. Exit status 1 otherwise.
 """
 
@@ -29,8 +29,9 @@ from typing import Final
 from kvwarehouse_bench.harness.client_process import ClientProcess
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_bench.strain import census
+from kvwarehouse_bench.strain import resource_snapshot
 from kvwarehouse_bench.strain.churn import PROMPTS, SPACES, Churn
+from kvwarehouse_bench.strain.resource_snapshot import ResourceSnapshot
 
 LOCAL, REMOTE = 3, 1
 PROGRESS_S: Final = 15.0
@@ -61,17 +62,17 @@ class Soak:
         self.said_at = 0.0
         self.life = self.sessions_of_its_own = 0
 
-    def run(self) -> tuple[census.Census, census.Census]:
-        """The census after the warm-up, and the one at the end."""
+    def run(self) -> tuple[ResourceSnapshot, ResourceSnapshot]:
+        """The snapshot after the warm-up, and the one at the end."""
         self.serving.start()
         with self.serving.connect_remote(timeout_s=60) as client:
             self.sessions_of_its_own = client.status()["core"]["sessions"]
         self.churn(until_s=self.seconds * 0.45, unrest=True)
         self.restart()  # the daemon that is watched has a start like any
         self.churn(until_s=self.seconds * (0.45 + WARM_UP), unrest=False)
-        before = self.census()
+        before = self.snapshot()
         self.churn(until_s=self.seconds, unrest=False)
-        return before, self.census()
+        return before, self.snapshot()
 
     def churn(self, until_s: float, *, unrest: bool) -> None:
         self.life += 1
@@ -126,7 +127,7 @@ class Soak:
             self.never.wait(self.rng.uniform(0.0, 0.3))  # anywhere in it
         self.done["clients killed"] += 1
 
-    def census(self) -> census.Census:
+    def snapshot(self) -> ResourceSnapshot:
         """Once all that ends by itself has ended."""
         with self.serving.connect_remote(timeout_s=60) as client:
             client.flush(60)
@@ -141,7 +142,7 @@ class Soak:
             until(at_rest, "sessions, pins, reserved slots and limbo end with their clients")
             core = client.status()["core"]
             assert core["loads"]["failed"].get("mismatch", 0) == core["quarantined"] == 0, core
-            return census.take(self.serving, client)
+            return resource_snapshot.take(self.serving, client)
 
     def progress(self, clients: list[Churn]) -> None:
         now = time.monotonic() - self.began
@@ -153,11 +154,13 @@ class Soak:
         print(f"{now:6.0f} s of {self.seconds:.0f}: {said}", file=sys.stderr, flush=True)
 
 
-def table(before: census.Census, after: census.Census) -> str:
+def table(before: ResourceSnapshot, after: ResourceSnapshot) -> str:
     rows = [f"{'':28}{'warm':>10}{'end':>10}{'may grow':>10}"]
     for what, value in after.items():
-        mark = "" if value <= before[what] + census.allowed(what) else "   GREW"
-        rows.append(f"{what:28}{before[what]:10.0f}{value:10.0f}{census.allowed(what):10.0f}{mark}")
+        mark = "" if value <= before[what] + resource_snapshot.allowed(what) else "   GREW"
+        rows.append(
+            f"{what:28}{before[what]:10.0f}{value:10.0f}{resource_snapshot.allowed(what):10.0f}{mark}"
+        )
     return "\n".join(rows)
 
 
@@ -181,7 +184,7 @@ def main() -> int:
             before, after = soak.run()
         finally:
             serving.remove()
-    bad = census.grown(before, after)
+    bad = resource_snapshot.grown(before, after)
     if arguments.json:
         print(json.dumps({"done": soak.done, "warm": before, "end": after, "grew": bad}))
     else:

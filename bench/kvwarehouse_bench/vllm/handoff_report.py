@@ -7,8 +7,8 @@ from typing import Any
 
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
-from kvwarehouse_bench.vllm.found import Found
 from kvwarehouse_bench.vllm.pair import END_TO_END, HANDOFF, NO_HANDOFF, PREFIX_CACHE, STORED, WAYS
+from kvwarehouse_bench.vllm.results import TtftResults
 
 _RATIOS = (
     (NO_HANDOFF, HANDOFF),
@@ -27,7 +27,7 @@ _NOTES = (
 )
 
 
-def handoff_report(found: Found, outcomes: Mapping[str, int]) -> Report:
+def handoff_report(found: TtftResults, outcomes: Mapping[str, int]) -> Report:
     """outcomes: of the records, as the decode engine's connector counted them."""
     return Report(
         title="Prefill and decode in two engines",
@@ -44,12 +44,12 @@ def handoff_report(found: Found, outcomes: Mapping[str, int]) -> Report:
     )
 
 
-def tokens_per_s(found: Found, tokens: int) -> float:
+def tokens_per_s(found: TtftResults, tokens: int) -> float:
     """Of prefill on the decode engine alone."""
     return (tokens + found.tail_tokens) / found.spread(NO_HANDOFF, tokens).median
 
 
-def _summary(found: Found) -> str:
+def _summary(found: TtftResults) -> str:
     longest = found.lengths[-1]
     return (
         f"A prompt of {longest:,} tokens: its first token comes from the decode engine"
@@ -59,7 +59,7 @@ def _summary(found: Found) -> str:
     )
 
 
-def _times(found: Found) -> TableBlock:
+def _times(found: TtftResults) -> TableBlock:
     rows = [
         [f"{n:,}", *_moved(found, n), *(found.cell(way, n) for way in WAYS)] for n in found.lengths
     ]
@@ -73,14 +73,14 @@ def _times(found: Found) -> TableBlock:
     )
 
 
-def _moved(found: Found, tokens: int) -> list[str]:
+def _moved(found: TtftResults, tokens: int) -> list[str]:
     """How fast such a prompt is computed, how much KV it has, and how long a plain copy takes."""
     copy_s = found.copy_s(tokens)
     kv = format_size(round(copy_s * found.copy_bytes_per_s))
     return [f"{tokens_per_s(found, tokens):,.0f}", kv, f"{copy_s * 1e3:.1f}"]
 
 
-def _compared(found: Found) -> TableBlock:
+def _compared(found: TtftResults) -> TableBlock:
     rows = [
         [f"{n:,}", *(f"{found.ratio(*pair, n):.2f}" for pair in _RATIOS)] for n in found.lengths
     ]
@@ -99,7 +99,7 @@ def _ended(outcomes: Mapping[str, int]) -> TableBlock:
     )
 
 
-def _plot(found: Found) -> Plot:
+def _plot(found: TtftResults) -> Plot:
     lines = [
         Series(way, [(n, found.spread(way, n).median * 1e3) for n in found.lengths])
         for way in (NO_HANDOFF, END_TO_END, HANDOFF, PREFIX_CACHE)
@@ -109,7 +109,7 @@ def _plot(found: Found) -> Plot:
     )
 
 
-def _figures(found: Found, outcomes: Mapping[str, int]) -> dict[str, Any]:
+def _figures(found: TtftResults, outcomes: Mapping[str, int]) -> dict[str, Any]:
     return {
         "conditions": found.conditions,
         "outcomes": dict(outcomes),

@@ -42,7 +42,7 @@ class Hook:
 
 
 @dataclass
-class Found:
+class OverheadResults:
     """An effect is None where no whole triple was seen."""
 
     conditions: dict[str, str]
@@ -65,7 +65,7 @@ class Found:
         return spent_s / self.steps(kind, half)
 
 
-def overhead_report(found: Found) -> Report:
+def overhead_report(found: OverheadResults) -> Report:
     return Report(
         title="What the connector costs a vLLM engine when nothing is reused",
         summary=_summary(found),
@@ -81,7 +81,7 @@ def overhead_report(found: Found) -> Report:
     )
 
 
-def _summary(found: Found) -> str:
+def _summary(found: OverheadResults) -> str:
     parts = [
         f"{kind}: {_percent(seen.on.median)} of a step ({_interval(seen.on)}), where the same twice"
         f" differs by {_percent(seen.again.median)} ({_interval(seen.again)})"
@@ -92,7 +92,7 @@ def _summary(found: Found) -> str:
     return "; ".join(parts) + "."
 
 
-def _effects(found: Found) -> TableBlock:
+def _effects(found: OverheadResults) -> TableBlock:
     rows = [
         (
             kind,
@@ -116,7 +116,7 @@ def _verdict(on: Spread) -> str:
     return "missed" if on.low > GOAL else "cannot be told: measure longer, or when it is quiet"
 
 
-def _sums(found: Found) -> TableBlock:
+def _sums(found: OverheadResults) -> TableBlock:
     rows = []
     for kind, seen in found.effects.items():
         for half in _STEP_OF:
@@ -132,7 +132,7 @@ def _sums(found: Found) -> TableBlock:
     )
 
 
-def _hooks(found: Found, kind: str) -> TableBlock:
+def _hooks(found: OverheadResults, kind: str) -> TableBlock:
     rows = []
     for half in _STEP_OF:
         steps = found.steps(kind, half)
@@ -153,7 +153,7 @@ def _hooks(found: Found, kind: str) -> TableBlock:
     )
 
 
-def _plot(found: Found) -> Plot:
+def _plot(found: OverheadResults) -> Plot:
     """The ratios of all triples in order: a line's middle is the median, its slope the spread."""
     lines = [
         Series(f"{kind}, {name}", _ordered(values))
@@ -179,7 +179,7 @@ def _interval(spread: Spread) -> str:
     return f"{_percent(spread.low)} to {_percent(spread.high)}"
 
 
-def _figures(found: Found) -> dict[str, object]:
+def _figures(found: OverheadResults) -> dict[str, object]:
     effects: Sequence[tuple[str, object]] = [
         (kind, asdict(seen) if seen is not None else None) for kind, seen in found.effects.items()
     ]

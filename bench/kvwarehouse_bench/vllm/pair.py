@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from kvwarehouse_bench.harness.alternation import rotated
 from kvwarehouse_bench.harness.process import ProgramError
-from kvwarehouse_bench.harness.turns import turned
 from kvwarehouse_bench.vllm.engine import Engine
 from kvwarehouse_bench.vllm.messages import DEVICE, HANDOFFS, HOST, Answer, Ask
 from kvwarehouse_bench.vllm.options import ALONE
@@ -45,7 +45,7 @@ class Pair:
         """One sample of each way, of a prompt that nobody has asked before; which is first changes
         with the turn."""
         samples: dict[str, Sample] = {}
-        for sampled in turned([self._without, self._with], turn):
+        for sampled in rotated([self._without, self._with], turn):
             samples |= sampled(tokens)
         return samples
 

@@ -73,7 +73,7 @@ def _again(values: Sequence[float], numbers: random.Random) -> list[float]:
 
 
 @dataclass
-class Found:
+class SweepResults:
     shape: Shape
     tokens: int
     together: int
@@ -88,7 +88,7 @@ class Found:
         return sum(blocks) / asked if asked else 0.0
 
 
-def sweep_report(found: Found) -> Report:
+def sweep_report(found: SweepResults) -> Report:
     rising = sorted(found.speeds, key=lambda speed: speed.multiple or float("inf"))
     return Report(
         title="Load or recompute, over disks of all speeds",
@@ -114,7 +114,7 @@ def _summary(speeds: Sequence[Speed]) -> str:
     )
 
 
-def _conditions(found: Found) -> Mapping[str, str]:
+def _conditions(found: SweepResults) -> Mapping[str, str]:
     return {
         **found.conditions,
         "prompts": f"{found.tokens:,} tokens, {found.together} at once",
@@ -122,7 +122,7 @@ def _conditions(found: Found) -> Mapping[str, str]:
     }
 
 
-def _times(found: Found, speeds: Sequence[Speed]) -> TableBlock:
+def _times(found: SweepResults, speeds: Sequence[Speed]) -> TableBlock:
     rows = [
         (
             speed.name,
@@ -174,7 +174,7 @@ def _plot(speeds: Sequence[Speed]) -> Plot:
     )
 
 
-def _figures(found: Found, speeds: Sequence[Speed]) -> dict[str, object]:
+def _figures(found: SweepResults, speeds: Sequence[Speed]) -> dict[str, object]:
     return {
         "conditions": _conditions(found),
         "break_even_bytes_per_s": found.break_even_bytes_per_s,

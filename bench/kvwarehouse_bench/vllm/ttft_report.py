@@ -7,8 +7,7 @@ from typing import Any
 
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
-from kvwarehouse_bench.vllm.found import Found
-from kvwarehouse_bench.vllm.sides import (
+from kvwarehouse_bench.vllm.contenders import (
     DRAM,
     NVME,
     PEER_FILES,
@@ -18,6 +17,7 @@ from kvwarehouse_bench.vllm.sides import (
     PREFIX_CACHE,
     RECOMPUTED,
 )
+from kvwarehouse_bench.vllm.results import TtftResults
 
 _SHOWN = (RECOMPUTED, PREFIX_CACHE, DRAM, NVME, PEER_MEMORY, PEER_FILES)
 _RATIOS = (
@@ -46,7 +46,7 @@ _NOTES = (
 )
 
 
-def ttft_report(found: Found) -> Report:
+def ttft_report(found: TtftResults) -> Report:
     ways = [way for way in _SHOWN if way in found.samples]
     compared = [pair for pair in _RATIOS if set(pair) <= set(found.samples)]
     return Report(
@@ -64,7 +64,7 @@ def ttft_report(found: Found) -> Report:
     )
 
 
-def _summary(found: Found) -> str:
+def _summary(found: TtftResults) -> str:
     longest = found.lengths[-1]
     return (
         f"A prompt of {longest:,} tokens: {found.ratio(RECOMPUTED, DRAM, longest).median:.1f} times"
@@ -73,7 +73,7 @@ def _summary(found: Found) -> str:
     )
 
 
-def _times(found: Found, ways: Sequence[str]) -> TableBlock:
+def _times(found: TtftResults, ways: Sequence[str]) -> TableBlock:
     rows = [[f"{tokens:,}", *(found.cell(way, tokens) for way in ways)] for tokens in found.lengths]
     return TableBlock(
         "time to first token, ms",
@@ -83,7 +83,7 @@ def _times(found: Found, ways: Sequence[str]) -> TableBlock:
     )
 
 
-def _compared(found: Found, pairs: Sequence[tuple[str, str]]) -> TableBlock:
+def _compared(found: TtftResults, pairs: Sequence[tuple[str, str]]) -> TableBlock:
     rows = [
         [f"{tokens:,}", *(f"{found.ratio(*pair, tokens):.2f}" for pair in pairs)]
         for tokens in found.lengths
@@ -91,7 +91,7 @@ def _compared(found: Found, pairs: Sequence[tuple[str, str]]) -> TableBlock:
     return TableBlock("ratios", ("tokens", *(f">{over} / {under}" for over, under in pairs)), rows)
 
 
-def _beyond(found: Found) -> TableBlock:
+def _beyond(found: TtftResults) -> TableBlock:
     """What a hit costs beyond a prefix cache hit, which moves nothing, in the same engine and
     round, beside a plain copy: how fast the engine computes falls out."""
     pairs = [pair for pair in _BEYOND if set(pair) <= set(found.samples)]
@@ -112,7 +112,7 @@ def _beyond(found: Found) -> TableBlock:
     )
 
 
-def _plot(found: Found, ways: Sequence[str]) -> Plot:
+def _plot(found: TtftResults, ways: Sequence[str]) -> Plot:
     lines = [
         Series(way, [(n, found.spread(way, n).median * 1e3) for n in found.lengths]) for way in ways
     ]
@@ -121,7 +121,7 @@ def _plot(found: Found, ways: Sequence[str]) -> Plot:
     )
 
 
-def _figures(found: Found, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _figures(found: TtftResults, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {
         "conditions": found.conditions,
         "copy_bytes_per_s": found.copy_bytes_per_s,
@@ -129,7 +129,7 @@ def _figures(found: Found, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-def _of_length(found: Found, pairs: Sequence[tuple[str, str]], tokens: int) -> dict[str, Any]:
+def _of_length(found: TtftResults, pairs: Sequence[tuple[str, str]], tokens: int) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "copy_s": found.copy_s(tokens),

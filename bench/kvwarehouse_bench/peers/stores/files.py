@@ -83,7 +83,7 @@ class Files(Keyed):
             os.fsync(descriptor)
             os.close(descriptor)
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         for path in self._root.rglob("*"):
             if path.is_file():
                 forget(str(path))

@@ -121,7 +121,7 @@ class LMCacheInside(Keyed):
         """LMCache syncs nothing."""
         self._settle_tasks()
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         self._settle_tasks()
         self._cpu.clear()
         for path in self._folder.rglob("*"):

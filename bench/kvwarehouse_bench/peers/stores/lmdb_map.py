@@ -75,7 +75,7 @@ class Lmdb(Keyed):
     def settle(self) -> None:
         self._environment.sync(True)
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         self._environment.close()
         forget(str(self._folder / "data.mdb"))
         self._open()

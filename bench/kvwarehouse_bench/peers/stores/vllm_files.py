@@ -90,7 +90,7 @@ class VllmFiles(Keyed):
     def settle(self) -> None:
         """vLLM writes with direct I/O where it can, and syncs nothing."""
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         for path in self._root.rglob("*.bin"):
             forget(str(path))
 

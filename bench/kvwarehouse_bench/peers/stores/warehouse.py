@@ -110,7 +110,7 @@ class Warehouse(Keyed):
         if left:
             raise kvw.CapacityError(f"{left} pages were not durable", code="bench_room")
 
-    def chill(self) -> None:
+    def drop_caches(self) -> None:
         def gone() -> bool:
             self._client.evict(self._ns(VERIFIED).space, _EVICTED_AT_ONCE, "dram")
             return bool(self._tier("dram")["pages"] == 0)

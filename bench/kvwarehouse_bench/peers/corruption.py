@@ -12,7 +12,7 @@ from kvwarehouse_bench.peers.store import CannotRunError
 _SOUGHT_BYTES = 64
 
 
-def flip_one(folder: Path, page: Any) -> None:
+def corrupt_one_byte(folder: Path, page: Any) -> None:
     """Changes a byte in the middle of `page` (uint8, flat) in every file below folder that has it.
     Raises CannotRunError where none has: then the store keeps pages in another form."""
     at = len(page) // 2

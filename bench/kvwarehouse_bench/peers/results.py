@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvwarehouse_bench.harness.spread import Spread, middle_half, percentile, ratios
-from kvwarehouse_bench.peers.sides import Kind
-from kvwarehouse_bench.peers.works import Rounds
+from kvwarehouse_bench.peers.contenders import ContenderKind
+from kvwarehouse_bench.peers.workloads import Rounds
 
 GIGABYTE = 1e9
 VERIFIED, BOUNDARY, TWO_THREADS = "verified", "boundary", "verified, 2 threads"
@@ -19,11 +19,11 @@ FLIPS = "flips"
 
 
 @dataclass
-class PeerFound:
+class PeerResult:
     """about: what the store says of itself, by where it keeps pages. reasons: why there is nothing,
     likewise, and for flips."""
 
-    kind: Kind
+    kind: ContenderKind
     about: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     rounds: list[Rounds] = field(default_factory=list)
@@ -31,13 +31,13 @@ class PeerFound:
 
 
 @dataclass
-class Found:
+class PeersResults:
     conditions: dict[str, str]
     copy_bytes_per_s: float
-    ours: PeerFound
-    peers: list[PeerFound] = field(default_factory=list)
+    ours: PeerResult
+    peers: list[PeerResult] = field(default_factory=list)
 
-    def of(self, work: str) -> Iterator[tuple[PeerFound, Rounds]]:
+    def of(self, work: str) -> Iterator[tuple[PeerResult, Rounds]]:
         for peer in self.peers:
             for rounds in peer.rounds:
                 if rounds.work == work:

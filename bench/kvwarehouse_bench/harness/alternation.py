@@ -8,7 +8,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def turned(ways: Sequence[_T], turn: int) -> list[_T]:
+def rotated(ways: Sequence[_T], turn: int) -> list[_T]:
     """All of them, each one first in its turn."""
     at = turn % len(ways)
     return [*ways[at:], *ways[:at]]

@@ -1,5 +1,5 @@
-"""The works, each of a peer and the warehouse in turns: every round has each way of both once, and
-each begins now and then. Two turns before the first do not count; what is loaded in them is
+"""The workloads, each of a peer and the warehouse in turns: every round has each way of both once,
+and each begins now and then. Two turns before the first do not count; what is loaded in them is
 compared byte by byte.
 
 Not thread-safe.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvwarehouse_bench.harness.turns import turned
-from kvwarehouse_bench.peers.sides import Side, SideError
+from kvwarehouse_bench.harness.alternation import rotated
+from kvwarehouse_bench.peers.contenders import Contender, ContenderError
 
 LOOKUP, LOAD, STORE, STORE_ONE = "lookup", "load", "store", "store one"
 DURABLE, COLD = "durable store", "cold load"
@@ -45,13 +45,15 @@ class Rounds:
     """Why there is nothing of the peer, or not all."""
 
 
-_Ring = Sequence[tuple[Side, str, dict[str, list[Any]]]]
+_Ring = Sequence[tuple[Contender, str, dict[str, list[Any]]]]
 
 
 class Pair:
     """A peer and the warehouse, both started."""
 
-    def __init__(self, peer: Side, ours: Side, plan: Plan, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, peer: Contender, ours: Contender, plan: Plan, tell: Callable[[str], None]
+    ) -> None:
         self.peer, self.ours, self.plan = peer, ours, plan
         self._tell = tell
 
@@ -82,7 +84,7 @@ class Pair:
         try:
             rounds.pages = self._prepare(page_bytes)
             run(rounds)
-        except SideError as failed:
+        except ContenderError as failed:
             if failed.kind is not self.peer.kind:
                 raise
             rounds.reason = failed.reason
@@ -123,11 +125,11 @@ class Pair:
     def _turns(
         self,
         ring: _Ring,
-        run: Callable[[Side, str], Any],
-        warm: Callable[[Side], None] = lambda side: None,
+        run: Callable[[Contender, str], Any],
+        warm: Callable[[Contender], None] = lambda side: None,
     ) -> None:
         for turn in range(-_WARM_TURNS, self.plan.rounds):
-            for side, way, into in turned(ring, turn):
+            for side, way, into in rotated(ring, turn):
                 value = run(side, way)
                 if turn < 0:
                     warm(side)
@@ -135,9 +137,9 @@ class Pair:
                     into.setdefault(way, []).append(value)
 
 
-def _loaded(side: Side, way: str) -> Any:
+def _loaded(side: Contender, way: str) -> Any:
     return side.call("load", way=way)
 
 
-def _compared(side: Side) -> None:
+def _compared(side: Contender) -> None:
     side.call("compare")

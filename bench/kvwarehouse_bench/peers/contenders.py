@@ -26,7 +26,7 @@ _CLOSE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Kind:
+class ContenderKind:
     """module: of peers/stores, with the class. environment: None is this one."""
 
     key: str
@@ -36,34 +36,36 @@ class Kind:
     places: Sequence[str] = (MEMORY, DISK)
 
 
-OURS = Kind("warehouse", "kvwarehouse", "warehouse.Warehouse")
+OURS = ContenderKind("warehouse", "kvwarehouse", "warehouse.Warehouse")
 PEERS = (
-    Kind("files", "one file a page", "files.Files"),
-    Kind("lmdb", "LMDB", "lmdb_map.Lmdb"),
-    Kind("redis", "Redis", "redis_server.Redis", places=(MEMORY,)),
-    Kind(
+    ContenderKind("files", "one file a page", "files.Files"),
+    ContenderKind("lmdb", "LMDB", "lmdb_map.Lmdb"),
+    ContenderKind("redis", "Redis", "redis_server.Redis", places=(MEMORY,)),
+    ContenderKind(
         "mooncake",
         "Mooncake",
         "mooncake.Mooncake",
         PEERS_FOLDER / "mooncake",
         places=(MEMORY,),
     ),
-    Kind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", LMCACHE_ENVIRONMENT),
-    Kind(
+    ContenderKind("lmcache", "LMCache", "lmcache_inside.LMCacheInside", LMCACHE_ENVIRONMENT),
+    ContenderKind(
         "lmcache-server",
         "LMCache server",
         "lmcache_server.LMCacheServer",
         LMCACHE_ENVIRONMENT,
         places=(MEMORY,),
     ),
-    Kind("vllm", "vLLM's file tier", "vllm_files.VllmFiles", VLLM_ENVIRONMENT, places=(DISK,)),
+    ContenderKind(
+        "vllm", "vLLM's file tier", "vllm_files.VllmFiles", VLLM_ENVIRONMENT, places=(DISK,)
+    ),
 )
 
 
-class SideError(ProgramError):
+class ContenderError(ProgramError):
     """A call went wrong; `kind` says whose."""
 
-    def __init__(self, kind: Kind, text: str) -> None:
+    def __init__(self, kind: ContenderKind, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 
@@ -77,10 +79,10 @@ class SideError(ProgramError):
         return last
 
 
-class Side:
-    """A store's client, started. Whatever goes wrong in it is a SideError."""
+class Contender:
+    """A store's client, started. Whatever goes wrong in it is a ContenderError."""
 
-    def __init__(self, kind: Kind, folder: Path, moved_bytes: int, place: str) -> None:
+    def __init__(self, kind: ContenderKind, folder: Path, moved_bytes: int, place: str) -> None:
         self.kind = kind
         home = folder / f"{kind.key}-{os.urandom(4).hex()}"
         data = home / "data"
@@ -104,7 +106,7 @@ class Side:
             self.about: dict[str, Any] = self.call("about")
         except ProgramError as error:
             self._exchange.end()
-            raise SideError(kind, str(error)) from error
+            raise ContenderError(kind, str(error)) from error
         except BaseException:
             self._exchange.end()
             raise
@@ -117,7 +119,7 @@ class Side:
         try:
             return self._exchange.call(do, _ANSWER_S, **arguments)
         except ProgramError as error:
-            raise SideError(self.kind, str(error)) from error
+            raise ContenderError(self.kind, str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +137,7 @@ class Side:
             self._exchange.end()
 
 
-def _interpreter(kind: Kind) -> str:
+def _interpreter(kind: ContenderKind) -> str:
     if kind.environment is None:
         return sys.executable
     program = kind.environment / "bin" / "python"
@@ -144,9 +146,9 @@ def _interpreter(kind: Kind) -> str:
     failed = kind.environment.with_suffix(".failed")
     if failed.is_file():
         why = " ".join(failed.read_text(encoding="utf-8").split())
-        raise SideError(kind, f"could not be set up: {why}")
+        raise ContenderError(kind, f"could not be set up: {why}")
     how = "make setup-vllm" if kind.environment == VLLM_ENVIRONMENT else "make setup-peers"
-    raise SideError(kind, f"not set up, {program.relative_to(ROOT)} is missing: {how}")
+    raise ContenderError(kind, f"not set up, {program.relative_to(ROOT)} is missing: {how}")
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ PEER_FILES = "peer file tier"
 _FILES_WAIT_S = 120.0
 
 
-class Side:
+class EngineContender:
     """One engine, and its ways in the order in which they are measured first."""
 
     def __init__(self, engine: Engine, alone: Mapping[str, object]) -> None:
@@ -58,7 +58,7 @@ class Side:
         return reused(tokens, self.engine.ask([Ask(tokens, params=params or {})]), source)
 
 
-class WarehouseSide(Side):
+class WarehouseContender(EngineContender):
     def __init__(self, engine: Engine, warehouse: Warehouse) -> None:
         super().__init__(engine, ALONE)
         self._warehouse = warehouse
@@ -105,7 +105,7 @@ class WarehouseSide(Side):
         return (len(tokens) - 1) // BLOCK_TOKENS
 
 
-class PeerSide(Side):
+class PeerContender(EngineContender):
     """files: the folder of its file tier."""
 
     def __init__(self, engine: Engine, files: Path) -> None:

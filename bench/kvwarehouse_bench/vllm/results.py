@@ -13,7 +13,7 @@ from kvwarehouse_bench.vllm.sample import Sample
 
 
 @dataclass
-class Found:
+class TtftResults:
     """samples: by way and prompt length, one a round."""
 
     shape: Shape

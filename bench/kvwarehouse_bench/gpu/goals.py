@@ -16,25 +16,25 @@ DIGEST = "digest on the device, share of the transfer's time"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GpuGoal:
     name: str
     goal: str
     needs: str
     """The part that measures it."""
 
 
-WANTED = (
-    Wanted(TO_GPU, "ratio 0.9 or more", "pinned"),
-    Wanted(FROM_GPU, "ratio 0.9 or more", "pinned"),
-    Wanted(DIGEST, "under 5 %", "hbm"),
-    Wanted(HBM, "ratio 0.8 or more", "hbm"),
-    Wanted("NVMe to GPU, against the disk's own reads", "ratio 0.9 or more", "nvme"),
-    Wanted("first token at 32k tokens from DRAM, against recomputing", "ratio 20 or more", "ttft"),
+GPU_GOALS = (
+    GpuGoal(TO_GPU, "ratio 0.9 or more", "pinned"),
+    GpuGoal(FROM_GPU, "ratio 0.9 or more", "pinned"),
+    GpuGoal(DIGEST, "under 5 %", "hbm"),
+    GpuGoal(HBM, "ratio 0.8 or more", "hbm"),
+    GpuGoal("NVMe to GPU, against the disk's own reads", "ratio 0.9 or more", "nvme"),
+    GpuGoal("first token at 32k tokens from DRAM, against recomputing", "ratio 20 or more", "ttft"),
 )
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """Of one part: what it measured, and why nothing, or not all."""
 
     part: str
@@ -42,13 +42,13 @@ class Outcome:
     why_not: str = ""
 
 
-def lines_of(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str]]:
+def lines_of(outcomes: Sequence[PartOutcome]) -> list[tuple[str, str, str, str]]:
     """(figure, goal, measured, verdict): everything that is wanted, in order, then what else was
     measured. A figure that was not measured says why."""
     measured = {figure.name: figure for outcome in outcomes for figure in outcome.figures}
     reasons = {outcome.part: outcome.why_not for outcome in outcomes}
     lines = []
-    for wanted in WANTED:
+    for wanted in GPU_GOALS:
         figure = measured.pop(wanted.name, None)
         if figure is None:
             why = reasons.get(wanted.needs) or "not run"

@@ -37,10 +37,10 @@ ALLOWED: Final = {
     )
 }
 
-Census = Mapping[str, float]
+ResourceSnapshot = Mapping[str, float]
 
 
-def take(serving: Serving, client: kvw.Client) -> Census:
+def take(serving: Serving, client: kvw.Client) -> ResourceSnapshot:
     """At rest: nothing is being stored or loaded."""
     core = client.status()["core"]
     dram = core["tiers"]["dram"]
@@ -58,7 +58,7 @@ def take(serving: Serving, client: kvw.Client) -> Census:
     }
 
 
-def grown(before: Census, after: Census) -> list[str]:
+def grown(before: ResourceSnapshot, after: ResourceSnapshot) -> list[str]:
     """What is more than it may be."""
     return [what for what, value in after.items() if value > before[what] + allowed(what)]
 
