@@ -20,15 +20,11 @@ from kvwarehouse.cli.workload_flags import (
 from kvwarehouse.client import connect
 from kvwarehouse.durations import format_duration
 from kvwarehouse.errors import UsageError
-from kvwarehouse.loadgen.answers_report import answers_report
 from kvwarehouse.loadgen.completions import Completions
-from kvwarehouse.loadgen.drive import Drive
+from kvwarehouse.loadgen.drive import Bounds, Drive, calls_of
 from kvwarehouse.loadgen.endpoint import endpoint_of
-from kvwarehouse.loadgen.pace import Bounds
-from kvwarehouse.loadgen.pages_report import pages_report
 from kvwarehouse.loadgen.prompts import Shape
-from kvwarehouse.loadgen.reporting import Facts
-from kvwarehouse.loadgen.requests import calls_of
+from kvwarehouse.loadgen.report import Facts, answers_report, pages_report
 from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import parse_size

@@ -7,10 +7,8 @@ import argparse
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import Architecture, uniform
 from kvwarehouse.model.catalogue import find_model
-from kvwarehouse.model.config import architecture_of
-from kvwarehouse.model.config_fields import read_config
-from kvwarehouse.model.dtypes import DTYPES, find_dtype
-from kvwarehouse.model.footprint import Footprint
+from kvwarehouse.model.config import architecture_of, read_config
+from kvwarehouse.model.footprint import DTYPES, Footprint, find_dtype
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 from kvwarehouse.durations import parse_duration
 from kvwarehouse.errors import UsageError
-from kvwarehouse.loadgen.pace import Bounds
+from kvwarehouse.loadgen.drive import Bounds
 
 _MOST_WORKERS = 10_000
 _OPEN_WORKERS = 128

@@ -10,8 +10,7 @@ from kvwarehouse.cli.output import print_json, print_table
 from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.catalogue import MODELS, find_model
-from kvwarehouse.model.dtypes import find_dtype
-from kvwarehouse.model.footprint import Footprint, Sharding
+from kvwarehouse.model.footprint import Footprint, Sharding, find_dtype
 from kvwarehouse.planning.fit import (
     LONGEST_CONTEXT,
     GpuFit,

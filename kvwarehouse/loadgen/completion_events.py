@@ -1,17 +1,50 @@
-"""The events of one streamed completion: tokens, usage, the end. Not thread-safe.
+"""A streamed completion as its server-sent events: tokens, usage, the end. Not thread-safe.
 
-Source: the streaming form of OpenAI's completions API, as vLLM and SGLang serve it. A chunk with
-text, or with no text and no reason to finish (half of a character), is a token; several tokens may
-come in one chunk, and `usage` has their number.
+Sources: the event-stream format of the HTML standard, of which completion servers use data lines,
+and the streaming form of OpenAI's completions API, as vLLM and SGLang serve it. A chunk with text,
+or with no text and no reason to finish (half of a character), is a token; several tokens may come
+in one chunk, and `usage` has their number.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-from kvwarehouse.loadgen.answers import Answer
-from kvwarehouse.loadgen.event_stream import MalformedError
+from kvwarehouse.loadgen.results import Answer
+
+MOST_LINE_BYTES: Final = 4 * 1024 * 1024
+
+
+class MalformedError(ValueError):
+    """Says what in the stream is none."""
+
+
+def event_data(read: Callable[[], bytes]) -> Iterator[bytes]:
+    """`read` returns what has arrived, b"" at the end. An event without its blank line at the end
+    of the stream counts: some servers forget it behind their last."""
+    data: list[bytes] = []
+    for line in _lines(read):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
+            yield b"\n".join(data)
+            data = []
+    if data:
+        yield b"\n".join(data)
+
+
+def _lines(read: Callable[[], bytes]) -> Iterator[bytes]:
+    rest = b""
+    while arrived := read():
+        *whole, rest = (rest + arrived).split(b"\n")
+        if len(rest) > MOST_LINE_BYTES:
+            raise MalformedError(f"a line of more than {MOST_LINE_BYTES:,} bytes")
+        yield from (line.removesuffix(b"\r") for line in whole)
+    if rest:
+        yield rest
+
 
 _DONE = b"[DONE]"
 # Reasons of an answer that is as it was asked for.

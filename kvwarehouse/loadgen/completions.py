@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvwarehouse.loadgen.answers import INTERRUPTED, Answer, Answers
-from kvwarehouse.loadgen.completion_events import FailedError, Reading, parsed
-from kvwarehouse.loadgen.cutoff import Cutoff, Line
-from kvwarehouse.loadgen.endpoint import Endpoint
-from kvwarehouse.loadgen.event_stream import MalformedError, event_data
+from kvwarehouse.loadgen.completion_events import (
+    FailedError,
+    MalformedError,
+    Reading,
+    event_data,
+    parsed,
+)
+from kvwarehouse.loadgen.endpoint import Cutoff, Endpoint, Line
 from kvwarehouse.loadgen.prompts import Prompt, Shape, prompt_of
+from kvwarehouse.loadgen.results import INTERRUPTED, Answer, Answers
 from kvwarehouse.workloads.call import Call
 
 # Fields that not every server takes: left out for good once it has named them in a refusal.

@@ -1,5 +1,9 @@
-"""The drive itself: workers that take requests and ask an engine, until the trace, the bounds or
-the user end it. One use; `run` blocks.
+"""A drive: workers that take requests at their pace and ask an engine, until the trace, the bounds
+or the user end it. One use; `run` blocks.
+
+Requests come from a trace in memory, or from a workload as it is made. The pace says which goes out
+next and when: by the trace's clock, or as soon as one is done. It is thread-safe: workers take
+requests one after the other.
 """
 
 from __future__ import annotations
@@ -9,12 +13,99 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from kvwarehouse.errors import InternalError, WarehouseError
 from kvwarehouse.loadgen.histogram import Histogram
-from kvwarehouse.loadgen.pace import Bounds, Pace
+from kvwarehouse.trace.trace import Trace
 from kvwarehouse.workloads.call import Call
+
+
+def calls_of(trace: Trace, *, again: bool = False) -> Iterator[Call]:
+    """Its requests; with `again` without end, each time through with block ids of its own, so that
+    nothing is hit that an earlier time has left."""
+    for passed in count() if again else (0,):
+        # A moment apart, as if the last request were followed by one more of the same gap.
+        shift_s = passed * (trace.span_s + trace.span_s / max(1, trace.requests - 1))
+        begin = 0
+        for at in range(trace.requests):
+            end = int(trace.ends[at])
+            blocks = trace.pages[begin:end].astype(object) + passed * trace.ids
+            yield Call(
+                float(trace.times_s[at]) + shift_s,
+                int(trace.input_tokens[at]),
+                int(trace.output_tokens[at]),
+                blocks.tolist(),
+                at,
+            )
+            begin = end
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`speed` None: closed loop, a request as soon as a worker is free. Else open: the trace's
+    times divided by it, whether the engine keeps up or not. At most `workers` are under way."""
+
+    workers: int
+    speed: float | None
+    requests: int | None
+    duration_s: float | None
+    deadline_s: float
+
+
+class Pace:
+    def __init__(
+        self, requests: Iterator[Call], bounds: Bounds, clock: Callable[[], float]
+    ) -> None:
+        self._requests = requests
+        self._bounds = bounds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._first_s: float | None = None
+        self._taken = 0
+        self.begin_s = clock()
+
+    def take(self) -> tuple[Call, float | None] | None:
+        """The next request, after waiting for its time, and how late it is then (None in a closed
+        loop); None when there are no more."""
+        with self._lock:
+            request = self._next()
+        if request is None:
+            return None
+        if self._bounds.speed is None:
+            return (request, None) if self._in_time(self._clock()) else None
+        due_s = self.begin_s + (request.time_s - (self._first_s or 0.0)) / self._bounds.speed
+        if not self._in_time(due_s) or not self._in_time(self._clock()):
+            return None
+        if self._stopped.wait(max(0.0, due_s - self._clock())):
+            return None
+        return request, max(0.0, self._clock() - due_s)
+
+    def stop(self) -> None:
+        """No request goes out from now on."""
+        self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def _next(self) -> Call | None:
+        if self._stopped.is_set() or self._taken == self._bounds.requests:
+            return None
+        request = next(self._requests, None)
+        if request is not None:
+            self._taken += 1
+            if self._first_s is None:
+                self._first_s = request.time_s
+        return request
+
+    def _in_time(self, at_s: float) -> bool:
+        duration_s = self._bounds.duration_s
+        return duration_s is None or at_s < self.begin_s + duration_s
+
 
 _PATIENCE_S = 30.0
 

@@ -1,7 +1,10 @@
-"""Times by the million in a fixed number of counters: percentiles within half a percent.
+"""Times by the million, and sums over the time of a drive, in a fixed number of counters. Not
+thread-safe.
 
-Not thread-safe. 2,500 buckets, each 1 % wider than the one before, hold 1 us to 18 hours; what is
-outside counts in the outer ones. Mean, least and most are exact.
+A Histogram gives percentiles within half a percent: 2,500 buckets, each 1 % wider than the one
+before, hold 1 us to 18 hours; what is outside counts in the outer ones. Mean, least and most are
+exact. Where a drive outgrows the spans of its Timeline each two of them become one, so a day has as
+many as a minute.
 """
 
 from __future__ import annotations
@@ -63,3 +66,39 @@ class Histogram:
         percents = [100 * at / _MOST_POINTS for at in range(1, _MOST_POINTS)] + [99, 99.9]
         points = [(self.percentile(percent) or 0.0, percent / 100) for percent in sorted(percents)]
         return [*points, (self.most_s, 1.0)]
+
+
+SPANS: Final = 60
+
+
+class Timeline:
+    def __init__(self, columns: int) -> None:
+        self._sums = np.zeros((SPANS, columns))
+        self.span_s = 1.0
+        self._used = 0
+
+    def add(self, at_s: float, *values: float) -> None:
+        """`at_s` since the drive began."""
+        while at_s >= SPANS * self.span_s:
+            pairs = self._sums.reshape(SPANS // 2, 2, -1).sum(axis=1)
+            self._sums = np.concatenate((pairs, np.zeros_like(pairs)))
+            self.span_s *= 2
+            self._used = (self._used + 1) // 2
+        place = int(max(at_s, 0.0) / self.span_s)
+        self._sums[place] += values
+        self._used = max(self._used, place + 1)
+
+    def rates(self, column: int) -> Sequence[tuple[float, float]]:
+        """Points (end of the span in seconds, sum a second in it)."""
+        return [
+            ((place + 1) * self.span_s, float(self._sums[place, column]) / self.span_s)
+            for place in range(self._used)
+        ]
+
+    def means(self, column: int, over: int) -> Sequence[tuple[float, float]]:
+        """Points (end of the span in seconds, sum of one column over that of another)."""
+        return [
+            ((place + 1) * self.span_s, float(self._sums[place, column] / self._sums[place, over]))
+            for place in range(self._used)
+            if self._sums[place, over]
+        ]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from kvwarehouse.client import Client
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
-from kvwarehouse.loadgen.pages import Pages, Served
 from kvwarehouse.loadgen.prompts import Prompt, Shape, prompt_of
+from kvwarehouse.loadgen.results import Pages, Served
 from kvwarehouse.types import MAX_PAGE_TOKENS, Namespace
 from kvwarehouse.wire import MAX_TOKENS
 from kvwarehouse.workloads.call import Call

@@ -13,8 +13,7 @@ from typing import Any
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import Architecture
-from kvwarehouse.model.config import architecture_of
-from kvwarehouse.model.config_fields import ConfigFields
+from kvwarehouse.model.config import ConfigFields, architecture_of
 
 
 @dataclass(frozen=True)

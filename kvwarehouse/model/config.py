@@ -1,11 +1,19 @@
-"""From the fields of a config.json to an Architecture.
+"""A model's config.json: read as checked fields, and made an Architecture.
 
-Stateless; thread-safe. The field names are those of Hugging Face's transformers. A family that says
-its layers one by one (`layer_types`, `hybrid_override_pattern`) is believed; older ones are known
-by their period or their `model_type`.
+Stateless; thread-safe. Every complaint names the file and the field; a file is read once, at most
+MOST_BYTES of it. The field names are those of Hugging Face's transformers. A family that says its
+layers one by one (`layer_types`, `hybrid_override_pattern`) is believed; older ones are known by
+their period or their `model_type`. State-space and linear-attention layers have the shapes that
+transformers and vLLM allocate: a recurrent state per head or channel, and the last inputs of a
+short convolution (its width less one).
 """
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import (
@@ -15,9 +23,163 @@ from kvwarehouse.model.architecture import (
     Layer,
     Span,
     Stateless,
+    StateSpace,
 )
-from kvwarehouse.model.config_fields import ConfigFields
-from kvwarehouse.model.state_config import state_layer
+
+MOST_BYTES = 16 * 1024 * 1024
+_LARGEST = 2**31
+
+
+class ConfigFields:
+    """The fields of one configuration; `source` is where it came from, for messages."""
+
+    def __init__(self, fields: Mapping[str, Any], source: str) -> None:
+        self._fields = fields
+        self.source = source
+
+    def has(self, name: str) -> bool:
+        """The field is there and not null."""
+        return self._fields.get(name) is not None
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(name, "true or false")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._fields.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self.bad(name, "text")
+        return value
+
+    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that is there. Families call the same number differently."""
+        for name in names:
+            if not self.has(name):
+                continue
+            value = self._fields[name]
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self.bad(name, "a whole number")
+            if not least <= value <= _LARGEST:
+                raise self.bad(name, f"{least} to {_LARGEST:,}")
+            return value
+        if default is None:
+            raise UsageError(
+                f"{self.source} has no {names[0]}: it is not the config.json of a model that"
+                " generates text, or of a family that is not known; give the shape by flags",
+                code="bad_model_config",
+            )
+        return default
+
+    def texts(self, name: str) -> list[str]:
+        return [str(each) for each in self._list(name, str, "a list of text")]
+
+    def numbers(self, name: str) -> list[int]:
+        return [int(each) for each in self._list(name, int, "a list of whole numbers")]
+
+    def section(self, name: str) -> ConfigFields | None:
+        """A nested object, or None where it is not there."""
+        if not self.has(name):
+            return None
+        value = self._fields[name]
+        if not isinstance(value, dict):
+            raise self.bad(name, "an object")
+        return ConfigFields(value, f"{name} of {self.source}")
+
+    def bad(self, name: str, wanted: str) -> UsageError:
+        shown = json.dumps(self._fields.get(name), default=str)[:80]
+        return UsageError(
+            f"{self.source}: {name} is {shown}; it must be {wanted}", code="bad_model_config"
+        )
+
+    def _list(self, name: str, kind: type, wanted: str) -> list[Any]:
+        value = self._fields.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+            raise self.bad(name, wanted)
+        return value
+
+
+def read_config(path: str | Path) -> ConfigFields:
+    """Of a config.json, or of a folder that has one. Raises UsageError that says what is wrong."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"the model configuration {file} cannot be read: {error.strerror}", code="no_config"
+        ) from error
+    if len(text) > MOST_BYTES:
+        raise UsageError(
+            f"{file} is larger than {MOST_BYTES:,} bytes: it is no config.json", code="no_config"
+        )
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{file} is not JSON: {error}", code="bad_model_config") from error
+    if not isinstance(fields, dict):
+        raise UsageError(f"{file} is JSON but no object", code="bad_model_config")
+    return ConfigFields(fields, str(file))
+
+
+def state_layer(fields: ConfigFields, *, convolution_only: bool = False) -> StateSpace:
+    """Raises UsageError where the fields of no known family are there."""
+    if convolution_only:
+        return _short_convolution(fields)
+    if fields.has("linear_num_value_heads"):
+        return _delta_net(fields)
+    if any(fields.has(name) for name in ("mamba_num_heads", "mamba_n_heads")):
+        return _mamba2(fields)
+    if fields.text("model_type") == "mamba2":
+        return _mamba2(fields)
+    return _mamba1(fields)
+
+
+def _delta_net(fields: ConfigFields) -> StateSpace:
+    """Gated delta rule (Qwen3-Next): a matrix of key by value dimension for each value head."""
+    key_heads = fields.count("linear_num_key_heads")
+    value_heads = fields.count("linear_num_value_heads")
+    key_dim = fields.count("linear_key_head_dim")
+    value_dim = fields.count("linear_value_head_dim")
+    channels = 2 * key_heads * key_dim + value_heads * value_dim
+    width = fields.count("linear_conv_kernel_dim", default=4)
+    return StateSpace(value_heads * key_dim * value_dim, channels * (width - 1), value_heads)
+
+
+def _mamba2(fields: ConfigFields) -> StateSpace:
+    """A matrix of head by state dimension for each head; the convolution runs over the inner
+    channels and two groups of state channels."""
+    heads = fields.count("mamba_num_heads", "mamba_n_heads", "num_heads")
+    head_dim = fields.count("mamba_head_dim", "mamba_d_head", "head_dim", default=64)
+    state = fields.count("ssm_state_size", "mamba_d_state", "state_size")
+    groups = fields.count("mamba_n_groups", "n_groups", default=1)
+    width = fields.count("conv_kernel", "mamba_d_conv", default=4)
+    channels = heads * head_dim + 2 * groups * state
+    return StateSpace(heads * head_dim * state, channels * (width - 1), heads)
+
+
+def _mamba1(fields: ConfigFields) -> StateSpace:
+    """A state vector for each inner channel."""
+    hidden = fields.count("hidden_size", "d_model")
+    expand = fields.count("mamba_expand", "expand", default=2)
+    inner = fields.count("mamba_intermediate_size", "mamba_d_inner", default=hidden * expand)
+    state = fields.count("mamba_d_state", "state_size", default=16)
+    width = fields.count("mamba_d_conv", "conv_kernel", default=4)
+    return StateSpace(inner * state, inner * (width - 1))
+
+
+def _short_convolution(fields: ConfigFields) -> StateSpace:
+    """Gated short convolutions (LFM2): the last inputs of each hidden channel, nothing more."""
+    width = fields.count("conv_L_cache", default=3)
+    return StateSpace(fields.count("hidden_size") * width, 0)
+
 
 # What families call one layer, and what it is here.
 _KINDS: dict[str, str] = {

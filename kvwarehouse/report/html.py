@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse.errors import UsageError
+from kvwarehouse.report.plot import line_class, svg_of
 from kvwarehouse.report.report import Plot, Report, TableBlock
-from kvwarehouse.report.svg import line_class, svg_of
 
 _STYLE = """
 :root { color-scheme: light dark; }

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.trace.lines import RECORDING, RECORDING_VERSION
+from kvwarehouse.trace.formats import RECORDING, RECORDING_VERSION
 from kvwarehouse.trace.trace import Trace
 
 _NAME_BYTES = 8

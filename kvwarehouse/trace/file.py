@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.trace.fields import BadLineError, an_object, decoded
-from kvwarehouse.trace.lines import (
+from kvwarehouse.trace.formats import (
     BLOCK_TOKENS,
     LINE_READERS,
     RECORDING,
+    BadLineError,
     Clock,
+    an_object,
+    decoded,
     recording_block_tokens,
+    session_block_tokens,
+    session_requests,
 )
-from kvwarehouse.trace.sessions import session_block_tokens, session_requests
 from kvwarehouse.trace.trace import Request, Trace, TraceBuilder
 
 FORMATS: Final = ("mooncake", "bailian", "weka", "kvwarehouse")

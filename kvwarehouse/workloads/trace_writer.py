@@ -1,5 +1,5 @@
-"""Workloads as trace files, in the public formats that kvwarehouse/trace reads. One request
-(or session) is in memory at a time, so a trace of days is as good as one of minutes. Stateless.
+"""Workloads as trace files, in the public formats that `kvwarehouse.trace` reads. One request (or
+session) is in memory at a time, so a trace of days is as good as one of minutes. Stateless.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.trace.lines import BLOCK_TOKENS
+from kvwarehouse.trace.formats import BLOCK_TOKENS
 from kvwarehouse.workloads.agents import AgentCall, AgentSession, SubAgent
 from kvwarehouse.workloads.call import Call, of_blocks
 

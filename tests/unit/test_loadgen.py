@@ -15,16 +15,19 @@ import pytest
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.errors import InternalError, TransportError, UsageError
-from kvwarehouse.loadgen.answers import ANSWERED, FIRST_S, TOKENS, Answer, Answers
-from kvwarehouse.loadgen.completion_events import FailedError, Reading, parsed
-from kvwarehouse.loadgen.cutoff import Cutoff
-from kvwarehouse.loadgen.drive import Drive
-from kvwarehouse.loadgen.endpoint import endpoint_of
-from kvwarehouse.loadgen.event_stream import MOST_LINE_BYTES, MalformedError, event_data
-from kvwarehouse.loadgen.histogram import Histogram
-from kvwarehouse.loadgen.pace import Bounds, Pace
+from kvwarehouse.loadgen.completion_events import (
+    MOST_LINE_BYTES,
+    FailedError,
+    MalformedError,
+    Reading,
+    event_data,
+    parsed,
+)
+from kvwarehouse.loadgen.drive import Bounds, Drive, Pace
+from kvwarehouse.loadgen.endpoint import Cutoff, endpoint_of
+from kvwarehouse.loadgen.histogram import SPANS, Histogram, Timeline
 from kvwarehouse.loadgen.prompts import Shape, prompt_of
-from kvwarehouse.loadgen.timeline import SPANS, Timeline
+from kvwarehouse.loadgen.results import ANSWERED, FIRST_S, TOKENS, Answer, Answers
 from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.types import Loaded, Match, StoreResult
 from kvwarehouse.workloads.call import Call

@@ -17,8 +17,7 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import uniform
 from kvwarehouse.model.catalogue import find_model
-from kvwarehouse.model.dtypes import find_dtype
-from kvwarehouse.model.footprint import Footprint
+from kvwarehouse.model.footprint import Footprint, find_dtype
 from kvwarehouse.planning.compute import (
     Decode,
     DecodeStep,

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvwarehouse.report.axis import axis_over, tick_label
 from kvwarehouse.report.html import page_of
+from kvwarehouse.report.plot import axis_over, svg_of, tick_label
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
-from kvwarehouse.report.svg import svg_of
 
 VALUES = st.floats(0, 1e12) | st.just(float("inf"))
 POINTS = st.lists(st.tuples(st.floats(0, 1e12), VALUES), max_size=8)

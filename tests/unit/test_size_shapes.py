@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import Architecture, Attention, StateSpace, uniform
 from kvwarehouse.model.catalogue import MODELS, find_model
-from kvwarehouse.model.config import architecture_of
-from kvwarehouse.model.config_fields import ConfigFields, read_config
-from kvwarehouse.model.dtypes import find_dtype
-from kvwarehouse.model.footprint import Footprint, Sharding
+from kvwarehouse.model.config import ConfigFields, architecture_of, read_config
+from kvwarehouse.model.footprint import Footprint, Sharding, find_dtype
 
 FP16 = find_dtype("fp16")
 BASE = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}

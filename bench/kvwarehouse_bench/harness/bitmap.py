@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse.report.axis import Axis, axis_over, tick_label
+from kvwarehouse.report.plot import Axis, axis_over, tick_label
 from kvwarehouse.report.report import Plot, Series
 
 _WIDTH, _HEIGHT = 1440, 780
