@@ -14,9 +14,16 @@ from kvwarehouse.cli.workload_flags import Made, add_workload_flags, workload_fr
 from kvwarehouse.durations import format_duration, parse_duration
 from kvwarehouse.errors import UsageError
 from kvwarehouse.workloads.agents import Agents, AgentSession
-from kvwarehouse.workloads.bounds import Bounds, bounded, bounded_sessions
 from kvwarehouse.workloads.call import Call
-from kvwarehouse.workloads.trace_writer import CALL_LINES, STDOUT, weka, write_lines
+from kvwarehouse.workloads.trace_writer import (
+    CALL_LINES,
+    STDOUT,
+    Bounds,
+    bounded,
+    bounded_sessions,
+    weka,
+    write_lines,
+)
 
 EXAMPLES = """\
   kvwarehouse generate chat --out chat.jsonl --requests 12031

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.footprint import Footprint
-from kvwarehouse.planning.compute import (
+from kvwarehouse.planning.hardware import GPUS, Gpu, TierSpeed, find_gpu
+from kvwarehouse.planning.interval import Quantity, within
+from kvwarehouse.planning.latency import (
     Decode,
     DecodeStep,
     Prefill,
@@ -16,9 +18,7 @@ from kvwarehouse.planning.compute import (
     measured_decode,
     measured_prefill,
 )
-from kvwarehouse.planning.hardware import GPUS, Gpu, TierSpeed, find_gpu
-from kvwarehouse.planning.interval import Quantity, within
-from kvwarehouse.planning.workload import Workload
+from kvwarehouse.planning.plan import Workload
 from kvwarehouse.sizes import parse_size
 
 _MOST_GPUS = 100_000

@@ -19,11 +19,9 @@ from kvwarehouse.cli.hardware_flags import (
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
 from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planning.cost import Prices
 from kvwarehouse.planning.interval import Quantity, within
-from kvwarehouse.planning.plan import Network, Plan
+from kvwarehouse.planning.plan import Network, Plan, Prices, Workload
 from kvwarehouse.planning.plan_report import plan_report
-from kvwarehouse.planning.workload import Workload
 
 EXAMPLES = """\
   kvwarehouse plan --model llama-3.3-70b --gpu h100 --gpus 8

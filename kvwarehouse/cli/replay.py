@@ -22,13 +22,14 @@ from kvwarehouse.model.footprint import Footprint
 from kvwarehouse.planning.replay import (
     ReplayRun,
     ReplaySetup,
+    ReplayTiming,
     compared,
+    first_tokens,
     run_replay,
     sweep,
     sweep_sizes,
 )
 from kvwarehouse.planning.replay_report import Curve, ReplayAnswer, replay_report
-from kvwarehouse.planning.replay_timing import ReplayTiming, first_tokens
 from kvwarehouse.sizes import parse_size
 from kvwarehouse.trace.anonymize import write_recording
 from kvwarehouse.trace.trace import Trace

@@ -11,15 +11,17 @@ from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.catalogue import MODELS, find_model
 from kvwarehouse.model.footprint import Footprint, Sharding, find_dtype
-from kvwarehouse.planning.fit import (
+from kvwarehouse.planning.size import (
+    DEFAULT_CONTEXTS,
     LONGEST_CONTEXT,
     GpuFit,
     PromptRate,
+    SizeQuestion,
     TierLife,
     gpu_fit,
+    size_report,
     tier_life,
 )
-from kvwarehouse.planning.size_report import DEFAULT_CONTEXTS, SizeQuestion, size_report
 from kvwarehouse.sizes import parse_size
 
 EXAMPLES = """\

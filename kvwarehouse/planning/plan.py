@@ -1,14 +1,16 @@
-"""The answers of `kvwarehouse plan`, as estimates: nothing here prints. Stateless; thread-safe."""
+"""The answers of `kvwarehouse plan`, as estimates: what a service asks of its engine, and what
+reuse saves of GPU time, energy and money. Nothing here prints. Immutable; thread-safe.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvwarehouse.errors import UsageError
 from kvwarehouse.model.footprint import Footprint
-from kvwarehouse.planning.compute import Decode, Prefill
-from kvwarehouse.planning.cost import Prices, savings
 from kvwarehouse.planning.disaggregation import (
     Check,
     Situation,
@@ -19,8 +21,99 @@ from kvwarehouse.planning.disaggregation import (
 )
 from kvwarehouse.planning.hardware import Gpu, TierSpeed
 from kvwarehouse.planning.interval import Estimate, Quantity, quantity
-from kvwarehouse.planning.ttft import break_even_tokens, first_token_seconds
-from kvwarehouse.planning.workload import Workload
+from kvwarehouse.planning.latency import Decode, Prefill, break_even_tokens, first_token_seconds
+
+LONGEST_PROMPT = 100_000_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Means over requests. `reuse` is the part of a prompt that is stored already, 0 to 1: at least
+    one token is always computed, for its logits. `steady`: the rate hardly changes over the day."""
+
+    prompt_tokens: int
+    output_tokens: int
+    requests_per_s: float
+    reuse: float
+    steady: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("prompt", self.prompt_tokens), ("output", self.output_tokens)):
+            if not 1 <= value <= LONGEST_PROMPT:
+                raise UsageError(
+                    f"{name} of {value} tokens cannot be; use 1 to {LONGEST_PROMPT:,}",
+                    code="bad_workload",
+                )
+        if not (self.requests_per_s > 0 and math.isfinite(self.requests_per_s)):
+            raise UsageError(
+                f"{self.requests_per_s:g} requests a second is no load; use a positive rate",
+                code="bad_workload",
+            )
+        if not 0 <= self.reuse <= 1:
+            raise UsageError(
+                f"a reuse of {self.reuse:g} cannot be; use 0 to 1 (0.6 for 60 %)",
+                code="bad_workload",
+            )
+
+    @property
+    def hit_tokens(self) -> int:
+        return min(int(self.prompt_tokens * self.reuse), self.prompt_tokens - 1)
+
+    @property
+    def new_tokens(self) -> int:
+        return self.prompt_tokens - self.hit_tokens
+
+
+SECONDS_PER_DAY = 86_400
+
+# Part of its board power that a GPU draws in prefill, and what cooling and conversion add.
+_POWER_PART = Quantity(0.85, 0.6, 1.0)
+_FACILITY = Quantity(1.3, 1.1, 1.6)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """In one currency, whichever."""
+
+    gpu_hour: Quantity
+    kwh: Quantity
+    assumption: str
+
+
+def savings(
+    workload: Workload, prefill: Prefill, gpu: Gpu, gpus: int, prices: Prices
+) -> dict[str, Estimate]:
+    """Per day. The GPUs compute for others while a prefix loads, so loading costs them nothing."""
+    tokens, cached = workload.prompt_tokens, workload.hit_tokens
+    # Linear and quadratic part of the cached tokens alone: what is no longer computed.
+    each = prefill.seconds(cached)
+    gpu_hours = each * (workload.requests_per_s * SECONDS_PER_DAY * gpus / 3600)
+    kwh = gpu_hours * _POWER_PART * _FACILITY * (gpu.watts / 1000)
+    load = (
+        f"{workload.requests_per_s:g} requests/s, {cached:,} of {tokens:,} tokens reused, day long"
+    )
+    return {
+        "gpu_hours_per_day": Estimate(
+            "GPU-hours saved a day", gpu_hours, "h", f"{load}; {prefill.assumption}"
+        ),
+        "energy_kwh_per_day": Estimate(
+            "energy saved a day",
+            kwh,
+            "kWh",
+            f"{_POWER_PART.value:.0%} ({_POWER_PART.low:.0%} to {_POWER_PART.high:.0%}) of"
+            f" {gpu.watts:g} W a GPU, {_FACILITY.value:g} ({_FACILITY.low:g} to"
+            f" {_FACILITY.high:g}) for the facility",
+        ),
+        "gpu_money_per_day": Estimate(
+            "GPU time saved a day, in money", gpu_hours * prices.gpu_hour, "", prices.assumption
+        ),
+        "energy_money_per_day": Estimate(
+            "energy saved a day, in money (part of rented GPUs' price)",
+            kwh * prices.kwh,
+            "",
+            prices.assumption,
+        ),
+    }
 
 
 @dataclass(frozen=True)

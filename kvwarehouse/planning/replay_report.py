@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvwarehouse.planning.interval import Estimate
-from kvwarehouse.planning.replay import WRITE_AMPLIFICATION, ReplayRun, ReplaySetup
-from kvwarehouse.planning.replay_timing import FirstTokens
+from kvwarehouse.planning.replay import WRITE_AMPLIFICATION, FirstTokens, ReplayRun, ReplaySetup
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
 from kvwarehouse.trace.trace import Trace

@@ -18,14 +18,15 @@ from kvwarehouse.wire.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TOKENS,
 )
-from kvwarehouse.wire.namespaces import (
+from kvwarehouse.wire.messages import (
     fields_from_wire,
     fill,
     namespace_from_wire,
     namespace_to_wire,
     plain,
+    prefix_from_wire,
+    prefix_to_wire,
 )
-from kvwarehouse.wire.prefix import prefix_from_wire, prefix_to_wire
 from kvwarehouse.wire.status_codes import (
     DETAIL_KEY,
     STATUS_BY_CODE,

@@ -12,11 +12,8 @@ from typing import Any, Final
 from kvwarehouse.errors import UsageError
 from kvwarehouse.workloads.agents import VARIANTS, Agents
 from kvwarehouse.workloads.call import Workload
-from kvwarehouse.workloads.chat import PROFILES, Chat
-from kvwarehouse.workloads.document_qa import ORDERS, DocumentQa
-from kvwarehouse.workloads.scan import Scan
-from kvwarehouse.workloads.system_prompts import TO_BUSINESS, SystemPrompts
-from kvwarehouse.workloads.tiers import Tiers
+from kvwarehouse.workloads.conversations import PROFILES, TO_BUSINESS, Chat, SystemPrompts
+from kvwarehouse.workloads.synthetic import ORDERS, DocumentQa, Scan, Tiers
 
 _MOST_TOKENS = 10_000_000
 _MOST_COUNT = 100_000_000

@@ -22,8 +22,7 @@ from kvwarehouse.planning.replay import ReplaySetup, run_replay, sweep
 from kvwarehouse.trace.trace import Trace, TraceBuilder
 from kvwarehouse.workloads.agents import VARIANTS, Agents
 from kvwarehouse.workloads.call import Call
-from kvwarehouse.workloads.chat import PROFILES, Chat
-from kvwarehouse.workloads.system_prompts import TO_BUSINESS, SystemPrompts
+from kvwarehouse.workloads.conversations import PROFILES, TO_BUSINESS, Chat, SystemPrompts
 
 SIZES: Final = (1_000, 5_000, 10_000, 30_000, 50_000, 100_000)
 _SESSIONS: Final = 200

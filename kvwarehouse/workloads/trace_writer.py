@@ -1,5 +1,6 @@
-"""Workloads as trace files, in the public formats that `kvwarehouse.trace` reads. One request (or
-session) is in memory at a time, so a trace of days is as good as one of minutes. Stateless.
+"""Workloads as trace files, in the public formats that `kvwarehouse.trace` reads, and how much of a
+workload a file has. One request (or session) is in memory at a time, so a trace of days is as
+good as one of minutes. Stateless.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -15,6 +17,34 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.trace.formats import BLOCK_TOKENS
 from kvwarehouse.workloads.agents import AgentCall, AgentSession, SubAgent
 from kvwarehouse.workloads.call import Call, of_blocks
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """None: no bound."""
+
+    requests: int | None = None
+    duration_s: float | None = None
+
+
+def bounded(calls: Iterable[Call], bounds: Bounds) -> Iterator[Call]:
+    for number, call in enumerate(calls, start=1):
+        if bounds.duration_s is not None and call.time_s > bounds.duration_s:
+            return
+        yield call
+        if number == bounds.requests:
+            return
+
+
+def bounded_sessions(sessions: Iterable[AgentSession], bounds: Bounds) -> Iterator[AgentSession]:
+    """Whole ones, until they have the requests between them."""
+    requests = 0
+    for session in sessions:
+        yield session
+        requests += len(session.flat())
+        if bounds.requests is not None and requests >= bounds.requests:
+            return
+
 
 STDOUT: Final = "-"
 _MODEL = "made-up"

@@ -18,21 +18,20 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import uniform
 from kvwarehouse.model.catalogue import find_model
 from kvwarehouse.model.footprint import Footprint, find_dtype
-from kvwarehouse.planning.compute import (
-    Decode,
-    DecodeStep,
-    Prefill,
-    estimated_decode,
-    estimated_prefill,
-    measured_prefill,
-)
-from kvwarehouse.planning.cost import Prices
 from kvwarehouse.planning.disaggregation import Situation, advice_of, checks_of, handoff_seconds
 from kvwarehouse.planning.hardware import TierSpeed, find_gpu
 from kvwarehouse.planning.interval import Quantity, quantity, within
-from kvwarehouse.planning.plan import Network, Plan
-from kvwarehouse.planning.ttft import break_even_tokens, load_seconds
-from kvwarehouse.planning.workload import Workload
+from kvwarehouse.planning.latency import (
+    Decode,
+    DecodeStep,
+    Prefill,
+    break_even_tokens,
+    estimated_decode,
+    estimated_prefill,
+    load_seconds,
+    measured_prefill,
+)
+from kvwarehouse.planning.plan import Network, Plan, Prices, Workload
 
 # 1,000 bytes a token at most: 5 layers of 50 elements, key and value, 2 bytes.
 THOUSAND = Footprint(uniform(5, 1, 50), find_dtype("fp16"))

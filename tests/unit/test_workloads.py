@@ -11,15 +11,13 @@ import pytest
 from kvwarehouse.planning.replay import ReplaySetup, run_replay
 from kvwarehouse.trace.trace import Trace, TraceBuilder
 from kvwarehouse.workloads.agents import MOST_THINK_S, VARIANTS, Agents
-from kvwarehouse.workloads.bounds import Bounds, bounded, bounded_sessions
 from kvwarehouse.workloads.call import Call, of_blocks
 from kvwarehouse.workloads.catalogue import KINDS
-from kvwarehouse.workloads.chat import PROFILES, Chat
-from kvwarehouse.workloads.document_qa import DocumentQa
+from kvwarehouse.workloads.conversations import PROFILES, Chat, Pool
 from kvwarehouse.workloads.draws import Draws, QuantileCurve
 from kvwarehouse.workloads.fit import SOURCES, Source, fits
-from kvwarehouse.workloads.pool import Pool
-from kvwarehouse.workloads.tiers import Tiers
+from kvwarehouse.workloads.synthetic import DocumentQa, Tiers
+from kvwarehouse.workloads.trace_writer import Bounds, bounded, bounded_sessions
 
 CHAT = Chat(1, PROFILES["conversation"], 3.9)
 

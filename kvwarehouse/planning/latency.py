@@ -1,7 +1,10 @@
-"""How long a model computes: the prompt (prefill) and each further token (decode).
+"""How long a model computes a prompt (prefill) and each further token (decode), and how long
+loading takes instead: time to first token from each tier, and the prompt from which loading
+wins.
 
 Immutable; thread-safe. Prefill is bound by arithmetic, decode by memory: the first is estimated
-from FLOPs and the second from bytes, unless measured rates are given.
+from FLOPs and the second from bytes, unless measured rates are given. What is loaded is what a
+context holds (windows keep only their span).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import Architecture
 from kvwarehouse.model.footprint import Footprint
-from kvwarehouse.planning.hardware import Gpu
+from kvwarehouse.planning.hardware import Gpu, TierSpeed
 from kvwarehouse.planning.interval import Quantity, quantity, within
 
 # Part of the data sheet's matrix rate that a prefill reaches, and of the memory rate that a decode
@@ -130,3 +133,52 @@ def estimated_decode(step: DecodeStep) -> Decode:
 def _check_rate(what: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"a {what} of {value:g} cannot be; use a positive one", code="bad_rate")
+
+
+LONGEST_BREAK_EVEN = 10_000_000
+_GROWTH = 1.05
+
+
+def load_seconds(footprint: Footprint, tier: TierSpeed, tokens: int) -> Quantity:
+    """From the lookup to the last byte in the GPU."""
+    if tokens == 0:
+        return quantity(0.0)
+    return tier.latency_s + quantity(footprint.context_bytes(tokens)) / tier.read
+
+
+def first_token_seconds(
+    prefill: Prefill, footprint: Footprint, tier: TierSpeed, *, tokens: int, hit_tokens: int
+) -> Quantity:
+    """Loading `hit_tokens` and then computing the rest, one after the other."""
+    return load_seconds(footprint, tier, hit_tokens) + prefill.seconds(tokens, hit_tokens)
+
+
+def break_even_tokens(prefill: Prefill, footprint: Footprint, tier: TierSpeed) -> Quantity | None:
+    """The shortest prefix that loads as fast as it computes; infinite where the range says that it
+    never does, None where even the best case never does."""
+    best = _first_win(prefill, footprint, tier, "best")
+    if best is None:
+        return None
+    value = _first_win(prefill, footprint, tier, "value")
+    worst = _first_win(prefill, footprint, tier, "worst")
+    never = float("inf")
+    return Quantity(never if value is None else value, best, never if worst is None else worst)
+
+
+def _first_win(prefill: Prefill, footprint: Footprint, tier: TierSpeed, case: str) -> int | None:
+    def wins(tokens: int) -> bool:
+        compute = prefill.seconds(tokens)
+        load = load_seconds(footprint, tier, tokens)
+        if case == "best":
+            return load.low <= compute.high
+        return load.high <= compute.low if case == "worst" else load.value <= compute.value
+
+    below, tokens = 0, 1
+    while not wins(tokens):
+        if tokens >= LONGEST_BREAK_EVEN:
+            return None
+        below, tokens = tokens, min(LONGEST_BREAK_EVEN, max(tokens + 1, int(tokens * _GROWTH)))
+    while tokens - below > 1:
+        middle = (below + tokens) // 2
+        below, tokens = (below, middle) if wins(middle) else (middle, tokens)
+    return tokens
