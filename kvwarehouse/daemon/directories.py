@@ -1,7 +1,9 @@
 """The daemon's directories: made private, refused when others could write to them or replace them,
-owned by one daemon at a time, and checked for room before anything is created in them.
+owned by one daemon at a time, and checked for room before anything is created in them; and
+whether the disk of the NVMe tier answers at all, before the start waits for it without a bound.
 
-Used once, at the start, by one thread.
+Used once, at the start, by one thread. A read that hangs cannot be given up: it keeps its thread,
+which is left behind.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import contextlib
 import errno
 import fcntl
 import glob
+import mmap
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -293,3 +297,39 @@ def _is_tmpfs(path: str) -> bool:
         return True  # cannot know: say nothing
     kinds = [line.split(" ")[2] for line in lines if line.split(" ")[1] == mount]
     return not kinds or kinds[-1] in (_TMPFS, "hugetlbfs", "ramfs")
+
+
+_BLOCK_BYTES: Final = 4096
+
+
+def answers(nvme_dir: str, timeout_s: float) -> bool:
+    """True when a few of the blocks that a start begins with could be read, or could not, within
+    `timeout_s`. Blocks for at most so long, changes nothing, raises nothing."""
+    done = threading.Event()
+    reads = threading.Thread(target=_read, args=(nvme_dir, done), name="nvme-answer", daemon=True)
+    reads.start()
+    return done.wait(timeout_s)
+
+
+def _read(nvme_dir: str, done: threading.Event) -> None:
+    try:
+        segments = segment_files(nvme_dir)
+        for path in {*segments[:1], *segments[len(segments) // 2 :][:1], *segments[-1:]}:
+            with contextlib.suppress(OSError):  # what the start will meet too
+                _read_block(path)
+    finally:
+        done.set()
+
+
+def _read_block(path: str) -> None:
+    """From the device, where the filesystem permits it, and not from memory."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags | os.O_DIRECT)
+    except OSError:
+        fd = os.open(path, flags)
+    try:
+        with mmap.mmap(-1, _BLOCK_BYTES) as block:
+            os.preadv(fd, [block], 0)
+    finally:
+        os.close(fd)

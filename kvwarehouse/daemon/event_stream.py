@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
-from kvwarehouse.daemon.event_batch import Batch, Batches, cleared_batch, empty_batch
-from kvwarehouse.daemon.event_replay import ReplayBuffer
+from kvwarehouse.daemon.event_batch import Batch, Batches, ReplayBuffer, cleared_batch, empty_batch
 from kvwarehouse.daemon.gate import Gate
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log

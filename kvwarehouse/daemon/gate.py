@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Final
 
-from kvwarehouse.daemon.shares import host_of
+from kvwarehouse.daemon.admission import host_of
 from kvwarehouse.settings import split_address
 
 PEERS_MAX: Final = 32

@@ -12,10 +12,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from kvwarehouse.daemon.admission import Places, Refusals, Shares, caller_of
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.daemon.refusals import Refusals
-from kvwarehouse.daemon.shares import Places, Shares, caller_of
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
 from kvwarehouse.errors import CapacityError, InternalError, UsageError, WarehouseError
 from kvwarehouse.wire import DETAIL_KEY, SERVICE_NAME, error_to_detail, status_of

@@ -19,22 +19,19 @@ from typing import Any, Final
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
-from kvwarehouse.daemon.answer import answers
-from kvwarehouse.daemon.connections import Connections
+from kvwarehouse.daemon.admission import Connections, Refusals
 from kvwarehouse.daemon.credentials import Credentials
+from kvwarehouse.daemon.directories import answers
 from kvwarehouse.daemon.footing import Footing
-from kvwarehouse.daemon.health import Health
+from kvwarehouse.daemon.health import Health, Lifecycle, State
 from kvwarehouse.daemon.http import HttpServer, Pages
 from kvwarehouse.daemon.interceptors import CallInterceptor
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse.daemon.refusals import Refusals
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.snapshot import Snapshots
-from kvwarehouse.daemon.staging import Staging
-from kvwarehouse.daemon.state import Lifecycle, State
-from kvwarehouse.daemon.transfer import Transfer
+from kvwarehouse.daemon.transfer import Staging, Transfer
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches

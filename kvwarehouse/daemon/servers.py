@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, u
 
 from kvwarehouse import wire
 from kvwarehouse.config import Config
-from kvwarehouse.daemon import connections
+from kvwarehouse.daemon import admission
 from kvwarehouse.daemon.credentials import Credentials
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.interceptors import threads_of
@@ -53,7 +53,7 @@ def _options() -> Sequence[tuple[str, int | str]]:
         # Two daemons on one port would share its calls between two warehouses.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", 64),
-        ("grpc.max_allowed_incoming_connections", connections.CONNECTIONS_MAX),
+        ("grpc.max_allowed_incoming_connections", admission.CONNECTIONS_MAX),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
         ("grpc.max_metadata_size", METADATA_BYTES),

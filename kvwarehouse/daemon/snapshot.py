@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kvwarehouse.config import Config
-from kvwarehouse.daemon.connections import Connections
+from kvwarehouse.daemon.admission import Connections, Refusals
 from kvwarehouse.daemon.footing import Footing
+from kvwarehouse.daemon.health import Lifecycle
 from kvwarehouse.daemon.ledger import Ledger
-from kvwarehouse.daemon.refusals import Refusals
-from kvwarehouse.daemon.staging import Staging
-from kvwarehouse.daemon.state import Lifecycle
+from kvwarehouse.daemon.transfer import Staging
 from kvwarehouse.daemon.warehouse import Warehouse
 from kvwarehouse.errors import TransportError
 

@@ -1,13 +1,16 @@
 """KV through gRPC: batches of pages between chunks of a stream and the core, through one bounded
-buffer a stream. Thread-safe; nothing is shared but the staging budget and the session.
+buffer a stream, which it holds until it ends.
 
-Pages are loaded and stored by the same native client that local engines use, so they are verified
-before they leave and digested before they are sealed.
+Thread-safe; nothing is shared but the session and the staging budget, which refuses at its bound
+and never waits. Pages are loaded and stored by the same native client that local engines use, so
+they are verified before they leave and digested before they are sealed.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +19,69 @@ from numpy.typing import NDArray
 
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
-from kvwarehouse.daemon.staging import Staging
-from kvwarehouse.errors import UsageError
+from kvwarehouse.errors import CapacityError, UsageError
+from kvwarehouse.sizes import format_size
+from kvwarehouse.undumped import leave_out
 from kvwarehouse.wire import CHUNK_BYTES
+
+BUFFER_BYTES: Final = 16 << 20
+"""What one stream stages at a time, or one page if that is larger: 16 chunks deep."""
+
+
+class Staging:
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._streams = 0
+        self._bytes = 0
+
+    @property
+    def streams(self) -> int:
+        return self._streams
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @contextmanager
+    def buffer(self, page_bytes: int, pages: int) -> Iterator[NDArray[Any]]:
+        """A uint8 buffer of (n, page_bytes), n from 1 to `pages`, for as long as the context lasts.
+
+        Raises CapacityError when all memory is taken (retryable), UsageError when
+        one page alone is over the bound."""
+        if page_bytes > self.bytes_max:
+            raise UsageError(
+                f"a page of {format_size(page_bytes)} is over the staging memory of this daemon's "
+                f"gRPC service, {format_size(self.bytes_max)}; use the local socket, or start the "
+                "daemon with a larger --staging",
+                code="page_too_large",
+            )
+        rows = max(1, min(pages, BUFFER_BYTES // page_bytes))
+        self._take(rows * page_bytes)
+        try:
+            memory = np.empty((rows, page_bytes), np.uint8)
+            leave_out(memory)
+            yield memory
+        finally:
+            self._give(rows * page_bytes)
+
+    def _take(self, size_bytes: int) -> None:
+        with self._lock:
+            if self._bytes + size_bytes > self.bytes_max:
+                raise CapacityError(
+                    f"{format_size(self._bytes)} of {format_size(self.bytes_max)} staging memory "
+                    f"are taken and {format_size(size_bytes)} more are needed; try again later, or "
+                    "start the daemon with a larger --staging",
+                    code="staging_full",
+                )
+            self._streams += 1
+            self._bytes += size_bytes
+
+    def _give(self, size_bytes: int) -> None:
+        with self._lock:
+            self._streams -= 1
+            self._bytes -= size_bytes
+
 
 if TYPE_CHECKING:
     from kvwarehouse.core import NativeClient, Regions

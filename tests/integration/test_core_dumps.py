@@ -11,7 +11,7 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse.client.landing import HostLanding
-from kvwarehouse.daemon.staging import Staging
+from kvwarehouse.daemon.transfer import Staging
 from kvwarehouse_bench.harness.serving import Serving
 
 _MAPPING = re.compile(r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+ *(?P<path>.*)")

@@ -19,9 +19,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvwarehouse import core, errors, wire
-from kvwarehouse.daemon import certificate as certificate_module
-from kvwarehouse.daemon import connections, interceptors, servers
-from kvwarehouse.daemon.refusals import Refusals
+from kvwarehouse.daemon import admission, interceptors, servers
+from kvwarehouse.daemon.admission import Refusals
+from kvwarehouse.daemon.credentials import certificate_ends_at
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
@@ -259,7 +259,7 @@ def test_connection_without_a_call_is_ended(
 def test_silent_connections_are_told_and_keep_nobody_out_for_long(
     tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 8)
     with Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served, ExitStack() as stack:
         where = ("127.0.0.1", port_of(served))
         for _ in range(8):
@@ -368,9 +368,9 @@ def test_end_of_a_certificate_is_what_openssl_reads(tmp_path: Path, days: int) -
     told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     ends = ssl.cert_time_to_seconds(told.strip().partition("=")[2])
     chain = Path(cert).read_bytes()
-    assert certificate_module.ends_at(b"# first\n" + chain + chain).timestamp() == ends
+    assert certificate_ends_at(b"# first\n" + chain + chain).timestamp() == ends
     with pytest.raises(ValueError, match="empty"):
-        certificate_module.ends_at(b"")
+        certificate_ends_at(b"")
 
 
 def test_refused_calls_are_counted_by_reason_and_told_in_a_line(

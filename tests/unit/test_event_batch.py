@@ -12,12 +12,13 @@ import pytest
 from kvwarehouse.daemon.event_batch import (
     BATCH_BLOCKS,
     BATCH_TOKENS,
+    OVERHEAD_BYTES,
     Batches,
+    ReplayBuffer,
     cleared_batch,
     empty_batch,
     hash_of,
 )
-from kvwarehouse.daemon.event_replay import OVERHEAD_BYTES, ReplayBuffer
 
 PAGE_TOKENS = 4
 

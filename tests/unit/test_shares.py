@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvwarehouse.daemon.shares import Places, Shares, caller_of
+from kvwarehouse.daemon.admission import Places, Shares, caller_of
 from kvwarehouse.errors import CapacityError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvwarehouse.daemon.staging import BUFFER_BYTES, Staging
+from kvwarehouse.daemon.transfer import BUFFER_BYTES, Staging
 from kvwarehouse.errors import CapacityError, UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kvwarehouse.daemon.state import Lifecycle, State
+from kvwarehouse.daemon.health import Lifecycle, State
 from kvwarehouse_bench.harness.until import DEADLINE_S
 
 

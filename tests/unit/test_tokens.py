@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.daemon.tokens import read_tokens
+from kvwarehouse.daemon.credentials import read_tokens
 from kvwarehouse.errors import UsageError
 
 TOKEN = "0123456789abcdef-secret"
