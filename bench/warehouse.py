@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvwarehouse.cli.exit_codes import Exit, exit_code_of
-from kvwarehouse.cli.report_output import print_report
+from kvwarehouse.cli.output import print_report
 from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse_bench.harness.bitmap import write_png
 from kvwarehouse_bench.micro import MEASURES, run_measure

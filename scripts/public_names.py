@@ -20,10 +20,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from kvwarehouse import config, errors, metrics
-from kvwarehouse.cli.commands import COMMANDS
+from kvwarehouse.cli.commands import COMMANDS, find_plugins
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main as run_command
-from kvwarehouse.cli.plugins import find_plugins
 from kvwarehouse.daemon.logs import Event
 from kvwarehouse_bench.micro import MEASURES
 

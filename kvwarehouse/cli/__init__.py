@@ -1,5 +1,5 @@
 """The command line `kvwarehouse`. Commands of this package are listed in commands.py, those of
-other packages come through the entry point group `kvwarehouse.commands` (plugins.py)."""
+other packages come through the entry point group `kvwarehouse.commands` (commands.py)."""
 
 from kvwarehouse.cli.main import main
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.connection import add_connection, connect_from, find_namespace
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.report_output import add_report_output, print_report
-from kvwarehouse.cli.selection import find_namespace
+from kvwarehouse.cli.output import add_report_output, print_report
 from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import UsageError

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.connection import (
+    add_connection,
+    add_selection,
+    connect_from,
+    described,
+    selected,
+)
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
-from kvwarehouse.cli.selection import add_selection, described, selected
 from kvwarehouse.errors import UsageError
 
 EXAMPLES = """\

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.output import add_progress, add_report_output, print_report, progress_from
 from kvwarehouse.cli.pace_flags import add_pace_flags, bounds_from, describe_pace
-from kvwarehouse.cli.progress import add_progress, progress_from
-from kvwarehouse.cli.report_output import add_report_output, print_report
 from kvwarehouse.cli.trace_flags import add_trace_flags, trace_from
 from kvwarehouse.cli.workload_flags import (
     add_workload_flags,

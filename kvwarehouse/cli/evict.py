@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.connection import add_connection, add_selection, connect_from, selected
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
-from kvwarehouse.cli.selection import add_selection, selected
 from kvwarehouse.errors import UsageError
 
 EXAMPLES = """\

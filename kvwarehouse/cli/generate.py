@@ -8,8 +8,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.output import add_json, console, print_json, print_table
-from kvwarehouse.cli.progress import Progress, add_progress, progress_from
+from kvwarehouse.cli.output import (
+    Progress,
+    add_json,
+    add_progress,
+    console,
+    print_json,
+    print_table,
+    progress_from,
+)
 from kvwarehouse.cli.workload_flags import Made, add_workload_flags, workload_from, workloads_listed
 from kvwarehouse.durations import format_duration, parse_duration
 from kvwarehouse.errors import UsageError

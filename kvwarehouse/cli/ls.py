@@ -7,10 +7,9 @@ from collections import defaultdict
 from itertools import islice
 from typing import Any
 
-from kvwarehouse.cli.connection import add_connection, connect_from
+from kvwarehouse.cli.connection import add_connection, connect_from, find_namespace
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
-from kvwarehouse.cli.selection import find_namespace
 from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredPage
 from kvwarehouse.errors import UsageError

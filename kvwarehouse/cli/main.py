@@ -9,9 +9,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from kvwarehouse.cli.commands import COMMANDS, Command, command_parser
+from kvwarehouse.cli.commands import (
+    COMMANDS,
+    Command,
+    command_parser,
+    find_plugins,
+    run_plugin,
+    summary_of,
+)
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
-from kvwarehouse.cli.plugins import find_plugins, run_plugin, summary_of
 from kvwarehouse.errors import WarehouseError
 
 _ABOUT = """A warehouse for the KV cache of LLM inference: it keeps what an engine computed for a

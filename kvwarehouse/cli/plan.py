@@ -17,7 +17,7 @@ from kvwarehouse.cli.hardware_flags import (
     with_params,
 )
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
-from kvwarehouse.cli.report_output import add_report_output, print_report
+from kvwarehouse.cli.output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planning.interval import Quantity, within
 from kvwarehouse.planning.plan import Network, Plan, Prices, Workload

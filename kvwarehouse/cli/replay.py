@@ -15,7 +15,7 @@ from kvwarehouse.cli.hardware_flags import (
     with_params,
 )
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from, has_model
-from kvwarehouse.cli.report_output import add_report_output, print_report
+from kvwarehouse.cli.output import add_report_output, print_report
 from kvwarehouse.cli.trace_flags import add_trace_flags, trace_from
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.footprint import Footprint

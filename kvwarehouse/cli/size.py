@@ -6,8 +6,7 @@ import argparse
 
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
-from kvwarehouse.cli.output import print_json, print_table
-from kvwarehouse.cli.report_output import add_report_output, print_report
+from kvwarehouse.cli.output import add_report_output, print_json, print_report, print_table
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.catalogue import MODELS, find_model
 from kvwarehouse.model.footprint import Footprint, Sharding, find_dtype

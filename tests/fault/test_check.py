@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.cli.check_report import Report
+from kvwarehouse.cli.check import Report
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main
 from kvwarehouse.types import BadCopy, CheckProgress, TierCheck

@@ -14,9 +14,8 @@ import pytest
 
 from kvwarehouse import Namespace
 from kvwarehouse.cli import main
-from kvwarehouse.cli.connection import add_connection, address_from
+from kvwarehouse.cli.connection import add_connection, address_from, find_namespace
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.selection import find_namespace
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import UsageError
 from testkit.served import Served

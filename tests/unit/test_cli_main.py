@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse.cli import main, plugins
+from kvwarehouse.cli import commands, main
 from kvwarehouse.cli.commands import COMMANDS
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
 from kvwarehouse.errors import BY_KIND
@@ -139,7 +139,7 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         'Provides-Extra: heavy\nRequires-Dist: no-such-module>=2; extra == "heavy"\n'
     )
     (info / "entry_points.txt").write_text(
-        f"[{plugins.GROUP}]\ngreet = kvw_extension_commands:greet\n"
+        f"[{commands.GROUP}]\ngreet = kvw_extension_commands:greet\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "kvw_extension_commands", raising=False)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.cli.commands import COMMANDS
-from kvwarehouse.cli.plugins import find_plugins
+from kvwarehouse.cli.commands import COMMANDS, find_plugins
 from kvwarehouse_connectors.core import setting_values
 from kvwarehouse_connectors.lmcache import settings as lmcache
 from kvwarehouse_connectors.sglang import settings as sglang

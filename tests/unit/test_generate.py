@@ -11,7 +11,7 @@ import pytest
 
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.cli.progress import Progress
+from kvwarehouse.cli.output import Progress
 from kvwarehouse.durations import format_duration, parse_duration
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planning.replay import ReplaySetup, run_replay

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from kvwarehouse.cli.report_output import print_report
+from kvwarehouse.cli.output import print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Plot, Report
 from kvwarehouse_bench.harness.bitmap import write_png
