@@ -16,14 +16,10 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.gpu import Machine, look
 from kvwarehouse.report.report import Report, TableBlock
 from kvwarehouse_bench.gpu.goals import PartOutcome, lines_of, shown
-from kvwarehouse_bench.gpu.kept import keep, kept
-from kvwarehouse_bench.gpu.page import with_outcomes
-from kvwarehouse_bench.gpu.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, tried
-from kvwarehouse_bench.gpu.room import room_of
+from kvwarehouse_bench.gpu.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, room_of, tried
+from kvwarehouse_bench.gpu.report import keep, kept, with_outcomes
 from kvwarehouse_bench.gpu.ttft import SHAPES
-from kvwarehouse_bench.harness.answer import give
-from kvwarehouse_bench.harness.frame import bench_parser, run
-from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.frame import Teller, bench_parser, give, run
 from kvwarehouse_bench.micro.conditions import processor
 
 ABOUT = """\

@@ -16,10 +16,9 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import format_size, parse_size
 from kvwarehouse_bench.harness.bitmap import write_png
-from kvwarehouse_bench.harness.frame import bench_parser, numbers, run
-from kvwarehouse_bench.harness.memory import copy_bytes_per_s
-from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.frame import Teller, bench_parser, numbers, run
 from kvwarehouse_bench.micro.conditions import commit, load_average, processor
+from kvwarehouse_bench.micro.load import copy_bytes_per_s
 from kvwarehouse_bench.peers.contenders import (
     DISK,
     MEMORY,
@@ -29,8 +28,7 @@ from kvwarehouse_bench.peers.contenders import (
     ContenderError,
     ContenderKind,
 )
-from kvwarehouse_bench.peers.document import pictures, with_report
-from kvwarehouse_bench.peers.report import peers_report
+from kvwarehouse_bench.peers.report import peers_report, pictures, with_report
 from kvwarehouse_bench.peers.results import FLIPS, PeerResult, PeersResults
 from kvwarehouse_bench.peers.workloads import Pair, Plan
 

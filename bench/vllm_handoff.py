@@ -16,16 +16,21 @@ from pathlib import Path
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
-from kvwarehouse_bench.harness.memory import copy_bytes_per_s
-from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.frame import Teller
 from kvwarehouse_bench.micro.conditions import load_average
+from kvwarehouse_bench.micro.load import copy_bytes_per_s
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
-from kvwarehouse_bench.vllm.conditions import conditions
-from kvwarehouse_bench.vllm.engine import SETTLE_S, Engine, Offline
-from kvwarehouse_bench.vllm.environment import engine_environment, usable_cores
-from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, run
+from kvwarehouse_bench.vllm.engine import (
+    SETTLE_S,
+    Engine,
+    Offline,
+    engine_environment,
+    engine_options,
+    usable_cores,
+    warehouse_transfer,
+)
+from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, conditions, run
 from kvwarehouse_bench.vllm.handoff_report import handoff_report
-from kvwarehouse_bench.vllm.options import engine_options, warehouse_transfer
 from kvwarehouse_bench.vllm.pair import Pair
 from kvwarehouse_bench.vllm.results import TtftResults
 from kvwarehouse_bench.vllm.warehouse import private_warehouse

@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse.report.report import Report
+from kvwarehouse_bench.harness.frame import Teller
 from kvwarehouse_bench.harness.process import ProgramError
-from kvwarehouse_bench.harness.progress import Teller
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.vllm.arms import effect
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
-from kvwarehouse_bench.vllm.conditions import conditions
-from kvwarehouse_bench.vllm.engine import Engine, Offline
-from kvwarehouse_bench.vllm.environment import engine_environment
-from kvwarehouse_bench.vllm.frame import bench_parser, numbers, run
+from kvwarehouse_bench.vllm.engine import (
+    Engine,
+    Offline,
+    engine_environment,
+    engine_options,
+    toggled_transfer,
+)
+from kvwarehouse_bench.vllm.frame import bench_parser, conditions, numbers, run
 from kvwarehouse_bench.vllm.messages import Ask
-from kvwarehouse_bench.vllm.options import engine_options, toggled_transfer
 from kvwarehouse_bench.vllm.overhead_report import Hook, OverheadResults, overhead_report
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 

@@ -18,15 +18,19 @@ from pathlib import Path
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
 from kvwarehouse_bench.harness.alternation import rotated
-from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.frame import Teller
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
-from kvwarehouse_bench.vllm.conditions import conditions
-from kvwarehouse_bench.vllm.engine import Engine, Offline
-from kvwarehouse_bench.vllm.environment import engine_environment
-from kvwarehouse_bench.vllm.frame import bench_parser, numbers, run
+from kvwarehouse_bench.vllm.engine import (
+    ALONE,
+    Engine,
+    Offline,
+    engine_environment,
+    engine_options,
+    warehouse_transfer,
+)
+from kvwarehouse_bench.vllm.frame import bench_parser, conditions, numbers, run
 from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, Answer, Ask
-from kvwarehouse_bench.vllm.options import ALONE, engine_options, warehouse_transfer
 from kvwarehouse_bench.vllm.slow_disk import SlowDisk
 from kvwarehouse_bench.vllm.sweep_report import (
     AGAIN,

@@ -16,19 +16,28 @@ from pathlib import Path
 
 from kvwarehouse.report.report import Report
 from kvwarehouse_bench.harness.alternation import rotated
-from kvwarehouse_bench.harness.memory import copy_bytes_per_s
-from kvwarehouse_bench.harness.progress import Teller
+from kvwarehouse_bench.harness.frame import Teller
 from kvwarehouse_bench.micro.conditions import load_average
+from kvwarehouse_bench.micro.load import copy_bytes_per_s
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
-from kvwarehouse_bench.vllm.conditions import conditions
-from kvwarehouse_bench.vllm.contenders import EngineContender, PeerContender, WarehouseContender
-from kvwarehouse_bench.vllm.engine import SETTLE_S, Engine, Offline
-from kvwarehouse_bench.vllm.environment import engine_environment
-from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, numbers, run
-from kvwarehouse_bench.vllm.options import engine_options, peer_transfer, warehouse_transfer
+from kvwarehouse_bench.vllm.contenders import (
+    EngineContender,
+    PeerContender,
+    WarehouseContender,
+    offload_region,
+)
+from kvwarehouse_bench.vllm.engine import (
+    SETTLE_S,
+    Engine,
+    Offline,
+    engine_environment,
+    engine_options,
+    peer_transfer,
+    warehouse_transfer,
+)
+from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, conditions, numbers, run
 from kvwarehouse_bench.vllm.results import TtftResults
 from kvwarehouse_bench.vllm.serving import Serving
-from kvwarehouse_bench.vllm.shared_memory import offload_region
 from kvwarehouse_bench.vllm.ttft_report import ttft_report
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 

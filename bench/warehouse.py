@@ -17,11 +17,9 @@ from kvwarehouse.cli.output import print_report
 from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse_bench.harness.bitmap import write_png
 from kvwarehouse_bench.micro import MEASURES, run_measure
-from kvwarehouse_bench.micro.document import picture_name, with_results
-from kvwarehouse_bench.micro.figures import print_figures
+from kvwarehouse_bench.micro.figures import Result, print_figures, read_results, write_result
 from kvwarehouse_bench.micro.options import Options, Sizes
-from kvwarehouse_bench.micro.report import bench_report, plots
-from kvwarehouse_bench.micro.results import Result, read_results, write_result
+from kvwarehouse_bench.micro.report import bench_report, picture_name, plots, with_results
 
 ABOUT = """\
 The warehouse beside this machine's own limits: each measure's figures go to a file of its own, and

@@ -1,6 +1,6 @@
 """What a command found: tables and plots, whatever they are shown on.
 
-Plain immutable values; thread-safe. The command line prints the tables, page.py makes one HTML page
+Plain immutable values; thread-safe. The command line prints the tables, html.py makes one HTML page
 of all of it, and `figures` is what --json prints.
 """
 

@@ -24,7 +24,7 @@ from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.neighbours import WORST, Neighbour
 from kvwarehouse_bench.strain import neighbours
-from kvwarehouse_bench.strain.raw_session import RawSession
+from kvwarehouse_bench.strain.raw_protocols import RawSession
 from testkit import tally
 
 T = TypeVar("T")

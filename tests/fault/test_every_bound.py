@@ -21,7 +21,7 @@ from kvwarehouse import core
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_bench.strain.raw_session import RawSession
+from kvwarehouse_bench.strain.raw_protocols import RawSession
 from testkit import tally
 
 LONG = tally.rounds(1) > 1  # `make faults`

@@ -27,7 +27,7 @@ import kvwarehouse as kvw
 from kvwarehouse import config
 from kvwarehouse.daemon import interceptors
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from kvwarehouse_bench.strain import resource_snapshot

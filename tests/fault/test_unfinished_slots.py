@@ -20,7 +20,7 @@ import kvwarehouse as kvw
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_bench.strain.slots_file import FILLING, RESERVED, SlotsFile
+from kvwarehouse_bench.strain.raw_protocols import FILLING, RESERVED, SlotsFile
 from testkit import tally
 
 LONG = tally.rounds(1) > 1  # `make faults`

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse_bench.gpu import hbm
-from kvwarehouse_bench.gpu.cards import Memory
+from kvwarehouse_bench.gpu.device_pages import Memory
 from kvwarehouse_bench.gpu.goals import DIGEST, FROM_GPU, HBM, TO_GPU
 from kvwarehouse_bench.gpu.pinned import Work, outcome_of, pinned
 from kvwarehouse_bench.micro.figures import Figure

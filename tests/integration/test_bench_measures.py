@@ -16,13 +16,19 @@ from kvwarehouse import core
 from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse_bench.micro import MEASURES, memory, restart, run_measure, soak
 from kvwarehouse_bench.micro.exchange import PAGES
-from kvwarehouse_bench.micro.figures import MET, MISSED, Curve, Figure
+from kvwarehouse_bench.micro.figures import MET, MISSED, Curve, Figure, Result
 from kvwarehouse_bench.micro.filled import filled_daemon
-from kvwarehouse_bench.micro.options import PAGE_TOKENS, Options, Sizes, open_bench, prompt
-from kvwarehouse_bench.micro.paged import PIECES, paged_cache
+from kvwarehouse_bench.micro.options import (
+    PAGE_TOKENS,
+    PIECES,
+    Options,
+    Sizes,
+    open_bench,
+    paged_cache,
+    prompt,
+)
 from kvwarehouse_bench.micro.private import private_daemon
 from kvwarehouse_bench.micro.process import private_bytes, resident_bytes
-from kvwarehouse_bench.micro.results import Result
 from kvwarehouse_bench.micro.socket_session import (
     NONE_GRANTED,
     Granted,

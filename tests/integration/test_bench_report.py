@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse_bench.micro.figures import Curve, Figure
-from kvwarehouse_bench.micro.results import Result, write_result
+from kvwarehouse_bench.micro.figures import Curve, Figure, Result, write_result
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "warehouse.py"
 

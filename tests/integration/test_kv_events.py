@@ -14,7 +14,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from kvwarehouse_bench.harness.until import until
 from testkit.hostile_doors import zmtp_greeting

@@ -25,7 +25,7 @@ from kvwarehouse.daemon.credentials import certificate_ends_at
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
-from kvwarehouse_bench.strain import http2
+from kvwarehouse_bench.strain import raw_protocols
 from testkit.served import Served
 
 T = 30.0
@@ -253,7 +253,9 @@ def test_connection_without_a_call_is_ended(
     tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "IDLE_S", 1.0)
-    until_ended(tmp_path, tokens, http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
+    until_ended(
+        tmp_path, tokens, raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0)
+    )
 
 
 def test_silent_connections_are_told_and_keep_nobody_out_for_long(
@@ -403,7 +405,9 @@ class Raw:
         self._socket = socket.create_connection(there, DEADLINE_S, source_address=(host, 0))
         no_window = (4).to_bytes(2, "big") + bytes(4)  # SETTINGS_INITIAL_WINDOW_SIZE: 0
         settings = b"" if takes_messages else no_window
-        self._socket.sendall(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0, settings))
+        self._socket.sendall(
+            raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0, settings)
+        )
         self._last = -1
 
     def __enter__(self) -> Raw:
@@ -415,13 +419,15 @@ class Raw:
     def call(self, method: str, sent: bytes = b"") -> None:
         """Opens a call, says `sent` of its message, and no more."""
         self._last += 2
-        said = http2.call_head(self._last, method, TOKEN)
-        self._socket.sendall(said + http2.frame(http2.DATA, 0, self._last, sent) * bool(sent))
+        said = raw_protocols.call_head(self._last, method, TOKEN)
+        self._socket.sendall(
+            said + raw_protocols.frame(raw_protocols.DATA, 0, self._last, sent) * bool(sent)
+        )
 
     def ask(self, method: str, message: bytes = b"") -> None:
         """A whole call, but for reading what it is told."""
         self.call(method)
-        self._socket.sendall(http2.call_data(self._last, message))
+        self._socket.sendall(raw_protocols.call_data(self._last, message))
 
 
 def refused(served: Served, reason: str) -> int:
@@ -512,16 +518,16 @@ def test_call_that_nobody_reads_may_say_a_bounded_amount_however_fast_it_comes(
         socket.create_connection(("127.0.0.1", port_of(served)), DEADLINE_S) as there,
         there.makefile("rb") as heard,
     ):
-        there.sendall(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
+        there.sendall(raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0))
         of_all, initial, most = 65_535, 65_535, 0
         for call in range(1, 41, 2):
-            said = http2.call_head(call, f"/{wire.SERVICE_NAME}/Store", TOKEN)
+            said = raw_protocols.call_head(call, f"/{wire.SERVICE_NAME}/Store", TOKEN)
             head = b"\0" + size.to_bytes(4, "big")
-            there.sendall(said + http2.frame(http2.DATA, 0, call, head))
+            there.sendall(said + raw_protocols.frame(raw_protocols.DATA, 0, call, head))
             of_all, own, left = of_all - len(head), initial - len(head), size
             while left:
                 if some := min(of_all, own, left, 16_384):
-                    there.sendall(http2.frame(http2.DATA, 0, call, bytes(some)))
+                    there.sendall(raw_protocols.frame(raw_protocols.DATA, 0, call, bytes(some)))
                     of_all, own, left = of_all - some, own - some, left - some
                     continue
                 start = heard.read(9)
@@ -531,17 +537,17 @@ def test_call_that_nobody_reads_may_say_a_bounded_amount_however_fast_it_comes(
                     start[4] & 1,
                 )
                 stream, payload = int.from_bytes(start[5:], "big"), heard.read(length)
-                if kind == http2.WINDOW_UPDATE:
+                if kind == raw_protocols.WINDOW_UPDATE:
                     more = int.from_bytes(payload, "big")
                     of_all, own = of_all + more * (not stream), own + more * (stream == call)
-                elif kind == http2.SETTINGS and not acknowledges:
+                elif kind == raw_protocols.SETTINGS and not acknowledges:
                     for at in range(0, length, 6):
                         if int.from_bytes(payload[at : at + 2], "big") == 4:  # the initial window
                             window = int.from_bytes(payload[at + 2 : at + 6], "big")
                             own, initial, most = own + window - initial, window, max(most, window)
-                    there.sendall(http2.frame(http2.SETTINGS, 1, 0))
-                elif kind == http2.PING and not acknowledges:
-                    there.sendall(http2.frame(http2.PING, 1, 0, payload))
+                    there.sendall(raw_protocols.frame(raw_protocols.SETTINGS, 1, 0))
+                elif kind == raw_protocols.PING and not acknowledges:
+                    there.sendall(raw_protocols.frame(raw_protocols.PING, 1, 0, payload))
         assert 0 < most <= servers.WINDOW_BYTES
 
 

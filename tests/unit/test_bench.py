@@ -12,15 +12,31 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.errors import UsageError
+from kvwarehouse_bench.harness.alternation import Rounds, alternate, in_turns
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro import MEASURES, by_page
-from kvwarehouse_bench.micro.document import BEGIN, END, picture_name, with_results
-from kvwarehouse_bench.micro.figures import MET, MISSED, Curve, Figure, print_figures
+from kvwarehouse_bench.micro.figures import (
+    MET,
+    MISSED,
+    Curve,
+    Figure,
+    Result,
+    print_figures,
+    read_results,
+    write_result,
+)
 from kvwarehouse_bench.micro.options import Options, Sizes
 from kvwarehouse_bench.micro.process import core_s
-from kvwarehouse_bench.micro.report import bench_report, goals_table, plot_of, plots
-from kvwarehouse_bench.micro.results import Result, read_results, write_result
-from kvwarehouse_bench.micro.rounds import Rounds, alternate, in_turns
+from kvwarehouse_bench.micro.report import (
+    BEGIN,
+    END,
+    bench_report,
+    goals_table,
+    picture_name,
+    plot_of,
+    plots,
+    with_results,
+)
 
 _PR_SET_NAME = 15  # linux/prctl.h
 _MOST_S = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.daemon import gate
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
 
 

@@ -13,10 +13,9 @@ import pytest
 from kvwarehouse.gpu import Lane, Machine, Rates
 from kvwarehouse_bench.gpu import hbm, nvme, parts, ttft
 from kvwarehouse_bench.gpu.goals import DIGEST, GPU_GOALS, HBM, NO_GPU, PartOutcome, lines_of
-from kvwarehouse_bench.gpu.page import BEGIN, END, with_outcomes
-from kvwarehouse_bench.gpu.room import Room, room_of
-from kvwarehouse_bench.micro.figures import Figure
-from kvwarehouse_bench.micro.goals import read_goal
+from kvwarehouse_bench.gpu.parts import Room, room_of
+from kvwarehouse_bench.gpu.report import BEGIN, END, with_outcomes
+from kvwarehouse_bench.micro.figures import Figure, read_goal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SAMPLE = ttft.Sample(

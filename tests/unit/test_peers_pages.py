@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse_bench.peers.client import Client
-from kvwarehouse_bench.peers.corruption import corrupt_one_byte
-from kvwarehouse_bench.peers.pages import Pages, WrongBytesError, fill
-from kvwarehouse_bench.peers.store import CannotRunError
+from kvwarehouse_bench.peers.client import Client, corrupt_one_byte
+from kvwarehouse_bench.peers.store import CannotRunError, Pages, WrongBytesError, fill
 from kvwarehouse_bench.peers.stores.files import Files
 
 PAGE_BYTES, COUNT = 4096, 16

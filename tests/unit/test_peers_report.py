@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from kvwarehouse_bench.peers.contenders import DISK, MEMORY, OURS, PEERS, ROOT, ContenderError
-from kvwarehouse_bench.peers.document import BEGIN, END, pictures, with_report
 from kvwarehouse_bench.peers.goals import goals
-from kvwarehouse_bench.peers.report import peers_report
+from kvwarehouse_bench.peers.report import BEGIN, END, peers_report, pictures, with_report
 from kvwarehouse_bench.peers.results import PeerResult, PeersResults, compared, equal_threads
 from kvwarehouse_bench.peers.workloads import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
 

@@ -16,9 +16,9 @@ import pytest
 from kvwarehouse.report.report import Report
 from kvwarehouse_bench.harness.process import ProgramError
 from kvwarehouse_bench.vllm.checkpoint import SHAPES
+from kvwarehouse_bench.vllm.engine import ALONE, warehouse_transfer
 from kvwarehouse_bench.vllm.handoff_report import handoff_report, tokens_per_s
 from kvwarehouse_bench.vllm.messages import DEVICE, HOST, MISSED_BLOCKS, Answer, Ask
-from kvwarehouse_bench.vllm.options import ALONE, warehouse_transfer
 from kvwarehouse_bench.vllm.pair import (
     END_TO_END,
     HANDOFF,
@@ -29,8 +29,7 @@ from kvwarehouse_bench.vllm.pair import (
     WAYS,
     Pair,
 )
-from kvwarehouse_bench.vllm.results import TtftResults
-from kvwarehouse_bench.vllm.sample import Sample
+from kvwarehouse_bench.vllm.results import Sample, TtftResults
 from kvwarehouse_bench.vllm.warehouse import Warehouse
 
 PROMPT = list(range(2 * 32 + 9))

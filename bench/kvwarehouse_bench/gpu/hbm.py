@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvwarehouse_bench.gpu.cards import Card
+from kvwarehouse_bench.gpu.device_pages import PATIENCE_S, Card, DevicePages
 from kvwarehouse_bench.gpu.goals import DIGEST, HBM, PartOutcome
-from kvwarehouse_bench.gpu.pages import PATIENCE_S, DevicePages
+from kvwarehouse_bench.harness.alternation import Rounds, in_turns, timed
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
-from kvwarehouse_bench.micro.rounds import Rounds, in_turns, timed
 
 _LIMIT = "one copy in the device"
 _GOAL, _DIGEST_GOAL = "ratio 0.8 or more", "under 5 %"

@@ -1,24 +1,71 @@
-"""The parts of bench/gpu.py by their names, each as large as this machine has room for. One that
-fails is no reason for the others not to run."""
+"""The parts of bench/gpu.py by their names, each as large as this machine has room for; it says
+what it left out. One that fails is no reason for the others not to run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.gpu import Machine
 from kvwarehouse_bench.gpu import hbm as hbm_part
-from kvwarehouse_bench.gpu.cards import TorchCard
+from kvwarehouse_bench.gpu.device_pages import TorchCard
 from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.gpu.nvme import nvme
 from kvwarehouse_bench.gpu.pinned import Work, pinned
-from kvwarehouse_bench.gpu.room import Room
-from kvwarehouse_bench.gpu.ttft import SHAPES, ttft
+from kvwarehouse_bench.gpu.ttft import SHAPES, tier_bytes, ttft
 from kvwarehouse_bench.harness.frame import numbers
+
+_SHARED_MEMORY = Path("/dev/shm")
+_MEMINFO = Path("/proc/meminfo")
+_USED = 0.8
+"""Of what is free: a model is loaded by way of the host's memory, and a disk that is full is
+slow."""
+_LEAST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Room:
+    memory_bytes: int
+    disk_bytes: int
+
+    def words(self) -> str:
+        memory, disk = self.memory_bytes / 1e9, self.disk_bytes / 1e9
+        return f"{memory:.1f} GB of shared memory and {disk:.1f} GB of the disk may be used"
+
+    def largest(self, wanted_bytes: int, memory_times: float, disk_times: float) -> int:
+        """wanted_bytes, halved until its tiers fit, which take so many times as much; 0 where that
+        is too little to measure with."""
+        size = wanted_bytes
+        while size * memory_times > self.memory_bytes or size * disk_times > self.disk_bytes:
+            size //= 2
+        return size if size >= min(wanted_bytes, _LEAST_BYTES) else 0
+
+    def prompts(self, lengths: Sequence[int], kv_bytes_per_token: int) -> list[int]:
+        """Of these lengths in tokens, those that fit both tiers."""
+        most = min(self.memory_bytes, self.disk_bytes)
+        return [tokens for tokens in lengths if tier_bytes(tokens, kv_bytes_per_token) <= most]
+
+
+def room_of(folder: Path) -> Room:
+    """folder: on the disk that parts write to."""
+    free = shutil.disk_usage(_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else folder).free
+    memory = min(free, _available_bytes())
+    return Room(int(_USED * memory), int(_USED * shutil.disk_usage(folder).free))
+
+
+def _available_bytes() -> int:
+    for line in _MEMINFO.read_text("ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) << 10
+    raise RuntimeError(f"{_MEMINFO} has no MemAvailable")
+
 
 LENGTHS, _QUICK_LENGTHS = "1024,4096,16384,32768,65536,131072", "1024,2048"
 _STORED_BYTES, _QUICK_STORED_BYTES = 4 << 30, 128 << 20

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse_bench.gpu.cards import Card, Memory
+from kvwarehouse_bench.gpu.device_pages import PATIENCE_S, Card, DevicePages, Memory
 from kvwarehouse_bench.gpu.goals import FROM_GPU, TO_GPU, PartOutcome
-from kvwarehouse_bench.gpu.pages import PATIENCE_S, DevicePages
+from kvwarehouse_bench.harness.alternation import alternate, timed
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
-from kvwarehouse_bench.micro.rounds import alternate, timed
 
 _GOAL = "ratio 0.9 or more"
 _LIMIT = "one large copy"

@@ -24,10 +24,9 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import parse_size
 from kvwarehouse_bench.micro import restart
 from kvwarehouse_bench.micro.conditions import conditions, load_average
-from kvwarehouse_bench.micro.figures import print_figures
+from kvwarehouse_bench.micro.figures import Result, print_figures
 from kvwarehouse_bench.micro.options import Bench, Options, Sizes
 from kvwarehouse_bench.micro.private import private_daemon
-from kvwarehouse_bench.micro.results import Result
 
 SUMMARY = "Measure a warehouse against this machine's own limits."
 

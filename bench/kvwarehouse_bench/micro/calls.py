@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kvwarehouse.types import KeyRun
+from kvwarehouse_bench.harness.alternation import alternate, timed
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.options import Bench, noise
-from kvwarehouse_bench.micro.rounds import alternate, timed
 
 PAGES = 1024
 _PAGE_BYTES = 64 << 10

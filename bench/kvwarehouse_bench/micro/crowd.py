@@ -20,10 +20,10 @@ from kvwarehouse import core
 from kvwarehouse.client import connect
 from kvwarehouse.errors import WarehouseError
 from kvwarehouse.types import Namespace
+from kvwarehouse_bench.harness.alternation import Rounds, timed
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 from kvwarehouse_bench.micro.load import check_filled, copied
 from kvwarehouse_bench.micro.options import PAGE_TOKENS, Bench, noise, prompt
-from kvwarehouse_bench.micro.rounds import Rounds, timed
 
 CLIENTS = 8
 _PROMPTS = 8

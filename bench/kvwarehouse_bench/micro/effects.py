@@ -18,12 +18,12 @@ from kvwarehouse.client import OpenNamespace, connect
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import UsageError
+from kvwarehouse_bench.harness.alternation import alternate, timed
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.options import Options, noise, open_bench, prompt
 from kvwarehouse_bench.micro.private import private_daemon
 from kvwarehouse_bench.micro.process import huge_bytes
-from kvwarehouse_bench.micro.rounds import alternate, timed
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ of linux/mman.h; Python has no name for it
 _SET_THP_DISABLE, _GET_THP_DISABLE = 41, 42  # PR_SET_THP_DISABLE and its twin of linux/prctl.h

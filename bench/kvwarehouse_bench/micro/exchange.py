@@ -17,11 +17,11 @@ import numpy as np
 from kvwarehouse import core
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.address import parse_address
+from kvwarehouse_bench.harness.alternation import Rounds, alternate, p50, timed
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.filled import full_settings, is_full
 from kvwarehouse_bench.micro.options import PAGE_TOKENS, Bench, open_bench, prompt
 from kvwarehouse_bench.micro.private import private_daemon
-from kvwarehouse_bench.micro.rounds import Rounds, alternate, p50, timed
 from kvwarehouse_bench.micro.socket_session import (
     MESSAGE_BYTES,
     NONE_GRANTED,

@@ -1,13 +1,61 @@
-"""A measured figure beside its limit and its goal, how cost grows, and how they are shown."""
+"""A measured figure beside its limit and its goal, how cost grows, how they are shown, and the file
+of each measure that a report is made of: measures run one at a time, and each again when it has
+to be.
+
+What the project asks of itself is in words that are shown and judged, one text for both:
+
+    "ratio 0.75 or more"   of a figure's ratio to its limit
+    "ratio 1.5 or less"
+    "rounds reach ratio 0.9" of the upper end of the middle half of the rounds' ratios: for limits
+                           that vary by themselves, as disks do
+    "under 100 us"         of the figure itself, in its own unit
+
+Stateless; thread-safe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from kvwarehouse.cli.output import print_table
-from kvwarehouse_bench.micro.goals import read_goal
-from kvwarehouse_bench.micro.rounds import Rounds
+from kvwarehouse.errors import UsageError
+from kvwarehouse_bench.harness.alternation import Rounds
+
+_RATIO = re.compile(r"ratio (?P<bound>\d+(?:\.\d+)?) or (?P<side>more|less)")
+_ROUNDS = re.compile(r"rounds reach ratio (?P<bound>\d+(?:\.\d+)?)")
+_VALUE = re.compile(r"under (?P<bound>\d[\d,]*(?:\.\d+)?) (?P<unit>\S.*)")
+
+
+@dataclass(frozen=True)
+class Goal:
+    judges: Literal["value", "ratio", "rounds"]
+    holds: Callable[[float], bool]
+
+
+def read_goal(words: str, unit: str) -> Goal:
+    """Raises ValueError on words that cannot be judged, so that no goal is shown unjudged."""
+    if found := _RATIO.fullmatch(words):
+        bound = float(found["bound"])
+        if found["side"] == "more":
+            return Goal("ratio", lambda ratio: ratio >= bound)
+        return Goal("ratio", lambda ratio: ratio <= bound)
+    if found := _ROUNDS.fullmatch(words):
+        bound = float(found["bound"])
+        return Goal("rounds", lambda ratio: ratio >= bound)
+    found = _VALUE.fullmatch(words)
+    if found is None or found["unit"] != unit:
+        raise ValueError(
+            f"the goal {words!r} of a figure in {unit!r} cannot be judged; write 'ratio N or more',"
+            f" 'ratio N or less', 'rounds reach ratio N' or 'under N {unit}'"
+        )
+    bound = float(found["bound"].replace(",", ""))
+    return Goal("value", lambda value: value < bound)
+
 
 GIGABYTE = 1e9
 MET, MISSED = "met", "missed"
@@ -162,3 +210,73 @@ def _shown(value: float, unit: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+_T = TypeVar("_T", Figure, Curve)
+
+
+@dataclass(frozen=True)
+class Result:
+    measure: str
+    conditions: dict[str, str]
+    found: Sequence[Figure | Curve]
+
+    def as_json(self) -> dict[str, Any]:
+        figures = [each for each in self.found if isinstance(each, Figure)]
+        curves = [each for each in self.found if isinstance(each, Curve)]
+        return {
+            "measure": self.measure,
+            "conditions": self.conditions,
+            "figures": [
+                {**asdict(each), "ratio": each.ratio, "verdict": each.verdict} for each in figures
+            ],
+            "curves": [{**asdict(each), "growth": each.growth} for each in curves],
+        }
+
+    @classmethod
+    def of_json(cls, made: dict[str, Any]) -> Result:
+        found: list[Figure | Curve] = [
+            *(_made(Figure, each) for each in made["figures"]),
+            *(_made(Curve, each) for each in made["curves"]),
+        ]
+        return cls(made["measure"], made["conditions"], found)
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Replaces what the measure found before."""
+    text = json.dumps(result.as_json(), indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{result.measure}.json").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the results folder {folder} cannot be written: {error.strerror or error}",
+            code="bad_path",
+        ) from error
+
+
+def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
+    """Of those measures that were run, in the order of the names."""
+    files = [folder / f"{name}.json" for name in names]
+    return [_read(file) for file in files if file.exists()]
+
+
+def _read(file: Path) -> Result:
+    try:
+        return Result.of_json(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{file} is no result of this version ({error}); run its measure again, or remove it",
+            code="bad_result",
+        ) from error
+
+
+def _made(kind: type[_T], values: dict[str, Any]) -> _T:
+    """What is derived stands in the file too, for its readers."""
+    known = {field.name for field in fields(kind)}
+    kept = {name: _tuples(value) for name, value in values.items() if name in known}
+    return kind(**kept)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

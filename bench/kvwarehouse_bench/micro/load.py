@@ -1,8 +1,10 @@
 """Loads of pages in DRAM, with their digests and without, into rows and into a paged cache, against
-a plain streaming copy of as many bytes. By page size."""
+a plain streaming copy of as many bytes. By page size.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,11 +16,10 @@ from kvwarehouse import core
 from kvwarehouse.client import Client, OpenNamespace, connect
 from kvwarehouse.errors import CapacityError
 from kvwarehouse.sizes import format_size
+from kvwarehouse_bench.harness.alternation import Rounds, in_turns, timed
 from kvwarehouse_bench.micro.figures import Curve, Figure
-from kvwarehouse_bench.micro.options import Bench, noise, open_bench, prompt
-from kvwarehouse_bench.micro.paged import PIECES, paged_cache
+from kvwarehouse_bench.micro.options import PIECES, Bench, noise, open_bench, paged_cache, prompt
 from kvwarehouse_bench.micro.private import for_one_size
-from kvwarehouse_bench.micro.rounds import Rounds, in_turns, timed
 
 VERIFIED, BOUNDARY = "verified", "boundary"
 ROWS, PAGED = "rows", "paged cache"
@@ -129,3 +130,15 @@ def check_filled(pages: int, expected: int) -> None:
             " a smaller --bytes",
             code="bench_room",
         )
+
+
+_COPIED_PAGES, _COPIED_PAGE_BYTES = 64, 2 << 20
+_COPIES = 5
+
+
+def copy_bytes_per_s() -> float:
+    """A plain streaming copy of memory by one thread: what a load can reach at most."""
+    pages = noise(_COPIED_PAGES, _COPIED_PAGE_BYTES)
+    to: Any = pages.copy()
+    copied(to, pages)
+    return pages.nbytes / statistics.median(copied(to, pages) for _ in range(_COPIES))

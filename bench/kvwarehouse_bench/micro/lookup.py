@@ -9,9 +9,9 @@ from kvwarehouse import core
 from kvwarehouse.client import OpenNamespace
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import CapacityError
+from kvwarehouse_bench.harness.alternation import alternate, p50
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.options import PAGE_TOKENS, Bench, noise, prompt
-from kvwarehouse_bench.micro.rounds import alternate, p50
 
 PAGES = 2048
 _PAGE_BYTES = 4096

@@ -26,12 +26,12 @@ import numpy as np
 from kvwarehouse.client import OpenNamespace, connect
 from kvwarehouse.errors import CapacityError, UsageError
 from kvwarehouse.sizes import format_size
+from kvwarehouse_bench.harness.alternation import Rounds, alternate, timed
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 from kvwarehouse_bench.micro.fio import Disk, Pass
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.options import PAGE_TOKENS, Bench, noise, prompt
 from kvwarehouse_bench.micro.process import core_s
-from kvwarehouse_bench.micro.rounds import Rounds, alternate, timed
 
 _WAIT_S = 120.0
 

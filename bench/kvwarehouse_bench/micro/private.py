@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from kvwarehouse.client import Client, connect
 from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import CapacityError
+from kvwarehouse_bench.harness.alternation import Rounds, joined
 from kvwarehouse_bench.micro.options import Bench
-from kvwarehouse_bench.micro.rounds import Rounds, joined
 
 Side = TypeVar("Side", bound=Hashable)
 

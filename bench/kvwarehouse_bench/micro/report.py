@@ -1,20 +1,25 @@
-"""What measures found, as tables and plots: for a page, pictures and a document. Stateless."""
+"""What measures found, as tables and plots: for a page, pictures, and the part of a Markdown
+document that stands between its marks. Stateless.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
+from kvwarehouse_bench.harness import markdown
+from kvwarehouse_bench.harness.markdown import replace_section
 from kvwarehouse_bench.micro.figures import (
     FIGURE_COLUMNS,
     MISSED,
     Curve,
     Figure,
+    Result,
     by_plot,
     curve_table,
     figure_row,
 )
-from kvwarehouse_bench.micro.results import Result
 
 _OF_EACH = ("load before", "load after", "moved", "rounds")
 _LOG_FROM = 20
@@ -98,3 +103,44 @@ def _summary(results: Sequence[Result]) -> str:
 
 def _figures(result: Result) -> list[Figure]:
     return [each for each in result.found if isinstance(each, Figure)]
+
+
+BEGIN: Final = "<!-- warehouse alone: written by make bench ARGS=--write, do not edit -->\n"
+END: Final = "<!-- end of warehouse alone -->\n"
+_PREFIX = "warehouse"
+
+
+def with_results(document: str, results: Sequence[Result], pictures: str) -> str:
+    """pictures: the folder of picture_name(...), as links from the document see it. ValueError when
+    it has no marks."""
+    return replace_section(document, BEGIN, END, _section(results, pictures))
+
+
+def picture_name(plot: Plot) -> str:
+    return markdown.picture_name(plot, _PREFIX)
+
+
+def _section(results: Sequence[Result], pictures: str) -> str:
+    parts = [
+        "; ".join(f"{name}: {value}" for name, value in conditions_of(results)) + ".",
+        "Alternating rounds of each measure, and the machine's load before it:"
+        f" {_loads_before(results)}.",
+        "### Goals and what was seen",
+        markdown.markdown_table(goals_table(results), bold=[MISSED]),
+    ]
+    for result in results:
+        blocks = result_blocks(result)
+        parts += [
+            f"### `bench {result.measure}`",
+            *markdown.markdown_blocks(blocks, pictures, _PREFIX, bold=[MISSED]),
+        ]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def _loads_before(results: Sequence[Result]) -> str:
+    """The load over a minute."""
+    return ", ".join(
+        f"{result.measure} {result.conditions.get('rounds', '?').partition(',')[0]} at"
+        f" {result.conditions.get('load before', '?').split()[0]}"
+        for result in results
+    )

@@ -11,11 +11,11 @@ from typing import Any
 
 from kvwarehouse.embedded import PrivateDaemon
 from kvwarehouse.errors import CapacityError, UsageError
+from kvwarehouse_bench.harness.alternation import timed
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.options import Bench, noise, prompt
 from kvwarehouse_bench.micro.private import private_daemon
-from kvwarehouse_bench.micro.rounds import timed
 
 PAGE_BYTES = 4096
 ARENA_PAGES = 100_000

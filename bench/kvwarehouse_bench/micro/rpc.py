@@ -8,10 +8,10 @@ import numpy as np
 
 from kvwarehouse.client import OpenNamespace
 from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse_bench.harness.alternation import Rounds, alternate, timed
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.options import Bench, noise, prompt
-from kvwarehouse_bench.micro.rounds import Rounds, alternate, timed
 
 _CALLS = 20
 

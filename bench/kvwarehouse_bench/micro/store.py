@@ -12,12 +12,11 @@ import numpy as np
 
 from kvwarehouse.client import Client
 from kvwarehouse.sizes import format_size
+from kvwarehouse_bench.harness.alternation import Rounds, in_turns, timed
 from kvwarehouse_bench.micro.figures import Curve, Figure
 from kvwarehouse_bench.micro.load import PAGED, ROWS, by_page_size, check_filled, copied
-from kvwarehouse_bench.micro.options import Bench, noise, open_bench, prompt
-from kvwarehouse_bench.micro.paged import PIECES, paged_cache
+from kvwarehouse_bench.micro.options import PIECES, Bench, noise, open_bench, paged_cache, prompt
 from kvwarehouse_bench.micro.private import for_one_size
-from kvwarehouse_bench.micro.rounds import Rounds, in_turns, timed
 
 _GOAL_FROM_BYTES = 256 << 10
 

@@ -9,11 +9,11 @@ import numpy as np
 from kvwarehouse import core
 from kvwarehouse.client import connect
 from kvwarehouse.errors import UsageError
+from kvwarehouse_bench.harness.alternation import alternate, timed
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.nvme import loads_from_nvme
 from kvwarehouse_bench.micro.options import Bench, noise, prompt
-from kvwarehouse_bench.micro.rounds import alternate, timed
 
 _KEY = bytes(16)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvwarehouse_bench.harness.exchange import Exchange
-from kvwarehouse_bench.harness.process import ProgramError
+from kvwarehouse_bench.harness.process import Exchange, ProgramError
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS_FOLDER = ROOT / ".venv-peers"
@@ -74,8 +73,8 @@ class ContenderError(ProgramError):
         """The one line that says why: of a traceback its last, without the log behind it."""
         said = str(self).partition("\nthe end of its log:")[0].strip().splitlines()
         last = said[-1] if said else "no reason was given"
-        for name in ("store.CannotRunError: ", "pages.WrongBytesError: "):
-            last = last.removeprefix(f"kvwarehouse_bench.peers.{name}")
+        for name in ("CannotRunError: ", "WrongBytesError: "):
+            last = last.removeprefix(f"kvwarehouse_bench.peers.store.{name}")
         return last
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvwarehouse.sizes import format_size
-from kvwarehouse_bench.harness.spread import percentile
+from kvwarehouse_bench.harness.alternation import percentile
 from kvwarehouse_bench.peers.results import (
     BOUNDARY,
     VERIFIED,

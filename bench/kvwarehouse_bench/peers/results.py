@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvwarehouse_bench.harness.spread import Spread, middle_half, percentile, ratios
+from kvwarehouse_bench.harness.alternation import Spread, middle_half, percentile, ratios
 from kvwarehouse_bench.peers.contenders import ContenderKind
 from kvwarehouse_bench.peers.workloads import Rounds
 

@@ -33,9 +33,8 @@ import kvwarehouse as kvw
 from kvwarehouse import wire
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.until import DEADLINE_S
-from kvwarehouse_bench.strain import http2
-from kvwarehouse_bench.strain.raw_session import Grant, RawSession
-from kvwarehouse_bench.strain.slots_file import LIVE, SlotsFile
+from kvwarehouse_bench.strain import raw_protocols
+from kvwarehouse_bench.strain.raw_protocols import LIVE, Grant, RawSession, SlotsFile
 
 PROMPT: Final = 8
 _REST_S: Final = 0.02
@@ -277,7 +276,7 @@ class _Calls:
     def renew(self, calls: list[tuple[str, bytes]]) -> None:
         """Takes back those it has, and opens these; with what each says first."""
         said = b"".join(
-            http2.frame(http2.RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
+            raw_protocols.frame(raw_protocols.RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
             for stream in self._streams
         )
         self._streams = []
@@ -287,18 +286,23 @@ class _Calls:
                 (host, int(port)), DEADLINE_S, source_address=("127.0.0.2", 0)
             )
             self._socket.settimeout(1.0)
-            said, self._last = http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0), -1
+            said, self._last = (
+                raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0),
+                -1,
+            )
         for method, first in calls:
             self._last += 2
             self._streams.append(self._last)
-            said += http2.call_head(self._last, method, self._given.token)
+            said += raw_protocols.call_head(self._last, method, self._given.token)
             if first:
-                said += http2.call_data(self._last, first, ends=False)
+                said += raw_protocols.call_data(self._last, first, ends=False)
         self._send(said)
 
     def say(self, message: bytes) -> None:
         """A message more, in each of them."""
-        self._send(b"".join(http2.call_data(each, message, ends=False) for each in self._streams))
+        self._send(
+            b"".join(raw_protocols.call_data(each, message, ends=False) for each in self._streams)
+        )
 
     def _send(self, said: bytes) -> None:
         if self._socket is None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvwarehouse_bench.harness.spread import Spread, interval
+from kvwarehouse_bench.harness.alternation import Spread, interval
 
 OFF, OFF_AGAIN, ON = "off", "off again", "on"
 ARMS = (OFF, OFF_AGAIN, ON)

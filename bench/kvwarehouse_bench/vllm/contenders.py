@@ -3,20 +3,22 @@ offloading. Each way is prepared for, timed, and checked by vLLM's own count of 
 from.
 
 Not thread-safe.
+
+The peer's memory in /dev/shm: vLLM leaves it there when an engine is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvwarehouse_bench.harness.process import ProgramError, wait_for
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS
-from kvwarehouse_bench.vllm.engine import Engine
+from kvwarehouse_bench.vllm.engine import ALONE, PEER_ALONE, Engine
 from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, Ask
-from kvwarehouse_bench.vllm.options import ALONE, PEER_ALONE
-from kvwarehouse_bench.vllm.sample import Sample, computed, reused
+from kvwarehouse_bench.vllm.results import Sample, computed, reused
 from kvwarehouse_bench.vllm.warehouse import Warehouse
 
 RECOMPUTED = "recomputed"
@@ -151,3 +153,17 @@ def _leave_page_cache(path: Path) -> None:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(file)
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def offload_region() -> Iterator[str]:
+    """An engine id of its own; its region is removed afterwards."""
+    engine_id = f"kvw-bench-{os.urandom(6).hex()}"
+    try:
+        yield engine_id
+    finally:
+        for path in _SHARED_MEMORY.glob(f"vllm_offload_{engine_id}*"):
+            path.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""A vLLM engine in processes of its own, as a bench drives it. One owner; not thread-safe.
+"""A vLLM engine in processes of its own, as a bench drives it: its environment, the same for every
+engine of a run, its options, as vLLM's LLM and `vllm serve` take them, and what it is asked. One
+owner; not thread-safe.
 
     with Engine(options, environment, folder) as engine:
         answer = engine.ask([Ask(tokens)])
@@ -9,6 +11,7 @@ Every exchange has a deadline.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,9 +19,100 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from kvwarehouse_bench.harness.exchange import Exchange
-from kvwarehouse_bench.harness.process import ProgramError, wait_for
+from kvwarehouse_bench.harness.process import Exchange, ProgramError, wait_for
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS
 from kvwarehouse_bench.vllm.messages import Answer, Ask
+
+_BENCH = Path(__file__).resolve().parents[2]
+
+
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def engine_environment(
+    folder: Path, cache_gib: int, cores: Sequence[int] | None = None
+) -> dict[str, str]:
+    """cores: that the engine computes on; None: all. Its threads are bound to them: left to itself
+    vLLM keeps one for its front end in some runs and none in others, and figures differ twofold."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVW_", "VLLM_"))}
+    bound = ",".join(map(str, cores or usable_cores()))
+    path = os.pathsep.join([str(_BENCH), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "PYTHONSAFEPATH": "1",  # a source tree in the working directory hides no package
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hub"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_CONFIG_ROOT": str(folder / "config"),
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": bound,
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOGGING_COLOR": "0",
+        "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+    }
+
+
+ALONE = {"kvwarehouse.load": False, "kvwarehouse.store": False}
+"""kv_transfer_params of a request that has nothing to do with the warehouse."""
+PEER_ALONE = {"max_load_tokens": 0, "max_offload_tokens": 0}
+"""The same for vLLM's own offloading."""
+
+
+def engine_options(
+    checkpoint: Path, longest_tokens: int, step_tokens: int, transfer: dict[str, Any]
+) -> dict[str, Any]:
+    """step_tokens: prefill of a step; a longer prompt takes several."""
+    return {
+        "model": str(checkpoint),
+        "max_model_len": longest_tokens,
+        "max_num_batched_tokens": step_tokens,
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "block_size": BLOCK_TOKENS,
+        "disable_log_stats": False,
+        "kv_transfer_config": transfer,
+    }
+
+
+def warehouse_transfer(address: str, role: str = "kv_both", **settings: Any) -> dict[str, Any]:
+    """settings: the connector's, without their prefix."""
+    return {
+        "kv_connector": "WarehouseConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "kvwarehouse.address": address,
+            **{f"kvwarehouse.{name}": value for name, value in settings.items()},
+        },
+    }
+
+
+def toggled_transfer(address: str) -> dict[str, Any]:
+    """The connector with a switch (toggled.py)."""
+    return {
+        **warehouse_transfer(address),
+        "kv_connector": "Toggled",
+        "kv_connector_module_path": "kvwarehouse_bench.vllm.toggled",
+    }
+
+
+def peer_transfer(engine_id: str, cpu_bytes: int, files: Path) -> dict[str, Any]:
+    """vLLM's own offloading to memory and to files, with a worker for the CPU (peer.py)."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "engine_id": engine_id,
+        "kv_connector_extra_config": {
+            "spec_name": "HostTieringSpec",
+            "spec_module_path": "kvwarehouse_bench.vllm.peer",
+            "cpu_bytes_to_use": cpu_bytes,
+            "secondary_tiers": [{"type": "fs", "root_dir": str(files)}],
+        },
+    }
+
 
 START_S = 300.0
 EXCHANGE_S = 900.0

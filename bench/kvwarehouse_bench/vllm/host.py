@@ -2,7 +2,7 @@
 
     python -m kvwarehouse_bench.vllm.host DESCRIPTOR OPTIONS
 
-as harness/answering.py has them. Times are taken here, around the engine alone.
+as harness/process.py has them. Times are taken here, around the engine alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from kvwarehouse_bench.harness.answering import serve
+from kvwarehouse_bench.harness.process import serve
 from kvwarehouse_bench.vllm.messages import counts_now, difference
 
 

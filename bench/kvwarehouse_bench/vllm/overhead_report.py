@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
-from kvwarehouse_bench.harness.spread import Spread
+from kvwarehouse_bench.harness.alternation import Spread
 from kvwarehouse_bench.vllm.arms import Effect
 
 GOAL = 1.01

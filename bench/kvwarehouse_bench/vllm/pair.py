@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 
 from kvwarehouse_bench.harness.alternation import rotated
 from kvwarehouse_bench.harness.process import ProgramError
-from kvwarehouse_bench.vllm.engine import Engine
+from kvwarehouse_bench.vllm.engine import ALONE, Engine
 from kvwarehouse_bench.vllm.messages import DEVICE, HANDOFFS, HOST, Answer, Ask
-from kvwarehouse_bench.vllm.options import ALONE
-from kvwarehouse_bench.vllm.sample import Sample, computed, reused
+from kvwarehouse_bench.vllm.results import Sample, computed, reused
 from kvwarehouse_bench.vllm.warehouse import Warehouse
 
 NO_HANDOFF = "no hand-off"

@@ -1,7 +1,7 @@
 """vLLM's own tiered offloading, on a CPU: it ships copies between a device and memory for GPUs
 only, so the bench brings the copies. All else (keys, tiers, files, scheduling) is vLLM's.
 
-Imported in the engine's processes, by name (options.py). Copies are single memmoves of a layer's
+Imported in the engine's processes, by name (engine.py). Copies are single memmoves of a layer's
 part of a block, the least that such a copy can cost.
 """
 

@@ -1,4 +1,7 @@
-"""Times to first token by way and prompt length, and what follows from them. Not thread-safe."""
+"""Times to first token by way and prompt length, how much of each prompt came the way that was
+asked for, by vLLM's own count of where the tokens came from, and what follows from them. Not
+thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,32 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvwarehouse_bench.harness.spread import Spread, middle_half, ratios
+from kvwarehouse_bench.harness.alternation import Spread, middle_half, ratios
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, Shape
-from kvwarehouse_bench.vllm.sample import Sample
+from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, MISSED_BLOCKS, Answer
+
+
+@dataclass(frozen=True)
+class Sample:
+    seconds: float
+    """To the first token."""
+    share: float
+    """Of the whole blocks before the last token: how much came the way that was asked for. Of a
+    prompt that was to be computed: how much was."""
+
+
+def computed(tokens: Sequence[int], answer: Answer) -> Sample:
+    """Of a prompt that was to be computed."""
+    cached = sum(answer.counts.get(source, 0.0) for source in (DEVICE, HOST, DISK))
+    return Sample(answer.seconds, 1.0 - cached / len(tokens))
+
+
+def reused(tokens: Sequence[int], answer: Answer, source: str) -> Sample:
+    """Of one that was to come from `source`, a counter of messages.py."""
+    whole = (len(tokens) - 1) // BLOCK_TOKENS
+    blocks = answer.counts.get(source, 0.0) / BLOCK_TOKENS
+    came = blocks - answer.counts.get(MISSED_BLOCKS, 0.0)
+    return Sample(answer.seconds, max(0.0, min(1.0, came / whole)))
 
 
 @dataclass

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvwarehouse_bench.harness.ports import free_port
-from kvwarehouse_bench.harness.process import Group, ProgramError, wait_for
+from kvwarehouse_bench.harness.process import Group, ProgramError, free_port, wait_for
 from kvwarehouse_bench.vllm.engine import EXCHANGE_S, START_S
 from kvwarehouse_bench.vllm.messages import Answer, Ask, difference, summed
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
-from kvwarehouse_bench.harness.spread import Spread, percentile
+from kvwarehouse_bench.harness.alternation import Spread, percentile
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, Shape
 from kvwarehouse_bench.vllm.messages import LOADED_BLOCKS, MISSED_BLOCKS, Answer
 

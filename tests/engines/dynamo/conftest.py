@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.until import until
 
 _PYTHON = Path(os.environ.get("KVW_TEST_DYNAMO_PYTHON", ".venv-dynamo/bin/python"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from testkit.lossy_relay import LossyRelay

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from lmcache_rig.spec import l2_adapter
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from kvwarehouse.cli.generated_section import replace_section
+from kvwarehouse_bench.harness.markdown import replace_section
 from testkit.fault_classes import CLASSES, FaultClass, faults, inputs
 
 BEGIN: Final = "<!-- counts: written by make faults, do not edit -->\n"

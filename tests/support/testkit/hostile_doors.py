@@ -20,7 +20,7 @@ from typing import Final, Self
 from kvwarehouse import wire
 from kvwarehouse_bench.harness.until import DEADLINE_S
 from kvwarehouse_bench.micro.socket_session import EXCHANGE, SETTLE, message
-from kvwarehouse_bench.strain import http2
+from kvwarehouse_bench.strain import raw_protocols
 from testkit.fuzz import changed
 from testkit.fuzz_service import UNARY
 
@@ -196,13 +196,13 @@ def grpc_said(corpus: Sequence[bytes], token: str = "") -> Say:
 
     def call(rng: random.Random, stream: int) -> Iterator[bytes]:
         method, request = rng.choice(requests)
-        yield http2.call_head(stream, method, token)
+        yield raw_protocols.call_head(stream, method, token)
         if rng.random() < 0.8:
             sent = changed([request], rng) if rng.random() < 0.5 else request
-            yield http2.call_data(stream, sent, ends=rng.random() < 0.7)
+            yield raw_protocols.call_data(stream, sent, ends=rng.random() < 0.7)
 
     def said(rng: random.Random) -> list[bytes]:
-        pieces = [http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0)]
+        pieces = [raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0)]
         for stream in range(1, 2 * rng.randint(1, 4), 2):
             pieces += call(rng, stream)
             if rng.random() < 0.4:
@@ -214,18 +214,24 @@ def grpc_said(corpus: Sequence[bytes], token: str = "") -> Say:
 
 def _odd_frames(rng: random.Random, stream: int) -> bytes:
     frames = (
-        http2.frame(http2.PING, 0, 0, rng.randbytes(8)),
-        http2.frame(http2.SETTINGS, 0, 0, struct.pack(">HI", rng.randint(0, 9), 2**31 - 1)),
-        http2.frame(http2.RST_STREAM, 0, stream, struct.pack(">I", rng.randint(0, 14))),
-        http2.frame(http2.WINDOW_UPDATE, 0, rng.choice((0, stream)), struct.pack(">I", 2**31 - 1)),
-        http2.frame(http2.PRIORITY, 0, stream, struct.pack(">IB", stream, 255)),
-        http2.frame(http2.CONTINUATION, 0, stream, rng.randbytes(200)),
-        http2.frame(http2.HEADERS, 0, stream + 2, rng.randbytes(200)),
-        http2.frame(http2.DATA, 0, stream, b"\0\x7f\xff\xff\xff" + bytes(4000)),
-        http2.frame(http2.GOAWAY, 0, 0, bytes(8)),
+        raw_protocols.frame(raw_protocols.PING, 0, 0, rng.randbytes(8)),
+        raw_protocols.frame(
+            raw_protocols.SETTINGS, 0, 0, struct.pack(">HI", rng.randint(0, 9), 2**31 - 1)
+        ),
+        raw_protocols.frame(
+            raw_protocols.RST_STREAM, 0, stream, struct.pack(">I", rng.randint(0, 14))
+        ),
+        raw_protocols.frame(
+            raw_protocols.WINDOW_UPDATE, 0, rng.choice((0, stream)), struct.pack(">I", 2**31 - 1)
+        ),
+        raw_protocols.frame(raw_protocols.PRIORITY, 0, stream, struct.pack(">IB", stream, 255)),
+        raw_protocols.frame(raw_protocols.CONTINUATION, 0, stream, rng.randbytes(200)),
+        raw_protocols.frame(raw_protocols.HEADERS, 0, stream + 2, rng.randbytes(200)),
+        raw_protocols.frame(raw_protocols.DATA, 0, stream, b"\0\x7f\xff\xff\xff" + bytes(4000)),
+        raw_protocols.frame(raw_protocols.GOAWAY, 0, 0, bytes(8)),
         # One that opens a call and takes it back, as often as it likes.
-        http2.call_head(stream + 2, "/no/such")
-        + http2.frame(http2.RST_STREAM, 0, stream + 2, struct.pack(">I", 8)),
+        raw_protocols.call_head(stream + 2, "/no/such")
+        + raw_protocols.frame(raw_protocols.RST_STREAM, 0, stream + 2, struct.pack(">I", 8)),
     )
     return rng.choice(frames) * rng.choice((1, 1, 3, _FLOOD))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.until import until
 from vllm_rig.messages import Ask
 from vllm_rig.process import Group

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse_bench.harness.ports import free_port
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.until import until
 from vllm_rig.engine import EXCHANGE_S, START_S
 from vllm_rig.environment import engine_environment

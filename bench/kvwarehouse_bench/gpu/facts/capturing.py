@@ -15,11 +15,12 @@ from kvwarehouse_bench.gpu.facts.driver import (
     EVENT_DISABLE_TIMING,
     HOST_PORTABLE,
     MIB,
+    READ_WRITE,
     STREAM_NON_BLOCKING,
     Card,
+    mapped,
     say,
 )
-from kvwarehouse_bench.gpu.facts.mapping import READ_WRITE, mapped
 
 _RELAXED: Final = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""

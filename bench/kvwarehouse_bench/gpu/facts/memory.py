@@ -10,12 +10,14 @@ from typing import Final
 from kvwarehouse_bench.gpu.facts.driver import (
     HOST_PORTABLE,
     MIB,
+    READ,
+    READ_WRITE,
     REGISTER_READ_ONLY,
     Card,
+    mapped,
     say,
     timed,
 )
-from kvwarehouse_bench.gpu.facts.mapping import READ, READ_WRITE, mapped
 
 _PINNED: Final = 1
 """CU_MEM_ALLOCATION_TYPE_PINNED."""

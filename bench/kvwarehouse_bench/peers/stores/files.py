@@ -7,8 +7,7 @@ import os
 import shutil
 from typing import Any
 
-from kvwarehouse_bench.peers.pages import Pages
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Room, digests, leading
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests, leading
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 

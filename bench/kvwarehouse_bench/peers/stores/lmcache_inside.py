@@ -11,8 +11,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-from kvwarehouse_bench.peers.pages import Pages
-from kvwarehouse_bench.peers.store import Keyed, Room, digests, leading
+from kvwarehouse_bench.peers.store import Keyed, Pages, Room, digests, leading
 from kvwarehouse_bench.peers.stores.files import forget
 
 _ONE, _TWO = "1 thread", "2 threads"

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse_bench.peers.pages import Pages, fill
 from kvwarehouse_bench.peers.servers import Server, leave_network, listening
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Room, digests
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests, fill
 
 _RPC, _HTTP = 15555, 18081
 _PAGE_TOKENS = 16

@@ -9,8 +9,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from kvwarehouse_bench.peers.pages import Pages
-from kvwarehouse_bench.peers.store import Keyed, Room
+from kvwarehouse_bench.peers.store import Keyed, Pages, Room
 from kvwarehouse_bench.peers.stores.files import forget
 
 _TRANSACTION_BYTES = 16 << 20

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse_bench.peers.pages import Pages, fill
 from kvwarehouse_bench.peers.servers import Server, leave_network, listening
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Room, digests, leading
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests, fill, leading
 
 _MASTER, _CLIENT, _METRICS = 50051, 50052, 19003
 _LOCAL_BUFFER_BYTES = 64 << 20

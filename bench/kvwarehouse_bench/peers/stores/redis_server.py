@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse_bench.peers.pages import Pages
 from kvwarehouse_bench.peers.servers import Server
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Room, leading
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, leading
 
 _PROGRAMS = ("valkey-server", "redis-server")
 _WAIT_S = 60.0

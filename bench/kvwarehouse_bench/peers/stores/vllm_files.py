@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse_bench.peers.pages import Pages, fill
-from kvwarehouse_bench.peers.store import Keyed, Room, aligned, digests, leading
+from kvwarehouse_bench.peers.store import Keyed, Pages, Room, aligned, digests, fill, leading
 from kvwarehouse_bench.peers.stores.files import forget
 
 _TOKENS = 16

@@ -16,8 +16,7 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse import core
-from kvwarehouse_bench.peers.pages import Pages
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Room, digests
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests
 
 VERIFIED, BOUNDARY, TWO_THREADS = "verified", "boundary", "verified, 2 threads"
 _PAGE_TOKENS = 16
