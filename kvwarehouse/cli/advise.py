@@ -10,7 +10,7 @@ from kvwarehouse.cli.output import add_report_output, print_report
 from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import UsageError
-from kvwarehouse.planning.advise import Part, Tiers, advise
+from kvwarehouse.planning.advise import NamespaceCurve, TierSetup, advise
 from kvwarehouse.sizes import parse_size
 
 EXAMPLES = """\
@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _part(client: Client, stored: StoredNamespace) -> Part:
+def _part(client: Client, stored: StoredNamespace) -> NamespaceCurve:
     fields = stored.fields
-    return Part(
+    return NamespaceCurve(
         fields["model"],
         fields["page_bytes"] * fields["shards"],
         fields["page_tokens"],
@@ -72,7 +72,7 @@ def _part(client: Client, stored: StoredNamespace) -> Part:
     )
 
 
-def _tiers(client: Client, args: argparse.Namespace) -> Tiers:
+def _tiers(client: Client, args: argparse.Namespace) -> TierSetup:
     if args.prefill_tokens_per_s is not None and not 0 < args.prefill_tokens_per_s < 1e9:
         raise UsageError(
             f"--prefill-tokens-per-s {args.prefill_tokens_per_s:g} cannot be; use a positive rate",
@@ -85,7 +85,7 @@ def _tiers(client: Client, args: argparse.Namespace) -> Tiers:
         if args.nvme_read or not measured
         else float(measured)
     )
-    return Tiers(
+    return TierSetup(
         tiers["dram"]["capacity_bytes"],
         tiers["nvme"]["capacity_bytes"],
         _rate(args.dram_read, "--dram-read"),

@@ -28,7 +28,7 @@ _AT_START: Final = {
 _NO_DAMAGE: Final = {"foreign_segments"}
 
 
-class Report:
+class CheckReport:
     def __init__(
         self,
         recovery: Mapping[str, Any],
@@ -63,14 +63,14 @@ class Report:
         return sum(count for name, count in own.items() if name not in _NO_DAMAGE)
 
 
-def show(report: Report, *, as_json: bool, repaired: bool) -> None:
+def show(report: CheckReport, *, as_json: bool, repaired: bool) -> None:
     if as_json:
         print_json(_plain(report))
     else:
         _print_report(report, repaired=repaired)
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _plain(report: CheckReport) -> dict[str, Any]:
     last = report.last
     tiers = {
         tier.tier: {
@@ -96,7 +96,7 @@ def _plain(report: Report) -> dict[str, Any]:
     }
 
 
-def _print_report(report: Report, *, repaired: bool) -> None:
+def _print_report(report: CheckReport, *, repaired: bool) -> None:
     if report.bad:
         rows = [(bad.key, bad.tier, bad.reason) for bad in report.bad]
         print_table("", ("damaged page", "tier", "reason"), rows)
@@ -162,16 +162,16 @@ def run(args: argparse.Namespace) -> int:
     return Exit.FOUND if report.left else Exit.REPAIRED
 
 
-def _daemon(args: argparse.Namespace) -> Report:
+def _daemon(args: argparse.Namespace) -> CheckReport:
     with connect_from(args) as client:
         named = args.namespace is not None
         space = find_namespace(client, args.namespace) if named else None
-        report = Report(client.status()["core"]["recovery"])
+        report = CheckReport(client.status()["core"]["recovery"])
         _follow(report, client.check(space, repair=args.repair))
     return report
 
 
-def _directories(args: argparse.Namespace) -> Report:
+def _directories(args: argparse.Namespace) -> CheckReport:
     if args.namespace is not None or args.address or args.socket:
         raise UsageError(
             "--nvme-dir and --arena-dir are for directories without a daemon; leave NAMESPACE, "
@@ -183,12 +183,12 @@ def _directories(args: argparse.Namespace) -> Report:
     from kvwarehouse.daemon.logs import Log
 
     with Inspection(args.nvme_dir, args.arena_dir, Log("text"), core) as inspection:
-        report = Report(inspection.recovery, inspection.findings)
+        report = CheckReport(inspection.recovery, inspection.findings)
         _follow(report, inspection.check(repair=args.repair))
     return report
 
 
-def _follow(report: Report, parts: Iterator[CheckProgress]) -> None:
+def _follow(report: CheckReport, parts: Iterator[CheckProgress]) -> None:
     columns = (TextColumn("checking: {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("0 pages", total=None)

@@ -20,14 +20,14 @@ from kvwarehouse.client import connect
 from kvwarehouse.durations import format_duration
 from kvwarehouse.errors import UsageError
 from kvwarehouse.loadgen.completions import Completions
-from kvwarehouse.loadgen.drive import Bounds, Drive, calls_of
+from kvwarehouse.loadgen.drive import Drive, DriveBounds, calls_of
 from kvwarehouse.loadgen.endpoint import endpoint_of
-from kvwarehouse.loadgen.prompts import Shape
-from kvwarehouse.loadgen.report import Facts, answers_report, pages_report
+from kvwarehouse.loadgen.prompts import PromptShape
+from kvwarehouse.loadgen.report import DriveFacts, answers_report, pages_report
 from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import parse_size
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 from kvwarehouse.workloads.catalogue import KINDS
 
 EXAMPLES = """\
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     bounds = bounds_from(args)
     requests, block_tokens = _requests(args, bounds)
     first, end = _token_ids(args.token_ids)
-    shape = Shape(
+    shape = PromptShape(
         block_tokens,
         args.shrink,
         args.most_prompt_tokens,
@@ -128,7 +128,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drive_server(
-    args: argparse.Namespace, shape: Shape, requests: Iterator[Call], bounds: Bounds
+    args: argparse.Namespace,
+    shape: PromptShape,
+    requests: Iterator[WorkloadCall],
+    bounds: DriveBounds,
 ) -> tuple[Drive, Report, bool]:
     endpoint = endpoint_of(args.engine, _key(args.api_key_file))
     endpoint.check()
@@ -146,7 +149,10 @@ def _drive_server(
 
 
 def _drive_daemon(
-    args: argparse.Namespace, shape: Shape, requests: Iterator[Call], bounds: Bounds
+    args: argparse.Namespace,
+    shape: PromptShape,
+    requests: Iterator[WorkloadCall],
+    bounds: DriveBounds,
 ) -> tuple[Drive, Report, bool]:
     page_bytes = parse_size(args.page_bytes or "1MiB", name="--page-bytes")
     with connect(args.engine) as client:
@@ -190,7 +196,7 @@ def _check(args: argparse.Namespace, daemon: bool) -> None:
         raise UsageError(f"--token-seed {args.token_seed} cannot be; use 0 to 2^63 - 1")
 
 
-def _requests(args: argparse.Namespace, bounds: Bounds) -> tuple[Iterator[Call], int]:
+def _requests(args: argparse.Namespace, bounds: DriveBounds) -> tuple[Iterator[WorkloadCall], int]:
     """And the tokens of a block."""
     if args.source in KINDS:
         made = workload_from(args.source, args)
@@ -238,7 +244,7 @@ def _key(path: str | None) -> str | None:
     return words[0]
 
 
-def _facts(args: argparse.Namespace, bounds: Bounds, notes: list[str]) -> Facts:
+def _facts(args: argparse.Namespace, bounds: DriveBounds, notes: list[str]) -> DriveFacts:
     if args.shrink > 1:
         notes = [*notes, f"All lengths are divided by {args.shrink}."]
-    return Facts(args.engine, args.source, describe_pace(bounds), notes)
+    return DriveFacts(args.engine, args.source, describe_pace(bounds), notes)

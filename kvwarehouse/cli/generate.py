@@ -21,11 +21,11 @@ from kvwarehouse.cli.workload_flags import Made, add_workload_flags, workload_fr
 from kvwarehouse.durations import format_duration, parse_duration
 from kvwarehouse.errors import UsageError
 from kvwarehouse.workloads.agents import Agents, AgentSession
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 from kvwarehouse.workloads.trace_writer import (
     CALL_LINES,
     STDOUT,
-    Bounds,
+    WorkloadBounds,
     bounded,
     bounded_sessions,
     weka,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _bounds(args: argparse.Namespace, made: Made, form: str) -> Bounds:
+def _bounds(args: argparse.Namespace, made: Made, form: str) -> WorkloadBounds:
     if args.requests is not None and args.requests < 1:
         raise UsageError(f"--requests {args.requests} cannot be; use 1 or more", code="bad_bounds")
     if args.duration is not None and form == "weka":
@@ -102,10 +102,12 @@ def _bounds(args: argparse.Namespace, made: Made, form: str) -> Bounds:
     requests = args.requests
     if requests is None and duration_s is None and made.kind.endless:
         requests = _DEFAULT_REQUESTS
-    return Bounds(requests, duration_s)
+    return WorkloadBounds(requests, duration_s)
 
 
-def _lines(made: Made, form: str, bounds: Bounds, counted: _Counted) -> Iterator[dict[str, Any]]:
+def _lines(
+    made: Made, form: str, bounds: WorkloadBounds, counted: _Counted
+) -> Iterator[dict[str, Any]]:
     if form == "weka":
         assert isinstance(made.workload, Agents)
         for session in counted.sessions(bounded_sessions(made.workload.sessions(), bounds)):
@@ -124,7 +126,7 @@ class _Counted:
         self.requests = self.blocks = self.input_tokens = self.output_tokens = 0
         self.last_s = 0.0
 
-    def calls(self, calls: Iterable[Call]) -> Iterator[Call]:
+    def calls(self, calls: Iterable[WorkloadCall]) -> Iterator[WorkloadCall]:
         for call in calls:
             self._count(call)
             yield call
@@ -135,7 +137,7 @@ class _Counted:
                 self._count(call)
             yield session
 
-    def _count(self, call: Call) -> None:
+    def _count(self, call: WorkloadCall) -> None:
         self.requests += 1
         self.blocks += len(call.blocks)
         self.input_tokens += call.input_tokens

@@ -18,7 +18,7 @@ from kvwarehouse.planning.latency import (
     measured_decode,
     measured_prefill,
 )
-from kvwarehouse.planning.plan import Workload
+from kvwarehouse.planning.plan import ServiceLoad
 from kvwarehouse.sizes import parse_size
 
 _MOST_GPUS = 100_000
@@ -115,7 +115,7 @@ def prefill_from(args: argparse.Namespace, footprint: Footprint, gpu: Gpu) -> Pr
 
 
 def decode_from(
-    args: argparse.Namespace, footprint: Footprint, gpu: Gpu, workload: Workload
+    args: argparse.Namespace, footprint: Footprint, gpu: Gpu, workload: ServiceLoad
 ) -> Decode:
     if args.decode_ms is not None:
         return measured_decode(args.decode_ms)

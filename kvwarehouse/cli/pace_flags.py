@@ -6,7 +6,7 @@ import argparse
 
 from kvwarehouse.durations import parse_duration
 from kvwarehouse.errors import UsageError
-from kvwarehouse.loadgen.drive import Bounds
+from kvwarehouse.loadgen.drive import DriveBounds
 
 _MOST_WORKERS = 10_000
 _OPEN_WORKERS = 128
@@ -51,7 +51,7 @@ def add_pace_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def bounds_from(args: argparse.Namespace) -> Bounds:
+def bounds_from(args: argparse.Namespace) -> DriveBounds:
     if args.concurrency is not None and args.most_in_flight is not None:
         raise UsageError("--concurrency has its own bound; leave --most-in-flight out")
     workers = args.concurrency or args.most_in_flight
@@ -70,7 +70,7 @@ def bounds_from(args: argparse.Namespace) -> Bounds:
     duration_s = None
     if args.duration is not None:
         duration_s = parse_duration(args.duration, name="--duration")
-    return Bounds(
+    return DriveBounds(
         workers,
         None if args.concurrency is not None else speed,
         args.requests,
@@ -79,7 +79,7 @@ def bounds_from(args: argparse.Namespace) -> Bounds:
     )
 
 
-def describe_pace(bounds: Bounds) -> str:
+def describe_pace(bounds: DriveBounds) -> str:
     """For people."""
     if bounds.speed is None:
         return f"closed, {bounds.workers:,} under way"

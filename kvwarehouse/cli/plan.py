@@ -20,7 +20,7 @@ from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
 from kvwarehouse.cli.output import add_report_output, print_report
 from kvwarehouse.errors import UsageError
 from kvwarehouse.planning.interval import Quantity, within
-from kvwarehouse.planning.plan import Network, Plan, Prices, Workload
+from kvwarehouse.planning.plan import Network, Plan, Prices, ServiceLoad
 from kvwarehouse.planning.plan_report import plan_report
 
 EXAMPLES = """\
@@ -66,7 +66,7 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     gpu = gpu_from(args)
     footprint = with_params(footprint_from(args), args)
-    workload = Workload(
+    workload = ServiceLoad(
         args.prompt_tokens, args.output_tokens, args.requests_per_s, args.reuse, args.steady
     )
     plan = Plan(

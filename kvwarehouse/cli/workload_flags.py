@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.workloads.call import Workload
-from kvwarehouse.workloads.catalogue import KINDS, Kind, Setting
+from kvwarehouse.workloads.catalogue import KINDS, Setting, WorkloadKind
 
 _MOST_PER_S = 1e6
 
@@ -15,7 +15,7 @@ _MOST_PER_S = 1e6
 @dataclass(frozen=True)
 class Made:
     name: str
-    kind: Kind
+    kind: WorkloadKind
     workload: Workload
 
 
@@ -75,7 +75,7 @@ def refuse_workload_flags(args: argparse.Namespace, why: str) -> None:
             raise UsageError(f"{_flag(each)} is for workloads; {why}", code="bad_workload")
 
 
-def _rate(args: argparse.Namespace, kind: Kind) -> float:
+def _rate(args: argparse.Namespace, kind: WorkloadKind) -> float:
     given: float | None = args.requests_per_s
     if given is None:
         return kind.requests_per_s

@@ -175,7 +175,7 @@ ENDS_SOON_DAYS: Final = 14
 _Pair: TypeAlias = tuple[bytes, bytes]  # key, chain
 
 
-class Credentials:
+class TcpCredentials:
     """`tokens`: to put before all calls. `tls`: for the port, None without a certificate."""
 
     def __init__(self, config: Config, log: Log, refusals: Refusals) -> None:

@@ -41,7 +41,7 @@ _CLEARED: Final = ["AllBlocksCleared"]
 
 
 @dataclass(frozen=True)
-class Batch:
+class EventBatch:
     payload: bytes
     clears: bool = False
     """Begins with AllBlocksCleared: what came before is moot."""
@@ -60,11 +60,11 @@ def empty_batch() -> bytes:
     return _packed([])
 
 
-def cleared_batch() -> Batch:
-    return Batch(_packed([_CLEARED]), clears=True)
+def cleared_batch() -> EventBatch:
+    return EventBatch(_packed([_CLEARED]), clears=True)
 
 
-class Batches:
+class EventBatches:
     """Makes batches of the items of one namespace. `page_tokens`: of each page; `adapter`: the name
     of what changes its KV, "" for none."""
 
@@ -72,14 +72,14 @@ class Batches:
         self._page_tokens = page_tokens
         self._adapter = adapter or None
 
-    def of(self, items: Iterable[Any]) -> Iterator[Batch]:
+    def of(self, items: Iterable[Any]) -> Iterator[EventBatch]:
         """`items`: as Feed.take() has them, all with tokens. In their order."""
         events: list[Any] = []
         clears, stored, removed, tokens = False, 0, 0, 0
         for run in self._runs(items):
             kind, tiers, pages = run[0][0], run[0][1], len(run)
             if kind == "cleared" and events:
-                yield Batch(_packed(events), clears, stored, removed)
+                yield EventBatch(_packed(events), clears, stored, removed)
                 events, clears, stored, removed, tokens = [], False, 0, 0, 0
             media = [name for tier, name in MEDIUM_BY_TIER.items() if tiers & tier]
             if kind == "cleared":
@@ -94,10 +94,10 @@ class Batches:
                 events += [["BlockRemoved", hashes, medium] for medium in media]
                 removed += pages * len(media)
             if stored + removed >= BATCH_BLOCKS or tokens >= BATCH_TOKENS:
-                yield Batch(_packed(events), clears, stored, removed)
+                yield EventBatch(_packed(events), clears, stored, removed)
                 events, clears, stored, removed, tokens = [], False, 0, 0, 0
         if events:
-            yield Batch(_packed(events), clears, stored, removed)
+            yield EventBatch(_packed(events), clears, stored, removed)
 
     def _stored(self, run: list[Any], medium: str) -> list[Any]:
         tokens = np.frombuffer(b"".join(item[7] for item in run), "<u4").tolist()
@@ -143,7 +143,7 @@ class ReplayBuffer:
         """`first`: the sequence number that the first batch will have. Numbers rise by one."""
         self._bound_bytes = bound_bytes
         self._lock = threading.Lock()
-        self._batches: deque[tuple[int, Batch]] = deque()
+        self._batches: deque[tuple[int, EventBatch]] = deque()
         self._bytes = 0
         self._next = first
 
@@ -153,7 +153,7 @@ class ReplayBuffer:
         with self._lock:
             return self._next
 
-    def add(self, batch: Batch) -> int:
+    def add(self, batch: EventBatch) -> int:
         """Keeps it, forgets the oldest beyond the bound, and returns its number."""
         with self._lock:
             number, self._next = self._next, self._next + 1
@@ -164,7 +164,7 @@ class ReplayBuffer:
                 self._bytes -= len(old.payload) + OVERHEAD_BYTES
             return number
 
-    def since(self, number: int) -> list[tuple[int, Batch]] | None:
+    def since(self, number: int) -> list[tuple[int, EventBatch]] | None:
         """Batches from `number` on; where some of them are gone (or are of an earlier daemon), all
         since the last that began with AllBlocksCleared, which says as much. None: neither is here
         any more."""

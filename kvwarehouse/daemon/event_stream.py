@@ -30,7 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
-from kvwarehouse.daemon.event_batch import Batch, Batches, ReplayBuffer, cleared_batch, empty_batch
+from kvwarehouse.daemon.event_batch import (
+    EventBatch,
+    EventBatches,
+    ReplayBuffer,
+    cleared_batch,
+    empty_batch,
+)
 from kvwarehouse.daemon.gate import Gate
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
@@ -39,7 +45,7 @@ from kvwarehouse.types import CHAIN_SCHEME
 
 if TYPE_CHECKING:
     from kvwarehouse.config import Config
-    from kvwarehouse.daemon.warehouse import Warehouse
+    from kvwarehouse.daemon.warehouse import DaemonWarehouse
 
 PACE_S: Final = 0.01
 """Between batches: what happens in this time travels together."""
@@ -66,7 +72,7 @@ _NUMBER: Final = struct.Struct(">Q")
 
 
 class EventStream:
-    def __init__(self, config: Config, warehouse: Warehouse, log: Log) -> None:
+    def __init__(self, config: Config, warehouse: DaemonWarehouse, log: Log) -> None:
         """Binds. Raises TransportError (code "address_unavailable")."""
         self._warehouse = warehouse
         self._log = log
@@ -232,14 +238,14 @@ class EventStream:
             self._log.event(Event.KV_EVENTS_LOST)
             feed.restart()
             return False
-        batches = Batches(record.space.page_tokens, record.space.adapter)
+        batches = EventBatches(record.space.page_tokens, record.space.adapter)
         published = False
         for batch in batches.of(taken["items"]):
             self._publish(batch)
             published = True
         return published
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: EventBatch) -> None:
         with self._changed:
             self._counts["batches"] += 1
             self._counts["stored"] += batch.stored
@@ -288,7 +294,7 @@ class EventStream:
         self._router.send_multipart([peer, b"", _END, b""])
         return anew
 
-    def _answer(self, peer: bytes, number: int, batch: Batch, until: float) -> None:
+    def _answer(self, peer: bytes, number: int, batch: EventBatch, until: float) -> None:
         self._check_time(until)
         self._router.send_multipart([peer, b"", _NUMBER.pack(number), batch.payload])
 
@@ -300,14 +306,14 @@ class EventStream:
                 code="deadline",
             )
 
-    def _snapshot(self, until: float) -> Iterator[Batch]:
+    def _snapshot(self, until: float) -> Iterator[EventBatch]:
         """All that is stored, from AllBlocksCleared on."""
         with self._changed:
             record = self._chosen
         if record is None:
             yield cleared_batch()
             return
-        batches = Batches(record.space.page_tokens, record.space.adapter)
+        batches = EventBatches(record.space.page_tokens, record.space.adapter)
         feed = self._warehouse.watch(record, tokens_only=True)
         try:
             synced = False

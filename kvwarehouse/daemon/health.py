@@ -19,7 +19,7 @@ from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
 from kvwarehouse.wire import SERVICE_NAME
 
 
-class State(StrEnum):
+class DaemonState(StrEnum):
     RECOVERING = "recovering"
     SERVING = "serving"
     DRAINING = "draining"
@@ -31,29 +31,29 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._state = State.RECOVERING
-        self._listeners: list[Callable[[State], None]] = []
+        self._state = DaemonState.RECOVERING
+        self._listeners: list[Callable[[DaemonState], None]] = []
 
     @property
-    def state(self) -> State:
+    def state(self) -> DaemonState:
         return self._state
 
-    def listen(self, listener: Callable[[State], None]) -> None:
+    def listen(self, listener: Callable[[DaemonState], None]) -> None:
         """`listener` is called with every later state, in their order, by the thread that makes the
         change; others that make one wait for it."""
         with self._lock:
             self._listeners.append(listener)
 
-    def advance(self, state: State) -> bool:
+    def advance(self, state: DaemonState) -> bool:
         """Whether that was a change; an earlier state is not gone back to."""
-        order = list(State)
+        order = list(DaemonState)
         return self._change(state, order[: order.index(state)])
 
     def resume(self) -> bool:
         """From draining back to serving; whether that was a change."""
-        return self._change(State.SERVING, [State.DRAINING])
+        return self._change(DaemonState.SERVING, [DaemonState.DRAINING])
 
-    def _change(self, state: State, of: list[State]) -> bool:
+    def _change(self, state: DaemonState, of: list[DaemonState]) -> bool:
         with self._lock:
             if self._state not in of:
                 return False
@@ -72,13 +72,15 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.follow(State.RECOVERING)
+        self.follow(DaemonState.RECOVERING)
 
-    def follow(self, state: State) -> None:
+    def follow(self, state: DaemonState) -> None:
         """A listener of Lifecycle."""
         statuses = health_pb2.HealthCheckResponse
         with self._changed:
-            self._status = statuses.SERVING if state is State.SERVING else statuses.NOT_SERVING
+            self._status = (
+                statuses.SERVING if state is DaemonState.SERVING else statuses.NOT_SERVING
+            )
             self._changed.notify_all()
 
     def Check(self, request: Any, context: grpc.ServicerContext) -> Any:

@@ -40,7 +40,7 @@ _BREATH_S: Final = 0.1
 Answer = tuple[HTTPStatus, str, str]  # status, content type, text
 
 
-class Pages:
+class StatusPages:
     """What the paths answer. `live` and `ready` return "" or why not."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _Call:
 class HttpServer:
     """Serves `pages` at host:port from construction to close(). `address` has the port in use."""
 
-    def __init__(self, address: str, pages: Pages) -> None:
+    def __init__(self, address: str, pages: StatusPages) -> None:
         """Raises TransportError (code "address_unavailable") when the address cannot be bound."""
         host, port = split_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

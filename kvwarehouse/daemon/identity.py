@@ -37,12 +37,12 @@ _BAD_MEDIUM: Final = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA}
 
 
 @dataclass(frozen=True)
-class Identity:
+class WarehouseIdentity:
     warehouse_id: bytes
     secret: bytes = field(repr=False)
 
     @classmethod
-    def create(cls) -> Identity:
+    def create(cls) -> WarehouseIdentity:
         return cls(secrets.token_bytes(WAREHOUSE_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
 
 
@@ -59,7 +59,7 @@ def is_in(directory: str) -> bool:
     return any(os.path.lexists(path) for path in _paths(directory))
 
 
-def establish(directories: list[str], log: Log) -> Identity:
+def establish(directories: list[str], log: Log) -> WarehouseIdentity:
     """The identity that all `directories` share, made when none has one. Each directory is given
     the copies that it lacks, and good ones in place of those that are damaged.
 
@@ -69,13 +69,13 @@ def establish(directories: list[str], log: Log) -> Identity:
     that has no copy cannot be given one. Any other copy that cannot be written is said in the log
     alone."""
     copies = {path: _look(path) for directory in directories for path in _paths(directory)}
-    good = {path: copy for path, copy in copies.items() if isinstance(copy, Identity)}
+    good = {path: copy for path, copy in copies.items() if isinstance(copy, WarehouseIdentity)}
     damaged = {path: copy for path, copy in copies.items() if isinstance(copy, _DamagedError)}
     if len(set(good.values())) > 1:
         raise _differ(good)
     if damaged and not good:
         raise _none_good(damaged)
-    identity = next(iter(good.values())) if good else Identity.create()
+    identity = next(iter(good.values())) if good else WarehouseIdentity.create()
     for directory in directories:
         if good and not any(path in good for path in _paths(directory)):
             _refuse_others(directory, identity)
@@ -97,14 +97,14 @@ def _paths(directory: str) -> list[str]:
     return [os.path.join(directory, name) for name in FILE_NAMES]
 
 
-def _look(path: str) -> Identity | _DamagedError | None:
+def _look(path: str) -> WarehouseIdentity | _DamagedError | None:
     try:
         return _read(path)
     except _DamagedError as damage:
         return damage
 
 
-def _read(path: str) -> Identity | None:
+def _read(path: str) -> WarehouseIdentity | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(fd, "rb") as file:
@@ -128,7 +128,7 @@ def _read(path: str) -> Identity | None:
     return _decode(path, data)
 
 
-def _decode(path: str, data: bytes) -> Identity:
+def _decode(path: str, data: bytes) -> WarehouseIdentity:
     body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
     if not secrets.compare_digest(_checksum(body), check):
         raise _DamagedError(f"is damaged: the checksum of its {len(data)} bytes does not hold")
@@ -140,10 +140,10 @@ def _decode(path: str, data: bytes) -> Identity:
     if len(body) != _BODY.size:
         raise _DamagedError(f"is damaged: it has {len(data)} bytes, not those of an identity")
     _, _, warehouse_id, secret = _BODY.unpack(body)
-    return Identity(warehouse_id, secret)
+    return WarehouseIdentity(warehouse_id, secret)
 
 
-def _refuse_others(directory: str, identity: Identity) -> None:
+def _refuse_others(directory: str, identity: WarehouseIdentity) -> None:
     """Files of ours say that the directory is; without any it may be new, or have lost all."""
     heads = [head for path in _stored(directory) if (head := _head(path)).strip(b"\0")]
     if heads and not any(identity.warehouse_id in head for head in heads):
@@ -170,10 +170,12 @@ def _head(path: str) -> bytes:
         return b""
 
 
-def _mend(path: str, copy: Identity | _DamagedError | None, identity: Identity, log: Log) -> None:
+def _mend(
+    path: str, copy: WarehouseIdentity | _DamagedError | None, identity: WarehouseIdentity, log: Log
+) -> None:
     """No reason to refuse the start when it fails: another copy is good, and the next start tries
     again."""
-    if isinstance(copy, Identity):
+    if isinstance(copy, WarehouseIdentity):
         return
     problem = copy.problem if copy else "is missing"
     try:
@@ -186,7 +188,7 @@ def _mend(path: str, copy: Identity | _DamagedError | None, identity: Identity, 
         log.event(Event.IDENTITY_MENDED, path=path, text=f"it {problem}; another copy is good")
 
 
-def _write_first(path: str, identity: Identity) -> None:
+def _write_first(path: str, identity: WarehouseIdentity) -> None:
     """Without a copy the directory would be taken for a new one when it is named alone."""
     try:
         _write(path, identity)
@@ -198,7 +200,7 @@ def _write_first(path: str, identity: Identity) -> None:
         ) from error
 
 
-def _write(path: str, identity: Identity) -> None:
+def _write(path: str, identity: WarehouseIdentity) -> None:
     body = _BODY.pack(_MAGIC, _VERSION, identity.warehouse_id, identity.secret)
     write_atomic(path, body + _checksum(body))
 
@@ -207,7 +209,7 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_CHECK_BYTES).digest()
 
 
-def _differ(found: dict[str, Identity]) -> StorageError:
+def _differ(found: dict[str, WarehouseIdentity]) -> StorageError:
     owners = ", ".join(
         f"{path} belongs to warehouse {identity.warehouse_id.hex()}"
         for path, identity in found.items()

@@ -22,11 +22,11 @@ from typing import Any, Final, Self
 
 from kvwarehouse.daemon import directories, identity, ledger_file
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
-from kvwarehouse.daemon.identity import Identity
+from kvwarehouse.daemon.identity import WarehouseIdentity
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.ledger_file import DamagedLedgerError
 from kvwarehouse.daemon.logs import Log
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import StorageError, UsageError
 from kvwarehouse.types import CheckProgress
 
@@ -50,7 +50,7 @@ class Inspection:
         self._engine = engine
         self._stack = ExitStack()
         self._core: Any = None
-        self._warehouse: Warehouse | None = None
+        self._warehouse: DaemonWarehouse | None = None
         self.recovery: dict[str, Any] = {}
         self.findings: list[tuple[str, dict[str, str]]] = []
 
@@ -85,12 +85,12 @@ class Inspection:
         assert self._warehouse is not None, "enter it first"
         return self._warehouse.check(None, repair=repair, deadline=Deadline(LONGEST_STREAM_S))
 
-    def _open_core(self, scratch: Path, who: Identity, ledger: Ledger) -> None:
+    def _open_core(self, scratch: Path, who: WarehouseIdentity, ledger: Ledger) -> None:
         """Again with a larger index where the pages did not fit: what is not in it is not seen."""
         index_pages = 0
         for _ in range(_INDEX_TRIES):
             self._core = self._engine.Core(self._options(scratch, who, ledger, index_pages))
-            self._warehouse = Warehouse(self._core, ledger, self._log)
+            self._warehouse = DaemonWarehouse(self._core, ledger, self._log)
             self._warehouse.restore()
             self.recovery = self._core.start()
             self.findings = self._core.events()
@@ -106,7 +106,9 @@ class Inspection:
             code="index_too_small",
         )
 
-    def _options(self, scratch: Path, who: Identity, ledger: Ledger, index_pages: int) -> Any:
+    def _options(
+        self, scratch: Path, who: WarehouseIdentity, ledger: Ledger, index_pages: int
+    ) -> Any:
         options = self._engine.CoreOptions()
         segments = sorted(_sizes(self._nvme_dir)) or [0]
         segment_bytes = max(_LEAST_SEGMENT_BYTES, segments[-1] + -segments[-1] % 4096)

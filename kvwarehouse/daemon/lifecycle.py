@@ -20,19 +20,19 @@ from typing import Any, Final
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.admission import Connections, Refusals
-from kvwarehouse.daemon.credentials import Credentials
+from kvwarehouse.daemon.credentials import TcpCredentials
 from kvwarehouse.daemon.directories import answers
 from kvwarehouse.daemon.footing import Footing
-from kvwarehouse.daemon.health import Health, Lifecycle, State
-from kvwarehouse.daemon.http import HttpServer, Pages
+from kvwarehouse.daemon.health import DaemonState, Health, Lifecycle
+from kvwarehouse.daemon.http import HttpServer, StatusPages
 from kvwarehouse.daemon.interceptors import CallInterceptor
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.snapshot import Snapshots
-from kvwarehouse.daemon.transfer import Staging, Transfer
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.transfer import GrpcTransfer, Staging
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
@@ -58,7 +58,7 @@ class Daemon:
         self._stop = threading.Event()
         self._drains = threading.Lock()  # state and core change together
         self._why = "stop"
-        self._credentials: Credentials | None = None
+        self._credentials: TcpCredentials | None = None
         self._reload_asked = False
         self._lifecycle = Lifecycle()
         self._refusals = Refusals(log)
@@ -66,7 +66,7 @@ class Daemon:
         self._answered_at = time.monotonic()  # when the core last did
         self._core: Any = None
         self._recovered: dict[str, Any] = {}
-        self._warehouse: Warehouse | None = None
+        self._warehouse: DaemonWarehouse | None = None
         self._footing: Footing | None = None
         self._failure: StorageError | None = None
 
@@ -91,7 +91,7 @@ class Daemon:
         with ExitStack() as stack:
             self._start(stack)
             if not self._stop.is_set():
-                self._lifecycle.advance(State.SERVING)
+                self._lifecycle.advance(DaemonState.SERVING)
                 self._log.event(Event.READY, **self._addresses())
                 on_ready()
                 self._serve()
@@ -99,7 +99,7 @@ class Daemon:
                 raise self._failure  # without a flush: what it would write is not there
             self._drain()
             self._refusals.look()
-        self._lifecycle.advance(State.STOPPED)
+        self._lifecycle.advance(DaemonState.STOPPED)
         self._log.event(Event.STOPPED)
 
     # --- start
@@ -124,7 +124,7 @@ class Daemon:
             self._detach_disk(error.message)
             ledger = self._recover(stack)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
-        self._credentials = Credentials(config, log, self._refusals) if config.listen else None
+        self._credentials = TcpCredentials(config, log, self._refusals) if config.listen else None
         interceptor = CallInterceptor(log, Watchdog(log), self._refusals, config.streams)
         servers = Servers(config, interceptor, self._credentials)
         stack.callback(servers.stop)
@@ -176,7 +176,7 @@ class Daemon:
         config = self._config
         if config.http == OFF:
             return
-        pages = Pages(self._snapshots.take, self._live_problem, self._ready_problem)
+        pages = StatusPages(self._snapshots.take, self._live_problem, self._ready_problem)
         server = HttpServer(config.http, pages)
         stack.callback(server.close)
         self._snapshots.http = server.address
@@ -196,7 +196,7 @@ class Daemon:
             options.epoch = ledger.epoch
             options.epoch_floor = ledger.floor
             self._core = self._engine.Core(options)
-            self._warehouse = Warehouse(self._core, ledger, self._log)
+            self._warehouse = DaemonWarehouse(self._core, ledger, self._log)
             self._warehouse.restore()
             opened.callback(self._stop_core)
             self._recovered = self._core.recover()
@@ -242,7 +242,7 @@ class Daemon:
         watches = Watches(self._warehouse)
         service = WarehouseService(
             self._warehouse,
-            Transfer(session, staging, self._engine.Regions),
+            GrpcTransfer(session, staging, self._engine.Regions),
             self._snapshots,
             watches,
             self._ask_drain,
@@ -328,13 +328,13 @@ class Daemon:
 
     def _live_problem(self) -> str:
         silent_s = time.monotonic() - self._answered_at
-        if self._lifecycle.state is State.SERVING and silent_s > _LIVE_WITHIN_S:
+        if self._lifecycle.state is DaemonState.SERVING and silent_s > _LIVE_WITHIN_S:
             return f"the core has not answered for {silent_s:.0f} s"
         return ""
 
     def _ready_problem(self) -> str:
         state = self._lifecycle.state
-        if state is not State.SERVING:
+        if state is not DaemonState.SERVING:
             return state.value
         return self._silence() or (self._footing.unreachable if self._footing else "")
 
@@ -348,7 +348,7 @@ class Daemon:
         assert self._warehouse is not None
         with self._drains:
             if on:
-                changed = self._lifecycle.advance(State.DRAINING)
+                changed = self._lifecycle.advance(DaemonState.DRAINING)
                 self._warehouse.drain()
             elif self._stop.is_set():
                 raise CapacityError(
@@ -368,7 +368,7 @@ class Daemon:
         assert self._warehouse is not None
         try:
             with self._drains:
-                if self._lifecycle.advance(State.DRAINING):
+                if self._lifecycle.advance(DaemonState.DRAINING):
                     self._log.event(Event.DRAINING, why=self._why)
                 self._warehouse.drain()
             flushed = self._warehouse.flush(self._config.drain_timeout_s)

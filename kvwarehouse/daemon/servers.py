@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped, u
 from kvwarehouse import wire
 from kvwarehouse.config import Config
 from kvwarehouse.daemon import admission
-from kvwarehouse.daemon.credentials import Credentials
+from kvwarehouse.daemon.credentials import TcpCredentials
 from kvwarehouse.daemon.health import Health
 from kvwarehouse.daemon.interceptors import threads_of
 from kvwarehouse.errors import TransportError
@@ -75,7 +75,7 @@ class Servers:
         self,
         config: Config,
         interceptor: grpc.ServerInterceptor,
-        credentials: Credentials | None = None,
+        credentials: TcpCredentials | None = None,
     ) -> None:
         """Binds, so that errors show here, and that who calls from now on waits for start().
         Raises TransportError when an address is taken. `credentials`: for TCP, which there is only
@@ -142,7 +142,7 @@ class Servers:
         self._socket = path
         os.chmod(path, 0o600)
 
-    def _bind_tcp(self, address: str, credentials: Credentials) -> None:
+    def _bind_tcp(self, address: str, credentials: TcpCredentials) -> None:
         # The first sees a call first: nothing of ours runs for a call without a token.
         server = self._server([credentials.tokens, self._interceptor])
         tls = credentials.tls

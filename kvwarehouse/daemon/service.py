@@ -15,8 +15,8 @@ from kvwarehouse import wire
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, Deadline
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
-from kvwarehouse.daemon.transfer import Transfer, span
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.transfer import GrpcTransfer, span
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.daemon.who_has import WhoHas
 from kvwarehouse.errors import UsageError
@@ -31,8 +31,8 @@ _LAST_PAGE = 2**32 - 1  # PageId of native/base/types.h
 class WarehouseService(wire.WarehouseServicer):
     def __init__(
         self,
-        warehouse: Warehouse,
-        transfer: Transfer,
+        warehouse: DaemonWarehouse,
+        transfer: GrpcTransfer,
         snapshots: Snapshots,
         watches: Watches,
         drain: Callable[[bool, str], bool],

@@ -14,7 +14,7 @@ from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import Lifecycle
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.transfer import Staging
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import TransportError
 
 
@@ -26,7 +26,7 @@ class Snapshots:
         self._version = version
         self._lifecycle = lifecycle
         self._refusals = refusals
-        self._warehouse: Warehouse | None = None
+        self._warehouse: DaemonWarehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
         self.footing: Footing | None = None
@@ -36,7 +36,7 @@ class Snapshots:
         self.listen = ""
         self.connections: Connections | None = None
 
-    def attach(self, warehouse: Warehouse, ledger: Ledger, staging: Staging) -> None:
+    def attach(self, warehouse: DaemonWarehouse, ledger: Ledger, staging: Staging) -> None:
         """Called once, when the core runs."""
         self._ledger, self._staging = ledger, staging
         self._warehouse = warehouse

@@ -96,7 +96,7 @@ _ANSWER_MOST_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Span:
+class TransferSpan:
     """Consecutive pages of one shard of a prefix."""
 
     record: NamespaceRecord
@@ -118,7 +118,7 @@ def span(
     first: int,
     pages: int | None,
     shard: int,
-) -> Span:
+) -> TransferSpan:
     """Checks what the request says. `pages`: None for all of the prefix from `first`."""
     tokens, keys = prefix
     space = record.space
@@ -134,32 +134,34 @@ def span(
             "whole pages; pass the whole prefix up to the last page",
             code="bad_range",
         )
-    return Span(record, tokens, keys, first, whole - first if pages is None else pages, shard)
+    return TransferSpan(
+        record, tokens, keys, first, whole - first if pages is None else pages, shard
+    )
 
 
 def _count(tokens: NDArray[np.uint32] | None) -> int:
     return 0 if tokens is None else len(tokens)
 
 
-class Transfer:
+class GrpcTransfer:
     def __init__(self, session: NativeClient, staging: Staging, regions: type[Regions]) -> None:
         self._session = session
         self._staging = staging
         self._regions = regions
 
-    def lookup(self, span: Span) -> tuple[int, int, int]:
+    def lookup(self, span: TransferSpan) -> tuple[int, int, int]:
         """Pages of the longest stored prefix, of them in DRAM, of them only on NVMe. Those in HBM
         are in DRAM as well, and read from there: this is no process that loads into a GPU."""
         hbm, dram, nvme = self._session.lookup(span.record.space.id, span.tokens, span.keys)
         return hbm + dram + nvme, hbm + dram, nvme
 
-    def tiers(self, span: Span) -> NDArray[np.uint8]:
+    def tiers(self, span: TransferSpan) -> NDArray[np.uint8]:
         """Where each page is, in the numbers of types.Tier; missing behind the first gap. Counts as
         no lookup."""
         return self._session.tiers(span.record.space.id, span.tokens, span.keys, False)
 
     def load(
-        self, span: Span, timeout_s: float, deadline: Deadline, missed: dict[str, int]
+        self, span: TransferSpan, timeout_s: float, deadline: Deadline, missed: dict[str, int]
     ) -> Iterator[bytes | int]:
         """Yields chunks of verified pages in order, and at last how many pages they were; fills
         `missed` with why the next ones were not loaded. Waits for promotion at most `timeout_s`."""
@@ -179,7 +181,7 @@ class Transfer:
         yield done
 
     def _load(
-        self, span: Span, done: int, rows: NDArray[Any], waiting: Deadline
+        self, span: TransferSpan, done: int, rows: NDArray[Any], waiting: Deadline
     ) -> tuple[int, dict[str, int]]:
         return self._session.load(
             span.record.space.id,
@@ -192,7 +194,7 @@ class Transfer:
         )
 
     def store(
-        self, span: Span, chunks: Iterator[bytes], deadline: Deadline
+        self, span: TransferSpan, chunks: Iterator[bytes], deadline: Deadline
     ) -> tuple[int, int, dict[str, int]]:
         """Stores the pages whose bytes `chunks` are: (stored, already, dropped by reason). Raises
         UsageError when there are more or fewer bytes; batches that were whole are stored then."""
@@ -218,7 +220,7 @@ class Transfer:
 
 
 def _batches(
-    span: Span, chunks: Iterator[bytes], buffer: NDArray[Any]
+    span: TransferSpan, chunks: Iterator[bytes], buffer: NDArray[Any]
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Fills `buffer` from `chunks` again and again: (pages before this batch, its rows)."""
     total = span.pages * span.page_bytes
@@ -242,7 +244,7 @@ def _batches(
         yield done, buffer[: place // span.page_bytes]
 
 
-def _wrong_size(span: Span, received: str) -> UsageError:
+def _wrong_size(span: TransferSpan, received: str) -> UsageError:
     return UsageError(
         f"{span.pages} pages of {span.page_bytes} bytes are {span.pages * span.page_bytes} bytes, "
         f"and {received} came; pages of whole batches before that may be stored",

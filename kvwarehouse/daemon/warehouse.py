@@ -33,7 +33,7 @@ _CHECK_PAGES: Final = 16
 2 MiB pages are about 3 ms."""
 
 
-class Warehouse:
+class DaemonWarehouse:
     def __init__(self, core: Core, ledger: Ledger, log: Log) -> None:
         self._core = core
         self._ledger = ledger

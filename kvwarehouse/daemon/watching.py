@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 
 from kvwarehouse.daemon.ledger import NamespaceRecord
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import CapacityError, TransportError
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -33,7 +33,7 @@ _KINDS: Final = {"stored": pb.PageChange.STORED, "removed": pb.PageChange.REMOVE
 
 
 class Watches:
-    def __init__(self, warehouse: Warehouse) -> None:
+    def __init__(self, warehouse: DaemonWarehouse) -> None:
         self._warehouse = warehouse
         self._ending = threading.Event()
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.snapshot import Snapshots
-from kvwarehouse.daemon.transfer import Span, Transfer, span
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.transfer import GrpcTransfer, TransferSpan, span
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import CHAIN_SCHEME, Tier
 from kvwarehouse.wire import prefix_from_wire
@@ -20,7 +20,9 @@ MAX_HOLDINGS: Final = 64
 
 
 class WhoHas:
-    def __init__(self, warehouse: Warehouse, transfer: Transfer, snapshots: Snapshots) -> None:
+    def __init__(
+        self, warehouse: DaemonWarehouse, transfer: GrpcTransfer, snapshots: Snapshots
+    ) -> None:
         self._warehouse = warehouse
         self._transfer = transfer
         self._snapshots = snapshots
@@ -58,7 +60,7 @@ class WhoHas:
             and by_keys == (record.space.hash_scheme != CHAIN_SCHEME)
         ]
 
-    def _holding(self, whole: Span) -> pb.Holding | None:
+    def _holding(self, whole: TransferSpan) -> pb.Holding | None:
         space = whole.record.space
         try:
             tiers = self._transfer.tiers(whole)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from kvwarehouse.loadgen.results import Answer
+from kvwarehouse.loadgen.results import EngineAnswer
 
 MOST_LINE_BYTES: Final = 4 * 1024 * 1024
 
@@ -98,7 +98,7 @@ class Reading:
         for choice in choices or []:
             self._choice(choice, at_s)
 
-    def answer(self, begin_s: float, end_s: float) -> Answer:
+    def answer(self, begin_s: float, end_s: float) -> EngineAnswer:
         """At the end of the stream. Raises FailedError where that was not the end of an answer."""
         if not self.done and self._finish is None:
             raise FailedError("cut_off", f"after {len(self._arrivals_s)} tokens")
@@ -107,7 +107,7 @@ class Reading:
         if not self._arrivals_s:
             raise FailedError("no_tokens", "the stream ended well, without any")
         details = self._usage.get("prompt_tokens_details")
-        return Answer(
+        return EngineAnswer(
             begin_s,
             end_s,
             self._arrivals_s,

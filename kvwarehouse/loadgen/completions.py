@@ -21,9 +21,9 @@ from kvwarehouse.loadgen.completion_events import (
     parsed,
 )
 from kvwarehouse.loadgen.endpoint import Cutoff, Endpoint, Line
-from kvwarehouse.loadgen.prompts import Prompt, Shape, prompt_of
-from kvwarehouse.loadgen.results import INTERRUPTED, Answer, Answers
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.loadgen.prompts import Prompt, PromptShape, prompt_of
+from kvwarehouse.loadgen.results import INTERRUPTED, EngineAnswer, EngineResults
+from kvwarehouse.workloads.call import WorkloadCall
 
 # Fields that not every server takes: left out for good once it has named them in a refusal.
 _OPTIONAL = ("ignore_eos", "stream_options")
@@ -37,7 +37,7 @@ class Completions:
         self,
         endpoint: Endpoint,
         model: str,
-        shape: Shape,
+        shape: PromptShape,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._endpoint = endpoint
@@ -46,14 +46,14 @@ class Completions:
         self._clock = clock
         self._cutoff = Cutoff(clock)
         self._left_out: set[str] = set()
-        self.answers = Answers(clock())
+        self.answers = EngineResults(clock())
 
     @property
     def left_out(self) -> list[str]:
         """Fields that the server refused."""
         return sorted(self._left_out)
 
-    def ask(self, request: Call, deadline_s: float) -> None:
+    def ask(self, request: WorkloadCall, deadline_s: float) -> None:
         prompt = prompt_of(request, self._shape)
         begin_s = self._clock()
         try:
@@ -69,7 +69,7 @@ class Completions:
     def close(self) -> None:
         self._cutoff.close()
 
-    def _asked(self, prompt: Prompt, begin_s: float, end_s: float) -> Answer:
+    def _asked(self, prompt: Prompt, begin_s: float, end_s: float) -> EngineAnswer:
         """Again at once where the server refuses a field that can be left out."""
         while True:
             body = self._body(prompt)
@@ -95,7 +95,7 @@ class Completions:
 
     def _exchange(
         self, body: dict[str, Any], prompt: Prompt, begin_s: float, end_s: float
-    ) -> Answer:
+    ) -> EngineAnswer:
         if self._cutoff.over:
             raise FailedError(INTERRUPTED)
         connection = self._endpoint.connected(end_s - self._clock())
@@ -114,7 +114,7 @@ class Completions:
         body: dict[str, Any],
         prompt: Prompt,
         begin_s: float,
-    ) -> Answer:
+    ) -> EngineAnswer:
         connection.request(
             "POST", self._endpoint.path, json.dumps(body).encode(), self._endpoint.headers
         )

@@ -20,10 +20,10 @@ from typing import Protocol
 from kvwarehouse.errors import InternalError, WarehouseError
 from kvwarehouse.loadgen.histogram import Histogram
 from kvwarehouse.trace.trace import Trace
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 
 
-def calls_of(trace: Trace, *, again: bool = False) -> Iterator[Call]:
+def calls_of(trace: Trace, *, again: bool = False) -> Iterator[WorkloadCall]:
     """Its requests; with `again` without end, each time through with block ids of its own, so that
     nothing is hit that an earlier time has left."""
     for passed in count() if again else (0,):
@@ -33,7 +33,7 @@ def calls_of(trace: Trace, *, again: bool = False) -> Iterator[Call]:
         for at in range(trace.requests):
             end = int(trace.ends[at])
             blocks = trace.pages[begin:end].astype(object) + passed * trace.ids
-            yield Call(
+            yield WorkloadCall(
                 float(trace.times_s[at]) + shift_s,
                 int(trace.input_tokens[at]),
                 int(trace.output_tokens[at]),
@@ -44,7 +44,7 @@ def calls_of(trace: Trace, *, again: bool = False) -> Iterator[Call]:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class DriveBounds:
     """`speed` None: closed loop, a request as soon as a worker is free. Else open: the trace's
     times divided by it, whether the engine keeps up or not. At most `workers` are under way."""
 
@@ -55,9 +55,9 @@ class Bounds:
     deadline_s: float
 
 
-class Pace:
+class DrivePace:
     def __init__(
-        self, requests: Iterator[Call], bounds: Bounds, clock: Callable[[], float]
+        self, requests: Iterator[WorkloadCall], bounds: DriveBounds, clock: Callable[[], float]
     ) -> None:
         self._requests = requests
         self._bounds = bounds
@@ -68,7 +68,7 @@ class Pace:
         self._taken = 0
         self.begin_s = clock()
 
-    def take(self) -> tuple[Call, float | None] | None:
+    def take(self) -> tuple[WorkloadCall, float | None] | None:
         """The next request, after waiting for its time, and how late it is then (None in a closed
         loop); None when there are no more."""
         with self._lock:
@@ -92,7 +92,7 @@ class Pace:
     def stopped(self) -> bool:
         return self._stopped.is_set()
 
-    def _next(self) -> Call | None:
+    def _next(self) -> WorkloadCall | None:
         if self._stopped.is_set() or self._taken == self._bounds.requests:
             return None
         request = next(self._requests, None)
@@ -110,10 +110,10 @@ class Pace:
 _PATIENCE_S = 30.0
 
 
-class Engine(Protocol):
+class DrivenEngine(Protocol):
     """Thread-safe: every worker asks it. What it finds it keeps itself."""
 
-    def ask(self, request: Call, deadline_s: float) -> None:
+    def ask(self, request: WorkloadCall, deadline_s: float) -> None:
         """Returns when the request is answered or has failed, `deadline_s` from now at the latest.
         A failure is a finding; what it raises ends the drive."""
 
@@ -127,15 +127,15 @@ class Drive:
 
     def __init__(
         self,
-        engine: Engine,
-        requests: Iterator[Call],
-        bounds: Bounds,
+        engine: DrivenEngine,
+        requests: Iterator[WorkloadCall],
+        bounds: DriveBounds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._bounds = bounds
         self._clock = clock
-        self._pace = Pace(requests, bounds, clock)
+        self._pace = DrivePace(requests, bounds, clock)
         self._lock = threading.Lock()
         self._broken: Exception | None = None
         self._busy = 1

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 
 # Two different blocks are then never the same tokens, in a trace of any length.
 _LEAST_BITS: Final = 56
 
 
 @dataclass(frozen=True)
-class Shape:
+class PromptShape:
     """Of the prompts that are made: `shrink` divides all lengths, those of blocks too; longer
     prompts and outputs are cut. Ids of tokens are from `first_token` up to before `end_token`."""
 
@@ -69,7 +69,7 @@ class Prompt:
     output_tokens: int
 
 
-def prompt_of(request: Call, shape: Shape) -> Prompt:
+def prompt_of(request: WorkloadCall, shape: PromptShape) -> Prompt:
     """One token at least, and as many as the request's blocks have at most."""
     each = shape.page_tokens
     length = min(-(-request.input_tokens // shape.shrink), len(request.blocks) * each)
@@ -85,7 +85,7 @@ def prompt_of(request: Call, shape: Shape) -> Prompt:
     return Prompt(tokens, blocks, output)
 
 
-def _block(block: int, count: int, shape: Shape) -> NDArray[np.uint32]:
+def _block(block: int, count: int, shape: PromptShape) -> NDArray[np.uint32]:
     raw = np.random.Philox(key=shape.seed << 64 | block).random_raw(-(-count // 2))
     words = raw.view(np.uint32)[:count]
     span = np.uint32(shape.end_token - shape.first_token) if shape.end_token < 2**32 else None

@@ -18,8 +18,8 @@ from kvwarehouse.loadgen.results import (
     LOADED_BYTES,
     REQUESTS,
     TOKENS,
-    Answers,
-    Pages,
+    DaemonResults,
+    EngineResults,
 )
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
@@ -29,7 +29,7 @@ _LATE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Facts:
+class DriveFacts:
     """What was driven, and how."""
 
     engine: str
@@ -48,7 +48,7 @@ class Facts:
         }
 
 
-def loop_rows(drive: Drive, facts: Facts) -> list[tuple[str, Any]]:
+def loop_rows(drive: Drive, facts: DriveFacts) -> list[tuple[str, Any]]:
     over = format_duration(drive.elapsed_s) + (", interrupted" if drive.interrupted else "")
     return [
         ("trace", facts.source),
@@ -103,7 +103,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:100]
 
 
-def answers_report(answers: Answers, drive: Drive, facts: Facts) -> Report:
+def answers_report(answers: EngineResults, drive: Drive, facts: DriveFacts) -> Report:
     times = {
         "TTFT": answers.ttft,
         "ITL": answers.itl,
@@ -156,7 +156,7 @@ def answers_report(answers: Answers, drive: Drive, facts: Facts) -> Report:
     )
 
 
-def _answer_rates(answers: Answers, drive: Drive) -> dict[str, float | None]:
+def _answer_rates(answers: EngineResults, drive: Drive) -> dict[str, float | None]:
     elapsed_s = drive.elapsed_s
     if not elapsed_s:
         return dict.fromkeys(("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s"))
@@ -168,14 +168,14 @@ def _answer_rates(answers: Answers, drive: Drive) -> dict[str, float | None]:
     }
 
 
-def _cached_share(answers: Answers) -> float | None:
+def _cached_share(answers: EngineResults) -> float | None:
     """Of all prompt tokens, where the server says what was cached."""
     if not answers.said_cached or not answers.prompt_tokens:
         return None
     return answers.cached_tokens / answers.prompt_tokens
 
 
-def _answer_requests(answers: Answers, drive: Drive, facts: Facts) -> TableBlock:
+def _answer_requests(answers: EngineResults, drive: Drive, facts: DriveFacts) -> TableBlock:
     rates, share = _answer_rates(answers, drive), _cached_share(answers)
     rows: list[tuple[str, Any]] = [
         *loop_rows(drive, facts),
@@ -192,7 +192,7 @@ def _answer_requests(answers: Answers, drive: Drive, facts: Facts) -> TableBlock
     return TableBlock("Requests", ("what", ">value"), rows)
 
 
-def _answer_plots(answers: Answers) -> list[TableBlock | Plot]:
+def _answer_plots(answers: EngineResults) -> list[TableBlock | Plot]:
     cumulative = [
         Series(name, histogram.shares())
         for name, histogram in (
@@ -231,7 +231,7 @@ def _answer_plots(answers: Answers) -> list[TableBlock | Plot]:
     ]
 
 
-def _notes(answers: Answers, drive: Drive, facts: Facts) -> list[str]:
+def _notes(answers: EngineResults, drive: Drive, facts: DriveFacts) -> list[str]:
     notes = [
         "TTFT from before the connection is made to the first token; ITL between arrivals of"
         " tokens; TPOT (last - first token) / (tokens - 1) of each answer.",
@@ -254,7 +254,7 @@ def _rate(value: float | None) -> str:
 _GIGABYTE = 1e9
 
 
-def pages_report(pages: Pages, drive: Drive, facts: Facts) -> Report:
+def pages_report(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> Report:
     times = {"lookup": pages.lookup, "load": pages.load, "store": pages.store}
     late = {"sent late": drive.late} if drive.late.count else {}
     blocks: list[TableBlock | Plot] = [
@@ -301,12 +301,12 @@ def pages_report(pages: Pages, drive: Drive, facts: Facts) -> Report:
 _COUNTS = ("asked", "hit_dram", "hit_nvme", "loaded", "wrong", "stored", "already")
 
 
-def _share(pages: Pages, *names: str) -> float:
+def _share(pages: DaemonResults, *names: str) -> float:
     asked = pages.counts["asked"]
     return sum(pages.counts[name] for name in names) / asked if asked else 0.0
 
 
-def _page_rates(pages: Pages, drive: Drive) -> dict[str, float | None]:
+def _page_rates(pages: DaemonResults, drive: Drive) -> dict[str, float | None]:
     """Bytes a second of load time are those of one thread that loads."""
     loaded, stored = (pages.counts[name] * pages.page_bytes for name in ("loaded", "stored"))
     return {
@@ -317,7 +317,7 @@ def _page_rates(pages: Pages, drive: Drive) -> dict[str, float | None]:
     }
 
 
-def _page_requests(pages: Pages, drive: Drive, facts: Facts) -> TableBlock:
+def _page_requests(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> TableBlock:
     rates = _page_rates(pages, drive)
     rows: list[tuple[str, Any]] = [
         *loop_rows(drive, facts),
@@ -333,7 +333,7 @@ def _page_requests(pages: Pages, drive: Drive, facts: Facts) -> TableBlock:
     return TableBlock("Requests", ("what", ">value"), rows)
 
 
-def _origins(pages: Pages) -> TableBlock:
+def _origins(pages: DaemonResults) -> TableBlock:
     counts = pages.counts
     missed = counts["asked"] - counts["hit_dram"] - counts["hit_nvme"]
     rows = [
@@ -349,7 +349,7 @@ def _origins(pages: Pages) -> TableBlock:
     return TableBlock("Pages", ("what", ">pages", ">share"), rows)
 
 
-def _page_plots(pages: Pages) -> list[TableBlock | Plot]:
+def _page_plots(pages: DaemonResults) -> list[TableBlock | Plot]:
     if not pages.served:
         return []
     times = [("lookup", pages.lookup), ("load", pages.load), ("store", pages.store)]

@@ -25,7 +25,7 @@ ANSWERED, FAILED, TOKENS, FIRST_S = range(4)
 
 
 @dataclass
-class Answer:
+class EngineAnswer:
     """Times of one clock; `arrivals_s` has one for each time tokens came. Counts that the server
     did not say are None."""
 
@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass
-class Answers:
+class EngineResults:
     begin_s: float
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
@@ -64,7 +64,7 @@ class Answers:
     def failed(self) -> int:
         return sum(self.failures.values())
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: EngineAnswer) -> None:
         arrivals = answer.arrivals_s
         tokens = len(arrivals) if answer.output_tokens is None else answer.output_tokens
         first_s = arrivals[0] - answer.begin_s
@@ -93,7 +93,7 @@ class Answers:
             self.details.setdefault(reason, detail[:_MOST_DETAIL])
             self.timeline.add(at_s - self.begin_s, 0, 1, 0, 0)
 
-    def _usage(self, answer: Answer) -> None:
+    def _usage(self, answer: EngineAnswer) -> None:
         if answer.prompt_tokens is None:
             return
         self.said_usage += 1
@@ -108,7 +108,7 @@ REQUESTS, ASKED, HITS, LOADED_BYTES = range(4)
 
 
 @dataclass
-class Served:
+class ServedPages:
     """Of one request, in pages. `load_s` and `store_s` are None where there was none."""
 
     asked: int
@@ -126,7 +126,7 @@ class Served:
 
 
 @dataclass
-class Pages:
+class DaemonResults:
     begin_s: float
     page_bytes: int
     lookup: Histogram = field(default_factory=Histogram)
@@ -151,7 +151,7 @@ class Pages:
     def served(self) -> int:
         return self.counts["requests"]
 
-    def add(self, served: Served, at_s: float) -> None:
+    def add(self, served: ServedPages, at_s: float) -> None:
         with self._lock:
             self.counts["requests"] += 1
             for name in ("asked", "hit_dram", "hit_nvme", "loaded", "wrong", "stored", "already"):

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from kvwarehouse.client import Client
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
-from kvwarehouse.loadgen.prompts import Prompt, Shape, prompt_of
-from kvwarehouse.loadgen.results import Pages, Served
+from kvwarehouse.loadgen.prompts import Prompt, PromptShape, prompt_of
+from kvwarehouse.loadgen.results import DaemonResults, ServedPages
 from kvwarehouse.types import MAX_PAGE_TOKENS, Namespace
 from kvwarehouse.wire import MAX_TOKENS
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 
 MARK_BYTES = 16
 _BUFFER_BYTES = 64 * 1024 * 1024
@@ -35,7 +35,7 @@ class WarehouseEngine:
     def __init__(
         self,
         client: Client,
-        shape: Shape,
+        shape: PromptShape,
         page_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,9 +52,9 @@ class WarehouseEngine:
         self._ns = client.open(_space(shape, page_bytes))
         self._own = threading.local()
         self._over = threading.Event()
-        self.pages = Pages(clock(), page_bytes)
+        self.pages = DaemonResults(clock(), page_bytes)
 
-    def ask(self, request: Call, deadline_s: float) -> None:
+    def ask(self, request: WorkloadCall, deadline_s: float) -> None:
         prompt = prompt_of(request, self._shape)
         end_s = self._clock() + deadline_s
         try:
@@ -78,10 +78,10 @@ class WarehouseEngine:
     def close(self) -> None:
         pass
 
-    def _served(self, prompt: Prompt, end_s: float) -> Served:
+    def _served(self, prompt: Prompt, end_s: float) -> ServedPages:
         tokens = prompt.tokens[:MAX_TOKENS]
         whole = len(tokens) // self._shape.page_tokens
-        served = Served(whole)
+        served = ServedPages(whole)
         match, served.lookup_s = self._timed(lambda: self._ns.lookup(tokens))
         served.hit_dram, served.hit_nvme = match.by_tier["dram"], match.by_tier["nvme"]
         if match.pages:
@@ -94,7 +94,7 @@ class WarehouseEngine:
             )
         return served
 
-    def _load(self, tokens: Any, blocks: list[int], served: Served, end_s: float) -> None:
+    def _load(self, tokens: Any, blocks: list[int], served: ServedPages, end_s: float) -> None:
         """In batches of the buffer, up to the first page that is not there any more."""
         buffer = self._buffer()
         while served.loaded < len(blocks) and not self._over.is_set():
@@ -111,7 +111,7 @@ class WarehouseEngine:
             if filled < len(batch):
                 return
 
-    def _store(self, tokens: Any, blocks: list[int], served: Served, end_s: float) -> None:
+    def _store(self, tokens: Any, blocks: list[int], served: ServedPages, end_s: float) -> None:
         """What was not loaded, from there on."""
         buffer, first = self._buffer(), served.loaded
         while first < len(blocks) and not self._over.is_set():
@@ -161,7 +161,7 @@ class WarehouseEngine:
         return found, self._clock() - begin_s
 
 
-def _space(shape: Shape, page_bytes: int) -> Namespace:
+def _space(shape: PromptShape, page_bytes: int) -> Namespace:
     """Of this seed's pages and no others: their marks differ."""
     return Namespace(
         model="kvwarehouse-drive",

@@ -17,7 +17,7 @@ from kvwarehouse.model.config import ConfigFields, architecture_of
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownModel:
     fields: dict[str, Any]
     params: float
     active: float
@@ -25,7 +25,7 @@ class _Known:
 
 def _gqa(
     shape: tuple[int, int, int, int, int], params: float, active: float = 0.0, **more: Any
-) -> _Known:
+) -> _KnownModel:
     """`shape`: layers, KV heads, head dimension, attention heads, hidden size."""
     names = (
         "num_hidden_layers",
@@ -34,10 +34,12 @@ def _gqa(
         "num_attention_heads",
         "hidden_size",
     )
-    return _Known({**dict(zip(names, shape, strict=True)), **more}, params, active or params)
+    return _KnownModel({**dict(zip(names, shape, strict=True)), **more}, params, active or params)
 
 
-def _mla(layers: int, heads: int, hidden: int, params: float, active: float, **more: Any) -> _Known:
+def _mla(
+    layers: int, heads: int, hidden: int, params: float, active: float, **more: Any
+) -> _KnownModel:
     fields = {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -46,7 +48,7 @@ def _mla(layers: int, heads: int, hidden: int, params: float, active: float, **m
         "qk_rope_head_dim": 64,
         **more,
     }
-    return _Known(fields, params, active)
+    return _KnownModel(fields, params, active)
 
 
 _GEMMA2: dict[str, Any] = {"model_type": "gemma2", "sliding_window": 4096}
@@ -81,7 +83,7 @@ _JAMBA: dict[str, Any] = {
 }
 _MAMBA: dict[str, Any] = {"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "expand": 2}
 
-MODELS: dict[str, _Known] = {
+MODELS: dict[str, _KnownModel] = {
     "command-r-plus": _gqa((64, 8, 128, 96, 12288), 104),
     "deepseek-r1": _mla(61, 128, 7168, 671, 37),
     "deepseek-v2": _mla(60, 128, 5120, 236, 21),
@@ -117,7 +119,7 @@ MODELS: dict[str, _Known] = {
     "llama-3.3-70b": _gqa((80, 8, 128, 64, 8192), 70.6),
     "llama-4-maverick": _gqa((48, 8, 128, 40, 5120), 400, 17, **_LLAMA4),
     "llama-4-scout": _gqa((48, 8, 128, 40, 5120), 109, 17, **_LLAMA4),
-    "mamba-2.8b": _Known({"num_hidden_layers": 64, "hidden_size": 2560, **_MAMBA}, 2.8, 2.8),
+    "mamba-2.8b": _KnownModel({"num_hidden_layers": 64, "hidden_size": 2560, **_MAMBA}, 2.8, 2.8),
     "mistral-7b": _gqa((32, 8, 128, 32, 4096), 7.25),
     "mistral-7b-v0.1": _gqa((32, 8, 128, 32, 4096), 7.24, sliding_window=4096),
     "mistral-large-2": _gqa((88, 8, 128, 96, 12288), 123),

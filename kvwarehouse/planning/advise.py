@@ -20,7 +20,7 @@ _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Part:
+class NamespaceCurve:
     """A namespace's traffic. The curves of several share one cache, so their hits add up."""
 
     name: str
@@ -30,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Tiers:
+class TierSetup:
     """As they are. nvme_bytes 0: there is none. Rates in bytes a second; `prefill_tokens_per_s`
     None: not known, then nothing is said about time."""
 
@@ -40,30 +40,30 @@ class Tiers:
     nvme_read: float
     prefill_tokens_per_s: float | None = None
 
-    def of_dram(self, factor: float) -> Tiers:
+    def of_dram(self, factor: float) -> TierSetup:
         return self._with(int(self.dram_bytes * factor), self.nvme_bytes)
 
-    def of_nvme(self, factor: float) -> Tiers:
+    def of_nvme(self, factor: float) -> TierSetup:
         return self._with(self.dram_bytes, int(self.nvme_bytes * factor))
 
-    def _with(self, dram_bytes: int, nvme_bytes: int) -> Tiers:
-        return Tiers(
+    def _with(self, dram_bytes: int, nvme_bytes: int) -> TierSetup:
+        return TierSetup(
             dram_bytes, nvme_bytes, self.dram_read, self.nvme_read, self.prefill_tokens_per_s
         )
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TierOutcome:
     """What tiers of these sizes would do with the traffic seen. Rates of all uses, 0 to 1."""
 
-    tiers: Tiers
+    tiers: TierSetup
     dram_rate: float
     either_rate: float
     busy_s_per_hour: float | None
     """Seconds of loading and computing KV in an hour of such traffic; None: not known."""
 
 
-def outcome(parts: Sequence[Part], tiers: Tiers) -> Outcome:
+def outcome(parts: Sequence[NamespaceCurve], tiers: TierSetup) -> TierOutcome:
     """What is in DRAM is on NVMe too, so the larger of the two holds all there is."""
     uses = sum(part.curve.uses for part in parts)
     held = max(tiers.dram_bytes, tiers.nvme_bytes)
@@ -73,10 +73,10 @@ def outcome(parts: Sequence[Part], tiers: Tiers) -> Outcome:
     busy_s = None
     if tiers.prefill_tokens_per_s and since_s:
         busy_s = sum(_busy_s(part, tiers, held) for part in parts) * _HOUR_S / since_s
-    return Outcome(tiers, dram / uses if uses else 0.0, either / uses if uses else 0.0, busy_s)
+    return TierOutcome(tiers, dram / uses if uses else 0.0, either / uses if uses else 0.0, busy_s)
 
 
-def _busy_s(part: Part, tiers: Tiers, held_bytes: int) -> float:
+def _busy_s(part: NamespaceCurve, tiers: TierSetup, held_bytes: int) -> float:
     assert tiers.prefill_tokens_per_s
     dram = part.curve.hits_at(tiers.dram_bytes)
     nvme = part.curve.hits_at(held_bytes) - dram
@@ -88,7 +88,7 @@ def _busy_s(part: Part, tiers: Tiers, held_bytes: int) -> float:
     )
 
 
-def advise(parts: Sequence[Part], tiers: Tiers, *, all_uses: int) -> Report:
+def advise(parts: Sequence[NamespaceCurve], tiers: TierSetup, *, all_uses: int) -> Report:
     """The whole answer: tables of both tiers, the curve, and what to do in a sentence. all_uses:
     those of namespaces that have no curve of their own too."""
     parts = [part for part in parts if part.curve.uses]
@@ -133,7 +133,7 @@ def _counsel(name: str, rates: Sequence[float]) -> str:
     return f"more {name} would add less than a point"
 
 
-def _table(name: str, outcomes: Sequence[Outcome], now: Outcome) -> TableBlock:
+def _table(name: str, outcomes: Sequence[TierOutcome], now: TierOutcome) -> TableBlock:
     dram = name == "DRAM"
     rows = []
     for factor, each in zip(FACTORS, outcomes, strict=True):
@@ -151,14 +151,14 @@ def _table(name: str, outcomes: Sequence[Outcome], now: Outcome) -> TableBlock:
     )
 
 
-def _time(each: Outcome, now: Outcome) -> tuple[str, ...]:
+def _time(each: TierOutcome, now: TierOutcome) -> tuple[str, ...]:
     if each.busy_s_per_hour is None or now.busy_s_per_hour is None:
         return ()
     change = each.busy_s_per_hour - now.busy_s_per_hour
     return f"{each.busy_s_per_hour:,.0f}", "now" if each is now else f"{change:+,.0f}"
 
 
-def _plot(parts: Sequence[Part]) -> Plot:
+def _plot(parts: Sequence[NamespaceCurve]) -> Plot:
     sizes = sorted({size for part in parts for size in part.curve.sizes_bytes})
     uses = sum(part.curve.uses for part in parts) or 1
     points = [
@@ -167,7 +167,9 @@ def _plot(parts: Sequence[Part]) -> Plot:
     return Plot("Miss-ratio curve", "cache, GiB", "miss ratio", [Series("all", points)], log_x=True)
 
 
-def _notes(parts: Sequence[Part], tiers: Tiers, uses: int, elsewhere: int) -> list[str]:
+def _notes(
+    parts: Sequence[NamespaceCurve], tiers: TierSetup, uses: int, elsewhere: int
+) -> list[str]:
     notes = [
         "A use is a load of a page, or a store of one that no tier had. Prompts that were looked"
         " up and neither loaded nor stored are not in it.",
@@ -194,7 +196,10 @@ def _notes(parts: Sequence[Part], tiers: Tiers, uses: int, elsewhere: int) -> li
 
 
 def _figures(
-    parts: Sequence[Part], now: Outcome, dram: Sequence[Outcome], nvme: Sequence[Outcome]
+    parts: Sequence[NamespaceCurve],
+    now: TierOutcome,
+    dram: Sequence[TierOutcome],
+    nvme: Sequence[TierOutcome],
 ) -> dict[str, Any]:
     return {
         "uses": sum(part.curve.uses for part in parts),
@@ -216,7 +221,7 @@ def _figures(
     }
 
 
-def _plain(each: Outcome) -> dict[str, Any]:
+def _plain(each: TierOutcome) -> dict[str, Any]:
     return {
         "dram_bytes": each.tiers.dram_bytes,
         "nvme_bytes": each.tiers.nvme_bytes,

@@ -27,7 +27,7 @@ LONGEST_PROMPT = 100_000_000
 
 
 @dataclass(frozen=True)
-class Workload:
+class ServiceLoad:
     """Means over requests. `reuse` is the part of a prompt that is stored already, 0 to 1: at least
     one token is always computed, for its logits. `steady`: the rate hardly changes over the day."""
 
@@ -81,7 +81,7 @@ class Prices:
 
 
 def savings(
-    workload: Workload, prefill: Prefill, gpu: Gpu, gpus: int, prices: Prices
+    workload: ServiceLoad, prefill: Prefill, gpu: Gpu, gpus: int, prices: Prices
 ) -> dict[str, Estimate]:
     """Per day. The GPUs compute for others while a prefix loads, so loading costs them nothing."""
     tokens, cached = workload.prompt_tokens, workload.hit_tokens
@@ -156,7 +156,7 @@ class Plan:
     """The question; the answers are computed when they are asked for."""
 
     footprint: Footprint
-    workload: Workload
+    workload: ServiceLoad
     gpu: Gpu
     gpus: int
     prefill: Prefill

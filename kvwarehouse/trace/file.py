@@ -24,7 +24,7 @@ from kvwarehouse.trace.formats import (
     session_block_tokens,
     session_requests,
 )
-from kvwarehouse.trace.trace import Request, Trace, TraceBuilder
+from kvwarehouse.trace.trace import Trace, TraceBuilder, TraceRequest
 
 FORMATS: Final = ("mooncake", "bailian", "weka", "kvwarehouse")
 MOST_LINE_BYTES: Final = 256 * 1024 * 1024
@@ -181,7 +181,7 @@ class _Reader:
             for number, found in enumerate(
                 session_requests(session, self._sessions, start_s), start=1
             ):
-                if isinstance(found, Request):
+                if isinstance(found, TraceRequest):
                     self._builder.add(found)
                 else:
                     self._complain(f"{place}: request {number}", found)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kvwarehouse.trace.trace import Request
+from kvwarehouse.trace.trace import TraceRequest
 
 _LARGEST = 2**53
 
@@ -100,9 +100,9 @@ RECORDING_VERSION: Final = 1
 BLOCK_TOKENS: Final[Mapping[str, int]] = {"mooncake": 512, "bailian": 16}
 
 
-def mooncake(line: Mapping[str, Any], block_tokens: int) -> Request:
+def mooncake(line: Mapping[str, Any], block_tokens: int) -> TraceRequest:
     ids = blocks_field(line)
-    return Request(
+    return TraceRequest(
         seconds_field(line, "timestamp", unit_s=1e-3),
         tokens_field(line, "input_length", len(ids) * block_tokens),
         tokens_field(line, "output_length", 0),
@@ -110,9 +110,9 @@ def mooncake(line: Mapping[str, Any], block_tokens: int) -> Request:
     )
 
 
-def bailian(line: Mapping[str, Any], block_tokens: int) -> Request:
+def bailian(line: Mapping[str, Any], block_tokens: int) -> TraceRequest:
     ids = blocks_field(line)
-    return Request(
+    return TraceRequest(
         seconds_field(line, "timestamp"),
         tokens_field(line, "input_length", len(ids) * block_tokens),
         tokens_field(line, "output_length", 0),
@@ -120,9 +120,9 @@ def bailian(line: Mapping[str, Any], block_tokens: int) -> Request:
     )
 
 
-def recording(line: Mapping[str, Any], block_tokens: int) -> Request:
+def recording(line: Mapping[str, Any], block_tokens: int) -> TraceRequest:
     names = keys_field(line)
-    return Request(
+    return TraceRequest(
         seconds_field(line, "t"),
         tokens_field(line, "in", len(names) * block_tokens),
         tokens_field(line, "out", 0),
@@ -130,7 +130,7 @@ def recording(line: Mapping[str, Any], block_tokens: int) -> Request:
     )
 
 
-LINE_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], int], Request]]] = {
+LINE_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], int], TraceRequest]]] = {
     "mooncake": mooncake,
     "bailian": bailian,
     "kvwarehouse": recording,
@@ -175,7 +175,7 @@ def session_block_tokens(session: Mapping[str, Any]) -> int:
 
 def session_requests(
     session: Mapping[str, Any], number: int, start_s: float
-) -> Iterator[Request | BadLineError]:
+) -> Iterator[TraceRequest | BadLineError]:
     """All requests, those of sub-agents after the request that they follow. `number` tells its
     local ids from those of other sessions. What is wrong with a request comes out in its place;
     what is wrong with the session is raised."""
@@ -213,11 +213,11 @@ def _listed(owner: Mapping[str, Any]) -> list[Any]:
 
 def _request(
     line: Mapping[str, Any], block_tokens: int, local: int | None, start_s: float, clock: Clock
-) -> Request:
+) -> TraceRequest:
     ids = blocks_field(line)
     time_s = seconds_field(line, "t")
     clock.check(time_s)
-    return Request(
+    return TraceRequest(
         start_s + time_s,
         tokens_field(line, "in", len(ids) * block_tokens),
         tokens_field(line, "out", 0),

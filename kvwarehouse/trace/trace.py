@@ -56,7 +56,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Request:
+class TraceRequest:
     """One request of a trace before its blocks have dense ids."""
 
     time_s: float
@@ -77,7 +77,7 @@ class TraceBuilder:
         self._inputs = array("q")
         self._outputs = array("q")
 
-    def add(self, request: Request) -> None:
+    def add(self, request: TraceRequest) -> None:
         known = self._known
         number = known.setdefault
         self._pages.extend([number(block, len(known)) for block in request.blocks])

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kvwarehouse.workloads.call import Call, Ids, blocks_in
+from kvwarehouse.workloads.call import Ids, WorkloadCall, blocks_in
 from kvwarehouse.workloads.draws import Draws, QuantileCurve
 
 # Means 80.2 requests and reaches 1,178 among 739 sessions, as published.
@@ -53,7 +53,7 @@ _TASK = QuantileCurve([(0.5, 800), (0.9, 4_000)], least=32, most=20_000)
 class AgentCall:
     """`call.time_s` is since the session began. `sent` are the sub-agents that follow it."""
 
-    call: Call
+    call: WorkloadCall
     api_s: float
     think_s: float
     sent: list[SubAgent] = field(default_factory=list)
@@ -73,7 +73,7 @@ class AgentSession:
     tool_tokens: int
     calls: list[AgentCall]
 
-    def flat(self) -> list[Call]:
+    def flat(self) -> list[WorkloadCall]:
         """Those of sub-agents too, in the order of time."""
         every = [sub.call for each in self.calls for sent in each.sent for sub in sent.calls]
         return sorted([each.call for each in self.calls] + every, key=lambda call: call.time_s)
@@ -93,11 +93,11 @@ class Agents:
             yield _Maker(self, number).session()
             number += 1
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[WorkloadCall]:
         """All sessions in the order of time, ids told apart; sessions begin as a Poisson process
         that makes `requests_per_s` on the average."""
         starts = Draws(self.seed, "agents")
-        under_way: list[tuple[float, int, int, list[Call]]] = []
+        under_way: list[tuple[float, int, int, list[WorkloadCall]]] = []
         time_s, ids, chat = 0.0, 0, 0
         for session in self.sessions():
             time_s += starts.wait(MEAN_REQUESTS / self.requests_per_s)
@@ -113,7 +113,7 @@ class Agents:
             heapq.heappush(under_way, (time_s, session.number, 0, shifted))
 
 
-def _next_of(under_way: list[tuple[float, int, int, list[Call]]]) -> Call:
+def _next_of(under_way: list[tuple[float, int, int, list[WorkloadCall]]]) -> WorkloadCall:
     """Takes the earliest request of all."""
     _, number, at, calls = heapq.heappop(under_way)
     call = calls.pop()
@@ -184,7 +184,7 @@ class _Maker:
         self._left -= 1
         output = int(_OUTPUTS.draw(draws))
         tail = self._ids.take(blocks_in(context.tokens, self._block_tokens) - len(context.blocks))
-        call = Call(round(time_s, 3), context.tokens, output, context.blocks + tail)
+        call = WorkloadCall(round(time_s, 3), context.tokens, output, context.blocks + tail)
         api_s = output / _TOKENS_PER_S + context.tokens / 20 / _PREFILL_TOKENS_PER_S
         return AgentCall(call, round(api_s, 3), round(_THINK_S.draw(draws), 3))
 

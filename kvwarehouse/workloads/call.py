@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvwarehouse.trace.trace import Request
+from kvwarehouse.trace.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WorkloadCall:
     """`chat` numbers the requests; `parent` is the one that it continues, -1 for none; `turn`
     counts from 1. `input_tokens` fill all of `blocks` but the last, and a part of that."""
 
@@ -27,8 +27,8 @@ class Call:
     turn: int = 1
 
     @property
-    def request(self) -> Request:
-        return Request(self.time_s, self.input_tokens, self.output_tokens, self.blocks)
+    def request(self) -> TraceRequest:
+        return TraceRequest(self.time_s, self.input_tokens, self.output_tokens, self.blocks)
 
 
 class Workload(Protocol):
@@ -36,7 +36,7 @@ class Workload(Protocol):
 
     @property
     def block_tokens(self) -> int: ...
-    def calls(self) -> Iterator[Call]: ...
+    def calls(self) -> Iterator[WorkloadCall]: ...
 
 
 class Ids:
@@ -55,7 +55,7 @@ def blocks_in(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
-def of_blocks(call: Call, have_tokens: int, want_tokens: int) -> list[int]:
+def of_blocks(call: WorkloadCall, have_tokens: int, want_tokens: int) -> list[int]:
     """The ids of a call whose blocks are `have_tokens` long, for blocks of `want_tokens`; one is a
     multiple of the other. Larger blocks take the id of their last part, which stands for all before
     it; of a smaller block's id the larger one's is the quotient. A block that is not full shares

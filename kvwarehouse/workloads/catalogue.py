@@ -13,7 +13,7 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.workloads.agents import VARIANTS, Agents
 from kvwarehouse.workloads.call import Workload
 from kvwarehouse.workloads.conversations import PROFILES, TO_BUSINESS, Chat, SystemPrompts
-from kvwarehouse.workloads.synthetic import ORDERS, DocumentQa, Scan, Tiers
+from kvwarehouse.workloads.synthetic import ORDERS, DocumentQa, Scan, TierSweep
 
 _MOST_TOKENS = 10_000_000
 _MOST_COUNT = 100_000_000
@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorkloadKind:
     """`endless`: it goes on until it is told to stop. `formats`: the first is the default."""
 
     summary: str
@@ -58,8 +58,8 @@ class Kind:
 _OUTPUT = Setting(100, "of each answer.")
 _BY_LINE = ("mooncake", "bailian")
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "chat": Kind(
+KINDS: Final[Mapping[str, WorkloadKind]] = {
+    "chat": WorkloadKind(
         "conversations over a shared root (Mooncake)",
         3.9,
         True,
@@ -71,7 +71,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         },
         lambda seed, rate, of: Chat(seed, PROFILES[of["profile"]], rate),
     ),
-    "document-qa": Kind(
+    "document-qa": WorkloadKind(
         "questions about long documents (LMCache's benchmark, exactly)",
         1.0,
         False,
@@ -86,7 +86,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         },
         lambda seed, rate, of: DocumentQa(seed=seed, requests_per_s=rate, **of),
     ),
-    "agents": Kind(
+    "agents": WorkloadKind(
         "agentic sessions with sub-agents (AgentX)",
         1.0,
         True,
@@ -100,7 +100,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         },
         lambda seed, rate, of: Agents(seed, VARIANTS[of["variant"]], rate),
     ),
-    "system-prompts": Kind(
+    "system-prompts": WorkloadKind(
         "calls of programs that share system prompts (Bailian, to business)",
         20.0,
         True,
@@ -108,7 +108,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         {},
         lambda seed, rate, _: SystemPrompts(seed, TO_BUSINESS, rate),
     ),
-    "scan": Kind(
+    "scan": WorkloadKind(
         "a flood of prompts that share nothing",
         10.0,
         True,
@@ -116,7 +116,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         {"prompt_tokens": Setting(8_192, "of each prompt."), "output_tokens": _OUTPUT},
         lambda seed, rate, of: Scan(seed=seed, requests_per_s=rate, **of),
     ),
-    "tiers": Kind(
+    "tiers": WorkloadKind(
         "working sets around the size of a tier (prefix-suffix-tuner)",
         10.0,
         False,
@@ -133,7 +133,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             "suffix_tokens": Setting(992, "of the text that all prompts end with.", least=0),
             "output_tokens": _OUTPUT,
         },
-        lambda _, rate, of: Tiers(requests_per_s=rate, **of),
+        lambda _, rate, of: TierSweep(requests_per_s=rate, **of),
     ),
 }
 

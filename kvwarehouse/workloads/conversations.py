@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kvwarehouse.workloads.call import Call, Ids, blocks_in
+from kvwarehouse.workloads.call import Ids, WorkloadCall, blocks_in
 from kvwarehouse.workloads.draws import Draws, Popularity, QuantileCurve
 
 _T = TypeVar("_T")
 
 
-class Pool(Generic[_T]):
+class ConversationPool(Generic[_T]):
     def __init__(self, draws: Draws, requests_per_s: float) -> None:
         self._draws = draws
         self._mean_s = 1 / requests_per_s
@@ -122,9 +122,9 @@ class Chat:
     requests_per_s: float
     block_tokens: int = 512
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[WorkloadCall]:
         draws, ids = Draws(self.seed, "chat"), Ids()
-        pool: Pool[_Conversation] = Pool(draws, self.requests_per_s)
+        pool: ConversationPool[_Conversation] = ConversationPool(draws, self.requests_per_s)
         root = ids.take(1) if self.profile.root else []
         for chat, (time_s, due) in enumerate(pool.arrivals()):
             conversation = due or _Conversation(self._lengths(draws))
@@ -152,7 +152,7 @@ class Chat:
         chat: int,
         root: list[int],
         sources: tuple[Draws, Ids],
-    ) -> Call:
+    ) -> WorkloadCall:
         draws, ids = sources
         length = conversation.lengths.pop()
         parent, known = -1, root
@@ -168,11 +168,11 @@ class Chat:
         tail = ids.take(blocks_in(length, self.block_tokens) - full)
         output = int(self.profile.outputs.draw(draws))
         turn = len(conversation.turns) + (not conversation.lengths)
-        return Call(time_s, length, output, blocks + tail, chat, parent, turn)
+        return WorkloadCall(time_s, length, output, blocks + tail, chat, parent, turn)
 
 
 @dataclass(frozen=True)
-class Shape:
+class SystemPromptShape:
     """`again` is how often a call is followed by another one of its task, `talk` how often that one
     goes on with the whole prompt before it (a second turn)."""
 
@@ -187,7 +187,7 @@ class Shape:
     talk: float
 
 
-TO_BUSINESS = Shape(
+TO_BUSINESS = SystemPromptShape(
     applications=300,
     skew=0.836,
     system=QuantileCurve([(0.5, 364), (0.9, 910)], least=32, most=8_000),
@@ -213,13 +213,13 @@ class _Task:
 @dataclass(frozen=True)
 class SystemPrompts:
     seed: int
-    shape: Shape
+    shape: SystemPromptShape
     requests_per_s: float
     block_tokens: int = 16
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[WorkloadCall]:
         shape, draws, ids = self.shape, Draws(self.seed, "system-prompts"), Ids()
-        pool: Pool[_Task] = Pool(draws, self.requests_per_s)
+        pool: ConversationPool[_Task] = ConversationPool(draws, self.requests_per_s)
         popularity = Popularity(shape.applications, shape.skew)
         systems = [ids.take(self._blocks(shape.system, draws)) for _ in range(shape.applications)]
         for chat, (time_s, due) in enumerate(pool.arrivals()):
@@ -231,7 +231,7 @@ class SystemPrompts:
             blocks = task.blocks + ids.take(blocks_in(own, self.block_tokens))
             tokens = len(task.blocks) * self.block_tokens + own
             output = int(shape.outputs.draw(draws))
-            yield Call(time_s, tokens, output, blocks, chat, task.last, task.turn)
+            yield WorkloadCall(time_s, tokens, output, blocks, chat, task.last, task.turn)
             if draws.chance(shape.again):
                 talks = draws.chance(shape.talk)
                 full = tokens // self.block_tokens

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kvwarehouse.planning.replay import ReplaySetup, run_replay, sweep
 from kvwarehouse.trace.trace import Trace, TraceBuilder
 from kvwarehouse.workloads.agents import VARIANTS, Agents
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 from kvwarehouse.workloads.conversations import PROFILES, TO_BUSINESS, Chat, SystemPrompts
 
 SIZES: Final = (1_000, 5_000, 10_000, 30_000, 50_000, 100_000)
@@ -129,11 +129,11 @@ def _to_business(seed: int) -> dict[str, float]:
     }
 
 
-def _chat(seed: int, profile: str) -> Iterable[Call]:
+def _chat(seed: int, profile: str) -> Iterable[WorkloadCall]:
     return Chat(seed, PROFILES[profile], PROFILES[profile].requests_per_s).calls()
 
 
-def _trace(calls: Iterable[Call], block_tokens: int) -> Trace:
+def _trace(calls: Iterable[WorkloadCall], block_tokens: int) -> Trace:
     builder = TraceBuilder()
     for call in calls:
         builder.add(call.request)

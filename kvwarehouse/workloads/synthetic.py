@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvwarehouse.workloads.call import Call, Ids, blocks_in
+from kvwarehouse.workloads.call import Ids, WorkloadCall, blocks_in
 from kvwarehouse.workloads.draws import Draws
 
 ORDERS = ("tile", "interleave", "random")
@@ -41,7 +41,7 @@ class DocumentQa:
     requests_per_s: float
     block_tokens: int = 512
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[WorkloadCall]:
         ids = Ids()
         full = self.document_tokens // self.block_tokens
         total = self.document_tokens + self.question_tokens
@@ -53,7 +53,7 @@ class DocumentQa:
             if document not in kept:
                 kept[document] = ids.take(shared)
             blocks = kept[document] + ids.take(full + own - shared)
-            yield Call(chat / self.requests_per_s, total, self.output_tokens, blocks, chat)
+            yield WorkloadCall(chat / self.requests_per_s, total, self.output_tokens, blocks, chat)
 
     def _asked(self) -> Iterator[int]:
         """The documents in the order of the questions."""
@@ -77,12 +77,12 @@ class Scan:
     requests_per_s: float
     block_tokens: int = 512
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[WorkloadCall]:
         draws, ids, time_s, chat = Draws(self.seed, "scan"), Ids(), 0.0, 0
         while True:
             time_s += draws.wait(1 / self.requests_per_s)
             blocks = ids.take(blocks_in(self.prompt_tokens, self.block_tokens))
-            yield Call(time_s, self.prompt_tokens, self.output_tokens, blocks, chat)
+            yield WorkloadCall(time_s, self.prompt_tokens, self.output_tokens, blocks, chat)
             chat += 1
 
 
@@ -90,7 +90,7 @@ BREAKER_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Tiers:
+class TierSweep:
     """`sets`: the size of each set, as a multiple of a tier of `tier_blocks` blocks; whole prompts,
     so a set is up to a prompt larger. Requests come at even intervals."""
 
@@ -112,7 +112,7 @@ class Tiers:
         per_prompt = blocks_in(self.prompt_tokens, self.block_tokens)
         return max(1, blocks_in(round(self.tier_blocks * size), per_prompt))
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[WorkloadCall]:
         ids, chat = Ids(), 0
         per_prompt = blocks_in(self.prompt_tokens, self.block_tokens)
         for size in self.sets:
@@ -122,5 +122,5 @@ class Tiers:
                     begin = first + at * per_prompt
                     blocks = range(begin, begin + per_prompt)
                     time_s = chat / self.requests_per_s
-                    yield Call(time_s, self.prompt_tokens, self.output_tokens, blocks, chat)
+                    yield WorkloadCall(time_s, self.prompt_tokens, self.output_tokens, blocks, chat)
                     chat += 1

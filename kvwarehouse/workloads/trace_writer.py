@@ -16,18 +16,18 @@ from typing import IO, Any, Final
 from kvwarehouse.errors import UsageError
 from kvwarehouse.trace.formats import BLOCK_TOKENS
 from kvwarehouse.workloads.agents import AgentCall, AgentSession, SubAgent
-from kvwarehouse.workloads.call import Call, of_blocks
+from kvwarehouse.workloads.call import WorkloadCall, of_blocks
 
 
 @dataclass(frozen=True)
-class Bounds:
+class WorkloadBounds:
     """None: no bound."""
 
     requests: int | None = None
     duration_s: float | None = None
 
 
-def bounded(calls: Iterable[Call], bounds: Bounds) -> Iterator[Call]:
+def bounded(calls: Iterable[WorkloadCall], bounds: WorkloadBounds) -> Iterator[WorkloadCall]:
     for number, call in enumerate(calls, start=1):
         if bounds.duration_s is not None and call.time_s > bounds.duration_s:
             return
@@ -36,7 +36,9 @@ def bounded(calls: Iterable[Call], bounds: Bounds) -> Iterator[Call]:
             return
 
 
-def bounded_sessions(sessions: Iterable[AgentSession], bounds: Bounds) -> Iterator[AgentSession]:
+def bounded_sessions(
+    sessions: Iterable[AgentSession], bounds: WorkloadBounds
+) -> Iterator[AgentSession]:
     """Whole ones, until they have the requests between them."""
     requests = 0
     for session in sessions:
@@ -49,10 +51,10 @@ def bounded_sessions(sessions: Iterable[AgentSession], bounds: Bounds) -> Iterat
 STDOUT: Final = "-"
 _MODEL = "made-up"
 
-Line = Callable[[Call, int], dict[str, Any]]
+Line = Callable[[WorkloadCall, int], dict[str, Any]]
 
 
-def mooncake(call: Call, block_tokens: int) -> dict[str, Any]:
+def mooncake(call: WorkloadCall, block_tokens: int) -> dict[str, Any]:
     return {
         "timestamp": round(call.time_s * 1000),
         "input_length": call.input_tokens,
@@ -61,7 +63,7 @@ def mooncake(call: Call, block_tokens: int) -> dict[str, Any]:
     }
 
 
-def bailian(call: Call, block_tokens: int) -> dict[str, Any]:
+def bailian(call: WorkloadCall, block_tokens: int) -> dict[str, Any]:
     return {
         "chat_id": call.chat,
         "parent_chat_id": call.parent,

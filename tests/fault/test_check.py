@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.cli.check import Report
+from kvwarehouse.cli.check import CheckReport
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main
 from kvwarehouse.types import BadCopy, CheckProgress, TierCheck
@@ -280,7 +280,7 @@ def test_exit_status_tells_damage_that_was_repaired_from_damage_that_is_left(
     [("digest", 0, 2), ("digest", 1, 1), ("digest", 2, 0), ("io_error", 0, 2), ("io_error", 2, 2)],
 )
 def test_what_no_repair_mends_counts_as_left(reason: str, dropped: int, left: int) -> None:
-    report = Report({"bad_headers": 1})
+    report = CheckReport({"bad_headers": 1})
     bad = tuple(BadCopy(bytes([key] * 16), "nvme", reason) for key in range(2))
     report.add(CheckProgress((TierCheck("nvme", 9, 9, 2, dropped, dropped),), bad))
     assert (report.has_damage, report.left) == (True, left)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvwarehouse.miss_ratio import MissRatio
-from kvwarehouse.planning.advise import ENOUGH_USES, Part, Tiers, advise, outcome
+from kvwarehouse.planning.advise import ENOUGH_USES, NamespaceCurve, TierSetup, advise, outcome
 
 GIB = 2**30
 PAGE_BYTES = 2**20
-TIERS = Tiers(4 * GIB, 16 * GIB, dram_read=4e9, nvme_read=1e9, prefill_tokens_per_s=10_000.0)
+TIERS = TierSetup(4 * GIB, 16 * GIB, dram_read=4e9, nvme_read=1e9, prefill_tokens_per_s=10_000.0)
 
 
 def curve(*points: tuple[float, float], uses: int = 100_000, lost: int = 0) -> MissRatio:
@@ -20,8 +20,8 @@ def curve(*points: tuple[float, float], uses: int = 100_000, lost: int = 0) -> M
     )
 
 
-def part(found: MissRatio, name: str = "model") -> Part:
-    return Part(name, PAGE_BYTES, 16, found)
+def part(found: MissRatio, name: str = "model") -> NamespaceCurve:
+    return NamespaceCurve(name, PAGE_BYTES, 16, found)
 
 
 RISING = curve((1, 10_000), (4, 40_000), (8, 55_000), (16, 80_000))
@@ -33,7 +33,7 @@ def test_rates_are_those_of_the_curve_at_the_tiers_sizes() -> None:
 
 
 def test_either_tier_has_what_the_larger_of_the_two_holds() -> None:
-    found = outcome([part(RISING)], Tiers(8 * GIB, 4 * GIB, 4e9, 1e9))
+    found = outcome([part(RISING)], TierSetup(8 * GIB, 4 * GIB, 4e9, 1e9))
     assert (found.dram_rate, found.either_rate) == (0.55, 0.55)
 
 
@@ -46,8 +46,8 @@ def test_time_is_that_of_loading_hits_and_computing_misses_in_an_hour() -> None:
 
 
 def test_nothing_is_said_of_time_where_the_prefill_rate_is_not_known() -> None:
-    report = advise([part(RISING)], Tiers(4 * GIB, 0, 4e9, 1e9), all_uses=100_000)
-    assert outcome([part(RISING)], Tiers(4 * GIB, 0, 4e9, 1e9)).busy_s_per_hour is None
+    report = advise([part(RISING)], TierSetup(4 * GIB, 0, 4e9, 1e9), all_uses=100_000)
+    assert outcome([part(RISING)], TierSetup(4 * GIB, 0, 4e9, 1e9)).busy_s_per_hour is None
     assert all("busy" not in column for table in report.tables for column in table.columns)
 
 
@@ -82,7 +82,9 @@ def test_tables_have_a_row_for_each_size_and_mark_the_present_one() -> None:
 
 
 def test_warehouse_without_nvme_has_no_table_of_it() -> None:
-    assert len(advise([part(RISING)], Tiers(4 * GIB, 0, 4e9, 1e9), all_uses=100_000).tables) == 1
+    assert (
+        len(advise([part(RISING)], TierSetup(4 * GIB, 0, 4e9, 1e9), all_uses=100_000).tables) == 1
+    )
 
 
 def test_notes_warn_of_few_uses_of_lost_ones_and_of_those_without_a_curve() -> None:

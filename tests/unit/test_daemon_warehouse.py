@@ -11,7 +11,7 @@ import pytest
 
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Log
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import CapacityError
 from kvwarehouse.types import Namespace
 from testkit.fake_engine import FakeCore, FakeOptions
@@ -45,7 +45,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def test_core_that_is_busy_costs_no_namespace(ledger: Ledger) -> None:
     core: Any = BusyCore(FakeOptions())
-    warehouse = Warehouse(core, ledger, Log("json", io.StringIO()))
+    warehouse = DaemonWarehouse(core, ledger, Log("json", io.StringIO()))
     for number in range(3):
         warehouse.open_namespace(space(number))
     core.busy = True

@@ -13,7 +13,7 @@ from kvwarehouse.daemon.event_batch import (
     BATCH_BLOCKS,
     BATCH_TOKENS,
     OVERHEAD_BYTES,
-    Batches,
+    EventBatches,
     ReplayBuffer,
     cleared_batch,
     empty_batch,
@@ -44,7 +44,7 @@ SYNCED = ("synced", 0, 0, 0, key(0), b"", True, b"")
 
 def events(items: list[Any], adapter: str = "") -> list[Any]:
     found = []
-    for batch in Batches(PAGE_TOKENS, adapter).of(items):
+    for batch in EventBatches(PAGE_TOKENS, adapter).of(items):
         decoded = msgpack.unpackb(batch.payload)
         assert len(decoded) == 3  # Dynamo: "expected a tuple of size 3"
         assert isinstance(decoded[0], float)
@@ -109,7 +109,7 @@ def test_order_is_kept_between_arrivals_and_removals_of_a_page() -> None:
 
 
 def test_what_comes_before_a_clear_is_in_a_batch_before_it() -> None:
-    batches = list(Batches(PAGE_TOKENS, "").of([stored(1), CLEARED, stored(2), SYNCED]))
+    batches = list(EventBatches(PAGE_TOKENS, "").of([stored(1), CLEARED, stored(2), SYNCED]))
     assert [batch.clears for batch in batches] == [False, True]
     assert [event[0] for event in msgpack.unpackb(batches[1].payload)[1]] == [
         "AllBlocksCleared", "BlockStored",
@@ -123,7 +123,7 @@ def test_batches_are_bounded_however_long_the_chain(page_tokens: int) -> None:
         parent = key(number - 1) if number else b""
         return ("stored", 3, bytes(16), number, key(number), parent, True, bytes(4 * page_tokens))
 
-    batches = list(Batches(page_tokens, "").of([item(number) for number in range(3000)]))
+    batches = list(EventBatches(page_tokens, "").of([item(number) for number in range(3000)]))
     assert sum(batch.stored for batch in batches) == 6000
     for batch in batches:
         assert batch.stored <= 2 * BATCH_BLOCKS
@@ -139,7 +139,7 @@ def test_an_empty_batch_says_nothing() -> None:
 
 
 def batch(clears: bool = False) -> Any:
-    return cleared_batch() if clears else next(Batches(PAGE_TOKENS, "").of([stored(1)]))
+    return cleared_batch() if clears else next(EventBatches(PAGE_TOKENS, "").of([stored(1)]))
 
 
 def numbers(entries: Any) -> list[int]:

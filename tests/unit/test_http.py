@@ -23,7 +23,7 @@ class Endpoint:
         self.taken = 0
         self.may_take = threading.Event()
         self.may_take.set()
-        pages = http.Pages(self._take, lambda: "", lambda: "recovering")
+        pages = http.StatusPages(self._take, lambda: "", lambda: "recovering")
         self.server = http.HttpServer("127.0.0.1:0", pages)
 
     def _take(self) -> metrics.Snapshot:

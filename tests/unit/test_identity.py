@@ -14,7 +14,7 @@ import pytest
 
 from kvwarehouse import core
 from kvwarehouse.daemon import identity
-from kvwarehouse.daemon.identity import Identity, establish
+from kvwarehouse.daemon.identity import WarehouseIdentity, establish
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import StorageError
 
@@ -26,11 +26,11 @@ def places(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "nvme"), str(tmp_path / "arena")]
 
 
-def settle(places: list[str]) -> Identity:
+def settle(places: list[str]) -> WarehouseIdentity:
     return establish(places, Log("json", io.StringIO()))
 
 
-def said(places: list[str], who: Identity) -> list[tuple[str, str, str]]:
+def said(places: list[str], who: WarehouseIdentity) -> list[tuple[str, str, str]]:
     """Event, level and path of each line of a start, which has to find `who`."""
     stream = io.StringIO()
     assert establish(places, Log("json", stream)) == who

@@ -23,14 +23,14 @@ from kvwarehouse.loadgen.completion_events import (
     event_data,
     parsed,
 )
-from kvwarehouse.loadgen.drive import Bounds, Drive, Pace
+from kvwarehouse.loadgen.drive import Drive, DriveBounds, DrivePace
 from kvwarehouse.loadgen.endpoint import Cutoff, endpoint_of
 from kvwarehouse.loadgen.histogram import SPANS, Histogram, Timeline
-from kvwarehouse.loadgen.prompts import Shape, prompt_of
-from kvwarehouse.loadgen.results import ANSWERED, FIRST_S, TOKENS, Answer, Answers
+from kvwarehouse.loadgen.prompts import PromptShape, prompt_of
+from kvwarehouse.loadgen.results import ANSWERED, FIRST_S, TOKENS, EngineAnswer, EngineResults
 from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.types import Loaded, Match, StoreResult
-from kvwarehouse.workloads.call import Call
+from kvwarehouse.workloads.call import WorkloadCall
 from kvwarehouse_bench.harness.until import until
 
 # --- times ----------------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ def test_timeline_keeps_what_happened_where_it_happened() -> None:
 
 
 def test_times_of_an_answer_are_those_of_their_definitions() -> None:
-    answers = Answers(begin_s=100.0)
+    answers = EngineResults(begin_s=100.0)
     # Five tokens in four arrivals.
     arrivals = [101.5, 101.6, 101.9, 102.0]
-    answers.answer(Answer(101.0, 102.5, arrivals, 5, 5, 80, 60))
+    answers.answer(EngineAnswer(101.0, 102.5, arrivals, 5, 5, 80, 60))
     assert answers.ttft.mean_s == pytest.approx(0.5)
     assert answers.itl.count == 3
     assert answers.itl.mean_s == pytest.approx(0.5 / 3)
@@ -97,7 +97,7 @@ def test_times_of_an_answer_are_those_of_their_definitions() -> None:
 
 
 def test_reasons_of_failures_are_bounded() -> None:
-    answers = Answers(begin_s=0.0)
+    answers = EngineResults(begin_s=0.0)
     for at in range(1_000):
         answers.fail(f"http_{at}", "x" * 10_000, 1.0)
     assert len(answers.failures) <= 101
@@ -109,19 +109,21 @@ def test_reasons_of_failures_are_bounded() -> None:
 
 
 def test_prompt_has_the_tokens_of_its_blocks_and_equal_blocks_are_equal_tokens() -> None:
-    shape = Shape(512, 16, first_token=10, end_token=500)
-    one = prompt_of(Call(0, 1_100, 33, [5, 6, 7]), shape)
-    two = prompt_of(Call(0, 1_536, 33, [5, 6, 8]), shape)
+    shape = PromptShape(512, 16, first_token=10, end_token=500)
+    one = prompt_of(WorkloadCall(0, 1_100, 33, [5, 6, 7]), shape)
+    two = prompt_of(WorkloadCall(0, 1_536, 33, [5, 6, 8]), shape)
     assert (len(one.tokens), one.output_tokens) == (69, 3)
     assert (one.tokens[:64] == two.tokens[:64]).all()
     assert (one.tokens[64:] != two.tokens[64:69]).any()
     assert one.tokens.min() >= 10
     assert two.tokens.max() < 500
-    assert prompt_of(Call(0, 10**6, 33, [5]), shape).tokens.size == 32, "no more than its blocks"
-    assert prompt_of(Call(0, 0, 0, []), shape).tokens.size == 1
-    cut = Shape(512, 16, 40, 2, 10, 500)
-    assert (prompt_of(Call(0, 1_100, 33, [5, 6, 7]), cut).tokens == one.tokens[:40]).all()
-    assert prompt_of(Call(0, 1_100, 330, [5, 6, 7]), cut).output_tokens == 2
+    assert prompt_of(WorkloadCall(0, 10**6, 33, [5]), shape).tokens.size == 32, (
+        "no more than its blocks"
+    )
+    assert prompt_of(WorkloadCall(0, 0, 0, []), shape).tokens.size == 1
+    cut = PromptShape(512, 16, 40, 2, 10, 500)
+    assert (prompt_of(WorkloadCall(0, 1_100, 33, [5, 6, 7]), cut).tokens == one.tokens[:40]).all()
+    assert prompt_of(WorkloadCall(0, 1_100, 330, [5, 6, 7]), cut).output_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -135,17 +137,17 @@ def test_prompt_has_the_tokens_of_its_blocks_and_equal_blocks_are_equal_tokens()
 )
 def test_prompts_that_cannot_be_are_refused(arguments: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Shape(*arguments)
+        PromptShape(*arguments)
 
 
 # --- pace -----------------------------------------------------------------------------------------
 
 
 def calls(*times_s: float) -> Any:
-    return iter([Call(time_s, 512, 1, [at]) for at, time_s in enumerate(times_s)])
+    return iter([WorkloadCall(time_s, 512, 1, [at]) for at, time_s in enumerate(times_s)])
 
 
-def bounds(**changes: Any) -> Bounds:
+def bounds(**changes: Any) -> DriveBounds:
     given: dict[str, Any] = {
         "workers": 1,
         "speed": 2.0,
@@ -153,12 +155,12 @@ def bounds(**changes: Any) -> Bounds:
         "duration_s": None,
         "deadline_s": 9.0,
     }
-    return Bounds(**{**given, **changes})
+    return DriveBounds(**{**given, **changes})
 
 
 def test_open_loop_keeps_the_times_of_the_trace_and_says_how_late_it_is() -> None:
     now = [50.0]
-    pace = Pace(calls(7.0, 8.0, 9.0), bounds(), lambda: now[0])
+    pace = DrivePace(calls(7.0, 8.0, 9.0), bounds(), lambda: now[0])
     late = []
     for at in (50.0, 50.5, 53.0):  # due at 50, 50.5, 51
         now[0] = at
@@ -170,17 +172,17 @@ def test_open_loop_keeps_the_times_of_the_trace_and_says_how_late_it_is() -> Non
 
 
 def test_requests_and_duration_end_a_drive() -> None:
-    pace = Pace(calls(*range(9)), bounds(speed=None, requests=2), lambda: 0.0)
+    pace = DrivePace(calls(*range(9)), bounds(speed=None, requests=2), lambda: 0.0)
     assert [pace.take() is not None for _ in range(3)] == [True, True, False]
     now = itertools.chain([0.0], itertools.repeat(0.99))
-    pace = Pace(calls(0, 1, 9), bounds(duration_s=1.0), lambda: next(now))
+    pace = DrivePace(calls(0, 1, 9), bounds(duration_s=1.0), lambda: next(now))
     # Due at 0, 0.5 and 4.5 s.
     assert [pace.take() is not None for _ in range(3)] == [True, True, False]
 
 
 def test_what_a_request_raises_ends_the_drive_and_is_raised() -> None:
     class Broken:
-        def ask(self, request: Call, deadline_s: float) -> None:
+        def ask(self, request: WorkloadCall, deadline_s: float) -> None:
             raise KeyError("x")
 
         def hang_up(self) -> None: ...
@@ -312,12 +314,12 @@ class _FakeDaemon:
 
 def warehouse_engine(fill: Any) -> WarehouseEngine:
     client: Any = _FakeDaemon(fill)
-    return WarehouseEngine(client, Shape(512), 4096)
+    return WarehouseEngine(client, PromptShape(512), 4096)
 
 
 def test_page_of_another_block_is_counted_as_wrong() -> None:
     engine = warehouse_engine(len)  # says that it has filled them, and has not
-    engine.ask(Call(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
+    engine.ask(WorkloadCall(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
     assert engine.pages.counts["wrong"] == 4
 
 
@@ -327,7 +329,7 @@ def test_request_that_is_interrupted_counts_no_pages() -> None:
         return 0
 
     engine = warehouse_engine(fill)
-    engine.ask(Call(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
+    engine.ask(WorkloadCall(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
     assert (engine.pages.interrupted, engine.pages.served, engine.pages.failed) == (1, 0, 0)
 
 
@@ -336,7 +338,7 @@ def test_daemon_that_goes_away_is_a_failure_by_its_code() -> None:
         raise TransportError("it is gone", code="lost")
 
     engine = warehouse_engine(gone)
-    engine.ask(Call(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
+    engine.ask(WorkloadCall(0, 2_048, 1, [1, 2, 3, 4]), 9.0)
     assert engine.pages.failures == {"lost": 1}
     assert engine.pages.details == {"lost": "it is gone"}
 

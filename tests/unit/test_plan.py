@@ -31,7 +31,7 @@ from kvwarehouse.planning.latency import (
     load_seconds,
     measured_prefill,
 )
-from kvwarehouse.planning.plan import Network, Plan, Prices, Workload
+from kvwarehouse.planning.plan import Network, Plan, Prices, ServiceLoad
 
 # 1,000 bytes a token at most: 5 layers of 50 elements, key and value, 2 bytes.
 THOUSAND = Footprint(uniform(5, 1, 50), find_dtype("fp16"))
@@ -46,7 +46,7 @@ def tier(rate: float, latency_s: float = 0.0, write: float = 1e6) -> TierSpeed:
 def plan_of(**changes: Any) -> Plan:
     plan = Plan(
         footprint=THOUSAND,
-        workload=Workload(1000, 101, 0.5, 0.6),
+        workload=ServiceLoad(1000, 101, 0.5, 0.6),
         gpu=find_gpu("h100"),
         gpus=8,
         prefill=PER_MS,
@@ -152,7 +152,7 @@ def test_shares_of_a_request_are_one_together() -> None:
 
 
 def test_one_token_answers_are_all_prefill() -> None:
-    assert plan_of(workload=Workload(10, 1, 1, 0)).prefill_share.value == pytest.approx(1)
+    assert plan_of(workload=ServiceLoad(10, 1, 1, 0)).prefill_share.value == pytest.approx(1)
 
 
 def test_store_rate_is_compared_at_the_mean_and_at_full_prefill() -> None:
@@ -179,7 +179,7 @@ def test_savings_are_the_reused_tokens_of_a_day() -> None:
 
 
 def test_nothing_reused_saves_nothing() -> None:
-    found = plan_of(workload=Workload(1000, 10, 1, 0)).savings
+    found = plan_of(workload=ServiceLoad(1000, 10, 1, 0)).savings
     assert all(each.amount == quantity(0.0) for each in found.values())
 
 

@@ -14,7 +14,7 @@ from kvwarehouse import core
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.planning.replay import ReplaySetup, run_replay, sweep, sweep_sizes
-from kvwarehouse.trace.trace import Request, Trace, TraceBuilder
+from kvwarehouse.trace.trace import Trace, TraceBuilder, TraceRequest
 
 # A public trace that stands beside a checkout, never in it.
 PUBLIC_TRACE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_synthetic_trace.jsonl"
@@ -25,7 +25,7 @@ SHAPE = ("--layers", "5", "--kv-heads", "1", "--head-dim", "50")  # 1,000 bytes 
 def trace_of(*chains: list[int]) -> Trace:
     builder = TraceBuilder()
     for at, chain in enumerate(chains):
-        builder.add(Request(float(at), 512 * len(chain), 1, chain))
+        builder.add(TraceRequest(float(at), 512 * len(chain), 1, chain))
     return builder.build("test", "mooncake", 512)
 
 

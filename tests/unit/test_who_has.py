@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvwarehouse.daemon.ledger import NamespaceRecord
-from kvwarehouse.daemon.transfer import Span
+from kvwarehouse.daemon.transfer import TransferSpan
 from kvwarehouse.daemon.who_has import MAX_HOLDINGS, WhoHas
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace, Tier
@@ -30,7 +30,7 @@ class Parts:
     def namespaces(self) -> list[NamespaceRecord]:
         return [record(number) for number in range(self.spaces)]
 
-    def tiers(self, whole: Span) -> Any:
+    def tiers(self, whole: TransferSpan) -> Any:
         if whole.record.ordinal == 0:
             raise UsageError("it was forgotten meanwhile", code="namespace_unknown")
         stored = min(

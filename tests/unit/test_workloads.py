@@ -11,13 +11,13 @@ import pytest
 from kvwarehouse.planning.replay import ReplaySetup, run_replay
 from kvwarehouse.trace.trace import Trace, TraceBuilder
 from kvwarehouse.workloads.agents import MOST_THINK_S, VARIANTS, Agents
-from kvwarehouse.workloads.call import Call, of_blocks
+from kvwarehouse.workloads.call import WorkloadCall, of_blocks
 from kvwarehouse.workloads.catalogue import KINDS
-from kvwarehouse.workloads.conversations import PROFILES, Chat, Pool
+from kvwarehouse.workloads.conversations import PROFILES, Chat, ConversationPool
 from kvwarehouse.workloads.draws import Draws, QuantileCurve
 from kvwarehouse.workloads.fit import SOURCES, Source, fits
-from kvwarehouse.workloads.synthetic import DocumentQa, Tiers
-from kvwarehouse.workloads.trace_writer import Bounds, bounded, bounded_sessions
+from kvwarehouse.workloads.synthetic import DocumentQa, TierSweep
+from kvwarehouse.workloads.trace_writer import WorkloadBounds, bounded, bounded_sessions
 
 CHAT = Chat(1, PROFILES["conversation"], 3.9)
 
@@ -89,10 +89,10 @@ def test_working_set_is_hit_from_the_second_pass_on_if_it_fits_and_never_if_not(
     sizes = {0.5: 2 / 3, 1.0: 2 / 3, 1.05: 0.0, 2.0: 0.0}
     for size, rate in sizes.items():
         # 10 blocks a prompt, 100 prompts a tier.
-        one: Tiers = made("tiers", 0, sets=(size,), passes=3)
+        one: TierSweep = made("tiers", 0, sets=(size,), passes=3)
         assert (one.prompt_tokens, one.prompts(size)) == (5_120, round(100 * size))
         assert hit_rate(one, pages=one.tier_blocks) == rate
-    sweep: Tiers = made("tiers", 0, sets=tuple(sizes), passes=3)
+    sweep: TierSweep = made("tiers", 0, sets=tuple(sizes), passes=3)
     prompts = sum(sweep.prompts(size) for size in sizes)
     expected = (50 + 100) * 2 / (prompts * 3)
     assert hit_rate(sweep, pages=sweep.tier_blocks) == pytest.approx(expected)
@@ -151,7 +151,7 @@ def test_chat_turn_begins_with_the_whole_blocks_of_the_turn_that_it_continues() 
 
 
 def test_chat_keeps_only_the_conversations_that_go_on() -> None:
-    pool: Pool[int] = Pool(Draws(1, "pool"), 10.0)
+    pool: ConversationPool[int] = ConversationPool(Draws(1, "pool"), 10.0)
     for number, (time_s, due) in enumerate(pool.arrivals()):
         if due is None:
             pool.add(time_s + 5.0, number)
@@ -212,7 +212,7 @@ def test_larger_blocks_are_equal_exactly_where_prefixes_are() -> None:
 
 
 def test_smaller_blocks_are_parts_of_the_larger_ones() -> None:
-    call = Call(0.0, 1_040, 1, [7, 9, 11])
+    call = WorkloadCall(0.0, 1_040, 1, [7, 9, 11])
     small = of_blocks(call, 512, 16)
     assert len(small) == 65
     assert small[:32] == list(range(7 * 32, 8 * 32))
@@ -220,11 +220,13 @@ def test_smaller_blocks_are_parts_of_the_larger_ones() -> None:
 
 
 def test_bounds_end_a_workload_by_requests_or_by_time() -> None:
-    assert len(list(bounded(CHAT.calls(), Bounds(requests=17)))) == 17
-    for call in bounded(CHAT.calls(), Bounds(duration_s=60.0)):
+    assert len(list(bounded(CHAT.calls(), WorkloadBounds(requests=17)))) == 17
+    for call in bounded(CHAT.calls(), WorkloadBounds(duration_s=60.0)):
         assert call.time_s <= 60
     sessions = Agents(1, VARIANTS["cached"], 1.0).sessions()
-    requests = [len(each.flat()) for each in bounded_sessions(sessions, Bounds(requests=500))]
+    requests = [
+        len(each.flat()) for each in bounded_sessions(sessions, WorkloadBounds(requests=500))
+    ]
     assert sum(requests) >= 500 > sum(requests[:-1])
 
 
