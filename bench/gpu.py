@@ -16,10 +16,18 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.gpu import Machine, look
 from kvwarehouse.report.report import Report, TableBlock
 from kvwarehouse_bench.gpu.goals import PartOutcome, lines_of, shown
-from kvwarehouse_bench.gpu.parts import LENGTHS, PARTS, Asked, chosen, lengths_of, room_of, tried
+from kvwarehouse_bench.gpu.parts import (
+    LENGTHS,
+    PARTS,
+    PartRequest,
+    chosen,
+    lengths_of,
+    room_of,
+    tried,
+)
 from kvwarehouse_bench.gpu.report import keep, kept, with_outcomes
 from kvwarehouse_bench.gpu.ttft import SHAPES
-from kvwarehouse_bench.harness.frame import Teller, bench_parser, give, run
+from kvwarehouse_bench.harness.frame import BenchProgress, bench_parser, give, run
 from kvwarehouse_bench.micro.conditions import processor
 
 ABOUT = """\
@@ -59,7 +67,9 @@ def main() -> int:
     return status or (Exit.FAILED if failed else Exit.OK)
 
 
-def _measure(failed: list[str], args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def _measure(
+    failed: list[str], args: argparse.Namespace, folder: Path, teller: BenchProgress
+) -> Report:
     """Adds the parts that failed to `failed`."""
     parts = chosen(args.parts)
     lengths_of(args)  # refused before minutes of measuring, not after them
@@ -68,7 +78,7 @@ def _measure(failed: list[str], args: argparse.Namespace, folder: Path, teller: 
     results = args.out / ("gpu-quick" if args.quick else "gpu")
     for part in parts:
         teller.step(part)
-        asked = Asked(args, machine, room_of(folder), folder / part)
+        asked = PartRequest(args, machine, room_of(folder), folder / part)
         outcome, ended = tried(part, PARTS[part], asked)
         if not ended:
             failed.append(part)
@@ -80,7 +90,7 @@ def _measure(failed: list[str], args: argparse.Namespace, folder: Path, teller: 
     return report
 
 
-def _tell(outcome: PartOutcome, teller: Teller) -> None:
+def _tell(outcome: PartOutcome, teller: BenchProgress) -> None:
     for figure in outcome.figures:
         teller.say(f"{outcome.part}: {figure.name}: {shown(figure)} {figure.verdict}".rstrip())
     if outcome.why_not:

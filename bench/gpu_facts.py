@@ -23,9 +23,9 @@ from kvwarehouse_bench.gpu.facts.driver import (
     MIB,
     NO_DEVICE,
     STUB_LIBRARY,
-    Card,
-    Driver,
-    DriverError,
+    CudaDriver,
+    CudaDriverError,
+    DriverCard,
     say,
 )
 from kvwarehouse_bench.gpu.facts.memory import registered, shared
@@ -53,13 +53,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="Little data: to see that it works.")
     args = parser.parse_args()
     try:
-        card = opened(Driver(os.environ.get(_MODEL, "libcuda.so.1")))
-    except DriverError as error:
+        card = opened(CudaDriver(os.environ.get(_MODEL, "libcuda.so.1")))
+    except CudaDriverError as error:
         nothing = error.result in (NO_DEVICE, STUB_LIBRARY)
         print(f"gpu facts: {'no GPU here: ' if nothing else ''}{error}", file=sys.stderr)
         return _SKIPPED if nothing else 1
     size = _QUICK_MOVED_BYTES if args.quick else _MOVED_BYTES
-    parts: dict[str, Callable[[Card], None]] = {
+    parts: dict[str, Callable[[DriverCard], None]] = {
         "attributes": attributes,
         "shared": shared,
         "registered": partial(registered, disk=args.dir, size_bytes=size),
@@ -75,7 +75,7 @@ def main() -> int:
     return 0 if all(ended) else 1
 
 
-def _tried(name: str, part: Callable[[Card], None], card: Card) -> bool:
+def _tried(name: str, part: Callable[[DriverCard], None], card: DriverCard) -> bool:
     try:
         part(card)
     except Exception as error:  # noqa: BLE001 - whatever it was, the other facts are asked for

@@ -16,7 +16,7 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import format_size, parse_size
 from kvwarehouse_bench.harness.bitmap import write_png
-from kvwarehouse_bench.harness.frame import Teller, bench_parser, numbers, run
+from kvwarehouse_bench.harness.frame import BenchProgress, bench_parser, numbers, run
 from kvwarehouse_bench.micro.conditions import commit, load_average, processor
 from kvwarehouse_bench.micro.load import copy_bytes_per_s
 from kvwarehouse_bench.peers.contenders import (
@@ -30,7 +30,7 @@ from kvwarehouse_bench.peers.contenders import (
 )
 from kvwarehouse_bench.peers.report import peers_report, pictures, with_report
 from kvwarehouse_bench.peers.results import FLIPS, PeerResult, PeersResults
-from kvwarehouse_bench.peers.workloads import Pair, Plan
+from kvwarehouse_bench.peers.workloads import ContenderPair, PeerPlan
 
 ABOUT = """\
 Lookups, loads, stores and, on the disk, durable stores, cold loads and flipped bytes: of the
@@ -79,7 +79,7 @@ def main() -> int:
     return run(parser, measure)
 
 
-def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def measure(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
     if args.write:  # before minutes of measuring, not after them
         _document_with(Report("", "", [], {}))
     report = _measured(args, folder, teller)
@@ -94,7 +94,7 @@ def _document_with(report: Report) -> str:
     return with_report(_DOCUMENT.read_text("utf-8"), report, _PICTURES)
 
 
-def _measured(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def _measured(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
     plan = _plan(args)
     moved_bytes = _moved_bytes(args, plan)
     kinds = [kind for kind in PEERS if kind.key in _chosen(args.peers, [k.key for k in PEERS])]
@@ -127,13 +127,15 @@ class Where:
         return Contender(kind, self.folder, self.moved_bytes, self.place)
 
 
-def _beside(peer: PeerResult, ours: Contender, where: Where, plan: Plan, teller: Teller) -> None:
+def _beside(
+    peer: PeerResult, ours: Contender, where: Where, plan: PeerPlan, teller: BenchProgress
+) -> None:
     """Whatever ends the peer is a reason in its rows."""
     teller.step(f"{peer.kind.title} starts")
     try:
         with where.started(peer.kind) as side:
             peer.about[where.place] = side.about
-            pair = Pair(side, ours, plan, teller.step)
+            pair = ContenderPair(side, ours, plan, teller.step)
             peer.rounds += pair.in_memory() if where.place == MEMORY else pair.on_disk()
             if where.place == DISK:
                 _flip(peer, side, plan)
@@ -145,7 +147,7 @@ def _beside(peer: PeerResult, ours: Contender, where: Where, plan: Plan, teller:
     teller.step("", 1)
 
 
-def _flip(store: PeerResult, side: Contender, plan: Plan) -> None:
+def _flip(store: PeerResult, side: Contender, plan: PeerPlan) -> None:
     try:
         side.call("pages", page_bytes=plan.page_sizes[0])
         store.flips = side.call("flip")
@@ -155,14 +157,14 @@ def _flip(store: PeerResult, side: Contender, plan: Plan) -> None:
         store.reasons[FLIPS] = failed.reason
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> PeerPlan:
     sizes = (args.pages or (_QUICK_PAGES if args.quick else _PAGES)).split(",")
     rounds = _QUICK_ROUNDS if args.quick else _ROUNDS
     if args.rounds is not None:
         rounds = args.rounds
     numbers(str(rounds), "--rounds", 1, 1000)
     numbers(str(args.keys), "--keys", 1, 65536)
-    return Plan(
+    return PeerPlan(
         page_sizes=sorted({parse_size(size, name="--pages") for size in sizes}),
         rounds=rounds,
         keys=args.keys,
@@ -170,7 +172,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def _moved_bytes(args: argparse.Namespace, plan: Plan) -> int:
+def _moved_bytes(args: argparse.Namespace, plan: PeerPlan) -> int:
     text = args.bytes or (_QUICK_BYTES if args.quick else _BYTES)
     moved = parse_size(text, name="--bytes")
     least = max(_FLIPPED_PAGES * plan.page_sizes[0], plan.page_sizes[-1])
@@ -192,7 +194,7 @@ def _chosen(text: str, known: list[str]) -> list[str]:
     return [name for name in known if name in chosen]
 
 
-def _conditions(plan: Plan, moved_bytes: int) -> dict[str, str]:
+def _conditions(plan: PeerPlan, moved_bytes: int) -> dict[str, str]:
     sizes = ", ".join(format_size(size) for size in plan.page_sizes)
     return {
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
-from kvwarehouse_bench.harness.frame import Teller
+from kvwarehouse_bench.harness.frame import BenchProgress
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.micro.load import copy_bytes_per_s
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
 from kvwarehouse_bench.vllm.engine import (
     SETTLE_S,
-    Engine,
     Offline,
+    VllmEngine,
     engine_environment,
     engine_options,
     usable_cores,
@@ -31,7 +31,7 @@ from kvwarehouse_bench.vllm.engine import (
 )
 from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, conditions, run
 from kvwarehouse_bench.vllm.handoff_report import handoff_report
-from kvwarehouse_bench.vllm.pair import Pair
+from kvwarehouse_bench.vllm.pair import EnginePair
 from kvwarehouse_bench.vllm.results import TtftResults
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
@@ -76,7 +76,7 @@ def main() -> int:
     return run(parser, measure)
 
 
-def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def measure(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
     lengths, rounds = _PROMPTS.chosen(args)
     shape = SHAPES[args.model]
     found = TtftResults(
@@ -104,7 +104,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
 
 
 @contextlib.contextmanager
-def _pair(args: argparse.Namespace, folder: Path, longest: int) -> Iterator[Pair]:
+def _pair(args: argparse.Namespace, folder: Path, longest: int) -> Iterator[EnginePair]:
     """Both engines ready."""
     shape = SHAPES[args.model]
     held = shape.kv_bytes_per_token * longest
@@ -113,16 +113,16 @@ def _pair(args: argparse.Namespace, folder: Path, longest: int) -> Iterator[Pair
     with contextlib.ExitStack() as stack:
         warehouse = stack.enter_context(private_warehouse(None, 2 * held + _SPARE_BYTES, 0))
 
-        def started(role: str, cores: Sequence[int]) -> Engine:
+        def started(role: str, cores: Sequence[int]) -> VllmEngine:
             environment = engine_environment(folder, 1 + (2 * held >> 30), cores)
             transfer = warehouse_transfer(warehouse.address, role)
             options = engine_options(checkpoint, most_tokens, _STEP_TOKENS, transfer)
-            engine: Engine = Offline(options, environment, folder)
+            engine: VllmEngine = Offline(options, environment, folder)
             return stack.enter_context(engine)
 
         for_prefill, for_decode = _cores(args)
         prefill, decode = started("kv_producer", for_prefill), started("kv_consumer", for_decode)
-        yield Pair(prefill, decode, warehouse, lambda: time.sleep(SETTLE_S))
+        yield EnginePair(prefill, decode, warehouse, lambda: time.sleep(SETTLE_S))
 
 
 def _cores(args: argparse.Namespace) -> tuple[Sequence[int], Sequence[int]]:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse.report.report import Report
-from kvwarehouse_bench.harness.frame import Teller
+from kvwarehouse_bench.harness.frame import BenchProgress
 from kvwarehouse_bench.harness.process import ProgramError
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.vllm.arms import effect
-from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, ModelShape, write_checkpoint
 from kvwarehouse_bench.vllm.engine import (
-    Engine,
     Offline,
+    VllmEngine,
     engine_environment,
     engine_options,
     toggled_transfer,
@@ -80,10 +80,10 @@ def main() -> int:
     return run(parser, measure)
 
 
-class Bench:
+class OverheadBench:
     """Runs phases of the connector with a switch, and fetches what it saw."""
 
-    def __init__(self, engine: Engine, shape: Shape, folder: Path) -> None:
+    def __init__(self, engine: VllmEngine, shape: ModelShape, folder: Path) -> None:
         self._engine = engine
         self._shape = shape
         self._folder = folder
@@ -115,7 +115,7 @@ class Bench:
         return scheduler, worker
 
 
-def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def measure(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
     seconds = args.seconds or (_QUICK_SECONDS if args.quick else _SECONDS)
     numbers(str(seconds), "--seconds", 5, 86_400)
     shape = SHAPES[args.model]
@@ -131,7 +131,7 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
         options = engine_options(checkpoint, most_tokens, _STEP_TOKENS, transfer)
         options["max_num_seqs"] = _SEQUENCES
         with Offline(options, engine_environment(folder, cache_gib), folder) as engine:
-            bench = Bench(engine, shape, folder)
+            bench = OverheadBench(engine, shape, folder)
             teller.expect(2.1 * seconds)
             _arms(bench, found, teller, seconds)
             teller.step("each hook is timed")
@@ -140,7 +140,9 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     return overhead_report(found)
 
 
-def _arms(bench: Bench, found: OverheadResults, teller: Teller, seconds: int) -> None:
+def _arms(
+    bench: OverheadBench, found: OverheadResults, teller: BenchProgress, seconds: int
+) -> None:
     """Each kind of step, for `seconds` and to the end of what was then asked."""
     decode = {"bench.phase": "decode", "bench.steps": _DECODE_STEPS_EACH}
     teller.step("decode: 8 sequences")
@@ -163,7 +165,7 @@ def _until(seconds: int, ask: Callable[[], None]) -> Iterator[float]:
         yield time.monotonic() - begin
 
 
-def _timers(bench: Bench, found: OverheadResults) -> None:
+def _timers(bench: OverheadBench, found: OverheadResults) -> None:
     """All hooks with a clock around them, decode and prefill apart; that clock is in the times."""
     asks: dict[str, Callable[[dict[str, Any]], None]] = {
         "decode": lambda params: bench.decode(params, _TIMED_TOKENS),

@@ -18,19 +18,19 @@ from pathlib import Path
 from kvwarehouse.errors import UsageError
 from kvwarehouse.report.report import Report
 from kvwarehouse_bench.harness.alternation import rotated
-from kvwarehouse_bench.harness.frame import Teller
+from kvwarehouse_bench.harness.frame import BenchProgress
 from kvwarehouse_bench.micro.conditions import load_average
-from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape, write_checkpoint
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, ModelShape, write_checkpoint
 from kvwarehouse_bench.vllm.engine import (
     ALONE,
-    Engine,
     Offline,
+    VllmEngine,
     engine_environment,
     engine_options,
     warehouse_transfer,
 )
 from kvwarehouse_bench.vllm.frame import bench_parser, conditions, numbers, run
-from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, Answer, Ask
+from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, Ask, EngineReply
 from kvwarehouse_bench.vllm.slow_disk import SlowDisk
 from kvwarehouse_bench.vllm.sweep_report import (
     AGAIN,
@@ -40,7 +40,7 @@ from kvwarehouse_bench.vllm.sweep_report import (
     SweepResults,
     sweep_report,
 )
-from kvwarehouse_bench.vllm.warehouse import Warehouse, private_warehouse
+from kvwarehouse_bench.vllm.warehouse import EngineWarehouse, private_warehouse
 
 ABOUT = """\
 The connector may load a stored prompt or let the engine compute it; it must never be much slower
@@ -76,15 +76,15 @@ _SPARE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Bench:
+class SweepBench:
     """batches: of prompts that are asked at once, all of them stored."""
 
-    engine: Engine
-    warehouse: Warehouse
+    engine: VllmEngine
+    warehouse: EngineWarehouse
     disk: SlowDisk
     batches: Sequence[Sequence[Sequence[int]]]
 
-    def recomputed(self, turn: int) -> Answer:
+    def recomputed(self, turn: int) -> EngineReply:
         self.engine.forget()
         batch = self.batches[turn % len(self.batches)]
         answer = self.engine.ask([Ask(tokens, params=ALONE) for tokens in batch])
@@ -92,7 +92,7 @@ class Bench:
         assert not cached, f"{cached:.0f} tokens of prompts that were to be computed were cached"
         return answer
 
-    def choice(self, turn: int) -> Answer:
+    def choice(self, turn: int) -> EngineReply:
         self.warehouse.only_on_nvme()
         self.engine.forget()
         return self.engine.ask([Ask(tokens) for tokens in self.batches[turn % len(self.batches)]])
@@ -124,7 +124,7 @@ def main() -> int:
     return run(parser, measure)
 
 
-def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def measure(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
     speeds = _speeds(args.speeds or (_QUICK_SPEEDS if args.quick else _SPEEDS))
     samples = args.samples or (_QUICK_SAMPLES if args.quick else _SAMPLES)
     numbers(str(samples), "--samples", 2, 100_000)
@@ -148,14 +148,14 @@ def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
     return sweep_report(found)
 
 
-def _sample(bench: Bench, speed: Speed, turn: int) -> None:
+def _sample(bench: SweepBench, speed: Speed, turn: int) -> None:
     """Each way once; which is first changes."""
     ways = [RECOMPUTED, AGAIN, CHOICE]
     for way in rotated(ways, turn):
         speed.add(way, bench.choice(turn) if way == CHOICE else bench.recomputed(turn))
 
 
-def _break_even(bench: Bench, found: SweepResults) -> float:
+def _break_even(bench: SweepBench, found: SweepResults) -> float:
     """Bytes a second of a disk that delivers KV as fast as the engine computes it."""
     taken = [bench.recomputed(turn).seconds for turn in range(_CALIBRATIONS)]
     tokens_per_s = found.tokens * found.together / statistics.median(taken)
@@ -178,7 +178,7 @@ def _speeds(text: str) -> list[float]:
 
 
 @contextlib.contextmanager
-def _started(args: argparse.Namespace, folder: Path, shape: Shape) -> Iterator[Bench]:
+def _started(args: argparse.Namespace, folder: Path, shape: ModelShape) -> Iterator[SweepBench]:
     most_tokens = args.tokens + BLOCK_TOKENS
     held = shape.kv_bytes_per_token * args.tokens * args.together * _PROMPTS
     checkpoint = write_checkpoint(shape, most_tokens, folder / "model")
@@ -199,7 +199,7 @@ def _started(args: argparse.Namespace, folder: Path, shape: Shape) -> Iterator[B
             [words.choices(shape.words, k=args.tokens) for _ in range(args.together)]
             for _ in range(_PROMPTS)
         ]
-        yield Bench(engine, warehouse, disk, batches)
+        yield SweepBench(engine, warehouse, disk, batches)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvwarehouse.report.report import Report
 from kvwarehouse_bench.harness.alternation import rotated
-from kvwarehouse_bench.harness.frame import Teller
+from kvwarehouse_bench.harness.frame import BenchProgress
 from kvwarehouse_bench.micro.conditions import load_average
 from kvwarehouse_bench.micro.load import copy_bytes_per_s
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, TAIL_TOKENS, write_checkpoint
@@ -28,8 +28,8 @@ from kvwarehouse_bench.vllm.contenders import (
 )
 from kvwarehouse_bench.vllm.engine import (
     SETTLE_S,
-    Engine,
     Offline,
+    VllmEngine,
     engine_environment,
     engine_options,
     peer_transfer,
@@ -37,7 +37,7 @@ from kvwarehouse_bench.vllm.engine import (
 )
 from kvwarehouse_bench.vllm.frame import Prompts, bench_parser, conditions, numbers, run
 from kvwarehouse_bench.vllm.results import TtftResults
-from kvwarehouse_bench.vllm.serving import Serving
+from kvwarehouse_bench.vllm.serving import VllmServing
 from kvwarehouse_bench.vllm.ttft_report import ttft_report
 from kvwarehouse_bench.vllm.warehouse import private_warehouse
 
@@ -92,7 +92,7 @@ def main() -> int:
     return run(parser, measure)
 
 
-def measure(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+def measure(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
     lengths, rounds = _PROMPTS.chosen(args)
     numbers(str(args.tail), "--tail", 0, BLOCK_TOKENS - 1)
     shape = SHAPES[args.model]
@@ -141,12 +141,12 @@ def _sides(
     most_tokens = longest + BLOCK_TOKENS
     checkpoint = write_checkpoint(shape, most_tokens, folder / "model")
     environment = engine_environment(folder, 1 + (2 * held >> 30))
-    kind: type[Serving | Offline] = Serving if args.serve else Offline
+    kind: type[VllmServing | Offline] = VllmServing if args.serve else Offline
     with contextlib.ExitStack() as stack:
 
-        def started(transfer: dict[str, object]) -> Engine:
+        def started(transfer: dict[str, object]) -> VllmEngine:
             options = engine_options(checkpoint, most_tokens, _STEP_TOKENS, transfer)
-            engine: Engine = kind(options, environment, folder)
+            engine: VllmEngine = kind(options, environment, folder)
             return stack.enter_context(engine)
 
         warehouse = stack.enter_context(

@@ -13,7 +13,7 @@ import pytest
 from kvwarehouse_bench.gpu import hbm
 from kvwarehouse_bench.gpu.device_pages import Memory
 from kvwarehouse_bench.gpu.goals import DIGEST, FROM_GPU, HBM, TO_GPU
-from kvwarehouse_bench.gpu.pinned import Work, outcome_of, pinned
+from kvwarehouse_bench.gpu.pinned import PinnedWork, outcome_of, pinned
 from kvwarehouse_bench.micro.figures import Figure
 from testkit.cuda_model import ModelDevice, environment
 
@@ -50,7 +50,7 @@ def card(cuda_driver: Path) -> ModelCard:
 def test_pages_go_to_the_device_and_back_in_turns_with_large_copies(
     card: ModelCard, tmp_path: Path
 ) -> None:
-    work = Work(2 << 20, (64 << 10, 256 << 10), rounds=2)
+    work = PinnedWork(2 << 20, (64 << 10, 256 << 10), rounds=2)
     outcome = pinned(card, tmp_path, work)
     figures = {figure.name: figure for figure in outcome.figures}
     assert set(figures) == {
@@ -70,7 +70,7 @@ def test_pages_go_to_the_device_and_back_in_turns_with_large_copies(
 def test_pages_come_from_hbm_in_turns_with_copies_in_the_device(
     card: ModelCard, tmp_path: Path, cuda_driver: Path
 ) -> None:
-    work = hbm.Work(2 << 20, (64 << 10, 256 << 10), rounds=2)
+    work = hbm.HbmWork(2 << 20, (64 << 10, 256 << 10), rounds=2)
     given = environment(cuda_driver)
     figures = {figure.name: figure for figure in hbm.hbm(card, tmp_path, work, given).figures}
     sizes = {f"HBM to the same GPU, pages of {size} KiB" for size in (64, 256)}

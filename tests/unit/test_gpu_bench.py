@@ -13,12 +13,12 @@ import pytest
 from kvwarehouse.gpu import Lane, Machine, Rates
 from kvwarehouse_bench.gpu import hbm, nvme, parts, ttft
 from kvwarehouse_bench.gpu.goals import DIGEST, GPU_GOALS, HBM, NO_GPU, PartOutcome, lines_of
-from kvwarehouse_bench.gpu.parts import Room, room_of
+from kvwarehouse_bench.gpu.parts import TierRoom, room_of
 from kvwarehouse_bench.gpu.report import BEGIN, END, with_outcomes
 from kvwarehouse_bench.micro.figures import Figure, read_goal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SAMPLE = ttft.Sample(
+SAMPLE = ttft.GpuTtftSample(
     ttft.JUDGED_TOKENS,
     (10.0, 30.0, 20.0),
     {"dram": (0.5, 1.0, 2.0), "hbm": (0.25, 0.5, 1.0), "nvme": (2.0, 2.0, 2.0)},
@@ -42,8 +42,8 @@ def test_what_has_not_run_is_listed_with_its_reason() -> None:
 
 def test_the_slowest_size_from_hbm_is_judged_and_the_largest_share_of_the_digest() -> None:
     samples = [
-        hbm.Sample(1 << 20, 1 << 30, (1.0, 1.0, 2.0), (0.9, 0.9, 0.9), (0.97, 0.97, 1.0)),
-        hbm.Sample(8 << 20, 1 << 30, (1.0, 1.0, 1.0), (0.7, 0.7, 0.7), (0.9, 0.9, 0.9)),
+        hbm.HbmSample(1 << 20, 1 << 30, (1.0, 1.0, 2.0), (0.9, 0.9, 0.9), (0.97, 0.97, 1.0)),
+        hbm.HbmSample(8 << 20, 1 << 30, (1.0, 1.0, 1.0), (0.7, 0.7, 0.7), (0.9, 0.9, 0.9)),
     ]
     found = {figure.name: figure for figure in hbm.outcome_of(samples).figures}
     assert (found[HBM].verdict, found[HBM].ratio) == ("missed", 0.7)
@@ -206,19 +206,19 @@ def test_wrong_arguments_are_refused_before_anything_is_measured(bench: Any, wro
 
 
 def test_sizes_are_halved_until_the_tiers_fit() -> None:
-    room = Room(memory_bytes=3 << 30, disk_bytes=1 << 30)
+    room = TierRoom(memory_bytes=3 << 30, disk_bytes=1 << 30)
     assert room.largest(512 << 20, 4, 0) == 512 << 20
     assert room.largest(1 << 30, 4, 0) == 512 << 20
     assert room.largest(4 << 30, 0, 2) == 512 << 20
-    assert Room(1 << 20, 1 << 20).largest(1 << 30, 4, 0) == 0
+    assert TierRoom(1 << 20, 1 << 20).largest(1 << 30, 4, 0) == 0
 
 
 def test_prompts_that_no_tier_can_hold_are_left_out() -> None:
     """131072 tokens of a model of 8 billion take 43 GB of each tier."""
     per_token = ttft.SHAPES["8b"].kv_bytes_per_token
     lengths = [1024, 32768, 131072]
-    assert Room(100 << 30, 40 << 30).prompts(lengths, per_token) == [1024, 32768]
-    assert Room(41 << 30, 41 << 30).prompts(lengths, per_token) == lengths
+    assert TierRoom(100 << 30, 40 << 30).prompts(lengths, per_token) == [1024, 32768]
+    assert TierRoom(41 << 30, 41 << 30).prompts(lengths, per_token) == lengths
 
 
 def test_room_is_what_the_machine_has_free(tmp_path: Path) -> None:

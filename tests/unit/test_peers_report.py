@@ -10,7 +10,7 @@ from kvwarehouse_bench.peers.contenders import DISK, MEMORY, OURS, PEERS, ROOT, 
 from kvwarehouse_bench.peers.goals import goals
 from kvwarehouse_bench.peers.report import BEGIN, END, peers_report, pictures, with_report
 from kvwarehouse_bench.peers.results import PeerResult, PeersResults, compared, equal_threads
-from kvwarehouse_bench.peers.workloads import COLD, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
+from kvwarehouse_bench.peers.workloads import COLD, LOAD, LOOKUP, STORE, STORE_ONE, PeerRounds
 
 KINDS = {kind.key: kind for kind in PEERS}
 ABOUT = {name: name for name in ("version", "layout", "durability", "lookup", "start")}
@@ -25,13 +25,13 @@ RIGHT = {
 }
 
 
-def found_of(peer: str, *rounds: Rounds, flips: dict[str, int] | None = None) -> PeersResults:
+def found_of(peer: str, *rounds: PeerRounds, flips: dict[str, int] | None = None) -> PeersResults:
     beside = PeerResult(KINDS[peer], about={MEMORY: ABOUT, DISK: ABOUT}, rounds=list(rounds))
     return PeersResults({"machine": "m"}, 1e9, PeerResult(OURS, flips=flips), [beside])
 
 
-def rounds_of(work: str, peer: Any, ours: Any, way: str = "as it is") -> Rounds:
-    return Rounds(work, 2 << 20, 8, {way: peer}, {"verified": ours})
+def rounds_of(work: str, peer: Any, ours: Any, way: str = "as it is") -> PeerRounds:
+    return PeerRounds(work, 2 << 20, 8, {way: peer}, {"verified": ours})
 
 
 def texts(found: PeersResults) -> str:
@@ -82,7 +82,7 @@ def test_two_threads_are_compared_with_two() -> None:
         (rounds_of(STORE_ONE, [[3.1]], [[1.0]]), "one page, p50, up to 2 MiB: at least 3", "met"),
     ],
 )
-def test_goal_is_judged_by_what_was_measured(rounds: Rounds, goal: str, verdict: str) -> None:
+def test_goal_is_judged_by_what_was_measured(rounds: PeerRounds, goal: str, verdict: str) -> None:
     judged = [said for text, said in verdicts(found_of("mooncake", rounds)).items() if goal in text]
     assert judged == [verdict]
 

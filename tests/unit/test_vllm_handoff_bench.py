@@ -18,7 +18,7 @@ from kvwarehouse_bench.harness.process import ProgramError
 from kvwarehouse_bench.vllm.checkpoint import SHAPES
 from kvwarehouse_bench.vllm.engine import ALONE, warehouse_transfer
 from kvwarehouse_bench.vllm.handoff_report import handoff_report, tokens_per_s
-from kvwarehouse_bench.vllm.messages import DEVICE, HOST, MISSED_BLOCKS, Answer, Ask
+from kvwarehouse_bench.vllm.messages import DEVICE, HOST, MISSED_BLOCKS, Ask, EngineReply
 from kvwarehouse_bench.vllm.pair import (
     END_TO_END,
     HANDOFF,
@@ -27,17 +27,17 @@ from kvwarehouse_bench.vllm.pair import (
     PREFIX_CACHE,
     STORED,
     WAYS,
-    Pair,
+    EnginePair,
 )
-from kvwarehouse_bench.vllm.results import Sample, TtftResults
-from kvwarehouse_bench.vllm.warehouse import Warehouse
+from kvwarehouse_bench.vllm.results import TtftResults, TtftSample
+from kvwarehouse_bench.vllm.warehouse import EngineWarehouse
 
 PROMPT = list(range(2 * 32 + 9))
 RECORD = {"kvwarehouse": {"tokens": 64}}
 COMPLETE = "kvwarehouse_connector_handoff_complete_total"
 WAITS = "kvwarehouse_connector_handoff_waits_total"
 
-Answers = Callable[[Ask], Answer]
+Answers = Callable[[Ask], EngineReply]
 
 
 class Model:
@@ -46,7 +46,7 @@ class Model:
     def __init__(self, name: str, log: list[tuple[str, Any]], answers: Answers) -> None:
         self._name, self._log, self._answers = name, log, answers
 
-    def ask(self, asks: Sequence[Ask]) -> Answer:
+    def ask(self, asks: Sequence[Ask]) -> EngineReply:
         (one,) = asks
         assert list(one.tokens) == PROMPT
         self._log.append((self._name, dict(one.params)))
@@ -85,18 +85,20 @@ class Stage:
     ) -> None:
         self.log: list[tuple[str, Any]] = []
         loaded = {HOST: 64.0} if counts is None else counts
-        prefilled = Answer(4.0, [4.0], {}, record)
+        prefilled = EngineReply(4.0, [4.0], {}, record)
 
-        def decoded(ask: Ask) -> Answer:
+        def decoded(ask: Ask) -> EngineReply:
             if ask.params == ALONE:  # from its own cache, where it was asked just before
                 warm = self.log[-2][0] == "settle" and self.log[-3] == ("decode", {})
-                return Answer(0.1, [0.1], {DEVICE: 64.0}) if warm else Answer(3.0, [3.0], {})
-            return Answer(0.5 if ask.params else 0.25, [0.5], loaded)
+                return (
+                    EngineReply(0.1, [0.1], {DEVICE: 64.0}) if warm else EngineReply(3.0, [3.0], {})
+                )
+            return EngineReply(0.5 if ask.params else 0.25, [0.5], loaded)
 
-        self.pair = Pair(
+        self.pair = EnginePair(
             Model("prefill", self.log, lambda _: prefilled),
             Model("decode", self.log, decoded),
-            cast(Warehouse, Emptied(self.log)),
+            cast(EngineWarehouse, Emptied(self.log)),
             lambda: self.log.append(("settle", None)),
         )
 
@@ -143,12 +145,12 @@ def test_with_and_without_handoff_are_first_in_turns() -> None:
 @pytest.mark.parametrize("turn", [0, 1])
 def test_round_has_a_sample_of_each_way_and_a_client_waits_for_both_engines(turn: int) -> None:
     assert Stage().pair.round(PROMPT, turn) == {
-        NO_HANDOFF: Sample(3.0, 1.0),
-        HANDOFF: Sample(0.5, 1.0),
-        STORED: Sample(0.25, 1.0),
-        PREFIX_CACHE: Sample(0.1, 1.0),
-        PREFILL: Sample(4.0, 1.0),
-        END_TO_END: Sample(4.5, 1.0),
+        NO_HANDOFF: TtftSample(3.0, 1.0),
+        HANDOFF: TtftSample(0.5, 1.0),
+        STORED: TtftSample(0.25, 1.0),
+        PREFIX_CACHE: TtftSample(0.1, 1.0),
+        PREFILL: TtftSample(4.0, 1.0),
+        END_TO_END: TtftSample(4.5, 1.0),
     }
 
 
@@ -185,7 +187,7 @@ def found(**seconds: Sequence[float]) -> TtftResults:
     made = TtftResults(SHAPES["tiny"], [1024], {"machine": "m"}, 1e9, tail_tokens=9)
     for name, way in names.items():
         for taken in seconds.get(name, [1.0, 1.0, 1.0]):
-            made.add(way, 1024, Sample(taken, 1.0))
+            made.add(way, 1024, TtftSample(taken, 1.0))
     return made
 
 

@@ -22,7 +22,7 @@ _SIZES = (1 << 20, 2 << 20, 8 << 20)
 
 
 @dataclass(frozen=True)
-class Work:
+class HbmWork:
     moved_bytes: int = 1 << 30
     """By each side of a round."""
     page_sizes: Sequence[int] = _SIZES
@@ -30,7 +30,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Sample:
+class HbmSample:
     page_bytes: int
     moved_bytes: int
     load_s: Sequence[float]
@@ -39,7 +39,7 @@ class Sample:
 
 
 def hbm(
-    card: Card, folder: Path, work: Work, environment: Mapping[str, str] | None = None
+    card: Card, folder: Path, work: HbmWork, environment: Mapping[str, str] | None = None
 ) -> PartOutcome:
     """environment: of the daemon, beside that of this process. Blocks for some minutes. Raises
     RuntimeError where pages did not come whole, or not from HBM."""
@@ -52,7 +52,7 @@ def hbm(
     with daemon as serving:
         for page_bytes in work.page_sizes:
             with serving.connect(timeout_s=PATIENCE_S) as client:
-                pages = _Pages(client, memory, page_bytes)
+                pages = _HbmPages(client, memory, page_bytes)
                 pages.make_hot()
                 sides: list[Callable[[], float]] = [
                     pages.load,
@@ -62,12 +62,14 @@ def hbm(
                         partial(card.scatter_within, memory, source, page_bytes, pages.order),
                     ),
                 ]
-                samples.append(Sample(page_bytes, work.moved_bytes, *in_turns(work.rounds, sides)))
+                samples.append(
+                    HbmSample(page_bytes, work.moved_bytes, *in_turns(work.rounds, sides))
+                )
                 client.clear(pages.space)
     return outcome_of(samples)
 
 
-def outcome_of(samples: Sequence[Sample]) -> PartOutcome:
+def outcome_of(samples: Sequence[HbmSample]) -> PartOutcome:
     """The slowest size is judged, and the one in which the digest takes the most."""
     loads = [
         Figure.of_speed(
@@ -86,13 +88,13 @@ def outcome_of(samples: Sequence[Sample]) -> PartOutcome:
     return PartOutcome("hbm", [judged, share, *loads])
 
 
-def _share(sample: Sample) -> float:
+def _share(sample: HbmSample) -> float:
     """At most: what a load takes beyond the same scatter by somebody who digests nothing."""
     pairs = zip(sample.load_s, sample.scatter_s, strict=True)
     return 100 * max(0.0, statistics.median((load - scatter) / load for load, scatter in pairs))
 
 
-class _Pages(DevicePages):
+class _HbmPages(DevicePages):
     def make_hot(self) -> None:
         """Stored from the device, and loaded until all of it comes from HBM."""
         until(self._serves, "the HBM tier is there")

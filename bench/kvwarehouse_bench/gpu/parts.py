@@ -17,7 +17,7 @@ from kvwarehouse_bench.gpu import hbm as hbm_part
 from kvwarehouse_bench.gpu.device_pages import TorchCard
 from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.gpu.nvme import nvme
-from kvwarehouse_bench.gpu.pinned import Work, pinned
+from kvwarehouse_bench.gpu.pinned import PinnedWork, pinned
 from kvwarehouse_bench.gpu.ttft import SHAPES, tier_bytes, ttft
 from kvwarehouse_bench.harness.frame import numbers
 
@@ -30,7 +30,7 @@ _LEAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Room:
+class TierRoom:
     memory_bytes: int
     disk_bytes: int
 
@@ -52,11 +52,11 @@ class Room:
         return [tokens for tokens in lengths if tier_bytes(tokens, kv_bytes_per_token) <= most]
 
 
-def room_of(folder: Path) -> Room:
+def room_of(folder: Path) -> TierRoom:
     """folder: on the disk that parts write to."""
     free = shutil.disk_usage(_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else folder).free
     memory = min(free, _available_bytes())
-    return Room(int(_USED * memory), int(_USED * shutil.disk_usage(folder).free))
+    return TierRoom(int(_USED * memory), int(_USED * shutil.disk_usage(folder).free))
 
 
 def _available_bytes() -> int:
@@ -76,12 +76,12 @@ _MOST_TEXT = 300
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartRequest:
     """What a part is given."""
 
     args: argparse.Namespace
     machine: Machine
-    room: Room
+    room: TierRoom
     folder: Path
     """Its own; it goes away again."""
 
@@ -90,7 +90,7 @@ class Asked:
         return 1 if self.args.quick else int(self.args.rounds)
 
 
-Part = Callable[[Asked], PartOutcome]
+Part = Callable[[PartRequest], PartOutcome]
 
 
 def chosen(text: str | None) -> list[str]:
@@ -110,7 +110,7 @@ def lengths_of(args: argparse.Namespace) -> list[int]:
     return numbers(given, "--lengths", 1024, 1 << 20)
 
 
-def tried(name: str, part: Part, asked: Asked) -> tuple[PartOutcome, bool]:
+def tried(name: str, part: Part, asked: PartRequest) -> tuple[PartOutcome, bool]:
     """What the part found, and whether it came to its end. One that raised has the reason for an
     outcome; where it was is told on stderr."""
     if not asked.machine.has_device:
@@ -123,25 +123,25 @@ def tried(name: str, part: Part, asked: Asked) -> tuple[PartOutcome, bool]:
         return PartOutcome(name, why_not=why), False
 
 
-def _pinned(asked: Asked) -> PartOutcome:
+def _pinned(asked: PartRequest) -> PartOutcome:
     wanted = _QUICK_MOVED_BYTES if asked.args.quick else _MOVED_BYTES
     moved = asked.room.largest(wanted, _TIER_TIMES + 1, 0)  # and the page-locked memory
     if not moved:
         return _no_room("pinned", asked)
-    found = pinned(TorchCard(), asked.folder, Work(moved, rounds=asked.rounds))
+    found = pinned(TorchCard(), asked.folder, PinnedWork(moved, rounds=asked.rounds))
     return _smaller(found, wanted, moved, asked)
 
 
-def _hbm(asked: Asked) -> PartOutcome:
+def _hbm(asked: PartRequest) -> PartOutcome:
     wanted = _QUICK_MOVED_BYTES if asked.args.quick else _MOVED_BYTES
     moved = asked.room.largest(wanted, _TIER_TIMES, 0)
     if not moved:
         return _no_room("hbm", asked)
-    found = hbm_part.hbm(TorchCard(), asked.folder, hbm_part.Work(moved, rounds=asked.rounds))
+    found = hbm_part.hbm(TorchCard(), asked.folder, hbm_part.HbmWork(moved, rounds=asked.rounds))
     return _smaller(found, wanted, moved, asked)
 
 
-def _nvme(asked: Asked) -> PartOutcome:
+def _nvme(asked: PartRequest) -> PartOutcome:
     wanted = _QUICK_STORED_BYTES if asked.args.quick else _STORED_BYTES
     stored = asked.room.largest(wanted, 0, 2)
     if not stored:
@@ -149,7 +149,7 @@ def _nvme(asked: Asked) -> PartOutcome:
     return _smaller(nvme(asked.machine, asked.folder, stored), wanted, stored, asked)
 
 
-def _ttft(asked: Asked) -> PartOutcome:
+def _ttft(asked: PartRequest) -> PartOutcome:
     lengths = lengths_of(asked.args)
     shape = SHAPES[asked.args.model or ("tiny" if asked.args.quick else "8b")]
     fitting = asked.room.prompts(lengths, shape.kv_bytes_per_token)
@@ -163,11 +163,11 @@ def _ttft(asked: Asked) -> PartOutcome:
     return _noted(found, told)
 
 
-def _no_room(name: str, asked: Asked) -> PartOutcome:
+def _no_room(name: str, asked: PartRequest) -> PartOutcome:
     return PartOutcome(name, why_not=f"there is no room: {asked.room.words()}")
 
 
-def _smaller(found: PartOutcome, wanted: int, size: int, asked: Asked) -> PartOutcome:
+def _smaller(found: PartOutcome, wanted: int, size: int, asked: PartRequest) -> PartOutcome:
     if size == wanted:
         return found
     told = f"measured with {size >> 20} MiB instead of {wanted >> 20}: {asked.room.words()}"

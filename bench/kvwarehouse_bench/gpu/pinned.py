@@ -21,14 +21,14 @@ _SIZES = (256 << 10, 1 << 20, 2 << 20, 8 << 20)
 
 
 @dataclass(frozen=True)
-class Work:
+class PinnedWork:
     moved_bytes: int = 1 << 30
     """By each side of a round."""
     page_sizes: Sequence[int] = _SIZES
     rounds: int = 7
 
 
-def pinned(card: Card, folder: Path, work: Work) -> PartOutcome:
+def pinned(card: Card, folder: Path, work: PinnedWork) -> PartOutcome:
     """Blocks for some minutes. Raises RuntimeError where pages did not come or go whole."""
     folder.mkdir(parents=True, exist_ok=True)
     memory, host = card.memory(work.moved_bytes), card.pinned(work.moved_bytes)
@@ -37,7 +37,7 @@ def pinned(card: Card, folder: Path, work: Work) -> PartOutcome:
     with Serving(folder, dram=str(4 * work.moved_bytes)) as serving:
         for page_bytes in work.page_sizes:
             with serving.connect(timeout_s=PATIENCE_S) as client:
-                pages = _Pages(client, memory, page_bytes)
+                pages = _PinnedPages(client, memory, page_bytes)
                 pages.make_ready()
                 for name, ours, to_device in (
                     (f"GPU to pinned DRAM, pages of {page_bytes >> 10} KiB", pages.store, False),
@@ -69,7 +69,7 @@ def _copying(card: Card, memory: Memory, host: Any, *, to_device: bool) -> Any:
     return lambda: timed(lambda: card.copy(memory, host, to_device=to_device))
 
 
-class _Pages(DevicePages):
+class _PinnedPages(DevicePages):
     def make_ready(self) -> None:
         """The kernels are compiled and the whole arena is registered: what happens once."""
         self.store()

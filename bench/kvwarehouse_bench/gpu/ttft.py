@@ -31,7 +31,7 @@ _POOL_SHARE = 3
 
 
 @dataclass(frozen=True)
-class Shape:
+class TtftShape:
     layers: int
     hidden: int
     inner: int
@@ -46,13 +46,13 @@ class Shape:
 
 
 SHAPES = {
-    "8b": Shape(32, 4096, 14336, 32, 8, 128_256),
-    "tiny": Shape(2, 128, 256, 4, 2, 512),
+    "8b": TtftShape(32, 4096, 14336, 32, 8, 128_256),
+    "tiny": TtftShape(2, 128, 256, 4, 2, 512),
 }
 
 
 @dataclass(frozen=True)
-class Sample:
+class GpuTtftSample:
     """Seconds of each round."""
 
     tokens: int
@@ -65,7 +65,7 @@ class Sample:
         return statistics.median(a / b for a, b in zip(self.recomputed_s, tier_s, strict=True))
 
 
-def figures_of(samples: Sequence[Sample]) -> list[Figure]:
+def figures_of(samples: Sequence[GpuTtftSample]) -> list[Figure]:
     figures = []
     for sample in samples:
         recomputed = statistics.median(sample.recomputed_s)
@@ -89,7 +89,7 @@ def figures_of(samples: Sequence[Sample]) -> list[Figure]:
 
 
 def ttft(
-    device: str, shape: Shape, lengths: Sequence[int], rounds: int, folder: Path
+    device: str, shape: TtftShape, lengths: Sequence[int], rounds: int, folder: Path
 ) -> PartOutcome:
     """Lengths that do not fit the device's memory, or its share for the HBM tier, are left out, and
     the outcome says so."""
@@ -100,7 +100,7 @@ def ttft(
     free = 0 if device == "cpu" else int(torch.cuda.mem_get_info()[0])
     pool = pool_bytes(lengths, shape.kv_bytes_per_token, free)
     folder.mkdir(parents=True, exist_ok=True)
-    samples: list[Sample] = []
+    samples: list[GpuTtftSample] = []
     left_out: list[str] = []
     tiers = {"dram": room, "nvme_capacity": room} | ({"hbm": str(pool)} if pool else {})
     with Serving(folder, **tiers) as serving:
@@ -151,7 +151,7 @@ def _pool_problem(serving: Serving) -> str:
         return "" if tier["health"] == "ok" else f"{tier['health']}: {tier['reason']}"
 
 
-def _model(shape: Shape, longest: int, device: str) -> Any:
+def _model(shape: TtftShape, longest: int, device: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -178,13 +178,13 @@ def _model(shape: Shape, longest: int, device: str) -> Any:
 
 @dataclass(frozen=True)
 class _Work:
-    shape: Shape
+    shape: TtftShape
     tokens: int
     rounds: int
     from_hbm: bool
 
 
-def _sample(serving: Serving, model: Any, work: _Work) -> Sample:
+def _sample(serving: Serving, model: Any, work: _Work) -> GpuTtftSample:
     from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 
     options = PrefillOptions(load_timeout_s=_PATIENCE_S, store_timeout_s=_PATIENCE_S)
@@ -211,7 +211,7 @@ def _sample(serving: Serving, model: Any, work: _Work) -> Sample:
             client.clear(prefill.space)
     # The first round warms up.
     seconds = {side: tuple(took[side] for took in found[1:]) for side in found[0]}
-    return Sample(work.tokens, seconds.pop("recomputed"), seconds)
+    return GpuTtftSample(work.tokens, seconds.pop("recomputed"), seconds)
 
 
 def _promote(prefill: Any, prompt: Any) -> None:

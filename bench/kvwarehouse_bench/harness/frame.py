@@ -66,7 +66,7 @@ def _written(name: str, write: Callable[[Path], object]) -> None:
 _LINE_EVERY_S = 15.0
 
 
-class Teller:
+class BenchProgress:
     """A context manager. Work is counted in any unit, of which `expect` says how much there is."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Teller:
         self._bar.stop()
 
 
-Measure = Callable[[argparse.Namespace, Path, Teller], Report]
+Measure = Callable[[argparse.Namespace, Path, BenchProgress], Report]
 
 
 def bench_parser(name: str, about: str, examples: str) -> argparse.ArgumentParser:
@@ -141,7 +141,7 @@ def run(parser: argparse.ArgumentParser, measure: Measure) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.INTERRUPTED))  # what was made, goes
     try:
         check_paths(args)
-        with _folder(args.dir) as folder, Teller() as teller:
+        with _folder(args.dir) as folder, BenchProgress() as teller:
             report = measure(args, Path(folder), teller)
         give(report, args)
     except WarehouseError as error:

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse_bench.harness.process import serve
-from kvwarehouse_bench.peers.store import CannotRunError, Pages, Room, Store, WrongBytesError
+from kvwarehouse_bench.peers.store import (
+    CannotRunError,
+    StampedPages,
+    Store,
+    StoreRoom,
+    WrongBytesError,
+)
 
 _SOUGHT_BYTES = 64
 
@@ -56,9 +62,9 @@ _ALONE = 64
 _FLIPPED, _KEPT = 4, 4
 
 
-class Client:
+class StoreClient:
     def __init__(self, settings: dict[str, Any]) -> None:
-        room = Room(
+        room = StoreRoom(
             folder=Path(settings["folder"]),
             moved_bytes=settings["moved_bytes"],
             disk=settings["disk"],
@@ -186,7 +192,7 @@ class Client:
             "others": _KEPT,
         }
 
-    def _answer(self, name: Any, part: Pages) -> str:
+    def _answer(self, name: Any, part: StampedPages) -> str:
         part.wipe()
         try:
             if self._store.load(name, part) != 1:
@@ -219,7 +225,7 @@ class Client:
 
 
 def main(arguments: Sequence[str]) -> None:
-    serve(socket.socket(fileno=int(arguments[0])), lambda: Client(json.loads(arguments[1])))
+    serve(socket.socket(fileno=int(arguments[0])), lambda: StoreClient(json.loads(arguments[1])))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class ContenderKind:
     places: Sequence[str] = (MEMORY, DISK)
 
 
-OURS = ContenderKind("warehouse", "kvwarehouse", "warehouse.Warehouse")
+OURS = ContenderKind("warehouse", "kvwarehouse", "warehouse.WarehouseStore")
 PEERS = (
     ContenderKind("files", "one file a page", "files.Files"),
     ContenderKind("lmdb", "LMDB", "lmdb_map.Lmdb"),

@@ -26,7 +26,7 @@ MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 
 
 @dataclass(frozen=True)
-class Goal:
+class PeerGoal:
     text: str
     seen: str
     met: bool | None
@@ -37,7 +37,7 @@ class Goal:
         return NOT_MEASURED if self.met is None else MET if self.met else MISSED
 
 
-def goals(found: PeersResults) -> list[Goal]:
+def goals(found: PeersResults) -> list[PeerGoal]:
     return [
         _lookups(found),
         _lookup_time(found),
@@ -50,7 +50,7 @@ def goals(found: PeersResults) -> list[Goal]:
     ]
 
 
-def _lookups(found: PeersResults) -> Goal:
+def _lookups(found: PeersResults) -> PeerGoal:
     seen = {
         peer.kind.title: each.ratio.median
         for peer, rounds in found.of(LOOKUP)
@@ -59,12 +59,12 @@ def _lookups(found: PeersResults) -> Goal:
     }
     text = f"lookups at least {_LOOKUP_RATIO:g} times as fast as the best peer's"
     if not seen:
-        return Goal(text, "", None)
+        return PeerGoal(text, "", None)
     best = min(seen, key=lambda title: seen[title])
-    return Goal(text, f"{seen[best]:.1f} ({best})", seen[best] >= _LOOKUP_RATIO)
+    return PeerGoal(text, f"{seen[best]:.1f} ({best})", seen[best] >= _LOOKUP_RATIO)
 
 
-def _lookup_time(found: PeersResults) -> Goal:
+def _lookup_time(found: PeersResults) -> PeerGoal:
     """Of all rounds; and of those beside each peer, for a peer's threads may be in the way."""
     beside = [
         [1e6 * percentile(each, 0.5) for values in rounds.ours.values() for each in values]
@@ -73,15 +73,15 @@ def _lookup_time(found: PeersResults) -> Goal:
     text = f"p50 of a lookup under {_LOOKUP_US:g} us"
     medians = [statistics.median(rounds) for rounds in beside if rounds]
     if not medians:
-        return Goal(text, "", None)
+        return PeerGoal(text, "", None)
     p50_us = statistics.median(each for rounds in beside for each in rounds)
     spread = f"{min(medians):.0f} to {max(medians):.0f} beside one peer or another"
-    return Goal(text, f"{p50_us:.0f} us; {spread}", p50_us < _LOOKUP_US)
+    return PeerGoal(text, f"{p50_us:.0f} us; {spread}", p50_us < _LOOKUP_US)
 
 
 def _at_least(
     found: PeersResults, work: str, peer: str, least: float, what: str, *, mine: str = ""
-) -> Goal:
+) -> PeerGoal:
     """At every page size and way of the peer, beside ours with as many threads."""
     named = [other.kind.title for other in found.peers if other.kind.key == peer]
     most_bytes = _MOST_BYTES.get(work)
@@ -99,22 +99,22 @@ def _at_least(
         if (each := compared(rounds, way, choose(way))) is not None
     ]
     if not seen:
-        return Goal(text, "", None)
+        return PeerGoal(text, "", None)
     said = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in seen)
-    return Goal(text, said, all(ratio >= least for _, ratio in seen))
+    return PeerGoal(text, said, all(ratio >= least for _, ratio in seen))
 
 
 def _only(way: str) -> str:
     return VERIFIED
 
 
-def _flips(found: PeersResults) -> Goal:
+def _flips(found: PeersResults) -> PeerGoal:
     text = "a flipped byte is a miss, and its neighbours are served"
     flips = found.ours.flips
     if flips is None:
-        return Goal(text, "", None)
+        return PeerGoal(text, "", None)
     met = flips["miss"] == flips["flipped"] and flips["others_right"] == flips["others"]
-    return Goal(text, flipped_words(flips), met)
+    return PeerGoal(text, flipped_words(flips), met)
 
 
 def flipped_words(counts: Mapping[str, int]) -> str:

@@ -28,7 +28,15 @@ from kvwarehouse_bench.peers.results import (
     tail_us,
 )
 from kvwarehouse_bench.peers.store import ONLY
-from kvwarehouse_bench.peers.workloads import COLD, DURABLE, LOAD, LOOKUP, STORE, STORE_ONE, Rounds
+from kvwarehouse_bench.peers.workloads import (
+    COLD,
+    DURABLE,
+    LOAD,
+    LOOKUP,
+    STORE,
+    STORE_ONE,
+    PeerRounds,
+)
 
 _NOTES = (
     "Medians over rounds; in brackets the middle half of the rounds' own ratios, which are our"
@@ -153,7 +161,7 @@ def _moved(found: PeersResults, work: str, title: str, place: str) -> TableBlock
     )
 
 
-def _rates(rounds: Rounds, each: Compared) -> list[str]:
+def _rates(rounds: PeerRounds, each: Compared) -> list[str]:
     theirs, ours = rate(rounds, each.peer), rate(rounds, each.ours)
     return [f"{theirs.median:.2f}", f"{ours.median:.2f}", f"{each.ratio:.2f}"]
 
@@ -224,12 +232,12 @@ def _plot(found: PeersResults, work: str, title: str) -> Plot:
 
 
 def _add(
-    lines: dict[str, dict[int, list[float]]], name: str, rounds: Rounds, rates: Sequence[float]
+    lines: dict[str, dict[int, list[float]]], name: str, rounds: PeerRounds, rates: Sequence[float]
 ) -> None:
     lines.setdefault(name, {}).setdefault(rounds.page_bytes, []).extend(rates)
 
 
-def _rates_of(rounds: Rounds, seconds: Sequence[float]) -> list[float]:
+def _rates_of(rounds: PeerRounds, seconds: Sequence[float]) -> list[float]:
     return [rounds.pages * rounds.page_bytes / each / GIGABYTE for each in seconds]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvwarehouse_bench.harness.alternation import Spread, middle_half, percentile, ratios
 from kvwarehouse_bench.peers.contenders import ContenderKind
-from kvwarehouse_bench.peers.workloads import Rounds
+from kvwarehouse_bench.peers.workloads import PeerRounds
 
 GIGABYTE = 1e9
 VERIFIED, BOUNDARY, TWO_THREADS = "verified", "boundary", "verified, 2 threads"
@@ -26,7 +26,7 @@ class PeerResult:
     kind: ContenderKind
     about: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    rounds: list[Rounds] = field(default_factory=list)
+    rounds: list[PeerRounds] = field(default_factory=list)
     flips: Mapping[str, int] | None = None
 
 
@@ -37,7 +37,7 @@ class PeersResults:
     ours: PeerResult
     peers: list[PeerResult] = field(default_factory=list)
 
-    def of(self, work: str) -> Iterator[tuple[PeerResult, Rounds]]:
+    def of(self, work: str) -> Iterator[tuple[PeerResult, PeerRounds]]:
         for peer in self.peers:
             for rounds in peer.rounds:
                 if rounds.work == work:
@@ -56,7 +56,7 @@ class Compared:
         return ratios(self.peer, self.ours)
 
 
-def compared(rounds: Rounds, way: str, mine: str) -> Compared | None:
+def compared(rounds: PeerRounds, way: str, mine: str) -> Compared | None:
     """Seconds of rounds; of single calls the p50 of each round."""
     if way not in rounds.peer or mine not in rounds.ours:
         return None
@@ -67,7 +67,7 @@ def compared(rounds: Rounds, way: str, mine: str) -> Compared | None:
     return Compared([_one(each) for each in theirs[:whole]], [_one(each) for each in ours[:whole]])
 
 
-def rate(rounds: Rounds, seconds: Sequence[float]) -> Spread:
+def rate(rounds: PeerRounds, seconds: Sequence[float]) -> Spread:
     """GB/s of pages."""
     moved = rounds.pages * rounds.page_bytes / GIGABYTE
     return middle_half([moved / each for each in seconds])

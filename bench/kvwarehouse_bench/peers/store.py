@@ -29,7 +29,7 @@ class WrongBytesError(Exception):
     """A store handed out something else than what was stored under that name."""
 
 
-class Pages:
+class StampedPages:
     """source, target: uint8 (count, page_bytes), C-contiguous; page_bytes a multiple of 8."""
 
     def __init__(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
@@ -43,10 +43,10 @@ class Pages:
         cut = count * page_bytes
         return cls(source[:cut].reshape(count, -1), target[:cut].reshape(count, -1))
 
-    def part(self, first: int, count: int) -> Pages:
+    def part(self, first: int, count: int) -> StampedPages:
         """Of the same memory."""
         window = slice(first, first + count)
-        return Pages(self.source[window], self.target[window])
+        return StampedPages(self.source[window], self.target[window])
 
     def stamp(self, round_number: int) -> None:
         """Every page of the source becomes one that was never stored."""
@@ -102,7 +102,7 @@ class CannotRunError(Exception):
 
 
 @dataclass(frozen=True)
-class Room:
+class StoreRoom:
     """What a store is opened with."""
 
     folder: Path
@@ -128,7 +128,7 @@ class Store(Protocol):
 
     def use(self, way: str) -> None: ...
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         """Noise to store, and as much to load into, where this store is quickest to take it."""
         ...
 
@@ -136,11 +136,11 @@ class Store(Protocol):
         """Of `count` pages of one prompt."""
         ...
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         """Returns once all can be loaded; raises where one cannot."""
         ...
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         """Fills the target; how many pages from the first on."""
         ...
 
@@ -170,7 +170,7 @@ class Keyed:
 
     ways: Sequence[str] = (ONLY,)
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         self.room = room
         self._memory: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
@@ -178,12 +178,12 @@ class Keyed:
         if way not in self.ways:
             raise ValueError(f"no way {way!r}")
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         if self._memory is None:
             self._memory = aligned(self.room.moved_bytes), aligned(self.room.moved_bytes)
             fill(self._memory[0])
             self._memory[1][:] = 1
-        return Pages.over(*self._memory, page_bytes)
+        return StampedPages.over(*self._memory, page_bytes)
 
     def names(self, label: str, count: int) -> Any:
         return [digest.digest() for digest in digests(label, count)]

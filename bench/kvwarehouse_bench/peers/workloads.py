@@ -23,7 +23,7 @@ _TWO_THREADS = "2 threads"
 
 
 @dataclass(frozen=True)
-class Plan:
+class PeerPlan:
     page_sizes: Sequence[int]
     rounds: int
     keys: int
@@ -32,7 +32,7 @@ class Plan:
 
 
 @dataclass
-class Rounds:
+class PeerRounds:
     """Of one work with one size of pages, the peer beside the warehouse: by way a value a round.
     That is seconds, or those of each single call."""
 
@@ -48,39 +48,39 @@ class Rounds:
 _Ring = Sequence[tuple[Contender, str, dict[str, list[Any]]]]
 
 
-class Pair:
+class ContenderPair:
     """A peer and the warehouse, both started."""
 
     def __init__(
-        self, peer: Contender, ours: Contender, plan: Plan, tell: Callable[[str], None]
+        self, peer: Contender, ours: Contender, plan: PeerPlan, tell: Callable[[str], None]
     ) -> None:
         self.peer, self.ours, self.plan = peer, ours, plan
         self._tell = tell
 
-    def in_memory(self) -> list[Rounds]:
+    def in_memory(self) -> list[PeerRounds]:
         found = [self._done(LOOKUP, LOOKUP_PAGE_BYTES, self._lookup)]
         for size in self.plan.page_sizes:
             found += self._stored_and_loaded(STORE, LOAD, size)
             found.append(self._done(STORE_ONE, size, self._store_one))
         return found
 
-    def on_disk(self) -> list[Rounds]:
+    def on_disk(self) -> list[PeerRounds]:
         found = []
         for size in self.plan.page_sizes:
             found += self._stored_and_loaded(DURABLE, COLD, size)
         return found
 
-    def _stored_and_loaded(self, store: str, load: str, page_bytes: int) -> list[Rounds]:
+    def _stored_and_loaded(self, store: str, load: str, page_bytes: int) -> list[PeerRounds]:
         """A load takes what the store has left: without that there is none."""
         stored = self._done(store, page_bytes, self._store)
         if stored.reason:
-            return [stored, Rounds(load, page_bytes, reason=stored.reason)]
+            return [stored, PeerRounds(load, page_bytes, reason=stored.reason)]
         return [stored, self._done(load, page_bytes, self._load)]
 
-    def _done(self, work: str, page_bytes: int, run: Callable[[Rounds], None]) -> Rounds:
+    def _done(self, work: str, page_bytes: int, run: Callable[[PeerRounds], None]) -> PeerRounds:
         """A peer that fails at a work has a reason there; ours may not fail."""
         self._tell(f"{self.peer.kind.title}: {work}, {page_bytes >> 10} KiB")
-        rounds = Rounds(work, page_bytes)
+        rounds = PeerRounds(work, page_bytes)
         try:
             rounds.pages = self._prepare(page_bytes)
             run(rounds)
@@ -95,7 +95,7 @@ class Pair:
         counts = {side.call("pages", page_bytes=page_bytes) for side in (self.peer, self.ours)}
         return int(counts.pop())
 
-    def _lookup(self, rounds: Rounds) -> None:
+    def _lookup(self, rounds: PeerRounds) -> None:
         for side in (self.peer, self.ours):
             side.call("prompts", keys=self.plan.keys)
         ring = [
@@ -104,20 +104,20 @@ class Pair:
         ]
         self._turns(ring, lambda side, way: side.call("lookup", calls=self.plan.calls))
 
-    def _store(self, rounds: Rounds) -> None:
+    def _store(self, rounds: PeerRounds) -> None:
         self._turns(self._ring(rounds), lambda side, way: side.call("store", way=way))
 
-    def _store_one(self, rounds: Rounds) -> None:
+    def _store_one(self, rounds: PeerRounds) -> None:
         self._turns(self._ring(rounds), lambda side, way: side.call("store_one", way=way))
 
-    def _load(self, rounds: Rounds) -> None:
+    def _load(self, rounds: PeerRounds) -> None:
         ring = [(self.peer, way, rounds.peer) for way in self.peer.ways]
         two = any(_TWO_THREADS in way for way in self.peer.ways)
         mine = [way for way in self.ours.ways if two or _TWO_THREADS not in way]
         ring += [(self.ours, way, rounds.ours) for way in mine]
         self._turns(ring, _loaded, _compared)
 
-    def _ring(self, rounds: Rounds) -> _Ring:
+    def _ring(self, rounds: PeerRounds) -> _Ring:
         """Every way of the peer, and ours as users have it."""
         ring = [(self.peer, way, rounds.peer) for way in self.peer.ways]
         return [*ring, (self.ours, self.ours.ways[0], rounds.ours)]

@@ -20,7 +20,7 @@ _FIRST_WORD = 3
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     layers: int
     heads: int
     kv_heads: int
@@ -47,13 +47,13 @@ class Shape:
 
 
 SHAPES = {
-    "80m": Shape(layers=12, heads=12, kv_heads=4, inner_size=2048, vocabulary=8192),
-    "tiny": Shape(layers=4, heads=4, kv_heads=2, inner_size=512, vocabulary=512),
+    "80m": ModelShape(layers=12, heads=12, kv_heads=4, inner_size=2048, vocabulary=8192),
+    "tiny": ModelShape(layers=4, heads=4, kv_heads=2, inner_size=512, vocabulary=512),
 }
 """80m: on a CPU slow enough to compute that loading pays, small enough to wait for."""
 
 
-def write_checkpoint(shape: Shape, longest_tokens: int, folder: Path) -> Path:
+def write_checkpoint(shape: ModelShape, longest_tokens: int, folder: Path) -> Path:
     """Configuration, weights and tokenizer in `folder`. Seconds."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

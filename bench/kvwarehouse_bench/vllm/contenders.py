@@ -16,10 +16,10 @@ from pathlib import Path
 
 from kvwarehouse_bench.harness.process import ProgramError, wait_for
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS
-from kvwarehouse_bench.vllm.engine import ALONE, PEER_ALONE, Engine
+from kvwarehouse_bench.vllm.engine import ALONE, PEER_ALONE, VllmEngine
 from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, Ask
-from kvwarehouse_bench.vllm.results import Sample, computed, reused
-from kvwarehouse_bench.vllm.warehouse import Warehouse
+from kvwarehouse_bench.vllm.results import TtftSample, computed, reused
+from kvwarehouse_bench.vllm.warehouse import EngineWarehouse
 
 RECOMPUTED = "recomputed"
 PREFIX_CACHE = "prefix cache"
@@ -36,32 +36,32 @@ _FILES_WAIT_S = 120.0
 class EngineContender:
     """One engine, and its ways in the order in which they are measured first."""
 
-    def __init__(self, engine: Engine, alone: Mapping[str, object]) -> None:
+    def __init__(self, engine: VllmEngine, alone: Mapping[str, object]) -> None:
         self.engine = engine
         self._alone = alone
-        self.ways: dict[str, Callable[[Sequence[int]], Sample]] = {}
+        self.ways: dict[str, Callable[[Sequence[int]], TtftSample]] = {}
 
     def prepare(self, tokens: Sequence[int]) -> None:
         """Computes the prompt and has it stored, in every tier."""
         raise NotImplementedError
 
-    def recomputed(self, tokens: Sequence[int]) -> Sample:
+    def recomputed(self, tokens: Sequence[int]) -> TtftSample:
         self.engine.forget()
         return computed(tokens, self.engine.ask([Ask(tokens, params=self._alone)]))
 
-    def prefix_cache(self, tokens: Sequence[int]) -> Sample:
+    def prefix_cache(self, tokens: Sequence[int]) -> TtftSample:
         """The first time fills vLLM's cache, the second is measured."""
         self.engine.ask([Ask(tokens)])
         return self.timed(tokens, DEVICE, self._alone)
 
     def timed(
         self, tokens: Sequence[int], source: str, params: Mapping[str, object] | None = None
-    ) -> Sample:
+    ) -> TtftSample:
         return reused(tokens, self.engine.ask([Ask(tokens, params=params or {})]), source)
 
 
 class WarehouseContender(EngineContender):
-    def __init__(self, engine: Engine, warehouse: Warehouse) -> None:
+    def __init__(self, engine: VllmEngine, warehouse: EngineWarehouse) -> None:
         super().__init__(engine, ALONE)
         self._warehouse = warehouse
         self._pages = 0
@@ -79,12 +79,12 @@ class WarehouseContender(EngineContender):
         self.engine.ask([Ask(tokens)])
         self._warehouse.wait_durable(self._pages)
 
-    def _dram(self, tokens: Sequence[int]) -> Sample:
+    def _dram(self, tokens: Sequence[int]) -> TtftSample:
         self._fill_dram(tokens)
         self.engine.forget()
         return self.timed(tokens, HOST)
 
-    def _nvme(self, tokens: Sequence[int]) -> Sample:
+    def _nvme(self, tokens: Sequence[int]) -> TtftSample:
         self._warehouse.only_on_nvme()
         self.engine.forget()
         before = self._warehouse.read_bytes()
@@ -110,7 +110,7 @@ class WarehouseContender(EngineContender):
 class PeerContender(EngineContender):
     """files: the folder of its file tier."""
 
-    def __init__(self, engine: Engine, files: Path) -> None:
+    def __init__(self, engine: VllmEngine, files: Path) -> None:
         super().__init__(engine, PEER_ALONE)
         self._files = files
         self.ways = {
@@ -129,12 +129,12 @@ class PeerContender(EngineContender):
         if not wait_for(lambda: len(self._blocks()) >= blocks, _FILES_WAIT_S):
             raise ProgramError(f"{len(self._blocks())} of {blocks} files within {_FILES_WAIT_S} s")
 
-    def _memory(self, tokens: Sequence[int]) -> Sample:
+    def _memory(self, tokens: Sequence[int]) -> TtftSample:
         """prepare and every read of files leave the blocks in memory."""
         self.engine.forget()
         return self.timed(tokens, HOST)
 
-    def _file(self, tokens: Sequence[int]) -> Sample:
+    def _file(self, tokens: Sequence[int]) -> TtftSample:
         """Its reset empties the memory and keeps the files, as a restart does."""
         self.engine.forget(connector=True)
         for path in self._blocks():

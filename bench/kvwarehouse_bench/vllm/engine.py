@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 
 from kvwarehouse_bench.harness.process import Exchange, ProgramError, wait_for
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS
-from kvwarehouse_bench.vllm.messages import Answer, Ask
+from kvwarehouse_bench.vllm.messages import Ask, EngineReply
 
 _BENCH = Path(__file__).resolve().parents[2]
 
@@ -121,10 +121,10 @@ SETTLE_S = 1.2
 _FORGET_S = 30.0
 
 
-class Engine(Protocol):
+class VllmEngine(Protocol):
     """What a bench needs of one, whichever way it is started."""
 
-    def ask(self, asks: Sequence[Ask]) -> Answer:
+    def ask(self, asks: Sequence[Ask]) -> EngineReply:
         """All at once."""
         ...
 
@@ -166,8 +166,8 @@ class Offline:
     ) -> None:
         self._exchange.__exit__(kind, error, trace)
 
-    def ask(self, asks: Sequence[Ask]) -> Answer:
-        return Answer(**self._call("generate", asks=[asdict(ask) for ask in asks]))
+    def ask(self, asks: Sequence[Ask]) -> EngineReply:
+        return EngineReply(**self._call("generate", asks=[asdict(ask) for ask in asks]))
 
     def forget(self, *, connector: bool = False) -> None:
         if not wait_for(lambda: bool(self._call("forget", connector=connector)), _FORGET_S):

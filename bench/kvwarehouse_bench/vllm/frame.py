@@ -15,12 +15,12 @@ from kvwarehouse import core
 from kvwarehouse.report.report import Report
 from kvwarehouse.sizes import format_size
 from kvwarehouse_bench.harness import frame
-from kvwarehouse_bench.harness.frame import Measure, Teller, numbers
+from kvwarehouse_bench.harness.frame import BenchProgress, Measure, numbers
 from kvwarehouse_bench.micro.conditions import commit, load_average, processor
-from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, Shape
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, ModelShape
 
 
-def conditions(shape_name: str, shape: Shape) -> dict[str, str]:
+def conditions(shape_name: str, shape: ModelShape) -> dict[str, str]:
     """As they are before; add the load afterwards."""
     return {
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores usable",
@@ -86,7 +86,7 @@ def bench_parser(name: str, about: str, examples: str) -> argparse.ArgumentParse
 
 
 def run(parser: argparse.ArgumentParser, measure: Measure) -> int:
-    def with_model(args: argparse.Namespace, folder: Path, teller: Teller) -> Report:
+    def with_model(args: argparse.Namespace, folder: Path, teller: BenchProgress) -> Report:
         args.model = args.model or ("tiny" if args.quick else "80m")
         return measure(args, folder, teller)
 

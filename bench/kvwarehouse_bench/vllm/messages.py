@@ -21,7 +21,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineReply:
     """Of one call, which may have had several asks."""
 
     seconds: float

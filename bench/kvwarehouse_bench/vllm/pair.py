@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from kvwarehouse_bench.harness.alternation import rotated
 from kvwarehouse_bench.harness.process import ProgramError
-from kvwarehouse_bench.vllm.engine import ALONE, Engine
-from kvwarehouse_bench.vllm.messages import DEVICE, HANDOFFS, HOST, Answer, Ask
-from kvwarehouse_bench.vllm.results import Sample, computed, reused
-from kvwarehouse_bench.vllm.warehouse import Warehouse
+from kvwarehouse_bench.vllm.engine import ALONE, VllmEngine
+from kvwarehouse_bench.vllm.messages import DEVICE, HANDOFFS, HOST, Ask, EngineReply
+from kvwarehouse_bench.vllm.results import TtftSample, computed, reused
+from kvwarehouse_bench.vllm.warehouse import EngineWarehouse
 
 NO_HANDOFF = "no hand-off"
 HANDOFF = "hand-off"
@@ -26,12 +26,16 @@ END_TO_END = "end to end"
 WAYS = (NO_HANDOFF, HANDOFF, STORED, PREFIX_CACHE, PREFILL, END_TO_END)
 
 
-class Pair:
+class EnginePair:
     """prefill: a kv_producer; decode: a kv_consumer. settle: returns when what was given to be
     stored is there and idle engines sleep."""
 
     def __init__(
-        self, prefill: Engine, decode: Engine, warehouse: Warehouse, settle: Callable[[], None]
+        self,
+        prefill: VllmEngine,
+        decode: VllmEngine,
+        warehouse: EngineWarehouse,
+        settle: Callable[[], None],
     ) -> None:
         self._prefill, self._decode = prefill, decode
         self._warehouse = warehouse
@@ -40,20 +44,20 @@ class Pair:
         """Of the hand-offs: how the decode engine's connector counted its records, and its waits
         for pages."""
 
-    def round(self, tokens: Sequence[int], turn: int = 0) -> dict[str, Sample]:
+    def round(self, tokens: Sequence[int], turn: int = 0) -> dict[str, TtftSample]:
         """One sample of each way, of a prompt that nobody has asked before; which is first changes
         with the turn."""
-        samples: dict[str, Sample] = {}
+        samples: dict[str, TtftSample] = {}
         for sampled in rotated([self._without, self._with], turn):
             samples |= sampled(tokens)
         return samples
 
-    def _without(self, tokens: Sequence[int]) -> dict[str, Sample]:
+    def _without(self, tokens: Sequence[int]) -> dict[str, TtftSample]:
         self._decode.forget()
         self._settle()
         return {NO_HANDOFF: computed(tokens, self._decode.ask([Ask(tokens, params=ALONE)]))}
 
-    def _with(self, tokens: Sequence[int]) -> dict[str, Sample]:
+    def _with(self, tokens: Sequence[int]) -> dict[str, TtftSample]:
         self._warehouse.clear()
         self._prefill.forget()
         self._decode.forget()
@@ -72,16 +76,16 @@ class Pair:
             STORED: stored,
             PREFIX_CACHE: cached,
             PREFILL: prefill,
-            END_TO_END: Sample(prefill.seconds + handed.seconds, handed.share),
+            END_TO_END: TtftSample(prefill.seconds + handed.seconds, handed.share),
         }
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: EngineReply) -> None:
         for name, value in answer.counts.items():
             if name.startswith(HANDOFFS):
                 self.outcomes[name.removeprefix(HANDOFFS).removesuffix("_total")] += int(value)
 
 
-def _record_of(answer: Answer) -> dict[str, object]:
+def _record_of(answer: EngineReply) -> dict[str, object]:
     if not answer.params:
         raise ProgramError(
             "the prefill engine's answer has no hand-off record: it has no daemon, or the prompt"

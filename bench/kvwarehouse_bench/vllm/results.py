@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvwarehouse_bench.harness.alternation import Spread, middle_half, ratios
-from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, Shape
-from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, MISSED_BLOCKS, Answer
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, ModelShape
+from kvwarehouse_bench.vllm.messages import DEVICE, DISK, HOST, MISSED_BLOCKS, EngineReply
 
 
 @dataclass(frozen=True)
-class Sample:
+class TtftSample:
     seconds: float
     """To the first token."""
     share: float
@@ -24,35 +24,35 @@ class Sample:
     prompt that was to be computed: how much was."""
 
 
-def computed(tokens: Sequence[int], answer: Answer) -> Sample:
+def computed(tokens: Sequence[int], answer: EngineReply) -> TtftSample:
     """Of a prompt that was to be computed."""
     cached = sum(answer.counts.get(source, 0.0) for source in (DEVICE, HOST, DISK))
-    return Sample(answer.seconds, 1.0 - cached / len(tokens))
+    return TtftSample(answer.seconds, 1.0 - cached / len(tokens))
 
 
-def reused(tokens: Sequence[int], answer: Answer, source: str) -> Sample:
+def reused(tokens: Sequence[int], answer: EngineReply, source: str) -> TtftSample:
     """Of one that was to come from `source`, a counter of messages.py."""
     whole = (len(tokens) - 1) // BLOCK_TOKENS
     blocks = answer.counts.get(source, 0.0) / BLOCK_TOKENS
     came = blocks - answer.counts.get(MISSED_BLOCKS, 0.0)
-    return Sample(answer.seconds, max(0.0, min(1.0, came / whole)))
+    return TtftSample(answer.seconds, max(0.0, min(1.0, came / whole)))
 
 
 @dataclass
 class TtftResults:
     """samples: by way and prompt length, one a round."""
 
-    shape: Shape
+    shape: ModelShape
     lengths: Sequence[int]
     conditions: dict[str, str]
     copy_bytes_per_s: float
     tail_tokens: int = 0
     """Of each prompt, beyond its length."""
-    samples: dict[str, dict[int, list[Sample]]] = field(
+    samples: dict[str, dict[int, list[TtftSample]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
 
-    def add(self, way: str, tokens: int, sample: Sample) -> None:
+    def add(self, way: str, tokens: int, sample: TtftSample) -> None:
         self.samples[way][tokens].append(sample)
 
     def seconds(self, way: str, tokens: int) -> list[float]:

@@ -16,13 +16,13 @@ from typing import Any, Self
 
 from kvwarehouse_bench.harness.process import Group, ProgramError, free_port, wait_for
 from kvwarehouse_bench.vllm.engine import EXCHANGE_S, START_S
-from kvwarehouse_bench.vllm.messages import Answer, Ask, difference, summed
+from kvwarehouse_bench.vllm.messages import Ask, EngineReply, difference, summed
 
 _HOST = "127.0.0.1"
 _QUIT_S = 60.0
 
 
-class Serving:
+class VllmServing:
     """options: those of Offline."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Serving:
             self._group.wait_ended(_QUIT_S)
         self._group.kill()
 
-    def ask(self, asks: Sequence[Ask]) -> Answer:
+    def ask(self, asks: Sequence[Ask]) -> EngineReply:
         """One at a time only: the time to the first token of a stream."""
         if len(asks) != 1:
             raise ValueError(f"{len(asks)} asks at once; give one")
@@ -70,7 +70,7 @@ class Serving:
             **({"kv_transfer_params": dict(asks[0].params)} if asks[0].params else {}),
         }
         seconds = self._stream(json.dumps(body))
-        return Answer(seconds, [seconds], difference(self._counts(), before))
+        return EngineReply(seconds, [seconds], difference(self._counts(), before))
 
     def forget(self, *, connector: bool = False) -> None:
         """The server answers the same whether or not blocks were in use: nothing runs here then."""

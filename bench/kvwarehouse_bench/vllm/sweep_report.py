@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from kvwarehouse.report.report import Plot, Report, Series, TableBlock
 from kvwarehouse.sizes import format_size
 from kvwarehouse_bench.harness.alternation import Spread, percentile
-from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, Shape
-from kvwarehouse_bench.vllm.messages import LOADED_BLOCKS, MISSED_BLOCKS, Answer
+from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, ModelShape
+from kvwarehouse_bench.vllm.messages import LOADED_BLOCKS, MISSED_BLOCKS, EngineReply
 
 RECOMPUTED, AGAIN, CHOICE = "recomputed", "again", "choice"
 GOAL = 1.05
@@ -45,7 +45,7 @@ class Speed:
             return "as it is"
         return f"{self.multiple:g} x ({format_size(int(self.bytes_per_s))}/s)"
 
-    def add(self, way: str, answer: Answer) -> None:
+    def add(self, way: str, answer: EngineReply) -> None:
         """One ask at a time is measured from outside, several by the engine's own clock."""
         one = len(answer.ttft_s) == 1
         self.ttft_s[way] += [answer.seconds] if one else answer.ttft_s
@@ -74,7 +74,7 @@ def _again(values: Sequence[float], numbers: random.Random) -> list[float]:
 
 @dataclass
 class SweepResults:
-    shape: Shape
+    shape: ModelShape
     tokens: int
     together: int
     conditions: dict[str, str]

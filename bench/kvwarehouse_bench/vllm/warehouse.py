@@ -19,7 +19,7 @@ _EVICTED_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldPages:
     """Pages of engines, by tier; one in both tiers counts in both."""
 
     pages: int
@@ -27,7 +27,7 @@ class Held:
     nvme: int
 
 
-class Warehouse:
+class EngineWarehouse:
     def __init__(self, client: kvw.Client, address: str) -> None:
         self.client = client
         self.address = address
@@ -40,9 +40,9 @@ class Warehouse:
     def populated(self) -> bool:
         return bool(self._status()["tiers"]["dram"]["health"] != "populating")
 
-    def held(self) -> Held:
+    def held(self) -> HeldPages:
         pages = [page for space in self._spaces() for page in self.client.pages(space)]
-        return Held(
+        return HeldPages(
             len(pages),
             sum("dram" in page.tiers for page in pages),
             sum("nvme" in page.tiers for page in pages),
@@ -89,7 +89,7 @@ class Warehouse:
 @contextlib.contextmanager
 def private_warehouse(
     folder: Path | None, dram_bytes: int, nvme_bytes: int, **settings: Any
-) -> Iterator[Warehouse]:
+) -> Iterator[EngineWarehouse]:
     """folder: of its NVMe tier; None: it has none. Returns when it has taken its memory: taking it
     would be measured too."""
     settings |= {"dram": dram_bytes}
@@ -97,7 +97,7 @@ def private_warehouse(
         settings |= {"nvme_dir": str(folder), "nvme_capacity": nvme_bytes}
         settings |= {"write_queue": dram_bytes}
     with kvw.PrivateDaemon(settings) as daemon, kvw.connect(daemon.address) as client:
-        warehouse = Warehouse(client, daemon.address)
+        warehouse = EngineWarehouse(client, daemon.address)
         if not wait_for(warehouse.populated, _WAIT_S):
             raise kvw.CapacityError("the daemon has not taken its memory", code="bench_room")
         yield warehouse

@@ -17,7 +17,7 @@ from kvwarehouse_bench.gpu.facts.driver import (
     MIB,
     READ_WRITE,
     STREAM_NON_BLOCKING,
-    Card,
+    DriverCard,
     mapped,
     say,
 )
@@ -30,7 +30,7 @@ _COPY_PAUSE_S: Final = 0.05
 _ELEMENTS: Final = 1 << 20
 
 
-def captures(card: Card) -> None:
+def captures(card: DriverCard) -> None:
     try:
         import torch
     except ModuleNotFoundError:
@@ -61,7 +61,7 @@ def _is_told(mapping: str) -> bool:
     return "nvrtc" in mapping or "cufile" in mapping
 
 
-def _beside(card: Card, begun: threading.Event, found: list[tuple[str, int]]) -> None:
+def _beside(card: DriverCard, begun: threading.Event, found: list[tuple[str, int]]) -> None:
     begun.wait()
     card.cuda.must("cuCtxSetCurrent", card.context)
     mode = ctypes.c_int(_RELAXED)

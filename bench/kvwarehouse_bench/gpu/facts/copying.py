@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvwarehouse_bench.gpu.facts.driver import KIB, MIB, Card, say
+from kvwarehouse_bench.gpu.facts.driver import KIB, MIB, DriverCard, say
 
 _SIZES: Final = tuple(size * KIB for size in (16, 64, 128, 256, 512, 1024, 2048, 16 * 1024))
 """Those below the total, and one copy of all."""
@@ -60,7 +60,7 @@ class _How(ctypes.Structure):
 class _Lanes:
     """Streams, and an event for each."""
 
-    def __init__(self, card: Card, count: int) -> None:
+    def __init__(self, card: DriverCard, count: int) -> None:
         self._cuda = card.cuda
         self.streams = [card.stream() for _ in range(count)]
         self._events = [card.event() for _ in range(count)]
@@ -83,7 +83,7 @@ class _Buffers:
 
     @classmethod
     @contextmanager
-    def of(cls, card: Card, size_bytes: int) -> Iterator[_Buffers]:
+    def of(cls, card: DriverCard, size_bytes: int) -> Iterator[_Buffers]:
         """Freed at the end, when nothing may be under way to or from them; an error keeps them."""
         buffers = cls(card.memory(size_bytes), card.pinned(size_bytes), size_bytes)
         ctypes.memset(buffers.host, _FILL, size_bytes)
@@ -106,7 +106,7 @@ class _Buffers:
         return [way.ends(*each) for each in zip(devices, hosts, strict=True)]
 
 
-def copies(card: Card, total_bytes: int) -> None:
+def copies(card: DriverCard, total_bytes: int) -> None:
     """Of so many bytes each, a multiple of 2 MiB."""
     lanes = [_Lanes(card, count) for count in (1, 2)]
     with _Buffers.of(card, total_bytes) as buffers:
@@ -121,7 +121,7 @@ def copies(card: Card, total_bytes: int) -> None:
                 say(way.call, size // KIB, "KiB:", told)
 
 
-def batches(card: Card, total_bytes: int) -> None:
+def batches(card: DriverCard, total_bytes: int) -> None:
     """Likewise."""
     if card.cuda.entry(_BATCH_CALL) is None:
         say(_BATCH_CALL, "is not in this driver")
@@ -141,7 +141,7 @@ def batches(card: Card, total_bytes: int) -> None:
 
 
 def _one_by_one(
-    card: Card, way: _Way, pairs: Sequence[tuple[int, int]], size_bytes: int, lanes: _Lanes
+    card: DriverCard, way: _Way, pairs: Sequence[tuple[int, int]], size_bytes: int, lanes: _Lanes
 ) -> Callable[[], int]:
     streams, size = lanes.streams, ctypes.c_size_t(size_bytes)
     calls = [
@@ -152,7 +152,7 @@ def _one_by_one(
 
 
 def _together(
-    card: Card, pairs: Sequence[tuple[int, int]], size_bytes: int, lanes: _Lanes
+    card: DriverCard, pairs: Sequence[tuple[int, int]], size_bytes: int, lanes: _Lanes
 ) -> Callable[[], int]:
     words = ctypes.c_uint64 * len(pairs)
     arrays = [words(*(each[end] for each in pairs)) for end in (0, 1)]

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Final
 
-from kvwarehouse_bench.gpu.facts.driver import MIB, Card, Driver, say, timed
+from kvwarehouse_bench.gpu.facts.driver import MIB, CudaDriver, DriverCard, say, timed
 
 _ATTRIBUTES: Final = {
     75: "major",
@@ -36,7 +36,7 @@ _QUERIES: Final = 2000
 _EVENT_PAUSE_S: Final = 0.01
 
 
-def opened(cuda: Driver) -> Card:
+def opened(cuda: CudaDriver) -> DriverCard:
     """Device 0. Raises DriverError."""
     version, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
     cuda.must("cuInit", 0)
@@ -45,17 +45,17 @@ def opened(cuda: Driver) -> Card:
     took_us, _ = timed(lambda: cuda.must("cuDevicePrimaryCtxRetain", ctypes.byref(context), device))
     cuda.must("cuCtxSetCurrent", context)
     say("driver", version.value, "context", f"{took_us / 1e3:.0f} ms")
-    return Card(cuda, device, context)
+    return DriverCard(cuda, device, context)
 
 
-def attributes(card: Card) -> None:
+def attributes(card: DriverCard) -> None:
     for number, name in _ATTRIBUTES.items():
         value = ctypes.c_int(-1)
         result = card.cuda.ask("cuDeviceGetAttribute", ctypes.byref(value), number, card.device)
         say("attribute", number, name, "=", f"error {result}" if result else value.value)
 
 
-def calls(card: Card) -> None:
+def calls(card: DriverCard) -> None:
     """What allocating and looking at an event take."""
     stream, event = card.stream(), card.event()
     took_us, _ = timed(lambda: card.memory(_ALLOCATED_BYTES))
@@ -69,7 +69,7 @@ def calls(card: Card) -> None:
     say("cuMemHostAlloc 16 MiB", f"{took_us:.0f} us", aligned)
 
 
-def contexts(card: Card) -> None:
+def contexts(card: DriverCard) -> None:
     """What a new thread may ask before it has a context, and what popping leaves behind."""
     memory = ctypes.c_uint64(card.memory(MIB))
     cuda, found = card.cuda, list[tuple[object, ...]]()

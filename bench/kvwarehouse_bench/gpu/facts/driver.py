@@ -29,7 +29,7 @@ REGISTER_READ_ONLY: Final = 8
 _Made = TypeVar("_Made")
 
 
-class DriverError(Exception):
+class CudaDriverError(Exception):
     """A call that had to succeed did not, or the driver is not there."""
 
     def __init__(self, text: str, result: int) -> None:
@@ -37,14 +37,14 @@ class DriverError(Exception):
         self.result = result
 
 
-class Driver:
+class CudaDriver:
     """Raises DriverError (result NO_DEVICE) where the library cannot be loaded."""
 
     def __init__(self, library: str) -> None:
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
-            raise DriverError(f"no CUDA driver: {error}", NO_DEVICE) from error
+            raise CudaDriverError(f"no CUDA driver: {error}", NO_DEVICE) from error
 
     def entry(self, name: str) -> Any:
         """The function itself, for what is called very often. None where the driver lacks it."""
@@ -57,14 +57,14 @@ class Driver:
     def must(self, name: str, *arguments: Any) -> None:
         result = self.ask(name, *arguments)
         if result != 0:
-            raise DriverError(f"{name} -> {result}", result)
+            raise CudaDriverError(f"{name} -> {result}", result)
 
 
 @dataclass(frozen=True)
-class Card:
+class DriverCard:
     """Device 0 with its primary context, which is current in the thread that opened it."""
 
-    cuda: Driver
+    cuda: CudaDriver
     device: ctypes.c_int
     context: ctypes.c_void_p
 

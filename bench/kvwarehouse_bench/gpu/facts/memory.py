@@ -13,7 +13,7 @@ from kvwarehouse_bench.gpu.facts.driver import (
     READ,
     READ_WRITE,
     REGISTER_READ_ONLY,
-    Card,
+    DriverCard,
     mapped,
     say,
     timed,
@@ -51,7 +51,7 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-def shared(card: Card) -> None:
+def shared(card: DriverCard) -> None:
     """As the HBM tier does it: made, handed over by a descriptor, mapped."""
     cuda, nothing = card.cuda, ctypes.c_uint64(0)
     place = _Location(_ON_DEVICE, 0)
@@ -83,7 +83,7 @@ def shared(card: Card) -> None:
     os.close(file.value)
 
 
-def registered(card: Card, disk: str, size_bytes: int) -> None:
+def registered(card: DriverCard, disk: str, size_bytes: int) -> None:
     """Files of /dev/shm in small and in huge pages, and of a folder on a disk."""
     for folder, what, huge in (
         ("/dev/shm", "tmpfs", False),
@@ -98,7 +98,7 @@ def registered(card: Card, disk: str, size_bytes: int) -> None:
                     _read_only(card, read_only, size_bytes, what)
 
 
-def _writable(card: Card, address: int, size_bytes: int, what: str) -> None:
+def _writable(card: DriverCard, address: int, size_bytes: int, what: str) -> None:
     took_us, result = timed(lambda: register(card, address, size_bytes))
     say(f"register {size_bytes // MIB} MiB, {what} writable -> {result} {took_us / 1e3:.1f} ms")
     if result != 0:
@@ -108,7 +108,7 @@ def _writable(card: Card, address: int, size_bytes: int, what: str) -> None:
     say(f"  unregister -> {result} {took_us / 1e3:.1f} ms")
 
 
-def _read_only(card: Card, address: int, size_bytes: int, what: str) -> None:
+def _read_only(card: DriverCard, address: int, size_bytes: int, what: str) -> None:
     for flags, name in ((0, "plain"), (REGISTER_READ_ONLY, "READ_ONLY")):
         result = register(card, address, size_bytes, flags)
         say("register", what, "read-only mapping,", name, "->", result)
@@ -116,12 +116,12 @@ def _read_only(card: Card, address: int, size_bytes: int, what: str) -> None:
             unregister(card, address)
 
 
-def register(card: Card, address: int, size_bytes: int, flags: int = 0) -> int:
+def register(card: DriverCard, address: int, size_bytes: int, flags: int = 0) -> int:
     size = ctypes.c_size_t(size_bytes)
     return card.cuda.ask(
         "cuMemHostRegister_v2", ctypes.c_void_p(address), size, HOST_PORTABLE | flags
     )
 
 
-def unregister(card: Card, address: int) -> int:
+def unregister(card: DriverCard, address: int) -> int:
     return card.cuda.ask("cuMemHostUnregister", ctypes.c_void_p(address))

@@ -7,13 +7,20 @@ import os
 import shutil
 from typing import Any
 
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests, leading
+from kvwarehouse_bench.peers.store import (
+    CannotRunError,
+    Keyed,
+    StampedPages,
+    StoreRoom,
+    digests,
+    leading,
+)
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Files(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         self._root = room.folder / "pages"
         self._root.mkdir()
@@ -39,7 +46,7 @@ class Files(Keyed):
             paths.append(str(folder / name))
         return paths
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | self._flags
         for name, page in zip(names, pages.source, strict=True):
             new = name + ".new"
@@ -54,7 +61,7 @@ class Files(Keyed):
                 raise OSError(f"{new}: {written} of {len(page)} bytes written")
             os.rename(new, name)
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         for at, (name, page) in enumerate(zip(names, pages.target, strict=True)):
             try:
                 descriptor = os.open(name, os.O_RDONLY | self._flags)

@@ -11,7 +11,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-from kvwarehouse_bench.peers.store import Keyed, Pages, Room, digests, leading
+from kvwarehouse_bench.peers.store import Keyed, StampedPages, StoreRoom, digests, leading
 from kvwarehouse_bench.peers.stores.files import forget
 
 _ONE, _TWO = "1 thread", "2 threads"
@@ -24,7 +24,7 @@ _BATCH_BYTES = 64 << 20
 
 
 class LMCacheInside(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
         os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
@@ -56,7 +56,7 @@ class LMCacheInside(Keyed):
         super().use(way)
         self._torch.set_num_threads(2 if way == _TWO else 1)
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         pages = super().memory(page_bytes)
         if page_bytes != self._page_bytes:
             self._close_backends()
@@ -72,7 +72,7 @@ class LMCacheInside(Keyed):
             for number in ids
         ]
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         from lmcache.v1.memory_management import MemoryFormat
 
         source = self._torch.from_numpy(pages.source)
@@ -90,7 +90,7 @@ class LMCacheInside(Keyed):
         for room in held:
             room.ref_count_down()
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         target = self._torch.from_numpy(pages.target)
         if self._disk is not None:
             return self._load_from_disk(names, target, pages.page_bytes)

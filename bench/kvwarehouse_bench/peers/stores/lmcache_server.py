@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 
 from kvwarehouse_bench.peers.servers import Server, leave_network, listening
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests, fill
+from kvwarehouse_bench.peers.store import (
+    CannotRunError,
+    Keyed,
+    StampedPages,
+    StoreRoom,
+    digests,
+    fill,
+)
 
 _RPC, _HTTP = 15555, 18081
 _PAGE_TOKENS = 16
@@ -30,7 +37,7 @@ _LEAST_GIB = 1
 
 
 class LMCacheServer(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         leave_network()
         os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
@@ -52,7 +59,7 @@ class LMCacheServer(Keyed):
             "start": "lmcache server --chunk-size 16 --no-l1-use-lazy",
         }
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         if page_bytes != self._page_bytes:
             if self._client is not None:
                 self._client.close()
@@ -67,14 +74,14 @@ class LMCacheServer(Keyed):
             self._halves = memory[:half], memory[half:]
             fill(self._halves[0])
             self._halves[1][:] = 1
-        return Pages.over(*self._halves, page_bytes)
+        return StampedPages.over(*self._halves, page_bytes)
 
     def names(self, label: str, count: int) -> Any:
         seed = int.from_bytes(digests(label, 1)[0].digest()[:8], "little")
         drawn = np.random.default_rng(seed).integers(0, 150_000, count * _PAGE_TOKENS)
         return tuple(drawn.tolist())
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         request = self._request(names, pages.source)
         done = self._client.store(request, 0, request.num_full_tokens)
         if not done.succeeded:
@@ -92,7 +99,7 @@ class LMCacheServer(Keyed):
                 raise TimeoutError(f"LMCache's server does not find its pages in {_WAIT_S:.0f} s")
             time.sleep(_POLL_S)
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         request = self._request(names, pages.target, self._held)
         done = self._client.retrieve(request, 0, request.num_full_tokens)
         self._client._req_client.end_session(request.request_id)
@@ -143,7 +150,7 @@ class LMCacheServer(Keyed):
         )
 
 
-def _server(room: Room) -> Server:
+def _server(room: StoreRoom) -> Server:
     program = Path(sys.executable).with_name("lmcache")
     if not program.is_file():
         raise CannotRunError(f"{program} is missing")

@@ -9,7 +9,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from kvwarehouse_bench.peers.store import Keyed, Pages, Room
+from kvwarehouse_bench.peers.store import Keyed, StampedPages, StoreRoom
 from kvwarehouse_bench.peers.stores.files import forget
 
 _TRANSACTION_BYTES = 16 << 20
@@ -17,7 +17,7 @@ _PLAIN, _WRITEMAP, _SYNCED = "nosync", "nosync, writemap", "sync"
 
 
 class Lmdb(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         self.ways = (_SYNCED,) if room.disk else (_PLAIN, _WRITEMAP)
         self._way = self.ways[0]
@@ -41,14 +41,14 @@ class Lmdb(Keyed):
             self._environment.close()
             self._open()
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         each = max(1, _TRANSACTION_BYTES // pages.page_bytes)
         for first in range(0, pages.count, each):
             with self._environment.begin(write=True) as transaction:
                 for at in range(first, min(pages.count, first + each)):
                     transaction.put(names[at], pages.source[at].data)
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         with self._environment.begin(buffers=True) as transaction:
             for at, (name, page) in enumerate(zip(names, pages.target, strict=True)):
                 value = transaction.get(name)

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from kvwarehouse_bench.peers.servers import Server, leave_network, listening
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests, fill, leading
+from kvwarehouse_bench.peers.store import (
+    CannotRunError,
+    Keyed,
+    StampedPages,
+    StoreRoom,
+    digests,
+    fill,
+    leading,
+)
 
 _MASTER, _CLIENT, _METRICS = 50051, 50052, 19003
 _LOCAL_BUFFER_BYTES = 64 << 20
@@ -26,7 +34,7 @@ _POLL_S = 0.02
 
 
 class Mooncake(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         leave_network()
         from importlib import metadata
@@ -54,22 +62,22 @@ class Mooncake(Keyed):
             "start": "mooncake_master; mooncake_client --protocol=tcp --threads=2; setup_dummy()",
         }
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         if self._memory is None:
             self._memory = self._pooled(), self._pooled()
             fill(self._memory[0])
             self._memory[1][:] = 1
-        return Pages.over(*self._memory, page_bytes)
+        return StampedPages.over(*self._memory, page_bytes)
 
     def names(self, label: str, count: int) -> Any:
         return [digest.hexdigest() for digest in digests(label, count)]
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         answers = self._batched(self._store.batch_put_from, names, pages.source)
         if any(answers):
             raise OSError(f"batch_put_from answered {next(filter(None, answers))}")
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         answers = self._batched(self._store.batch_get_into, names, pages.target)
         return leading([answer == pages.page_bytes for answer in answers])
 
@@ -114,7 +122,7 @@ class Mooncake(Keyed):
         return memory
 
 
-def _master(programs: Path, room: Room) -> Server:
+def _master(programs: Path, room: StoreRoom) -> Server:
     return Server(
         [
             str(programs / "mooncake_master"),
@@ -129,7 +137,7 @@ def _master(programs: Path, room: Room) -> Server:
     )
 
 
-def _daemon(programs: Path, room: Room) -> Server:
+def _daemon(programs: Path, room: StoreRoom) -> Server:
     segment_mib = (3 * room.moved_bytes + _SPARE_BYTES) >> 20
     return Server(
         [

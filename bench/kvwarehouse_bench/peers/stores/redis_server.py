@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse_bench.peers.servers import Server
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, leading
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, StampedPages, StoreRoom, leading
 
 _PROGRAMS = ("valkey-server", "redis-server")
 _WAIT_S = 60.0
@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 16
 
 
 class Redis(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         self._program, libraries = _program(room.options.get("unpacked", ""))
         self._version = _version(self._program, libraries)
@@ -54,7 +54,7 @@ class Redis(Keyed):
             "start": f"{Path(self._program).name} --port 0 --unixsocket SOCK --save ''",
         }
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         each = max(1, _BATCH_BYTES // pages.page_bytes)
         for first in range(0, pages.count, each):
             buffers: list[Any] = []
@@ -66,7 +66,7 @@ class Redis(Keyed):
             for _ in batch:
                 self._expect(b"+OK")
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         each = max(1, _BATCH_BYTES // pages.page_bytes)
         filled = 0
         for first in range(0, pages.count, each):

@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse_bench.peers.store import Keyed, Pages, Room, aligned, digests, fill, leading
+from kvwarehouse_bench.peers.store import (
+    Keyed,
+    StampedPages,
+    StoreRoom,
+    aligned,
+    digests,
+    fill,
+    leading,
+)
 from kvwarehouse_bench.peers.stores.files import forget
 
 _TOKENS = 16
@@ -23,7 +31,7 @@ _POLL_S = 0.0005
 
 
 class VllmFiles(Keyed):
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -48,9 +56,9 @@ class VllmFiles(Keyed):
             "start": "FileSystemTierManager(root_dir=...)",
         }
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         half = self.room.moved_bytes
-        pages = Pages.over(self._both[:half], self._both[half:], page_bytes)
+        pages = StampedPages.over(self._both[:half], self._both[half:], page_bytes)
         self._end_tier()
         if half % page_bytes:
             raise ValueError(f"{half} bytes are no whole pages of {page_bytes}")
@@ -66,14 +74,14 @@ class VllmFiles(Keyed):
 
         return [make_offload_key(each.digest(), 0) for each in digests(label, count)]
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         job = self._job(names, pages.source, promotion=False)
         self._tier.submit_store(job)
         result = self._finished(job)
         if not result.success:
             raise OSError("vLLM's tier says that a store failed; see the log")
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         job = self._job(names, pages.target, promotion=True)
         self._tier.submit_load(job)
         result = self._finished(job)

@@ -16,7 +16,7 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse import core
-from kvwarehouse_bench.peers.store import CannotRunError, Keyed, Pages, Room, digests
+from kvwarehouse_bench.peers.store import CannotRunError, Keyed, StampedPages, StoreRoom, digests
 
 VERIFIED, BOUNDARY, TWO_THREADS = "verified", "boundary", "verified, 2 threads"
 _PAGE_TOKENS = 16
@@ -26,8 +26,8 @@ _LEAST_DRAM_BYTES = 256 << 20
 _EVICTED_AT_ONCE = 100_000
 
 
-class Warehouse(Keyed):
-    def __init__(self, room: Room) -> None:
+class WarehouseStore(Keyed):
+    def __init__(self, room: StoreRoom) -> None:
         super().__init__(room)
         # Whatever comes from the disk is verified in any case.
         self.ways = (VERIFIED,) if room.disk else (VERIFIED, BOUNDARY, TWO_THREADS)
@@ -72,12 +72,12 @@ class Warehouse(Keyed):
         numbers = np.random.default_rng(seed)
         return numbers.integers(0, 150_000, count * _PAGE_TOKENS, dtype=np.uint32)
 
-    def store(self, names: Any, pages: Pages) -> None:
+    def store(self, names: Any, pages: StampedPages) -> None:
         done = self._ns(VERIFIED).store(names, pages.source, timeout_s=_WAIT_S)
         if done.stored != pages.count:
             raise kvw.CapacityError(f"not all were stored: {done}", code="bench_room")
 
-    def load(self, names: Any, pages: Pages) -> int:
+    def load(self, names: Any, pages: StampedPages) -> int:
         ns = self._ns(BOUNDARY if self._way == BOUNDARY else VERIFIED)
         half = pages.count // 2
         if self._way != TWO_THREADS or not half:
@@ -94,7 +94,7 @@ class Warehouse(Keyed):
             raise kvw.InternalError(f"tiers do not add up: {match}", code="bench")
         return match.pages
 
-    def memory(self, page_bytes: int) -> Pages:
+    def memory(self, page_bytes: int) -> StampedPages:
         if page_bytes != self._page_bytes:
             self._page_bytes = page_bytes
             self._start()
