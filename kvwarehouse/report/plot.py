@@ -88,12 +88,33 @@ _COLOURS = (
 _DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 2", "1 2")
 
 
+def plot_axes(
+    plot: Plot, horizontal: tuple[float, float], vertical: tuple[float, float]
+) -> tuple[Axis, Axis]:
+    """Over all points of the plot; `vertical` begins at the bottom."""
+    points = [point for series in plot.series for point in series.points]
+    x = axis_over((p[0] for p in points), *horizontal, log=plot.log_x)
+    return x, axis_over((p[1] for p in points), *vertical, log=plot.log_y)
+
+
+def drawable(series: Series, x: Axis, y: Axis) -> list[tuple[float, float]]:
+    """The points that have a place: finite, and positive where the axis is logarithmic."""
+    return [
+        (px, py)
+        for px, py in series.points
+        if math.isfinite(py) and (px > 0 or not x.log) and (py > 0 or not y.log)
+    ]
+
+
+def line_colour(at: int) -> str:
+    """Of the plot's line with this number, wherever it is drawn."""
+    return _COLOURS[at % len(_COLOURS)]
+
+
 def svg_of(plot: Plot) -> str:
     """One <svg> element."""
     legend_height = _LEGEND_LINE * len(plot.series) + 8
-    points = [point for series in plot.series for point in series.points]
-    x = axis_over((p[0] for p in points), _LEFT, _WIDTH - _RIGHT, log=plot.log_x)
-    y = axis_over((p[1] for p in points), _HEIGHT - _BOTTOM, _TOP, log=plot.log_y)
+    x, y = plot_axes(plot, (_LEFT, _WIDTH - _RIGHT), (_HEIGHT - _BOTTOM, _TOP))
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + legend_height}" role="img"'
         f' aria-label="{escape(plot.title, quote=True)}" font-size="12" fill="currentColor">',
@@ -141,13 +162,9 @@ def _labels(plot: Plot) -> list[str]:
 
 
 def _line(series: Series, x: Axis, y: Axis, at: int) -> list[str]:
-    shown = [
-        (px, py)
-        for px, py in series.points
-        if math.isfinite(py) and (px > 0 or not x.log) and (py > 0 or not y.log)
-    ]
+    shown = drawable(series, x, y)
     path = " ".join(f"{x.place(px):.1f},{y.place(py):.1f}" for px, py in shown)
-    colour = _COLOURS[at % len(_COLOURS)]
+    colour = line_colour(at)
     parts = [
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"'
         f' stroke-dasharray="{_DASHES[at % len(_DASHES)]}"/>'
@@ -164,7 +181,7 @@ def _line(series: Series, x: Axis, y: Axis, at: int) -> list[str]:
 
 def _legend(series: Series, at: int) -> list[str]:
     height = _HEIGHT + _LEGEND_LINE * at + 8
-    colour = _COLOURS[at % len(_COLOURS)]
+    colour = line_colour(at)
     return [
         f'<line x1="{_LEFT}" y1="{height}" x2="{_LEFT + 30}" y2="{height}" stroke="{colour}"'
         f' stroke-width="2" stroke-dasharray="{_DASHES[at % len(_DASHES)]}"/>'
