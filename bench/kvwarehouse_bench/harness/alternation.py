@@ -91,11 +91,8 @@ class Rounds:
     @property
     def speed_ratio_spread(self) -> tuple[float, float]:
         """The middle half of the rounds' ratios."""
-        ratios = self._speed_ratios()
-        if len(ratios) < 2:
-            return ratios[0], ratios[0]
-        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return low, high
+        spread = middle_half(self._speed_ratios())
+        return spread.low, spread.high
 
     def _speed_ratios(self) -> list[float]:
         return [limit / ours for ours, limit in zip(self.ours, self.limit, strict=True)]
