@@ -48,7 +48,7 @@ def host_of(address: str) -> str:
 
 
 @dataclass(frozen=True)
-class Places:
+class Quota:
     """`bound` of `what`; `code`: of the error at the bound; `advice`: what an operator can do."""
 
     bound: int
@@ -62,21 +62,21 @@ class Places:
         return (self.bound + 1) // 2
 
 
-class Shares:
+class Quotas:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, str], int] = {}  # by what and caller, "": all; what is not 0
 
-    def take(self, caller: str, places: Places) -> Callable[[], None]:
-        """One of the places; what is returned gives it back, and is called once. Raises
+    def take(self, caller: str, quota: Quota) -> Callable[[], None]:
+        """One of the quota; what is returned gives it back, and is called once. Raises
         CapacityError, retryable, where all are taken, or `caller` has its share."""
-        held, everybody, own = self._held, (places.what, ""), (places.what, caller)
+        held, everybody, own = self._held, (quota.what, ""), (quota.what, caller)
         with self._lock:
             of_all, of_caller = held.get(everybody, 0), held.get(own, 0)
-            if of_all >= places.bound:
-                raise _refusal(places, of_all)
-            if caller and of_caller >= places.share:
-                raise _refusal(places, of_caller, caller)
+            if of_all >= quota.bound:
+                raise _refusal(quota, of_all)
+            if caller and of_caller >= quota.share:
+                raise _refusal(quota, of_caller, caller)
             held[everybody] = of_all + 1
             if caller:
                 held[own] = of_caller + 1
@@ -91,23 +91,23 @@ class Shares:
         return give_back
 
     @contextmanager
-    def one(self, caller: str, places: Places) -> Iterator[None]:
+    def one(self, caller: str, quota: Quota) -> Iterator[None]:
         """take(), for as long as the context lasts."""
-        give_back = self.take(caller, places)
+        give_back = self.take(caller, quota)
         try:
             yield
         finally:
             give_back()
 
 
-def _refusal(places: Places, held: int, caller: str = "") -> CapacityError:
+def _refusal(quota: Quota, held: int, caller: str = "") -> CapacityError:
     of, bound = "", "the bound of this daemon"
     if caller:
         of, bound = f" of {caller}", "half of what this daemon takes of all hosts"
-    advice = f", or {places.advice}" if places.advice else ""
+    advice = f", or {quota.advice}" if quota.advice else ""
     return CapacityError(
-        f"{held} {places.what}{of} are under way, {bound}; try again when one has ended{advice}",
-        code=places.code,
+        f"{held} {quota.what}{of} are under way, {bound}; try again when one has ended{advice}",
+        code=quota.code,
     )
 
 

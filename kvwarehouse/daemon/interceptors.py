@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from kvwarehouse.daemon.admission import Places, Refusals, Shares, caller_of
+from kvwarehouse.daemon.admission import Quota, Quotas, Refusals, caller_of
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
@@ -54,23 +54,23 @@ def threads_of(streams: int) -> int:
 class CallInterceptor(grpc.ServerInterceptor):
     def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals, streams: int) -> None:
         """`streams`: stores and loads at a time."""
-        self._shares = Shares()
+        self._quotas = Quotas()
         self._log = log
         self._refusals = refusals
         self._watchdog = watchdog
         threads = threads_of(streams)
-        self._calls = Places(threads, "calls", "too_many_calls")
-        self._local_calls = Places(threads, "calls over the Unix socket", "too_many_calls")
-        self._slow = Places(SLOW_CALLS, "administrative calls", "too_many_calls")
-        transfers = Places(
+        self._calls = Quota(threads, "calls", "too_many_calls")
+        self._local_calls = Quota(threads, "calls over the Unix socket", "too_many_calls")
+        self._slow = Quota(SLOW_CALLS, "administrative calls", "too_many_calls")
+        transfers = Quota(
             streams,
             "stores and loads over gRPC",
             "too_many_streams",
             "start it with more --streams",
         )
         self._kinds = {
-            _OUR_WATCH: Places(WATCHES, "watchers", "too_many_watchers"),
-            _HEALTH_WATCH: Places(HEALTH_WATCHES, "health watches", "too_many_watchers"),
+            _OUR_WATCH: Quota(WATCHES, "watchers", "too_many_watchers"),
+            _HEALTH_WATCH: Quota(HEALTH_WATCHES, "health watches", "too_many_watchers"),
             **{f"/{SERVICE_NAME}/{name}": self._slow for name in _SLOW},
             **{f"/{SERVICE_NAME}/{name}": transfers for name in _STREAMS},
         }
@@ -154,10 +154,10 @@ class CallInterceptor(grpc.ServerInterceptor):
         """For as long as the call holds a thread, and until what it has said has left: a client
         that does not read lets it lie in this process's memory."""
         caller = caller_of(context.peer())
-        give_back = self._shares.take(caller, self._calls if caller else self._local_calls)
+        give_back = self._quotas.take(caller, self._calls if caller else self._local_calls)
         try:
             kind = self._kind(method)
-            with self._shares.one(caller, kind) if kind else nullcontext():
+            with self._quotas.one(caller, kind) if kind else nullcontext():
                 yield
         finally:
             leaving = self._watchdog.leaving(context, method)
@@ -169,7 +169,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             if not context.add_callback(left):
                 left()
 
-    def _kind(self, method: str) -> Places | None:
+    def _kind(self, method: str) -> Quota | None:
         return self._slow if method.startswith(_REFLECTION) else self._kinds.get(method)
 
     @contextmanager

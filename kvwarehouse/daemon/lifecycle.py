@@ -22,12 +22,12 @@ from kvwarehouse.daemon import directories, identity
 from kvwarehouse.daemon.admission import Connections, Refusals
 from kvwarehouse.daemon.credentials import TcpCredentials
 from kvwarehouse.daemon.directories import answers
-from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import DaemonState, Health, Lifecycle
 from kvwarehouse.daemon.http import HttpServer, StatusPages
 from kvwarehouse.daemon.interceptors import CallInterceptor
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.snapshot import Snapshots
@@ -67,7 +67,7 @@ class Daemon:
         self._core: Any = None
         self._recovered: dict[str, Any] = {}
         self._warehouse: DaemonWarehouse | None = None
-        self._footing: Footing | None = None
+        self._path_watch: PathWatch | None = None
         self._failure: StorageError | None = None
 
     def request_stop(self, why: str = "stop") -> None:
@@ -130,9 +130,9 @@ class Daemon:
         stack.callback(servers.stop)
         self._start_core()
         self._open_service(stack, servers, ledger)
-        self._footing = Footing(config, log, self._core, servers)
-        stack.callback(self._footing.close)
-        self._snapshots.footing = self._footing
+        self._path_watch = PathWatch(config, log, self._core, servers)
+        stack.callback(self._path_watch.close)
+        self._snapshots.path_watch = self._path_watch
 
     def _detach_silent_disk(self) -> None:
         """As if --nvme-dir had not been named: what the arena has is served. Raises StorageError
@@ -291,8 +291,8 @@ class Daemon:
             if self._snapshots.connections is not None:
                 self._snapshots.connections.look()
             self._refusals.look()
-            assert self._footing is not None
-            self._footing.look()
+            assert self._path_watch is not None
+            self._path_watch.look()
             if time.monotonic() >= tombstones_at:
                 self._watch_core(self._warehouse.forget_moot_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
@@ -336,7 +336,7 @@ class Daemon:
         state = self._lifecycle.state
         if state is not DaemonState.SERVING:
             return state.value
-        return self._silence() or (self._footing.unreachable if self._footing else "")
+        return self._silence() or (self._path_watch.unreachable if self._path_watch else "")
 
     def _silence(self) -> str:
         silent_s = time.monotonic() - self._answered_at

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.admission import Connections, Refusals
-from kvwarehouse.daemon.footing import Footing
 from kvwarehouse.daemon.health import Lifecycle
 from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.transfer import Staging
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import TransportError
@@ -29,7 +29,7 @@ class Snapshots:
         self._warehouse: DaemonWarehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
-        self.footing: Footing | None = None
+        self.path_watch: PathWatch | None = None
         self.kv_events: Callable[[], dict[str, Any]] | None = None
         self.nvme_unanswered = ""  # why there is no NVMe tier though one was named
         self.http = ""
@@ -80,5 +80,5 @@ class Snapshots:
             "connections": self.connections.count if self.connections else 0,
             "connections_max": self.connections.bound if self.connections else 0,
             "refused": self._refusals.counts,
-            "paths_reason": self.footing.reason if self.footing else "",
+            "paths_reason": self.path_watch.reason if self.path_watch else "",
         }

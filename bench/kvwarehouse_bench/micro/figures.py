@@ -72,7 +72,7 @@ class Figure:
     """The same on this machine without a warehouse, median over the same rounds."""
     limit_name: str = ""
     goal: str = ""
-    """What the project asks of itself, in words that goals.py reads."""
+    """What the project asks of itself, in words that read_goal reads."""
     ratio_of_rounds: float | None = None
     """Median of the rounds' ratios; steadier than the ratio of medians."""
     ratio_spread: tuple[float, float] | None = None

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvwarehouse.daemon.admission import Places, Shares, caller_of
+from kvwarehouse.daemon.admission import Quota, Quotas, caller_of
 from kvwarehouse.errors import CapacityError
 
 
@@ -34,27 +34,27 @@ def test_caller_is_the_host_whatever_its_port_and_its_address_in_its_network(
 def test_nobody_over_tcp_holds_more_than_half_and_what_ends_is_given_back(
     bound: int, most: int
 ) -> None:
-    shares, places = Shares(), Places(bound, "calls", "too_many_calls")
+    quotas, quota = Quotas(), Quota(bound, "calls", "too_many_calls")
     for _ in range(2):
         with ExitStack() as held:
             for _ in range(most):
-                held.enter_context(shares.one("10.0.0.1", places))
+                held.enter_context(quotas.one("10.0.0.1", quota))
             for caller in ("10.0.0.1", "10.0.0.2")[: 1 if most < bound else 2]:
                 with pytest.raises(CapacityError, match=rf"{most} calls") as caught:
-                    shares.take(caller, places)
+                    quotas.take(caller, quota)
                 assert (caught.value.code, caught.value.retryable) == ("too_many_calls", True)
-            held.enter_context(shares.one("10.0.0.1", Places(1, "watchers", "too_many_watchers")))
+            held.enter_context(quotas.one("10.0.0.1", Quota(1, "watchers", "too_many_watchers")))
             for _ in range(bound - most):
-                held.enter_context(shares.one("10.0.0.2", places))
+                held.enter_context(quotas.one("10.0.0.2", quota))
 
 
 def test_nobody_gets_more_than_there_is_whoever_holds_it() -> None:
-    shares, places = Shares(), Places(3, "calls", "too_many_calls", "start it with more")
+    quotas, quota = Quotas(), Quota(3, "calls", "too_many_calls", "start it with more")
     with ExitStack() as held:
         for caller in ("10.0.0.1", "", ""):
-            held.enter_context(shares.one(caller, places))
+            held.enter_context(quotas.one(caller, quota))
         for caller in ("10.0.0.2", ""):
             with pytest.raises(CapacityError, match=r"bound of this daemon.*start it with more"):
-                shares.take(caller, places)
-    with shares.one("", places):
+                quotas.take(caller, quota)
+    with quotas.one("", quota):
         pass

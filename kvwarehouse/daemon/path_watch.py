@@ -1,4 +1,4 @@
-"""What others find this daemon by, sockets and files: whether it is there still. Somebody may
+"""Watches the paths that others find this daemon by, sockets and files. Somebody may
 remove it under us: a cleaner of temporary files, logind's RemoveIPC= at a user's last logout.
 
 Looked at by one thread, about once a second: a handful of lstat calls. Clients that are connected
@@ -21,7 +21,7 @@ from kvwarehouse.errors import WarehouseError
 _ARENA_FILES: Final = ("arena", "slots", "index", "control")
 
 
-class Footing:
+class PathWatch:
     """`unreachable`: why new clients do not get in, "" where they do."""
 
     def __init__(self, config: Config, log: Log, core: Any, servers: Servers) -> None:
