@@ -27,6 +27,28 @@ _AT_START: Final = {
 }
 _NO_DAMAGE: Final = {"foreign_segments"}
 
+EXAMPLES = """\
+  kvwarehouse check                     all pages in both tiers; nothing is changed
+  kvwarehouse check my-model --repair   one namespace; damaged pages are quarantined
+  kvwarehouse check --nvme-dir DIR      segments without a running daemon
+
+A page that is in DRAM and on NVMe has two copies, and each is read and judged by itself: its
+header, its place, its key and the digest of every shard. --repair drops the bad copy alone; a page
+that is good in DRAM is then written to NVMe again, and a bad record stays away over restarts. A
+record that the device could not read (io_error) is dropped only until the next start, which looks
+again.
+
+With --nvme-dir, --arena-dir or both, the directories of a stopped daemon are opened. Segments and
+ledger stay as they are unless --repair drops something; an arena gets a new index, and what was
+being stored in it ends, as at every start. Namespaces and tombstones come from the ledger, so the
+directory that has it (the NVMe one, if there is one) must be named.
+
+Exit status 0: no damage. 4: damage is there, or is left in spite of --repair: what the device could
+not read, and what the start of a check of directories found in them. 5: --repair found damage and
+quarantined all of it. A damaged page is never served either way: every load verifies,
+and a mismatch is a miss.
+"""
+
 
 class CheckReport:
     def __init__(
@@ -114,29 +136,6 @@ def _print_report(report: CheckReport, *, repaired: bool) -> None:
             print(f"{when}: {count:,} {_AT_START[name]}")
     if report.last.damaged and not repaired:
         print("run it with --repair to quarantine them; loads treat them as misses already")
-
-
-EXAMPLES = """\
-  kvwarehouse check                     all pages in both tiers; nothing is changed
-  kvwarehouse check my-model --repair   one namespace; damaged pages are quarantined
-  kvwarehouse check --nvme-dir DIR      segments without a running daemon
-
-A page that is in DRAM and on NVMe has two copies, and each is read and judged by itself: its
-header, its place, its key and the digest of every shard. --repair drops the bad copy alone; a page
-that is good in DRAM is then written to NVMe again, and a bad record stays away over restarts. A
-record that the device could not read (io_error) is dropped only until the next start, which looks
-again.
-
-With --nvme-dir, --arena-dir or both, the directories of a stopped daemon are opened. Segments and
-ledger stay as they are unless --repair drops something; an arena gets a new index, and what was
-being stored in it ends, as at every start. Namespaces and tombstones come from the ledger, so the
-directory that has it (the NVMe one, if there is one) must be named.
-
-Exit status 0: no damage. 4: damage is there, or is left in spite of --repair: what the device could
-not read, and what the start of a check of directories found in them. 5: --repair found damage and
-quarantined all of it. A damaged page is never served either way: every load verifies,
-and a mismatch is a miss.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,13 @@ from typing import Protocol, cast
 
 from kvwarehouse.errors import UsageError, WarehouseError
 
+GROUP = "kvwarehouse.commands"
+SUMMARY = "SUMMARY"
+_NO_SUMMARY = "(of an installed extension)"
+
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
 
 class CommandModule(Protocol):
     EXAMPLES: str
@@ -74,14 +81,6 @@ COMMANDS = (
     Command("generate", "Write a workload like those of published traces, as a trace."),
     Command("drive", "Send a trace or a workload to an engine or a daemon, and time it."),
 )
-
-
-GROUP = "kvwarehouse.commands"
-SUMMARY = "SUMMARY"
-_NO_SUMMARY = "(of an installed extension)"
-
-_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def find_plugins() -> dict[str, metadata.EntryPoint]:

@@ -22,6 +22,8 @@ from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.places import default_address
 
+_MOST_SHOWN = 8
+
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which daemon")
@@ -113,9 +115,6 @@ def token_from(path: str | None, environ: Mapping[str, str]) -> str | None:
     if not lines:
         raise UsageError(f"--token-file {path} is empty; write the token into it", code="bad_token")
     return lines[0]
-
-
-_MOST_SHOWN = 8
 
 
 def add_selection(parser: argparse.ArgumentParser, *, what: str) -> None:

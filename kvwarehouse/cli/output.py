@@ -20,6 +20,8 @@ from kvwarehouse.report.report import Report
 
 _PIPE_COLUMNS = 200
 
+_DEFAULT_PROGRESS = "10s"
+
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
@@ -95,15 +97,12 @@ def print_report(report: Report, args: argparse.Namespace) -> None:
             shown.print(f"- {note}", style="dim", markup=False, highlight=False)
 
 
-_DEFAULT = "10s"
-
-
 def add_progress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress",
-        default=_DEFAULT,
+        default=_DEFAULT_PROGRESS,
         metavar="TIME",
-        help=f"A line on stderr every so often; 0 for none (default: {_DEFAULT}).",
+        help=f"A line on stderr every so often; 0 for none (default: {_DEFAULT_PROGRESS}).",
     )
 
 

@@ -25,6 +25,16 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import CapacityError
 from kvwarehouse.metrics import REFUSAL_REASONS
 
+TOLD_EVERY_S: Final = 10.0
+"""Between two lines of one reason, at least."""
+
+CONNECTIONS_MAX: Final = 256
+"""What is beyond it is closed unheard. They come before any token, so anybody can fill them: the
+warning is what tells."""
+
+_NEAR: Final = 0.8
+_RELAXED: Final = 0.5
+
 
 def caller_of(peer: str) -> str:
     """The host in what gRPC calls a peer, "" for the Unix socket. Of IPv6 the network of 64 bits:
@@ -111,10 +121,6 @@ def _refusal(quota: Quota, held: int, caller: str = "") -> CapacityError:
     )
 
 
-TOLD_EVERY_S: Final = 10.0
-"""Between two lines of one reason, at least."""
-
-
 class Refusals:
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: in seconds."""
@@ -151,14 +157,6 @@ class Refusals:
                     count=count - told,
                     last_from=self._peers[reason],
                 )
-
-
-CONNECTIONS_MAX: Final = 256
-"""What is beyond it is closed unheard. They come before any token, so anybody can fill them: the
-warning is what tells."""
-
-_NEAR: Final = 0.8
-_RELAXED: Final = 0.5
 
 
 class Connections:

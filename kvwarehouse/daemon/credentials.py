@@ -29,18 +29,31 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import UsageError
 from kvwarehouse.wire import DETAIL_KEY, error_to_detail, status_of
 
-_BLOCK: Final = re.compile(
+_PEM_BLOCK: Final = re.compile(
     "-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.ASCII | re.DOTALL
 )
-_VERSION: Final = 0xA0
+_VERSION_TAG: Final = 0xA0
 _GENERALIZED_TIME: Final = 0x18
-_LONG: Final = 0x80
+_LONG_LENGTH: Final = 0x80
+
+MIN_TOKEN_CHARS: Final = 16
+MAX_TOKENS: Final = 64
+
+_TOKEN_HEADER: Final = "authorization"
+_TOKEN_SCHEME: Final = "bearer "
+
+# Of metrics.REFUSAL_REASONS.
+_NO_TOKEN: Final = "no_token"
+_BAD_TOKEN: Final = "bad_token"
+
+ENDS_SOON_DAYS: Final = 14
+"""Before a certificate ends: renewals are due by then, whoever issues it."""
 
 
 def certificate_ends_at(chain: bytes) -> datetime:
     """When the first of the certificates in `chain`, PEM, ends. Raises ValueError for what has
     none, or one that is cut."""
-    blocks = _BLOCK.findall(chain.decode("latin-1"))
+    blocks = _PEM_BLOCK.findall(chain.decode("latin-1"))
     try:
         return min(_not_after(ssl.PEM_cert_to_DER_cert(block)) for block in blocks)
     except IndexError as error:
@@ -50,7 +63,7 @@ def certificate_ends_at(chain: bytes) -> datetime:
 def _not_after(certificate: bytes) -> datetime:
     (_, whole), *_ = _parts(certificate)
     (_, signed), *_ = _parts(whole)
-    fields = [content for kind, content in _parts(signed) if kind != _VERSION]
+    fields = [content for kind, content in _parts(signed) if kind != _VERSION_TAG]
     _serial, _algorithm, _issuer, validity = fields[:4]
     kind, text = _parts(validity)[1]
     digits = text.decode("ascii")
@@ -64,24 +77,13 @@ def _parts(data: bytes) -> list[tuple[int, bytes]]:
     while place < len(data):
         kind, length = data[place], data[place + 1]
         place += 2
-        if length >= _LONG:
-            wide = length - _LONG
+        if length >= _LONG_LENGTH:
+            wide = length - _LONG_LENGTH
             length = int.from_bytes(data[place : place + wide])
             place += wide
         parts.append((kind, data[place : place + length]))
         place += length
     return parts
-
-
-MIN_TOKEN_CHARS: Final = 16
-MAX_TOKENS: Final = 64
-
-_HEADER: Final = "authorization"
-_SCHEME: Final = "bearer "
-
-# Of metrics.REFUSAL_REASONS.
-_NO_TOKEN: Final = "no_token"
-_BAD_TOKEN: Final = "bad_token"
 
 
 def read_tokens(path: str) -> list[str]:
@@ -139,14 +141,14 @@ class TokenCheck(grpc.ServerInterceptor):
 
     def _reason(self, metadata: Any) -> str:
         """Why a call is refused, or ""."""
-        values = [value for key, value in metadata or () if key == _HEADER]
+        values = [value for key, value in metadata or () if key == _TOKEN_HEADER]
         if not values:
             return _NO_TOKEN
         if len(values) != 1 or not isinstance(values[0], str):
             return _BAD_TOKEN
-        if values[0][: len(_SCHEME)].lower() != _SCHEME:
+        if values[0][: len(_TOKEN_SCHEME)].lower() != _TOKEN_SCHEME:
             return _BAD_TOKEN
-        given = _digest(values[0][len(_SCHEME) :].strip())
+        given = _digest(values[0][len(_TOKEN_SCHEME) :].strip())
         # All of them, so that the time does not tell which one came close.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return "" if any(matches) else _BAD_TOKEN
@@ -168,9 +170,6 @@ def _refuse(
     context.set_trailing_metadata(((DETAIL_KEY, error_to_detail(error)),))
     context.abort(status_of(error), error.message)
 
-
-ENDS_SOON_DAYS: Final = 14
-"""Before a certificate ends: renewals are due by then, whoever issues it."""
 
 _Pair: TypeAlias = tuple[bytes, bytes]  # key, chain
 

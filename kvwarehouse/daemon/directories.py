@@ -35,6 +35,8 @@ _METADATA_SHARE: Final = 64
 # (docs/benchmarks.md).
 _PROCESS_BYTES: Final = 64 << 20
 
+_BLOCK_BYTES: Final = 4096
+
 
 def prepare(path: str, flag: str) -> None:
     """Makes `path` (0700, with its parents) or checks that it is a directory of ours that others
@@ -297,9 +299,6 @@ def _is_tmpfs(path: str) -> bool:
         return True  # cannot know: say nothing
     kinds = [line.split(" ")[2] for line in lines if line.split(" ")[1] == mount]
     return not kinds or kinds[-1] in (_TMPFS, "hugetlbfs", "ramfs")
-
-
-_BLOCK_BYTES: Final = 4096
 
 
 def answers(nvme_dir: str, timeout_s: float) -> bool:

@@ -39,6 +39,9 @@ that a slow subscriber can be sent many of."""
 _RANK: Final = 0
 _CLEARED: Final = ["AllBlocksCleared"]
 
+OVERHEAD_BYTES: Final = 256
+"""What a batch costs beside its payload, generously."""
+
 
 @dataclass(frozen=True)
 class EventBatch:
@@ -132,10 +135,6 @@ def _follows(last: Any, item: Any) -> bool:
 def _packed(events: list[Any]) -> bytes:
     packed: bytes = msgpack.packb([time.time(), events, _RANK])
     return packed
-
-
-OVERHEAD_BYTES: Final = 256
-"""What a batch costs beside its payload, generously."""
 
 
 class ReplayBuffer:

@@ -18,6 +18,9 @@ from grpc_health.v1 import (  # type: ignore[import-untyped, unused-ignore]
 
 from kvwarehouse.wire import SERVICE_NAME
 
+_SERVICES: Final = ("", SERVICE_NAME)
+_WAIT_S: Final = 0.5
+
 
 class DaemonState(StrEnum):
     RECOVERING = "recovering"
@@ -61,10 +64,6 @@ class Lifecycle:
             for listener in self._listeners:  # here: in the order of the changes
                 listener(state)
         return True
-
-
-_SERVICES: Final = ("", SERVICE_NAME)
-_WAIT_S: Final = 0.5
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignore]

@@ -1,5 +1,5 @@
-"""Watches the paths that others find this daemon by, sockets and files. Somebody may
-remove it under us: a cleaner of temporary files, logind's RemoveIPC= at a user's last logout.
+"""Watches the paths that others find this daemon by, sockets and files. Somebody may remove them
+under us: a cleaner of temporary files, logind's RemoveIPC= at a user's last logout.
 
 Looked at by one thread, about once a second: a handful of lstat calls. Clients that are connected
 need none of it.

@@ -27,6 +27,14 @@ from kvwarehouse.wire import CHUNK_BYTES
 BUFFER_BYTES: Final = 16 << 20
 """What one stream stages at a time, or one page if that is larger: 16 chunks deep."""
 
+MAX_WAIT_S: Final = 120.0
+"""Longest wait of a load for pages from NVMe, and of a batch that is stored for room, whatever the
+caller asks for."""
+
+# Of a store's time, what is kept for its answer.
+_ANSWER_SHARE: Final = 0.1
+_ANSWER_MOST_S: Final = 0.5
+
 
 class Staging:
     def __init__(self, bytes_max: int) -> None:
@@ -85,14 +93,6 @@ class Staging:
 
 if TYPE_CHECKING:
     from kvwarehouse.core import NativeClient, Regions
-
-MAX_WAIT_S: Final = 120.0
-"""Longest wait of a load for pages from NVMe, and of a batch that is stored for room, whatever the
-caller asks for."""
-
-# Of a store's time, what is kept for its answer.
-_ANSWER_SHARE: Final = 0.1
-_ANSWER_MOST_S: Final = 0.5
 
 
 @dataclass(frozen=True)

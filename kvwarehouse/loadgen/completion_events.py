@@ -16,6 +16,11 @@ from kvwarehouse.loadgen.results import EngineAnswer
 
 MOST_LINE_BYTES: Final = 4 * 1024 * 1024
 
+_DONE = b"[DONE]"
+# Reasons of an answer that is as it was asked for.
+_GOOD = ("length", "stop")
+_SPARE_EVENTS = 1_000
+
 
 class MalformedError(ValueError):
     """Says what in the stream is none."""
@@ -44,12 +49,6 @@ def _lines(read: Callable[[], bytes]) -> Iterator[bytes]:
         yield from (line.removesuffix(b"\r") for line in whole)
     if rest:
         yield rest
-
-
-_DONE = b"[DONE]"
-# Reasons of an answer that is as it was asked for.
-_GOOD = ("length", "stop")
-_SPARE_EVENTS = 1_000
 
 
 class FailedError(Exception):

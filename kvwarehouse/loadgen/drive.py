@@ -22,6 +22,8 @@ from kvwarehouse.loadgen.histogram import Histogram
 from kvwarehouse.trace.trace import Trace
 from kvwarehouse.workloads.call import WorkloadCall
 
+_PATIENCE_S = 30.0
+
 
 def calls_of(trace: Trace, *, again: bool = False) -> Iterator[WorkloadCall]:
     """Its requests; with `again` without end, each time through with block ids of its own, so that
@@ -105,9 +107,6 @@ class DrivePace:
     def _in_time(self, at_s: float) -> bool:
         duration_s = self._bounds.duration_s
         return duration_s is None or at_s < self.begin_s + duration_s
-
-
-_PATIENCE_S = 30.0
 
 
 class DrivenEngine(Protocol):

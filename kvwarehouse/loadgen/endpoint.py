@@ -20,6 +20,9 @@ from urllib.parse import urlsplit
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.loadgen.completion_events import FailedError
 
+_CONNECT_S = 10.0
+_PATH = "/v1/completions"
+
 
 class Line:
     """A connection under way. `cut` says why it was ended: "", "deadline" or "interrupted"."""
@@ -93,10 +96,6 @@ class Cutoff:
         # error: the other side has ended it already.
         with suppress(OSError):
             socket.socket.shutdown(line.connection, socket.SHUT_RDWR)
-
-
-_CONNECT_S = 10.0
-_PATH = "/v1/completions"
 
 
 @dataclass(frozen=True)

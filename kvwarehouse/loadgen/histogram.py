@@ -20,6 +20,8 @@ _STEP: Final = math.log(1.01)
 _BUCKETS: Final = 2_500
 _MOST_POINTS: Final = 40
 
+SPANS: Final = 60
+
 
 class Histogram:
     def __init__(self) -> None:
@@ -66,9 +68,6 @@ class Histogram:
         percents = [100 * at / _MOST_POINTS for at in range(1, _MOST_POINTS)] + [99, 99.9]
         points = [(self.percentile(percent) or 0.0, percent / 100) for percent in sorted(percents)]
         return [*points, (self.most_s, 1.0)]
-
-
-SPANS: Final = 60
 
 
 class Timeline:

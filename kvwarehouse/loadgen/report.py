@@ -27,6 +27,10 @@ from kvwarehouse.sizes import format_size
 # Beyond this an open loop was no longer the trace's.
 _LATE_S = 0.1
 
+_GIGABYTE = 1e9
+
+_COUNTS = ("asked", "hit_dram", "hit_nvme", "loaded", "wrong", "stored", "already")
+
 
 @dataclass(frozen=True)
 class DriveFacts:
@@ -251,9 +255,6 @@ def _rate(value: float | None) -> str:
     return "not said" if value is None else f"{value:,.4g}"
 
 
-_GIGABYTE = 1e9
-
-
 def pages_report(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> Report:
     times = {"lookup": pages.lookup, "load": pages.load, "store": pages.store}
     late = {"sent late": drive.late} if drive.late.count else {}
@@ -296,9 +297,6 @@ def pages_report(pages: DaemonResults, drive: Drive, facts: DriveFacts) -> Repor
         *facts.notes,
     ]
     return Report(f"Drive of {facts.engine}", summary, blocks, figures, notes)
-
-
-_COUNTS = ("asked", "hit_dram", "hit_nvme", "loaded", "wrong", "stored", "already")
 
 
 def _share(pages: DaemonResults, *names: str) -> float:

@@ -23,6 +23,9 @@ _MOST_DETAIL = 200
 # Columns of the timeline.
 ANSWERED, FAILED, TOKENS, FIRST_S = range(4)
 
+# Columns of the timeline.
+REQUESTS, ASKED, HITS, LOADED_BYTES = range(4)
+
 
 @dataclass
 class EngineAnswer:
@@ -101,10 +104,6 @@ class EngineResults:
         if answer.cached_tokens is not None:
             self.said_cached += 1
             self.cached_tokens += answer.cached_tokens
-
-
-# Columns of the timeline.
-REQUESTS, ASKED, HITS, LOADED_BYTES = range(4)
 
 
 @dataclass

@@ -29,6 +29,27 @@ from kvwarehouse.model.architecture import (
 MOST_BYTES = 16 * 1024 * 1024
 _LARGEST = 2**31
 
+# What families call one layer, and what it is here.
+_KINDS: dict[str, str] = {
+    "full_attention": "full",
+    "attention": "full",
+    "hybrid": "full",
+    "sliding_attention": "window",
+    "sliding_window_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "state",
+    "mamba": "state",
+    "mamba2": "state",
+    "conv": "conv",
+    "mlp": "none",
+    "moe": "none",
+}
+_PATTERN_KINDS = {"M": "state", "*": "full", "-": "none", "E": "none"}
+
+# Bytes of the FP8 scale that goes with each 128 index elements of sparse MLA (DeepSeek-V3.2).
+_INDEX_GROUP = 128
+_INDEX_SCALE_BYTES = 4
+
 
 class ConfigFields:
     """The fields of one configuration; `source` is where it came from, for messages."""
@@ -179,28 +200,6 @@ def _short_convolution(fields: ConfigFields) -> StateSpace:
     """Gated short convolutions (LFM2): the last inputs of each hidden channel, nothing more."""
     width = fields.count("conv_L_cache", default=3)
     return StateSpace(fields.count("hidden_size") * width, 0)
-
-
-# What families call one layer, and what it is here.
-_KINDS: dict[str, str] = {
-    "full_attention": "full",
-    "attention": "full",
-    "hybrid": "full",
-    "sliding_attention": "window",
-    "sliding_window_attention": "window",
-    "chunked_attention": "chunk",
-    "linear_attention": "state",
-    "mamba": "state",
-    "mamba2": "state",
-    "conv": "conv",
-    "mlp": "none",
-    "moe": "none",
-}
-_PATTERN_KINDS = {"M": "state", "*": "full", "-": "none", "E": "none"}
-
-# Bytes of the FP8 scale that goes with each 128 index elements of sparse MLA (DeepSeek-V3.2).
-_INDEX_GROUP = 128
-_INDEX_SCALE_BYTES = 4
 
 
 def architecture_of(

@@ -14,6 +14,14 @@ from dataclasses import dataclass, replace
 from kvwarehouse.errors import UsageError
 from kvwarehouse.model.architecture import Architecture, Attention, Layer, StateSpace
 
+# A convolution's window is kept in the model's own 16 bits.
+_CONV_BYTES = 2
+# Recurrent states are kept in 32 bits: what engines do where a model asks for it, else the upper
+# bound (some keep 16).
+STATE_BYTES = 4
+
+MOST_RANKS = 4096
+
 
 @dataclass(frozen=True)
 class KvDtype:
@@ -85,15 +93,6 @@ def find_dtype(
             code="bad_scale",
         )
     return replace(dtype, scale_group=group, scale_bytes=size)
-
-
-# A convolution's window is kept in the model's own 16 bits.
-_CONV_BYTES = 2
-# Recurrent states are kept in 32 bits: what engines do where a model asks for it, else the upper
-# bound (some keep 16).
-STATE_BYTES = 4
-
-MOST_RANKS = 4096
 
 
 @dataclass(frozen=True)

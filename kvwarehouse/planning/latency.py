@@ -29,6 +29,9 @@ _WEIGHT_BYTES = 2
 # Head dimensions of MLA while it computes a prompt: 128 + 64 of a key, 128 of a value.
 _LATENT_DIMS = 192 + 128
 
+LONGEST_BREAK_EVEN = 10_000_000
+_GROWTH = 1.05
+
 
 @dataclass(frozen=True)
 class Prefill:
@@ -133,10 +136,6 @@ def estimated_decode(step: DecodeStep) -> Decode:
 def _check_rate(what: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"a {what} of {value:g} cannot be; use a positive one", code="bad_rate")
-
-
-LONGEST_BREAK_EVEN = 10_000_000
-_GROWTH = 1.05
 
 
 def load_seconds(footprint: Footprint, tier: TierSpeed, tokens: int) -> Quantity:

@@ -25,6 +25,12 @@ from kvwarehouse.planning.latency import Decode, Prefill, break_even_tokens, fir
 
 LONGEST_PROMPT = 100_000_000
 
+SECONDS_PER_DAY = 86_400
+
+# Part of its board power that a GPU draws in prefill, and what cooling and conversion add.
+_POWER_PART = Quantity(0.85, 0.6, 1.0)
+_FACILITY = Quantity(1.3, 1.1, 1.6)
+
 
 @dataclass(frozen=True)
 class ServiceLoad:
@@ -62,13 +68,6 @@ class ServiceLoad:
     @property
     def new_tokens(self) -> int:
         return self.prompt_tokens - self.hit_tokens
-
-
-SECONDS_PER_DAY = 86_400
-
-# Part of its board power that a GPU draws in prefill, and what cooling and conversion add.
-_POWER_PART = Quantity(0.85, 0.6, 1.0)
-_FACILITY = Quantity(1.3, 1.1, 1.6)
 
 
 @dataclass(frozen=True)

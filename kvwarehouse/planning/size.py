@@ -20,6 +20,8 @@ from kvwarehouse.sizes import format_size
 SECONDS_PER_DAY = 86_400
 LONGEST_CONTEXT = 1_000_000_000
 
+DEFAULT_CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
+
 
 @dataclass(frozen=True)
 class GpuFit:
@@ -149,9 +151,6 @@ def tier_life(tier: str, capacity_bytes: int, bytes_per_token: int, rate: Prompt
     written = rate.new_tokens_per_s * bytes_per_token
     tokens = capacity_bytes // bytes_per_token
     return TierLife(tier, capacity_bytes, tokens, capacity_bytes / written, written)
-
-
-DEFAULT_CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,16 @@ from html import escape
 
 from kvwarehouse.report.report import Plot, Series
 
+_WIDTH, _HEIGHT = 720, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
+_LEGEND_LINE = 18
+_COLOURS = (
+    *("#0b66c3", "#c2410c", "#15803d", "#7c3aed"),
+    *("#be185d", "#57534e", "#a16207", "#0e7490"),
+    *("#65a30d", "#f472b6"),
+)
+_DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 2", "1 2")
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -75,17 +85,6 @@ def _log_ticks(low: float, high: float) -> list[float]:
     found = [step * 10.0**power for power in range(first, last + 1, every) for step in between]
     inside = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
     return inside or [low, high]
-
-
-_WIDTH, _HEIGHT = 720, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
-_LEGEND_LINE = 18
-_COLOURS = (
-    *("#0b66c3", "#c2410c", "#15803d", "#7c3aed"),
-    *("#be185d", "#57534e", "#a16207", "#0e7490"),
-    *("#65a30d", "#f472b6"),
-)
-_DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 2", "1 2")
 
 
 def plot_axes(

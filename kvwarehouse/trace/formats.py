@@ -24,6 +24,14 @@ from kvwarehouse.trace.trace import TraceRequest
 
 _LARGEST = 2**53
 
+RECORDING: Final = "kvwarehouse_trace"
+RECORDING_VERSION: Final = 1
+
+BLOCK_TOKENS: Final[Mapping[str, int]] = {"mooncake": 512, "bailian": 16}
+
+_DEFAULT_BLOCK_TOKENS: Final = 64
+MOST_NESTED: Final = 64
+
 
 class BadLineError(ValueError):
     """Says what is wrong, in words that stand behind "file:line: "."""
@@ -94,12 +102,6 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-RECORDING: Final = "kvwarehouse_trace"
-RECORDING_VERSION: Final = 1
-
-BLOCK_TOKENS: Final[Mapping[str, int]] = {"mooncake": 512, "bailian": 16}
-
-
 def mooncake(line: Mapping[str, Any], block_tokens: int) -> TraceRequest:
     ids = blocks_field(line)
     return TraceRequest(
@@ -160,10 +162,6 @@ class Clock:
         if time_s < self._last_s:
             raise BadLineError(f"the clock goes backwards, from {self._last_s:g} s to {time_s:g} s")
         self._last_s = time_s
-
-
-_DEFAULT_BLOCK_TOKENS: Final = 64
-MOST_NESTED: Final = 64
 
 
 def session_block_tokens(session: Mapping[str, Any]) -> int:

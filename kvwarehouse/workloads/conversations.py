@@ -26,6 +26,10 @@ from kvwarehouse.workloads.draws import Draws, Popularity, QuantileCurve
 
 _T = TypeVar("_T")
 
+# Published of the synthetic trace alone, and taken for both. The gaps between turns below are those
+# that make the published gaps between uses of a block, in a trace of the published length.
+_OUTPUTS = QuantileCurve([(0.5, 69), (0.99, 769)], least=1, most=2048)
+
 
 class ConversationPool(Generic[_T]):
     def __init__(self, draws: Draws, requests_per_s: float) -> None:
@@ -67,10 +71,6 @@ class Profile:
     branch: float
     root: bool
 
-
-# Published of the synthetic trace alone, and taken for both. The gaps between turns below are those
-# that make the published gaps between uses of a block, in a trace of the published length.
-_OUTPUTS = QuantileCurve([(0.5, 69), (0.99, 769)], least=1, most=2048)
 
 PROFILES = {
     # Lengths a little above the published 6,900 and 85,000: the last turns of conversations, their

@@ -24,6 +24,8 @@ from kvwarehouse.workloads.draws import Draws
 
 ORDERS = ("tile", "interleave", "random")
 
+BREAKER_TOKENS = 32
+
 
 @dataclass(frozen=True)
 class DocumentQa:
@@ -84,9 +86,6 @@ class Scan:
             blocks = ids.take(blocks_in(self.prompt_tokens, self.block_tokens))
             yield WorkloadCall(time_s, self.prompt_tokens, self.output_tokens, blocks, chat)
             chat += 1
-
-
-BREAKER_TOKENS = 32
 
 
 @dataclass(frozen=True)

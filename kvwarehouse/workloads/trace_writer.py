@@ -18,6 +18,9 @@ from kvwarehouse.trace.formats import BLOCK_TOKENS
 from kvwarehouse.workloads.agents import AgentCall, AgentSession, SubAgent
 from kvwarehouse.workloads.call import WorkloadCall, of_blocks
 
+STDOUT: Final = "-"
+_MODEL = "made-up"
+
 
 @dataclass(frozen=True)
 class WorkloadBounds:
@@ -47,9 +50,6 @@ def bounded_sessions(
         if bounds.requests is not None and requests >= bounds.requests:
             return
 
-
-STDOUT: Final = "-"
-_MODEL = "made-up"
 
 Line = Callable[[WorkloadCall, int], dict[str, Any]]
 

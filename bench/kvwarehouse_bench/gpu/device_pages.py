@@ -12,6 +12,9 @@ import numpy as np
 
 import kvwarehouse as kvw
 
+PATIENCE_S = 120.0
+_PAGE_TOKENS = 16
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -85,10 +88,6 @@ class TorchCard:
         words = [each.owner.view(self._torch.int64).view(shape) for each in (to, source)]
         words[0].index_copy_(0, blocks, words[1][: len(order)])
         self._torch.cuda.synchronize()
-
-
-PATIENCE_S = 120.0
-_PAGE_TOKENS = 16
 
 
 class DevicePages:

@@ -28,6 +28,13 @@ _USED = 0.8
 slow."""
 _LEAST_BYTES = 64 << 20
 
+LENGTHS, _QUICK_LENGTHS = "1024,4096,16384,32768,65536,131072", "1024,2048"
+_STORED_BYTES, _QUICK_STORED_BYTES = 4 << 30, 128 << 20
+_MOVED_BYTES, _QUICK_MOVED_BYTES = 1 << 30, 64 << 20
+_TIER_TIMES = 4
+"""Of what pinned and hbm move: what they store again and again, with what is being cleared."""
+_MOST_TEXT = 300
+
 
 @dataclass(frozen=True)
 class TierRoom:
@@ -65,14 +72,6 @@ def _available_bytes() -> int:
         if name == "MemAvailable":
             return int(rest.split()[0]) << 10
     raise RuntimeError(f"{_MEMINFO} has no MemAvailable")
-
-
-LENGTHS, _QUICK_LENGTHS = "1024,4096,16384,32768,65536,131072", "1024,2048"
-_STORED_BYTES, _QUICK_STORED_BYTES = 4 << 30, 128 << 20
-_MOVED_BYTES, _QUICK_MOVED_BYTES = 1 << 30, 64 << 20
-_TIER_TIMES = 4
-"""Of what pinned and hbm move: what they store again and again, with what is being cleared."""
-_MOST_TEXT = 300
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from kvwarehouse_bench.micro.figures import Figure, Result, read_results, write_
 _WHY = "why not"
 """Beside the conditions, which do not have it."""
 
+BEGIN = "<!-- written by make bench-gpu, do not edit -->\n"
+END = "<!-- end of what make bench-gpu wrote -->\n"
+
 
 def keep(outcome: PartOutcome, conditions: Mapping[str, str], folder: Path) -> None:
     """In place of what the part found before, unless it found nothing now."""
@@ -38,10 +41,6 @@ def kept(parts: Sequence[str], conditions: Mapping[str, str], folder: Path) -> l
 def _outcome(result: Result) -> PartOutcome:
     figures = [each for each in result.found if isinstance(each, Figure)]
     return PartOutcome(result.measure, figures, result.conditions.get(_WHY, ""))
-
-
-BEGIN = "<!-- written by make bench-gpu, do not edit -->\n"
-END = "<!-- end of what make bench-gpu wrote -->\n"
 
 
 def with_outcomes(

@@ -13,14 +13,13 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
+_RESAMPLES = 2000
+
 
 def rotated(ways: Sequence[_T], turn: int) -> list[_T]:
     """All of them, each one first in its turn."""
     at = turn % len(ways)
     return [*ways[at:], *ways[:at]]
-
-
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)

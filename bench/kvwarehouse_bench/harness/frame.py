@@ -27,6 +27,8 @@ from kvwarehouse.report.report import Plot, Report
 from kvwarehouse_bench.harness.bitmap import write_png
 from kvwarehouse_bench.harness.process import ProgramError
 
+_LINE_EVERY_S = 15.0
+
 
 def add_answer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="Also write all figures, every round.")
@@ -61,9 +63,6 @@ def _written(name: str, write: Callable[[Path], object]) -> None:
         raise UsageError(
             f"{name} cannot be written: {error.strerror or error}", code="bad_path"
         ) from error
-
-
-_LINE_EVERY_S = 15.0
 
 
 class BenchProgress:

@@ -33,6 +33,12 @@ _TAIL_BYTES = 6_000
 _POLL_S = 0.05
 _MADE = ("/dev/shm/psm_", "/dev/shm/sem.mp-", "/dev/shm/vllm_")
 
+_QUIT_S = 60.0
+
+_LOWEST: Final = 10_000
+_DRAWS: Final = 1000
+_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 class ProgramError(RuntimeError):
     """A program did not start, refused a call, or did not answer in time. Its log's end is in the
@@ -112,9 +118,6 @@ def wait_for(met: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-_QUIT_S = 60.0
 
 
 class Exchange:
@@ -222,10 +225,6 @@ def serve(connection: socket.socket, made: Callable[[], Any]) -> None:
                 say({"error": traceback.format_exc()})
     os.killpg(0, signal.SIGKILL)  # the bench is gone without a word
 
-
-_LOWEST: Final = 10_000
-_DRAWS: Final = 1000
-_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Never taken out: what was given is this process's until it ends.
 _held: list[socket.socket] = []

@@ -30,6 +30,11 @@ _RATIO = re.compile(r"ratio (?P<bound>\d+(?:\.\d+)?) or (?P<side>more|less)")
 _ROUNDS = re.compile(r"rounds reach ratio (?P<bound>\d+(?:\.\d+)?)")
 _VALUE = re.compile(r"under (?P<bound>\d[\d,]*(?:\.\d+)?) (?P<unit>\S.*)")
 
+GIGABYTE = 1e9
+MET, MISSED = "met", "missed"
+
+FIGURE_COLUMNS = ("measure", ">measured", ">limit", ">ratio", "limit is", "goal", "verdict")
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -55,10 +60,6 @@ def read_goal(words: str, unit: str) -> Goal:
         )
     bound = float(found["bound"].replace(",", ""))
     return Goal("value", lambda value: value < bound)
-
-
-GIGABYTE = 1e9
-MET, MISSED = "met", "missed"
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,6 @@ def print_figures(measured: Measured, conditions: Mapping[str, object]) -> None:
         print_table("\nmedians", FIGURE_COLUMNS, [figure_row(each) for each in figures])
     for plot, curves in by_plot(measured).items():
         print_table(f"\n{plot}", *curve_table(curves))
-
-
-FIGURE_COLUMNS = ("measure", ">measured", ">limit", ">ratio", "limit is", "goal", "verdict")
 
 
 def figure_row(figure: Figure) -> tuple[str, ...]:

@@ -47,6 +47,20 @@ _INDEX_CALLS = 16
 _STORED_IN_INDEX = 1024
 _INDEX_SEEDS = count(1 << 32)  # of prompts that are in no daemon
 
+_LOADED_BYTES = 64 << 10
+_LOOKED_UP_A_TURN = 65_536
+# Short loads go through so many pages, so that they meet memory as cold as long ones do.
+_COLD_PAGES = 2_000
+_SPARE_BYTES = 64 << 20
+_WAIT_S = 60.0
+_PAGES = "pages of the prompt"
+
+_PINNED = 8
+_STORED_A_SESSION = 256
+_SESSION_CALLS = 4
+_SESSION_SEEDS = count(1 << 33)
+_SESSIONS = "sessions"
+
 
 def in_daemons(options: Options) -> list[Curve]:
     """All of them at once, so that rounds go through them in turns."""
@@ -134,15 +148,6 @@ def alone(options: Options) -> list[Curve]:
               points=[(cost["entries"], statistics.median(cost[key])) for cost in costs])
         for name, key in names.items()
     ]  # fmt: skip
-
-
-_LOADED_BYTES = 64 << 10
-_LOOKED_UP_A_TURN = 65_536
-# Short loads go through so many pages, so that they meet memory as cold as long ones do.
-_COLD_PAGES = 2_000
-_SPARE_BYTES = 64 << 20
-_WAIT_S = 60.0
-_PAGES = "pages of the prompt"
 
 
 def lookups(options: Options) -> list[Curve]:
@@ -239,13 +244,6 @@ def _curves(
         Curve(plot, name, _PAGES, y_label, [(n, medians[name, n]) for n in lengths])
         for name in sides
     ]
-
-
-_PINNED = 8
-_STORED_A_SESSION = 256
-_SESSION_CALLS = 4
-_SESSION_SEEDS = count(1 << 33)
-_SESSIONS = "sessions"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ ROWS, PAGED = "rows", "paged cache"
 _MIB = 1 << 20
 _VERIFIED_FROM_BYTES = 256 << 10
 
+_COPIED_PAGES, _COPIED_PAGE_BYTES = 64, 2 << 20
+_COPIES = 5
+
 
 def measure(bench: Bench) -> list[Figure | Curve]:
     found = {
@@ -130,10 +133,6 @@ def check_filled(pages: int, expected: int) -> None:
             " a smaller --bytes",
             code="bench_room",
         )
-
-
-_COPIED_PAGES, _COPIED_PAGE_BYTES = 64, 2 << 20
-_COPIES = 5
 
 
 def copy_bytes_per_s() -> float:

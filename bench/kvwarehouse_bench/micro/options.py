@@ -20,6 +20,13 @@ from kvwarehouse.types import Namespace
 
 PAGE_TOKENS = 16
 
+LAYERS = 32
+PIECES = 2 * LAYERS
+_ALIGNMENT_BYTES = 64
+"""Of a tensor of torch's in host memory (c10/core/alignment.h); an array of numpy's has 16, so that
+each piece would share lines with its neighbours."""
+_SPARE = 2  # blocks of the cache for each that is used: a page's neighbours are somebody else's
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -112,14 +119,6 @@ def prompt(pages: int, seed: int) -> NDArray[np.uint32]:
 def noise(pages: int, page_bytes: int) -> NDArray[Any]:
     """Page buffers whose memory is really there: noise, so that no zero page is shared."""
     return np.random.default_rng(7).integers(0, 256, (pages, page_bytes), dtype=np.uint8)
-
-
-LAYERS = 32
-PIECES = 2 * LAYERS
-_ALIGNMENT_BYTES = 64
-"""Of a tensor of torch's in host memory (c10/core/alignment.h); an array of numpy's has 16, so that
-each piece would share lines with its neighbours."""
-_SPARE = 2  # blocks of the cache for each that is used: a page's neighbours are somebody else's
 
 
 def paged_cache(pages: int, page_bytes: int) -> StridedRegions:

@@ -30,6 +30,10 @@ _NOTES = (
     " of items.",
 )
 
+BEGIN: Final = "<!-- warehouse alone: written by make bench ARGS=--write, do not edit -->\n"
+END: Final = "<!-- end of warehouse alone -->\n"
+_PREFIX = "warehouse"
+
 
 def bench_report(results: Sequence[Result]) -> Report:
     blocks: list[TableBlock | Plot] = [_conditions(results), goals_table(results), _runs(results)]
@@ -103,11 +107,6 @@ def _summary(results: Sequence[Result]) -> str:
 
 def _figures(result: Result) -> list[Figure]:
     return [each for each in result.found if isinstance(each, Figure)]
-
-
-BEGIN: Final = "<!-- warehouse alone: written by make bench ARGS=--write, do not edit -->\n"
-END: Final = "<!-- end of warehouse alone -->\n"
-_PREFIX = "warehouse"
 
 
 def with_results(document: str, results: Sequence[Result], pictures: str) -> str:

@@ -31,6 +31,10 @@ from kvwarehouse_bench.peers.store import (
 
 _SOUGHT_BYTES = 64
 
+PROMPTS = 8
+_ALONE = 64
+_FLIPPED, _KEPT = 4, 4
+
 
 def corrupt_one_byte(folder: Path, page: Any) -> None:
     """Changes a byte in the middle of `page` (uint8, flat) in every file below folder that has it.
@@ -55,11 +59,6 @@ def _flip_in(path: Path, sought: bytes) -> int:
         file.flush()
         os.fsync(file.fileno())
         return 1
-
-
-PROMPTS = 8
-_ALONE = 64
-_FLIPPED, _KEPT = 4, 4
 
 
 class StoreClient:

@@ -58,6 +58,10 @@ _NOTES = (
 
 _ABOUT = ("version", "layout", "durability", "lookup", "start")
 
+BEGIN: Final = "<!-- beside the peers: written by make bench-peers ARGS=--write, do not edit -->\n"
+END: Final = "<!-- end of beside the peers -->\n"
+_PREFIX = "peers"
+
 
 def peers_report(found: PeersResults) -> Report:
     return Report(
@@ -261,11 +265,6 @@ def _figures(found: PeersResults) -> dict[str, Any]:
             for store in [found.ours, *found.peers]
         ],
     }
-
-
-BEGIN: Final = "<!-- beside the peers: written by make bench-peers ARGS=--write, do not edit -->\n"
-END: Final = "<!-- end of beside the peers -->\n"
-_PREFIX = "peers"
 
 
 def with_report(document: str, report: Report, pictures: str) -> str:

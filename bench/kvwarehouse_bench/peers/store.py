@@ -24,6 +24,9 @@ _SPREAD = 0x9E3779B97F4A7C15
 _WORD_BYTES = 8
 _MOST_PAGES = 1 << 20
 
+ONLY = "as it is"
+"""The way of a store that has one way alone."""
+
 
 class WrongBytesError(Exception):
     """A store handed out something else than what was stored under that name."""
@@ -91,10 +94,6 @@ def fill(memory: NDArray[Any]) -> None:
     """The same noise in every process, which nothing can compress."""
     words = memory.view(np.uint64)
     words[:] = np.random.default_rng(_SEED).integers(0, 2**64, len(words), dtype=np.uint64)
-
-
-ONLY = "as it is"
-"""The way of a store that has one way alone."""
 
 
 class CannotRunError(Exception):

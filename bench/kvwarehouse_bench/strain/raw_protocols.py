@@ -26,6 +26,19 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 
+_REPORT: Final = 9
+_ENGINE_KEY: Final = 2  # WitnessKind
+_ANSWER: Final = struct.Struct("<QIIII")
+GRANTED: Final = 0
+
+RESERVED: Final = 1
+FILLING: Final = 2
+LIVE: Final = 3
+
+_HEADER: Final = struct.Struct("<QIIQQQQQQQQQ")
+_CUTS_AT: Final = 4096
+_KEY_AT: Final = 24
+
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
@@ -55,12 +68,6 @@ def call_data(stream: int, message: bytes, *, ends: bool = True) -> bytes:
 def _text(value: bytes) -> bytes:
     """As a literal; shorter than 127 bytes."""
     return bytes([len(value)]) + value
-
-
-_REPORT: Final = 9
-_ENGINE_KEY: Final = 2  # WitnessKind
-_ANSWER: Final = struct.Struct("<QIIII")
-GRANTED: Final = 0
 
 
 @dataclass(frozen=True)
@@ -110,15 +117,6 @@ class RawSession(SocketSession):
         answered = int(np.frombuffer(reply, HEAD, 1)[0]["f2"]) if reply else 0
         assert answered == kind + 1, f"asked {kind}, answered {answered}: {content!r}"
         return content
-
-
-RESERVED: Final = 1
-FILLING: Final = 2
-LIVE: Final = 3
-
-_HEADER: Final = struct.Struct("<QIIQQQQQQQQQ")
-_CUTS_AT: Final = 4096
-_KEY_AT: Final = 24
 
 
 class SlotsFile:

@@ -56,6 +56,23 @@ PROMPTS: Final = 400  # more than both tiers hold
 LONGEST: Final = 24
 TIMEOUT_S: Final = 20.0
 
+LOCAL, REMOTE = 3, 1
+PROGRESS_S: Final = 15.0
+WARM_UP: Final = 0.1  # of the time, by the daemon that is watched
+
+# Stores the same prompts over and over; killed in the middle of it.
+VICTIM = """
+space = kvw.Namespace(**given["space"])
+ns = client.open(space)
+say("ready")
+while True:
+    for number in range(given["prompts"]):
+        nodes = [number << 8 | place for place in range(24)]
+        tokens = [n * space.page_tokens + at for n in nodes for at in range(space.page_tokens)]
+        pins = ns.pin(tokens)
+        ns.store(tokens, pages_of(nodes, 0, 0, space.page_bytes), timeout_s=20)
+"""
+
 
 class Churn:
     """One client. `remote`: over gRPC."""
@@ -154,24 +171,6 @@ class Churn:
             with contextlib.suppress(kvw.TransportError):
                 self._client.close()
         self._client = None
-
-
-LOCAL, REMOTE = 3, 1
-PROGRESS_S: Final = 15.0
-WARM_UP: Final = 0.1  # of the time, by the daemon that is watched
-
-# Stores the same prompts over and over; killed in the middle of it.
-VICTIM = """
-space = kvw.Namespace(**given["space"])
-ns = client.open(space)
-say("ready")
-while True:
-    for number in range(given["prompts"]):
-        nodes = [number << 8 | place for place in range(24)]
-        tokens = [n * space.page_tokens + at for n in nodes for at in range(space.page_tokens)]
-        pins = ns.pin(tokens)
-        ns.store(tokens, pages_of(nodes, 0, 0, space.page_bytes), timeout_s=20)
-"""
 
 
 class Soak:

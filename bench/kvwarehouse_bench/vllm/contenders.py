@@ -32,6 +32,8 @@ PEER_FILES = "peer file tier"
 
 _FILES_WAIT_S = 120.0
 
+_SHARED_MEMORY = Path("/dev/shm")
+
 
 class EngineContender:
     """One engine, and its ways in the order in which they are measured first."""
@@ -153,9 +155,6 @@ def _leave_page_cache(path: Path) -> None:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(file)
-
-
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @contextlib.contextmanager

@@ -25,6 +25,17 @@ from kvwarehouse_bench.vllm.messages import Ask, EngineReply
 
 _BENCH = Path(__file__).resolve().parents[2]
 
+ALONE = {"kvwarehouse.load": False, "kvwarehouse.store": False}
+"""kv_transfer_params of a request that has nothing to do with the warehouse."""
+PEER_ALONE = {"max_load_tokens": 0, "max_offload_tokens": 0}
+"""The same for vLLM's own offloading."""
+
+START_S = 300.0
+EXCHANGE_S = 900.0
+SETTLE_S = 1.2
+"""After this an idle engine sleeps: its worker looks for work without sleeping for a second."""
+_FORGET_S = 30.0
+
 
 def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
@@ -53,12 +64,6 @@ def engine_environment(
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
     }
-
-
-ALONE = {"kvwarehouse.load": False, "kvwarehouse.store": False}
-"""kv_transfer_params of a request that has nothing to do with the warehouse."""
-PEER_ALONE = {"max_load_tokens": 0, "max_offload_tokens": 0}
-"""The same for vLLM's own offloading."""
 
 
 def engine_options(
@@ -112,13 +117,6 @@ def peer_transfer(engine_id: str, cpu_bytes: int, files: Path) -> dict[str, Any]
             "secondary_tiers": [{"type": "fs", "root_dir": str(files)}],
         },
     }
-
-
-START_S = 300.0
-EXCHANGE_S = 900.0
-SETTLE_S = 1.2
-"""After this an idle engine sleeps: its worker looks for work without sleeping for a second."""
-_FORGET_S = 30.0
 
 
 class VllmEngine(Protocol):

@@ -19,6 +19,8 @@ from kvwarehouse_bench.harness.frame import BenchProgress, Measure, numbers
 from kvwarehouse_bench.micro.conditions import commit, load_average, processor
 from kvwarehouse_bench.vllm.checkpoint import BLOCK_TOKENS, SHAPES, ModelShape
 
+_LONGEST_TOKENS = 131_072
+
 
 def conditions(shape_name: str, shape: ModelShape) -> dict[str, str]:
     """As they are before; add the load afterwards."""
@@ -44,8 +46,6 @@ def _version() -> str:
 
 
 __all__ = ["Prompts", "bench_parser", "numbers", "run"]
-
-_LONGEST_TOKENS = 131_072
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,19 @@ REGISTER_READ_ONLY: Final = 8
 
 _Made = TypeVar("_Made")
 
+READ: Final = mmap.PROT_READ
+READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+
+_HUGE_BYTES: Final = 2 * MIB
+_PAGE_BYTES: Final = mmap.PAGESIZE
+_NO_RIGHTS: Final = 0
+"""PROT_NONE."""
+# Linux's numbers; Python 3.11 has no names for them.
+_MAP_FIXED: Final = 0x10
+_MADV_POPULATE_READ: Final = 22
+_MADV_POPULATE_WRITE: Final = 23
+_MADV_COLLAPSE: Final = 25
+
 
 class CudaDriverError(Exception):
     """A call that had to succeed did not, or the driver is not there."""
@@ -105,19 +118,6 @@ def say(*words: object) -> None:
     """A line, at once: what comes next may not end."""
     print("FACT", *words, flush=True)
 
-
-READ: Final = mmap.PROT_READ
-READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
-
-_HUGE_BYTES: Final = 2 * MIB
-_PAGE_BYTES: Final = mmap.PAGESIZE
-_NO_RIGHTS: Final = 0
-"""PROT_NONE."""
-# Linux's numbers; Python 3.11 has no names for them.
-_MAP_FIXED: Final = 0x10
-_MADV_POPULATE_READ: Final = 22
-_MADV_POPULATE_WRITE: Final = 23
-_MADV_COLLAPSE: Final = 25
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
