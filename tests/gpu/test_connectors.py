@@ -15,11 +15,11 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout, by_memory, pieces_of
 from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from testkit.tiny_llama import tiny_llama
 
 BLOCKS = 9
@@ -72,10 +72,10 @@ class Rig:
         made = TensorMemories("auto", lambda: self.fallbacks.append(None))
         self.memory = made.memory(layout, self.views, BLOCKS)
         assert isinstance(self.memory, PinnedMemory), "the log says why not"
-        self.upkeep = Upkeep(serving.address, UpkeepOptions(tick_s=0.01))
+        self.connection = DaemonConnection(serving.address, ConnectionOptions(tick_s=0.01))
         self.results: list[kvw.StoreResult] = []
         self.outbox = Outbox(
-            self.upkeep,
+            self.connection,
             SimpleNamespace(staging_bytes=64 << 20, store_timeout_s=TIMEOUT_S),
             0,
             lambda runs, result: self.results.append(result),
@@ -88,10 +88,10 @@ class Rig:
             page_tokens=16,
             page_bytes=self.memory.block_bytes,
         )
-        opened = self.upkeep.wait_opened(self.space, TIMEOUT_S)
+        opened = self.connection.wait_namespace(self.space, TIMEOUT_S)
         assert opened is not None
         self.opened = opened
-        self.upkeep.prepare_device(int(bases[0]))
+        self.connection.prepare_device(int(bases[0]))
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -122,7 +122,7 @@ class Rig:
 
     def close(self) -> None:
         self.outbox.close()
-        self.upkeep.close()
+        self.connection.close()
 
 
 def _view(torch: Any, name: str, dtype: str) -> Any:
@@ -175,7 +175,7 @@ def test_tensors_and_way_are_proven_and_hold_what_they_held(
         rig.fill(rng)
         before = rig.pages()
         check_tensors(rig.memory, rig.views, BLOCKS)
-        assert Proof(rig.upkeep, stores=True).of_the_way(rig.memory, [3, 5])
+        assert Proof(rig.connection, stores=True).of_the_way(rig.memory, [3, 5])
         assert np.array_equal(rig.pages(), before)
         assert not rig.fallbacks
     finally:

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.ring import Allowance, Ring
-from kvwarehouse_connectors.core.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ class Outbox:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         settings: Bounds,
         shard: int,
         on_stored: Callable[[list[PageRun], kvw.StoreResult], None],
     ) -> None:
-        self._upkeep = upkeep
+        self._connection = connection
         self._timeout_s = settings.store_timeout_s
         self._shard = shard
         self._on_stored = on_stored
@@ -133,7 +133,7 @@ class Outbox:
             try:
                 result = self._store(parcel)
             except Exception as error:  # noqa: BLE001 - a thread's edge: a lost store is a miss later
-                self._upkeep.doubt(parcel.space, error)
+                self._connection.call_failed(parcel.space, error)
                 level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
                 _log.log(level, "a store failed: %s: %s", type(error).__name__, error)
                 result = kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
@@ -144,10 +144,10 @@ class Outbox:
 
     def _store(self, parcel: _Parcel) -> kvw.StoreResult:
         parcel.memory.settle()
-        opened = self._upkeep.opened(parcel.space)
-        if opened is None and self._upkeep.control() is not None:
-            opened = self._upkeep.wait_opened(parcel.space, self._timeout_s)
-        if opened is None or self._upkeep.control() is None:
+        opened = self._connection.namespace(parcel.space)
+        if opened is None and self._connection.control() is not None:
+            opened = self._connection.wait_namespace(parcel.space, self._timeout_s)
+        if opened is None or self._connection.control() is None:
             return kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
         try:
             return opened.store(

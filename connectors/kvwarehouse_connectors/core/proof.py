@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.device_copies import may_still_write
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class Proof:
     """stores: whether this engine may store; without it the way cannot be proven, only checked by
     the digests of each load."""
 
-    def __init__(self, upkeep: Upkeep, *, stores: bool) -> None:
-        self._upkeep = upkeep
+    def __init__(self, connection: DaemonConnection, *, stores: bool) -> None:
+        self._connection = connection
         self._stores = stores
         self._lock = threading.Lock()
         self._verdicts: dict[int, bool] = {}
@@ -55,8 +55,8 @@ class Proof:
         return verdict is not False
 
     def _try(self, memory: BlockMemory, blocks: list[int]) -> bool | None:
-        client = self._upkeep.client
-        if client is None or self._upkeep.control() is None:
+        client = self._connection.client
+        if client is None or self._connection.control() is None:
             return None
         shape = (len(blocks), memory.block_bytes)
         before = np.zeros(shape, np.uint8)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.lmcache.batches import Sorting
 from kvwarehouse_connectors.lmcache.chunks import ChunkLayout
 from kvwarehouse_connectors.lmcache.counts import Counts
@@ -62,11 +62,11 @@ class Front:
         self._settings = settings
         self._sorting = Sorting(Spaces(weights_of(settings), settings.salt, version))
         self._counts = Counts()
-        self._upkeep = Upkeep(
+        self._connection = DaemonConnection(
             settings.address,
-            UpkeepOptions(verify=settings.verify, read_only=not settings.stores),
+            ConnectionOptions(verify=settings.verify, read_only=not settings.stores),
         )
-        self._shelf = Shelf(self._upkeep, self._counts)
+        self._shelf = Shelf(self._connection, self._counts)
         self._locks = Locks(settings.lock_timeout_s)
         self._loading = Loading()
         self._queued_bytes = 0
@@ -161,7 +161,9 @@ class Front:
             "is_healthy": connected and all(one.alive for one in workers),
             "address": self._settings.address,
             "connected": connected,
-            "problem": "" if connected else self._upkeep.problem or "the daemon does not answer",
+            "problem": ""
+            if connected
+            else self._connection.problem or "the daemon does not answer",
             "locked_chunks": self._locks.total,
             "queued_store_bytes": self._queued_bytes,
             "queued": {
@@ -182,7 +184,7 @@ class Front:
         if not all(ended):
             _log.error("kvwarehouse: a call goes on although LMCache closes its L2")
         self._locks.clear()
-        self._upkeep.close()
+        self._connection.close()
         _log.info("kvwarehouse: closed after %s", self._counts.totals())
 
     # -- within, in the workers' threads ---------------------------------------------------------

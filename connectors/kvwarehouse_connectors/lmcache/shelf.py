@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.lmcache.batches import Batch
 from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.loading import Load
@@ -56,15 +56,15 @@ def _keys_of_call(batch: Batch) -> int:
 
 
 class Shelf:
-    def __init__(self, upkeep: Upkeep, counts: Counts) -> None:
-        self._upkeep = upkeep
+    def __init__(self, connection: DaemonConnection, counts: Counts) -> None:
+        self._connection = connection
         self._counts = counts
 
     @property
     def alive(self) -> bool:
         """Whether a daemon beats now: one that is stopped serves what is in DRAM, and nothing
         else."""
-        return self._upkeep.control() is not None
+        return self._connection.control() is not None
 
     def find(self, batch: Batch, until_s: float) -> Found:
         """What a load may expect now, held where it is in DRAM: what is on NVMe only comes while
@@ -136,7 +136,7 @@ class Shelf:
                 return kvw.StoreResult(stored, already, result.dropped)
 
     def _store_once(self, batch: Batch, timeout_s: float) -> kvw.StoreResult:
-        return self._upkeep.asked(
+        return self._connection.call_or(
             batch.space,
             lambda space: space.store(
                 keys=batch.runs(), pages=batch.regions(), timeout_s=timeout_s
@@ -146,16 +146,18 @@ class Shelf:
 
     def _opened(self, space: kvw.Namespace, until_s: float) -> None:
         """Waits until a namespace that is new here is registered, at a daemon that lives."""
-        if self._upkeep.opened(space) is not None or not self.alive:
+        if self._connection.namespace(space) is not None or not self.alive:
             return
         try:
-            self._upkeep.wait_opened(space, min(_REGISTER_S, max(0.0, until_s - time.monotonic())))
-        except kvw.UsageError as error:  # logged by upkeep when it was refused
+            self._connection.wait_namespace(
+                space, min(_REGISTER_S, max(0.0, until_s - time.monotonic()))
+            )
+        except kvw.UsageError as error:  # logged by the connection when it was refused
             _log.debug("kvwarehouse: %s", error)
 
     def _tiers(self, batch: Batch, *, counted: bool) -> NDArray[np.uint8]:
         runs = batch.runs()
-        return self._upkeep.asked(
+        return self._connection.call_or(
             batch.space,
             lambda space: space.tiers(keys=runs, counted=counted),
             np.zeros(len(batch), np.uint8),
@@ -181,7 +183,9 @@ class Shelf:
     def _pinned(self, batch: Batch) -> kvw.Pins | None:
         """The first of the batch, as far as they are in DRAM; None where nothing can be pinned."""
         nothing: kvw.Pins | None = None
-        return self._upkeep.asked(batch.space, lambda space: space.pin(keys=batch.runs()), nothing)
+        return self._connection.call_or(
+            batch.space, lambda space: space.pin(keys=batch.runs()), nothing
+        )
 
     def _load_once(self, batch: Batch, load: Load, timeout_s: float) -> kvw.Loaded | None:
         """None where LMCache has taken the memory back."""
@@ -189,7 +193,7 @@ class Shelf:
 
         def write() -> None:
             answers.append(
-                self._upkeep.asked(
+                self._connection.call_or(
                     batch.space,
                     lambda space: space.load(
                         keys=batch.runs(), out=batch.regions(), timeout_s=timeout_s

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import PoolFacts, check_pool, split_of
 from kvwarehouse_connectors.sglang.identity import Identity, PageBytes
@@ -38,7 +38,7 @@ class WarehousePool:
         pool: Any,
         facts: PoolFacts,
         identity: Identity,
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         counts: Counts,
         settings: Settings,
     ) -> None:
@@ -54,14 +54,14 @@ class WarehousePool:
         alone = identity.namespace(facts, split, page, chained=False)
         chained = identity.namespace(facts, split, page, chained=True)
         self._shelf = Shelf(
-            upkeep,
+            connection,
             alone,
             chained,
             counts,
             ShelfOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
         )
         for space in self.spaces:
-            upkeep.wait_opened(space, _REGISTER_S)
+            connection.wait_namespace(space, _REGISTER_S)
         _log.info(
             "kvwarehouse: pool %s, %d bytes a page in %d of %d shards, namespaces %s and %s",
             facts.name,

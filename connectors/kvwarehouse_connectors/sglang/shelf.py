@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.rooms import Room
@@ -40,13 +40,13 @@ class Shelf:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         alone: kvw.Namespace,
         chained: kvw.Namespace,
         counts: Counts,
         options: ShelfOptions,
     ) -> None:
-        self._upkeep = upkeep
+        self._connection = connection
         self._alone = alone
         self._chained = chained
         self._counts = counts
@@ -110,12 +110,12 @@ class Shelf:
     def _alive(self) -> bool:
         """Whether a daemon beats now: one that is stopped serves what is in DRAM, and nothing
         else."""
-        return self._upkeep.control() is not None
+        return self._connection.control() is not None
 
     def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
         nothing = np.zeros(len(span), np.uint8)
         runs = span.runs()
-        tiers = self._upkeep.asked(
+        tiers = self._connection.call_or(
             self._space(span), lambda space: space.tiers(keys=runs, counted=counted), nothing
         )
         present = tiers != kvw.Tier.MISSING if self._alive else kvw.Tier.near(tiers)
@@ -136,7 +136,7 @@ class Shelf:
 
     def _load_once(self, span: Span, out: kvw.Regions, part: int, timeout_s: float) -> kvw.Loaded:
         nothing = kvw.Loaded(0, {"unreachable": len(span)})
-        return self._upkeep.asked(
+        return self._connection.call_or(
             self._space(span),
             lambda space: space.load(
                 keys=span.runs(),
@@ -151,7 +151,7 @@ class Shelf:
         self, span: Span, pages: kvw.Regions, shard: int, end_s: float
     ) -> kvw.StoreResult:
         nothing = kvw.StoreResult(0, 0, {"unreachable": len(span)})
-        return self._upkeep.asked(
+        return self._connection.call_or(
             self._space(span),
             lambda space: space.store(
                 keys=span.runs(),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.sglang import compat
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import check_engine
@@ -55,9 +55,9 @@ class WarehouseStorage(compat.HiCacheStorage):
         self._counts = Counts()
         self._pools: dict[str, WarehousePool] = {}
         self._serving = True
-        self._upkeep = Upkeep(
+        self._connection = DaemonConnection(
             self._settings.address,
-            UpkeepOptions(verify=self._settings.verify, read_only=not self._settings.stores),
+            ConnectionOptions(verify=self._settings.verify, read_only=not self._settings.stores),
         )
 
     # -- attaching -----------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class WarehouseStorage(compat.HiCacheStorage):
     def close(self) -> None:
         """Ends the connection. SGLang has ended its threads before."""
         self._serving = False
-        self._upkeep.close()
+        self._connection.close()
         _log.info("kvwarehouse: detached after %s", self._counts.totals())
 
     # -- lookups -------------------------------------------------------------------------------
@@ -158,11 +158,11 @@ class WarehouseStorage(compat.HiCacheStorage):
     def clear(self) -> None:
         """Removes every page of this engine's namespaces; no restart brings them back. Raises
         WarehouseError where that was not done; SGLang then answers that it failed."""
-        client = self._upkeep.client
-        if client is None or self._upkeep.problem:
+        client = self._connection.client
+        if client is None or self._connection.problem:
             raise kvw.TransportError(
                 f"nothing was cleared, there is no daemon at {self._settings.address}:"
-                f" {self._upkeep.problem or 'not connected yet'}",
+                f" {self._connection.problem or 'not connected yet'}",
                 code="no_daemon",
             )
         for pool in dict.fromkeys(self._pools.values()):
@@ -184,7 +184,7 @@ class WarehouseStorage(compat.HiCacheStorage):
             pool,
             compat.pool_facts(pool, name),
             self._identity,
-            self._upkeep,
+            self._connection,
             self._counts,
             self._settings,
         )

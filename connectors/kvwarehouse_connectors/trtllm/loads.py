@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.upkeep import Upkeep
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.messages import LoadOrder
 from kvwarehouse_connectors.trtllm.parts import Part
@@ -27,7 +27,7 @@ from kvwarehouse_connectors.trtllm.settings import PREFIX
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-# Between two tries: a daemon that was replaced is found by the upkeep's thread.
+# Between two tries: a daemon that was replaced is found by the connection's thread.
 _PAUSE_S = 0.02
 
 
@@ -44,13 +44,13 @@ class Loads:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         proof: Proof,
         cache: Sequence[tuple[Part, kvw.Namespace]],
         options: LoadOptions,
         counts: Counts,
     ) -> None:
-        self._upkeep = upkeep
+        self._connection = connection
         self._proof = proof
         self._parts = [part for part, _ in cache]
         self._spaces = [space for _, space in cache]
@@ -135,13 +135,13 @@ class Loads:
         done, reason = 0, "no daemon"
         proven = False
         while done < len(run.blocks):
-            opened = self._upkeep.opened(self._spaces[run.group])
+            opened = self._connection.namespace(self._spaces[run.group])
             if opened is not None:
                 proven = proven or self._prove(run)
                 try:
                     loaded = self._try(opened, run, done, end_s)
                 except kvw.WarehouseError as error:
-                    self._upkeep.doubt(self._spaces[run.group], error)
+                    self._connection.call_failed(self._spaces[run.group], error)
                     reason = str(error)
                 else:
                     done += int(loaded)

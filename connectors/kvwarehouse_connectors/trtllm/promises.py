@@ -10,9 +10,9 @@ import os
 import time
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.finder import BlockKeys, Finder, Hit, Span, page_run
 from kvwarehouse_connectors.core.groups import CacheGroup
-from kvwarehouse_connectors.core.upkeep import Upkeep
 from kvwarehouse_connectors.trtllm.meeting import Facts
 from kvwarehouse_connectors.trtllm.verified import Verified
 
@@ -27,8 +27,8 @@ class RollCall:
     """Whether every rank has said that it can load, of the daemon that is there now. `key` is what
     ranks answer to; b"" when they all have."""
 
-    def __init__(self, upkeep: Upkeep, space: kvw.Namespace) -> None:
-        self._upkeep = upkeep
+    def __init__(self, connection: DaemonConnection, space: kvw.Namespace) -> None:
+        self._connection = connection
         self._space = space
         self._key = b""
         self._called_s = 0.0
@@ -45,8 +45,8 @@ class RollCall:
         return self._key
 
     def complete(self) -> bool:
-        client = self._upkeep.client
-        opened = self._upkeep.opened(self._space)
+        client = self._connection.client
+        opened = self._connection.namespace(self._space)
         if client is None or opened is None:
             return False
         incarnation = client.control().incarnation

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.finder import Finder, Hit, consecutive, page_run
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.trtllm import compat, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
@@ -39,8 +39,8 @@ class SchedulerSide:
     def __init__(self, llm_args: Any, settings: Settings) -> None:
         self._llm_args = llm_args
         self._settings = settings
-        self._upkeep = Upkeep(
-            settings.address, UpkeepOptions(verify=settings.verify, read_only=True)
+        self._connection = DaemonConnection(
+            settings.address, ConnectionOptions(verify=settings.verify, read_only=True)
         )
         self._facts: meeting.Facts | None = None
         self._promises: Promises | None = None
@@ -59,7 +59,7 @@ class SchedulerSide:
             found = meeting.heard(self._llm_args)
             if found is not None:
                 self._promises = Promises(found, self._settings.lookup_budget_s)
-                self._roll_call = RollCall(self._upkeep, found.roll_call)
+                self._roll_call = RollCall(self._connection, found.roll_call)
                 self._storing = StorePlanner(found.groups, found.spaces, self._settings)
                 self._facts = found
         return self._facts
@@ -169,7 +169,7 @@ class SchedulerSide:
             self._let_go.popleft()[1].release()
         if self._promises is not None:
             self._promises.close()
-        self._upkeep.close()
+        self._connection.close()
         self.counts.log(now=True)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class SchedulerSide:
 
     def _stores_of(self, scheduled: list[Tracked]) -> list[Any]:
         opened = self._opened() if self._settings.stores else None
-        if opened is None or self._storing is None or self._upkeep.control() is None:
+        if opened is None or self._storing is None or self._connection.control() is None:
             return []
         try:
             return self._storing.plan(scheduled, self._finder(opened))
@@ -289,7 +289,7 @@ class SchedulerSide:
         opened = self._opened()
         if not (self._settings.hold_s and tracked.stores and opened and self._storing):
             return False
-        if self._upkeep.control() is None or not self._storing.behind(tracked):
+        if self._connection.control() is None or not self._storing.behind(tracked):
             return False
         try:
             runs = self._storing.rest(tracked, self._finder(opened))
@@ -341,7 +341,7 @@ class SchedulerSide:
         """None while there is no daemon that knows our namespaces."""
         if self._facts is None:
             return None
-        opened = [self._upkeep.opened(space) for space in self._facts.spaces]
+        opened = [self._connection.namespace(space) for space in self._facts.spaces]
         return None if None in opened else opened  # type: ignore[return-value]
 
     def _finder(self, opened: list[kvw.OpenNamespace]) -> Finder:
@@ -352,7 +352,7 @@ class SchedulerSide:
         _log.debug("the warehouse could not be asked: %s", error)
         if self._facts is not None:
             for space in (*self._facts.spaces, self._facts.roll_call):
-                self._upkeep.doubt(space, error)
+                self._connection.call_failed(space, error)
 
 
 def _load_runs(

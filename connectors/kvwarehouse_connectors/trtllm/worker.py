@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.trtllm import arguments, compat, identity, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.holds import Holds
@@ -47,7 +47,9 @@ class WorkerSide:
                 f"gives this process rank {self._rank} of {self._ranks} (tensor_parallel_size)",
             )
         self._weights = identity.weights_fingerprint(llm_args, settings)
-        self._upkeep = Upkeep(settings.address, UpkeepOptions(verify=settings.verify))
+        self._connection = DaemonConnection(
+            settings.address, ConnectionOptions(verify=settings.verify)
+        )
         self.counts = Counts(f"rank {self._rank}")
         self._cache: Cache | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
@@ -89,7 +91,7 @@ class WorkerSide:
                 code="bad_setting",
             )
         spaces = identity.namespaces(self._llm_args, cache, self._weights, settings)
-        proof = Proof(self._upkeep, stores=settings.stores)
+        proof = Proof(self._connection, stores=settings.stores)
         for part in cache.parts:
             if not proof.of_the_way(part.memory, range(part.slots)[-2:]):
                 raise compat.unsupported(
@@ -99,19 +101,19 @@ class WorkerSide:
         self._cache, self._spaces = cache, spaces
         self._roll_call = identity.roll_call_space(spaces, self._ranks)
         self._loads = Loads(
-            self._upkeep,
+            self._connection,
             proof,
             list(zip(cache.parts, spaces, strict=True)),
             LoadOptions(self._rank, settings.load_timeout_s),
             self.counts,
         )
-        self._outbox = Outbox(self._upkeep, settings, self._rank, self._stored)
+        self._outbox = Outbox(self._connection, settings, self._rank, self._stored)
         # A quarter of the ring: while one piece is on its way the next is copied.
         pieces = [max(1, settings.staging_bytes // 4 // part.page_bytes) for part in cache.parts]
         self._holds = Holds(self._copy_held, pieces, settings.hold_s, self.counts)
         for space in (*spaces, self._roll_call):
             try:
-                self._upkeep.wait_opened(space, _START_WAIT_S)
+                self._connection.wait_namespace(space, _START_WAIT_S)
             except kvw.UsageError:
                 break  # refused, and said so in the log: the engine computes
         if self._rank == 0:
@@ -159,7 +161,7 @@ class WorkerSide:
         self._close_ways()
         if self._answering is not None:
             self._answering.join(2 * self._settings.store_timeout_s)
-        self._upkeep.close()
+        self._connection.close()
         self.counts.log(now=True)
 
     def _close_ways(self) -> None:
@@ -220,8 +222,10 @@ class WorkerSide:
         """Stores this rank's shard of the page that is complete when all ranks have."""
         assert self._roll_call is not None
         try:
-            opened = [self._upkeep.opened(space) for space in (*self._spaces, self._roll_call)]
-            if None in opened or self._upkeep.control() is None:
+            opened = [
+                self._connection.namespace(space) for space in (*self._spaces, self._roll_call)
+            ]
+            if None in opened or self._connection.control() is None:
                 return
             page = np.zeros((1, self._roll_call.page_bytes), np.uint8)
             result = opened[-1].store(  # type: ignore[union-attr]  # none is None
@@ -233,7 +237,7 @@ class WorkerSide:
             if result.stored or result.already:
                 self._answered = key
         except kvw.WarehouseError as error:
-            self._upkeep.doubt(self._roll_call, error)
+            self._connection.call_failed(self._roll_call, error)
             _log.debug("a roll call was not answered: %s", error)
         except Exception:  # noqa: BLE001 - a thread's edge: nothing is loaded meanwhile
             _log.exception("kvwarehouse: a roll call was not answered")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.groups import CacheGroup
-from kvwarehouse_connectors.core.upkeep import Upkeep
 from kvwarehouse_connectors.vllm.handoff import (
     Handoff,
     Outcome,
@@ -37,14 +37,14 @@ class HandoffDesk:
         self,
         groups: Sequence[CacheGroup],
         spaces: Sequence[kvw.Namespace],
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         wait_s: float,
         count: Callable[[str], None],
     ) -> None:
         self._groups = groups
         self._align = math.lcm(*(group.block_tokens for group in groups))
         self._namespaces = digest(space.id for space in spaces)
-        self._upkeep = upkeep
+        self._connection = connection
         self._wait_s = wait_s
         self._count = count
 
@@ -53,7 +53,7 @@ class HandoffDesk:
         None where nobody could find them."""
         tokens = min(stored_tokens, int(tracked.request.num_prompt_tokens))
         tokens -= tokens % self._align
-        control = self._upkeep.control()
+        control = self._connection.control()
         if not tokens or control is None:
             return None
         prompt = self._prompt(tracked, tokens)
@@ -93,7 +93,7 @@ class HandoffDesk:
     def _judge(
         self, tracked: Tracked, handoff: Handoff, there_tokens: int, limit_tokens: int
     ) -> Outcome | None:
-        control = self._upkeep.control()
+        control = self._connection.control()
         record = handoff.record
         if not handoff.waits and control is not None:
             prompt = self._prompt(tracked, record.tokens)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.device_copies import may_still_write
 from kvwarehouse_connectors.core.loading import LoadResult, load_in_time
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.upkeep import Upkeep
 from kvwarehouse_connectors.core.worth import Schedule
 from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
@@ -59,13 +59,13 @@ class Loads:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         proof: Proof,
         memories: Sequence[BlockMemory],
         results: Results,
         options: LoadOptions,
     ) -> None:
-        self._upkeep = upkeep
+        self._connection = connection
         self._proof = proof
         self._memories = memories
         self._results = results
@@ -136,7 +136,7 @@ class Loads:
                 _log.error(_HANGS, order.request_id, error)
                 return
             for space in self._spaces:
-                self._upkeep.doubt(space, error)
+                self._connection.call_failed(space, error)
             level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
             _log.log(level, "a load failed: %s: %s", type(error).__name__, error)
         self.report(order, results)
@@ -157,7 +157,7 @@ class Loads:
 
     def _load_run(self, order: LoadOrder, run: PageRun, begin_s: float) -> LoadResult:
         pages = len(run.blocks)
-        opened = self._upkeep.wait_opened(self._spaces[run.group], self._options.timeout_s)
+        opened = self._connection.wait_namespace(self._spaces[run.group], self._options.timeout_s)
         if opened is None:
             return LoadResult(0, 0.0, {"unreachable": pages})
         memory = self._memories[run.group]

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.finder import Finder, Hit, load_runs
 from kvwarehouse_connectors.core.groups import Rule
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
 from kvwarehouse_connectors.vllm.choice import Choice
@@ -63,9 +63,9 @@ class SchedulerSide:
         self._chain = chain_for(algorithm, self._groups[0].hash_tokens)
         self._weights = identity.weights_fingerprint(vllm_config, settings)
         self._adapters = Adapters()
-        self._upkeep = Upkeep(
+        self._connection = DaemonConnection(
             settings.address,
-            UpkeepOptions(verify=settings.verify, read_only=True),
+            ConnectionOptions(verify=settings.verify, read_only=True),
         )
         self._requests: dict[str, Tracked] = {}
         self._loading: dict[str, Hit] = {}
@@ -106,13 +106,13 @@ class SchedulerSide:
         self._desk = HandoffDesk(
             self._groups,
             self._spaces,
-            self._upkeep,
+            self._connection,
             self._settings.handoff_wait_s,
             self._count,
         )
         for space in self._spaces:
             try:
-                self._upkeep.wait_opened(space, _START_WAIT_S)
+                self._connection.wait_namespace(space, _START_WAIT_S)
             except kvw.UsageError:
                 break  # refused, and said so in the log: the engine computes
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in self._spaces))
@@ -267,7 +267,7 @@ class SchedulerSide:
     def close(self) -> None:
         for tracked in self._requests.values():
             self._drop_hit(tracked)
-        self._upkeep.close()
+        self._connection.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class SchedulerSide:
 
     def _finder(self) -> Finder | None:
         """None while there is no daemon that knows our namespaces."""
-        opened = [self._upkeep.opened(space) for space in self._spaces]
+        opened = [self._connection.namespace(space) for space in self._spaces]
         if not opened or None in opened:
             return None
         return Finder(self._groups, opened, self._align)  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ class SchedulerSide:
                 return None, True
             if hit is None:
                 return None, False
-            control = self._upkeep.control()
+            control = self._connection.control()
             while hit is not None:
                 worth = self._choice.worth_tokens(hit, control)
                 if worth >= hit.tokens:
@@ -330,4 +330,4 @@ class SchedulerSide:
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)
         for space in self._spaces:
-            self._upkeep.doubt(space, error)
+            self._connection.call_failed(space, error)

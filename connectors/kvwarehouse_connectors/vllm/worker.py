@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
 from kvwarehouse_connectors.core.tensor_memory import TensorMemories
 from kvwarehouse_connectors.core.tensor_proof import check_tensors
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.layout import block_layout
@@ -43,28 +43,28 @@ class WorkerSide:
         )
         self._shard = rank // replicas
         self._stores = settings.stores and rank % replicas == 0
-        self._upkeep = Upkeep(
+        self._connection = DaemonConnection(
             settings.address,
-            UpkeepOptions(verify=settings.verify, read_only=not settings.stores),
+            ConnectionOptions(verify=settings.verify, read_only=not settings.stores),
         )
         self._wants_events = compat.publishes_events(vllm_config)
         self._memories: list[BlockMemory] = []
         self._tensors: TensorMemories | None = None
         self._facts: Facts | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
-        self._proof = Proof(self._upkeep, stores=settings.stores)
+        self._proof = Proof(self._connection, stores=settings.stores)
         self._results = Results()
         # A part of a load is of no use where there are several groups, or a window, whose blocks
         # before the last ones were never loaded.
         whole = len(self._groups) > 1 or not self._groups[0].chained
         self._loads = Loads(
-            self._upkeep,
+            self._connection,
             self._proof,
             self._memories,
             self._results,
             LoadOptions(whole, self._shard, settings.load_timeout_s),
         )
-        self._outbox = Outbox(self._upkeep, settings, self._shard, self._stored)
+        self._outbox = Outbox(self._connection, settings, self._shard, self._stored)
 
     # -- once ----------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class WorkerSide:
             memory = made.memory(layout, views, blocks)
             self._memories.append(memory)
             if made.device_address:
-                self._upkeep.prepare_device(made.device_address)
+                self._connection.prepare_device(made.device_address)
             check_tensors(memory, views, blocks)
             if not self._proof.of_the_way(memory, range(blocks)[-2:]):
                 raise unsupported("this engine", "gets other bytes back than it stored (self-test)")
@@ -155,7 +155,7 @@ class WorkerSide:
         self._outbox.close()
         if self._tensors is not None:
             self._tensors.close()
-        self._upkeep.close()
+        self._connection.close()
 
     # -- in the storing thread -----------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts
 from kvwarehouse_connectors.sglang.identity import Identity
@@ -43,7 +43,7 @@ def counts() -> Counts:
 @pytest.fixture
 def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
     """attach(pool, address, ranks=..., salt=...): a rank's pool, attached."""
-    opened: list[Upkeep] = []
+    opened: list[DaemonConnection] = []
 
     def attached(
         pool: ModelPool,
@@ -54,8 +54,8 @@ def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
         **settings: Any,
     ) -> WarehousePool:
         chosen = Settings(address=address, **settings)
-        upkeep = Upkeep(address)
-        opened.append(upkeep)
+        connection = DaemonConnection(address)
+        opened.append(connection)
         identity = Identity(
             EngineFacts("0.5.23", model="m"),
             ranks or RankFacts(latent=pool.latent),
@@ -63,11 +63,11 @@ def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
             "",
             settings.get("salt", request.node.nodeid),
         )
-        return WarehousePool(pool, pool_facts(pool), identity, upkeep, counts, chosen)
+        return WarehousePool(pool, pool_facts(pool), identity, connection, counts, chosen)
 
     yield attached
-    for upkeep in opened:
-        upkeep.close()
+    for connection in opened:
+        connection.close()
 
 
 def pool_facts(pool: ModelPool, name: str = "kv") -> PoolFacts:

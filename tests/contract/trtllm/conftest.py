@@ -16,7 +16,7 @@ from trtllm_model import interface
 interface.install("new")
 
 from kvwarehouse_bench.harness.serving import Serving  # noqa: E402
-from kvwarehouse_connectors.core import upkeep  # noqa: E402
+from kvwarehouse_connectors.core import daemon_connection  # noqa: E402
 from trtllm_model.ranks import PATIENT_S, Engine, Spec  # noqa: E402
 
 Start = Callable[..., Engine]
@@ -58,7 +58,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """weights: the model's are dummies. A lookup has all the time that it needs, and a daemon whose
     heartbeat is late is not taken for one that stands still, so that a slow machine changes no
     result; what tests those bounds sets them itself."""
-    monkeypatch.setattr(upkeep, "_STALLED_S", PATIENT_S)
+    monkeypatch.setattr(daemon_connection, "_STALLED_S", PATIENT_S)
     monkeypatch.setenv("TLLM_KVW_WEIGHTS", "model-1")
     monkeypatch.setenv("TLLM_KVW_LOOKUP_BUDGET_S", "10")
     monkeypatch.setenv("TLLM_KVW_STAGING_BYTES", "4MiB")

@@ -209,8 +209,8 @@ def wait_found(engines: list[Engine], client: kvw.Client) -> None:
     client.refresh(timeout_s=60)
     now = client.control().incarnation
     for engine in engines:
-        upkeep = engine.scheduler._upkeep
-        until(lambda at=upkeep: at.client.control().incarnation == now, "the daemon is found")
+        connection = engine.scheduler._connection
+        until(lambda at=connection: at.client.control().incarnation == now, "the daemon is found")
         engine.ready()
 
 

@@ -124,9 +124,9 @@ def test_load_waits_for_a_daemon_that_its_rank_does_not_see_yet(
 ) -> None:
     tokens = prompt(60)
     engine = prepared(start, tokens)
-    upkeep = engine.worker._upkeep
-    opened, blind = upkeep.opened, [True] * 3
-    upkeep.opened = lambda space: None if blind and blind.pop() else opened(space)
+    connection = engine.worker._connection
+    opened, blind = connection.namespace, [True] * 3
+    connection.namespace = lambda space: None if blind and blind.pop() else opened(space)
     assert engine.serve(tokens, 3) == 56
     assert not blind
 
@@ -172,7 +172,7 @@ def test_warehouse_that_lost_all_after_a_promise_ends_the_engine(
         shutil.rmtree(serving.arena_dir)
         shutil.rmtree(serving.nvme_dir)
         serving.start()
-        seen = engine.worker._upkeep.client
+        seen = engine.worker._connection.client
         until(lambda: seen.control().incarnation == 1, "the worker sees the new daemon")
 
     between(engine, lose)
@@ -200,18 +200,18 @@ def test_engine_goes_on_while_the_daemon_is_stopped(
     load: str, serving: Serving, start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
     """It is in nobody's way: what is in DRAM is loaded, what is new is computed."""
-    environment.setattr("kvwarehouse_connectors.core.upkeep._STALLED_S", 1.0)
+    environment.setattr("kvwarehouse_connectors.core.daemon_connection._STALLED_S", 1.0)
     tokens = prompt(60)
     engine = prepared(start, tokens)
     serving.pause()
     try:
-        until(lambda: engine.scheduler._upkeep.control() is None, "its silence is noticed")
+        until(lambda: engine.scheduler._connection.control() is None, "its silence is noticed")
         assert engine.serve(tokens, 3) in (0, 56)
         for _ in range(5):
             assert engine.serve(prompt(60), 2) == 0
     finally:
         serving.resume()
-    until(lambda: engine.scheduler._upkeep.control() is not None, "it is alive again")
+    until(lambda: engine.scheduler._connection.control() is not None, "it is alive again")
     more = prompt(60)
     engine.ready().serve(more)
     engine.wait_stored(7)

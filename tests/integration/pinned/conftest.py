@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from pinned_parts.rig import Make, Rig
 from testkit.cuda_model import ModelDevice
 
@@ -22,18 +22,18 @@ def serving(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def upkeep(serving: Serving) -> Iterator[Upkeep]:
-    upkeep = Upkeep(serving.address, UpkeepOptions(tick_s=0.01))
-    yield upkeep
-    upkeep.close()
+def connection(serving: Serving) -> Iterator[DaemonConnection]:
+    connection = DaemonConnection(serving.address, ConnectionOptions(tick_s=0.01))
+    yield connection
+    connection.close()
 
 
 @pytest.fixture
-def make(device: ModelDevice, upkeep: Upkeep, rng: random.Random) -> Iterator[Make]:
+def make(device: ModelDevice, connection: DaemonConnection, rng: random.Random) -> Iterator[Make]:
     made: list[Rig] = []
 
     def rig(name: str = "NHD", dtype: str = "bfloat16", lane: Any = None) -> Rig:
-        made.append(Rig(device, upkeep, rng, name, dtype, lane))
+        made.append(Rig(device, connection, rng, name, dtype, lane))
         return made[-1]
 
     yield rig

@@ -9,9 +9,9 @@ import pytest
 
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import Make
 from testkit.cuda_model import ModelDevice
@@ -27,32 +27,32 @@ def test_device_is_prepared_before_pages_move_also_for_a_daemon_that_comes_later
     with Serving(tmp_path, dram="16MiB") as serving:
         serving.stop()
         before = device.count("modules")
-        upkeep = Upkeep(serving.address, UpkeepOptions(tick_s=0.01))
+        connection = DaemonConnection(serving.address, ConnectionOptions(tick_s=0.01))
         try:
-            upkeep.prepare_device(address)
-            assert upkeep.client is None
+            connection.prepare_device(address)
+            assert connection.client is None
             serving.start()
-            until(lambda: upkeep.client is not None, "the daemon is found")
+            until(lambda: connection.client is not None, "the daemon is found")
             assert device.count("modules") == before + 1
         finally:
-            upkeep.close()
+            connection.close()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_way_is_proven_by_the_stores_and_loads_that_will_go_it(
-    make: Make, upkeep: Upkeep, name: str
+    make: Make, connection: DaemonConnection, name: str
 ) -> None:
     rig = make(name)
     before = rig.cache.pages()
     launches = rig.device.count("launches")
-    assert Proof(upkeep, stores=True).of_the_way(rig.memory, [3, 5])
+    assert Proof(connection, stores=True).of_the_way(rig.memory, [3, 5])
     assert rig.device.count("launches") >= launches + 2
     assert rig.buffer.loads == 0
     assert np.array_equal(rig.cache.pages(), before)
 
 
 def test_way_to_the_wrong_place_is_found_out(
-    make: Make, upkeep: Upkeep, caplog: pytest.LogCaptureFixture
+    make: Make, connection: DaemonConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make("keys then values")
     bases = rig.cache.layout.bases.copy()
@@ -65,5 +65,5 @@ def test_way_to_the_wrong_place_is_found_out(
         "wrong",
     )
     rig.memory._layout = wrong
-    assert not Proof(upkeep, stores=True).of_the_way(rig.memory, [3, 5])
+    assert not Proof(connection, stores=True).of_the_way(rig.memory, [3, 5])
     assert "came back with other bytes" in caplog.text

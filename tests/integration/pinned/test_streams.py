@@ -9,7 +9,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_connectors.core.upkeep import Upkeep
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from pinned_parts.cache import BLOCKS
 from pinned_parts.rig import TIMEOUT_S, Make
 from testkit.cuda_tensors import ModelStream
@@ -111,7 +111,7 @@ def test_load_itself_does_not_overtake_the_engine_either(make: Make) -> None:
 
 
 def test_pages_of_a_load_are_pinned_before_its_copies_and_until_they_are_done(
-    make: Make, upkeep: Upkeep
+    make: Make, connection: DaemonConnection
 ) -> None:
     rig = make()
     run = rig.run(0, 1, 2)
@@ -122,7 +122,7 @@ def test_pages_of_a_load_are_pinned_before_its_copies_and_until_they_are_done(
     thread = threading.Thread(target=rig.memory.load, args=(rig.opened, run, 0, 0, TIMEOUT_S))
     thread.start()
     until(lambda: rig.device.count("copies") > copies, "copies are queued")
-    client = upkeep.client
+    client = connection.client
     assert client is not None
     assert client.status()["core"]["pins"]["held"] == 3
     rig.device.set("hold", 0)

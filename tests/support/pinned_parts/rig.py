@@ -11,12 +11,12 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
 from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
-from kvwarehouse_connectors.core.upkeep import Upkeep
 from pinned_parts.cache import Cache, cache_of
 from testkit.cuda_model import ModelDevice
 from testkit.cuda_tensors import ModelStream
@@ -82,7 +82,7 @@ class Rig:
     def __init__(
         self,
         device: ModelDevice,
-        upkeep: Upkeep,
+        connection: DaemonConnection,
         rng: random.Random,
         name: str,
         dtype: str,
@@ -99,12 +99,12 @@ class Rig:
         self.space = space_of(self.memory.block_bytes)
         self.results: list[kvw.StoreResult] = []
         self.outbox = Outbox(
-            upkeep,
+            connection,
             SimpleNamespace(staging_bytes=STAGING_BYTES, store_timeout_s=TIMEOUT_S),
             0,
             lambda runs, result: self.results.append(result),
         )
-        opened = upkeep.wait_opened(self.space, TIMEOUT_S)
+        opened = connection.wait_namespace(self.space, TIMEOUT_S)
         assert opened is not None
         self.opened = opened
 

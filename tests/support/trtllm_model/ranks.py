@@ -115,7 +115,7 @@ def run_rank(
     os.environ.clear()
     os.environ.update(environment)
     interface.install(spec.revision)
-    import_module("kvwarehouse_connectors.core.upkeep")._STALLED_S = PATIENT_S
+    import_module("kvwarehouse_connectors.core.daemon_connection")._STALLED_S = PATIENT_S
     ranks = Collectives(rank, [peer])
     try:
         executor = build(spec, address, ranks)
@@ -277,8 +277,8 @@ class Engine:
             complete = repr(error)
         return (
             f"scheduler {dict(side.counts._counts)}, worker {dict(self.worker.counts._counts)},"
-            f" roll call {complete}, problem {side._upkeep.problem!r},"
-            f" daemon {side._upkeep.control()}"
+            f" roll call {complete}, problem {side._connection.problem!r},"
+            f" daemon {side._connection.control()}"
         )
 
     def idle_blocks(self) -> list[list[int]]:

@@ -15,8 +15,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import loads as module
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder
@@ -103,19 +103,19 @@ def world(
     monkeypatch.setattr(module, "_HALVED_BYTES", 2 * PAGE)
     keys = [rng.randbytes(32) for _ in range(PAGES)]
     pages = np.frombuffer(rng.randbytes(PAGES * PAGE), np.uint8).reshape(PAGES, PAGE)
-    upkeep = Upkeep(daemon.address, UpkeepOptions(tick_s=0.01))
+    connection = DaemonConnection(daemon.address, ConnectionOptions(tick_s=0.01))
     with kvw.connect(daemon.address) as client:
         client.open(SPACE).store(keys=keys, pages=pages)
         memory, results = Rows(np.zeros((2 * PAGES, PAGE), np.uint8)), Results()
         proof: Any = AnyWay()
         memories: Any = [memory]
-        loads = Loads(upkeep, proof, memories, results, LoadOptions(False, 0, 5.0))
+        loads = Loads(connection, proof, memories, results, LoadOptions(False, 0, 5.0))
         blocks = rng.sample(range(2 * PAGES), PAGES)
         order = LoadOrder("r", (PageRun(0, keys, blocks, True),))
         yield World(memory, loads, results, order, pages, client)
         memory.gate.set()
         loads.close()
-    upkeep.close()
+    connection.close()
 
 
 def test_a_large_load_is_made_by_two_threads_and_every_block_is_right(world: World) -> None:

@@ -29,7 +29,7 @@ def test_engine_without_a_daemon_computes_and_shares_once_there_is_one(
             engine.scheduler.finished(one)
             serving.start()
             until(lambda: engine.scheduler._finder() is not None, "the daemon is found")
-            until(lambda: engine.workers[0]._upkeep.control(), "the worker has found it too")
+            until(lambda: engine.workers[0]._connection.control(), "the worker has found it too")
             stored_prompt(engine, rng)
     finally:
         serving.remove()
@@ -41,7 +41,7 @@ def test_pages_in_dram_are_loaded_from_a_daemon_that_was_killed(
     with Engine(serving.address, one_group) as engine:
         ids, content = stored_prompt(engine, rng)
         serving.kill()
-        until(lambda: engine.scheduler._upkeep.control() is None, "its end is seen")
+        until(lambda: engine.scheduler._connection.control() is None, "its end is seen")
         blocks = list(range(30, 40))
         assert engine.load(request([*ids, 7], name="second"), [blocks]) == 160
         assert same(engine.pages(blocks), content)
@@ -54,7 +54,7 @@ def test_stores_are_dropped_and_counted_while_there_is_no_daemon(
         stored_prompt(engine, rng)
         engine.workers[0].stats()
         serving.kill()
-        until(lambda: engine.workers[0]._upkeep.control() is None, "its end is seen")
+        until(lambda: engine.workers[0]._connection.control() is None, "its end is seen")
         one = request(tokens(rng, 160), name="third")
         engine.scheduler.on_new_request(one)
         engine.compute(one, [list(range(1, 11))], 160)

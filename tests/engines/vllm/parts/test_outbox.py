@@ -43,7 +43,7 @@ class Memory:
 
 
 class Warehouse:
-    """Stands in for the upkeep and what it opens: a contract model. Stores wait at a gate."""
+    """Stands in for the connection and what it opens: a contract model. Stores wait at a gate."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -52,20 +52,20 @@ class Warehouse:
         self.error: Exception | None = None
         self.pages: list[tuple[bytes, int, bool]] = []
         self.shards: set[int] = set()
-        self.doubts: list[BaseException] = []
+        self.failed_calls: list[BaseException] = []
 
-    # -- as an Upkeep
+    # -- as a DaemonConnection
 
-    def opened(self, space: kvw.Namespace) -> Any:
+    def namespace(self, space: kvw.Namespace) -> Any:
         return self if self.there else None
 
-    wait_opened = opened
+    wait_namespace = namespace
 
     def control(self) -> Any:
         return object() if self.there else None
 
-    def doubt(self, space: kvw.Namespace, error: BaseException) -> None:
-        self.doubts.append(error)
+    def call_failed(self, space: kvw.Namespace, error: BaseException) -> None:
+        self.failed_calls.append(error)
 
     # -- as an OpenNamespace
 
@@ -193,7 +193,7 @@ def test_store_that_fails_is_told_and_the_next_is_made(
     assert outbox.put([run(1, 2)], SPACE, Memory())
     until(lambda: results, "the failure is told")
     assert results == [kvw.StoreResult(0, 0, {"unreachable": 2})]
-    assert warehouse.doubts == [error]
+    assert warehouse.failed_calls == [error]
     warehouse.error = None
     assert outbox.put([run(3)], SPACE, Memory())
     until(lambda: len(results) == 2, "the next is stored")

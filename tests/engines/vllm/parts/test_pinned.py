@@ -22,12 +22,12 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
 from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm.layout import block_layout
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder
@@ -103,11 +103,13 @@ class Host(RowsOnly):
 
 
 @pytest.fixture(scope="module")
-def upkeep(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upkeep]:
+def connection(
+    cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DaemonConnection]:
     with Serving(tmp_path_factory.mktemp("disk"), dram="64MiB") as serving:
-        upkeep = Upkeep(serving.address, UpkeepOptions(tick_s=0.01))
-        yield upkeep
-        upkeep.close()
+        connection = DaemonConnection(serving.address, ConnectionOptions(tick_s=0.01))
+        yield connection
+        connection.close()
 
 
 def space_of(page_bytes: int) -> kvw.Namespace:
@@ -130,14 +132,18 @@ def nothing() -> None:
     [pytest.param(shape, layout, id=f"{shape}-{layout.name}") for shape, layout in laid_out()],
 )
 def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
-    shape: str, layout: KVCacheLayout, device: ModelDevice, upkeep: Upkeep, rng: random.Random
+    shape: str,
+    layout: KVCacheLayout,
+    device: ModelDevice,
+    connection: DaemonConnection,
+    rng: random.Random,
 ) -> None:
     torch.manual_seed(1)
     cache = caches(shapes()[shape], layout, BLOCKS)
     moved = Moved(device, cache)
     copies, stream, results = DeviceCopies(0, nothing), ModelStream(device), []
     outbox = Outbox(
-        upkeep,
+        connection,
         SimpleNamespace(staging_bytes=8 << 20, store_timeout_s=TIMEOUT_S),
         0,
         lambda runs, result: results.append(result),
@@ -152,7 +158,7 @@ def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
             assert outbox.put([run], space, memory)
             until(lambda group=group: len(results) == group + 1, "it is stored")
             assert results[-1] == kvw.StoreResult(3, 0, {})
-            opened = upkeep.wait_opened(space, TIMEOUT_S)
+            opened = connection.wait_namespace(space, TIMEOUT_S)
             assert opened is not None
             rows = np.zeros_like(pages)
             assert opened.load(keys=run.key_runs(), out=rows) == 3
@@ -173,7 +179,9 @@ def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
 class World:
     """One group's cache, blocks of it in the warehouse, and loads of them."""
 
-    def __init__(self, device: ModelDevice, upkeep: Upkeep, rng: random.Random) -> None:
+    def __init__(
+        self, device: ModelDevice, connection: DaemonConnection, rng: random.Random
+    ) -> None:
         torch.manual_seed(1)
         self.cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, BLOCKS)
         self.moved = Moved(device, self.cache)
@@ -183,14 +191,14 @@ class World:
         keys = [rng.randbytes(32) for _ in range(3)]
         self.run = PageRun(0, keys, [4, 1, 6], True)
         self.pages = np.stack([self.cache.page(block) for block in (0, 2, 3)])
-        opened = upkeep.wait_opened(self.space, TIMEOUT_S)
+        opened = connection.wait_namespace(self.space, TIMEOUT_S)
         assert opened is not None
         assert opened.store(keys=self.run.key_runs(), pages=self.pages).stored == 3
         self.results = Results()
         self.received: set[str] = set()
         proof: Any = SimpleNamespace(of_the_way=lambda memory, blocks: True)
         self.loads = Loads(
-            upkeep, proof, [self.memory], self.results, LoadOptions(False, 0, TIMEOUT_S)
+            connection, proof, [self.memory], self.results, LoadOptions(False, 0, TIMEOUT_S)
         )
 
     def begin(self, page_compute_s: float = 0.0) -> None:
@@ -208,8 +216,8 @@ class World:
 
 
 @pytest.fixture
-def world(device: ModelDevice, upkeep: Upkeep, rng: random.Random) -> Iterator[World]:
-    world = World(device, upkeep, rng)
+def world(device: ModelDevice, connection: DaemonConnection, rng: random.Random) -> Iterator[World]:
+    world = World(device, connection, rng)
     yield world
     device.set("hold", 0)
     world.loads.close()

@@ -15,16 +15,16 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.memory import HostMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
 from kvwarehouse_connectors.core.tensor_proof import check_tensors
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from vllm_parts.tensors import Caches, caches, laid_out, shapes
 
 BLOCKS = 9
-QUICK = UpkeepOptions(tick_s=0.01)
+QUICK = ConnectionOptions(tick_s=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +34,18 @@ def daemon() -> Iterator[kvw.PrivateDaemon]:
 
 
 @pytest.fixture
-def upkeep(daemon: kvw.PrivateDaemon) -> Iterator[Upkeep]:
-    upkeep = Upkeep(daemon.address, QUICK)
-    yield upkeep
-    upkeep.close()
+def connection(daemon: kvw.PrivateDaemon) -> Iterator[DaemonConnection]:
+    connection = DaemonConnection(daemon.address, QUICK)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture
-def nobody() -> Iterator[Upkeep]:
+def nobody() -> Iterator[DaemonConnection]:
     """No daemon, now or ever."""
-    upkeep = Upkeep("unix:///tmp/kvw-no-such-daemon/kvw.sock", QUICK)
-    yield upkeep
-    upkeep.close()
+    connection = DaemonConnection("unix:///tmp/kvw-no-such-daemon/kvw.sock", QUICK)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def cache() -> Caches:
 @pytest.mark.parametrize("kind", ["host", "device"])
 @pytest.mark.parametrize("blocks", [2, 3, BLOCKS])
 def test_right_layout_is_proven_and_every_byte_is_as_before(
-    shape: str, layout: KVCacheLayout, kind: str, blocks: int, nobody: Upkeep
+    shape: str, layout: KVCacheLayout, kind: str, blocks: int, nobody: DaemonConnection
 ) -> None:
     cache = caches(shapes()[shape], layout, blocks)
     before = cache.memory.copy()
@@ -114,7 +114,7 @@ _LONGER = "blocks beside are written with what was read of them a moment ago: no
     ],
 )
 def test_wrong_layout_is_refused_and_the_blocks_are_as_before(
-    wrong: Callable[[BlockLayout], BlockLayout], nobody: Upkeep
+    wrong: Callable[[BlockLayout], BlockLayout], nobody: DaemonConnection
 ) -> None:
     """In memory of its own with room on both sides, so that a wrong address harms nobody."""
     torch.manual_seed(1)
@@ -150,8 +150,10 @@ class Meddled(HostMemory):
         return loaded
 
 
-def test_way_through_the_warehouse_is_proven_once(upkeep: Upkeep, cache: Caches) -> None:
-    proof = Proof(upkeep, stores=True)
+def test_way_through_the_warehouse_is_proven_once(
+    connection: DaemonConnection, cache: Caches
+) -> None:
+    proof = Proof(connection, stores=True)
     memory = Meddled(cache.layout(), harm=False)
     assert proof.of_the_way(memory, [3, 5, 7])
     assert proof.of_the_way(memory, [3, 5, 7])
@@ -159,9 +161,9 @@ def test_way_through_the_warehouse_is_proven_once(upkeep: Upkeep, cache: Caches)
 
 
 def test_way_that_changes_a_byte_is_refused_for_good(
-    upkeep: Upkeep, cache: Caches, caplog: pytest.LogCaptureFixture
+    connection: DaemonConnection, cache: Caches, caplog: pytest.LogCaptureFixture
 ) -> None:
-    proof = Proof(upkeep, stores=True)
+    proof = Proof(connection, stores=True)
     memory = Meddled(cache.layout(), harm=True)
     assert not proof.of_the_way(memory, [3, 5])
     memory.harm = False
@@ -170,36 +172,40 @@ def test_way_that_changes_a_byte_is_refused_for_good(
     assert "came back with other bytes" in caplog.text
 
 
-def test_way_of_one_group_says_nothing_of_another(upkeep: Upkeep, cache: Caches) -> None:
-    proof = Proof(upkeep, stores=True)
+def test_way_of_one_group_says_nothing_of_another(
+    connection: DaemonConnection, cache: Caches
+) -> None:
+    proof = Proof(connection, stores=True)
     bad, good = Meddled(cache.layout(), harm=True), Meddled(cache.layout(), harm=False)
     assert not proof.of_the_way(bad, [3, 5])
     assert proof.of_the_way(good, [3, 5])
 
 
-def test_way_is_proven_through_a_buffer_too(upkeep: Upkeep, cache: Caches) -> None:
-    assert Proof(upkeep, stores=True).of_the_way(cache.device(), [3, 5])
+def test_way_is_proven_through_a_buffer_too(connection: DaemonConnection, cache: Caches) -> None:
+    assert Proof(connection, stores=True).of_the_way(cache.device(), [3, 5])
 
 
 def test_way_counts_as_not_asked_without_a_daemon_and_is_proven_when_there_is_one(
     daemon: kvw.PrivateDaemon, cache: Caches
 ) -> None:
     daemon.stop()
-    upkeep = Upkeep(daemon.address, QUICK)
+    connection = DaemonConnection(daemon.address, QUICK)
     try:
-        proof = Proof(upkeep, stores=True)
+        proof = Proof(connection, stores=True)
         memory = Meddled(cache.layout(), harm=True)
         assert proof.of_the_way(memory, [3, 5])
         assert memory.loads == 0
         daemon.start()
-        until(lambda: upkeep.control() is not None, "the daemon was found")
+        until(lambda: connection.control() is not None, "the daemon was found")
         assert not proof.of_the_way(memory, [3, 5])
     finally:
-        upkeep.close()
+        connection.close()
 
 
-def test_way_that_cannot_be_tried_is_not_tried_for_ever(nobody: Upkeep, cache: Caches) -> None:
-    class Counted(Upkeep):
+def test_way_that_cannot_be_tried_is_not_tried_for_ever(
+    nobody: DaemonConnection, cache: Caches
+) -> None:
+    class Counted(DaemonConnection):
         asked = 0
 
         @property
@@ -218,15 +224,19 @@ def test_way_that_cannot_be_tried_is_not_tried_for_ever(nobody: Upkeep, cache: C
         counted.close()
 
 
-def test_engine_that_may_not_store_proves_nothing(upkeep: Upkeep, cache: Caches) -> None:
+def test_engine_that_may_not_store_proves_nothing(
+    connection: DaemonConnection, cache: Caches
+) -> None:
     memory = Meddled(cache.layout(), harm=True)
-    assert Proof(upkeep, stores=False).of_the_way(memory, [3, 5])
+    assert Proof(connection, stores=False).of_the_way(memory, [3, 5])
     assert memory.loads == 0
 
 
-def test_blocks_of_the_way_are_only_those_given(upkeep: Upkeep, cache: Caches) -> None:
+def test_blocks_of_the_way_are_only_those_given(
+    connection: DaemonConnection, cache: Caches
+) -> None:
     before = {block: cache.page(block) for block in range(BLOCKS)}
-    assert Proof(upkeep, stores=True).of_the_way(cache.host(), [3, 5, 7])
+    assert Proof(connection, stores=True).of_the_way(cache.host(), [3, 5, 7])
     after = {block: cache.page(block) for block in range(BLOCKS)}
     changed = [b for b in range(BLOCKS) if not np.array_equal(before[b], after[b])]
     assert set(changed) <= {3, 5}

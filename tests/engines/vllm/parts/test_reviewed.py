@@ -17,9 +17,9 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder
@@ -44,14 +44,14 @@ def test_self_test_through_the_warehouse_leaves_blocks_as_they_were(
     is NaN: whoever was given such a block later would have answered nonsense, and stored it."""
     cache = caches(shapes()["three layers"], KVCacheLayout.LBHNC, 9)
     before = cache.memory.copy()
-    upkeep = Upkeep(daemon.address, UpkeepOptions(tick_s=0.01))
+    connection = DaemonConnection(daemon.address, ConnectionOptions(tick_s=0.01))
     try:
-        until(lambda: upkeep.control() is not None, "a daemon")
-        proof = Proof(upkeep, stores=True)
+        until(lambda: connection.control() is not None, "a daemon")
+        proof = Proof(connection, stores=True)
         assert proof.of_the_way(cache.host(0), [3, 4])
         assert proof._verdicts, "the test was not made"
     finally:
-        upkeep.close()
+        connection.close()
     assert np.array_equal(before, cache.memory)
 
 

@@ -241,7 +241,7 @@ def test_nobody_waits_when_the_daemon_is_gone(
         one = comes_with(engine, ids, record_of(engine, ids))
         assert engine.scheduler.matched(one, 0) == (None, False)
         serving.kill()
-        until(lambda: engine.scheduler._upkeep.control() is None, "a daemon that is dead")
+        until(lambda: engine.scheduler._connection.control() is None, "a daemon that is dead")
         clock.now_s += 0.01
         assert engine.scheduler.matched(one, 0) == (0, False)
         assert counts(engine) == {"handoff_waits": 1, "handoff_expired": 1}

@@ -15,9 +15,9 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
-from kvwarehouse_connectors.core.upkeep import Upkeep, UpkeepOptions
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 
-QUICK = UpkeepOptions(tick_s=0.01)
+QUICK = ConnectionOptions(tick_s=0.01)
 PAGE = 4096
 _T = TypeVar("_T")
 
@@ -44,25 +44,25 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., Upkeep]]:
-    every: list[Upkeep] = []
+def made() -> Iterator[Callable[..., DaemonConnection]]:
+    every: list[DaemonConnection] = []
 
-    def make(address: str, options: UpkeepOptions = QUICK) -> Upkeep:
-        every.append(Upkeep(address, options))
+    def make(address: str, options: ConnectionOptions = QUICK) -> DaemonConnection:
+        every.append(DaemonConnection(address, options))
         return every[-1]
 
     yield make
-    for upkeep in every:
-        upkeep.close()
+    for connection in every:
+        connection.close()
 
 
 @pytest.fixture
-def upkeep(serving: Serving, made: Callable[..., Upkeep]) -> Upkeep:
+def connection(serving: Serving, made: Callable[..., DaemonConnection]) -> DaemonConnection:
     return made(serving.address)
 
 
-def opened(upkeep: Upkeep, wanted: kvw.Namespace = SPACE) -> kvw.OpenNamespace:
-    return until(lambda: upkeep.opened(wanted), "the namespace is opened")
+def opened(connection: DaemonConnection, wanted: kvw.Namespace = SPACE) -> kvw.OpenNamespace:
+    return until(lambda: connection.namespace(wanted), "the namespace is opened")
 
 
 def page() -> tuple[list[kvw.KeyRun], np.ndarray]:
@@ -70,16 +70,16 @@ def page() -> tuple[list[kvw.KeyRun], np.ndarray]:
     return [kvw.KeyRun([os.urandom(32)])], content
 
 
-def stores(upkeep: Upkeep, wanted: kvw.Namespace = SPACE) -> bool:
+def stores(connection: DaemonConnection, wanted: kvw.Namespace = SPACE) -> bool:
     """A page that is stored by what is opened now, as an outbox does it, comes back."""
-    space = upkeep.opened(wanted)
-    if space is None or upkeep.control() is None:
+    space = connection.namespace(wanted)
+    if space is None or connection.control() is None:
         return False
     keys, content = page()
     try:
         stored = space.store(keys=keys, pages=content, timeout_s=DEADLINE_S).stored
     except kvw.WarehouseError as error:
-        upkeep.doubt(wanted, error)
+        connection.call_failed(wanted, error)
         return False
     back = np.zeros_like(content)
     return stored == 1 and space.load(keys=keys, out=back) == 1 and np.array_equal(back, content)
@@ -96,171 +96,173 @@ def beside(call: Callable[[], _T]) -> _T:
 
 
 def test_absent_daemon_is_no_error_and_nobody_waits_for_it(
-    tmp_path: Path, made: Callable[..., Upkeep]
+    tmp_path: Path, made: Callable[..., DaemonConnection]
 ) -> None:
-    upkeep = made(f"unix://{tmp_path / 'kvw.sock'}")
-    assert upkeep.client is None
-    assert upkeep.control() is None
-    assert upkeep.opened(SPACE) is None
-    assert beside(lambda: upkeep.wait_opened(SPACE, 10 * DEADLINE_S)) is None
-    assert "kvw.sock" in upkeep.problem
+    connection = made(f"unix://{tmp_path / 'kvw.sock'}")
+    assert connection.client is None
+    assert connection.control() is None
+    assert connection.namespace(SPACE) is None
+    assert beside(lambda: connection.wait_namespace(SPACE, 10 * DEADLINE_S)) is None
+    assert "kvw.sock" in connection.problem
 
 
 @pytest.mark.parametrize("address", ["", "unix://relative.sock", "no address", "gpu-7:7070"])
 def test_bad_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(kvw.UsageError):
-        Upkeep(address, QUICK)
+        DaemonConnection(address, QUICK)
 
 
 def test_daemon_that_comes_later_is_found_and_gets_what_was_wanted(
-    tmp_path: Path, made: Callable[..., Upkeep], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, made: Callable[..., DaemonConnection], caplog: pytest.LogCaptureFixture
 ) -> None:
     serving = Serving(tmp_path, dram="32MiB")
     try:
-        upkeep = made(serving.address)
-        assert upkeep.opened(SPACE) is None
+        connection = made(serving.address)
+        assert connection.namespace(SPACE) is None
         serving.start()
-        until(lambda: stores(upkeep), "pages are stored")
+        until(lambda: stores(connection), "pages are stored")
         # It registers what is wanted, and then says that all is well.
-        until(lambda: upkeep.problem == "", "the problem is over")
+        until(lambda: connection.problem == "", "the problem is over")
         assert "serves again" in caplog.text
     finally:
         serving.remove()
 
 
-def test_daemon_that_is_there_serves_from_the_start(upkeep: Upkeep) -> None:
-    assert upkeep.problem == ""
-    assert upkeep.wait_opened(SPACE, DEADLINE_S) is not None
-    assert upkeep.control() is not None
-    until(lambda: stores(upkeep), "pages are stored")
+def test_daemon_that_is_there_serves_from_the_start(connection: DaemonConnection) -> None:
+    assert connection.problem == ""
+    assert connection.wait_namespace(SPACE, DEADLINE_S) is not None
+    assert connection.control() is not None
+    until(lambda: stores(connection), "pages are stored")
 
 
-def test_each_namespace_is_opened_on_its_own(upkeep: Upkeep) -> None:
-    assert opened(upkeep).space == SPACE
+def test_each_namespace_is_opened_on_its_own(connection: DaemonConnection) -> None:
+    assert opened(connection).space == SPACE
     other = space("other")
-    assert upkeep.opened(other) is None
-    assert opened(upkeep, other).space == other
+    assert connection.namespace(other) is None
+    assert opened(connection, other).space == other
 
 
 def test_restarted_daemon_is_found_and_what_was_stored_is_there(
-    serving: Serving, upkeep: Upkeep
+    serving: Serving, connection: DaemonConnection
 ) -> None:
     keys, content = page()
-    opened(upkeep).store(keys=keys, pages=content)
+    opened(connection).store(keys=keys, pages=content)
     serving.kill()
-    until(lambda: upkeep.problem and upkeep.control() is None, "its end is seen")
+    until(lambda: connection.problem and connection.control() is None, "its end is seen")
     serving.start()
-    until(lambda: stores(upkeep), "pages are stored again")
-    assert opened(upkeep).tiers(keys=keys).all()
+    until(lambda: stores(connection), "pages are stored again")
+    assert opened(connection).tiers(keys=keys).all()
 
 
 def test_daemon_that_lost_everything_is_told_the_namespaces_anew(
-    serving: Serving, upkeep: Upkeep
+    serving: Serving, connection: DaemonConnection
 ) -> None:
-    until(lambda: stores(upkeep), "pages are stored")
+    until(lambda: stores(connection), "pages are stored")
     serving.kill()
     shutil.rmtree(serving.arena_dir)
     shutil.rmtree(serving.nvme_dir)
     serving.start()
-    until(lambda: stores(upkeep), "pages are stored again")
+    until(lambda: stores(connection), "pages are stored again")
 
 
 def test_scheduler_that_only_reads_registers_what_it_reads_too(
-    serving: Serving, made: Callable[..., Upkeep]
+    serving: Serving, made: Callable[..., DaemonConnection]
 ) -> None:
-    reader = made(serving.address, UpkeepOptions(read_only=True, tick_s=0.01))
+    reader = made(serving.address, ConnectionOptions(read_only=True, tick_s=0.01))
     assert not opened(reader).tiers(keys=page()[0]).any()
     with pytest.raises(kvw.UsageError):
         opened(reader).store(keys=page()[0], pages=page()[1])
 
 
-def test_stopped_daemon_counts_as_none_and_holds_nobody(serving: Serving, upkeep: Upkeep) -> None:
+def test_stopped_daemon_counts_as_none_and_holds_nobody(
+    serving: Serving, connection: DaemonConnection
+) -> None:
     keys, content = page()
-    opened(upkeep).store(keys=keys, pages=content)
+    opened(connection).store(keys=keys, pages=content)
     serving.pause()
     try:
-        until(lambda: upkeep.control() is None, "its silence is noticed")
-        assert beside(lambda: upkeep.opened(space("another"))) is None
-        assert beside(lambda: opened(upkeep).tiers(keys=keys)).all()
-        assert beside(lambda: upkeep.wait_opened(space("another"), 0.05)) is None
+        until(lambda: connection.control() is None, "its silence is noticed")
+        assert beside(lambda: connection.namespace(space("another"))) is None
+        assert beside(lambda: opened(connection).tiers(keys=keys)).all()
+        assert beside(lambda: connection.wait_namespace(space("another"), 0.05)) is None
     finally:
         serving.resume()
-    until(lambda: upkeep.control() is not None, "it is alive again")
-    until(lambda: stores(upkeep), "pages are stored again")
-    assert opened(upkeep, space("another"))
+    until(lambda: connection.control() is not None, "it is alive again")
+    until(lambda: stores(connection), "pages are stored again")
+    assert opened(connection, space("another"))
 
 
 def test_daemon_is_not_stopped_for_being_late_where_this_process_is_late_too(
-    serving: Serving, made: Callable[..., Upkeep]
+    serving: Serving, made: Callable[..., DaemonConnection]
 ) -> None:
     """A looker that had no turn yet has not seen the silence, however long it is."""
-    upkeep = made(serving.address, UpkeepOptions(tick_s=10 * DEADLINE_S))
-    assert upkeep.client is not None
-    client = upkeep.client
+    connection = made(serving.address, ConnectionOptions(tick_s=10 * DEADLINE_S))
+    assert connection.client is not None
+    client = connection.client
     serving.pause()
     try:
         until(lambda: client.control().heartbeat_age_s > 1.5, "its heartbeat is late")
-        assert upkeep.control() is not None
+        assert connection.control() is not None
     finally:
         serving.resume()
 
 
 def test_close_does_not_wait_for_a_stopped_daemon(
-    serving: Serving, made: Callable[..., Upkeep]
+    serving: Serving, made: Callable[..., DaemonConnection]
 ) -> None:
-    upkeep = made(serving.address)
-    opened(upkeep)
+    connection = made(serving.address)
+    opened(connection)
     serving.pause()
     try:
-        upkeep.opened(space("another"))
-        beside(lambda: [upkeep.close()])
+        connection.namespace(space("another"))
+        beside(lambda: [connection.close()])
     finally:
         serving.resume()
-    assert upkeep.client is None
+    assert connection.client is None
 
 
 def test_namespace_that_is_refused_is_said_once_and_not_asked_for_again(
-    upkeep: Upkeep, caplog: pytest.LogCaptureFixture
+    connection: DaemonConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its pages fit no slab: only another daemon could hold them."""
     large = space("large", page_bytes=1 << 30)
     with pytest.raises(kvw.UsageError):
-        upkeep.wait_opened(large, DEADLINE_S)
+        connection.wait_namespace(large, DEADLINE_S)
     for _ in range(20):
-        assert upkeep.opened(large) is None
+        assert connection.namespace(large) is None
         with pytest.raises(kvw.UsageError):
-            upkeep.wait_opened(large, DEADLINE_S)
+            connection.wait_namespace(large, DEADLINE_S)
     assert caplog.text.count("refuses") == 1
-    assert opened(upkeep).space == SPACE
+    assert opened(connection).space == SPACE
 
 
 def test_namespace_that_was_refused_is_opened_by_a_daemon_with_room_for_its_pages(
-    tmp_path: Path, made: Callable[..., Upkeep]
+    tmp_path: Path, made: Callable[..., DaemonConnection]
 ) -> None:
     large = space("large", page_bytes=16 << 20)
     with Serving(tmp_path, dram="32MiB") as serving:
-        upkeep = made(serving.address)
+        connection = made(serving.address)
         with pytest.raises(kvw.UsageError):
-            upkeep.wait_opened(large, DEADLINE_S)
+            connection.wait_namespace(large, DEADLINE_S)
         serving.kill()
         shutil.rmtree(serving.arena_dir)  # its slabs keep their size
         serving.settings["dram"] = "1GiB"
         serving.start()
-        until(lambda: upkeep.opened(large), "the namespace at the new daemon")
+        until(lambda: connection.namespace(large), "the namespace at the new daemon")
 
 
-def test_doubt_about_something_else_changes_nothing(upkeep: Upkeep) -> None:
-    before = opened(upkeep)
+def test_call_that_failed_for_another_reason_changes_nothing(connection: DaemonConnection) -> None:
+    before = opened(connection)
     for error in (
         kvw.TransportError("gone", code="no_daemon"),
         kvw.UsageError("bad", code="bad_pages"),
         RuntimeError("odd"),
     ):
-        upkeep.doubt(SPACE, error)
-        assert upkeep.opened(SPACE) is before
+        connection.call_failed(SPACE, error)
+        assert connection.namespace(SPACE) is before
 
 
-def test_many_threads_may_ask_at_once(upkeep: Upkeep) -> None:
+def test_many_threads_may_ask_at_once(connection: DaemonConnection) -> None:
     spaces = [space(f"m{number}") for number in range(8)]
     barrier = threading.Barrier(16)
     failures: list[BaseException] = []
@@ -269,7 +271,7 @@ def test_many_threads_may_ask_at_once(upkeep: Upkeep) -> None:
         try:
             barrier.wait(DEADLINE_S)
             for one in spaces[number % 3 :]:
-                found = upkeep.wait_opened(one, DEADLINE_S)
+                found = connection.wait_namespace(one, DEADLINE_S)
                 assert found is not None
                 assert found.space == one
         except BaseException as error:  # noqa: BLE001 - told to the test

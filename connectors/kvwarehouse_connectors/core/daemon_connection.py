@@ -31,7 +31,7 @@ _STALLED_LOOKS = 4
 
 
 @dataclass(frozen=True)
-class UpkeepOptions:
+class ConnectionOptions:
     """verify, read_only: as of kvw.connect. tick_s: pause between two looks at the daemon."""
 
     verify: str = "always"
@@ -39,13 +39,15 @@ class UpkeepOptions:
     tick_s: float = 0.25
 
 
-class Upkeep:
-    """address: of the daemon of this host, unix:///...; it need not be there yet. Raises UsageError
-    where the address itself is bad."""
+class DaemonConnection:
+    """Keeps one client connected, and namespaces registered, in a thread of its own.
 
-    def __init__(self, address: str, options: UpkeepOptions | None = None) -> None:
+    address: of this host's daemon, unix:///...; it need not be there yet. Raises UsageError where
+    the address itself is bad."""
+
+    def __init__(self, address: str, options: ConnectionOptions | None = None) -> None:
         self._address = address
-        self._options = options or UpkeepOptions()
+        self._options = options or ConnectionOptions()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
@@ -59,7 +61,7 @@ class Upkeep:
         self._stalled_looks = 0
         self._device_address = 0
         self._look()
-        self._thread = threading.Thread(target=self._run, name="kvw-upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kvw-connection", daemon=True)
         self._thread.start()
 
     @property
@@ -72,7 +74,7 @@ class Upkeep:
         """Why there is no daemon, for people; "" when there is one."""
         return self._last_problem
 
-    def opened(self, space: kvw.Namespace) -> kvw.OpenNamespace | None:
+    def namespace(self, space: kvw.Namespace) -> kvw.OpenNamespace | None:
         """`space` at the daemon; None until the thread has registered it, which this asks for.
         Never blocks."""
         found = self._opened.get(space.id)
@@ -93,10 +95,11 @@ class Upkeep:
         except kvw.WarehouseError as error:  # the first load or store says it to who can act
             _log.debug("the device could not be prepared: %s", error)
 
-    def wait_opened(self, space: kvw.Namespace, timeout_s: float) -> kvw.OpenNamespace | None:
-        """As `opened`, waiting for the thread at most timeout_s, and not at all without a daemon.
-        Raises UsageError where the daemon refuses the namespace: its pages fit no slab."""
-        self.opened(space)
+    def wait_namespace(self, space: kvw.Namespace, timeout_s: float) -> kvw.OpenNamespace | None:
+        """Like `namespace`, but waits for the thread for at most timeout_s, and not at all without
+        a daemon. Raises UsageError where the daemon refuses the namespace, because its pages fit no
+        slab."""
+        self.namespace(space)
         with self._looked:
             self._looked.wait_for(
                 lambda: space.id in self._opened or space.id in self._refused or bool(self.problem),
@@ -106,26 +109,27 @@ class Upkeep:
                 raise self._refused[space.id]
             return self._opened.get(space.id)
 
-    def doubt(self, space: kvw.Namespace, error: BaseException) -> None:
-        """Says that a call for `space` raised: where the daemon did not know it, as a new one may
-        not, it is registered anew."""
+    def call_failed(self, space: kvw.Namespace, error: BaseException) -> None:
+        """Reports that a call for `space` raised `error`. Where that says that the daemon does not
+        know the namespace, which happens after a restart, the namespace is registered anew; other
+        errors change nothing. Never blocks."""
         if isinstance(error, kvw.UsageError) and error.code in _UNKNOWN:
             with self._lock:
                 self._opened.pop(space.id, None)
             self._want(space)
 
-    def asked(
+    def call_or(
         self, space: kvw.Namespace, call: Callable[[kvw.OpenNamespace], _T], otherwise: _T
     ) -> _T:
-        """`call` on the namespace; `otherwise` where there is none, or where it raises, which is
-        logged and doubted: an engine goes on without."""
-        opened = self.opened(space)
+        """Returns `call(namespace)`, or `otherwise` where there is no namespace or the call raises,
+        which is logged and reported to `call_failed`."""
+        opened = self.namespace(space)
         if opened is None:
             return otherwise
         try:
             return call(opened)
         except Exception as error:  # noqa: BLE001 - the engine's edge
-            self.doubt(space, error)
+            self.call_failed(space, error)
             level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
             _log.log(level, "kvwarehouse: a call failed: %s: %s", type(error).__name__, error)
             return otherwise
