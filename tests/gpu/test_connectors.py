@@ -17,9 +17,9 @@ from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout, by_memory, pieces_of
-from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from testkit.tiny_llama import tiny_llama
 
 BLOCKS = 9
@@ -74,7 +74,7 @@ class Rig:
         assert isinstance(self.memory, PinnedMemory), "the log says why not"
         self.connection = DaemonConnection(serving.address, ConnectionOptions(tick_s=0.01))
         self.results: list[kvw.StoreResult] = []
-        self.outbox = Outbox(
+        self.store_queue = StoreQueue(
             self.connection,
             SimpleNamespace(staging_bytes=64 << 20, store_timeout_s=TIMEOUT_S),
             0,
@@ -98,7 +98,7 @@ class Rig:
         """What happens once, and may wait for the device, has happened before a test holds up the
         engine's stream: memory of movers is allocated, the arena is being registered."""
         run = PageRun(0, [b"w" * 32], [0], True)
-        assert self.outbox.put([run], self.space, self.memory)
+        assert self.store_queue.put([run], self.space, self.memory)
         until(lambda: self.results, "it is stored")
         self.memory.after_engine()
         assert self.memory.load(self.opened, run, 0, 0, TIMEOUT_S) == 1
@@ -121,7 +121,7 @@ class Rig:
         return rows
 
     def close(self) -> None:
-        self.outbox.close()
+        self.store_queue.close()
         self.connection.close()
 
 
@@ -151,7 +151,7 @@ def test_blocks_go_out_and_come_back_byte_for_byte(
         rig.fill(rng)
         before = rig.pages()
         run = _run(rng, 7, 0, 3)
-        assert rig.outbox.put([run], rig.space, rig.memory)
+        assert rig.store_queue.put([run], rig.space, rig.memory)
         until(lambda: rig.results, "it is stored")
         assert rig.results == [kvw.StoreResult(3, 0, {})]
         assert np.array_equal(rig.stored(run), before[run.blocks])
@@ -200,7 +200,7 @@ def test_store_has_the_step_it_was_ordered_in_and_nothing_holds_up_the_engines_s
                 torch.cuda._sleep(SLEEP_CYCLES)
                 for view, data in zip(rig.views, step, strict=True):
                     _bytes(torch, view).copy_(data)
-                assert rig.outbox.put([run], rig.space, rig.memory)
+                assert rig.store_queue.put([run], rig.space, rig.memory)
                 rig.memory.after_engine()
                 assert not stream.query(), "nobody waited for the stream"
                 for view in rig.views:
@@ -225,7 +225,7 @@ def test_load_comes_after_the_step_that_still_writes_its_blocks(
         rig.fill(rng)
         before = rig.pages()
         run = _run(rng, 2, 5)
-        assert rig.outbox.put([run], rig.space, rig.memory)
+        assert rig.store_queue.put([run], rig.space, rig.memory)
         until(lambda: rig.results, "it is stored")
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):

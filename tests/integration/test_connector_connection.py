@@ -71,7 +71,7 @@ def page() -> tuple[list[kvw.KeyRun], np.ndarray]:
 
 
 def stores(connection: DaemonConnection, wanted: kvw.Namespace = SPACE) -> bool:
-    """A page that is stored by what is opened now, as an outbox does it, comes back."""
+    """A page that is stored by what is opened now, as a store queue does it, comes back."""
     space = connection.namespace(wanted)
     if space is None or connection.control() is None:
         return False

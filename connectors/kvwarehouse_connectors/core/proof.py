@@ -97,7 +97,7 @@ class Proof:
 
 
 def _store(memory: BlockMemory, space: kvw.OpenNamespace, run: PageRun) -> kvw.StoreResult:
-    """As the outbox stores."""
+    """As the store queue stores."""
     if not memory.copies_on_device:
         rows = np.zeros((len(run.blocks), memory.block_bytes), np.uint8)
         memory.gather(run.blocks, rows)

@@ -16,9 +16,9 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
-from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.trtllm import arguments, compat, identity, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.holds import Holds
@@ -107,7 +107,7 @@ class WorkerSide:
             LoadOptions(self._rank, settings.load_timeout_s),
             self.counts,
         )
-        self._outbox = Outbox(self._connection, settings, self._rank, self._stored)
+        self._store_queue = StoreQueue(self._connection, settings, self._rank, self._stored)
         # A quarter of the ring: while one piece is on its way the next is copied.
         pieces = [max(1, settings.staging_bytes // 4 // part.page_bytes) for part in cache.parts]
         self._holds = Holds(self._copy_held, pieces, settings.hold_s, self.counts)
@@ -167,7 +167,7 @@ class WorkerSide:
     def _close_ways(self) -> None:
         if self._cache is not None:
             self._loads.close()
-            self._outbox.close()
+            self._store_queue.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class WorkerSide:
         part = self._cache.parts[place]
         if part.replicated and self._rank:
             return True
-        return self._outbox.put(runs, self._spaces[place], part.memory)
+        return self._store_queue.put(runs, self._spaces[place], part.memory)
 
     def _copy_held(self, run: PageRun) -> bool:
         try:

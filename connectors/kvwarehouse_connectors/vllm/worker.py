@@ -14,9 +14,9 @@ import torch
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.memory import BlockMemory
-from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.core.tensor_memory import TensorMemories
 from kvwarehouse_connectors.core.tensor_proof import check_tensors
 from kvwarehouse_connectors.vllm import compat
@@ -64,7 +64,7 @@ class WorkerSide:
             self._results,
             LoadOptions(whole, self._shard, settings.load_timeout_s),
         )
-        self._outbox = Outbox(self._connection, settings, self._shard, self._stored)
+        self._store_queue = StoreQueue(self._connection, settings, self._shard, self._stored)
 
     # -- once ----------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class WorkerSide:
             return
         for group, memory in enumerate(self._memories):
             runs = [run for run in orders.stores if run.group == group]
-            if runs and not self._outbox.put(runs, self._spaces[group], memory):
+            if runs and not self._store_queue.put(runs, self._spaces[group], memory):
                 self._results.count(dropped_blocks=sum(len(run.blocks) for run in runs))
 
     def results(self) -> tuple[set[str], set[str]]:
@@ -152,7 +152,7 @@ class WorkerSide:
         """Ends the threads: loads under way end by their own bounds, stores that are queued are
         made within their timeout."""
         self._loads.close()
-        self._outbox.close()
+        self._store_queue.close()
         if self._tensors is not None:
             self._tensors.close()
         self._connection.close()

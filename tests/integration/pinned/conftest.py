@@ -39,4 +39,4 @@ def make(device: ModelDevice, connection: DaemonConnection, rng: random.Random) 
     yield rig
     device.set("hold", 0)
     for each in made:
-        each.outbox.close()
+        each.store_queue.close()

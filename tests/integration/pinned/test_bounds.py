@@ -18,13 +18,13 @@ def test_copies_on_the_device_are_bounded_and_their_room_comes_back(
 ) -> None:
     rig = make("large", "bfloat16")  # 768 KiB a block: ten fit
     rig.device.set("hold", 1)
-    assert rig.outbox.put([rig.run(*range(9))], rig.space, rig.memory)
-    assert not rig.outbox.put([rig.run(0, 1)], rig.space, rig.memory)
-    assert rig.outbox.put([rig.run(0)], rig.space, rig.memory)
+    assert rig.store_queue.put([rig.run(*range(9))], rig.space, rig.memory)
+    assert not rig.store_queue.put([rig.run(0, 1)], rig.space, rig.memory)
+    assert rig.store_queue.put([rig.run(0)], rig.space, rig.memory)
     rig.device.set("hold", 0)
     assert [result.stored for result in rig.stored(2)] == [9, 1]
-    until(lambda: rig.outbox._on_device.used_bytes == 0, "its room is given back")
-    assert rig.outbox.put([rig.run(*range(9))], rig.space, rig.memory)
+    until(lambda: rig.store_queue._device_budget.used_bytes == 0, "its room is given back")
+    assert rig.store_queue.put([rig.run(*range(9))], rig.space, rig.memory)
     rig.stored(3)
 
 
@@ -32,9 +32,9 @@ def test_device_without_memory_for_a_copy_stores_less_and_the_way_stays(make: Ma
     rig = make()
     stream: Any = rig.memory._stream
     stream.full = True
-    assert not rig.outbox.put([rig.run(0)], rig.space, rig.memory)
-    assert rig.outbox._on_device.used_bytes == 0
+    assert not rig.store_queue.put([rig.run(0)], rig.space, rig.memory)
+    assert rig.store_queue._device_budget.used_bytes == 0
     stream.full = False
-    assert rig.outbox.put([rig.run(0)], rig.space, rig.memory)
+    assert rig.store_queue.put([rig.run(0)], rig.space, rig.memory)
     assert rig.stored() == [kvw.StoreResult(1, 0, {})]
     assert rig.fallbacks == 0

@@ -24,7 +24,7 @@ def test_blocks_go_out_and_come_back_byte_for_byte_past_host_memory(
     rig = make(name, dtype)
     before = rig.cache.pages()
     run = rig.run(7, 0, 3)
-    assert rig.outbox.put([run], rig.space, rig.memory)
+    assert rig.store_queue.put([run], rig.space, rig.memory)
     assert rig.stored() == [kvw.StoreResult(3, 0, {})]
     assert np.array_equal(rig.on_host(run), before[run.blocks])
     rig.wipe()
@@ -44,7 +44,7 @@ def test_groups_of_two_layouts_share_one_way_and_each_has_its_bytes(make: Make) 
     before = [rig.cache.pages() for rig in rigs]
     runs = [rig.run(2, 5) for rig in rigs]
     for rig, run in zip(rigs, runs, strict=True):
-        assert rig.outbox.put([run], rig.space, rig.memory)
+        assert rig.store_queue.put([run], rig.space, rig.memory)
     for rig, run, pages in zip(rigs, runs, before, strict=True):
         rig.stored()
         assert np.array_equal(rig.on_host(run), pages[run.blocks])
@@ -54,7 +54,7 @@ def test_load_goes_on_behind_what_has_come(make: Make) -> None:
     rig = make()
     before = rig.cache.pages()
     run = rig.run(0, 1, 2, 3)
-    rig.outbox.put([run.cut(0, 2)], rig.space, rig.memory)
+    rig.store_queue.put([run.cut(0, 2)], rig.space, rig.memory)
     rig.stored()
     rig.wipe()
     assert rig.memory.load(rig.opened, run, 0, 0, 0.0) == 2

@@ -92,7 +92,7 @@ def test_compiler_that_is_missing_turns_all_to_the_buffer_and_says_so_once(
     assert len(said) == 1
     assert "NVRTC" in said[0]
     again = rig.run(0)
-    assert rig.outbox.put([again], rig.space, rig.memory)
+    assert rig.store_queue.put([again], rig.space, rig.memory)
     rig.stored()
     assert rig.buffer.gathers == 1
     assert np.array_equal(rig.on_host(again), before[[0]])
@@ -105,14 +105,14 @@ def test_store_whose_way_is_gone_is_dropped_and_the_next_goes_through_the_buffer
     rig = make()
     no_kernels(monkeypatch)
     before = rig.cache.pages()
-    assert rig.outbox.put([rig.run(0, 1)], rig.space, rig.memory)
+    assert rig.store_queue.put([rig.run(0, 1)], rig.space, rig.memory)
     assert rig.stored() == [kvw.StoreResult(0, 0, {"unreachable": 2})]
     assert rig.fallbacks == 1
     run = rig.run(2)
-    assert rig.outbox.put([run], rig.space, rig.memory)
+    assert rig.store_queue.put([run], rig.space, rig.memory)
     assert rig.stored(2)[1] == kvw.StoreResult(1, 0, {})
     assert np.array_equal(rig.on_host(run), before[[2]])
-    until(lambda: rig.outbox._on_device.used_bytes == 0, "its room is given back")
+    until(lambda: rig.store_queue._device_budget.used_bytes == 0, "its room is given back")
 
 
 def test_device_that_fails_in_the_middle_of_a_load_costs_no_byte(
@@ -122,7 +122,7 @@ def test_device_that_fails_in_the_middle_of_a_load_costs_no_byte(
     rig = make("large", "bfloat16")
     before = rig.cache.pages()
     run = rig.run(*range(BLOCKS))
-    rig.outbox.put([run], rig.space, rig.memory)
+    rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     rig.wipe()
     rig.device.set("hold", 1)
@@ -147,7 +147,7 @@ def test_page_that_was_damaged_is_a_miss_and_the_way_stays(make: Make, serving: 
     rig = make()
     before = rig.cache.pages()
     run = rig.run(0, 1, 2)
-    rig.outbox.put([run], rig.space, rig.memory)
+    rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     find_one([serving.arena_dir / "arena"], before[1]).flip(at=5000)
     rig.wipe()

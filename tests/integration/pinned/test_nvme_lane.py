@@ -69,7 +69,7 @@ def test_blocks_come_from_nvme_by_the_lane_byte_for_byte(
     rig = make(name, lane=lane)
     run = rig.run(5, 0, 3, 4)
     before = rig.cache.pages()
-    rig.outbox.put([run], rig.space, rig.memory)
+    rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     to_nvme(serving)
     find_lane(rig, lane)
@@ -91,7 +91,7 @@ def test_lane_that_fails_leaves_the_straight_way_from_the_arena(
     rig = make(lane=lane)
     before = rig.cache.pages()
     runs = [rig.run(1, 6, 2) for _ in range(ROUNDS)]
-    rig.outbox.put(runs, rig.space, rig.memory)
+    rig.store_queue.put(runs, rig.space, rig.memory)
     rig.stored()
     to_nvme(serving)
     find_lane(rig, lane)

@@ -28,7 +28,7 @@ def test_store_has_what_the_engine_had_queued_and_nothing_it_queued_later(make: 
         rig.device.set("hold", 1)
         memory.queue_fill(computed)
         run = rig.run(4, 6)
-        assert rig.outbox.put([run], rig.space, rig.memory), "nobody waits for the stream"
+        assert rig.store_queue.put([run], rig.space, rig.memory), "nobody waits for the stream"
         memory.queue_fill(next_step)
         rig.device.set("hold", 0)
         rig.stored(number + 1)
@@ -42,7 +42,7 @@ def test_store_does_not_begin_before_its_event(make: Make) -> None:
     rig = make()
     rig.device.set("hold", 1)
     run = rig.run(1)
-    assert rig.outbox.put([run], rig.space, rig.memory)
+    assert rig.store_queue.put([run], rig.space, rig.memory)
     launches = rig.device.count("launches")
     assert not rig.results
     rig.device.set("hold", 0)
@@ -56,7 +56,7 @@ def test_load_is_not_over_before_the_engine_has_left_its_blocks_and_its_copies_a
     rig = make()
     before = rig.cache.pages()
     run = rig.run(0, 5)
-    rig.outbox.put([run], rig.space, rig.memory)
+    rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     junk = np.full(rig.cache.memories[0].size_bytes, 7, np.uint8)
     rig.device.set("hold", 1)
@@ -99,7 +99,7 @@ def test_load_itself_does_not_overtake_the_engine_either(make: Make) -> None:
     rig = make()
     before = rig.cache.pages()
     run = rig.run(0, 5)
-    rig.outbox.put([run], rig.space, rig.memory)
+    rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     for memory in rig.cache.memories:
         memory.queue_fill(np.full(memory.size_bytes, 7, np.uint8))
@@ -115,7 +115,7 @@ def test_pages_of_a_load_are_pinned_before_its_copies_and_until_they_are_done(
 ) -> None:
     rig = make()
     run = rig.run(0, 1, 2)
-    rig.outbox.put([run], rig.space, rig.memory)
+    rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     rig.device.set("hold", 1)
     copies = rig.device.count("copies")

@@ -14,9 +14,9 @@ from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
-from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from pinned_parts.cache import Cache, cache_of
 from testkit.cuda_model import ModelDevice
 from testkit.cuda_tensors import ModelStream
@@ -98,7 +98,7 @@ class Rig:
         )
         self.space = space_of(self.memory.block_bytes)
         self.results: list[kvw.StoreResult] = []
-        self.outbox = Outbox(
+        self.store_queue = StoreQueue(
             connection,
             SimpleNamespace(staging_bytes=STAGING_BYTES, store_timeout_s=TIMEOUT_S),
             0,

@@ -142,7 +142,7 @@ def run_rank(
 
 def storing(executor: Any) -> bool:
     """Whether blocks are on their way to the warehouse."""
-    return bool(executor.manager.worker.side._outbox._ring.used_bytes)
+    return bool(executor.manager.worker.side._store_queue._ring.used_bytes)
 
 
 def _server() -> Any:

@@ -93,7 +93,7 @@ def test_who_may_not_store_orders_no_store(
         engine.scheduler.on_new_request(one)
         engine.compute(one, [list(range(1, 11))], 160)
         assert engine.workers[0].stats() is None
-        assert engine.workers[0]._outbox._ring.used_bytes == 0
+        assert engine.workers[0]._store_queue._ring.used_bytes == 0
 
 
 def test_engines_share_what_they_store_and_a_salted_one_does_not(

@@ -61,4 +61,4 @@ def test_stores_are_dropped_and_counted_while_there_is_no_daemon(
         stats = until(engine.workers[0].stats, "it is counted")
         assert stats.data["dropped_blocks"] == 10
         assert stats.data["stored_blocks"] == 0
-        until(lambda: not engine.workers[0]._outbox._ring.used_bytes, "the room is given back")
+        until(lambda: not engine.workers[0]._store_queue._ring.used_bytes, "the room is given back")

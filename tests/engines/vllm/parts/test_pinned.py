@@ -25,9 +25,9 @@ from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
-from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.vllm.layout import block_layout
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder
@@ -142,7 +142,7 @@ def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
     cache = caches(shapes()[shape], layout, BLOCKS)
     moved = Moved(device, cache)
     copies, stream, results = DeviceCopies(0, nothing), ModelStream(device), []
-    outbox = Outbox(
+    store_queue = StoreQueue(
         connection,
         SimpleNamespace(staging_bytes=8 << 20, store_timeout_s=TIMEOUT_S),
         0,
@@ -155,7 +155,7 @@ def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
             run = PageRun(group, [rng.randbytes(32) for _ in range(3)], [5, 0, 3], True)
             pages = np.stack([cache.page(block, group) for block in run.blocks])
             space = space_of(memory.block_bytes)
-            assert outbox.put([run], space, memory)
+            assert store_queue.put([run], space, memory)
             until(lambda group=group: len(results) == group + 1, "it is stored")
             assert results[-1] == kvw.StoreResult(3, 0, {})
             opened = connection.wait_namespace(space, TIMEOUT_S)
@@ -169,7 +169,7 @@ def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
             cache.host(group).scatter(back.blocks, pages)
             assert moved.same(), "those blocks, and nothing else"
     finally:
-        outbox.close()
+        store_queue.close()
     assert copies.usable
 
 

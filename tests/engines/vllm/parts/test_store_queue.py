@@ -15,8 +15,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import DEADLINE_S, until
-from kvwarehouse_connectors.core.outbox import Outbox
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
 
 PAGE = 1 << 18
@@ -92,28 +92,28 @@ def warehouse() -> Warehouse:
     return Warehouse()
 
 
-Make = Callable[..., tuple[Outbox, list[kvw.StoreResult]]]
+Make = Callable[..., tuple[StoreQueue, list[kvw.StoreResult]]]
 
 
 @pytest.fixture
 def make(warehouse: Warehouse) -> Iterator[Make]:
-    every: list[Outbox] = []
+    every: list[StoreQueue] = []
 
-    def made(**options: Any) -> tuple[Outbox, list[kvw.StoreResult]]:
+    def made(**options: Any) -> tuple[StoreQueue, list[kvw.StoreResult]]:
         results: list[kvw.StoreResult] = []
-        outbox = Outbox(
+        store_queue = StoreQueue(
             warehouse,  # type: ignore[arg-type]
             settings(**options),
             3,
             lambda runs, result: results.append(result),
         )
-        every.append(outbox)
-        return outbox, results
+        every.append(store_queue)
+        return store_queue, results
 
     yield made
     warehouse.gate.set()
-    for outbox in every:
-        outbox.close()
+    for store_queue in every:
+        store_queue.close()
 
 
 def run(*blocks: int) -> PageRun:
@@ -128,20 +128,20 @@ def names(warehouse: Warehouse) -> list[int]:
 def test_blocks_of_a_step_are_stored_in_one_call_as_they_were(
     make: Make, warehouse: Warehouse
 ) -> None:
-    outbox, results = make()
-    assert outbox.put([run(1, 2), run(5)], SPACE, Memory())
+    store_queue, results = make()
+    assert store_queue.put([run(1, 2), run(5)], SPACE, Memory())
     until(lambda: results, "it is stored")
     assert results == [kvw.StoreResult(3, 0, {})]
     assert warehouse.pages == [(bytes([block]) * 32, block, True) for block in (1, 2, 5)]
     assert warehouse.shards == {0}  # all ranks have this page alike: it has one shard
-    until(lambda: outbox._ring.used_bytes == 0, "its room is given back")
+    until(lambda: store_queue._ring.used_bytes == 0, "its room is given back")
 
 
 def test_blocks_that_each_rank_has_a_part_of_are_stored_as_its_shard(
     make: Make, warehouse: Warehouse
 ) -> None:
-    outbox, results = make()
-    assert outbox.put([run(1, 2)], dataclasses.replace(SPACE, shards=4), Memory())
+    store_queue, results = make()
+    assert store_queue.put([run(1, 2)], dataclasses.replace(SPACE, shards=4), Memory())
     until(lambda: results, "it is stored")
     assert warehouse.shards == {3}
 
@@ -149,21 +149,21 @@ def test_blocks_that_each_rank_has_a_part_of_are_stored_as_its_shard(
 def test_full_outbox_leaves_out_the_newest_and_nobody_waits(
     make: Make, warehouse: Warehouse
 ) -> None:
-    outbox, results = make()
+    store_queue, results = make()
     warehouse.gate.clear()
-    taken = [outbox.put([run(block, block + 1)], SPACE, Memory()) for block in range(0, 12, 2)]
+    taken = [store_queue.put([run(block, block + 1)], SPACE, Memory()) for block in range(0, 12, 2)]
     assert taken == [True] * 4 + [False] * 2
     warehouse.gate.set()
     until(lambda: len(results) == 4, "the others are stored")
     assert names(warehouse) == list(range(8))
-    assert outbox.put([run(20)], SPACE, Memory())
+    assert store_queue.put([run(20)], SPACE, Memory())
     until(lambda: len(results) == 5, "there is room again")
 
 
 def test_step_that_is_larger_than_the_outbox_is_left_out(make: Make) -> None:
-    outbox, results = make()
-    assert not outbox.put([run(*range(9))], SPACE, Memory())
-    assert outbox.put([run(*range(8))], SPACE, Memory())
+    store_queue, results = make()
+    assert not store_queue.put([run(*range(9))], SPACE, Memory())
+    assert store_queue.put([run(*range(8))], SPACE, Memory())
     until(lambda: results, "it is stored")
 
 
@@ -171,11 +171,11 @@ def test_blocks_may_be_written_again_as_soon_as_they_are_put(
     make: Make, warehouse: Warehouse
 ) -> None:
     """Random sizes, a slow warehouse: what arrives is what each block was when it was put."""
-    outbox, _ = make()
+    store_queue, _ = make()
     expected = []
     for number in range(100):
         blocks = [(number * 7 + place) % 251 for place in range(number % 4 + 1)]
-        if outbox.put([run(*blocks)], SPACE, Memory()):
+        if store_queue.put([run(*blocks)], SPACE, Memory()):
             expected += blocks
     until(lambda: len(names(warehouse)) == len(expected), "all are stored")
     assert names(warehouse) == expected
@@ -188,52 +188,52 @@ def test_blocks_may_be_written_again_as_soon_as_they_are_put(
 def test_store_that_fails_is_told_and_the_next_is_made(
     make: Make, warehouse: Warehouse, error: Exception
 ) -> None:
-    outbox, results = make()
+    store_queue, results = make()
     warehouse.error = error
-    assert outbox.put([run(1, 2)], SPACE, Memory())
+    assert store_queue.put([run(1, 2)], SPACE, Memory())
     until(lambda: results, "the failure is told")
     assert results == [kvw.StoreResult(0, 0, {"unreachable": 2})]
     assert warehouse.failed_calls == [error]
     warehouse.error = None
-    assert outbox.put([run(3)], SPACE, Memory())
+    assert store_queue.put([run(3)], SPACE, Memory())
     until(lambda: len(results) == 2, "the next is stored")
     assert names(warehouse) == [3]
-    until(lambda: outbox._ring.used_bytes == 0, "all room is given back")
+    until(lambda: store_queue._ring.used_bytes == 0, "all room is given back")
 
 
 def test_what_comes_while_there_is_no_daemon_is_dropped_at_once(
     make: Make, warehouse: Warehouse
 ) -> None:
-    outbox, results = make()
+    store_queue, results = make()
     warehouse.there = False
     for block in range(50):
-        until(lambda block=block: outbox.put([run(block)], SPACE, Memory()), "there is room")
+        until(lambda block=block: store_queue.put([run(block)], SPACE, Memory()), "there is room")
     until(lambda: len(results) == 50, "all are told")
     assert {result.dropped_pages for result in results} == {1}
     assert warehouse.pages == []
 
 
 def test_close_stores_what_is_queued_and_is_bounded(make: Make, warehouse: Warehouse) -> None:
-    outbox, results = make()
+    store_queue, results = make()
     for block in range(4):
-        outbox.put([run(block)], SPACE, Memory())
-    outbox.close()
+        store_queue.put([run(block)], SPACE, Memory())
+    store_queue.close()
     assert len(results) == 4
-    assert not outbox._thread.is_alive()
+    assert not store_queue._thread.is_alive()
 
 
 def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) -> None:
     """Room is given back in the order in which it was taken. If the failed step's stays taken, the
     next one's is given away while it is still being stored: pages of wrong bytes."""
-    outbox, results = make()
+    store_queue, results = make()
     warehouse.gate.clear()
     broken = Memory()
     broken.fails = True
     with pytest.raises(RuntimeError):
-        outbox.put([run(1, 2)], SPACE, broken)
-    assert outbox._ring.used_bytes == 0
+        store_queue.put([run(1, 2)], SPACE, broken)
+    assert store_queue._ring.used_bytes == 0
     for block in (10, 20, 30, 40):
-        assert outbox.put([run(block, block + 1)], SPACE, Memory())
+        assert store_queue.put([run(block, block + 1)], SPACE, Memory())
     warehouse.gate.set()
     until(lambda: len(results) == 4, "the others are stored")
     assert all(content == name[0] and whole for name, content, whole in warehouse.pages)
@@ -242,8 +242,8 @@ def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) 
 def test_storing_makes_way_for_the_engines_threads(make: Make) -> None:
     """On a CPU they compute on every core."""
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    outbox, _ = make()
-    thread = outbox._thread.native_id or 0
+    store_queue, _ = make()
+    thread = store_queue._thread.native_id or 0
     nicer = min(own + 10, 19)
     until(lambda: os.getpriority(os.PRIO_PROCESS, thread) == nicer, "a nicer thread")
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own, "and it alone"

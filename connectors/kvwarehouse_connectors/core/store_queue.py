@@ -1,5 +1,5 @@
 """Copies of blocks on their way to the warehouse: one thread, and a bound on their memory, which is
-a ring on the host or an allowance on the blocks' device.
+a ring on the host or a budget on the blocks' device.
 
 `put` copies and returns; the store itself happens behind the engine's back. Pages of one step go
 in one call for each group, so in one exchange with the daemon. While there is no daemon, what comes
@@ -24,7 +24,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.ring import Allowance, Ring
+from kvwarehouse_connectors.core.staging_ring import ByteBudget, StagingRing
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Bounds(Protocol):
 
 
 @dataclass(frozen=True)
-class _Parcel:
+class PendingStore:
     runs: list[PageRun]
     space: kvw.Namespace
     memory: BlockMemory
@@ -53,7 +53,7 @@ class _Parcel:
     give_back: Callable[[], None]
 
 
-class Outbox:
+class StoreQueue:
     """on_stored is called in the storing thread with runs and what became of them together."""
 
     def __init__(
@@ -67,9 +67,9 @@ class Outbox:
         self._timeout_s = settings.store_timeout_s
         self._shard = shard
         self._on_stored = on_stored
-        self._ring = Ring(settings.staging_bytes)
-        self._on_device = Allowance(settings.staging_bytes)
-        self._queue: deque[_Parcel] = deque()
+        self._ring = StagingRing(settings.staging_bytes)
+        self._device_budget = ByteBudget(settings.staging_bytes)
+        self._queue: deque[PendingStore] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kvw-store", daemon=True)
@@ -83,7 +83,7 @@ class Outbox:
         if copied is None:
             return False
         with self._changed:
-            self._queue.append(_Parcel(runs, space, memory, copied[0], len(blocks), copied[1]))
+            self._queue.append(PendingStore(runs, space, memory, copied[0], len(blocks), copied[1]))
             self._changed.notify()
         return True
 
@@ -93,9 +93,9 @@ class Outbox:
         """What a store reads, and what ends its use; None where there is no room."""
         if memory.copies_on_device:
             size = len(blocks) * memory.block_bytes
-            if not self._on_device.take(size):
+            if not self._device_budget.take(size):
                 return None
-            give_back = partial(self._on_device.give_back, size)
+            give_back = partial(self._device_budget.give_back, size)
             try:
                 return memory.copy(blocks), give_back
             except kvw.CapacityError as error:
@@ -129,37 +129,37 @@ class Outbox:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
-                parcel = self._queue.popleft()
+                pending = self._queue.popleft()
             try:
-                result = self._store(parcel)
+                result = self._store(pending)
             except Exception as error:  # noqa: BLE001 - a thread's edge: a lost store is a miss later
-                self._connection.call_failed(parcel.space, error)
+                self._connection.call_failed(pending.space, error)
                 level = logging.DEBUG if isinstance(error, kvw.WarehouseError) else logging.ERROR
                 _log.log(level, "a store failed: %s: %s", type(error).__name__, error)
-                result = kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
-            runs, give_back = parcel.runs, parcel.give_back
-            del parcel  # before its room counts as free, the memory of its copy is
+                result = kvw.StoreResult(0, 0, {"unreachable": pending.blocks})
+            runs, give_back = pending.runs, pending.give_back
+            del pending  # before its room counts as free, the memory of its copy is
             give_back()
             self._on_stored(runs, result)
 
-    def _store(self, parcel: _Parcel) -> kvw.StoreResult:
-        parcel.memory.settle()
-        opened = self._connection.namespace(parcel.space)
+    def _store(self, pending: PendingStore) -> kvw.StoreResult:
+        pending.memory.settle()
+        opened = self._connection.namespace(pending.space)
         if opened is None and self._connection.control() is not None:
-            opened = self._connection.wait_namespace(parcel.space, self._timeout_s)
+            opened = self._connection.wait_namespace(pending.space, self._timeout_s)
         if opened is None or self._connection.control() is None:
-            return kvw.StoreResult(0, 0, {"unreachable": parcel.blocks})
+            return kvw.StoreResult(0, 0, {"unreachable": pending.blocks})
         try:
             return opened.store(
-                keys=[part for run in parcel.runs for part in run.key_runs()],
-                pages=parcel.pages,
+                keys=[part for run in pending.runs for part in run.key_runs()],
+                pages=pending.pages,
                 # What every rank has alike is stored once.
-                shard=self._shard if parcel.space.shards > 1 else 0,
+                shard=self._shard if pending.space.shards > 1 else 0,
                 timeout_s=self._timeout_s,
             )
         except kvw.WarehouseError as error:
-            if isinstance(parcel.pages, kvw.Regions):
-                parcel.memory.store_failed(error)
+            if isinstance(pending.pages, kvw.Regions):
+                pending.memory.store_failed(error)
             raise
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 _ALIGN_BYTES = 64
 
 
-class Allowance:
-    """Bytes of a device's memory that pages on their way out may take, where they are copied there
-    and not to a ring: the same hard bound, without the memory."""
+class ByteBudget:
+    """A bound on the bytes of device memory that pages on their way out may take, where they are
+    copied within the device and not to a ring."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -33,6 +33,7 @@ class Allowance:
         return self._used_bytes
 
     def take(self, size_bytes: int) -> bool:
+        """False, and nothing taken, where that would be over the bound. Never blocks."""
         with self._lock:
             fits = self._used_bytes + size_bytes <= self._size_bytes
             self._used_bytes += size_bytes if fits else 0
@@ -44,7 +45,9 @@ class Allowance:
             assert self._used_bytes >= 0, f"{size_bytes} bytes were given back twice"
 
 
-class Ring:
+class StagingRing:
+    """size_bytes: of its memory, which is all that it ever takes."""
+
     def __init__(self, size_bytes: int) -> None:
         # Not np.zeros: memory is taken from the system as it is first used.
         self._memory = np.empty(size_bytes, np.uint8)
@@ -72,7 +75,7 @@ class Ring:
         return self._memory[begin : begin + rows * row_bytes].reshape(rows, row_bytes)
 
     def undo(self) -> None:
-        """Gives back what was taken last, by the one who took it: it is not used after all."""
+        """Cancels the caller's own most recent `take()`."""
         with self._lock:
             self._taken.pop()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvwarehouse_connectors.core.ring import Ring
+from kvwarehouse_connectors.core.staging_ring import StagingRing
 
 SIZE = 4096
 LINE = 64
@@ -21,7 +21,7 @@ class RingAgainstIntervals(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ring = Ring(SIZE)
+        self.ring = StagingRing(SIZE)
         self.held: deque[tuple[int, np.ndarray]] = deque()
         self.number = 0
 
@@ -72,7 +72,7 @@ TestRingAgainstIntervals = RingAgainstIntervals.TestCase
 
 @given(st.integers(1, SIZE))
 def test_empty_ring_gives_whatever_fits_however_it_came_to_be_empty(row_bytes: int) -> None:
-    ring = Ring(SIZE)
+    ring = StagingRing(SIZE)
     for _ in range(3):
         assert ring.take(1, row_bytes) is not None
         ring.give_back()
@@ -81,14 +81,14 @@ def test_empty_ring_gives_whatever_fits_however_it_came_to_be_empty(row_bytes: i
 
 @pytest.mark.parametrize(("rows", "row_bytes"), [(1, SIZE + 1), (SIZE + 1, 1), (2, SIZE)])
 def test_ring_refuses_what_is_larger_than_itself(rows: int, row_bytes: int) -> None:
-    ring = Ring(SIZE)
+    ring = StagingRing(SIZE)
     assert ring.take(rows, row_bytes) is None
     assert ring.used_bytes == 0
 
 
 def test_ring_never_stops_giving_while_the_oldest_comes_back() -> None:
     """A third of it at a time: it goes round many times, also where the end does not fit."""
-    ring = Ring(SIZE)
+    ring = StagingRing(SIZE)
     row_bytes = SIZE // 3 - 5
     held = 0
     for _ in range(100):
