@@ -18,7 +18,7 @@ from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout, by_memory, pieces_of
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.core.store_queue import StoreQueue
 from testkit.tiny_llama import tiny_llama
 
@@ -168,14 +168,14 @@ def test_blocks_go_out_and_come_back_byte_for_byte(
 def test_tensors_and_way_are_proven_and_hold_what_they_held(
     torch: Any, serving: Serving, rng: random.Random
 ) -> None:
-    from kvwarehouse_connectors.core.tensor_proof import check_tensors
+    from kvwarehouse_connectors.core.layout_self_test import check_tensors
 
     rig = Rig(torch, serving, "HND", "bfloat16")
     try:
         rig.fill(rng)
         before = rig.pages()
         check_tensors(rig.memory, rig.views, BLOCKS)
-        assert Proof(rig.connection, stores=True).of_the_way(rig.memory, [3, 5])
+        assert SelfTest(rig.connection, stores=True).round_trip(rig.memory, [3, 5])
         assert np.array_equal(rig.pages(), before)
         assert not rig.fallbacks
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.sglang.memory import page_numbers, piece_memory
-from kvwarehouse_connectors.sglang.proof import prove
+from kvwarehouse_connectors.sglang.self_test import layout_self_test
 from testkit.host_pools import ModelPool, ModelTensor
 
 
@@ -61,7 +61,7 @@ def test_the_self_test_passes_and_leaves_the_pool_as_it_was(layout: str, seed: i
     pool = ModelPool(layout)
     pool.fill(seed)
     before = pool.array.copy()
-    assert prove(pool, piece_memory(pool, 2 if layout == "page_head" else 1))
+    assert layout_self_test(pool, piece_memory(pool, 2 if layout == "page_head" else 1))
     assert (pool.array == before).all()
     assert pool.alloc(pool.size) is not None, "the page was not given back"
 
@@ -69,7 +69,7 @@ def test_the_self_test_passes_and_leaves_the_pool_as_it_was(layout: str, seed: i
 def test_the_self_test_is_left_out_where_no_page_is_free() -> None:
     pool = ModelPool("page_first")
     assert pool.alloc(pool.size) is not None
-    assert not prove(pool, piece_memory(pool, 1))
+    assert not layout_self_test(pool, piece_memory(pool, 1))
 
 
 def test_the_self_test_finds_a_pool_that_reads_its_pages_otherwise() -> None:
@@ -87,4 +87,4 @@ def test_the_self_test_finds_a_pool_that_reads_its_pages_otherwise() -> None:
 
     for pool in (Reversed("page_first"), Elsewhere("page_first"), Swapped("page_first")):
         with pytest.raises(kvw.UsageError, match=r"outside|equal distances|self-test"):
-            prove(pool, piece_memory(pool, 1))
+            layout_self_test(pool, piece_memory(pool, 1))

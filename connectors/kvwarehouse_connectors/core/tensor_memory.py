@@ -12,9 +12,9 @@ from typing import Any
 from kvwarehouse_connectors.core.device_copies import DeviceCopies, EngineStream, device_copies
 from kvwarehouse_connectors.core.device_memory import DeviceMemory, as_words
 from kvwarehouse_connectors.core.layout import BlockLayout
+from kvwarehouse_connectors.core.layout_self_test import addresses_fit
 from kvwarehouse_connectors.core.memory import BlockMemory, HostMemory
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
-from kvwarehouse_connectors.core.tensor_proof import addresses_fit
 from kvwarehouse_connectors.core.torch_stream import TorchStream
 
 

@@ -19,8 +19,8 @@ from kvwarehouse_connectors.sglang.facts import PoolFacts, check_pool, split_of
 from kvwarehouse_connectors.sglang.identity import Identity, PageBytes
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.memory import PieceMemory, page_numbers, piece_memory
-from kvwarehouse_connectors.sglang.proof import prove
 from kvwarehouse_connectors.sglang.rooms import CopyRoom, FlatRoom, PieceRoom, Room
+from kvwarehouse_connectors.sglang.self_test import layout_self_test
 from kvwarehouse_connectors.sglang.settings import Settings
 from kvwarehouse_connectors.sglang.shelf import Shelf, ShelfOptions
 
@@ -143,7 +143,7 @@ def _memory(pool: Any, facts: PoolFacts, parts: int) -> PieceMemory | None:
         if facts.kind != "state" and facts.kind != "index":
             raise
         return None
-    if not prove(pool, memory):
+    if not layout_self_test(pool, memory):
         _log.warning(
             "kvwarehouse: pool %s lent no page for a self-test, being full; it goes untested",
             facts.name,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.messages import LoadOrder
 from kvwarehouse_connectors.trtllm.parts import Part
@@ -45,13 +45,13 @@ class Loads:
     def __init__(
         self,
         connection: DaemonConnection,
-        proof: Proof,
+        self_test: SelfTest,
         cache: Sequence[tuple[Part, kvw.Namespace]],
         options: LoadOptions,
         counts: Counts,
     ) -> None:
         self._connection = connection
-        self._proof = proof
+        self._self_test = self_test
         self._parts = [part for part, _ in cache]
         self._spaces = [space for _, space in cache]
         self._shard = options.shard
@@ -133,11 +133,11 @@ class Loads:
 
     def _load_run(self, order: LoadOrder, run: PageRun, end_s: float) -> None:
         done, reason = 0, "no daemon"
-        proven = False
+        tested = False
         while done < len(run.blocks):
             opened = self._connection.namespace(self._spaces[run.group])
             if opened is not None:
-                proven = proven or self._prove(run)
+                tested = tested or self._test_once(run)
                 try:
                     loaded = self._try(opened, run, done, end_s)
                 except kvw.WarehouseError as error:
@@ -162,9 +162,9 @@ class Loads:
         left_s = max(0.0, end_s - time.monotonic())
         return part.memory.load(opened, run, done, shard, left_s)
 
-    def _prove(self, run: PageRun) -> bool:
+    def _test_once(self, run: PageRun) -> bool:
         """Once: that bytes keep their way, in blocks that hold nothing yet."""
-        if not self._proof.of_the_way(self._parts[run.group].memory, run.blocks):
+        if not self._self_test.round_trip(self._parts[run.group].memory, run.blocks):
             raise kvw.InternalError(
                 "the self-test came back with other bytes; nothing is loaded", code="self_test"
             )

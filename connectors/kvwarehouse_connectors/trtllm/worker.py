@@ -17,7 +17,7 @@ import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.trtllm import arguments, compat, identity, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
@@ -91,9 +91,9 @@ class WorkerSide:
                 code="bad_setting",
             )
         spaces = identity.namespaces(self._llm_args, cache, self._weights, settings)
-        proof = Proof(self._connection, stores=settings.stores)
+        self_test = SelfTest(self._connection, stores=settings.stores)
         for part in cache.parts:
-            if not proof.of_the_way(part.memory, range(part.slots)[-2:]):
+            if not self_test.round_trip(part.memory, range(part.slots)[-2:]):
                 raise compat.unsupported(
                     "this engine", "gets other bytes back than it stored (self-test)"
                 )
@@ -102,7 +102,7 @@ class WorkerSide:
         self._roll_call = identity.roll_call_space(spaces, self._ranks)
         self._loads = Loads(
             self._connection,
-            proof,
+            self_test,
             list(zip(cache.parts, spaces, strict=True)),
             LoadOptions(self._rank, settings.load_timeout_s),
             self.counts,

@@ -21,7 +21,7 @@ from kvwarehouse_connectors.core.device_copies import may_still_write
 from kvwarehouse_connectors.core.loading import LoadResult, load_in_time
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.core.worth import Schedule
 from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
@@ -60,13 +60,13 @@ class Loads:
     def __init__(
         self,
         connection: DaemonConnection,
-        proof: Proof,
+        self_test: SelfTest,
         memories: Sequence[BlockMemory],
         results: Results,
         options: LoadOptions,
     ) -> None:
         self._connection = connection
-        self._proof = proof
+        self._self_test = self_test
         self._memories = memories
         self._results = results
         self._options = options
@@ -161,7 +161,7 @@ class Loads:
         if opened is None:
             return LoadResult(0, 0.0, {"unreachable": pages})
         memory = self._memories[run.group]
-        if not self._proof.of_the_way(memory, run.blocks):
+        if not self._self_test.round_trip(memory, run.blocks):
             return LoadResult(0, 0.0, {"self_test": pages})
         schedule, most_s = self._schedule(order, run)
 

@@ -13,12 +13,12 @@ import torch
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
+from kvwarehouse_connectors.core.layout_self_test import check_tensors
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.core.tensor_memory import TensorMemories
-from kvwarehouse_connectors.core.tensor_proof import check_tensors
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.layout import block_layout
@@ -52,14 +52,14 @@ class WorkerSide:
         self._tensors: TensorMemories | None = None
         self._facts: Facts | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
-        self._proof = Proof(self._connection, stores=settings.stores)
+        self._self_test = SelfTest(self._connection, stores=settings.stores)
         self._results = Results()
         # A part of a load is of no use where there are several groups, or a window, whose blocks
         # before the last ones were never loaded.
         whole = len(self._groups) > 1 or not self._groups[0].chained
         self._loads = Loads(
             self._connection,
-            self._proof,
+            self._self_test,
             self._memories,
             self._results,
             LoadOptions(whole, self._shard, settings.load_timeout_s),
@@ -86,7 +86,7 @@ class WorkerSide:
             if made.device_address:
                 self._connection.prepare_device(made.device_address)
             check_tensors(memory, views, blocks)
-            if not self._proof.of_the_way(memory, range(blocks)[-2:]):
+            if not self._self_test.round_trip(memory, range(blocks)[-2:]):
                 raise unsupported("this engine", "gets other bytes back than it stored (self-test)")
             spec = compat.group_spec(self._kv_cache_config.kv_cache_groups[group.index])
             backend = compat.attention_backends(config, group.layer_names)

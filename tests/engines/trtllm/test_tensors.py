@@ -14,8 +14,8 @@ import torch
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.device_memory import DeviceMemory
+from kvwarehouse_connectors.core.layout_self_test import check_tensors
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.tensor_proof import check_tensors
 from kvwarehouse_connectors.trtllm.parts import Part, layout_cache, pool_cache
 from trtllm_model.pools import PoolLayout, Region
 from trtllm_model.ranks import Engine, Spec

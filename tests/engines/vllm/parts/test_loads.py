@@ -64,7 +64,7 @@ class Rows:
 
 
 class AnyWay:
-    def of_the_way(self, memory: Any, blocks: Any) -> bool:
+    def round_trip(self, memory: Any, blocks: Any) -> bool:
         return True
 
 
@@ -107,9 +107,9 @@ def world(
     with kvw.connect(daemon.address) as client:
         client.open(SPACE).store(keys=keys, pages=pages)
         memory, results = Rows(np.zeros((2 * PAGES, PAGE), np.uint8)), Results()
-        proof: Any = AnyWay()
+        self_test: Any = AnyWay()
         memories: Any = [memory]
-        loads = Loads(connection, proof, memories, results, LoadOptions(False, 0, 5.0))
+        loads = Loads(connection, self_test, memories, results, LoadOptions(False, 0, 5.0))
         blocks = rng.sample(range(2 * PAGES), PAGES)
         order = LoadOrder("r", (PageRun(0, keys, blocks, True),))
         yield World(memory, loads, results, order, pages, client)

@@ -196,9 +196,9 @@ class World:
         assert opened.store(keys=self.run.key_runs(), pages=self.pages).stored == 3
         self.results = Results()
         self.received: set[str] = set()
-        proof: Any = SimpleNamespace(of_the_way=lambda memory, blocks: True)
+        self_test: Any = SimpleNamespace(round_trip=lambda memory, blocks: True)
         self.loads = Loads(
-            connection, proof, [self.memory], self.results, LoadOptions(False, 0, TIMEOUT_S)
+            connection, self_test, [self.memory], self.results, LoadOptions(False, 0, TIMEOUT_S)
         )
 
     def begin(self, page_compute_s: float = 0.0) -> None:

@@ -19,7 +19,7 @@ import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder
@@ -47,9 +47,9 @@ def test_self_test_through_the_warehouse_leaves_blocks_as_they_were(
     connection = DaemonConnection(daemon.address, ConnectionOptions(tick_s=0.01))
     try:
         until(lambda: connection.control() is not None, "a daemon")
-        proof = Proof(connection, stores=True)
-        assert proof.of_the_way(cache.host(0), [3, 4])
-        assert proof._verdicts, "the test was not made"
+        self_test = SelfTest(connection, stores=True)
+        assert self_test.round_trip(cache.host(0), [3, 4])
+        assert self_test._verdicts, "the test was not made"
     finally:
         connection.close()
     assert np.array_equal(before, cache.memory)

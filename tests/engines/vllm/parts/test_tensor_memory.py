@@ -18,10 +18,10 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from kvwarehouse_connectors.core import tensor_memory
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.layout import BlockLayout
+from kvwarehouse_connectors.core.layout_self_test import addresses_fit
 from kvwarehouse_connectors.core.memory import HostMemory
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
 from kvwarehouse_connectors.core.tensor_memory import TensorMemories
-from kvwarehouse_connectors.core.tensor_proof import addresses_fit
 from kvwarehouse_connectors.core.torch_stream import TorchStream
 from vllm_parts.tensors import Caches, caches, laid_out, shapes
 

@@ -1,6 +1,6 @@
-"""A connector proves itself before it serves: known bytes go through the engine's own blocks and
-the warehouse, and come back the same. Where there is no daemon at the start, with the first load,
-in the blocks that the engine gave for it.
+"""A connector tests itself before it serves: known bytes go through the engine's own blocks and the
+warehouse, and have to come back the same. Where no daemon is there at the start, the first load
+makes the test, in the blocks that the engine gave for it.
 
 Thread-safe after registration.
 """
@@ -28,9 +28,9 @@ _BLOCKS = 2
 _MOST_TRIES = 3
 
 
-class Proof:
-    """stores: whether this engine may store; without it the way cannot be proven, only checked by
-    the digests of each load."""
+class SelfTest:
+    """stores: whether this engine may store. One that may not cannot make the round trip: only the
+    digests of each load check its bytes."""
 
     def __init__(self, connection: DaemonConnection, *, stores: bool) -> None:
         self._connection = connection
@@ -39,9 +39,10 @@ class Proof:
         self._verdicts: dict[int, bool] = {}
         self._tries: dict[int, int] = {}
 
-    def of_the_way(self, memory: BlockMemory, blocks: Sequence[int]) -> bool:
-        """Whether bytes of these blocks, which hold nothing yet, survive being stored and loaded.
-        Asked once for each group; where it cannot be tried now, it counts as not asked."""
+    def round_trip(self, memory: BlockMemory, blocks: Sequence[int]) -> bool:
+        """False where bytes of these blocks, which hold nothing yet, do not survive being stored
+        and loaded. Made once for each memory; where it cannot be made now it counts as passed, and
+        is tried again a few times. Blocks for two calls of the daemon."""
         if not self._stores:
             return True
         with self._lock:

@@ -1,4 +1,4 @@
-"""The connector's proof of itself: it passes where blocks keep their bytes, and fails where not."""
+"""The self-tests: they pass where blocks keep their bytes, and fail where not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
+from kvwarehouse_connectors.core.layout_self_test import check_tensors
 from kvwarehouse_connectors.core.memory import HostMemory
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.proof import Proof
-from kvwarehouse_connectors.core.tensor_proof import check_tensors
+from kvwarehouse_connectors.core.self_test import SelfTest
 from vllm_parts.tensors import Caches, caches, laid_out, shapes
 
 BLOCKS = 9
@@ -60,7 +60,7 @@ def cache() -> Caches:
 )
 @pytest.mark.parametrize("kind", ["host", "device"])
 @pytest.mark.parametrize("blocks", [2, 3, BLOCKS])
-def test_right_layout_is_proven_and_every_byte_is_as_before(
+def test_right_layout_passes_and_every_byte_is_as_before(
     shape: str, layout: KVCacheLayout, kind: str, blocks: int, nobody: DaemonConnection
 ) -> None:
     cache = caches(shapes()[shape], layout, blocks)
@@ -150,59 +150,59 @@ class Meddled(HostMemory):
         return loaded
 
 
-def test_way_through_the_warehouse_is_proven_once(
-    connection: DaemonConnection, cache: Caches
-) -> None:
-    proof = Proof(connection, stores=True)
+def test_round_trip_is_made_once(connection: DaemonConnection, cache: Caches) -> None:
+    self_test = SelfTest(connection, stores=True)
     memory = Meddled(cache.layout(), harm=False)
-    assert proof.of_the_way(memory, [3, 5, 7])
-    assert proof.of_the_way(memory, [3, 5, 7])
+    assert self_test.round_trip(memory, [3, 5, 7])
+    assert self_test.round_trip(memory, [3, 5, 7])
     assert memory.loads == 1
 
 
-def test_way_that_changes_a_byte_is_refused_for_good(
+def test_round_trip_that_changes_a_byte_is_refused_for_good(
     connection: DaemonConnection, cache: Caches, caplog: pytest.LogCaptureFixture
 ) -> None:
-    proof = Proof(connection, stores=True)
+    self_test = SelfTest(connection, stores=True)
     memory = Meddled(cache.layout(), harm=True)
-    assert not proof.of_the_way(memory, [3, 5])
+    assert not self_test.round_trip(memory, [3, 5])
     memory.harm = False
-    assert not proof.of_the_way(memory, [3, 5])
+    assert not self_test.round_trip(memory, [3, 5])
     assert memory.loads == 1
     assert "came back with other bytes" in caplog.text
 
 
-def test_way_of_one_group_says_nothing_of_another(
+def test_round_trip_of_one_group_says_nothing_of_another(
     connection: DaemonConnection, cache: Caches
 ) -> None:
-    proof = Proof(connection, stores=True)
+    self_test = SelfTest(connection, stores=True)
     bad, good = Meddled(cache.layout(), harm=True), Meddled(cache.layout(), harm=False)
-    assert not proof.of_the_way(bad, [3, 5])
-    assert proof.of_the_way(good, [3, 5])
+    assert not self_test.round_trip(bad, [3, 5])
+    assert self_test.round_trip(good, [3, 5])
 
 
-def test_way_is_proven_through_a_buffer_too(connection: DaemonConnection, cache: Caches) -> None:
-    assert Proof(connection, stores=True).of_the_way(cache.device(), [3, 5])
+def test_round_trip_is_made_through_a_buffer_too(
+    connection: DaemonConnection, cache: Caches
+) -> None:
+    assert SelfTest(connection, stores=True).round_trip(cache.device(), [3, 5])
 
 
-def test_way_counts_as_not_asked_without_a_daemon_and_is_proven_when_there_is_one(
+def test_round_trip_counts_as_not_asked_without_a_daemon_and_is_made_when_there_is_one(
     daemon: kvw.PrivateDaemon, cache: Caches
 ) -> None:
     daemon.stop()
     connection = DaemonConnection(daemon.address, QUICK)
     try:
-        proof = Proof(connection, stores=True)
+        self_test = SelfTest(connection, stores=True)
         memory = Meddled(cache.layout(), harm=True)
-        assert proof.of_the_way(memory, [3, 5])
+        assert self_test.round_trip(memory, [3, 5])
         assert memory.loads == 0
         daemon.start()
         until(lambda: connection.control() is not None, "the daemon was found")
-        assert not proof.of_the_way(memory, [3, 5])
+        assert not self_test.round_trip(memory, [3, 5])
     finally:
         connection.close()
 
 
-def test_way_that_cannot_be_tried_is_not_tried_for_ever(
+def test_round_trip_that_cannot_be_made_is_not_tried_for_ever(
     nobody: DaemonConnection, cache: Caches
 ) -> None:
     class Counted(DaemonConnection):
@@ -215,28 +215,26 @@ def test_way_that_cannot_be_tried_is_not_tried_for_ever(
 
     counted = Counted("unix:///tmp/kvw-no-such-daemon/kvw.sock", QUICK)
     try:
-        proof = Proof(counted, stores=True)
+        self_test = SelfTest(counted, stores=True)
         memory = Meddled(cache.layout(), harm=True)
         counted.asked = 0
-        assert all(proof.of_the_way(memory, [3, 5]) for _ in range(50))
+        assert all(self_test.round_trip(memory, [3, 5]) for _ in range(50))
         assert counted.asked <= 10
     finally:
         counted.close()
 
 
-def test_engine_that_may_not_store_proves_nothing(
+def test_engine_that_may_not_store_makes_no_round_trip(
     connection: DaemonConnection, cache: Caches
 ) -> None:
     memory = Meddled(cache.layout(), harm=True)
-    assert Proof(connection, stores=False).of_the_way(memory, [3, 5])
+    assert SelfTest(connection, stores=False).round_trip(memory, [3, 5])
     assert memory.loads == 0
 
 
-def test_blocks_of_the_way_are_only_those_given(
-    connection: DaemonConnection, cache: Caches
-) -> None:
+def test_round_trip_uses_only_the_blocks_given(connection: DaemonConnection, cache: Caches) -> None:
     before = {block: cache.page(block) for block in range(BLOCKS)}
-    assert Proof(connection, stores=True).of_the_way(cache.host(), [3, 5, 7])
+    assert SelfTest(connection, stores=True).round_trip(cache.host(), [3, 5, 7])
     after = {block: cache.page(block) for block in range(BLOCKS)}
     changed = [b for b in range(BLOCKS) if not np.array_equal(before[b], after[b])]
     assert set(changed) <= {3, 5}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvwarehouse_connectors.sglang.memory import PAGE_UNIFIED, PieceMemory, unsupported
 
 
-def prove(pool: Any, memory: PieceMemory) -> bool:
+def layout_self_test(pool: Any, memory: PieceMemory) -> bool:
     """Whether it could be tried: a full pool lends no page. Raises UsageError (code "unsupported")
     where other bytes come back."""
     lent = pool.alloc(memory.page_tokens)

@@ -1,4 +1,4 @@
-"""The proof of the way, before it is gone."""
+"""The self-test of the way that pages go, before they go it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
-from kvwarehouse_connectors.core.proof import Proof
+from kvwarehouse_connectors.core.self_test import SelfTest
 from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import Make
 from testkit.cuda_model import ModelDevice
@@ -39,19 +39,19 @@ def test_device_is_prepared_before_pages_move_also_for_a_daemon_that_comes_later
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_way_is_proven_by_the_stores_and_loads_that_will_go_it(
+def test_round_trip_goes_by_the_stores_and_loads_that_will_go_it(
     make: Make, connection: DaemonConnection, name: str
 ) -> None:
     rig = make(name)
     before = rig.cache.pages()
     launches = rig.device.count("launches")
-    assert Proof(connection, stores=True).of_the_way(rig.memory, [3, 5])
+    assert SelfTest(connection, stores=True).round_trip(rig.memory, [3, 5])
     assert rig.device.count("launches") >= launches + 2
     assert rig.buffer.loads == 0
     assert np.array_equal(rig.cache.pages(), before)
 
 
-def test_way_to_the_wrong_place_is_found_out(
+def test_round_trip_finds_a_wrong_place(
     make: Make, connection: DaemonConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make("keys then values")
@@ -65,5 +65,5 @@ def test_way_to_the_wrong_place_is_found_out(
         "wrong",
     )
     rig.memory._layout = wrong
-    assert not Proof(connection, stores=True).of_the_way(rig.memory, [3, 5])
+    assert not SelfTest(connection, stores=True).round_trip(rig.memory, [3, 5])
     assert "came back with other bytes" in caplog.text
