@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.load_policy import Schedule
 from kvwarehouse_connectors.core.loading import LoadResult, load_in_time
-from kvwarehouse_connectors.core.worth import Schedule
 
 PROMISE = 1.05
 NEVER = float("inf")

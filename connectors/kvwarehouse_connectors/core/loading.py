@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.worth import Schedule
+from kvwarehouse_connectors.core.load_policy import Schedule
 
 
 @dataclass

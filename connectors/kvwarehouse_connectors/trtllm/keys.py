@@ -17,7 +17,7 @@ _ROOT = b"kvwarehouse trtllm block chain 1"
 
 
 class PromptKeys:
-    """Implements common.finder.BlockKeys: every group has blocks of `block_tokens` tokens."""
+    """Implements core.prefix_matcher.BlockKeys: every group has blocks of `block_tokens` tokens."""
 
     def __init__(self, salt: bytes, block_tokens: int) -> None:
         self._root = hashlib.sha256(_ROOT + salt).digest()

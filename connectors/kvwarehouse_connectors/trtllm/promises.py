@@ -11,8 +11,14 @@ import time
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
-from kvwarehouse_connectors.core.finder import BlockKeys, Finder, Hit, Span, page_run
 from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.core.prefix_matcher import (
+    BlockKeys,
+    GroupHit,
+    PrefixHit,
+    PrefixMatcher,
+    page_run,
+)
 from kvwarehouse_connectors.trtllm.meeting import Facts
 from kvwarehouse_connectors.trtllm.verified import Verified
 
@@ -68,26 +74,26 @@ class Promises:
 
     def find(
         self,
-        finder: Finder,
+        matcher: PrefixMatcher,
         opened: list[kvw.OpenNamespace],
         keys: BlockKeys,
         local_tokens: int,
         limit_tokens: int,
-    ) -> tuple[Hit | None, bool]:
+    ) -> tuple[PrefixHit | None, bool]:
         """The longest prefix that can be promised, pinned; and whether there was one that could
         not, which is made ready for the next lookup."""
         end_s = time.monotonic() + self._budget_s
-        hit = finder.find(keys, local_tokens, limit_tokens)
+        hit = matcher.find(keys, local_tokens, limit_tokens)
         unready = False
         for _ in range(_MOST_CUTS):
             if hit is None:
                 break
-            tokens = self._sure_tokens(finder, opened, hit, keys, end_s)
+            tokens = self._sure_tokens(matcher, opened, hit, keys, end_s)
             if tokens >= hit.tokens:
                 return hit, unready
             unready = True
             hit.release()
-            hit = finder.find(keys, local_tokens, tokens) if tokens > local_tokens else None
+            hit = matcher.find(keys, local_tokens, tokens) if tokens > local_tokens else None
         if hit is not None:
             hit.release()
         return None, unready
@@ -97,41 +103,49 @@ class Promises:
 
     def _sure_tokens(
         self,
-        finder: Finder,
+        matcher: PrefixMatcher,
         opened: list[kvw.OpenNamespace],
-        hit: Hit,
+        hit: PrefixHit,
         keys: BlockKeys,
         end_s: float,
     ) -> int:
         """Up to where the hit can be promised: all of it is then pinned and verified."""
-        for span in hit.spans:
-            slow = ~kvw.Tier.near(span.tiers)
+        for group_hit in hit.groups:
+            slow = ~kvw.Tier.near(group_hit.tiers)
             if slow.any():
                 first = int(slow.argmax())
-                self._later(opened, span, keys, span.begin + first)
-                return self._cut(span, first)
-        finder.pin(hit, keys)
-        for place, span in enumerate(hit.spans):
+                self._later(opened, group_hit, keys, group_hit.begin + first)
+                return self._cut(group_hit, first)
+        matcher.pin(hit, keys)
+        for place, group_hit in enumerate(hit.groups):
             pages = hit.pins[place].pages if place < len(hit.pins) else 0
-            if pages < span.end - span.begin:
-                return self._cut(span, pages)
-        for span in hit.spans:
-            run = page_run(span.place, self._group(span), keys, range(span.begin, span.end), None)
-            good = self._verified.check(opened[span.place], run, end_s)
+            if pages < group_hit.end - group_hit.begin:
+                return self._cut(group_hit, pages)
+        for group_hit in hit.groups:
+            run = page_run(
+                group_hit.place,
+                self._group(group_hit),
+                keys,
+                range(group_hit.begin, group_hit.end),
+                None,
+            )
+            good = self._verified.check(opened[group_hit.place], run, end_s)
             if good < len(run.keys):
-                self._later(opened, span, keys, span.begin + good)
-                return self._cut(span, good)
+                self._later(opened, group_hit, keys, group_hit.begin + good)
+                return self._cut(group_hit, good)
         return hit.tokens
 
-    def _cut(self, span: Span, place: int) -> int:
-        """Tokens up to the span's block at `place`."""
-        return (span.begin + place) * self._group(span).block_tokens
+    def _cut(self, group_hit: GroupHit, place: int) -> int:
+        """Tokens up to the group's block at `place`."""
+        return (group_hit.begin + place) * self._group(group_hit).block_tokens
 
     def _later(
-        self, opened: list[kvw.OpenNamespace], span: Span, keys: BlockKeys, begin: int
+        self, opened: list[kvw.OpenNamespace], group_hit: GroupHit, keys: BlockKeys, begin: int
     ) -> None:
-        run = page_run(span.place, self._group(span), keys, range(begin, span.end), None)
-        self._verified.later(opened[span.place], run)
+        run = page_run(
+            group_hit.place, self._group(group_hit), keys, range(begin, group_hit.end), None
+        )
+        self._verified.later(opened[group_hit.place], run)
 
-    def _group(self, span: Span) -> CacheGroup:
-        return self._groups[span.place]
+    def _group(self, group_hit: GroupHit) -> CacheGroup:
+        return self._groups[group_hit.place]

@@ -14,8 +14,13 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
-from kvwarehouse_connectors.core.finder import Finder, Hit, consecutive, page_run
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.prefix_matcher import (
+    PrefixHit,
+    PrefixMatcher,
+    consecutive,
+    page_run,
+)
 from kvwarehouse_connectors.trtllm import compat, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
@@ -49,7 +54,7 @@ class SchedulerSide:
         self._requests: dict[int, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._saves: list[SaveOrder] = []
-        self._let_go: deque[tuple[float, Hit]] = deque()  # pins of loads that nobody reports
+        self._let_go: deque[tuple[float, PrefixHit]] = deque()  # pins of loads that nobody reports
         self.counts = Counts("scheduler")
 
     @property
@@ -194,7 +199,7 @@ class SchedulerSide:
         self._requests[compat.request_id(request)] = tracked
         return tracked
 
-    def _find(self, tracked: Tracked, local_tokens: int) -> Hit | None:
+    def _find(self, tracked: Tracked, local_tokens: int) -> PrefixHit | None:
         opened = self._opened()
         if opened is None or self._promises is None or self._roll_call is None:
             return None
@@ -206,8 +211,8 @@ class SchedulerSide:
         try:
             if not self._roll_call.complete():
                 return None
-            finder = self._finder(opened)
-            hit, unready = self._promises.find(finder, opened, tracked.keys, local_tokens, limit)
+            matcher = self._matcher(opened)
+            hit, unready = self._promises.find(matcher, opened, tracked.keys, local_tokens, limit)
         except kvw.WarehouseError as error:
             self._lost(error)
             return None
@@ -238,7 +243,7 @@ class SchedulerSide:
         return found
 
     def _check_runs(
-        self, request: Any, hit: Hit, facts: meeting.Facts, tables: Sequence[Sequence[int]]
+        self, request: Any, hit: PrefixHit, facts: meeting.Facts, tables: Sequence[Sequence[int]]
     ) -> None:
         """Every block of full attention that the engine will take as loaded has a place."""
         wanted = (hit.local_tokens + self._honoured(request, hit, facts)) // facts.block_tokens
@@ -255,7 +260,7 @@ class SchedulerSide:
                     " report this, with TensorRT-LLM's version"
                 )
 
-    def _honoured(self, request: Any, hit: Hit, facts: meeting.Facts) -> int:
+    def _honoured(self, request: Any, hit: PrefixHit, facts: meeting.Facts) -> int:
         """Tokens of the promise that the engine takes: with one pool tensor always all."""
         offered = hit.tokens - hit.local_tokens
         if facts.pool:
@@ -278,7 +283,7 @@ class SchedulerSide:
         if opened is None or self._storing is None or self._connection.control() is None:
             return []
         try:
-            return self._storing.plan(scheduled, self._finder(opened))
+            return self._storing.plan(scheduled, self._matcher(opened))
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
@@ -292,7 +297,7 @@ class SchedulerSide:
         if self._connection.control() is None or not self._storing.behind(tracked):
             return False
         try:
-            runs = self._storing.rest(tracked, self._finder(opened))
+            runs = self._storing.rest(tracked, self._matcher(opened))
         except kvw.WarehouseError as error:
             self._lost(error)
             return False
@@ -329,7 +334,7 @@ class SchedulerSide:
     def _steps_ended(self) -> None:
         """Lets go the pins of loads that are over."""
         now = time.monotonic()
-        kept: deque[tuple[float, Hit]] = deque()
+        kept: deque[tuple[float, PrefixHit]] = deque()
         for until_s, hit in self._let_go:
             if until_s > now:
                 kept.append((until_s, hit))
@@ -344,9 +349,9 @@ class SchedulerSide:
         opened = [self._connection.namespace(space) for space in self._facts.spaces]
         return None if None in opened else opened  # type: ignore[return-value]
 
-    def _finder(self, opened: list[kvw.OpenNamespace]) -> Finder:
+    def _matcher(self, opened: list[kvw.OpenNamespace]) -> PrefixMatcher:
         assert self._facts is not None
-        return Finder(self._facts.groups, opened, self._facts.block_tokens)
+        return PrefixMatcher(self._facts.groups, opened, self._facts.block_tokens)
 
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)
@@ -356,18 +361,20 @@ class SchedulerSide:
 
 
 def _load_runs(
-    facts: meeting.Facts, hit: Hit, keys: PromptKeys, tables: Sequence[Sequence[int]]
+    facts: meeting.Facts, hit: PrefixHit, keys: PromptKeys, tables: Sequence[Sequence[int]]
 ) -> tuple[PageRun, ...]:
     """What to load of a hit: the blocks that have a slot now. An offer may outrun the slots that
     there are; what is left of it is computed."""
     runs = []
-    for span in hit.spans:
-        group = facts.groups[span.place]
+    for group_hit in hit.groups:
+        group = facts.groups[group_hit.place]
         table = tables[group.index]
         wanted = [
             block
-            for block in range(span.begin, min(span.end, len(table)))
+            for block in range(group_hit.begin, min(group_hit.end, len(table)))
             if table[block] != ABSENT
         ]
-        runs += [page_run(span.place, group, keys, part, table) for part in consecutive(wanted)]
+        runs += [
+            page_run(group_hit.place, group, keys, part, table) for part in consecutive(wanted)
+        ]
     return tuple(runs)

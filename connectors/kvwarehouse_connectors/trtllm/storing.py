@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.finder import Finder, consecutive, page_run
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher, consecutive, page_run
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.settings import Settings
 from kvwarehouse_connectors.trtllm.tracked import Tracked
@@ -31,7 +31,7 @@ class StorePlanner:
         self._step_bytes = settings.staging_bytes // 2
         self._planned: set[tuple[int, bytes]] = set()  # requests of a step may share blocks
 
-    def plan(self, scheduled: Iterable[Tracked], finder: Finder) -> list[PageRun]:
+    def plan(self, scheduled: Iterable[Tracked], matcher: PrefixMatcher) -> list[PageRun]:
         """The blocks that are full when this step has run."""
         runs: list[PageRun] = []
         left = self._step_bytes
@@ -39,16 +39,16 @@ class StorePlanner:
         for tracked in scheduled:
             if tracked.stores:
                 for place in range(len(self._groups)):
-                    left = self._part(tracked, place, finder, runs, left)
+                    left = self._part(tracked, place, matcher, runs, left)
         return runs
 
-    def rest(self, tracked: Tracked, finder: Finder) -> tuple[PageRun, ...]:
+    def rest(self, tracked: Tracked, matcher: PrefixMatcher) -> tuple[PageRun, ...]:
         """What is full and was left out so far, of full attention: for a request that ends."""
         runs: list[PageRun] = []
         self._planned.clear()
         for place, group in enumerate(self._groups):
             if not group.reach_tokens:
-                self._part(tracked, place, finder, runs, 1 << 62)
+                self._part(tracked, place, matcher, runs, 1 << 62)
         return tuple(runs)
 
     def behind(self, tracked: Tracked) -> bool:
@@ -68,7 +68,7 @@ class StorePlanner:
         return min(computed // group.block_tokens, tracked.keys.count(1), len(table))
 
     def _part(
-        self, tracked: Tracked, place: int, finder: Finder, runs: list[PageRun], left: int
+        self, tracked: Tracked, place: int, matcher: PrefixMatcher, runs: list[PageRun], left: int
     ) -> int:
         """Adds what one request has in one part; returns the bytes that are left for others."""
         group = self._groups[place]
@@ -80,7 +80,7 @@ class StorePlanner:
             return left
         table = tracked.tables[group.index]
         fresh = [b for b in range(begin, end) if table[b] != ABSENT]
-        wanted = finder.missing(place, tracked.keys, fresh) if fresh else []
+        wanted = matcher.missing(place, tracked.keys, fresh) if fresh else []
         wanted = [b for b in wanted if self._name(place, tracked, b) not in self._planned]
         room = max(0, left) // self._page_bytes[place]
         if not group.reach_tokens and len(wanted) > room:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvwarehouse_connectors.core.finder import Hit
+from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 
 
@@ -24,11 +24,11 @@ class Tracked:
     """Tokens whose KV is there when the step that is being planned has run."""
     step_begin: int = 0
     """Tokens from which on that step surely computes."""
-    hit: Hit | None = None
+    hit: PrefixHit | None = None
     """Promised, and no blocks given for it yet."""
     awaited: bool = False
     """Whether the engine waits to hear of an asynchronous load that is not ordered yet."""
-    loading: Hit | None = None
+    loading: PrefixHit | None = None
     """Ordered: its pins are let go when the load is over."""
     waits: bool = False
     """Whether the load in `loading` holds the step it was ordered with."""

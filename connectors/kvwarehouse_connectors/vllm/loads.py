@@ -18,11 +18,11 @@ import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.device_copies import may_still_write
+from kvwarehouse_connectors.core.load_policy import Schedule
 from kvwarehouse_connectors.core.loading import LoadResult, load_in_time
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
-from kvwarehouse_connectors.core.worth import Schedule
 from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
-from kvwarehouse_connectors.core.finder import Finder, Hit, load_runs
 from kvwarehouse_connectors.core.groups import Rule
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
-from kvwarehouse_connectors.vllm.choice import Choice
 from kvwarehouse_connectors.vllm.desk import HandoffDesk
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.handoff import boot_s
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
+from kvwarehouse_connectors.vllm.load_policy import LoadPolicy
 from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
@@ -68,11 +68,11 @@ class SchedulerSide:
             ConnectionOptions(verify=settings.verify, read_only=True),
         )
         self._requests: dict[str, Tracked] = {}
-        self._loading: dict[str, Hit] = {}
+        self._loading: dict[str, PrefixHit] = {}
         self._new_loads: list[LoadOrder] = []
         self._spaces: tuple[kvw.Namespace, ...] = ()
         self._told = False  # the workers know the namespaces
-        self._choice: Choice | None = None
+        self._load_policy: LoadPolicy | None = None
         self._stats = WarehouseStats.empty()
         self._held = 0  # hits that wait for room in the engine
         self._epoch = 0
@@ -99,7 +99,7 @@ class SchedulerSide:
             fact,
             identity.Shared(self._weights, self._hash_scheme(), self._shards, self._settings.salt),
         )
-        self._choice = Choice(self._settings, self._spaces, self._groups, fact.device)
+        self._load_policy = LoadPolicy(self._settings, self._spaces, self._groups, fact.device)
         self._storing = StorePlanner(
             self._groups, self._spaces, self._settings, fact.staging_bytes // 2, self._events
         )
@@ -165,7 +165,7 @@ class SchedulerSide:
         if not tokens:
             self._drop_hit(tracked)
             return
-        if hit is None or self._choice is None or tokens != hit.tokens - hit.local_tokens:
+        if hit is None or self._load_policy is None or tokens != hit.tokens - hit.local_tokens:
             self._drop_hit(tracked)
             self.refuse(request)
             return
@@ -177,7 +177,7 @@ class SchedulerSide:
             LoadOrder(
                 request.request_id,
                 runs,
-                self._choice.page_compute_s(hit),
+                self._load_policy.page_compute_s(hit),
                 from_nvme=hit.dram_share < 1,
             )
         )
@@ -199,8 +199,8 @@ class SchedulerSide:
 
     def orders(self, step: Any) -> Orders:
         """This step's work for the workers."""
-        if self._choice is not None:
-            self._choice.step_begins(step.num_scheduled_tokens)
+        if self._load_policy is not None:
+            self._load_policy.step_begins(step.num_scheduled_tokens)
         orders = Orders(loads=self._new_loads, stores=self._stores_of(step))
         self._new_loads = []
         if not self._told and (orders.loads or orders.stores):
@@ -233,13 +233,13 @@ class SchedulerSide:
             self._stats.add("failed_loads")
             if request_id in self._requests:
                 self._requests[request_id].loads = False
-        if self._choice is not None:
-            self._choice.delivered(outcomes)
+        if self._load_policy is not None:
+            self._load_policy.delivered(outcomes)
         self._events.stored(outcomes.stored)
 
     def step_ends(self) -> WarehouseStats | None:
-        if self._choice is not None:
-            self._choice.step_ends()
+        if self._load_policy is not None:
+            self._load_policy.step_ends()
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, WarehouseStats.empty()
@@ -272,35 +272,35 @@ class SchedulerSide:
     # -- inside ----------------------------------------------------------------------------------
 
     def _stores_of(self, step: Any) -> list[PageRun]:
-        finder = self._finder() if self._settings.stores else None
-        if finder is None or self._storing is None:
+        matcher = self._matcher() if self._settings.stores else None
+        if matcher is None or self._storing is None:
             return []
         try:
-            return self._storing.plan(step, self._requests, finder, self._epoch)
+            return self._storing.plan(step, self._requests, matcher, self._epoch)
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
             _log.exception("kvwarehouse: a step's stores could not be planned")
         return []
 
-    def _finder(self) -> Finder | None:
+    def _matcher(self) -> PrefixMatcher | None:
         """None while there is no daemon that knows our namespaces."""
         opened = [self._connection.namespace(space) for space in self._spaces]
         if not opened or None in opened:
             return None
-        return Finder(self._groups, opened, self._align)  # type: ignore[arg-type]
+        return PrefixMatcher(self._groups, opened, self._align)  # type: ignore[arg-type]
 
-    def _find(self, tracked: Tracked, local_tokens: int) -> tuple[Hit | None, bool]:
+    def _find(self, tracked: Tracked, local_tokens: int) -> tuple[PrefixHit | None, bool]:
         """What is worth loading, pinned; and whether more is about to come, so that the engine
         should ask again instead."""
-        finder = self._finder()
-        if finder is None or self._choice is None or self._desk is None:
+        matcher = self._matcher()
+        if matcher is None or self._load_policy is None or self._desk is None:
             if self._desk is not None:
                 self._desk.give_up(tracked)
             return None, False
         limit = tracked.request.num_tokens - self._computed_tokens
         try:
-            hit = finder.find(tracked.keys, local_tokens, limit)
+            hit = matcher.find(tracked.keys, local_tokens, limit)
             there = hit.tokens if hit is not None else local_tokens
             if self._desk.comes(tracked, there, limit):
                 return None, True
@@ -308,13 +308,13 @@ class SchedulerSide:
                 return None, False
             control = self._connection.control()
             while hit is not None:
-                worth = self._choice.worth_tokens(hit, control)
+                worth = self._load_policy.worth_tokens(hit, control)
                 if worth >= hit.tokens:
                     break
                 shorter = worth > local_tokens
-                hit = finder.find(tracked.keys, local_tokens, worth) if shorter else None
+                hit = matcher.find(tracked.keys, local_tokens, worth) if shorter else None
             if hit is not None and self._held < _MOST_PINNED_HITS:
-                finder.pin(hit, tracked.keys)
+                matcher.pin(hit, tracked.keys)
         except kvw.WarehouseError as error:
             self._lost(error)
             return None, False

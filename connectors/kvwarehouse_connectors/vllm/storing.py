@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.finder import Finder, consecutive, page_run
 from kvwarehouse_connectors.core.groups import CacheGroup, Rule
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher, consecutive, page_run
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.tracked import Tracked
@@ -44,7 +44,7 @@ class StorePlanner:
         self._states = [p for p, group in enumerate(groups) if group.rule is Rule.STATE]
 
     def plan(
-        self, step: Any, requests: Mapping[str, Tracked], finder: Finder, epoch: int
+        self, step: Any, requests: Mapping[str, Tracked], matcher: PrefixMatcher, epoch: int
     ) -> list[PageRun]:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
         runs: list[PageRun] = []
@@ -59,9 +59,9 @@ class StorePlanner:
                 continue
             tables = step.kv_connector_block_state.get_block_ids(request_id)
             if tables is not None:
-                left = self._request(tracked, computed, tables, finder, runs, left)
+                left = self._request(tracked, computed, tables, matcher, runs, left)
         if self._states:
-            self._boundaries(step, requests, finder, epoch, runs)
+            self._boundaries(step, requests, matcher, epoch, runs)
         return runs
 
     def handoff_wanted(self, tracked: Tracked) -> bool:
@@ -82,7 +82,7 @@ class StorePlanner:
         tracked: Tracked,
         computed: int,
         tables: Sequence[Sequence[int]],
-        finder: Finder,
+        matcher: PrefixMatcher,
         runs: list[PageRun],
         left: int,
     ) -> int:
@@ -98,7 +98,7 @@ class StorePlanner:
             end = min(full, tracked.keys.count(group.block_hashes), len(table))
             behind = behind or end < full  # its last token is not known yet
             fresh = [b for b in range(tracked.considered[place], end) if table[b]]
-            wanted = finder.missing(place, tracked.keys, fresh) if fresh else []
+            wanted = matcher.missing(place, tracked.keys, fresh) if fresh else []
             wanted = [b for b in wanted if self._name(place, tracked, b) not in self._planned]
             room = max(0, left) // self._page_bytes[place]
             if group.chained and len(wanted) > room:
@@ -125,7 +125,7 @@ class StorePlanner:
         self,
         step: Any,
         requests: Mapping[str, Tracked],
-        finder: Finder,
+        matcher: PrefixMatcher,
         epoch: int,
         runs: list[PageRun],
     ) -> None:
@@ -145,7 +145,7 @@ class StorePlanner:
                 if rest or block > tracked.keys.count(group.block_hashes):
                     continue  # inside a block: it has no key of its own
                 name = self._name(place, tracked, block - 1)
-                if name not in self._planned and finder.missing(place, tracked.keys, [block - 1]):
+                if name not in self._planned and matcher.missing(place, tracked.keys, [block - 1]):
                     self._planned.add(name)
                     key = tracked.keys.keys(block - 1, block, group.block_hashes)[0]
                     runs.append(PageRun(place, [key], [block_id], False))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvwarehouse_connectors.core.finder import Hit
+from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.vllm.handoff import Handoff
 from kvwarehouse_connectors.vllm.keys import BlockKeys
 
@@ -28,7 +28,7 @@ class Tracked:
     """What another engine said it stores of this prompt; until that is there, or given up."""
     ask_again_s: float = 0.0
     """While it waits for that, on the clock of records: not before then."""
-    hit: Hit | None = None
+    hit: PrefixHit | None = None
     """Found, and not loaded yet."""
     considered: list[int] = field(default_factory=list)
     """Per group, the blocks from the first on that were stored or passed over."""

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_connectors.core.finder import Hit
+from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.vllm.messages import Outcomes
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
@@ -195,7 +195,7 @@ class Engine:
     def pages(self, blocks: Sequence[int], group: int = 0) -> list[list[Bytes]]:
         return [[cache.page(block, group) for block in blocks] for cache in self.caches]
 
-    def hit(self, request: Any) -> Hit | None:
+    def hit(self, request: Any) -> PrefixHit | None:
         return self.scheduler._requests[request.request_id].hit
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.finder import page_run
 from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.core.prefix_matcher import page_run
 from kvwarehouse_connectors.vllm.keys import BlockKeys
 
 PAGE_BYTES = 1024

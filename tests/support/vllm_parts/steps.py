@@ -87,7 +87,7 @@ def step(
 
 
 class Shelf:
-    """Stands in for the finder: what is stored, by group and key. Takes what is given to it."""
+    """Stands in for the matcher: what is stored, by group and key. Takes what is given to it."""
 
     def __init__(self) -> None:
         self.stored: set[tuple[int, bytes]] = set()

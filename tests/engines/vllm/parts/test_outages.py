@@ -28,7 +28,7 @@ def test_engine_without_a_daemon_computes_and_shares_once_there_is_one(
             engine.compute(one, [list(range(1, 11))], 160)
             engine.scheduler.finished(one)
             serving.start()
-            until(lambda: engine.scheduler._finder() is not None, "the daemon is found")
+            until(lambda: engine.scheduler._matcher() is not None, "the daemon is found")
             until(lambda: engine.workers[0]._connection.control(), "the worker has found it too")
             stored_prompt(engine, rng)
     finally:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.finder import Hit
 from kvwarehouse_connectors.core.groups import CacheGroup
-from kvwarehouse_connectors.core.worth import PrefillRate, TierRates, worth_loading
+from kvwarehouse_connectors.core.load_policy import PrefillRate, TierRates, worth_loading
+from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.vllm.messages import Outcomes
 from kvwarehouse_connectors.vllm.settings import Settings
 
@@ -34,7 +34,7 @@ _PREFILL_TOKENS = 32
 _MOST_STEPS = 8
 
 
-class Choice:
+class LoadPolicy:
     def __init__(
         self,
         settings: Settings,
@@ -87,19 +87,19 @@ class Choice:
                 self._rates = replace(self._rates, nvme_bytes_per_s=outcomes.nvme_bytes_per_s)
                 self._avoids_nvme_until_s = 0.0
 
-    def page_compute_s(self, hit: Hit) -> float:
-        """Of one block of the hit's first span; 0 where loads keep to no schedule."""
+    def page_compute_s(self, hit: PrefixHit) -> float:
+        """Of one block of the hit's first group; 0 where loads keep to no schedule."""
         return 0.0 if self._always else self._page_compute_s(hit)
 
-    def worth_tokens(self, hit: Hit, control: kvw.Control | None) -> int:
+    def worth_tokens(self, hit: PrefixHit, control: kvw.Control | None) -> int:
         """The end of the prefix worth loading; at most that of the hit. Nothing is read from NVMe
         by a daemon that does not answer, or of late does not keep up."""
-        span = hit.spans[0]
+        group_hit = hit.groups[0]
         now = time.monotonic()
         avoid_nvme = control is None or now < self._avoids_nvme_until_s
-        if avoid_nvme and any((other.tiers == kvw.Tier.NVME).any() for other in hit.spans[1:]):
+        if avoid_nvme and any((other.tiers == kvw.Tier.NVME).any() for other in hit.groups[1:]):
             return hit.local_tokens
-        slow = span.tiers == kvw.Tier.NVME
+        slow = group_hit.tiers == kvw.Tier.NVME
         reach = int(slow.argmax()) if avoid_nvme and slow.any() else len(slow)
         if not self._always:
             rates = self._tier_rates(control)
@@ -108,44 +108,44 @@ class Choice:
                 self._avoids_nvme_until_s = now + _TRY_AGAIN_S
                 rates = replace(rates, nvme_bytes_per_s=_HOPED_BYTES_PER_S, nvme_wait_s=0.0)
             pages = worth_loading(
-                span.tiers[:reach], self._bytes_each(hit), self._page_compute_s(hit), rates
+                group_hit.tiers[:reach], self._bytes_each(hit), self._page_compute_s(hit), rates
             )
             if slow.any() and not avoid_nvme and self._too_slow(hit, rates):
                 self._avoids_nvme_until_s = now + _TRY_AGAIN_S
             reach = pages
-            whole = len(hit.spans) > 1 or not self._groups[span.place].chained
+            whole = len(hit.groups) > 1 or not self._groups[group_hit.place].chained
             if whole and not self._surely(hit, rates):
                 return hit.local_tokens
-        if reach == len(span.tiers):
+        if reach == len(group_hit.tiers):
             return hit.tokens
-        return (span.begin + reach) * self._groups[span.place].block_tokens
+        return (group_hit.begin + reach) * self._groups[group_hit.place].block_tokens
 
-    def _surely(self, hit: Hit, rates: TierRates) -> bool:
+    def _surely(self, hit: PrefixHit, rates: TierRates) -> bool:
         """Of several cache groups all of a hit has to come, or all is computed: so what is read
         from NVMe must take a small part of computing it."""
         size = sum(
-            int((span.tiers == kvw.Tier.NVME).sum()) * self._spaces[span.place].page_bytes
-            for span in hit.spans
+            int((group_hit.tiers == kvw.Tier.NVME).sum()) * self._spaces[group_hit.place].page_bytes
+            for group_hit in hit.groups
         )
         if not size:
             return True
-        computing_s = self._page_compute_s(hit) * len(hit.spans[0].tiers)
+        computing_s = self._page_compute_s(hit) * len(hit.groups[0].tiers)
         return rates.nvme_wait_s + size / rates.nvme_bytes_per_s < _SURE_SHARE * computing_s
 
-    def _too_slow(self, hit: Hit, rates: TierRates) -> bool:
+    def _too_slow(self, hit: PrefixHit, rates: TierRates) -> bool:
         """Whether a page from NVMe takes longer than computing it, whatever else a load costs."""
         return self._bytes_each(hit) / rates.nvme_bytes_per_s > self._page_compute_s(hit)
 
-    def _page_compute_s(self, hit: Hit) -> float:
+    def _page_compute_s(self, hit: PrefixHit) -> float:
         return self._tokens_each(hit) / self._rate.tokens_per_s
 
-    def _tokens_each(self, hit: Hit) -> float:
-        return (hit.tokens - hit.local_tokens) / max(1, len(hit.spans[0].tiers))
+    def _tokens_each(self, hit: PrefixHit) -> float:
+        return (hit.tokens - hit.local_tokens) / max(1, len(hit.groups[0].tiers))
 
-    def _bytes_each(self, hit: Hit) -> int:
-        """Of one block of the first span, with its share of the other spans."""
-        total = sum(len(s.tiers) * self._spaces[s.place].page_bytes for s in hit.spans)
-        return total // max(1, len(hit.spans[0].tiers))
+    def _bytes_each(self, hit: PrefixHit) -> int:
+        """Of one block of the first group, with its share of the other groups."""
+        total = sum(len(s.tiers) * self._spaces[s.place].page_bytes for s in hit.groups)
+        return total // max(1, len(hit.groups[0].tiers))
 
     def _tier_rates(self, control: kvw.Control | None) -> TierRates:
         if control is None:

@@ -20,8 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.finder import Finder, Hit, consecutive, load_runs
 from kvwarehouse_connectors.core.groups import CacheGroup
+from kvwarehouse_connectors.core.prefix_matcher import (
+    PrefixHit,
+    PrefixMatcher,
+    consecutive,
+    load_runs,
+)
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
 from vllm_parts.requests import request, tokens
@@ -65,8 +70,8 @@ class Prompt:
         return lcm(*(group.block_tokens for group in self.groups))
 
     @property
-    def finder(self) -> Finder:
-        return Finder(self.groups, self.opened, self.align)
+    def matcher(self) -> PrefixMatcher:
+        return PrefixMatcher(self.groups, self.opened, self.align)
 
     def needed(self, place: int, local: int, end: int) -> range:
         """Blocks that have to be loaded to go on after `end` tokens, of which `local` are there."""
@@ -130,18 +135,18 @@ def test_found_prefix_is_the_longest_that_every_group_has(
     one = prompt(client, model, chance)
     local = min(local, limit) // one.align * one.align
     for local_tokens in {0, local}:
-        hit = one.finder.find(one.keys, local_tokens, limit)
+        hit = one.matcher.find(one.keys, local_tokens, limit)
         found = hit.tokens if hit is not None else local_tokens
         assert found == one.longest(local_tokens, limit)
         if hit is not None:
             check(one, hit, local_tokens)
 
 
-def check(one: Prompt, hit: Hit, local: int) -> None:
+def check(one: Prompt, hit: PrefixHit, local: int) -> None:
     """The spans are exactly what is needed, in DRAM."""
     assert hit.local_tokens == local
-    spans = {span.place: span for span in hit.spans}
-    assert len(spans) == len(hit.spans) == len(one.groups)
+    spans = {span.place: span for span in hit.groups}
+    assert len(spans) == len(hit.groups) == len(one.groups)
     for place in range(len(one.groups)):
         needed = one.needed(place, local, hit.tokens)
         assert range(spans[place].begin, spans[place].end) == needed
@@ -157,7 +162,7 @@ def test_found_prefix_is_loaded_into_the_blocks_of_the_tables(
 ) -> None:
     """Tables as vLLM makes them: blocks before a window are 0, and nothing is loaded for them."""
     one = prompt(client, model, chance)
-    hit = one.finder.find(one.keys, 0, 2000)
+    hit = one.matcher.find(one.keys, 0, 2000)
     if hit is None:
         return
     tables: list[list[int]] = [[] for _ in one.groups]
@@ -200,38 +205,38 @@ def test_missing_blocks_are_those_that_are_not_stored(
             asked = [block for block in asked if rng.random() < 0.7]
         if asked:
             expected = [block for block in asked if block not in one.stored[place]]
-            assert one.finder.missing(place, one.keys, asked) == expected
+            assert one.matcher.missing(place, one.keys, asked) == expected
 
 
 def test_prompt_that_nobody_stored_is_not_found(client: kvw.Client) -> None:
     for model in MODELS:
         one = prompt(client, model, 1, stored=[set()] * len(GROUPS[model]))
-        assert one.finder.find(one.keys, 0, 10_000) is None
+        assert one.matcher.find(one.keys, 0, 10_000) is None
 
 
 def test_window_whose_last_block_is_missing_ends_before_it(client: kvw.Client) -> None:
     """The prefix is there in full attention; the window is a few blocks, one of them gone."""
     everything = set(range(200))
     one = prompt(client, "full and window", 7, stored=[everything, everything - {60}])
-    hit = one.finder.find(one.keys, 0, 62 * HASH)
+    hit = one.matcher.find(one.keys, 0, 62 * HASH)
     assert hit is not None
     assert hit.tokens == 60 * HASH
-    later = one.finder.find(one.keys, 0, 70 * HASH)
+    later = one.matcher.find(one.keys, 0, 70 * HASH)
     assert later is not None
     assert later.tokens == 70 * HASH
 
 
 def test_pins_hold_what_was_found_until_they_are_released(client: kvw.Client) -> None:
     one = prompt(client, "full and window", 7, stored=[set(range(200))] * 2)
-    hit = one.finder.find(one.keys, 0, 10_000)
+    hit = one.matcher.find(one.keys, 0, 10_000)
     assert hit is not None
 
     def held() -> int:
         return int(client.status()["core"]["pins"]["held"])
 
     before = held()
-    one.finder.pin(hit, one.keys)
-    assert held() - before == sum(len(span.tiers) for span in hit.spans)
+    one.matcher.pin(hit, one.keys)
+    assert held() - before == sum(len(span.tiers) for span in hit.groups)
     hit.release()
     assert held() == before
     hit.release()
@@ -244,10 +249,10 @@ def test_blocks_that_left_dram_are_found_where_they_are(tmp_path: Path) -> None:
         one = prompt(client, "full", 7, stored=[set(range(40))])
         assert client.flush().pending == 0
         client.evict(one.opened[0].space, 10, "dram")
-        hit = one.finder.find(one.keys, 0, 10_000)
+        hit = one.matcher.find(one.keys, 0, 10_000)
         assert hit is not None
         assert hit.tokens == 40 * HASH
-        assert (hit.spans[0].tiers == kvw.Tier.NVME).sum() == 10
+        assert (hit.groups[0].tiers == kvw.Tier.NVME).sum() == 10
         assert hit.dram_share == 0.75
 
 

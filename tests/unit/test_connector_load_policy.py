@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.worth import (
+from kvwarehouse_connectors.core.load_policy import (
     PrefillRate,
     Schedule,
     TierRates,

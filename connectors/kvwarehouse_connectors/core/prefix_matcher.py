@@ -37,7 +37,7 @@ class BlockKeys(Protocol):
 
 
 @dataclass(frozen=True)
-class Span:
+class GroupHit:
     """Blocks begin to end - 1 of a request in one group, and where each is stored now."""
 
     place: int
@@ -46,25 +46,25 @@ class Span:
     end: int
     tiers: NDArray[np.uint8]
 
-    def cut(self, begin: int, end: int) -> Span:
-        return Span(self.place, begin, end, self.tiers[begin - self.begin : end - self.begin])
+    def cut(self, begin: int, end: int) -> GroupHit:
+        return GroupHit(self.place, begin, end, self.tiers[begin - self.begin : end - self.begin])
 
 
 @dataclass
-class Hit:
+class PrefixHit:
     """A prefix of `tokens` tokens, of which the engine has the first `local_tokens` itself."""
 
     local_tokens: int
     tokens: int
-    spans: tuple[Span, ...]
+    groups: tuple[GroupHit, ...]
     """What has to be loaded, group by group."""
     pins: list[kvw.Pins] = field(default_factory=list)
 
     @property
     def dram_share(self) -> float:
         """Of the blocks to load."""
-        blocks = sum(len(span.tiers) for span in self.spans)
-        dram = sum(int(kvw.Tier.near(span.tiers).sum()) for span in self.spans)
+        blocks = sum(len(group_hit.tiers) for group_hit in self.groups)
+        dram = sum(int(kvw.Tier.near(group_hit.tiers).sum()) for group_hit in self.groups)
         return dram / blocks if blocks else 1.0
 
     def release(self) -> None:
@@ -73,7 +73,7 @@ class Hit:
         self.pins = []
 
 
-class Finder:
+class PrefixMatcher:
     """opened: one namespace for each group, in their order. Errors of the warehouse pass through:
     UsageError where the daemon does not know a namespace any more."""
 
@@ -84,37 +84,42 @@ class Finder:
         self._opened = opened
         self._align = align_tokens
 
-    def find(self, keys: BlockKeys, local_tokens: int, limit_tokens: int) -> Hit | None:
+    def find(self, keys: BlockKeys, local_tokens: int, limit_tokens: int) -> PrefixHit | None:
         """The longest prefix beyond local_tokens and of at most limit_tokens; None where there is
         none. It ends at a whole number of blocks in every group."""
         end = self._whole(limit_tokens)
         for group in self._groups:
             end = min(end, self._whole(keys.count(group.block_hashes) * group.block_tokens))
-        chains: list[Span] = []
+        chains: list[GroupHit] = []
         for place, group in enumerate(self._groups):
             if end <= local_tokens:
                 return None
             if group.chained:
-                span = self._chain(place, keys, local_tokens // group.block_tokens, end)
-                chains.append(span)
-                end = self._whole(span.end * group.block_tokens)
+                group_hit = self._chain(place, keys, local_tokens // group.block_tokens, end)
+                chains.append(group_hit)
+                end = self._whole(group_hit.end * group.block_tokens)
         tails = self._tails(keys, local_tokens, end)
         if tails is None:
             return None
-        end, tail_spans = tails
+        end, tail_hits = tails
         heads = [
-            span.cut(span.begin, end // self._groups[span.place].block_tokens) for span in chains
+            group_hit.cut(group_hit.begin, end // self._groups[group_hit.place].block_tokens)
+            for group_hit in chains
         ]
-        return Hit(local_tokens, end, (*heads, *tail_spans)) if end > local_tokens else None
+        return PrefixHit(local_tokens, end, (*heads, *tail_hits)) if end > local_tokens else None
 
-    def pin(self, hit: Hit, keys: BlockKeys) -> None:
-        """Holds what of the hit is in DRAM, from the front of each span; as far as the budget
+    def pin(self, hit: PrefixHit, keys: BlockKeys) -> None:
+        """Holds what of the hit is in DRAM, from the front of each group; as far as the budget
         goes."""
-        for span in hit.spans:
-            group = self._groups[span.place]
-            run = page_run(span.place, group, keys, range(span.begin, span.end), None)
+        for group_hit in hit.groups:
+            group = self._groups[group_hit.place]
+            run = page_run(
+                group_hit.place, group, keys, range(group_hit.begin, group_hit.end), None
+            )
             try:
-                hit.pins.append(self._opened[span.place].pin(keys=run.key_runs(), timeout_s=0.0))
+                hit.pins.append(
+                    self._opened[group_hit.place].pin(keys=run.key_runs(), timeout_s=0.0)
+                )
             except kvw.PinError:
                 return  # loads are verified, pinned or not
 
@@ -124,7 +129,7 @@ class Finder:
         tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
         return [block for block, tier in zip(wanted, tiers, strict=True) if not tier]
 
-    def _chain(self, place: int, keys: BlockKeys, begin: int, end_tokens: int) -> Span:
+    def _chain(self, place: int, keys: BlockKeys, begin: int, end_tokens: int) -> GroupHit:
         """As far as the chain from block `begin` on is stored, at most to end_tokens."""
         group = self._groups[place]
         end = end_tokens // group.block_tokens
@@ -140,9 +145,11 @@ class Finder:
             if at < until:
                 break
             ask *= _GROWTH
-        return Span(place, begin, at, np.concatenate(found) if found else np.empty(0, np.uint8))
+        return GroupHit(place, begin, at, np.concatenate(found) if found else np.empty(0, np.uint8))
 
-    def _tails(self, keys: BlockKeys, local_tokens: int, end: int) -> tuple[int, list[Span]] | None:
+    def _tails(
+        self, keys: BlockKeys, local_tokens: int, end: int
+    ) -> tuple[int, list[GroupHit]] | None:
         """The largest end, not beyond `end`, at which every group without a chain has what it
         needs; and what that is."""
         tails = {
@@ -151,7 +158,7 @@ class Finder:
             if not group.chained
         }
         while end > local_tokens:
-            spans = []
+            group_hits = []
             for place, tail in tails.items():
                 group = self._groups[place]
                 first = max(group.first_needed(end), local_tokens // group.block_tokens)
@@ -160,9 +167,9 @@ class Finder:
                     # No end behind the gap and up to here can do without it.
                     end = self._whole(gap * group.block_tokens)
                     break
-                spans.append(tail.span(place, first, end // group.block_tokens))
+                group_hits.append(tail.group_hit(place, first, end // group.block_tokens))
             else:
-                return end, spans
+                return end, group_hits
         return None
 
     def _whole(self, tokens: int) -> int:
@@ -170,18 +177,18 @@ class Finder:
 
 
 def load_runs(
-    groups: Sequence[CacheGroup], hit: Hit, keys: BlockKeys, tables: Sequence[Sequence[int]]
+    groups: Sequence[CacheGroup], hit: PrefixHit, keys: BlockKeys, tables: Sequence[Sequence[int]]
 ) -> tuple[PageRun, ...]:
     """What to load of a hit into the blocks of `tables`, one for each of the engine's groups.
     Blocks that the engine left out of a table (id 0) are left out."""
     found = []
-    for span in hit.spans:
-        group = groups[span.place]
+    for group_hit in hit.groups:
+        group = groups[group_hit.place]
         table = tables[group.index]
-        wanted: Sequence[int] = range(span.begin, span.end)
+        wanted: Sequence[int] = range(group_hit.begin, group_hit.end)
         if not group.chained:
             wanted = [block for block in wanted if table[block]]
-        found.append(page_run(span.place, group, keys, wanted, table))
+        found.append(page_run(group_hit.place, group, keys, wanted, table))
     return tuple(run for run in found if run.keys)
 
 
@@ -208,8 +215,8 @@ class _Backwards:
         gaps = np.flatnonzero(self._tiers[begin:end] == 0)
         return begin + int(gaps[-1]) if len(gaps) else None
 
-    def span(self, place: int, begin: int, end: int) -> Span:
-        return Span(place, begin, end, self._tiers[begin:end])
+    def group_hit(self, place: int, begin: int, end: int) -> GroupHit:
+        return GroupHit(place, begin, end, self._tiers[begin:end])
 
 
 def page_run(
