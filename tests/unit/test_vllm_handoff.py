@@ -14,7 +14,7 @@ from kvwarehouse_connectors.vllm.handoff import (
     RECORD,
     VERSION,
     Handoff,
-    Outcome,
+    HandoffOutcome,
     Record,
     boot_s,
     decode,
@@ -71,13 +71,13 @@ def test_nothing_is_no_record_and_not_a_bad_one(params: dict[str, Any] | None) -
     ],
 )
 def test_odd_record_is_malformed(record: Any) -> None:
-    assert decode({RECORD: record}) is Outcome.MALFORMED
+    assert decode({RECORD: record}) is HandoffOutcome.MALFORMED
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, 10**400])
 def test_record_of_another_version_is_told_apart_whatever_else_it_says(version: int) -> None:
-    assert decode({RECORD: {"version": version, "new": 1}}) is Outcome.OTHER_VERSION
-    assert decode({RECORD: fields(version=version)}) is Outcome.OTHER_VERSION
+    assert decode({RECORD: {"version": version, "new": 1}}) is HandoffOutcome.OTHER_VERSION
+    assert decode({RECORD: fields(version=version)}) is HandoffOutcome.OTHER_VERSION
 
 
 TEXT = st.text("ab0", max_size=33)
@@ -95,7 +95,7 @@ def test_whatever_comes_is_a_sound_record_or_a_reason(changes: dict[str, Any]) -
         assert encode(found) == {RECORD: fields(**changes)}
         Handoff(found, WAIT_S).judge(boot_s(), complete=False, alive=True)
     else:
-        assert found in (Outcome.MALFORMED, Outcome.OTHER_VERSION)
+        assert found in (HandoffOutcome.MALFORMED, HandoffOutcome.OTHER_VERSION)
 
 
 def test_digest_tells_apart_where_one_part_ends_and_the_next_begins() -> None:
@@ -112,14 +112,14 @@ def test_digest_tells_apart_where_one_part_ends_and_the_next_begins() -> None:
     ("changes", "reason"),
     [
         ({}, None),
-        ({"warehouse": "x"}, Outcome.OTHER_WAREHOUSE),
-        ({"namespaces": "x"}, Outcome.OTHER_NAMESPACE),
-        ({"prompt": "x"}, Outcome.OTHER_PROMPT),
-        ({"prompt": ""}, Outcome.OTHER_PROMPT),
+        ({"warehouse": "x"}, HandoffOutcome.OTHER_WAREHOUSE),
+        ({"namespaces": "x"}, HandoffOutcome.OTHER_NAMESPACE),
+        ({"prompt": "x"}, HandoffOutcome.OTHER_PROMPT),
+        ({"prompt": ""}, HandoffOutcome.OTHER_PROMPT),
     ],
 )
 def test_record_of_others_is_refused_by_what_differs(
-    changes: dict[str, str], reason: Outcome | None
+    changes: dict[str, str], reason: HandoffOutcome | None
 ) -> None:
     mine = {name: getattr(GOOD, name) for name in ("warehouse", "namespaces", "prompt")}
     assert Handoff(GOOD, WAIT_S).refusal(**{**mine, **changes}) is reason
@@ -134,7 +134,7 @@ def judge(handoff: Handoff, now_s: float, *, complete: bool = False, alive: bool
 
 def test_request_whose_pages_are_there_does_not_wait() -> None:
     handoff = Handoff(GOOD, WAIT_S)
-    assert judge(handoff, 100.1, complete=True) is Outcome.COMPLETE
+    assert judge(handoff, 100.1, complete=True) is HandoffOutcome.COMPLETE
     assert not handoff.waits
 
 
@@ -143,42 +143,42 @@ def test_request_waits_until_its_pages_are_there() -> None:
     assert judge(handoff, 100.1) is None
     assert handoff.waits
     assert judge(handoff, 101.9) is None
-    assert judge(handoff, 101.95, complete=True) is Outcome.COMPLETE
+    assert judge(handoff, 101.95, complete=True) is HandoffOutcome.COMPLETE
 
 
 def test_wait_ends_at_its_bound_from_when_the_record_was_made() -> None:
     handoff = Handoff(GOOD, WAIT_S)
     assert judge(handoff, 101.5) is None
     assert judge(handoff, 101.99) is None
-    assert judge(handoff, 102.0) is Outcome.EXPIRED
+    assert judge(handoff, 102.0) is HandoffOutcome.EXPIRED
 
 
 def test_record_that_came_after_its_bound_is_late() -> None:
-    assert judge(Handoff(GOOD, WAIT_S), 102.0) is Outcome.LATE
+    assert judge(Handoff(GOOD, WAIT_S), 102.0) is HandoffOutcome.LATE
     assert judge(Handoff(GOOD, WAIT_S), 101.99) is None
 
 
 def test_late_record_whose_pages_are_there_is_complete() -> None:
-    assert judge(Handoff(GOOD, WAIT_S), 5000.0, complete=True) is Outcome.COMPLETE
+    assert judge(Handoff(GOOD, WAIT_S), 5000.0, complete=True) is HandoffOutcome.COMPLETE
 
 
 def test_record_from_the_future_gives_no_longer_wait() -> None:
     handoff = Handoff(replace(GOOD, made_s=1e9), WAIT_S)
     assert judge(handoff, 100.0) is None
     assert judge(handoff, 101.99) is None
-    assert judge(handoff, 102.0) is Outcome.EXPIRED
+    assert judge(handoff, 102.0) is HandoffOutcome.EXPIRED
 
 
 def test_nobody_waits_for_a_dead_daemon() -> None:
     handoff = Handoff(GOOD, WAIT_S)
-    assert judge(handoff, 100.1, alive=False) is Outcome.EXPIRED
+    assert judge(handoff, 100.1, alive=False) is HandoffOutcome.EXPIRED
     handoff = Handoff(GOOD, WAIT_S)
     assert judge(handoff, 100.1) is None
-    assert judge(handoff, 100.2, alive=False) is Outcome.EXPIRED
+    assert judge(handoff, 100.2, alive=False) is HandoffOutcome.EXPIRED
 
 
 def test_bound_of_zero_is_no_wait() -> None:
-    assert judge(Handoff(GOOD, 0.0), 100.0) is Outcome.LATE
+    assert judge(Handoff(GOOD, 0.0), 100.0) is HandoffOutcome.LATE
 
 
 @given(st.floats(0, 1e6), st.floats(0, 60), st.lists(st.floats(0, 30), max_size=20))
@@ -191,7 +191,7 @@ def test_no_wait_is_longer_than_its_bound(made_s: float, wait_s: float, steps: l
         if outcome is None:
             assert now_s - first_s < wait_s
         else:
-            assert outcome in (Outcome.EXPIRED, Outcome.LATE)
+            assert outcome in (HandoffOutcome.EXPIRED, HandoffOutcome.LATE)
             assert now_s >= min(made_s, first_s) + wait_s
             return
         now_s += step
@@ -211,4 +211,4 @@ def test_counters_name_every_outcome() -> None:
     import kvwarehouse_connectors.vllm.handoff as module
 
     text = Path(module.__file__).with_name("stats.py").read_text(encoding="utf-8")
-    assert [o for o in Outcome if f'"handoff_{o.value}"' not in text] == []
+    assert [o for o in HandoffOutcome if f'"handoff_{o.value}"' not in text] == []

@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from kvwarehouse_bench.vllm.arms import ARMS, ON, Step
 from kvwarehouse_connectors.vllm.connector import WarehouseConnector
-from kvwarehouse_connectors.vllm.messages import Orders
+from kvwarehouse_connectors.vllm.messages import StepMetadata
 
 SCHEDULER_HOOKS = (
     "on_new_request",
@@ -55,7 +55,7 @@ WORKER_HOOKS = (
 
 
 @dataclass
-class ArmedOrders(Orders):
+class ArmedMetadata(StepMetadata):
     arm: str = ON
     timed: bool = False
     report: str = ""
@@ -178,17 +178,17 @@ class Toggled(WarehouseConnector):
         if self._turns.arm == ON:
             super().update_state_after_alloc(request, blocks, num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> ArmedOrders:
+    def build_connector_meta(self, scheduler_output: Any) -> ArmedMetadata:
         before = self._arm
         self._arm = self._turns.step(scheduler_output.total_num_scheduled_tokens)
-        orders: Any = Orders()
+        metadata: Any = StepMetadata()
         if self._arm == ON:
             if before != ON:
                 self._pass_over()
-            orders = super().build_connector_meta(scheduler_output)
+            metadata = super().build_connector_meta(scheduler_output)
         report, self._report = self._report, ""
         timed = self._phase[0].startswith("timers")
-        return ArmedOrders(**vars(orders), arm=self._arm, timed=timed, report=report)
+        return ArmedMetadata(**vars(metadata), arm=self._arm, timed=timed, report=report)
 
     def update_connector_output(self, connector_output: Any) -> None:
         if self._arm == ON:

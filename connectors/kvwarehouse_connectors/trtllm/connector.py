@@ -11,7 +11,7 @@ from typing import Any
 
 from kvwarehouse_connectors.core.hooks import answers, nothing
 from kvwarehouse_connectors.trtllm import arguments, compat
-from kvwarehouse_connectors.trtllm.messages import Orders
+from kvwarehouse_connectors.trtllm.messages import StepMetadata
 from kvwarehouse_connectors.trtllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.trtllm.settings import Settings, read_settings
 from kvwarehouse_connectors.trtllm.worker import WorkerSide
@@ -34,7 +34,7 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
         self.side = SchedulerSide(llm_args, _settings(llm_args))
 
     def wait_for_initialization(self) -> None:
-        self.side.check_facts()
+        self.side.check_cache_info()
 
     @answers(lambda: (0, False))
     def get_num_new_matched_tokens(
@@ -50,9 +50,9 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
     ) -> None:
         self.side.allocated(request, block_ids_by_layer_group)
 
-    def build_connector_meta(self, scheduler_output: Any) -> Orders:
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         # Not guarded: an order that is lost would be a promise broken in silence.
-        return self.side.orders(scheduler_output)
+        return self.side.step_metadata(scheduler_output)
 
     @answers(lambda: False)
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
@@ -92,7 +92,7 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
         self.side.register_layout(layout)
 
     def start_load_kv(self, stream: Any) -> None:
-        self.side.start_loads(self._orders())
+        self.side.start_loads(self._step_metadata())
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         """What a step needs is there before its first layer."""
@@ -102,7 +102,7 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
 
     @answers(nothing)
     def wait_for_save(self, stream: Any) -> None:
-        self.side.take_copies(self._orders())
+        self.side.take_copies(self._step_metadata())
 
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
@@ -114,9 +114,9 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
         """Not called by TensorRT-LLM, whose processes end."""
         self.side.close()
 
-    def _orders(self) -> Orders:
-        orders = self.get_connector_meta()
-        return orders if isinstance(orders, Orders) else Orders()
+    def _step_metadata(self) -> StepMetadata:
+        metadata = self.get_connector_meta()
+        return metadata if isinstance(metadata, StepMetadata) else StepMetadata()
 
 
 for _shell in (WarehouseScheduler, WarehouseWorker):

@@ -17,11 +17,11 @@ from kvwarehouse_connectors.core.groups import CacheGroup
 # Engines of one process that were not closed; each entry keeps its arguments alive.
 _MOST = 16
 _lock = threading.Lock()
-_told: OrderedDict[int, tuple[Any, Facts]] = OrderedDict()
+_told: OrderedDict[int, tuple[Any, CacheInfo]] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class Facts:
+class CacheInfo:
     """groups, spaces: of the cache's parts, in their order. pool: whether the cache is one tensor,
     and the engine takes every offer whole."""
 
@@ -32,15 +32,15 @@ class Facts:
     pool: bool
 
 
-def tell(llm_args: Any, facts: Facts) -> None:
+def tell(llm_args: Any, cache_info: CacheInfo) -> None:
     with _lock:
         _told.pop(id(llm_args), None)
-        _told[id(llm_args)] = (llm_args, facts)
+        _told[id(llm_args)] = (llm_args, cache_info)
         while len(_told) > _MOST:
             _told.popitem(last=False)
 
 
-def heard(llm_args: Any) -> Facts | None:
+def heard(llm_args: Any) -> CacheInfo | None:
     with _lock:
         found = _told.get(id(llm_args))
     return found[1] if found is not None else None

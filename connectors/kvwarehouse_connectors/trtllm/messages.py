@@ -27,7 +27,7 @@ class SaveOrder:
 
 
 @dataclass
-class Orders:
+class StepMetadata:
     """One step's work."""
 
     spaces: tuple[bytes, ...] = ()

@@ -19,7 +19,7 @@ from kvwarehouse_connectors.core.prefix_matcher import (
     PrefixMatcher,
     page_run,
 )
-from kvwarehouse_connectors.trtllm.meeting import Facts
+from kvwarehouse_connectors.trtllm.meeting import CacheInfo
 from kvwarehouse_connectors.trtllm.verified import Verified
 
 # A roll call that some rank has not answered for so long is made anew: answers are pages, and one
@@ -67,8 +67,8 @@ class RollCall:
 
 
 class Promises:
-    def __init__(self, facts: Facts, budget_s: float) -> None:
-        self._groups = facts.groups
+    def __init__(self, cache_info: CacheInfo, budget_s: float) -> None:
+        self._groups = cache_info.groups
         self._budget_s = budget_s
         self._verified = Verified()
 

@@ -24,7 +24,7 @@ from kvwarehouse_connectors.core.prefix_matcher import (
 from kvwarehouse_connectors.trtllm import compat, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
-from kvwarehouse_connectors.trtllm.messages import LoadOrder, Orders, SaveOrder
+from kvwarehouse_connectors.trtllm.messages import LoadOrder, SaveOrder, StepMetadata
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.promises import Promises, RollCall
 from kvwarehouse_connectors.trtllm.settings import Settings
@@ -47,7 +47,7 @@ class SchedulerSide:
         self._connection = DaemonConnection(
             settings.address, ConnectionOptions(verify=settings.verify, read_only=True)
         )
-        self._facts: meeting.Facts | None = None
+        self._cache_info: meeting.CacheInfo | None = None
         self._promises: Promises | None = None
         self._roll_call: RollCall | None = None
         self._storing: StorePlanner | None = None
@@ -58,20 +58,20 @@ class SchedulerSide:
         self.counts = Counts("scheduler")
 
     @property
-    def facts(self) -> meeting.Facts | None:
+    def cache_info(self) -> meeting.CacheInfo | None:
         """What the worker of this process saw; None until it has registered the cache."""
-        if self._facts is None:
+        if self._cache_info is None:
             found = meeting.heard(self._llm_args)
             if found is not None:
                 self._promises = Promises(found, self._settings.lookup_budget_s)
                 self._roll_call = RollCall(self._connection, found.roll_call)
                 self._storing = StorePlanner(found.groups, found.spaces, self._settings)
-                self._facts = found
-        return self._facts
+                self._cache_info = found
+        return self._cache_info
 
-    def check_facts(self) -> None:
+    def check_cache_info(self) -> None:
         """At the end of the engine's start."""
-        if self.facts is None:
+        if self.cache_info is None:
             raise compat.unsupported(
                 "this engine", "registered no KV cache with the worker in the scheduler's process"
             )
@@ -82,13 +82,13 @@ class SchedulerSide:
         """Tokens to load beyond local_tokens, and whether the request alone waits for them. Called
         once for each time the engine gives the request blocks."""
         self._forget(compat.request_id(request))
-        facts = self.facts
-        if facts is None:
+        cache_info = self.cache_info
+        if cache_info is None:
             return 0, False
-        tracked = self._track(request, facts)
+        tracked = self._track(request, cache_info)
         if tracked is None or not tracked.loads:
             return 0, False
-        if local_tokens % facts.block_tokens:
+        if local_tokens % cache_info.block_tokens:
             # The engine may be copying that part of a block, on a stream of its own.
             self.counts.add("unaligned_lookups")
             return 0, False
@@ -107,15 +107,15 @@ class SchedulerSide:
         tracked = self._requests.get(name)
         if tracked is None or not (tracked.hit or tracked.awaited):
             return
-        hit, facts = tracked.hit, self._facts
-        assert facts is not None
+        hit, cache_info = tracked.hit, self._cache_info
+        assert cache_info is not None
         runs: tuple[PageRun, ...] = ()
         if hit is not None:
-            runs = _load_runs(facts, hit, tracked.keys, tables)
-            self._check_runs(request, hit, facts, tables)
+            runs = _load_runs(cache_info, hit, tracked.keys, tables)
+            self._check_runs(request, hit, cache_info, tables)
             if not tracked.awaited:
                 tracked.external_tokens = (
-                    self._honoured(request, hit, facts),
+                    self._honoured(request, hit, cache_info),
                     hit.tokens - hit.local_tokens,
                 )
         tracked.hit, tracked.loading = None, hit
@@ -123,29 +123,29 @@ class SchedulerSide:
         self._loads.append(LoadOrder(name, runs, tracked.waits))
         tracked.awaited = False
 
-    def orders(self, output: Any) -> Orders:
+    def step_metadata(self, output: Any) -> StepMetadata:
         """This step's work for the workers."""
         self._steps_ended()
-        facts = self.facts
-        if facts is None:
-            return Orders()
+        cache_info = self.cache_info
+        if cache_info is None:
+            return StepMetadata()
         scheduled = self._scheduled(output)
-        orders = Orders(
-            spaces=tuple(space.id for space in facts.spaces),
+        metadata = StepMetadata(
+            spaces=tuple(space.id for space in cache_info.spaces),
             roll_call=self._call_roll(),
             loads=self._loads,
             stores=self._stores_of(scheduled),
             saves=self._saves,
         )
         self._loads, self._saves = [], []
-        for order in orders.loads:
+        for order in metadata.loads:
             tracked = self._requests.get(order.request_id)
             if tracked is not None and order.waits and tracked.loading is not None:
                 # Over when the next step is planned: all ranks meet after each one.
                 self._let_go.append((0.0, tracked.loading))
                 tracked.loading = None
         self.counts.log()
-        return orders
+        return metadata
 
     def finished(self, request: Any) -> bool:
         """A request ended, whichever way. Returns whether its blocks are to be held, until the
@@ -179,11 +179,11 @@ class SchedulerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _track(self, request: Any, facts: meeting.Facts) -> Tracked | None:
+    def _track(self, request: Any, cache_info: meeting.CacheInfo) -> Tracked | None:
         if compat.request_problem(request):
             return None
         salt = compat.request_salt(request)
-        keys = PromptKeys(salt or b"", facts.block_tokens)
+        keys = PromptKeys(salt or b"", cache_info.block_tokens)
         try:
             keys.extend(compat.request_tokens(request))
         except ValueError:
@@ -194,7 +194,7 @@ class SchedulerSide:
             salt=salt,
             loads=self._settings.loads and salt is not None,
             stores=self._settings.stores and salt is not None,
-            considered=[0] * len(facts.groups),
+            considered=[0] * len(cache_info.groups),
         )
         self._requests[compat.request_id(request)] = tracked
         return tracked
@@ -243,12 +243,18 @@ class SchedulerSide:
         return found
 
     def _check_runs(
-        self, request: Any, hit: PrefixHit, facts: meeting.Facts, tables: Sequence[Sequence[int]]
+        self,
+        request: Any,
+        hit: PrefixHit,
+        cache_info: meeting.CacheInfo,
+        tables: Sequence[Sequence[int]],
     ) -> None:
         """Every block of full attention that the engine will take as loaded has a place."""
-        wanted = (hit.local_tokens + self._honoured(request, hit, facts)) // facts.block_tokens
-        begin = hit.local_tokens // facts.block_tokens
-        for group in facts.groups:
+        wanted = (
+            hit.local_tokens + self._honoured(request, hit, cache_info)
+        ) // cache_info.block_tokens
+        begin = hit.local_tokens // cache_info.block_tokens
+        for group in cache_info.groups:
             table = tables[group.index]
             if group.reach_tokens:
                 continue  # the engine says by its slots which blocks the window needs
@@ -260,10 +266,10 @@ class SchedulerSide:
                     " report this, with TensorRT-LLM's version"
                 )
 
-    def _honoured(self, request: Any, hit: PrefixHit, facts: meeting.Facts) -> int:
+    def _honoured(self, request: Any, hit: PrefixHit, cache_info: meeting.CacheInfo) -> int:
         """Tokens of the promise that the engine takes: with one pool tensor always all."""
         offered = hit.tokens - hit.local_tokens
-        if facts.pool:
+        if cache_info.pool:
             return offered
         return min(offered, compat.honoured_tokens(request) or 0)
 
@@ -344,30 +350,30 @@ class SchedulerSide:
 
     def _opened(self) -> list[kvw.OpenNamespace] | None:
         """None while there is no daemon that knows our namespaces."""
-        if self._facts is None:
+        if self._cache_info is None:
             return None
-        opened = [self._connection.namespace(space) for space in self._facts.spaces]
+        opened = [self._connection.namespace(space) for space in self._cache_info.spaces]
         return None if None in opened else opened  # type: ignore[return-value]
 
     def _matcher(self, opened: list[kvw.OpenNamespace]) -> PrefixMatcher:
-        assert self._facts is not None
-        return PrefixMatcher(self._facts.groups, opened, self._facts.block_tokens)
+        assert self._cache_info is not None
+        return PrefixMatcher(self._cache_info.groups, opened, self._cache_info.block_tokens)
 
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)
-        if self._facts is not None:
-            for space in (*self._facts.spaces, self._facts.roll_call):
+        if self._cache_info is not None:
+            for space in (*self._cache_info.spaces, self._cache_info.roll_call):
                 self._connection.call_failed(space, error)
 
 
 def _load_runs(
-    facts: meeting.Facts, hit: PrefixHit, keys: PromptKeys, tables: Sequence[Sequence[int]]
+    cache_info: meeting.CacheInfo, hit: PrefixHit, keys: PromptKeys, tables: Sequence[Sequence[int]]
 ) -> tuple[PageRun, ...]:
     """What to load of a hit: the blocks that have a slot now. An offer may outrun the slots that
     there are; what is left of it is computed."""
     runs = []
     for group_hit in hit.groups:
-        group = facts.groups[group_hit.place]
+        group = cache_info.groups[group_hit.place]
         table = tables[group.index]
         wanted = [
             block

@@ -23,7 +23,7 @@ from kvwarehouse_connectors.trtllm import arguments, compat, identity, meeting
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.holds import Holds
 from kvwarehouse_connectors.trtllm.loads import LoadOptions, Loads
-from kvwarehouse_connectors.trtllm.messages import Orders
+from kvwarehouse_connectors.trtllm.messages import StepMetadata
 from kvwarehouse_connectors.trtllm.parts import Cache, layout_cache, pool_cache
 from kvwarehouse_connectors.trtllm.settings import Settings
 
@@ -117,31 +117,31 @@ class WorkerSide:
             except kvw.UsageError:
                 break  # refused, and said so in the log: the engine computes
         if self._rank == 0:
-            facts = meeting.Facts(
+            cache_info = meeting.CacheInfo(
                 cache.groups, spaces, self._roll_call, cache.block_tokens, cache.pool
             )
-            meeting.tell(self._llm_args, facts)
+            meeting.tell(self._llm_args, cache_info)
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in spaces))
 
     # -- each step ---------------------------------------------------------------------------
 
-    def start_loads(self, orders: Orders) -> None:
+    def start_loads(self, metadata: StepMetadata) -> None:
         """Before the step's forward pass. Raises RuntimeError where a promised load does not come,
         UsageError where ranks differ."""
         if self._cache is None:
             return
-        self._check_spaces(orders)
-        self._answer(orders.roll_call)
-        self._holds.ordered(orders.saves)
-        self._loads.begin(orders.loads)
+        self._check_spaces(metadata)
+        self._answer(metadata.roll_call)
+        self._holds.ordered(metadata.saves)
+        self._loads.begin(metadata.loads)
 
-    def take_copies(self, orders: Orders) -> None:
+    def take_copies(self, metadata: StepMetadata) -> None:
         """After the forward pass: copies the blocks to be stored; the engine may write them again
         when this returns."""
         if self._cache is None:
             return
         for place in range(len(self._cache.parts)):
-            runs = [run for run in orders.stores if run.group == place]
+            runs = [run for run in metadata.stores if run.group == place]
             if runs and not self._copy(runs):
                 self.counts.add("dropped_blocks", sum(len(run.blocks) for run in runs))
         self.counts.log()
@@ -171,18 +171,18 @@ class WorkerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _check_spaces(self, orders: Orders) -> None:
-        if orders.spaces in ((), self._checked):
+    def _check_spaces(self, metadata: StepMetadata) -> None:
+        if metadata.spaces in ((), self._checked):
             return
         own = tuple(space.id for space in self._spaces)
-        if orders.spaces != own:
+        if metadata.spaces != own:
             raise kvw.UsageError(
                 f"rank {self._rank} has KV of the kinds {[s.hex() for s in own]}, rank 0 of"
-                f" {[s.hex() for s in orders.spaces]}: other weights, layouts, versions or"
+                f" {[s.hex() for s in metadata.spaces]}: other weights, layouts, versions or"
                 " settings. Start all ranks alike",
                 code="unsupported",
             )
-        self._checked = orders.spaces
+        self._checked = metadata.spaces
 
     def _copy(self, runs: list[PageRun]) -> bool:
         """Whether the blocks, all of one part, are copied, or need not be: what every rank has

@@ -23,7 +23,7 @@ from kvwarehouse_connectors.vllm.compat import (
     SupportsHMA,
     join_logs,
 )
-from kvwarehouse_connectors.vllm.messages import Orders, Outcomes
+from kvwarehouse_connectors.vllm.messages import StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.stats import WarehousePromMetrics, WarehouseStats
@@ -75,7 +75,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
-        self.scheduler_side.set_facts(metadata)
+        self.scheduler_side.set_cache_info(metadata)
 
     @answers(nothing)
     def on_new_request(self, request: Any) -> None:
@@ -103,15 +103,15 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> dict[Any, int]:
         return self.scheduler_side.hit_sources(request, num_external_tokens)
 
-    @answers(Orders)
+    @answers(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return self.scheduler_side.orders(scheduler_output)
+        return self.scheduler_side.step_metadata(scheduler_output)
 
     @answers(nothing)
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        self.scheduler_side.outcomes(
-            meta if isinstance(meta, Outcomes) else None, connector_output.finished_recving or ()
+        self.scheduler_side.take_results(
+            meta if isinstance(meta, StepResults) else None, connector_output.finished_recving or ()
         )
 
     @answers(lambda: (False, None))
@@ -147,11 +147,11 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker_side.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self.worker_side.facts()
+        return self.worker_side.cache_info()
 
     @answers(nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self.worker_side.start_loads(self._orders())
+        self.worker_side.start_loads(self._step_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return None
@@ -163,7 +163,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
 
     @answers(nothing)
     def wait_for_save(self) -> None:
-        self.worker_side.take_copies(self._orders())
+        self.worker_side.take_copies(self._step_metadata())
 
     @answers(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -176,7 +176,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
 
     @answers(nothing)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return self.worker_side.outcomes()
+        return self.worker_side.step_results()
 
     # -- both ------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> WarehousePromMetrics:
         return WarehousePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
-    def _orders(self) -> Orders:
-        orders = self._get_connector_metadata()
-        assert isinstance(orders, Orders), f"orders are {type(orders).__name__}"
-        return orders
+    def _step_metadata(self) -> StepMetadata:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata), f"metadata is {type(metadata).__name__}"
+        return metadata

@@ -27,7 +27,7 @@ _MOST_TOKENS: Final = 1 << 31
 _MOST_S: Final = float(1 << 40)
 
 
-class Outcome(Enum):
+class HandoffOutcome(Enum):
     """How it ended with a record; each is counted as `handoff_NAME`. The last six are reasons not
     to wait."""
 
@@ -70,23 +70,23 @@ def encode(record: Record) -> dict[str, Any]:
     return {RECORD: {"version": VERSION, **asdict(record)}}
 
 
-def decode(params: Mapping[str, Any] | None) -> Record | Outcome | None:
+def decode(params: Mapping[str, Any] | None) -> Record | HandoffOutcome | None:
     """The record in a request's kv_transfer_params; why it is none; None where there is nothing.
     A version that is not ours says nothing of its other fields."""
     if params is None or params.get(RECORD) is None:
         return None
     fields = params[RECORD]
     if not isinstance(fields, Mapping):
-        return Outcome.MALFORMED
+        return HandoffOutcome.MALFORMED
     version = fields.get("version")
     if not _is_number(version, int):
-        return Outcome.MALFORMED
+        return HandoffOutcome.MALFORMED
     if version != VERSION:
-        return Outcome.OTHER_VERSION
+        return HandoffOutcome.OTHER_VERSION
     if set(fields) != {"version", *Record.__dataclass_fields__}:
-        return Outcome.MALFORMED
+        return HandoffOutcome.MALFORMED
     record = Record(**{name: value for name, value in fields.items() if name != "version"})
-    return record if _is_sound(record) else Outcome.MALFORMED
+    return record if _is_sound(record) else HandoffOutcome.MALFORMED
 
 
 def boot_s() -> float:
@@ -105,15 +105,15 @@ class Handoff:
         self._wait_s = wait_s
         self._until_s = math.nan
 
-    def refusal(self, warehouse: str, namespaces: str, prompt: str) -> Outcome | None:
+    def refusal(self, warehouse: str, namespaces: str, prompt: str) -> HandoffOutcome | None:
         """Why this record is of no use to a request that has these; prompt: "" where it has not as
         many tokens."""
         if self.record.warehouse != warehouse:
-            return Outcome.OTHER_WAREHOUSE
+            return HandoffOutcome.OTHER_WAREHOUSE
         if self.record.namespaces != namespaces:
-            return Outcome.OTHER_NAMESPACE
+            return HandoffOutcome.OTHER_NAMESPACE
         if self.record.prompt != prompt:
-            return Outcome.OTHER_PROMPT
+            return HandoffOutcome.OTHER_PROMPT
         return None
 
     @property
@@ -121,17 +121,17 @@ class Handoff:
         """Whether a wait has begun."""
         return not math.isnan(self._until_s)
 
-    def judge(self, now_s: float, *, complete: bool, alive: bool) -> Outcome | None:
+    def judge(self, now_s: float, *, complete: bool, alive: bool) -> HandoffOutcome | None:
         """None: wait on, and ask again. complete: its pages are there. alive: whether the daemon
         is, without which nothing more will come."""
         if complete:
-            return Outcome.COMPLETE
+            return HandoffOutcome.COMPLETE
         if not self.waits:
             until_s = min(self.record.made_s, now_s) + self._wait_s
             if now_s >= until_s:
-                return Outcome.LATE
+                return HandoffOutcome.LATE
             self._until_s = until_s
-        return None if alive and now_s < self._until_s else Outcome.EXPIRED
+        return None if alive and now_s < self._until_s else HandoffOutcome.EXPIRED
 
 
 def _is_sound(record: Record) -> bool:

@@ -16,7 +16,7 @@ from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.naming import digest_of, short_name
 from kvwarehouse_connectors.core.weights import checkpoint_fingerprint, no_weights
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.messages import Facts
+from kvwarehouse_connectors.vllm.messages import CacheInfo
 from kvwarehouse_connectors.vllm.settings import WHERE, Settings
 
 LAYOUT = "vllm/1"
@@ -60,13 +60,13 @@ def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
 def namespaces(
     vllm_config: Any,
     groups: Sequence[CacheGroup],
-    facts: Facts,
+    cache_info: CacheInfo,
     shared: Shared,
 ) -> tuple[kvw.Namespace, ...]:
     """One for each group, in their order."""
     model = vllm_config.model_config
     made = []
-    for group, seen in zip(groups, facts.groups, strict=True):
+    for group, seen in zip(groups, cache_info.groups, strict=True):
         made.append(
             kvw.Namespace(
                 model=f"{short_name(model.model)}/{_config_digest(model.hf_config)}",
@@ -82,7 +82,7 @@ def namespaces(
                 salt=shared.salt,
                 hash_scheme=shared.hash_scheme,
                 extra={
-                    "device": facts.device,
+                    "device": cache_info.device,
                     "layout": seen.layout,
                     # Some models scale positions or attention by it.
                     "max_model_len": str(model.max_model_len),

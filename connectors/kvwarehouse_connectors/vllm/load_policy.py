@@ -14,7 +14,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.load_policy import PrefillRate, TierRates, worth_loading
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
-from kvwarehouse_connectors.vllm.messages import Outcomes
+from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.settings import Settings
 
 # Before the first long step: low for a GPU, high for a CPU, so that the first loads are given up
@@ -69,22 +69,22 @@ class LoadPolicy:
         self._rate.step(prefill, tokens, now - max(begun, self._ended_at_s))
         self._ended_at_s = now
 
-    def delivered(self, outcomes: Outcomes) -> None:
+    def delivered(self, results: StepResults) -> None:
         """What the workers' loads measured."""
-        if outcomes.load_bytes_per_s:
+        if results.load_bytes_per_s:
             self._rates = replace(
                 self._rates,
-                dram_bytes_per_s=_mixed(self._rates.dram_bytes_per_s, outcomes.load_bytes_per_s),
+                dram_bytes_per_s=_mixed(self._rates.dram_bytes_per_s, results.load_bytes_per_s),
             )
-        if outcomes.nvme_bytes_per_s:
+        if results.nvme_bytes_per_s:
             self._rates = replace(
                 self._rates,
-                nvme_bytes_per_s=_mixed(self._rates.nvme_bytes_per_s, outcomes.nvme_bytes_per_s),
+                nvme_bytes_per_s=_mixed(self._rates.nvme_bytes_per_s, results.nvme_bytes_per_s),
             )
             self._nvme_measured = True
-            if outcomes.nvme_bytes_per_s > _AGAIN_FAST * self._rates.nvme_bytes_per_s:
+            if results.nvme_bytes_per_s > _AGAIN_FAST * self._rates.nvme_bytes_per_s:
                 # Far faster than believed: the disk has recovered.
-                self._rates = replace(self._rates, nvme_bytes_per_s=outcomes.nvme_bytes_per_s)
+                self._rates = replace(self._rates, nvme_bytes_per_s=results.nvme_bytes_per_s)
                 self._avoids_nvme_until_s = 0.0
 
     def page_compute_s(self, hit: PrefixHit) -> float:

@@ -1,6 +1,6 @@
 """What the two halves of the connector tell each other, each step. Pickled by vLLM: plain values.
 
-Scheduler to workers: Orders. Workers to scheduler: Facts once, Outcomes with each step.
+The scheduler sends StepMetadata. The workers send CacheInfo once, and StepResults with each step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvwarehouse_connectors.vllm.compat import (
 
 
 @dataclass(frozen=True)
-class GroupFacts:
+class GroupInfo:
     """What a worker sees of a cache group in its own tensors."""
 
     page_bytes: int
@@ -28,10 +28,10 @@ class GroupFacts:
 
 
 @dataclass(frozen=True)
-class Facts(KVConnectorHandshakeMetadata):
+class CacheInfo(KVConnectorHandshakeMetadata):
     """A worker's part of the namespaces' identity: the same on all ranks, or the start fails."""
 
-    groups: tuple[GroupFacts, ...]
+    groups: tuple[GroupInfo, ...]
     """In the order of groups.cache_groups."""
     device: str
     staging_bytes: int
@@ -52,7 +52,7 @@ class LoadOrder:
 
 
 @dataclass
-class Orders(KVConnectorMetadata):
+class StepMetadata(KVConnectorMetadata):
     """One step's work."""
 
     spaces: tuple[kvw.Namespace, ...] = ()
@@ -62,7 +62,7 @@ class Orders(KVConnectorMetadata):
 
 
 @dataclass
-class Outcomes(KVConnectorWorkerMetadata):
+class StepResults(KVConnectorWorkerMetadata):
     """What became of loads and stores since the last step, of one rank or, aggregated, of all."""
 
     failed: set[str] = field(default_factory=set)
@@ -76,9 +76,9 @@ class Outcomes(KVConnectorWorkerMetadata):
     def __bool__(self) -> bool:
         return bool(self.failed or self.load_bytes_per_s or self.nvme_bytes_per_s or self.stored)
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> Outcomes:
-        assert isinstance(other, Outcomes)
-        return Outcomes(
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
+        assert isinstance(other, StepResults)
+        return StepResults(
             self.failed | other.failed,
             _slower(self.load_bytes_per_s, other.load_bytes_per_s),
             _slower(self.nvme_bytes_per_s, other.nvme_bytes_per_s),

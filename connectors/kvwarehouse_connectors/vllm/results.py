@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from kvwarehouse_connectors.vllm.messages import Outcomes
+from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 
 
@@ -21,7 +21,7 @@ class Results:
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
-        self._outcomes = Outcomes()
+        self._step_results = StepResults()
         self._stats = WarehouseStats.empty()
 
     # -- put
@@ -33,7 +33,7 @@ class Results:
             self._received.add(request_id)
             if complete:
                 return
-            self._outcomes.failed.add(request_id)
+            self._step_results.failed.add(request_id)
             if whole:
                 self._failed.add(request_id)
             else:
@@ -43,14 +43,14 @@ class Results:
         """How fast a load was."""
         with self._lock:
             if from_nvme:
-                self._outcomes.nvme_bytes_per_s = bytes_per_s
+                self._step_results.nvme_bytes_per_s = bytes_per_s
             else:
-                self._outcomes.load_bytes_per_s = bytes_per_s
+                self._step_results.load_bytes_per_s = bytes_per_s
 
     def stored(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """Blocks that are stored now, by group and key."""
         with self._lock:
-            self._outcomes.stored.update(blocks)
+            self._step_results.stored.update(blocks)
 
     def count(self, **amounts: int) -> None:
         """Adds to counters of stats.py."""
@@ -72,9 +72,9 @@ class Results:
             taken, self._bad_blocks = self._bad_blocks, set()
         return taken
 
-    def take_outcomes(self) -> Outcomes | None:
+    def take_step_results(self) -> StepResults | None:
         with self._lock:
-            taken, self._outcomes = self._outcomes, Outcomes()
+            taken, self._step_results = self._step_results, StepResults()
         return taken if taken else None
 
     def take_stats(self) -> WarehouseStats | None:

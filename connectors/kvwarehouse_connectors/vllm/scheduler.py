@@ -19,13 +19,13 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
-from kvwarehouse_connectors.vllm.desk import HandoffDesk
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.handoff import boot_s
+from kvwarehouse_connectors.vllm.handoff_coordinator import HandoffCoordinator
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
 from kvwarehouse_connectors.vllm.load_policy import LoadPolicy
-from kvwarehouse_connectors.vllm.messages import Facts, LoadOrder, Orders, Outcomes
+from kvwarehouse_connectors.vllm.messages import CacheInfo, LoadOrder, StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.storing import StorePlanner
@@ -79,31 +79,33 @@ class SchedulerSide:
         self._epoch_twist = b""
         self._events = StoreEvents(vllm_config, self._groups, self._shards)
         self._storing: StorePlanner | None = None
-        self._desk: HandoffDesk | None = None
+        self._coordinator: HandoffCoordinator | None = None
 
     # -- once ----------------------------------------------------------------------------------
 
-    def set_facts(self, facts: Mapping[int, Facts]) -> None:
+    def set_cache_info(self, by_rank: Mapping[int, CacheInfo]) -> None:
         """What the workers saw of their tensors. Raises UsageError where they differ."""
-        seen = set(facts.values())
+        seen = set(by_rank.values())
         if len(seen) != 1:
             raise kvw.UsageError(
                 f"the ranks of this engine have caches of {len(seen)} kinds: {seen}; kvwarehouse"
                 " serves equal shards only",
                 code="unsupported",
             )
-        fact = seen.pop()
+        cache_info = seen.pop()
         self._spaces = identity.namespaces(
             self._vllm_config,
             self._groups,
-            fact,
+            cache_info,
             identity.Shared(self._weights, self._hash_scheme(), self._shards, self._settings.salt),
         )
-        self._load_policy = LoadPolicy(self._settings, self._spaces, self._groups, fact.device)
-        self._storing = StorePlanner(
-            self._groups, self._spaces, self._settings, fact.staging_bytes // 2, self._events
+        self._load_policy = LoadPolicy(
+            self._settings, self._spaces, self._groups, cache_info.device
         )
-        self._desk = HandoffDesk(
+        self._storing = StorePlanner(
+            self._groups, self._spaces, self._settings, cache_info.staging_bytes // 2, self._events
+        )
+        self._coordinator = HandoffCoordinator(
             self._groups,
             self._spaces,
             self._connection,
@@ -135,7 +137,9 @@ class SchedulerSide:
             loads=loads,
             stores=self._settings.stores and known and switch(params, STORE),
             epoch=self._epoch,
-            handoff=self._desk.received(params) if loads and self._desk is not None else None,
+            handoff=self._coordinator.received(params)
+            if loads and self._coordinator is not None
+            else None,
             considered=[0] * len(self._groups),
         )
 
@@ -149,8 +153,8 @@ class SchedulerSide:
             self._drop_hit(tracked)
             if boot_s() < tracked.ask_again_s:
                 return None, False
-            hit, comes = self._find(tracked, local_tokens)
-            if comes:
+            hit, waits = self._find(tracked, local_tokens)
+            if waits:
                 return None, False
             tracked.hit = hit
             self._held += hit is not None
@@ -197,16 +201,16 @@ class SchedulerSide:
         self._stats.add("hit_tokens_nvme", tokens - dram)
         return {source: part for source, part in split.items() if part}
 
-    def orders(self, step: Any) -> Orders:
+    def step_metadata(self, step: Any) -> StepMetadata:
         """This step's work for the workers."""
         if self._load_policy is not None:
             self._load_policy.step_begins(step.num_scheduled_tokens)
-        orders = Orders(loads=self._new_loads, stores=self._stores_of(step))
+        metadata = StepMetadata(loads=self._new_loads, stores=self._stores_of(step))
         self._new_loads = []
-        if not self._told and (orders.loads or orders.stores):
-            orders.spaces = self._spaces
+        if not self._told and (metadata.loads or metadata.stores):
+            metadata.spaces = self._spaces
             self._told = True
-        return orders
+        return metadata
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """A request ended, whichever way. Returns the hand-off record, where one is wanted."""
@@ -214,28 +218,28 @@ class SchedulerSide:
         if tracked is None:
             return None
         self._drop_hit(tracked)
-        if self._storing is None or self._desk is None:
+        if self._storing is None or self._coordinator is None:
             return None
         if not self._storing.handoff_wanted(tracked):
             return None
-        return self._desk.record(tracked, self._storing.stored_tokens(tracked))
+        return self._coordinator.record(tracked, self._storing.stored_tokens(tracked))
 
     # -- what the workers say --------------------------------------------------------------------
 
-    def outcomes(self, outcomes: Outcomes | None, received: Iterable[str]) -> None:
+    def take_results(self, results: StepResults | None, received: Iterable[str]) -> None:
         for request_id in received:
             hit = self._loading.pop(request_id, None)
             if hit is not None:
                 hit.release()
-        if outcomes is None:
+        if results is None:
             return
-        for request_id in outcomes.failed:
+        for request_id in results.failed:
             self._stats.add("failed_loads")
             if request_id in self._requests:
                 self._requests[request_id].loads = False
         if self._load_policy is not None:
-            self._load_policy.delivered(outcomes)
-        self._events.stored(outcomes.stored)
+            self._load_policy.delivered(results)
+        self._events.stored(results.stored)
 
     def step_ends(self) -> WarehouseStats | None:
         if self._load_policy is not None:
@@ -294,15 +298,15 @@ class SchedulerSide:
         """What is worth loading, pinned; and whether more is about to come, so that the engine
         should ask again instead."""
         matcher = self._matcher()
-        if matcher is None or self._load_policy is None or self._desk is None:
-            if self._desk is not None:
-                self._desk.give_up(tracked)
+        if matcher is None or self._load_policy is None or self._coordinator is None:
+            if self._coordinator is not None:
+                self._coordinator.give_up(tracked)
             return None, False
         limit = tracked.request.num_tokens - self._computed_tokens
         try:
             hit = matcher.find(tracked.keys, local_tokens, limit)
             there = hit.tokens if hit is not None else local_tokens
-            if self._desk.comes(tracked, there, limit):
+            if self._coordinator.should_wait(tracked, there, limit):
                 return None, True
             if hit is None:
                 return None, False

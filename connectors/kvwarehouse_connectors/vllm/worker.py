@@ -23,7 +23,7 @@ from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.layout import block_layout
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
-from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, Orders, Outcomes
+from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.results import Results
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
@@ -50,7 +50,7 @@ class WorkerSide:
         self._wants_events = compat.publishes_events(vllm_config)
         self._memories: list[BlockMemory] = []
         self._tensors: TensorMemories | None = None
-        self._facts: Facts | None = None
+        self._cache_info: CacheInfo | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
         self._self_test = SelfTest(self._connection, stores=settings.stores)
         self._results = Results()
@@ -76,7 +76,7 @@ class WorkerSide:
         made = self._tensors = TensorMemories(
             self._settings.device_copies, lambda: self._results.count(device_fallbacks=1)
         )
-        facts = []
+        groups = []
         for group in self._groups:
             layout = block_layout(dict(caches), group.layer_names, blocks, order)
             views = [compat.by_manager_block(tensor, blocks) for tensor in layout.tensors]
@@ -92,8 +92,8 @@ class WorkerSide:
             backend = compat.attention_backends(config, group.layer_names)
             if device == "cpu":
                 backend = f"{backend}/{compat.instruction_set(config, spec)}"
-            facts.append(
-                GroupFacts(
+            groups.append(
+                GroupInfo(
                     page_bytes=memory.block_bytes,
                     layout=layout.name,
                     kv_dtype=_kv_dtype(config, views[0]),
@@ -101,7 +101,7 @@ class WorkerSide:
                 )
             )
         self._check_staging()
-        self._facts = Facts(tuple(facts), device, self._settings.staging_bytes)
+        self._cache_info = CacheInfo(tuple(groups), device, self._settings.staging_bytes)
 
     def _check_staging(self) -> None:
         """A step may fill half of the ring: the other half is then on its way."""
@@ -114,23 +114,23 @@ class WorkerSide:
                 code="bad_setting",
             )
 
-    def facts(self) -> Facts | None:
-        return self._facts
+    def cache_info(self) -> CacheInfo | None:
+        return self._cache_info
 
     # -- each step ---------------------------------------------------------------------------
 
-    def start_loads(self, orders: Orders) -> None:
+    def start_loads(self, metadata: StepMetadata) -> None:
         """Called before take_copies in every step."""
-        self._spaces = orders.spaces or self._spaces
-        for order in orders.loads:
+        self._spaces = metadata.spaces or self._spaces
+        for order in metadata.loads:
             self._loads.begin(order, self._spaces)
 
-    def take_copies(self, orders: Orders) -> None:
+    def take_copies(self, metadata: StepMetadata) -> None:
         """Copies the blocks to be stored: the engine may write them again when this returns."""
-        if not orders.stores or not self._stores:
+        if not metadata.stores or not self._stores:
             return
         for group, memory in enumerate(self._memories):
-            runs = [run for run in orders.stores if run.group == group]
+            runs = [run for run in metadata.stores if run.group == group]
             if runs and not self._store_queue.put(runs, self._spaces[group], memory):
                 self._results.count(dropped_blocks=sum(len(run.blocks) for run in runs))
 
@@ -142,8 +142,8 @@ class WorkerSide:
     def bad_blocks(self) -> set[int]:
         return self._results.take_bad_blocks()
 
-    def outcomes(self) -> Outcomes | None:
-        return self._results.take_outcomes()
+    def step_results(self) -> StepResults | None:
+        return self._results.take_step_results()
 
     def stats(self) -> WarehouseStats | None:
         return self._results.take_stats()

@@ -68,7 +68,9 @@ def test_pages_behind_one_on_nvme_are_left_and_those_before_it_promised(
     engine = start().ready()
     with serving.connect() as client:
         client.flush()
-        assert client.evict(engine.scheduler.facts.spaces[0], 3) == 3  # the chain's end is coldest
+        assert (
+            client.evict(engine.scheduler.cache_info.spaces[0], 3) == 3
+        )  # the chain's end is coldest
     assert engine.serve(tokens) == 32
 
 
@@ -176,7 +178,7 @@ def test_pins_of_promised_pages_are_let_go_when_they_are_loaded(
         with serving.connect() as client:
             client.flush()
             client.evict(None, 1000)
-            space = client.open(engine.scheduler.facts.spaces[0])
+            space = client.open(engine.scheduler.cache_info.spaces[0])
             assert (space.tiers(keys=first_keys(engine, tokens)) == kvw.Tier.NVME).all()
 
 

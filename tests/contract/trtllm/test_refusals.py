@@ -70,7 +70,7 @@ def test_weights_that_are_files_are_named_by_their_content(
     for content in (b"one", b"two"):
         (tmp_path / "model.bin").write_bytes(content)
         engine = start(arguments={"model": str(tmp_path), "load_format": "auto"})
-        spaces.append(engine.scheduler.facts.spaces[0].id)
+        spaces.append(engine.scheduler.cache_info.spaces[0].id)
     assert spaces[0] != spaces[1]
 
 
@@ -88,7 +88,7 @@ def test_engines_whose_bytes_differ_have_other_namespaces(
     other: dict[str, Any], start: Start
 ) -> None:
     one, two = start(), start(arguments=other)
-    assert one.scheduler.facts.spaces[0].id != two.scheduler.facts.spaces[0].id
+    assert one.scheduler.cache_info.spaces[0].id != two.scheduler.cache_info.spaces[0].id
 
 
 def test_ranks_that_differ_end_the_engine_in_its_first_step(start: Start) -> None:

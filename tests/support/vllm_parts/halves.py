@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
-from kvwarehouse_connectors.vllm.messages import Outcomes
+from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide
@@ -88,8 +88,8 @@ class Engine:
         self.scheduler = SchedulerSide(
             engine_config(layers, ranks=self.ranks), self.caches[0].config, chosen
         )
-        self.scheduler.set_facts(
-            {rank: worker.facts() for rank, worker in enumerate(self.workers)}  # type: ignore[misc]
+        self.scheduler.set_cache_info(
+            {rank: worker.cache_info() for rank, worker in enumerate(self.workers)}  # type: ignore[misc]
         )
         self.received: set[str] = set()
         self.failed: set[str] = set()
@@ -110,18 +110,18 @@ class Engine:
 
     def step(self, running: dict[str, Any] | None = None, **scheduled: int) -> None:
         """One step. running: name to a request's tables, as `vllm_parts.steps` has them."""
-        orders = self.scheduler.orders(step(scheduled, running or {}))
+        metadata = self.scheduler.step_metadata(step(scheduled, running or {}))
         ended = []
         for worker in self.workers:
-            worker.start_loads(orders)
-            worker.take_copies(orders)
+            worker.start_loads(metadata)
+            worker.take_copies(metadata)
             ended.append(worker.results())
             self.bad_blocks |= worker.bad_blocks()
-        told: Outcomes | None = None
+        told: StepResults | None = None
         for worker in self.workers:
-            outcomes = worker.outcomes()
-            if outcomes is not None:
-                told = outcomes if told is None else told.aggregate(outcomes)
+            results = worker.step_results()
+            if results is not None:
+                told = results if told is None else told.aggregate(results)
         received = [one for one, _ in ended]
         self._waiting = [
             before | now for before, now in zip(self._pending(), received, strict=True)
@@ -130,7 +130,7 @@ class Engine:
         self._waiting = [one - everybody for one in self._waiting]
         self.received |= everybody
         self.failed |= set().union(*(failed for _, failed in ended))
-        self.scheduler.outcomes(told, everybody)
+        self.scheduler.take_results(told, everybody)
         self.scheduler.step_ends()
 
     def _pending(self) -> list[set[str]]:
@@ -163,7 +163,7 @@ class Engine:
         return int(tokens or 0)
 
     def load(self, request: Any, tables: list[list[int]], local_tokens: int = 0) -> int:
-        """Matches, orders and waits for a load; the tokens promised."""
+        """Matches, metadata and waits for a load; the tokens promised."""
         self.scheduler.on_new_request(request)
         tokens, is_async = self.scheduler.matched(request, local_tokens)
         assert tokens is not None

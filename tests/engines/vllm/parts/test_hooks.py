@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.vllm.connector import WarehouseConnector
-from kvwarehouse_connectors.vllm.messages import Orders, Outcomes
+from kvwarehouse_connectors.vllm.messages import StepMetadata, StepResults
 from vllm_parts.requests import request
 
 AT_THE_START = {
@@ -55,7 +55,7 @@ def connector(error: Exception, *, worker: bool = False) -> WarehouseConnector:
     made = object.__new__(WarehouseConnector)
     made._scheduler = None if worker else Broken(error)  # type: ignore[assignment]
     made._worker = Broken(error) if worker else None  # type: ignore[assignment]
-    made._connector_metadata = Orders()
+    made._connector_metadata = StepMetadata()
     return made
 
 
@@ -66,9 +66,9 @@ CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "on_new_request": ((ASKED,), None),
     "get_num_new_matched_tokens": ((ASKED, 0), (0, False)),
     "get_external_cache_hit_sources": ((ASKED, 16), {}),
-    "build_connector_meta": ((SimpleNamespace(),), Orders()),
+    "build_connector_meta": ((SimpleNamespace(),), StepMetadata()),
     "update_connector_output": (
-        (SimpleNamespace(kv_connector_worker_meta=Outcomes(), finished_recving={"r"}),),
+        (SimpleNamespace(kv_connector_worker_meta=StepResults(), finished_recving={"r"}),),
         None,
     ),
     "request_finished": ((ASKED, []), (False, None)),
@@ -156,7 +156,7 @@ def test_orders_of_another_connector_are_not_taken(caplog: pytest.LogCaptureFixt
     made = connector(RuntimeError("odd"), worker=True)
     made._connector_metadata = object()
     made.start_load_kv(None)
-    assert "orders are object" in caplog.text
+    assert "metadata is object" in caplog.text
 
 
 def test_preempted_requests_need_not_be_recomputed_for_a_cache() -> None:

@@ -25,14 +25,14 @@ from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
-from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts
+from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo
 from kvwarehouse_connectors.vllm.settings import read_settings
 from vllm_parts.halves import engine_config
 from vllm_parts.specs import config, full, window
 
 GROUPS = cache_groups(config(full(16), window(16, 64)))
-SEEN = GroupFacts(4096, "layout", "float16/auto", "CPU_ATTN/AVX512/vec")
-FACTS = Facts((SEEN, SEEN), "cpu", 1 << 28)
+SEEN = GroupInfo(4096, "layout", "float16/auto", "CPU_ATTN/AVX512/vec")
+CACHE_INFO = CacheInfo((SEEN, SEEN), "cpu", 1 << 28)
 SHARED = Shared("weights", "scheme", 1, "")
 
 
@@ -44,18 +44,18 @@ def ids(
     engine: Any = None,
     *,
     groups: tuple[CacheGroup, ...] = GROUPS,
-    facts: Facts = FACTS,
+    cache_info: CacheInfo = CACHE_INFO,
     shared: Shared = SHARED,
 ) -> list[bytes]:
-    return [space.id for space in namespaces(engine or model(), groups, facts, shared)]
+    return [space.id for space in namespaces(engine or model(), groups, cache_info, shared)]
 
 
 def hf(**values: Any) -> Any:
     return SimpleNamespace(to_dict=lambda: {"hidden_size": 8, **values})
 
 
-def seen(**fields: Any) -> Facts:
-    return replace(FACTS, groups=(replace(SEEN, **fields),) * 2)
+def seen(**fields: Any) -> CacheInfo:
+    return replace(CACHE_INFO, groups=(replace(SEEN, **fields),) * 2)
 
 
 def relabelled(**fields: Any) -> tuple[CacheGroup, ...]:
@@ -71,11 +71,11 @@ DIFFERENT: dict[str, Callable[[], list[bytes]]] = {
     "config": lambda: ids(model(hf_config=hf(rope_theta=1e6))),
     "dtype": lambda: ids(model(dtype=torch.bfloat16)),
     "quantization": lambda: ids(model(quantization="fp8")),
-    "bytes of a page": lambda: ids(facts=seen(page_bytes=8192)),
-    "layout": lambda: ids(facts=seen(layout="other")),
-    "type of KV": lambda: ids(facts=seen(kv_dtype="uint8/fp8")),
-    "backend": lambda: ids(facts=seen(attention_backend="CPU_ATTN/AVX2/vec")),
-    "device": lambda: ids(facts=replace(FACTS, device="cuda")),
+    "bytes of a page": lambda: ids(cache_info=seen(page_bytes=8192)),
+    "layout": lambda: ids(cache_info=seen(layout="other")),
+    "type of KV": lambda: ids(cache_info=seen(kv_dtype="uint8/fp8")),
+    "backend": lambda: ids(cache_info=seen(attention_backend="CPU_ATTN/AVX2/vec")),
+    "device": lambda: ids(cache_info=replace(CACHE_INFO, device="cuda")),
     "tokens of a block": lambda: ids(groups=relabelled(block_tokens=32)),
     "reach": lambda: ids(groups=relabelled(reach_tokens=128)),
     "layers": lambda: ids(groups=relabelled(layer_names=("another",))),
@@ -104,7 +104,7 @@ def test_another_version_of_vllm_shares_nothing(monkeypatch: pytest.MonkeyPatch)
         lambda: ids(),
         lambda: ids(model(model="another/folder/tiny")),
         lambda: ids(model(hf_config=hf(_name_or_path="/x", transformers_version="9"))),
-        lambda: ids(facts=replace(FACTS, staging_bytes=1 << 20)),
+        lambda: ids(cache_info=replace(CACHE_INFO, staging_bytes=1 << 20)),
     ],
 )
 def test_what_changes_no_kv_changes_no_namespace(same: Callable[[], list[bytes]]) -> None:
@@ -112,7 +112,7 @@ def test_what_changes_no_kv_changes_no_namespace(same: Callable[[], list[bytes]]
 
 
 def test_only_group_of_a_model_needs_no_name() -> None:
-    (space,) = namespaces(model(), GROUPS[:1], replace(FACTS, groups=(SEEN,)), SHARED)
+    (space,) = namespaces(model(), GROUPS[:1], replace(CACHE_INFO, groups=(SEEN,)), SHARED)
     assert space.cache_group == ""
 
 

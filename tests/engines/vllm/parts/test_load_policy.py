@@ -12,7 +12,7 @@ import kvwarehouse_connectors.vllm.load_policy as load_policy
 from kvwarehouse_connectors.core.prefix_matcher import GroupHit, PrefixHit
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.load_policy import LoadPolicy
-from kvwarehouse_connectors.vllm.messages import Outcomes
+from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.settings import read_settings
 from vllm_parts.spaces import space_of
 from vllm_parts.specs import config, full, window
@@ -66,7 +66,7 @@ def hit(*tiers: tuple[kvw.Tier, int], local: int = 0) -> PrefixHit:
 
 def delivers(chosen: LoadPolicy, *, dram: float = 0, nvme: float = 0) -> None:
     for _ in range(50):
-        chosen.delivered(Outcomes(load_bytes_per_s=dram, nvme_bytes_per_s=nvme))
+        chosen.delivered(StepResults(load_bytes_per_s=dram, nvme_bytes_per_s=nvme))
 
 
 def test_slow_engine_loads_all_and_fast_one_nothing(clock: Clock) -> None:
@@ -99,7 +99,7 @@ def test_disk_that_recovered_is_used_again_as_soon_as_one_load_shows_it(clock: C
     delivers(chosen, dram=4e9, nvme=1e6)
     where = hit((DRAM, 50), (NVME, 50))
     assert chosen.worth_tokens(where, control()) == 800
-    chosen.delivered(Outcomes(nvme_bytes_per_s=5e9))
+    chosen.delivered(StepResults(nvme_bytes_per_s=5e9))
     assert chosen.worth_tokens(where, control()) == where.tokens
 
 

@@ -1,4 +1,4 @@
-"""What the halves tell each other survives pickling, and outcomes of ranks become one."""
+"""What the halves tell each other survives pickling, and results of ranks become one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder, Orders, Outcomes
+from kvwarehouse_connectors.vllm.messages import (
+    CacheInfo,
+    GroupInfo,
+    LoadOrder,
+    StepMetadata,
+    StepResults,
+)
 
 KEYS = [bytes([number]) * 32 for number in range(6)]
 
-outcomes = st.builds(
-    Outcomes,
+step_results = st.builds(
+    StepResults,
     failed=st.sets(st.sampled_from(["a", "b", "c"])),
     load_bytes_per_s=st.sampled_from([0.0, 1e9, 5e9]),
     nvme_bytes_per_s=st.sampled_from([0.0, 1e8, 2e9]),
@@ -29,9 +35,9 @@ outcomes = st.builds(
 )
 
 
-@given(st.lists(outcomes, min_size=1, max_size=4))
+@given(st.lists(step_results, min_size=1, max_size=4))
 def test_outcomes_of_all_ranks_are_every_failure_the_slowest_rate_and_all_stores(
-    ranks: list[Outcomes],
+    ranks: list[StepResults],
 ) -> None:
     together = ranks[0]
     for rank in ranks[1:]:
@@ -46,12 +52,12 @@ def test_outcomes_of_all_ranks_are_every_failure_the_slowest_rate_and_all_stores
 
 
 def test_nothing_to_tell_is_false() -> None:
-    assert not Outcomes()
-    assert Outcomes(failed={"a"})
+    assert not StepResults()
+    assert StepResults(failed={"a"})
 
 
-@given(outcomes)
-def test_outcomes_survive_pickling(one: Outcomes) -> None:
+@given(step_results)
+def test_step_results_survive_pickling(one: StepResults) -> None:
     assert pickle.loads(pickle.dumps(one)) == one
 
 
@@ -60,12 +66,14 @@ def test_orders_and_facts_survive_pickling() -> None:
         model="m", weights="w", dtype="float16", layout="vllm/1", page_tokens=16, page_bytes=64
     )
     run = PageRun(0, KEYS, [3, 1, 2, 6, 5, 4], True, 2, b"p" * 32)
-    orders = Orders(spaces=(space,), loads=[LoadOrder("r", (run,), 0.5, True)], stores=[run])
-    assert pickle.loads(pickle.dumps(orders)) == orders
-    assert pickle.loads(pickle.dumps(orders)).spaces[0].id == space.id
-    facts = Facts((GroupFacts(64, "l", "float16/auto", "CPU_ATTN"),), "cpu", 1 << 20)
-    assert pickle.loads(pickle.dumps(facts)) == facts
-    assert len({facts, pickle.loads(pickle.dumps(facts))}) == 1
+    metadata = StepMetadata(
+        spaces=(space,), loads=[LoadOrder("r", (run,), 0.5, True)], stores=[run]
+    )
+    assert pickle.loads(pickle.dumps(metadata)) == metadata
+    assert pickle.loads(pickle.dumps(metadata)).spaces[0].id == space.id
+    cache_info = CacheInfo((GroupInfo(64, "l", "float16/auto", "CPU_ATTN"),), "cpu", 1 << 20)
+    assert pickle.loads(pickle.dumps(cache_info)) == cache_info
+    assert len({cache_info, pickle.loads(pickle.dumps(cache_info))}) == 1
 
 
 @given(st.integers(0, 6), st.integers(0, 100))

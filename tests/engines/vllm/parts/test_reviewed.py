@@ -22,7 +22,7 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.groups import cache_groups
-from kvwarehouse_connectors.vllm.messages import Facts, GroupFacts, LoadOrder
+from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, LoadOrder
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide
 from vllm_parts.halves import Engine, engine_config
@@ -129,8 +129,8 @@ def test_drafts_of_another_model_are_refused_and_drafts_without_kv_are_not(
 
 def _spaces(engine: Any) -> Any:
     groups = cache_groups(config(full(16), hash_tokens=16))
-    facts = Facts((GroupFacts(4096, "layout", "bfloat16", "CPU"),), "cpu", 1 << 20)
-    return identity.namespaces(engine, groups, facts, identity.Shared("w", "h/1", 1, ""))
+    cache_info = CacheInfo((GroupInfo(4096, "layout", "bfloat16", "CPU"),), "cpu", 1 << 20)
+    return identity.namespaces(engine, groups, cache_info, identity.Shared("w", "h/1", 1, ""))
 
 
 @pytest.mark.parametrize(

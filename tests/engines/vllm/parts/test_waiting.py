@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
-import kvwarehouse_connectors.vllm.desk as desk_module
+import kvwarehouse_connectors.vllm.handoff_coordinator as handoff_coordinator
 import kvwarehouse_connectors.vllm.scheduler as scheduler_module
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of records, which goes on when a test says so."""
     clock = Clock()
     monkeypatch.setattr(scheduler_module, "boot_s", clock)
-    monkeypatch.setattr(desk_module, "boot_s", clock)
+    monkeypatch.setattr(handoff_coordinator, "boot_s", clock)
     return clock
 
 
@@ -45,9 +45,9 @@ def record_of(engine: Engine, ids: list[int], stored_tokens: int = WHOLE, **opti
     """What `engine` says when it has given so much of a prompt to be stored; nothing is."""
     one = request(ids, name="told", **options)
     engine.scheduler.on_new_request(one)
-    desk, tracked = engine.scheduler._desk, engine.scheduler._requests["told"]
-    assert desk is not None
-    record = desk.record(tracked, stored_tokens)
+    coordinator, tracked = engine.scheduler._coordinator, engine.scheduler._requests["told"]
+    assert coordinator is not None
+    record = coordinator.record(tracked, stored_tokens)
     engine.scheduler.finished(one)
     assert record is not None
     return record
@@ -268,9 +268,9 @@ def test_record_is_of_the_prompt_and_not_of_what_was_generated(
     assert record_of(engine, ids, 170) == record_of(engine, ids, 160)
     one = request(ids, name="short")
     engine.scheduler.on_new_request(one)
-    desk = engine.scheduler._desk
-    assert desk is not None
-    assert desk.record(engine.scheduler._requests["short"], 15) is None
+    coordinator = engine.scheduler._coordinator
+    assert coordinator is not None
+    assert coordinator.record(engine.scheduler._requests["short"], 15) is None
 
 
 def test_record_of_a_stored_prompt_costs_no_wait(

@@ -1,6 +1,6 @@
-"""Where an engine's scheduler hands prompts over: it makes the records of those that it stored, and
-judges, for a request that came with one, whether to wait. Blocks nobody: a request that waits is
-asked about again in a later step.
+"""Hands prompts over between engines: makes the records of prompts that this engine stored, and
+decides whether a request that came with a record should wait for the other engine. Blocks nobody: a
+request that waits is asked about again in a later step.
 
 Runs in the scheduler's thread alone.
 """
@@ -16,7 +16,7 @@ from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.vllm.handoff import (
     Handoff,
-    Outcome,
+    HandoffOutcome,
     Record,
     boot_s,
     decode,
@@ -29,7 +29,7 @@ from kvwarehouse_connectors.vllm.tracked import Tracked
 _ASK_AGAIN_S = 0.005
 
 
-class HandoffDesk:
+class HandoffCoordinator:
     """spaces: one for each group, in their order. wait_s: how long a request waits at most. count:
     adds to a counter of stats.py."""
 
@@ -62,19 +62,20 @@ class HandoffDesk:
     def received(self, params: Mapping[str, Any] | None) -> Handoff | None:
         """What a new request came with. What is no record is counted, and that is all."""
         record = decode(params)
-        if isinstance(record, Outcome):
+        if isinstance(record, HandoffOutcome):
             self._count(f"handoff_{record.value}")
             return None
         return Handoff(record, self._wait_s) if record is not None else None
 
-    def comes(self, tracked: Tracked, there_tokens: int, limit_tokens: int) -> bool:
-        """Whether a request waits for more than the first there_tokens, because another engine is
-        storing them. Once it does not, it never does again. limit_tokens: more are of no use."""
+    def should_wait(self, tracked: Tracked, available_tokens: int, limit_tokens: int) -> bool:
+        """Returns True while the request should wait for another engine that is still storing this
+        prompt beyond `available_tokens`. After the first False it always returns False.
+        limit_tokens: more are of no use. Never blocks."""
         handoff = tracked.handoff
         if handoff is None:
             return False
         began = handoff.waits
-        outcome = self._judge(tracked, handoff, there_tokens, limit_tokens)
+        outcome = self._judge(tracked, handoff, available_tokens, limit_tokens)
         if outcome is not None:
             tracked.handoff = None
             self._count(f"handoff_{outcome.value}")
@@ -88,11 +89,11 @@ class HandoffDesk:
         """There is no daemon that could have what a request waits for."""
         if tracked.handoff is not None:
             tracked.handoff = None
-            self._count(f"handoff_{Outcome.EXPIRED.value}")
+            self._count(f"handoff_{HandoffOutcome.EXPIRED.value}")
 
     def _judge(
-        self, tracked: Tracked, handoff: Handoff, there_tokens: int, limit_tokens: int
-    ) -> Outcome | None:
+        self, tracked: Tracked, handoff: Handoff, available_tokens: int, limit_tokens: int
+    ) -> HandoffOutcome | None:
         control = self._connection.control()
         record = handoff.record
         if not handoff.waits and control is not None:
@@ -102,7 +103,9 @@ class HandoffDesk:
                 return refusal
         useful = min(record.tokens, limit_tokens)
         useful -= useful % self._align
-        return handoff.judge(boot_s(), complete=there_tokens >= useful, alive=control is not None)
+        return handoff.judge(
+            boot_s(), complete=available_tokens >= useful, alive=control is not None
+        )
 
     def _prompt(self, tracked: Tracked, tokens: int) -> str:
         """What a record calls a request's first tokens; "" where it has not as many, or they end
