@@ -65,7 +65,7 @@ def namespaces(
     )
 
 
-def roll_call_space(spaces: tuple[kvw.Namespace, ...], ranks: int) -> kvw.Namespace:
+def barrier_space(spaces: tuple[kvw.Namespace, ...], ranks: int) -> kvw.Namespace:
     """Where ranks that can load from `spaces` say so: a page of it is complete when all have. Ranks
     with other spaces answer elsewhere. Its pages have the size of a model's, so that they need no
     slab of their own."""

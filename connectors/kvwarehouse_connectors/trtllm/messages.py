@@ -32,7 +32,7 @@ class StepMetadata:
 
     spaces: tuple[bytes, ...] = ()
     """Ids of the namespaces: every rank must have the same."""
-    roll_call: bytes = b""
+    barrier_key: bytes = b""
     """Ranks that have not answered this yet do so, once they can load; b"": nobody asks."""
     loads: list[LoadOrder] = field(default_factory=list)
     stores: list[PageRun] = field(default_factory=list)

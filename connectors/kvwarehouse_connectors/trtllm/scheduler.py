@@ -21,12 +21,12 @@ from kvwarehouse_connectors.core.prefix_matcher import (
     consecutive,
     page_run,
 )
-from kvwarehouse_connectors.trtllm import compat, meeting
+from kvwarehouse_connectors.trtllm import compat, handshake
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 from kvwarehouse_connectors.trtllm.messages import LoadOrder, SaveOrder, StepMetadata
+from kvwarehouse_connectors.trtllm.offers import Offers, ReadinessBarrier
 from kvwarehouse_connectors.trtllm.parts import ABSENT
-from kvwarehouse_connectors.trtllm.promises import Promises, RollCall
 from kvwarehouse_connectors.trtllm.settings import Settings
 from kvwarehouse_connectors.trtllm.storing import StorePlanner
 from kvwarehouse_connectors.trtllm.tracked import Tracked
@@ -47,9 +47,9 @@ class SchedulerSide:
         self._connection = DaemonConnection(
             settings.address, ConnectionOptions(verify=settings.verify, read_only=True)
         )
-        self._cache_info: meeting.CacheInfo | None = None
-        self._promises: Promises | None = None
-        self._roll_call: RollCall | None = None
+        self._cache_info: handshake.CacheInfo | None = None
+        self._offers: Offers | None = None
+        self._barrier: ReadinessBarrier | None = None
         self._storing: StorePlanner | None = None
         self._requests: dict[int, Tracked] = {}
         self._loads: list[LoadOrder] = []
@@ -58,13 +58,13 @@ class SchedulerSide:
         self.counts = Counts("scheduler")
 
     @property
-    def cache_info(self) -> meeting.CacheInfo | None:
+    def cache_info(self) -> handshake.CacheInfo | None:
         """What the worker of this process saw; None until it has registered the cache."""
         if self._cache_info is None:
-            found = meeting.heard(self._llm_args)
+            found = handshake.read(self._llm_args)
             if found is not None:
-                self._promises = Promises(found, self._settings.lookup_budget_s)
-                self._roll_call = RollCall(self._connection, found.roll_call)
+                self._offers = Offers(found, self._settings.lookup_budget_s)
+                self._barrier = ReadinessBarrier(self._connection, found.barrier)
                 self._storing = StorePlanner(found.groups, found.spaces, self._settings)
                 self._cache_info = found
         return self._cache_info
@@ -132,7 +132,7 @@ class SchedulerSide:
         scheduled = self._scheduled(output)
         metadata = StepMetadata(
             spaces=tuple(space.id for space in cache_info.spaces),
-            roll_call=self._call_roll(),
+            barrier_key=self._barrier_key(),
             loads=self._loads,
             stores=self._stores_of(scheduled),
             saves=self._saves,
@@ -172,14 +172,14 @@ class SchedulerSide:
             self._forget(name)
         while self._let_go:
             self._let_go.popleft()[1].release()
-        if self._promises is not None:
-            self._promises.close()
+        if self._offers is not None:
+            self._offers.close()
         self._connection.close()
         self.counts.log(now=True)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _track(self, request: Any, cache_info: meeting.CacheInfo) -> Tracked | None:
+    def _track(self, request: Any, cache_info: handshake.CacheInfo) -> Tracked | None:
         if compat.request_problem(request):
             return None
         salt = compat.request_salt(request)
@@ -201,7 +201,7 @@ class SchedulerSide:
 
     def _find(self, tracked: Tracked, local_tokens: int) -> PrefixHit | None:
         opened = self._opened()
-        if opened is None or self._promises is None or self._roll_call is None:
+        if opened is None or self._offers is None or self._barrier is None:
             return None
         held = sum(1 for one in self._requests.values() if one.hit or one.loading)
         if held + len(self._let_go) >= _MOST_PINNED_HITS:
@@ -209,10 +209,10 @@ class SchedulerSide:
         # The last token is always computed: the engine refuses to have all of a prompt.
         limit = min(tracked.prompt_tokens, tracked.keys.tokens) - 1
         try:
-            if not self._roll_call.complete():
+            if not self._barrier.complete():
                 return None
             matcher = self._matcher(opened)
-            hit, unready = self._promises.find(matcher, opened, tracked.keys, local_tokens, limit)
+            hit, unready = self._offers.find(matcher, opened, tracked.keys, local_tokens, limit)
         except kvw.WarehouseError as error:
             self._lost(error)
             return None
@@ -246,7 +246,7 @@ class SchedulerSide:
         self,
         request: Any,
         hit: PrefixHit,
-        cache_info: meeting.CacheInfo,
+        cache_info: handshake.CacheInfo,
         tables: Sequence[Sequence[int]],
     ) -> None:
         """Every block of full attention that the engine will take as loaded has a place."""
@@ -266,7 +266,7 @@ class SchedulerSide:
                     " report this, with TensorRT-LLM's version"
                 )
 
-    def _honoured(self, request: Any, hit: PrefixHit, cache_info: meeting.CacheInfo) -> int:
+    def _honoured(self, request: Any, hit: PrefixHit, cache_info: handshake.CacheInfo) -> int:
         """Tokens of the promise that the engine takes: with one pool tensor always all."""
         offered = hit.tokens - hit.local_tokens
         if cache_info.pool:
@@ -312,9 +312,9 @@ class SchedulerSide:
             self.counts.add("held_requests")
         return bool(runs)
 
-    def _call_roll(self) -> bytes:
+    def _barrier_key(self) -> bytes:
         try:
-            return self._roll_call.key() if self._roll_call is not None else b""
+            return self._barrier.key() if self._barrier is not None else b""
         except kvw.WarehouseError as error:
             self._lost(error)
             return b""
@@ -362,12 +362,15 @@ class SchedulerSide:
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)
         if self._cache_info is not None:
-            for space in (*self._cache_info.spaces, self._cache_info.roll_call):
+            for space in (*self._cache_info.spaces, self._cache_info.barrier):
                 self._connection.call_failed(space, error)
 
 
 def _load_runs(
-    cache_info: meeting.CacheInfo, hit: PrefixHit, keys: PromptKeys, tables: Sequence[Sequence[int]]
+    cache_info: handshake.CacheInfo,
+    hit: PrefixHit,
+    keys: PromptKeys,
+    tables: Sequence[Sequence[int]],
 ) -> tuple[PageRun, ...]:
     """What to load of a hit: the blocks that have a slot now. An offer may outrun the slots that
     there are; what is left of it is computed."""

@@ -19,9 +19,9 @@ from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, Dae
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.core.store_queue import StoreQueue
-from kvwarehouse_connectors.trtllm import arguments, compat, identity, meeting
+from kvwarehouse_connectors.trtllm import arguments, compat, handshake, identity
 from kvwarehouse_connectors.trtllm.counts import Counts
-from kvwarehouse_connectors.trtllm.holds import Holds
+from kvwarehouse_connectors.trtllm.deferred_frees import DeferredFrees
 from kvwarehouse_connectors.trtllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.trtllm.messages import StepMetadata
 from kvwarehouse_connectors.trtllm.parts import Cache, layout_cache, pool_cache
@@ -53,7 +53,7 @@ class WorkerSide:
         self.counts = Counts(f"rank {self._rank}")
         self._cache: Cache | None = None
         self._spaces: tuple[kvw.Namespace, ...] = ()
-        self._roll_call: kvw.Namespace | None = None
+        self._barrier_space: kvw.Namespace | None = None
         self._answered = b""
         self._answering: threading.Thread | None = None
         self._checked: tuple[bytes, ...] = ()
@@ -99,7 +99,7 @@ class WorkerSide:
                 )
         self._close_ways()  # of a cache that this one takes the place of
         self._cache, self._spaces = cache, spaces
-        self._roll_call = identity.roll_call_space(spaces, self._ranks)
+        self._barrier_space = identity.barrier_space(spaces, self._ranks)
         self._loads = Loads(
             self._connection,
             self_test,
@@ -110,17 +110,17 @@ class WorkerSide:
         self._store_queue = StoreQueue(self._connection, settings, self._rank, self._stored)
         # A quarter of the ring: while one piece is on its way the next is copied.
         pieces = [max(1, settings.staging_bytes // 4 // part.page_bytes) for part in cache.parts]
-        self._holds = Holds(self._copy_held, pieces, settings.hold_s, self.counts)
-        for space in (*spaces, self._roll_call):
+        self._deferred_frees = DeferredFrees(self._copy_held, pieces, settings.hold_s, self.counts)
+        for space in (*spaces, self._barrier_space):
             try:
                 self._connection.wait_namespace(space, _START_WAIT_S)
             except kvw.UsageError:
                 break  # refused, and said so in the log: the engine computes
         if self._rank == 0:
-            cache_info = meeting.CacheInfo(
-                cache.groups, spaces, self._roll_call, cache.block_tokens, cache.pool
+            cache_info = handshake.CacheInfo(
+                cache.groups, spaces, self._barrier_space, cache.block_tokens, cache.pool
             )
-            meeting.tell(self._llm_args, cache_info)
+            handshake.publish(self._llm_args, cache_info)
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in spaces))
 
     # -- each step ---------------------------------------------------------------------------
@@ -131,8 +131,8 @@ class WorkerSide:
         if self._cache is None:
             return
         self._check_spaces(metadata)
-        self._answer(metadata.roll_call)
-        self._holds.ordered(metadata.saves)
+        self._answer(metadata.barrier_key)
+        self._deferred_frees.ordered(metadata.saves)
         self._loads.begin(metadata.loads)
 
     def take_copies(self, metadata: StepMetadata) -> None:
@@ -153,7 +153,7 @@ class WorkerSide:
         in here, each once. Raises RuntimeError where a promised load does not come."""
         if self._cache is None:
             return list(saving), []
-        return self._holds.finished(saving), self._loads.finished(loading)
+        return self._deferred_frees.finished(saving), self._loads.finished(loading)
 
     def close(self) -> None:
         """Ends the threads: loads under way end by their own bounds, stores that are queued are
@@ -208,7 +208,7 @@ class WorkerSide:
         self.counts.add("dropped_blocks", result.dropped_pages)
 
     def _answer(self, key: bytes) -> None:
-        """To a roll call, by a thread of its own."""
+        """Says that this rank is ready, in a thread of its own."""
         if not key or key == self._answered:
             return
         if self._answering is not None and self._answering.is_alive():
@@ -220,14 +220,14 @@ class WorkerSide:
 
     def _say_present(self, key: bytes) -> None:
         """Stores this rank's shard of the page that is complete when all ranks have."""
-        assert self._roll_call is not None
+        assert self._barrier_space is not None
         try:
             opened = [
-                self._connection.namespace(space) for space in (*self._spaces, self._roll_call)
+                self._connection.namespace(space) for space in (*self._spaces, self._barrier_space)
             ]
             if None in opened or self._connection.control() is None:
                 return
-            page = np.zeros((1, self._roll_call.page_bytes), np.uint8)
+            page = np.zeros((1, self._barrier_space.page_bytes), np.uint8)
             result = opened[-1].store(  # type: ignore[union-attr]  # none is None
                 keys=[kvw.KeyRun([key])],
                 pages=page,
@@ -237,7 +237,7 @@ class WorkerSide:
             if result.stored or result.already:
                 self._answered = key
         except kvw.WarehouseError as error:
-            self._connection.call_failed(self._roll_call, error)
-            _log.debug("a roll call was not answered: %s", error)
+            self._connection.call_failed(self._barrier_space, error)
+            _log.debug("this rank could not say that it is ready: %s", error)
         except Exception:  # noqa: BLE001 - a thread's edge: nothing is loaded meanwhile
-            _log.exception("kvwarehouse: a roll call was not answered")
+            _log.exception("kvwarehouse: this rank could not say that it is ready")

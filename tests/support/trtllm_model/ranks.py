@@ -236,9 +236,9 @@ class Engine:
 
         def asked() -> bool:
             self.serve([1])
-            return bool(self.scheduler._roll_call.complete())
+            return bool(self.scheduler._barrier.complete())
 
-        until(asked, "all ranks answer the roll call")
+        until(asked, "all ranks say that they are ready")
         return self
 
     # -- what tests see --------------------------------------------------------------------------
@@ -272,12 +272,12 @@ class Engine:
         """What its connector knows of itself, for the report of a test that failed."""
         side = self.scheduler
         try:
-            complete = str(side._roll_call is not None and side._roll_call.complete())
+            complete = str(side._barrier is not None and side._barrier.complete())
         except Exception as error:  # noqa: BLE001 - the test ended the engine itself
             complete = repr(error)
         return (
             f"scheduler {dict(side.counts._counts)}, worker {dict(self.worker.counts._counts)},"
-            f" roll call {complete}, problem {side._connection.problem!r},"
+            f" ready {complete}, problem {side._connection.problem!r},"
             f" daemon {side._connection.control()}"
         )
 

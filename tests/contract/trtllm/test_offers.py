@@ -11,7 +11,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_connectors.trtllm import promises, scheduler, verified
+from kvwarehouse_connectors.trtllm import offers, scheduler, verified_pages
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 from trtllm_model.damage import spoil
 from trtllm_model.pools import page_of
@@ -136,18 +136,18 @@ def test_nothing_is_promised_before_every_rank_can_load(
     assert engine.serve(tokens) == 56
 
 
-def test_roll_is_called_anew_after_a_restart(
+def test_ranks_say_anew_that_they_are_ready_after_a_restart(
     serving: Serving, start: Start, prompt: Prompt
 ) -> None:
     tokens = prompt(60)
     engine = fill(start, tokens, 7, ranks=2)
-    roll_call = engine.scheduler._roll_call
-    before = roll_call._complete_at
+    barrier = engine.scheduler._barrier
+    before = barrier._complete_at
     serving.kill()
     serving.start()
-    until(lambda: not roll_call.complete(), "the scheduler sees another daemon")
+    until(lambda: not barrier.complete(), "the scheduler sees another daemon")
     engine.ready()
-    assert roll_call._complete_at > before
+    assert barrier._complete_at > before
     engine.forget_reusable()
     assert engine.serve(tokens) == 56
 
@@ -203,20 +203,20 @@ def test_lookup_begins_nothing_that_would_end_behind_its_time(
     """One page takes a second, by what is believed of it; the lookup has four and a half."""
     tokens = prompt(60)
     fill(start, tokens, 7)
-    monkeypatch.setattr(verified, "_BATCH_BYTES", 1)
-    monkeypatch.setattr(verified, "_BYTES_PER_S", page_of(tokens, 0, 0, 8).size)
+    monkeypatch.setattr(verified_pages, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(verified_pages, "_BYTES_PER_S", page_of(tokens, 0, 0, 8).size)
     environment.setenv("TLLM_KVW_LOOKUP_BUDGET_S", "4.5")
     engine = start().ready()
     clock = Clock()
-    load = verified.Verified._load
+    load = verified_pages.VerifiedPages._load
 
-    def one_second(self: verified.Verified, *arguments: Any) -> int:
+    def one_second(self: verified_pages.VerifiedPages, *arguments: Any) -> int:
         clock.now_s += threading.current_thread() is threading.main_thread()
         return load(self, *arguments)
 
-    monkeypatch.setattr(verified.Verified, "_load", one_second)
-    monkeypatch.setattr(verified, "time", clock)
-    monkeypatch.setattr(promises, "time", clock)
+    monkeypatch.setattr(verified_pages.VerifiedPages, "_load", one_second)
+    monkeypatch.setattr(verified_pages, "time", clock)
+    monkeypatch.setattr(offers, "time", clock)
     assert engine.serve(tokens) == 4 * 8
 
 

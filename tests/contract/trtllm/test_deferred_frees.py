@@ -11,7 +11,7 @@ import pytest
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.trtllm.counts import Counts
-from kvwarehouse_connectors.trtllm.holds import Holds
+from kvwarehouse_connectors.trtllm.deferred_frees import DeferredFrees
 from kvwarehouse_connectors.trtllm.messages import SaveOrder
 from trtllm_model.ranks import Engine
 
@@ -91,9 +91,9 @@ class Copies:
         return True
 
 
-def held(copies: Copies, hold_s: float = 60.0) -> tuple[Holds, Counts]:
+def held(copies: Copies, hold_s: float = 60.0) -> tuple[DeferredFrees, Counts]:
     counts = Counts("test")
-    return Holds(copies, [2], hold_s, counts), counts
+    return DeferredFrees(copies, [2], hold_s, counts), counts
 
 
 def order(name: int, blocks: int) -> SaveOrder:
@@ -103,34 +103,34 @@ def order(name: int, blocks: int) -> SaveOrder:
 
 def test_held_request_is_reported_once_when_all_is_copied() -> None:
     copies = Copies(room=3)
-    holds, _ = held(copies)
-    assert holds.finished([7]) == []
-    holds.ordered([order(7, 5)])
-    assert holds.finished([]) == []
+    frees, _ = held(copies)
+    assert frees.finished([7]) == []
+    frees.ordered([order(7, 5)])
+    assert frees.finished([]) == []
     assert copies.blocks == [0, 1]
     copies.room = 3
-    assert holds.finished([]) == [7]
+    assert frees.finished([]) == [7]
     assert copies.blocks == [0, 1, 2, 3, 4]
-    assert holds.finished([]) == []
+    assert frees.finished([]) == []
 
 
 def test_blocks_of_a_request_that_is_not_held_are_never_copied() -> None:
     """They may be another's by now."""
     copies = Copies(room=10)
-    holds, counts = held(copies)
-    holds.ordered([order(7, 5)])
-    assert holds.finished([]) == []
+    frees, counts = held(copies)
+    frees.ordered([order(7, 5)])
+    assert frees.finished([]) == []
     assert copies.blocks == []
     assert counts["dropped_blocks"] == 5
 
 
 def test_hold_that_is_over_copies_no_more(monkeypatch: Any) -> None:
     copies = Copies(room=0)
-    holds, counts = held(copies, hold_s=0.0)
-    holds.finished([])
-    assert holds.finished([7]) == [7]
-    holds.ordered([order(7, 4)])
+    frees, counts = held(copies, hold_s=0.0)
+    frees.finished([])
+    assert frees.finished([7]) == [7]
+    frees.ordered([order(7, 4)])
     copies.room = 10
-    assert holds.finished([]) == []
+    assert frees.finished([]) == []
     assert copies.blocks == []
     assert counts["expired_holds"] == 1

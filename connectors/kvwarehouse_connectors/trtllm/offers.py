@@ -19,17 +19,17 @@ from kvwarehouse_connectors.core.prefix_matcher import (
     PrefixMatcher,
     page_run,
 )
-from kvwarehouse_connectors.trtllm.meeting import CacheInfo
-from kvwarehouse_connectors.trtllm.verified import Verified
+from kvwarehouse_connectors.trtllm.handshake import CacheInfo
+from kvwarehouse_connectors.trtllm.verified_pages import VerifiedPages
 
-# A roll call that some rank has not answered for so long is made anew: answers are pages, and one
+# A barrier that some rank has not come to for so long is made anew: answers are pages, and one
 # that stays incomplete is dropped by the daemon.
 _CALL_AGAIN_S = 5.0
 # A hit is cut at what cannot be promised, and looked for again; more often is not worth the time.
 _MOST_CUTS = 8
 
 
-class RollCall:
+class ReadinessBarrier:
     """Whether every rank has said that it can load, of the daemon that is there now. `key` is what
     ranks answer to; b"" when they all have."""
 
@@ -66,11 +66,11 @@ class RollCall:
         return False
 
 
-class Promises:
+class Offers:
     def __init__(self, cache_info: CacheInfo, budget_s: float) -> None:
         self._groups = cache_info.groups
         self._budget_s = budget_s
-        self._verified = Verified()
+        self._verified_pages = VerifiedPages()
 
     def find(
         self,
@@ -99,7 +99,7 @@ class Promises:
         return None, unready
 
     def close(self) -> None:
-        self._verified.close()
+        self._verified_pages.close()
 
     def _sure_tokens(
         self,
@@ -129,7 +129,7 @@ class Promises:
                 range(group_hit.begin, group_hit.end),
                 None,
             )
-            good = self._verified.check(opened[group_hit.place], run, end_s)
+            good = self._verified_pages.check(opened[group_hit.place], run, end_s)
             if good < len(run.keys):
                 self._later(opened, group_hit, keys, group_hit.begin + good)
                 return self._cut(group_hit, good)
@@ -145,7 +145,7 @@ class Promises:
         run = page_run(
             group_hit.place, self._group(group_hit), keys, range(begin, group_hit.end), None
         )
-        self._verified.later(opened[group_hit.place], run)
+        self._verified_pages.later(opened[group_hit.place], run)
 
     def _group(self, group_hit: GroupHit) -> CacheGroup:
         return self._groups[group_hit.place]

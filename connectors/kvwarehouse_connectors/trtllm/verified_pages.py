@@ -35,7 +35,7 @@ _PATIENCE_S = 5.0
 _Name = tuple[bytes, bytes]
 
 
-class Verified:
+class VerifiedPages:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Name, float] = OrderedDict()

@@ -17,7 +17,7 @@ from kvwarehouse_connectors.core.groups import CacheGroup
 # Engines of one process that were not closed; each entry keeps its arguments alive.
 _MOST = 16
 _lock = threading.Lock()
-_told: OrderedDict[int, tuple[Any, CacheInfo]] = OrderedDict()
+_published: OrderedDict[int, tuple[Any, CacheInfo]] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class CacheInfo:
 
     groups: tuple[CacheGroup, ...]
     spaces: tuple[kvw.Namespace, ...]
-    roll_call: kvw.Namespace
+    barrier: kvw.Namespace
     block_tokens: int
     pool: bool
 
 
-def tell(llm_args: Any, cache_info: CacheInfo) -> None:
+def publish(llm_args: Any, cache_info: CacheInfo) -> None:
     with _lock:
-        _told.pop(id(llm_args), None)
-        _told[id(llm_args)] = (llm_args, cache_info)
-        while len(_told) > _MOST:
-            _told.popitem(last=False)
+        _published.pop(id(llm_args), None)
+        _published[id(llm_args)] = (llm_args, cache_info)
+        while len(_published) > _MOST:
+            _published.popitem(last=False)
 
 
-def heard(llm_args: Any) -> CacheInfo | None:
+def read(llm_args: Any) -> CacheInfo | None:
     with _lock:
-        found = _told.get(id(llm_args))
+        found = _published.get(id(llm_args))
     return found[1] if found is not None else None

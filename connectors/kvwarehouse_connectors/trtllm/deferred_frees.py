@@ -14,7 +14,7 @@ from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.messages import SaveOrder
 
 
-class Holds:
+class DeferredFrees:
     """copy: takes a copy of a run's blocks on their way to the warehouse; False where there is no
     room for it now. most_pages: of one copy, for each part."""
 
