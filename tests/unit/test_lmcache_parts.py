@@ -19,7 +19,7 @@ from kvwarehouse_connectors.lmcache.identity import Spaces, Weights, weights_of
 from kvwarehouse_connectors.lmcache.keys import page_key
 from kvwarehouse_connectors.lmcache.loading import Loading
 from kvwarehouse_connectors.lmcache.locks import Locks
-from kvwarehouse_connectors.lmcache.outcomes import Outcomes
+from kvwarehouse_connectors.lmcache.results import TaskResults
 from kvwarehouse_connectors.lmcache.settings import Settings, read_settings
 from kvwarehouse_connectors.lmcache.workers import Workers
 from lmcache_model.objects import Key
@@ -243,18 +243,18 @@ class Notifier:
 
 def test_an_outcome_is_told_once_and_those_that_nobody_asks_for_are_bounded() -> None:
     notifier = Notifier()
-    outcomes: Outcomes[int] = Outcomes(notifier)
-    assert outcomes.take(1) is None
-    outcomes.put(1, 10)
-    assert (outcomes.take(1), outcomes.take(1)) == (10, None)
+    results: TaskResults[int] = TaskResults(notifier)
+    assert results.take(1) is None
+    results.put(1, 10)
+    assert (results.take(1), results.take(1)) == (10, None)
     for task in range(5000):
-        outcomes.put(task, task)
-    left = outcomes.take_all()
+        results.put(task, task)
+    left = results.take_all()
     assert 1000 < len(left) < 5000
     assert max(left) == 4999
-    assert outcomes.take_all() == {}
-    outcomes.close()
-    outcomes.close()
-    outcomes.put(6, 6)
+    assert results.take_all() == {}
+    results.close()
+    results.close()
+    results.put(6, 6)
     assert notifier.told.count("close") == 1
     assert notifier.told[-1] == "close", "its descriptor may be somebody else's by now"

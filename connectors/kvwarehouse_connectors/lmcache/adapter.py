@@ -1,7 +1,7 @@
 """WarehouseL2Adapter: the warehouse of this host as an L2 of LMCache's server.
 
 LMCache's store controller and prefetch controller call it, each in a thread of its own, and poll
-its three event fds; neither ever waits here. All that is not LMCache's shape is in front.py.
+its three event fds; neither ever waits here. All that is not LMCache's shape is in adapter_core.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.lmcache import compat
+from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, Stored
 from kvwarehouse_connectors.lmcache.chunks import layout_of
-from kvwarehouse_connectors.lmcache.front import Front, Stored
-from kvwarehouse_connectors.lmcache.outcomes import Outcomes
+from kvwarehouse_connectors.lmcache.results import TaskResults
 from kvwarehouse_connectors.lmcache.settings import read_settings
 
 
@@ -29,12 +29,12 @@ class WarehouseL2Adapter(compat.L2AdapterInterface):
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
         # No capacity: the warehouse evicts by itself, and tells its sizes itself.
         super().__init__()
-        self._front = Front(read_settings(params), compat.VERSION)
+        self._core = AdapterCore(read_settings(params), compat.VERSION)
         self._lock = threading.Lock()
         self._last_task = 0
-        self._stores: Outcomes[Any] = Outcomes(compat.create_event_notifier())
-        self._lookups: Outcomes[Any] = Outcomes(compat.create_event_notifier())
-        self._loads: Outcomes[Any] = Outcomes(compat.create_event_notifier())
+        self._stores: TaskResults[Any] = TaskResults(compat.create_event_notifier())
+        self._lookups: TaskResults[Any] = TaskResults(compat.create_event_notifier())
+        self._loads: TaskResults[Any] = TaskResults(compat.create_event_notifier())
 
     def get_store_event_fd(self) -> int:
         return self._stores.fileno()
@@ -51,7 +51,7 @@ class WarehouseL2Adapter(compat.L2AdapterInterface):
         def answer(stored: Stored) -> None:
             self._stores.put(task, compat.store_result(stored.complete, stored.size_bytes))
 
-        self._front.store(keys, objects, answer)
+        self._core.store(keys, objects, answer)
         return task
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
@@ -62,18 +62,18 @@ class WarehouseL2Adapter(compat.L2AdapterInterface):
     ) -> int:
         task = self._task()
         layouts = {group: layout_of(one) for group, one in group_layout_descs.items()}
-        self._front.lookup(keys, layouts, self._bits(self._lookups, task))
+        self._core.lookup(keys, layouts, self._bits(self._lookups, task))
         return task
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: Sequence[Any]) -> None:
-        self._front.unlock(keys)
+        self._core.unlock(keys)
 
     def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
         task = self._task()
-        self._front.load(keys, objects, self._bits(self._loads, task))
+        self._core.load(keys, objects, self._bits(self._loads, task))
         return task
 
     def query_load_result(self, task_id: int) -> Any:
@@ -88,21 +88,21 @@ class WarehouseL2Adapter(compat.L2AdapterInterface):
         )
 
     def report_status(self) -> dict[str, Any]:
-        return {"type": "kvwarehouse", **self._front.status()}
+        return {"type": "kvwarehouse", **self._core.status()}
 
     def close(self) -> None:
         """Blocks until nothing touches LMCache's memory any more; calls under way have a bound."""
-        self._front.close()
-        for outcomes in (self._stores, self._lookups, self._loads):
-            outcomes.close()
+        self._core.close()
+        for results in (self._stores, self._lookups, self._loads):
+            results.close()
 
     def _task(self) -> int:
         with self._lock:
             self._last_task += 1
             return self._last_task
 
-    def _bits(self, outcomes: Outcomes[Any], task: int) -> Any:
+    def _bits(self, results: TaskResults[Any], task: int) -> Any:
         def answer(found: NDArray[np.bool_]) -> None:
-            outcomes.put(task, compat.bitmap(found.tolist()))
+            results.put(task, compat.bitmap(found.tolist()))
 
         return answer

@@ -51,7 +51,7 @@ class Batch:
         return kvw.Regions.strided((), [0], [1], [self.space.page_bytes], addresses)
 
 
-class Sorting:
+class ChunkFilter:
     """Leaves out chunks that cannot be served, and logs once why."""
 
     def __init__(self, spaces: Spaces) -> None:

@@ -31,7 +31,7 @@ class Load:
             return not self._ended
 
     def end(self) -> None:
-        """Blocks for the write that runs, if one does: at most a slice (shelf.py)."""
+        """Blocks for the write that runs, if one does: at most a slice (page_store.py)."""
         with self._lock:
             self._ended = True
 

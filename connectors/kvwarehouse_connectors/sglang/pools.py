@@ -1,4 +1,4 @@
-"""One host pool of an engine, with its shelf in the warehouse.
+"""One host pool of an engine, with its pages in the warehouse.
 
 Made in the thread that attaches it; then thread-safe.
 """
@@ -19,10 +19,10 @@ from kvwarehouse_connectors.sglang.facts import PoolFacts, check_pool, split_of
 from kvwarehouse_connectors.sglang.identity import Identity, PageBytes
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.memory import PieceMemory, page_numbers, piece_memory
-from kvwarehouse_connectors.sglang.rooms import CopyRoom, FlatRoom, PieceRoom, Room
+from kvwarehouse_connectors.sglang.page_slots import CopiedSlots, FlatSlots, PageSlots, PoolSlots
+from kvwarehouse_connectors.sglang.page_store import PageStore, PageStoreOptions
 from kvwarehouse_connectors.sglang.self_test import layout_self_test
 from kvwarehouse_connectors.sglang.settings import Settings
-from kvwarehouse_connectors.sglang.shelf import Shelf, ShelfOptions
 
 _log = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ class WarehousePool:
         self.part_bytes = page.size
         alone = identity.namespace(facts, split, page, chained=False)
         chained = identity.namespace(facts, split, page, chained=True)
-        self._shelf = Shelf(
+        self._page_store = PageStore(
             connection,
             alone,
             chained,
             counts,
-            ShelfOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
+            PageStoreOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
         )
         for space in self.spaces:
             connection.wait_namespace(space, _REGISTER_S)
@@ -75,37 +75,41 @@ class WarehousePool:
     @property
     def spaces(self) -> tuple[kvw.Namespace, ...]:
         """Only pages of KV come in chains."""
-        return self._shelf.spaces if self._facts.kind in ("mha", "mla") else self._shelf.spaces[:1]
+        return (
+            self._page_store.spaces
+            if self._facts.kind in ("mha", "mla")
+            else self._page_store.spaces[:1]
+        )
 
     def there(self, span: Span) -> NDArray[np.bool_]:
         if not self._settings.loads or not len(span):
             return np.zeros(len(span), np.bool_)
-        return self._shelf.there(span)
+        return self._page_store.there(span)
 
     def load(self, span: Span, indices: Any) -> int:
         """Into the slots `indices`, one a token: how many pages came, in order."""
         if not self._settings.loads or not len(span):
             return 0
-        room = self._room(len(span), indices, writes=True)
-        return self._shelf.load(span, room) if room else 0
+        slots = self._slots(len(span), indices, writes=True)
+        return self._page_store.load(span, slots) if slots else 0
 
     def store(self, span: Span, indices: Any) -> list[bool]:
         """From the slots `indices`, one a token: of each page whether it is stored."""
         if not self._stores(span):
             return [False] * len(span)
-        room = self._room(len(span), indices, writes=False)
-        return self._shelf.store(span, room) if room else [False] * len(span)
+        slots = self._slots(len(span), indices, writes=False)
+        return self._page_store.store(span, slots) if slots else [False] * len(span)
 
     def load_flat(self, span: Span, tensors: Sequence[Any]) -> int:
         """Into flat pages, one a key: how many came, in order."""
         if not self._settings.loads or not self._fits(span, tensors):
             return 0
-        return self._shelf.load(span, FlatRoom(tensors))
+        return self._page_store.load(span, FlatSlots(tensors))
 
     def store_flat(self, span: Span, tensors: Sequence[Any]) -> list[bool]:
         if not self._stores(span) or not self._fits(span, tensors):
             return [False] * len(span)
-        return self._shelf.store(span, FlatRoom([tensor.contiguous() for tensor in tensors]))
+        return self._page_store.store(span, FlatSlots([tensor.contiguous() for tensor in tensors]))
 
     def _stores(self, span: Span) -> bool:
         if self._settings.stores and len(span):
@@ -122,7 +126,7 @@ class WarehousePool:
             and all(getattr(tensor, "nbytes", -1) == self.part_bytes for tensor in tensors)
         )
 
-    def _room(self, pages: int, indices: Any, *, writes: bool) -> Room | None:
+    def _slots(self, pages: int, indices: Any, *, writes: bool) -> PageSlots | None:
         """None where the slots are not whole pages of the pool."""
         tokens, most = int(self._pool.page_size), int(self._pool.page_num)
         try:
@@ -131,8 +135,8 @@ class WarehousePool:
             _log.error("kvwarehouse: pool %s: %s", self._facts.name, error)
             return None
         if self._memory is None:
-            return CopyRoom(self._pool, numbers, writes=writes)
-        return PieceRoom(self._memory, numbers)
+            return CopiedSlots(self._pool, numbers, writes=writes)
+        return PoolSlots(self._memory, numbers)
 
 
 def _memory(pool: Any, facts: PoolFacts, parts: int) -> PieceMemory | None:

@@ -39,4 +39,4 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
 
     yield begin
     for server in started:
-        server.front.close()
+        server.core.close()

@@ -21,11 +21,11 @@ def test_chunks_come_back_byte_for_byte_and_locks_are_given_back(
     assert not server.store(named, source).size_bytes, "it is there already"
     target = [Memory() for _ in named]
     assert server.lookup(named, target) == [True] * 4
-    assert server.front.status()["locked_chunks"] == 4
+    assert server.core.status()["locked_chunks"] == 4
     assert server.load(named, target) == [True] * 4
     assert contents(target) == contents(source)
-    server.front.unlock(named)
-    assert server.front.status()["locked_chunks"] == 0
+    server.core.unlock(named)
+    assert server.core.status()["locked_chunks"] == 0
 
 
 def test_chunks_of_many_groups_and_layouts_in_one_task_are_told_apart(

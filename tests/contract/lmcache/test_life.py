@@ -31,14 +31,14 @@ def test_without_a_daemon_there_are_answers_and_a_daemon_that_comes_is_found(
     assert not server.store(named, source).complete
     assert server.lookup(named) == [False] * 4
     assert server.load(named, blank()) == [False] * 4
-    status = server.front.status()
+    status = server.core.status()
     assert not status["is_healthy"]
     assert status["problem"]
     assert status["totals"]["dropped.unreachable"] == 4
     serving.start()
     until(lambda: server.store(named, source).complete, "a store at the new daemon")
     assert server.prefetch(named, blank()) == [True] * 4
-    assert server.front.status()["is_healthy"]
+    assert server.core.status()["is_healthy"]
 
 
 def test_chunks_outlive_a_killed_daemon_and_are_stored_at_the_next(
@@ -147,13 +147,13 @@ def test_locked_chunks_stay_in_dram_until_each_was_unlocked(
         target = blank()
         assert server.load(named, target) == [True] * 4
         assert contents(target) == contents(source)
-        server.front.unlock(named)
+        server.core.unlock(named)
         client.evict(None, 1000, "all")
         assert server.load(named, blank()) == [True, False, False, False], "of the second lookup"
-        server.front.unlock(named[:1])
+        server.core.unlock(named[:1])
         client.evict(None, 1000, "all")
         assert server.load(named, blank()) == [False] * 4
-        assert server.front.status()["locked_chunks"] == 0
+        assert server.core.status()["locked_chunks"] == 0
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -168,7 +168,7 @@ def test_locks_that_lmcache_forgets_end_by_themselves(
     def ended() -> bool:
         if busy:
             server.lookup(other)
-        locked: int = server.front.status()["locked_chunks"]
+        locked: int = server.core.status()["locked_chunks"]
         return locked == 0
 
     until(ended, "the end of the locks")
@@ -211,7 +211,7 @@ def test_locks_over_the_budget_of_pins_are_found_and_not_held(
         assert 0 < totals["held_chunks"] < totals["found_chunks"] == 24
         assert server.store(keys(seed + 9), filled(seed + 9, **shape)).complete, "there is room"
         for named in batches:
-            server.front.unlock(named)
+            server.core.unlock(named)
         assert server.lookup(keys(seed + 9), blank(**shape)) == [True] * 4
         assert server.totals()["held_chunks"] == totals["held_chunks"] + 4
 
@@ -263,13 +263,13 @@ def test_stores_beyond_the_queue_are_refused_at_once_and_its_room_comes_back(
     try:
         for turn in range(1, 9):
             named, source = keys(seed + turn), filled(seed + turn, **shape)
-            server.front.store(named, source, answers.put)
+            server.core.store(named, source, answers.put)
         until(lambda: answers.qsize() == 8, "all of them answered")
         assert not any(answers.get().complete for _ in range(8))
         assert server.totals()["dropped.queue_full"] >= 4
     finally:
         serving.resume()
-    assert server.front.status()["queued_store_bytes"] == 0
+    assert server.core.status()["queued_store_bytes"] == 0
     until(lambda: server.store(keys(seed + 1), filled(seed + 1, **shape)).complete, "a store")
 
 
@@ -281,23 +281,23 @@ def test_a_load_that_lmcache_gives_up_writes_no_more_once_it_is_unlocked(
     assert server.store(named, source).complete
     assert server.lookup(named) == [True] * 4
     inside, go_on = threading.Event(), threading.Event()
-    ask = type(server.front._shelf)._load_once
+    ask = type(server.core._page_store)._load_once
     turns = iter(range(99))
 
-    def held_up(shelf: Any, batch: Any, load: Any, timeout_s: float) -> Any:
+    def held_up(page_store: Any, batch: Any, load: Any, timeout_s: float) -> Any:
         """One chunk of the load; the others wait for what the test does."""
         if next(turns):
             inside.set()
             assert go_on.wait(DEADLINE_S)
-            return ask(shelf, batch, load, timeout_s)
-        return ask(shelf, batch.take(np.arange(1)), load, timeout_s)
+            return ask(page_store, batch, load, timeout_s)
+        return ask(page_store, batch.take(np.arange(1)), load, timeout_s)
 
-    monkeypatch.setattr(type(server.front._shelf), "_load_once", held_up)
-    monkeypatch.setattr("kvwarehouse_connectors.lmcache.shelf._CALL_KEYS", 1)
+    monkeypatch.setattr(type(server.core._page_store), "_load_once", held_up)
+    monkeypatch.setattr("kvwarehouse_connectors.lmcache.page_store._CALL_KEYS", 1)
     target, answers = blank(), queue.Queue[Any]()
-    server.front.load(named, target, answers.put)
+    server.core.load(named, target, answers.put)
     assert inside.wait(DEADLINE_S)
-    server.front.unlock(named)
+    server.core.unlock(named)
     go_on.set()
     assert answers.get(timeout=DEADLINE_S).tolist() == [True, False, False, False]
     assert not any(one.bytes.any() for one in target[1:])
@@ -309,12 +309,12 @@ def test_an_unlock_of_another_request_ends_no_load(start: Any, shared: Serving, 
     assert server.store(named, source).complete
     for _ in range(2):
         assert server.lookup(named) == [True] * 4
-    load = server.front._loading.begin(named)
-    server.front.unlock(named)
+    load = server.core._loading.begin(named)
+    server.core.unlock(named)
     assert load.writing(lambda: None)
-    server.front.unlock(named)
+    server.core.unlock(named)
     assert not load.writing(lambda: pytest.fail("its memory is given to others"))
-    server.front._loading.done(load)
+    server.core._loading.done(load)
 
 
 def test_closing_ends_with_calls_under_way_and_without_a_daemon(
@@ -327,13 +327,13 @@ def test_closing_ends_with_calls_under_way_and_without_a_daemon(
     try:
         kept = [filled(seed + turn) for turn in range(20)]
         for turn, source in enumerate(kept):
-            server.front.store(keys(seed + turn), source, lambda stored: None)
-            server.front.load(keys(seed + turn), source, lambda loaded: None)
-        server.front.close()
+            server.core.store(keys(seed + turn), source, lambda stored: None)
+            server.core.load(keys(seed + turn), source, lambda loaded: None)
+        server.core.close()
     finally:
         serving.resume()
     refused: queue.Queue[Any] = queue.Queue()
-    server.front.store(keys(seed), kept[0], refused.put)
+    server.core.store(keys(seed), kept[0], refused.put)
     assert not refused.get_nowait().complete
 
 
@@ -366,7 +366,7 @@ def test_threads_that_store_and_load_at_once_read_what_was_stored(
         loads = [threads.submit(load) for _ in range(3)]
         stored.result()
         assert sum(one.result() for one in loads) > 0
-    assert server.front.status()["locked_chunks"] == 0
+    assert server.core.status()["locked_chunks"] == 0
 
 
 def test_bad_address_refuses_the_start(start: Any) -> None:

@@ -1,5 +1,5 @@
-"""LMCache's server as the front sees it: the order in which its controllers call, one call after
-another. A test that wants more at once uses `front` itself."""
+"""LMCache's server as the adapter sees it: the order in which its controllers call, one call after
+another. A test that wants more at once uses `core` itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvwarehouse_bench.harness.until import DEADLINE_S
-from kvwarehouse_connectors.lmcache.front import Front, Stored
+from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, Stored
 from kvwarehouse_connectors.lmcache.settings import read_settings
 from lmcache_model.objects import Key, Memory
 
@@ -23,15 +23,15 @@ def answered(call: Callable[[Callable[[Any], None]], None]) -> Any:
 
 
 class Server:
-    """settings: with or without their prefix left out. Owns its front."""
+    """settings: with or without their prefix left out. Owns its adapter core."""
 
     def __init__(self, address: str, *, version: str = "0.5.6", **settings: Any) -> None:
         given = {"address": address, "weights": "w", **settings}
         params = {f"kvwarehouse.{name}": value for name, value in given.items()}
-        self.front = Front(read_settings(params), version)
+        self.core = AdapterCore(read_settings(params), version)
 
     def store(self, keys: Sequence[Key], memory: Sequence[Memory]) -> Stored:
-        stored: Stored = answered(lambda answer: self.front.store(keys, memory, answer))
+        stored: Stored = answered(lambda answer: self.core.store(keys, memory, answer))
         return stored
 
     def lookup(self, keys: Sequence[Key], memory: Sequence[Memory] = ()) -> list[bool]:
@@ -40,12 +40,12 @@ class Server:
             key.object_group_id: one.layout
             for key, one in zip(keys, memory or [Memory()] * len(keys), strict=True)
         }
-        found = answered(lambda answer: self.front.lookup(keys, layouts, answer))
+        found = answered(lambda answer: self.core.lookup(keys, layouts, answer))
         return [bool(one) for one in found]
 
     def load(self, keys: Sequence[Key], memory: Sequence[Memory]) -> list[bool]:
         """As after a lookup: without unlocking."""
-        loaded = answered(lambda answer: self.front.load(keys, memory, answer))
+        loaded = answered(lambda answer: self.core.load(keys, memory, answer))
         return [bool(one) for one in np.asarray(loaded)]
 
     def prefetch(self, keys: Sequence[Key], memory: Sequence[Memory]) -> list[bool]:
@@ -56,11 +56,11 @@ class Server:
             return found
         named = [keys[place] for place in chosen]
         loaded = self.load(named, [memory[place] for place in chosen])
-        self.front.unlock(named)
+        self.core.unlock(named)
         for place, came in zip(chosen, loaded, strict=True):
             found[place] = came
         return found
 
     def totals(self) -> dict[str, int]:
-        totals: dict[str, int] = self.front.status()["totals"]
+        totals: dict[str, int] = self.core.status()["totals"]
         return totals

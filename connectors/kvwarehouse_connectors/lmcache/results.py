@@ -22,7 +22,7 @@ class Notifier(Protocol):
     def close(self) -> None: ...
 
 
-class Outcomes(Generic[_T]):
+class TaskResults(Generic[_T]):
     """notifier: signalled after each task; this owns it."""
 
     def __init__(self, notifier: Notifier) -> None:
@@ -34,11 +34,11 @@ class Outcomes(Generic[_T]):
     def fileno(self) -> int:
         return self._notifier.fileno()
 
-    def put(self, task: int, outcome: _T) -> None:
+    def put(self, task: int, result: _T) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._done[task] = outcome
+            self._done[task] = result
             if len(self._done) > _MOST:
                 del self._done[next(iter(self._done))]
             self._notifier.notify()

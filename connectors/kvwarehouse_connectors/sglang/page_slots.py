@@ -1,10 +1,10 @@
-"""Rooms: the memory that one call loads pages into, or stores them from.
+"""The memory that one call loads pages into, or stores them from: PageSlots.
 
-PieceRoom is the host pool's own memory, without a copy. CopyRoom goes through SGLang's flat pages,
-for pools that tell no addresses (states of state-space models in some layouts). FlatRoom is a list
-of flat pages, as SGLang's older interface passes them.
+PoolSlots are the host pool's own memory, without a copy. CopiedSlots go through SGLang's flat
+pages, for pools that tell no addresses (states of state-space models in some layouts). FlatSlots
+are a list of flat pages, as SGLang's older interface passes them.
 
-One call owns a room; not thread-safe.
+One call owns its slots; not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.sglang.memory import PieceMemory
 
 
-class Room(Protocol):
+class PageSlots(Protocol):
     def regions(self, part: int, begin: int = 0) -> kvw.Regions:
         """Its pages from `begin` on, of one part each."""
         ...
@@ -29,7 +29,7 @@ class Room(Protocol):
         ...
 
 
-class PieceRoom:
+class PoolSlots:
     def __init__(self, memory: PieceMemory, pages: NDArray[np.int64]) -> None:
         self._memory = memory
         self._pages = pages
@@ -41,7 +41,7 @@ class PieceRoom:
         return None
 
 
-class FlatRoom:
+class FlatSlots:
     """tensors: one a page, contiguous, of equal sizes, in host memory."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -60,7 +60,7 @@ class FlatRoom:
         return None
 
 
-class CopyRoom(FlatRoom):
+class CopiedSlots(FlatSlots):
     """writes: whether the pool is written, so that its pages need not be read."""
 
     def __init__(self, pool: Any, pages: NDArray[np.int64], *, writes: bool) -> None:

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
-from kvwarehouse_connectors.lmcache.batches import Sorting
+from kvwarehouse_connectors.lmcache.batches import ChunkFilter
 from kvwarehouse_connectors.lmcache.chunks import ChunkLayout
 from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.identity import Spaces, weights_of
 from kvwarehouse_connectors.lmcache.keys import ObjectKey
 from kvwarehouse_connectors.lmcache.loading import Load, Loading
 from kvwarehouse_connectors.lmcache.locks import Held, Locks
+from kvwarehouse_connectors.lmcache.page_store import PageStore
 from kvwarehouse_connectors.lmcache.settings import Settings
-from kvwarehouse_connectors.lmcache.shelf import Shelf
 from kvwarehouse_connectors.lmcache.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -53,20 +53,20 @@ class Stored:
     size_bytes: int = 0
 
 
-class Front:
+class AdapterCore:
     """version: of LMCache. Blocks for reading the weights' files, and for a daemon that is there.
     Raises UsageError where the settings are not enough to serve anything. A daemon need not be
     there."""
 
     def __init__(self, settings: Settings, version: str) -> None:
         self._settings = settings
-        self._sorting = Sorting(Spaces(weights_of(settings), settings.salt, version))
+        self._filter = ChunkFilter(Spaces(weights_of(settings), settings.salt, version))
         self._counts = Counts()
         self._connection = DaemonConnection(
             settings.address,
             ConnectionOptions(verify=settings.verify, read_only=not settings.stores),
         )
-        self._shelf = Shelf(self._connection, self._counts)
+        self._page_store = PageStore(self._connection, self._counts)
         self._locks = Locks(settings.lock_timeout_s)
         self._loading = Loading()
         self._queued_bytes = 0
@@ -156,7 +156,7 @@ class Front:
         """Plain values. is_healthy: a daemon is there, and all threads live. LMCache goes on
         without both."""
         workers = (self._stores, self._lookups, self._loads)
-        connected = self._shelf.alive
+        connected = self._page_store.alive
         return {
             "is_healthy": connected and all(one.alive for one in workers),
             "address": self._settings.address,
@@ -193,12 +193,12 @@ class Front:
         if time.monotonic() >= until_s:
             self._counts.why("dropped", {"timeout": len(keys)})
             return Stored(False)
-        batches = self._sorting.with_memory(keys, memory)
+        batches = self._filter.with_memory(keys, memory)
         left_out = len(keys) - sum(map(len, batches))
         self._counts.why("dropped", {"not_served": left_out} if left_out else {})
         complete, size = not left_out, 0
         for batch in batches:
-            stored = self._shelf.store(batch, until_s)
+            stored = self._page_store.store(batch, until_s)
             complete = complete and stored.complete
             size += stored.written * batch.space.page_bytes
         return Stored(complete, size)
@@ -208,10 +208,8 @@ class Front:
     ) -> NDArray[np.bool_]:
         there = np.zeros(len(keys), np.bool_)
         held: list[Held] = []
-        for batch in self._sorting.batches(
-            keys, [layouts.get(key.object_group_id) for key in keys]
-        ):
-            found = self._shelf.find(batch, until_s)
+        for batch in self._filter.batches(keys, [layouts.get(key.object_group_id) for key in keys]):
+            found = self._page_store.find(batch, until_s)
             there[batch.places] = found.there
             held.extend(found.held)
         self._locks.take([keys[place] for place in np.flatnonzero(there).tolist()], held)
@@ -221,8 +219,8 @@ class Front:
         self, keys: Sequence[ObjectKey], memory: Sequence[Any], load: Load, until_s: float
     ) -> NDArray[np.bool_]:
         loaded = np.zeros(len(keys), np.bool_)
-        for batch in self._sorting.with_memory(keys, memory):
-            loaded[batch.places] = self._shelf.load(batch, load, until_s)
+        for batch in self._filter.with_memory(keys, memory):
+            loaded[batch.places] = self._page_store.load(batch, load, until_s)
         return loaded
 
     def _expire(self) -> None:

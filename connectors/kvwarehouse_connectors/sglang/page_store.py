@@ -18,7 +18,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.keys import Span
-from kvwarehouse_connectors.sglang.rooms import Room
+from kvwarehouse_connectors.sglang.page_slots import PageSlots
 
 # A load looks so often whether the daemon lives still.
 _SLICE_S = 0.5
@@ -27,7 +27,7 @@ _LOOKUP_KEYS = 16_384
 
 
 @dataclass(frozen=True)
-class ShelfOptions:
+class PageStoreOptions:
     """shards: which of a page's this rank has, in the order of its parts."""
 
     shards: tuple[int, ...]
@@ -35,7 +35,7 @@ class ShelfOptions:
     store_timeout_s: float
 
 
-class Shelf:
+class PageStore:
     """alone, chained: the namespaces of pages that stand alone and of those in chains."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Shelf:
         alone: kvw.Namespace,
         chained: kvw.Namespace,
         counts: Counts,
-        options: ShelfOptions,
+        options: PageStoreOptions,
     ) -> None:
         self._connection = connection
         self._alone = alone
@@ -68,22 +68,22 @@ class Shelf:
         self._counts.add(hit_pages=int(found.sum()))
         return found
 
-    def load(self, span: Span, room: Room) -> int:
-        """Fills the room's pages, in order, up to the first that does not come; returns how many.
-        Each is verified. Behind them the room may hold anything."""
+    def load(self, span: Span, slots: PageSlots) -> int:
+        """Fills the slots, in order, up to the first page that does not come; returns how many.
+        Each page is verified. The slots behind them may hold anything."""
         began = time.monotonic()
         end = began + (self._options.load_timeout_s if self._alive else 0.0)
         filled = len(span)
         for part in range(len(self._options.shards)):
-            filled = self._load_part(span.cut(0, filled), room, part, end)
+            filled = self._load_part(span.cut(0, filled), slots, part, end)
             if not filled:
                 return 0
-        room.take(filled)
+        slots.take(filled)
         size = filled * len(self._options.shards) * self._alone.page_bytes
         self._counts.loaded(filled, size, time.monotonic() - began)
         return filled
 
-    def store(self, span: Span, room: Room) -> list[bool]:
+    def store(self, span: Span, slots: PageSlots) -> list[bool]:
         """Of each page, whether it was stored, is there, or is being stored by another rank. Where
         some were not, those count that can be loaded now."""
         if not self._alive:
@@ -93,7 +93,7 @@ class Shelf:
         end = began + self._options.store_timeout_s
         stored = already = dropped = 0
         for part, shard in enumerate(self._options.shards):
-            result = self._store_part(span, room.regions(part), shard, end)
+            result = self._store_part(span, slots.regions(part), shard, end)
             self._counts.why("dropped", result.dropped)
             stored += result.stored
             already += result.already
@@ -121,13 +121,13 @@ class Shelf:
         present = tiers != kvw.Tier.MISSING if self._alive else kvw.Tier.near(tiers)
         return np.logical_and.accumulate(present) if span.chained else present
 
-    def _load_part(self, span: Span, room: Room, part: int, end_s: float) -> int:
+    def _load_part(self, span: Span, slots: PageSlots, part: int, end_s: float) -> int:
         """Waits for pages on NVMe a while at a time, so that a daemon that stops is noticed."""
         filled = 0
         while True:
             left = max(0.0, end_s - time.monotonic())
             rest = span.cut(filled, len(span))
-            loaded = self._load_once(rest, room.regions(part, filled), part, min(left, _SLICE_S))
+            loaded = self._load_once(rest, slots.regions(part, filled), part, min(left, _SLICE_S))
             filled += int(loaded)
             waits = "timeout" in loaded.missed and left > _SLICE_S and self._alive
             if not waits or filled == len(span):

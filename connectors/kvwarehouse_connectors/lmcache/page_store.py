@@ -55,7 +55,7 @@ def _keys_of_call(batch: Batch) -> int:
     return max(1, min(_CALL_KEYS, _CALL_BYTES // batch.space.page_bytes))
 
 
-class Shelf:
+class PageStore:
     def __init__(self, connection: DaemonConnection, counts: Counts) -> None:
         self._connection = connection
         self._counts = counts
