@@ -1,5 +1,5 @@
-"""The edge between an engine and a connector: whatever goes wrong in a hook ends there, logged, and
-the engine goes on. Stateless.
+"""The edge between an engine and a connector: an error in a hook is logged there, and the engine
+goes on. Stateless.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def answers(default: Callable[[], Any]) -> Callable[[_F], _F]:
-    """A hook that never raises into the engine: it answers `default()` instead."""
+def never_raises(
+    default: Any = None, *, default_factory: Callable[[], Any] | None = None
+) -> Callable[[_F], _F]:
+    """Makes a hook that logs an error and returns `default` instead of raising it into the engine.
+    default_factory: makes the default anew each time, where that is mutable."""
 
     def wrap(hook: _F) -> _F:
         log = logging.getLogger(hook.__module__)
@@ -24,12 +27,8 @@ def answers(default: Callable[[], Any]) -> Callable[[_F], _F]:
                 return hook(*args, **kwargs)
             except Exception:
                 log.exception("kvwarehouse: %s failed; the engine goes on", hook.__name__)
-                return default()
+                return default_factory() if default_factory else default
 
         return guarded  # type: ignore[return-value]
 
     return wrap
-
-
-def nothing() -> None:
-    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvwarehouse_connectors.core.hooks import answers, nothing
+from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.trtllm import arguments, compat
 from kvwarehouse_connectors.trtllm.messages import StepMetadata
 from kvwarehouse_connectors.trtllm.scheduler import SchedulerSide
@@ -36,7 +36,7 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
     def wait_for_initialization(self) -> None:
         self.side.check_cache_info()
 
-    @answers(lambda: (0, False))
+    @never_raises(default=(0, False))
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
@@ -54,7 +54,7 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
         # Not guarded: an order that is lost would be a promise broken in silence.
         return self.side.step_metadata(scheduler_output)
 
-    @answers(lambda: False)
+    @never_raises(default=False)
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
         return self.side.finished(request)
 
@@ -63,15 +63,15 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
     ) -> bool:
         return bool(self.request_finished(request, []))
 
-    @answers(nothing)
+    @never_raises()
     def request_reset(self, request: Any) -> None:
         self.side.reset(request)
 
-    @answers(nothing)
+    @never_raises()
     def cancel_load(self, request: Any, start: int, end: int) -> None:
         self.side.cancelled(request, start)
 
-    @answers(nothing)
+    @never_raises()
     def shutdown(self) -> None:
         """Not called by TensorRT-LLM, whose processes end."""
         self.side.close()
@@ -100,7 +100,7 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
         """A block is stored whole, when its last layer is done."""
 
-    @answers(nothing)
+    @never_raises()
     def wait_for_save(self, stream: Any) -> None:
         self.side.take_copies(self._step_metadata())
 
@@ -109,7 +109,7 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
     ) -> tuple[list[int], list[int]]:
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
-    @answers(nothing)
+    @never_raises()
     def shutdown(self) -> None:
         """Not called by TensorRT-LLM, whose processes end."""
         self.side.close()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.hooks import answers, nothing
+from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.vllm.compat import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -77,11 +77,11 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         self.scheduler_side.set_cache_info(metadata)
 
-    @answers(nothing)
+    @never_raises()
     def on_new_request(self, request: Any) -> None:
         self.scheduler_side.on_new_request(request)
 
-    @answers(lambda: (0, False))
+    @never_raises(default=(0, False))
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -97,24 +97,24 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
             if num_external_tokens:
                 self.scheduler_side.refuse(request)
 
-    @answers(dict)
+    @never_raises(default_factory=dict)
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[Any, int]:
         return self.scheduler_side.hit_sources(request, num_external_tokens)
 
-    @answers(StepMetadata)
+    @never_raises(default_factory=StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self.scheduler_side.step_metadata(scheduler_output)
 
-    @answers(nothing)
+    @never_raises()
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         self.scheduler_side.take_results(
             meta if isinstance(meta, StepResults) else None, connector_output.finished_recving or ()
         )
 
-    @answers(lambda: (False, None))
+    @never_raises(default=(False, None))
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -128,15 +128,15 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         answer: tuple[bool, dict[str, Any] | None] = self.request_finished(request, [])
         return answer
 
-    @answers(list)
+    @never_raises(default_factory=list)
     def take_events(self) -> Iterable[Any]:
         return self.scheduler_side.take_events()
 
-    @answers(lambda: False)
+    @never_raises(default=False)
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.has_pending_work()
 
-    @answers(lambda: False)
+    @never_raises(default=False)
     def reset_cache(self) -> bool | None:
         self.scheduler_side.reset()
         return True
@@ -149,7 +149,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self.worker_side.cache_info()
 
-    @answers(nothing)
+    @never_raises()
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.worker_side.start_loads(self._step_metadata())
 
@@ -161,30 +161,30 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         return None
 
-    @answers(nothing)
+    @never_raises()
     def wait_for_save(self) -> None:
         self.worker_side.take_copies(self._step_metadata())
 
-    @answers(KVConnectorTransferResults)
+    @never_raises(default_factory=KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         received, failed = self.worker_side.results()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
-    @answers(set)
+    @never_raises(default_factory=set)
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker_side.bad_blocks()
 
-    @answers(nothing)
+    @never_raises()
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self.worker_side.step_results()
 
     # -- both ------------------------------------------------------------------------------------
 
-    @answers(nothing)
+    @never_raises()
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self._worker.stats() if self._worker is not None else self.scheduler_side.step_ends()
 
-    @answers(nothing)
+    @never_raises()
     def shutdown(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
