@@ -28,7 +28,7 @@ from kvwarehouse_connectors.trtllm.messages import LoadOrder, SaveOrder, StepMet
 from kvwarehouse_connectors.trtllm.offers import Offers, ReadinessBarrier
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.settings import Settings
-from kvwarehouse_connectors.trtllm.storing import StorePlanner
+from kvwarehouse_connectors.trtllm.store_planner import TrtllmStorePlanner
 from kvwarehouse_connectors.trtllm.tracked import Tracked
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class SchedulerSide:
         self._cache_info: handshake.CacheInfo | None = None
         self._offers: Offers | None = None
         self._barrier: ReadinessBarrier | None = None
-        self._storing: StorePlanner | None = None
+        self._planner: TrtllmStorePlanner | None = None
         self._requests: dict[int, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._saves: list[SaveOrder] = []
@@ -65,7 +65,7 @@ class SchedulerSide:
             if found is not None:
                 self._offers = Offers(found, self._settings.lookup_budget_s)
                 self._barrier = ReadinessBarrier(self._connection, found.barrier)
-                self._storing = StorePlanner(found.groups, found.spaces, self._settings)
+                self._planner = TrtllmStorePlanner(found.groups, found.spaces, self._settings)
                 self._cache_info = found
         return self._cache_info
 
@@ -286,10 +286,10 @@ class SchedulerSide:
 
     def _stores_of(self, scheduled: list[Tracked]) -> list[Any]:
         opened = self._opened() if self._settings.stores else None
-        if opened is None or self._storing is None or self._connection.control() is None:
+        if opened is None or self._planner is None or self._connection.control() is None:
             return []
         try:
-            return self._storing.plan(scheduled, self._matcher(opened))
+            return self._planner.plan(scheduled, self._matcher(opened))
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
@@ -298,12 +298,12 @@ class SchedulerSide:
 
     def _hold(self, name: int, tracked: Tracked) -> bool:
         opened = self._opened()
-        if not (self._settings.hold_s and tracked.stores and opened and self._storing):
+        if not (self._settings.hold_s and tracked.stores and opened and self._planner):
             return False
-        if self._connection.control() is None or not self._storing.behind(tracked):
+        if self._connection.control() is None or not self._planner.behind(tracked):
             return False
         try:
-            runs = self._storing.rest(tracked, self._matcher(opened))
+            runs = self._planner.rest(tracked, self._matcher(opened))
         except kvw.WarehouseError as error:
             self._lost(error)
             return False

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a request. One per request; not thread-safe."""
+"""What the scheduler remembers of a request of TensorRT-LLM. One per request; not thread-safe."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
+from kvwarehouse_connectors.core.store_planner import TrackedRequest
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 
 
-@dataclass
-class Tracked:
+@dataclass(kw_only=True)
+class Tracked(TrackedRequest):
+    """hit: promised, and no blocks given for it yet."""
+
     keys: PromptKeys
     prompt_tokens: int
     salt: bytes | None
-    loads: bool
-    stores: bool
-    considered: list[int]
-    """Per part, the blocks from the first on that were stored or passed over."""
     tables: list[list[int]] = field(default_factory=list)
     """Per layer group, the engine's block ids as scheduled so far."""
     computed: int = 0
     """Tokens whose KV is there when the step that is being planned has run."""
     step_begin: int = 0
     """Tokens from which on that step surely computes."""
-    hit: PrefixHit | None = None
-    """Promised, and no blocks given for it yet."""
     awaited: bool = False
     """Whether the engine waits to hear of an asynchronous load that is not ordered yet."""
     loading: PrefixHit | None = None
@@ -50,10 +47,10 @@ class Tracked:
 
     def release(self) -> None:
         """Lets go what is pinned."""
-        for hit in (self.hit, self.loading):
-            if hit is not None:
-                hit.release()
-        self.hit = self.loading = None
+        self.drop_hit()
+        if self.loading is not None:
+            self.loading.release()
+            self.loading = None
 
     def _schedule(self, data: Any) -> None:
         grouped = getattr(data, "new_block_ids_by_layer_group", None) or [data.new_block_ids]

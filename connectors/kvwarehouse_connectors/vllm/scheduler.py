@@ -28,7 +28,7 @@ from kvwarehouse_connectors.vllm.load_policy import LoadPolicy
 from kvwarehouse_connectors.vllm.messages import CacheInfo, LoadOrder, StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
-from kvwarehouse_connectors.vllm.storing import StorePlanner
+from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, Tracked, switch
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class SchedulerSide:
         self._epoch = 0
         self._epoch_twist = b""
         self._events = StoreEvents(vllm_config, self._groups, self._shards)
-        self._storing: StorePlanner | None = None
+        self._planner: VllmStorePlanner | None = None
         self._coordinator: HandoffCoordinator | None = None
 
     # -- once ----------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class SchedulerSide:
         self._load_policy = LoadPolicy(
             self._settings, self._spaces, self._groups, cache_info.device
         )
-        self._storing = StorePlanner(
+        self._planner = VllmStorePlanner(
             self._groups, self._spaces, self._settings, cache_info.staging_bytes // 2, self._events
         )
         self._coordinator = HandoffCoordinator(
@@ -218,11 +218,11 @@ class SchedulerSide:
         if tracked is None:
             return None
         self._drop_hit(tracked)
-        if self._storing is None or self._coordinator is None:
+        if self._planner is None or self._coordinator is None:
             return None
-        if not self._storing.handoff_wanted(tracked):
+        if not self._planner.handoff_wanted(tracked):
             return None
-        return self._coordinator.record(tracked, self._storing.stored_tokens(tracked))
+        return self._coordinator.record(tracked, self._planner.stored_tokens(tracked))
 
     # -- what the workers say --------------------------------------------------------------------
 
@@ -277,10 +277,10 @@ class SchedulerSide:
 
     def _stores_of(self, step: Any) -> list[PageRun]:
         matcher = self._matcher() if self._settings.stores else None
-        if matcher is None or self._storing is None:
+        if matcher is None or self._planner is None:
             return []
         try:
-            return self._storing.plan(step, self._requests, matcher, self._epoch)
+            return self._planner.plan(step, self._requests, matcher, self._epoch)
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it

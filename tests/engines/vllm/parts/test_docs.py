@@ -15,7 +15,7 @@ import kvwarehouse_connectors.vllm.tracked as tracked
 from kvwarehouse_connectors.doctor.vllm import LEAST, RUN
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.stats import COUNTERS
-from kvwarehouse_connectors.vllm.storing import WANT_HANDOFF
+from kvwarehouse_connectors.vllm.store_planner import WANT_HANDOFF
 
 TEXT = (Path(__file__).parents[4] / "docs" / "vllm.md").read_text(encoding="utf-8")
 

@@ -19,7 +19,7 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
-from kvwarehouse_connectors.vllm.storing import StorePlanner
+from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from vllm_parts.requests import request, tokens
 from vllm_parts.spaces import PAGE_BYTES, space_of
 from vllm_parts.specs import chunk, config, full, state, window
@@ -64,7 +64,7 @@ class Simulation:
         self.settings = chosen or settings()
         spaces = [space_of(place, group) for place, group in enumerate(groups)]
         events = StoreEvents(NO_EVENTS, groups, 1)
-        self.planner = StorePlanner(groups, spaces, self.settings, step_bytes, events)
+        self.planner = VllmStorePlanner(groups, spaces, self.settings, step_bytes, events)
         self.filled: set[tuple[int, bytes]] = set()
         """Blocks that were full, and in their table, when the step that filled them had run."""
         self.told: list[tuple[int, bytes]] = []

@@ -1,9 +1,7 @@
-"""What to store of each step: blocks that it fills, in all groups, as they are filled.
+"""What to store of each step of vLLM: blocks that it fills, in all groups, as they are filled.
 
-Full attention is stored block after block and may be caught up with in a later step; blocks of a
-window are gone from the table in the next step, and states are handed over by vLLM at their
-boundaries, so those are stored in the step that fills them or not at all. Runs in the scheduler's
-thread alone.
+Blocks of a window are gone from the table in the next step. States are handed over by vLLM at their
+boundaries. Runs in the scheduler's thread alone.
 """
 
 from __future__ import annotations
@@ -14,15 +12,18 @@ from typing import Any
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup, Rule
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher, consecutive, page_run
+from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher
+from kvwarehouse_connectors.core.store_planner import StorePlanner
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.tracked import Tracked
 
 WANT_HANDOFF = "kvwarehouse.handoff"
 
+_NULL_BLOCK = 0  # of vLLM's block tables
 
-class StorePlanner:
+
+class VllmStorePlanner(StorePlanner[Tracked]):
     """step_bytes: at most so much of one step is stored by one rank; the rest of full attention
     follows with the next steps."""
 
@@ -34,13 +35,10 @@ class StorePlanner:
         step_bytes: int,
         events: StoreEvents,
     ) -> None:
-        self._groups = groups
-        self._page_bytes = [space.page_bytes for space in spaces]
+        super().__init__(groups, spaces, step_bytes, _NULL_BLOCK)
         self._settings = settings
-        self._step_bytes = step_bytes
         self._events = events
         self._least_tokens = min(group.block_tokens for group in groups)
-        self._planned: set[tuple[int, bytes]] = set()  # requests of a step may share blocks
         self._states = [p for p, group in enumerate(groups) if group.rule is Rule.STATE]
 
     def plan(
@@ -48,8 +46,7 @@ class StorePlanner:
     ) -> list[PageRun]:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
         runs: list[PageRun] = []
-        left = self._step_bytes
-        self._planned.clear()
+        self._begin_step()
         for request_id, scheduled in step.num_scheduled_tokens.items():
             tracked = requests.get(request_id)
             if tracked is None or not tracked.stores or tracked.epoch != epoch:
@@ -59,7 +56,7 @@ class StorePlanner:
                 continue
             tables = step.kv_connector_block_state.get_block_ids(request_id)
             if tables is not None:
-                left = self._request(tracked, computed, tables, matcher, runs, left)
+                self._add_request(tracked, computed, tables, matcher, runs)
         if self._states:
             self._boundaries(step, requests, matcher, epoch, runs)
         return runs
@@ -77,16 +74,15 @@ class StorePlanner:
         stored = (done * one.block_tokens for one, done in groups if one.rule is not Rule.STATE)
         return min(stored, default=0)
 
-    def _request(
+    def _add_request(
         self,
         tracked: Tracked,
         computed: int,
         tables: Sequence[Sequence[int]],
         matcher: PrefixMatcher,
         runs: list[PageRun],
-        left: int,
-    ) -> int:
-        """Adds what one request has; returns the bytes that are left for others."""
+    ) -> None:
+        """Adds what one request has."""
         if not self._settings.store_generated:
             computed = min(computed, tracked.request.num_prompt_tokens)
         behind = False
@@ -96,30 +92,16 @@ class StorePlanner:
             table = tables[group.index]
             full = computed // group.block_tokens
             end = min(full, tracked.keys.count(group.block_hashes), len(table))
-            behind = behind or end < full  # its last token is not known yet
-            fresh = [b for b in range(tracked.considered[place], end) if table[b]]
-            wanted = matcher.missing(place, tracked.keys, fresh) if fresh else []
-            wanted = [b for b in wanted if self._name(place, tracked, b) not in self._planned]
-            room = max(0, left) // self._page_bytes[place]
-            if group.chained and len(wanted) > room:
-                behind = True
-                end = wanted[room]
-            taken = wanted[:room]
-            self._planned.update(self._name(place, tracked, block) for block in taken)
-            left -= len(taken) * self._page_bytes[place]
-            tracked.considered[place] = max(end, tracked.considered[place])
-            parts = consecutive(taken) if group.chained else [taken] if taken else []
-            for part in parts:
-                run = page_run(place, group, tracked.keys, part, table)
-                runs.append(run)
-                self._events.ordered(tracked.request, group, part, run.keys)
+            fresh = range(tracked.considered[place], end)
+            done = self._add(tracked, place, fresh, table, matcher, runs)
+            # Its last token is not known yet, or there is no room.
+            behind = behind or end < full or done < end
         tracked.next_tokens = 0 if behind else _next(computed, self._least_tokens)
-        return left
 
-    def _name(self, place: int, tracked: Tracked, block: int) -> tuple[int, bytes]:
-        """What the same block of another request has too."""
-        each = self._groups[place].block_hashes
-        return place, tracked.keys.keys(block, block + 1, each)[0]
+    def _on_planned(
+        self, tracked: Tracked, group: CacheGroup, blocks: Sequence[int], run: PageRun
+    ) -> None:
+        self._events.ordered(tracked.request, group, blocks, run.keys)
 
     def _boundaries(
         self,
