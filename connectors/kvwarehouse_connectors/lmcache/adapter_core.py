@@ -28,7 +28,7 @@ from kvwarehouse_connectors.lmcache.identity import Spaces, weights_of
 from kvwarehouse_connectors.lmcache.keys import ObjectKey
 from kvwarehouse_connectors.lmcache.loading import Load, Loading
 from kvwarehouse_connectors.lmcache.locks import Held, Locks
-from kvwarehouse_connectors.lmcache.page_store import PageStore
+from kvwarehouse_connectors.lmcache.page_store import ChunkStore
 from kvwarehouse_connectors.lmcache.settings import Settings
 from kvwarehouse_connectors.lmcache.workers import Workers
 
@@ -66,7 +66,7 @@ class AdapterCore:
             settings.address,
             ConnectionOptions(verify=settings.verify, read_only=not settings.stores),
         )
-        self._page_store = PageStore(self._connection, self._counts)
+        self._chunk_store = ChunkStore(self._connection, self._counts)
         self._locks = Locks(settings.lock_timeout_s)
         self._loading = Loading()
         self._queued_bytes = 0
@@ -156,7 +156,7 @@ class AdapterCore:
         """Plain values. is_healthy: a daemon is there, and all threads live. LMCache goes on
         without both."""
         workers = (self._stores, self._lookups, self._loads)
-        connected = self._page_store.alive
+        connected = self._chunk_store.alive
         return {
             "is_healthy": connected and all(one.alive for one in workers),
             "address": self._settings.address,
@@ -198,7 +198,7 @@ class AdapterCore:
         self._counts.why("dropped", {"not_served": left_out} if left_out else {})
         complete, size = not left_out, 0
         for batch in batches:
-            stored = self._page_store.store(batch, until_s)
+            stored = self._chunk_store.store(batch, until_s)
             complete = complete and stored.complete
             size += stored.written * batch.space.page_bytes
         return Stored(complete, size)
@@ -209,7 +209,7 @@ class AdapterCore:
         there = np.zeros(len(keys), np.bool_)
         held: list[Held] = []
         for batch in self._filter.batches(keys, [layouts.get(key.object_group_id) for key in keys]):
-            found = self._page_store.find(batch, until_s)
+            found = self._chunk_store.find(batch, until_s)
             there[batch.places] = found.there
             held.extend(found.held)
         self._locks.take([keys[place] for place in np.flatnonzero(there).tolist()], held)
@@ -220,7 +220,7 @@ class AdapterCore:
     ) -> NDArray[np.bool_]:
         loaded = np.zeros(len(keys), np.bool_)
         for batch in self._filter.with_memory(keys, memory):
-            loaded[batch.places] = self._page_store.load(batch, load, until_s)
+            loaded[batch.places] = self._chunk_store.load(batch, load, until_s)
         return loaded
 
     def _expire(self) -> None:

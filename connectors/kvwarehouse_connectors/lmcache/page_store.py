@@ -1,8 +1,7 @@
 """Chunks in the warehouse: which are there, holding, loading and storing them.
 
-Nothing here raises for what the warehouse does: a daemon that is absent, stopped, full or replaced
-is a miss, or a chunk that was not stored, and is counted. Each call ends by its deadline, a moment
-of time.monotonic(). Chunks stand alone: LMCache does not say which comes before which.
+What the warehouse does is never raised, but counted. Each call ends by its deadline, a moment of
+time.monotonic(). Chunks stand alone: LMCache does not say which comes before which.
 
 Thread-safe.
 """
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
+from kvwarehouse_connectors.core.page_store import LOOKUP_KEYS, PageStore
 from kvwarehouse_connectors.lmcache.batches import Batch
 from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.loading import Load
@@ -29,8 +29,7 @@ _SLICE_S = 0.25
 _STORE_SLICE_S = 1.0
 # A namespace that is new here is registered in milliseconds; longer nobody waits for it.
 _REGISTER_S = 1.0
-# Of one call to the client, which takes up to 65,536 keys: what a load copies in one go is what an
-# unlock may wait for.
+# Of one load or store: what a load copies in one go is what an unlock may wait for.
 _CALL_KEYS = 16_384
 _CALL_BYTES = 256 << 20
 
@@ -55,26 +54,20 @@ def _keys_of_call(batch: Batch) -> int:
     return max(1, min(_CALL_KEYS, _CALL_BYTES // batch.space.page_bytes))
 
 
-class PageStore:
+class ChunkStore(PageStore):
     def __init__(self, connection: DaemonConnection, counts: Counts) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._counts = counts
-
-    @property
-    def alive(self) -> bool:
-        """Whether a daemon beats now: one that is stopped serves what is in DRAM, and nothing
-        else."""
-        return self._connection.control() is not None
 
     def find(self, batch: Batch, until_s: float) -> Found:
         """What a load may expect now, held where it is in DRAM: what is on NVMe only comes while
         the daemon is alive, and is not held."""
         self._opened(batch.space, until_s)
         found = Found(np.zeros(len(batch), np.bool_), [])
-        for begin in range(0, len(batch), _CALL_KEYS):
-            rows = np.arange(begin, min(begin + _CALL_KEYS, len(batch)))
+        for begin in range(0, len(batch), LOOKUP_KEYS):
+            rows = np.arange(begin, min(begin + LOOKUP_KEYS, len(batch)))
             part = batch.take(rows)
-            tiers = self._tiers(part, counted=True)
+            tiers = self._tiers(batch.space, part, counted=True)
             found.there[rows] = self._reachable(tiers)
             near = np.flatnonzero(kvw.Tier.near(tiers))
             held = self._hold(part.take(near))
@@ -117,7 +110,9 @@ class PageStore:
             self._counts.why("dropped", result.dropped)
             stored += result.stored
             dropped += result.dropped_pages
-        there = not dropped or bool(self._reachable(self._tiers(batch, counted=False)).all())
+        there = not dropped or bool(
+            self._reachable(self._tiers(batch.space, batch, counted=False)).all()
+        )
         return StoredBatch(there, stored)
 
     def _store_part(self, batch: Batch, until_s: float) -> kvw.StoreResult:
@@ -129,20 +124,11 @@ class PageStore:
             if left <= 0 or not self.alive:
                 reason = "timeout" if left <= 0 else "unreachable"
                 return kvw.StoreResult(stored, 0, {reason: len(batch) - stored})
-            result = self._store_once(batch, min(left, _STORE_SLICE_S))
+            result = self._store(batch.space, batch, batch.regions, min(left, _STORE_SLICE_S))
             already = max(0, result.already - stored)
             stored += result.stored
             if not result.dropped or time.monotonic() - began < _STORE_SLICE_S:
                 return kvw.StoreResult(stored, already, result.dropped)
-
-    def _store_once(self, batch: Batch, timeout_s: float) -> kvw.StoreResult:
-        return self._connection.call_or(
-            batch.space,
-            lambda space: space.store(
-                keys=batch.runs(), pages=batch.regions(), timeout_s=timeout_s
-            ),
-            kvw.StoreResult(0, 0, {"unreachable": len(batch)}),
-        )
 
     def _opened(self, space: kvw.Namespace, until_s: float) -> None:
         """Waits until a namespace that is new here is registered, at a daemon that lives."""
@@ -155,24 +141,13 @@ class PageStore:
         except kvw.UsageError as error:  # logged by the connection when it was refused
             _log.debug("kvwarehouse: %s", error)
 
-    def _tiers(self, batch: Batch, *, counted: bool) -> NDArray[np.uint8]:
-        runs = batch.runs()
-        return self._connection.call_or(
-            batch.space,
-            lambda space: space.tiers(keys=runs, counted=counted),
-            np.zeros(len(batch), np.uint8),
-        )
-
-    def _reachable(self, tiers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        return tiers != kvw.Tier.MISSING if self.alive else kvw.Tier.near(tiers)
-
     def _hold(self, batch: Batch) -> list[kvw.Pins]:
         """Pins of what is in DRAM still. Over the budget of pins chunks go unheld, and may be gone
         when they are loaded."""
         held: list[kvw.Pins] = []
         rest = np.arange(len(batch))
         while len(rest):
-            pins = self._pinned(batch.take(rest))
+            pins = self._pin(batch.space, batch.take(rest))
             if pins is None:
                 break
             if pins.pages:
@@ -180,27 +155,12 @@ class PageStore:
             rest = rest[pins.pages + 1 :]  # the one between left DRAM since
         return held
 
-    def _pinned(self, batch: Batch) -> kvw.Pins | None:
-        """The first of the batch, as far as they are in DRAM; None where nothing can be pinned."""
-        nothing: kvw.Pins | None = None
-        return self._connection.call_or(
-            batch.space, lambda space: space.pin(keys=batch.runs()), nothing
-        )
-
     def _load_once(self, batch: Batch, load: Load, timeout_s: float) -> kvw.Loaded | None:
         """None where LMCache has taken the memory back."""
         answers: list[kvw.Loaded] = []
 
         def write() -> None:
-            answers.append(
-                self._connection.call_or(
-                    batch.space,
-                    lambda space: space.load(
-                        keys=batch.runs(), out=batch.regions(), timeout_s=timeout_s
-                    ),
-                    kvw.Loaded(0, {"unreachable": len(batch)}),
-                )
-            )
+            answers.append(self._load(batch.space, batch, batch.regions, timeout_s))
 
         return answers[0] if load.writing(write) else None
 
@@ -211,9 +171,9 @@ class PageStore:
         that are not there. waits: whether there is time for those that are not in DRAM."""
         further = rest[1:]
         there = np.zeros(len(further), np.bool_)
-        for begin in range(0, len(further), _CALL_KEYS):
-            rows = further[begin : begin + _CALL_KEYS]
-            tiers = self._tiers(batch.take(rows), counted=False)
+        for begin in range(0, len(further), LOOKUP_KEYS):
+            rows = further[begin : begin + LOOKUP_KEYS]
+            tiers = self._tiers(batch.space, batch.take(rows), counted=False)
             near = kvw.Tier.near(tiers)
             there[begin : begin + len(rows)] = self._reachable(tiers) if waits else near
         gone = int((~there).sum())

@@ -5,10 +5,10 @@ Thread-safe.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import deque
 from dataclasses import dataclass, field
+
+from kvwarehouse_connectors.core.counts import ReasonCounts
 
 # SGLang takes them every few steps; without its metrics nobody does.
 _KEPT_CALLS = 1024
@@ -27,27 +27,14 @@ class Calls:
             self.rates.append(size_bytes / seconds / 2**30)
 
 
-class Counts:
+class Counts(ReasonCounts):
     """NAME_pages of what was found (hit), loaded, promised and not loaded (missed), stored, there
     already, and not stored (dropped); `dropped.REASON` and `missed.REASON` say why."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._totals: Counter[str] = Counter()
+        super().__init__("pages")
         self._loads = Calls()
         self._stores = Calls()
-
-    def add(self, **pages: int) -> None:
-        with self._lock:
-            self._totals.update(pages)
-
-    def why(self, name: str, reasons: Mapping[str, int]) -> None:
-        """name: missed or dropped. reasons: pages by reason."""
-        if not reasons:
-            return
-        with self._lock:
-            self._totals[f"{name}_pages"] += sum(reasons.values())
-            self._totals.update({f"{name}.{why}": pages for why, pages in reasons.items()})
 
     def loaded(self, pages: int, size_bytes: int, seconds: float) -> None:
         with self._lock:
@@ -58,10 +45,6 @@ class Counts:
         with self._lock:
             self._totals.update(stored_pages=pages, stored_bytes=size_bytes)
             self._stores.add(pages, size_bytes, seconds)
-
-    def totals(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._totals)
 
     def take_calls(self) -> tuple[Calls, Calls]:
         """Loads and stores since the last time."""

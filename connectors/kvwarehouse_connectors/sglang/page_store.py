@@ -1,33 +1,31 @@
-"""The pages of one host pool in the warehouse: which are there, loads, stores.
+"""The pages of one host pool in the warehouse.
 
-Nothing here raises for what the warehouse does: a daemon that is absent, stopped, full or replaced
-is a miss, or a page that was not stored, and is counted. Each call is bounded by its timeout.
-
-Thread-safe: SGLang's threads for prefetches, their reads and backups call at once.
+What the warehouse does is never raised, but counted. Thread-safe: SGLang's threads for prefetches,
+their reads and backups call at once.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
+from kvwarehouse_connectors.core.page_store import LOOKUP_KEYS, PageStore
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.page_slots import PageSlots
 
 # A load looks so often whether the daemon lives still.
 _SLICE_S = 0.5
-# Of one lookup; the client takes up to 65,536.
-_LOOKUP_KEYS = 16_384
 
 
 @dataclass(frozen=True)
-class PageStoreOptions:
+class PoolPagesOptions:
     """shards: which of a page's this rank has, in the order of its parts."""
 
     shards: tuple[int, ...]
@@ -35,7 +33,7 @@ class PageStoreOptions:
     store_timeout_s: float
 
 
-class PageStore:
+class PoolPages(PageStore):
     """alone, chained: the namespaces of pages that stand alone and of those in chains."""
 
     def __init__(
@@ -44,9 +42,9 @@ class PageStore:
         alone: kvw.Namespace,
         chained: kvw.Namespace,
         counts: Counts,
-        options: PageStoreOptions,
+        options: PoolPagesOptions,
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._alone = alone
         self._chained = chained
         self._counts = counts
@@ -62,7 +60,7 @@ class PageStore:
         found = np.zeros(len(span), np.bool_)
         done = 0
         while done < len(span) and (not span.chained or found[:done].all()):
-            part = span.cut(done, done + _LOOKUP_KEYS)
+            part = span.cut(done, done + LOOKUP_KEYS)
             found[done : done + len(part)] = self._present(part, counted=True)
             done += len(part)
         self._counts.add(hit_pages=int(found.sum()))
@@ -72,7 +70,7 @@ class PageStore:
         """Fills the slots, in order, up to the first page that does not come; returns how many.
         Each page is verified. The slots behind them may hold anything."""
         began = time.monotonic()
-        end = began + (self._options.load_timeout_s if self._alive else 0.0)
+        end = began + (self._options.load_timeout_s if self.alive else 0.0)
         filled = len(span)
         for part in range(len(self._options.shards)):
             filled = self._load_part(span.cut(0, filled), slots, part, end)
@@ -86,14 +84,16 @@ class PageStore:
     def store(self, span: Span, slots: PageSlots) -> list[bool]:
         """Of each page, whether it was stored, is there, or is being stored by another rank. Where
         some were not, those count that can be loaded now."""
-        if not self._alive:
+        if not self.alive:
             self._counts.why("dropped", {"unreachable": len(span)})
             return [False] * len(span)
         began = time.monotonic()
         end = began + self._options.store_timeout_s
         stored = already = dropped = 0
         for part, shard in enumerate(self._options.shards):
-            result = self._store_part(span, slots.regions(part), shard, end)
+            left = max(0.0, end - time.monotonic())
+            regions = partial(slots.regions, part)
+            result = self._store(self._space(span), span, regions, left, shard)
             self._counts.why("dropped", result.dropped)
             stored += result.stored
             already += result.already
@@ -106,19 +106,8 @@ class PageStore:
             return [True] * len(span)
         return [bool(there) for there in self._present(span, counted=False)]
 
-    @property
-    def _alive(self) -> bool:
-        """Whether a daemon beats now: one that is stopped serves what is in DRAM, and nothing
-        else."""
-        return self._connection.control() is not None
-
     def _present(self, span: Span, *, counted: bool) -> NDArray[np.bool_]:
-        nothing = np.zeros(len(span), np.uint8)
-        runs = span.runs()
-        tiers = self._connection.call_or(
-            self._space(span), lambda space: space.tiers(keys=runs, counted=counted), nothing
-        )
-        present = tiers != kvw.Tier.MISSING if self._alive else kvw.Tier.near(tiers)
+        present = self._reachable(self._tiers(self._space(span), span, counted=counted))
         return np.logical_and.accumulate(present) if span.chained else present
 
     def _load_part(self, span: Span, slots: PageSlots, part: int, end_s: float) -> int:
@@ -127,40 +116,22 @@ class PageStore:
         while True:
             left = max(0.0, end_s - time.monotonic())
             rest = span.cut(filled, len(span))
-            loaded = self._load_once(rest, slots.regions(part, filled), part, min(left, _SLICE_S))
+            loaded = self._load(
+                self._space(rest),
+                rest,
+                partial(_regions, slots, part, filled, len(rest)),
+                min(left, _SLICE_S),
+                self._options.shards[part],
+            )
             filled += int(loaded)
-            waits = "timeout" in loaded.missed and left > _SLICE_S and self._alive
+            waits = "timeout" in loaded.missed and left > _SLICE_S and self.alive
             if not waits or filled == len(span):
                 self._counts.why("missed", loaded.missed)
                 return filled
 
-    def _load_once(self, span: Span, out: kvw.Regions, part: int, timeout_s: float) -> kvw.Loaded:
-        nothing = kvw.Loaded(0, {"unreachable": len(span)})
-        return self._connection.call_or(
-            self._space(span),
-            lambda space: space.load(
-                keys=span.runs(),
-                out=out.head(len(span)),
-                shard=self._options.shards[part],
-                timeout_s=timeout_s,
-            ),
-            nothing,
-        )
-
-    def _store_part(
-        self, span: Span, pages: kvw.Regions, shard: int, end_s: float
-    ) -> kvw.StoreResult:
-        nothing = kvw.StoreResult(0, 0, {"unreachable": len(span)})
-        return self._connection.call_or(
-            self._space(span),
-            lambda space: space.store(
-                keys=span.runs(),
-                pages=pages,
-                shard=shard,
-                timeout_s=max(0.0, end_s - time.monotonic()),
-            ),
-            nothing,
-        )
-
     def _space(self, span: Span) -> kvw.Namespace:
         return self._chained if span.chained else self._alone
+
+
+def _regions(slots: PageSlots, part: int, begin: int, pages: int) -> kvw.Regions:
+    return slots.regions(part, begin).head(pages)

@@ -20,7 +20,7 @@ from kvwarehouse_connectors.sglang.identity import Identity, PageBytes
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.memory import PieceMemory, page_numbers, piece_memory
 from kvwarehouse_connectors.sglang.page_slots import CopiedSlots, FlatSlots, PageSlots, PoolSlots
-from kvwarehouse_connectors.sglang.page_store import PageStore, PageStoreOptions
+from kvwarehouse_connectors.sglang.page_store import PoolPages, PoolPagesOptions
 from kvwarehouse_connectors.sglang.self_test import layout_self_test
 from kvwarehouse_connectors.sglang.settings import Settings
 
@@ -53,12 +53,12 @@ class WarehousePool:
         self.part_bytes = page.size
         alone = identity.namespace(facts, split, page, chained=False)
         chained = identity.namespace(facts, split, page, chained=True)
-        self._page_store = PageStore(
+        self._pages = PoolPages(
             connection,
             alone,
             chained,
             counts,
-            PageStoreOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
+            PoolPagesOptions(split.mine, settings.load_timeout_s, settings.store_timeout_s),
         )
         for space in self.spaces:
             connection.wait_namespace(space, _REGISTER_S)
@@ -75,41 +75,38 @@ class WarehousePool:
     @property
     def spaces(self) -> tuple[kvw.Namespace, ...]:
         """Only pages of KV come in chains."""
-        return (
-            self._page_store.spaces
-            if self._facts.kind in ("mha", "mla")
-            else self._page_store.spaces[:1]
-        )
+        chains = self._facts.kind in ("mha", "mla")
+        return self._pages.spaces if chains else self._pages.spaces[:1]
 
     def there(self, span: Span) -> NDArray[np.bool_]:
         if not self._settings.loads or not len(span):
             return np.zeros(len(span), np.bool_)
-        return self._page_store.there(span)
+        return self._pages.there(span)
 
     def load(self, span: Span, indices: Any) -> int:
         """Into the slots `indices`, one a token: how many pages came, in order."""
         if not self._settings.loads or not len(span):
             return 0
         slots = self._slots(len(span), indices, writes=True)
-        return self._page_store.load(span, slots) if slots else 0
+        return self._pages.load(span, slots) if slots else 0
 
     def store(self, span: Span, indices: Any) -> list[bool]:
         """From the slots `indices`, one a token: of each page whether it is stored."""
         if not self._stores(span):
             return [False] * len(span)
         slots = self._slots(len(span), indices, writes=False)
-        return self._page_store.store(span, slots) if slots else [False] * len(span)
+        return self._pages.store(span, slots) if slots else [False] * len(span)
 
     def load_flat(self, span: Span, tensors: Sequence[Any]) -> int:
         """Into flat pages, one a key: how many came, in order."""
         if not self._settings.loads or not self._fits(span, tensors):
             return 0
-        return self._page_store.load(span, FlatSlots(tensors))
+        return self._pages.load(span, FlatSlots(tensors))
 
     def store_flat(self, span: Span, tensors: Sequence[Any]) -> list[bool]:
         if not self._stores(span) or not self._fits(span, tensors):
             return [False] * len(span)
-        return self._page_store.store(span, FlatSlots([tensor.contiguous() for tensor in tensors]))
+        return self._pages.store(span, FlatSlots([tensor.contiguous() for tensor in tensors]))
 
     def _stores(self, span: Span) -> bool:
         if self._settings.stores and len(span):
