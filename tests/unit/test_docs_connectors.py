@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse.cli.commands import COMMANDS, find_plugins
-from kvwarehouse_connectors.core import setting_values
+from kvwarehouse_connectors.core.settings import PREFIX
 from kvwarehouse_connectors.lmcache import settings as lmcache
 from kvwarehouse_connectors.sglang import settings as sglang
 from kvwarehouse_connectors.trtllm import settings as trtllm
@@ -32,7 +32,7 @@ class Page:
     settings: type
     read: Callable[[Mapping[str, Any]], Any]
     commands: frozenset[str]
-    prefix: str = setting_values.PREFIX
+    prefix: str = PREFIX
     value: Callable[[str], Any] = json.loads
     named: str = r'`("\w+")`'
     least_named: int = 3

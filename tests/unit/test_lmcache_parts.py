@@ -14,9 +14,8 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.until import DEADLINE_S
 from kvwarehouse_connectors.lmcache import locks
-from kvwarehouse_connectors.lmcache.chunks import ChunkLayout
+from kvwarehouse_connectors.lmcache.chunks import ChunkLayout, page_key
 from kvwarehouse_connectors.lmcache.identity import Spaces, Weights, weights_of
-from kvwarehouse_connectors.lmcache.keys import page_key
 from kvwarehouse_connectors.lmcache.loading import Loading
 from kvwarehouse_connectors.lmcache.locks import Locks
 from kvwarehouse_connectors.lmcache.results import TaskResults

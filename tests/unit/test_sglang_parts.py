@@ -21,7 +21,7 @@ from kvwarehouse_connectors.sglang.facts import (
 )
 from kvwarehouse_connectors.sglang.identity import Identity, PageBytes, adapters_of, weights_of
 from kvwarehouse_connectors.sglang.keys import Span, page_key
-from kvwarehouse_connectors.sglang.prefixes import every_page, last_pages, longest
+from kvwarehouse_connectors.sglang.page_store import every_page, last_pages, longest
 from kvwarehouse_connectors.sglang.settings import Settings, read_settings
 
 POOL = PoolFacts("kv", "mha", "MHATokenToKVPoolHost", "page_first", 64, "bfloat16", heads=8)

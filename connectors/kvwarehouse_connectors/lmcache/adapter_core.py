@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.lmcache.batches import ChunkFilter
-from kvwarehouse_connectors.lmcache.chunks import ChunkLayout
-from kvwarehouse_connectors.lmcache.counts import Counts
+from kvwarehouse_connectors.lmcache.chunks import ChunkLayout, ObjectKey
 from kvwarehouse_connectors.lmcache.identity import Spaces, weights_of
-from kvwarehouse_connectors.lmcache.keys import ObjectKey
 from kvwarehouse_connectors.lmcache.loading import Load, Loading
 from kvwarehouse_connectors.lmcache.locks import Held, Locks
-from kvwarehouse_connectors.lmcache.page_store import ChunkStore
+from kvwarehouse_connectors.lmcache.page_store import ChunkCounts, ChunkStore
 from kvwarehouse_connectors.lmcache.settings import Settings
 from kvwarehouse_connectors.lmcache.workers import Workers
 
@@ -61,7 +59,7 @@ class AdapterCore:
     def __init__(self, settings: Settings, version: str) -> None:
         self._settings = settings
         self._filter = ChunkFilter(Spaces(weights_of(settings), settings.salt, version))
-        self._counts = Counts()
+        self._counts = ChunkCounts()
         self._connection = DaemonConnection(
             settings.address,
             ConnectionOptions(verify=settings.verify, read_only=not settings.stores),

@@ -15,9 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.lmcache.chunks import ChunkLayout, chunk_of
+from kvwarehouse_connectors.lmcache.chunks import (
+    LEAST_HASH_BYTES,
+    ChunkLayout,
+    ObjectKey,
+    chunk_of,
+    page_key,
+)
 from kvwarehouse_connectors.lmcache.identity import Spaces
-from kvwarehouse_connectors.lmcache.keys import LEAST_HASH_BYTES, ObjectKey, page_key
 
 _log = logging.getLogger(__name__)
 

@@ -1,15 +1,22 @@
-"""Chunks as LMCache passes them: their layout, and where they lie in its L1 memory.
+"""Chunks as LMCache passes them: their layout, where they lie in its L1 memory, and their keys.
 
 A chunk is one run of bytes. Knows LMCache's objects only as things with data_ptr, get_size(),
-get_shapes() and get_dtypes(), and its layouts as things with shapes and dtypes. Stateless.
+get_shapes() and get_dtypes(), and its layouts as things with shapes and dtypes.
+
+A chunk's hash chains all chunks before it; it is used as it is. A user's salt (cache_salt) is
+mixed into it: there may be as many as users, and a namespace each would be too many. Model, rank
+and group are the namespace's (identity.py).
+
+Stateless.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -51,3 +58,37 @@ def chunk_of(memory: Any) -> Chunk | None:
     if memory.get_size() != layout.size_bytes or not layout.size_bytes:
         return None
     return Chunk(int(memory.data_ptr), layout)
+
+
+LEAST_HASH_BYTES = 16
+"""Shorter hashes (Python's own, to which LMCache falls back) may be the same for other tokens."""
+_MOST_HASH_BYTES = 64
+
+
+class ObjectKey(Protocol):
+    """What is used of LMCache's, which are hashable."""
+
+    def __hash__(self) -> int: ...
+    @property
+    def chunk_hash(self) -> bytes: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def kv_rank(self) -> int: ...
+    @property
+    def object_group_id(self) -> int: ...
+    @property
+    def cache_salt(self) -> str: ...
+
+
+def page_key(key: ObjectKey) -> bytes | None:
+    """16 to 64 bytes; None where the hash is too short to tell chunks apart."""
+    digest = key.chunk_hash
+    if len(digest) < LEAST_HASH_BYTES:
+        return None
+    if not key.cache_salt and len(digest) <= _MOST_HASH_BYTES:
+        return digest
+    salt = key.cache_salt.encode()
+    mixed = hashlib.blake2b(digest_size=32, person=b"kvw lmcache salt")
+    mixed.update(len(salt).to_bytes(4, "little") + salt + digest)
+    return mixed.digest()

@@ -16,10 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.naming import digest_of
-from kvwarehouse_connectors.core.weights import checkpoint_fingerprint
-from kvwarehouse_connectors.lmcache.chunks import ChunkLayout
-from kvwarehouse_connectors.lmcache.keys import ObjectKey
+from kvwarehouse_connectors.core.identity import checkpoint_fingerprint, digest_of
+from kvwarehouse_connectors.lmcache.chunks import ChunkLayout, ObjectKey
 from kvwarehouse_connectors.lmcache.settings import WHERE, Settings
 
 _log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.counts import ReasonCounts
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.page_store import LOOKUP_KEYS, PageStore
 from kvwarehouse_connectors.lmcache.batches import Batch
-from kvwarehouse_connectors.lmcache.counts import Counts
 from kvwarehouse_connectors.lmcache.loading import Load
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,15 @@ _REGISTER_S = 1.0
 # Of one load or store: what a load copies in one go is what an unlock may wait for.
 _CALL_KEYS = 16_384
 _CALL_BYTES = 256 << 20
+
+
+class ChunkCounts(ReasonCounts):
+    """For people: LMCache shows them in its /status. NAME_chunks of what was found, held (pinned)
+    of these, loaded, not loaded (missed), stored, there already, and not stored (dropped);
+    `missed.REASON` and `dropped.REASON` say why."""
+
+    def __init__(self) -> None:
+        super().__init__("chunks")
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ def _keys_of_call(batch: Batch) -> int:
 
 
 class ChunkStore(PageStore):
-    def __init__(self, connection: DaemonConnection, counts: Counts) -> None:
+    def __init__(self, connection: DaemonConnection, counts: ChunkCounts) -> None:
         super().__init__(connection)
         self._counts = counts
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.setting_values import (
+from kvwarehouse_connectors.core.settings import (
+    COMMON_CHECKS,
     PREFIX,
     Check,
+    CommonSettings,
     memory_size,
     number,
     read_values,
     truth,
 )
-from kvwarehouse_connectors.core.settings import COMMON_CHECKS, CommonSettings
 
 WHERE = "adapter_params of --l2-adapter"
 

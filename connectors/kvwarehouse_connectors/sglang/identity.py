@@ -11,8 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.naming import digest_of, short_name
-from kvwarehouse_connectors.core.weights import checkpoint_fingerprint, no_weights
+from kvwarehouse_connectors.core.identity import (
+    checkpoint_fingerprint,
+    digest_of,
+    no_weights,
+    short_name,
+)
 from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts, Split
 from kvwarehouse_connectors.sglang.settings import WHERE, Settings
 

@@ -10,8 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.setting_values import Check, number, read_values, text
-from kvwarehouse_connectors.core.settings import COMMON_CHECKS, CommonSettings
+from kvwarehouse_connectors.core.settings import (
+    COMMON_CHECKS,
+    Check,
+    CommonSettings,
+    number,
+    read_values,
+    text,
+)
 
 WHERE = "hicache-storage-backend-extra-config"
 

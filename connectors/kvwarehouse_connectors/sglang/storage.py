@@ -21,8 +21,8 @@ from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.facts import check_engine
 from kvwarehouse_connectors.sglang.identity import Identity, adapters_of, weights_of
 from kvwarehouse_connectors.sglang.keys import Span
+from kvwarehouse_connectors.sglang.page_store import every_page, last_pages, longest
 from kvwarehouse_connectors.sglang.pools import WarehousePool
-from kvwarehouse_connectors.sglang.prefixes import every_page, last_pages, longest
 from kvwarehouse_connectors.sglang.settings import WHERE, read_settings
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,12 @@ import hashlib
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.naming import digest_of, short_name
-from kvwarehouse_connectors.core.weights import checkpoint_fingerprint, no_weights
+from kvwarehouse_connectors.core.identity import (
+    checkpoint_fingerprint,
+    digest_of,
+    no_weights,
+    short_name,
+)
 from kvwarehouse_connectors.trtllm import arguments, compat
 from kvwarehouse_connectors.trtllm.keys import SCHEME
 from kvwarehouse_connectors.trtllm.parts import Cache, Part

@@ -12,8 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.setting_values import Check, memory_size, number, one_of, text
-from kvwarehouse_connectors.core.settings import COMMON_CHECKS, CommonSettings
+from kvwarehouse_connectors.core.settings import (
+    COMMON_CHECKS,
+    Check,
+    CommonSettings,
+    memory_size,
+    number,
+    one_of,
+    text,
+)
 
 PREFIX = "TLLM_KVW_"
 

@@ -13,8 +13,12 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
-from kvwarehouse_connectors.core.naming import digest_of, short_name
-from kvwarehouse_connectors.core.weights import checkpoint_fingerprint, no_weights
+from kvwarehouse_connectors.core.identity import (
+    checkpoint_fingerprint,
+    digest_of,
+    no_weights,
+    short_name,
+)
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.messages import CacheInfo
 from kvwarehouse_connectors.vllm.settings import WHERE, Settings

@@ -19,8 +19,8 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.events import StoreEvents
-from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.handoff import boot_s
 from kvwarehouse_connectors.vllm.handoff_coordinator import HandoffCoordinator
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for

@@ -8,9 +8,11 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.device_copies import WISHES
-from kvwarehouse_connectors.core.setting_values import (
+from kvwarehouse_connectors.core.settings import (
+    COMMON_CHECKS,
     PREFIX,
     Check,
+    CommonSettings,
     bad_setting,
     memory_size,
     number,
@@ -19,7 +21,6 @@ from kvwarehouse_connectors.core.setting_values import (
     text,
     truth,
 )
-from kvwarehouse_connectors.core.settings import COMMON_CHECKS, CommonSettings
 
 WHERE = "kv_connector_extra_config"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")

@@ -20,8 +20,7 @@ from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.core.tensor_memory import TensorMemories
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.groups import cache_groups, unsupported
-from kvwarehouse_connectors.vllm.layout import block_layout
+from kvwarehouse_connectors.vllm.cache_layout import block_layout, cache_groups, unsupported
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.results import Results

@@ -28,7 +28,7 @@ from kvwarehouse_connectors.core.device_memory import DeviceMemory
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.memory import HostMemory
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.layout import block_layout
+from kvwarehouse_connectors.vllm.cache_layout import block_layout
 from vllm_parts.specs import full, group, window
 
 Bytes = NDArray[np.uint8]

@@ -15,8 +15,8 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 import kvwarehouse_connectors.vllm.events as events_module
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.events import StoreEvents
-from kvwarehouse_connectors.vllm.groups import cache_groups
 from vllm_parts.requests import adapter, request, tokens
 from vllm_parts.specs import config, full, window
 

@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import (
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup, Rule
-from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from vllm_parts.specs import chunk, config, full, group, state, window
 
 MANAGERS: dict[Rule, type[SingleTypeKVCacheManager]] = {

@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.vllm import compat
-from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.identity import Shared, namespaces, weights_fingerprint
 from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo
 from kvwarehouse_connectors.vllm.settings import read_settings

@@ -15,7 +15,7 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.vllm.layout import block_layout
+from kvwarehouse_connectors.vllm.cache_layout import block_layout
 from vllm_parts.tensors import Bytes, Caches, caches, laid_out, noise, shapes
 
 BLOCKS = 7

@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 import kvwarehouse as kvw
 import kvwarehouse_connectors.vllm.load_policy as load_policy
 from kvwarehouse_connectors.core.prefix_matcher import GroupHit, PrefixHit
-from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.load_policy import LoadPolicy
 from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.settings import read_settings

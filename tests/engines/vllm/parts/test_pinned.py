@@ -28,7 +28,7 @@ from kvwarehouse_connectors.core.memory import RowsOnly
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.pinned_memory import PinnedMemory
 from kvwarehouse_connectors.core.store_queue import StoreQueue
-from kvwarehouse_connectors.vllm.layout import block_layout
+from kvwarehouse_connectors.vllm.cache_layout import block_layout
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
 from kvwarehouse_connectors.vllm.messages import LoadOrder
 from kvwarehouse_connectors.vllm.results import Results

@@ -27,7 +27,7 @@ from kvwarehouse_connectors.core.prefix_matcher import (
     consecutive,
     load_runs,
 )
-from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
 from vllm_parts.requests import request, tokens
 from vllm_parts.spaces import PAGE_BYTES, content, open_all, store

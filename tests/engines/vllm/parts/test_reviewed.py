@@ -21,7 +21,7 @@ from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, Dae
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.vllm import compat, identity
-from kvwarehouse_connectors.vllm.groups import cache_groups
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, LoadOrder
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from kvwarehouse_connectors.core.groups import CacheGroup, Rule
 from kvwarehouse_connectors.core.page_run import PageRun
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.events import StoreEvents
-from kvwarehouse_connectors.vllm.groups import cache_groups
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from vllm_parts.requests import request, tokens

@@ -1,14 +1,31 @@
-"""Where the files of a model's weights lie on this machine, and their fingerprint.
+"""What names a namespace: digests of what its pages depend on, names for people, and fingerprints
+of weights, whose files are looked for on this machine.
 
-Stateless. Reads the files (their headers and samples: seconds for large models), so not on a thread
-that anybody waits for.
+Stateless. checkpoint_fingerprint reads the files (their headers and samples: seconds for large
+models), so it does not belong on a thread that anybody waits for.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from pathlib import Path
+from typing import Any
 
 import kvwarehouse as kvw
+
+
+def digest_of(values: Any) -> str:
+    """Of plain values, in any order of their names."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def short_name(model: str) -> str:
+    """A name for people; what tells models apart stands beside it."""
+    name = Path(model).name or model
+    return "".join(c for c in name if c.isprintable())[:200] or "model"
 
 
 def checkpoint_fingerprint(
