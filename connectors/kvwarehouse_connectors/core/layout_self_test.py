@@ -1,6 +1,6 @@
-"""At registration, when no block is in use yet, the geometry of a cache is proven: what torch wrote
-into blocks is what is gathered from them, and what is scattered is what torch reads, with the
-blocks beside them untouched; and both are where its addresses say. Stateless; needs torch.
+"""The self-test of tensors' layout, at registration, when no block is in use yet: that blocks keep
+their bytes, that the blocks beside them are untouched, and that both are where the layout's
+addresses say. Stateless; needs torch.
 """
 
 from __future__ import annotations
@@ -17,28 +17,25 @@ from numpy.typing import NDArray
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.memory import BlockMemory
+from kvwarehouse_connectors.core.self_test import layout_keeps_bytes
 
 
 def check_tensors(memory: BlockMemory, views: Sequence[Any], num_blocks: int) -> None:
     """Raises UsageError (code "unsupported") where a block does not keep its bytes."""
     middle = max(1, num_blocks // 2)
     blocks = sorted({min(1, num_blocks - 1), middle, num_blocks - 1})
-    beside = sorted({b + d for b in blocks for d in (-1, 1) if 0 <= b + d < num_blocks})
-    beside = [b for b in beside if b not in blocks]
-    saved = [[_bytes(view[b]) for b in blocks] for view in views]
-    around = [[_bytes(view[b]) for b in beside] for view in views]
-    try:
-        patterns = [[_random_like(view[b]) for b in blocks] for view in views]
-        _write(views, blocks, patterns)
+
+    def gather() -> NDArray[np.uint8]:
         rows = np.zeros((len(blocks), memory.block_bytes), np.uint8)
         memory.gather(blocks, rows)
         memory.settle()
-        _write(views, blocks, [[torch.zeros_like(p) for p in row] for row in patterns])
-        memory.after_engine()  # else these zeros may be written over what is scattered
+        return rows
+
+    def scatter(rows: NDArray[np.uint8]) -> None:
+        memory.after_engine()  # else what cleared the blocks may be written over what is scattered
         memory.scatter(blocks, rows)
-        good = _same(views, blocks, patterns) and _same(views, beside, around)
-    finally:
-        _write(views, blocks, saved)
+
+    good = layout_keeps_bytes(_TensorBlocks(views, blocks, num_blocks), gather, scatter)
     if not good:
         raise kvw.UsageError(
             f"kvwarehouse cannot serve a cache of {len(views)} tensors like"
@@ -46,6 +43,35 @@ def check_tensors(memory: BlockMemory, views: Sequence[Any], num_blocks: int) ->
             " bytes that were put into a block. Start the engine without the connector",
             code="unsupported",
         )
+
+
+class _TensorBlocks:
+    """Blocks as torch reads and writes them."""
+
+    def __init__(self, views: Sequence[Any], blocks: Sequence[int], num_blocks: int) -> None:
+        self._views = views
+        self._blocks = blocks
+        beside = sorted({b + d for b in blocks for d in (-1, 1) if 0 <= b + d < num_blocks})
+        self._beside = [b for b in beside if b not in blocks]
+        self._saved = [[_bytes(view[b]) for b in blocks] for view in views]
+        self._around = [[_bytes(view[b]) for b in self._beside] for view in views]
+        self._noise: list[list[torch.Tensor]] = []
+
+    def write_noise(self) -> None:
+        self._noise = [[_random_like(view[b]) for b in self._blocks] for view in self._views]
+        _write(self._views, self._blocks, self._noise)
+
+    def clear(self) -> None:
+        zeros = [[torch.zeros_like(part) for part in row] for row in self._noise]
+        _write(self._views, self._blocks, zeros)
+
+    def hold_noise(self) -> bool:
+        return _same(self._views, self._blocks, self._noise) and _same(
+            self._views, self._beside, self._around
+        )
+
+    def restore(self) -> None:
+        _write(self._views, self._blocks, self._saved)
 
 
 def addresses_fit(layout: BlockLayout, memory: BlockMemory, num_blocks: int) -> bool:

@@ -1,6 +1,9 @@
-"""A connector tests itself before it serves: known bytes go through the engine's own blocks and the
-warehouse, and have to come back the same. Where no daemon is there at the start, the first load
-makes the test, in the blocks that the engine gave for it.
+"""A connector tests itself before it serves.
+
+The round trip: known bytes go through the engine's own blocks and the warehouse, and have to come
+back the same. Where no daemon is there at the start, the first load makes it, in the blocks that
+the engine gave for it. The layout: what the engine wrote into its blocks has to be what is gathered
+from them, and what is scattered what the engine reads.
 
 Thread-safe after registration.
 """
@@ -10,9 +13,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
@@ -122,3 +127,34 @@ def _space(page_bytes: int) -> kvw.Namespace:
         page_bytes=page_bytes,
         hash_scheme="random",
     )
+
+
+class EngineBlocks(Protocol):
+    """The blocks of a test as the engine itself reads and writes them, by its own means."""
+
+    def write_noise(self) -> None: ...
+    def clear(self) -> None: ...
+    def hold_noise(self) -> bool:
+        """Whether they hold what write_noise wrote, and what is beside them is as it was."""
+        ...
+
+    def restore(self) -> None:
+        """Writes what they held before the test."""
+        ...
+
+
+def layout_keeps_bytes(
+    engine: EngineBlocks,
+    gather: Callable[[], NDArray[np.uint8]],
+    scatter: Callable[[NDArray[np.uint8]], None],
+) -> bool:
+    """Whether what the engine wrote is what is gathered, and what is scattered is what the engine
+    reads. The engine's blocks are as before, whatever comes of it."""
+    try:
+        engine.write_noise()
+        rows = gather()
+        engine.clear()
+        scatter(rows)
+        return engine.hold_noise()
+    finally:
+        engine.restore()
