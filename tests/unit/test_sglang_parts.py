@@ -10,10 +10,10 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.sglang.counts import Counts
-from kvwarehouse_connectors.sglang.facts import (
-    EngineFacts,
-    PoolFacts,
-    RankFacts,
+from kvwarehouse_connectors.sglang.engine_info import (
+    EngineInfo,
+    PoolInfo,
+    RankInfo,
     Split,
     check_engine,
     check_pool,
@@ -24,7 +24,7 @@ from kvwarehouse_connectors.sglang.keys import Span, page_key
 from kvwarehouse_connectors.sglang.page_store import every_page, last_pages, longest
 from kvwarehouse_connectors.sglang.settings import Settings, read_settings
 
-POOL = PoolFacts("kv", "mha", "MHATokenToKVPoolHost", "page_first", 64, "bfloat16", heads=8)
+POOL = PoolInfo("kv", "mha", "MHATokenToKVPoolHost", "page_first", 64, "bfloat16", heads=8)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_prefixes_with_trailing_pages_are_those_whose_last_pages_are_there(
 
 
 def test_a_page_is_cut_as_ranks_are_or_finer() -> None:
-    assert split_of(POOL, RankFacts()) == Split(1, (0,))
-    assert split_of(POOL, RankFacts(tp_rank=3, tp_size=4)) == Split(4, (3,))
-    assert split_of(POOL, RankFacts(tp_lcm_size=4)) == Split(4, (0, 1, 2, 3))
-    assert split_of(POOL, RankFacts(tp_rank=1, tp_size=2, tp_lcm_size=4)) == Split(4, (2, 3))
-    latent = PoolFacts("kv", "mla", "MLATokenToKVPoolHost", "page_first", 64, "bfloat16")
-    ranks = RankFacts(tp_rank=3, tp_size=4, latent=True, tp_lcm_size=8)
+    assert split_of(POOL, RankInfo()) == Split(1, (0,))
+    assert split_of(POOL, RankInfo(tp_rank=3, tp_size=4)) == Split(4, (3,))
+    assert split_of(POOL, RankInfo(tp_lcm_size=4)) == Split(4, (0, 1, 2, 3))
+    assert split_of(POOL, RankInfo(tp_rank=1, tp_size=2, tp_lcm_size=4)) == Split(4, (2, 3))
+    latent = PoolInfo("kv", "mla", "MLATokenToKVPoolHost", "page_first", 64, "bfloat16")
+    ranks = RankInfo(tp_rank=3, tp_size=4, latent=True, tp_lcm_size=8)
     assert split_of(latent, ranks) == Split(1, (0,))
-    state = PoolFacts("mamba", "state", "MambaPoolHost", "page_first", 1, "bfloat16")
+    state = PoolInfo("mamba", "state", "MambaPoolHost", "page_first", 1, "bfloat16")
     assert split_of(state, ranks) == Split(4, (3,))
 
 
@@ -119,7 +119,7 @@ def test_every_shard_is_of_one_rank() -> None:
     for tp_size in (1, 2, 4):
         for lcm in (0, 4, 8):
             splits = [
-                split_of(POOL, RankFacts(tp_rank=rank, tp_size=tp_size, tp_lcm_size=lcm))
+                split_of(POOL, RankInfo(tp_rank=rank, tp_size=tp_size, tp_lcm_size=lcm))
                 for rank in range(tp_size)
             ]
             shards = [shard for split in splits for shard in split.mine]
@@ -140,16 +140,16 @@ def test_engine_that_cannot_be_served_is_refused_with_what_is(
     engine: dict[str, Any], ranks: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(kvw.UsageError) as caught:
-        check_engine(EngineFacts("1", **engine), RankFacts(**ranks))
+        check_engine(EngineInfo("1", **engine), RankInfo(**ranks))
     assert caught.value.code == "unsupported"
     assert told in str(caught.value)
     assert "; served: " in str(caught.value)
 
 
 def test_engines_that_are_served_are_not_refused() -> None:
-    check_engine(EngineFacts("1", speculation="NGRAM"), RankFacts(tp_size=8))
-    check_engine(EngineFacts("1", ranks_of_host=8), RankFacts(tp_size=8, pp_size=2))
-    check_pool(POOL, RankFacts(tp_size=2, tp_lcm_size=2))
+    check_engine(EngineInfo("1", speculation="NGRAM"), RankInfo(tp_size=8))
+    check_engine(EngineInfo("1", ranks_of_host=8), RankInfo(tp_size=8, pp_size=2))
+    check_pool(POOL, RankInfo(tp_size=2, tp_lcm_size=2))
 
 
 @pytest.mark.parametrize(
@@ -169,28 +169,28 @@ def test_pool_that_cannot_be_served_is_refused_with_what_is(
         "kind": "mha", "type_name": "MHA", "layout": "page_first", "heads": 4, "problem": "", **pool
     }  # fmt: skip
     with pytest.raises(kvw.UsageError) as caught:
-        check_pool(PoolFacts("kv", page_tokens=64, dtype="bfloat16", **facts), RankFacts(**ranks))
+        check_pool(PoolInfo("kv", page_tokens=64, dtype="bfloat16", **facts), RankInfo(**ranks))
     assert caught.value.code == "unsupported"
     assert told in str(caught.value)
 
 
 def test_weights_that_nothing_names_refuse_the_start(tmp_path: Any) -> None:
-    engine = EngineFacts("1", problem="load_format is dummy")
+    engine = EngineInfo("1", problem="load_format is dummy")
     with pytest.raises(kvw.UsageError, match=r"dummy.*Set kvwarehouse\.weights in hicache-storage"):
         weights_of(engine, Settings())
     with pytest.raises(kvw.UsageError, match=r"Set kvwarehouse\.weights"):
-        weights_of(EngineFacts("1"), Settings())
+        weights_of(EngineInfo("1"), Settings())
     assert weights_of(engine, Settings(weights="mine")) == "mine"
     (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    found = weights_of(EngineFacts("1", checkpoint=str(tmp_path)), Settings())
+    found = weights_of(EngineInfo("1", checkpoint=str(tmp_path)), Settings())
     assert found == kvw.fingerprint(tmp_path)
 
 
 def test_an_adapter_with_other_weights_is_another_namespace(tmp_path: Any) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"one")
-    engine = EngineFacts("1", adapters={"a": str(tmp_path)})
+    engine = EngineInfo("1", adapters={"a": str(tmp_path)})
     first = adapters_of(engine)
-    assert adapters_of(EngineFacts("1")) == ""
+    assert adapters_of(EngineInfo("1")) == ""
     assert adapters_of(engine) == first
     (tmp_path / "adapter_model.bin").write_bytes(b"two")
     assert adapters_of(engine) != first
@@ -198,12 +198,12 @@ def test_an_adapter_with_other_weights_is_another_namespace(tmp_path: Any) -> No
 
 def test_whatever_a_page_depends_on_makes_another_namespace() -> None:
     def made(**changed: Any) -> bytes:
-        engine = EngineFacts(
+        engine = EngineInfo(
             changed.pop("version", "1"),
             model=changed.pop("model", "m"),
             config=changed.pop("config", {"dtype": "auto"}),
         )
-        ranks = RankFacts(**changed.pop("ranks", {}))
+        ranks = RankInfo(**changed.pop("ranks", {}))
         page = PageBytes(changed.pop("size", 4096), changed.pop("order", "flat:4096"))
         chained = changed.pop("chained", False)
         identity = Identity(
@@ -217,7 +217,7 @@ def test_whatever_a_page_depends_on_makes_another_namespace() -> None:
             "name": "kv", "kind": "mha", "type_name": "MHA", "layout": "page_first",
             "page_tokens": 64, "dtype": "bfloat16", "shape": {"layers": "2"}, "heads": 8, **changed,
         }  # fmt: skip
-        pool = PoolFacts(**facts)
+        pool = PoolInfo(**facts)
         return identity.namespace(pool, split_of(pool, ranks), page, chained=chained).id
 
     changes: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.lmcache import compat
-from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, Stored
+from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, StoreAnswer
 from kvwarehouse_connectors.lmcache.chunks import layout_of
 from kvwarehouse_connectors.lmcache.results import TaskResults
 from kvwarehouse_connectors.lmcache.settings import read_settings
@@ -48,7 +48,7 @@ class WarehouseL2Adapter(compat.L2AdapterInterface):
     def submit_store_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
         task = self._task()
 
-        def answer(stored: Stored) -> None:
+        def answer(stored: StoreAnswer) -> None:
             self._stores.put(task, compat.store_result(stored.complete, stored.size_bytes))
 
         self._core.store(keys, objects, answer)

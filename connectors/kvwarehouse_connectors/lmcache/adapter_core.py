@@ -44,7 +44,7 @@ Answer = Callable[[NDArray[np.bool_]], None]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoreAnswer:
     """complete: all chunks are there now. size_bytes: of those written for it."""
 
     complete: bool
@@ -76,7 +76,10 @@ class AdapterCore:
     # -- LMCache's calls ---------------------------------------------------------------------------
 
     def store(
-        self, keys: Sequence[ObjectKey], memory: Sequence[Any], answer: Callable[[Stored], None]
+        self,
+        keys: Sequence[ObjectKey],
+        memory: Sequence[Any],
+        answer: Callable[[StoreAnswer], None],
     ) -> None:
         """memory: LMCache's objects, which stay until the answer."""
         until = time.monotonic() + self._settings.store_timeout_s
@@ -89,7 +92,7 @@ class AdapterCore:
             return
 
         def work() -> None:
-            stored = Stored(False)
+            stored = StoreAnswer(False)
             try:
                 stored = self._store(keys, memory, until)
             finally:
@@ -187,10 +190,12 @@ class AdapterCore:
 
     # -- within, in the workers' threads ---------------------------------------------------------
 
-    def _store(self, keys: Sequence[ObjectKey], memory: Sequence[Any], until_s: float) -> Stored:
+    def _store(
+        self, keys: Sequence[ObjectKey], memory: Sequence[Any], until_s: float
+    ) -> StoreAnswer:
         if time.monotonic() >= until_s:
             self._counts.why("dropped", {"timeout": len(keys)})
-            return Stored(False)
+            return StoreAnswer(False)
         batches = self._filter.with_memory(keys, memory)
         left_out = len(keys) - sum(map(len, batches))
         self._counts.why("dropped", {"not_served": left_out} if left_out else {})
@@ -199,7 +204,7 @@ class AdapterCore:
             stored = self._chunk_store.store(batch, until_s)
             complete = complete and stored.complete
             size += stored.written * batch.space.page_bytes
-        return Stored(complete, size)
+        return StoreAnswer(complete, size)
 
     def _lookup(
         self, keys: Sequence[ObjectKey], layouts: Mapping[int, ChunkLayout], until_s: float
@@ -240,7 +245,7 @@ class AdapterCore:
             return False
 
     def _refuse_store(
-        self, keys: Sequence[ObjectKey], reason: str, answer: Callable[[Stored], None]
+        self, keys: Sequence[ObjectKey], reason: str, answer: Callable[[StoreAnswer], None]
     ) -> None:
         self._counts.why("dropped", {reason: len(keys)})
-        answer(Stored(False))
+        answer(StoreAnswer(False))

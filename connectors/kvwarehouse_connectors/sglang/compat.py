@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.runtime_context import get_context
 
 from kvwarehouse_connectors.sglang.counts import Calls
-from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts
+from kvwarehouse_connectors.sglang.engine_info import EngineInfo, PoolInfo, RankInfo
 
 __all__ = ["KV", "VERSION", "HiCacheStorage", "PoolHitPolicy", "PoolTransferResult"]
 
@@ -82,18 +82,18 @@ _SHAPE = (
 )
 
 
-def engine_facts(storage_config: Any) -> EngineFacts:
+def engine_info(storage_config: Any) -> EngineInfo:
     """Of the engine in this process. Without SGLang's configuration (parts of it in a test, or a
     program of one's own) there is nothing to tell the weights by."""
     served = str(storage_config.model_name or "")
     try:
         checkpoint = str(_leaf("model_path"))
     except ValueError as error:
-        return EngineFacts(VERSION, model=served, problem=str(error), salted_keys=keys_have_salts())
+        return EngineInfo(VERSION, model=served, problem=str(error), salted_keys=keys_have_salts())
     nodes = max(1, int(_leaf("nnodes") or 1))
     ranks = int(_leaf("tp_size")) * int(_leaf("pp_size"))
     dummy = str(_leaf("load_format")) == "dummy"
-    return EngineFacts(
+    return EngineInfo(
         VERSION,
         model=checkpoint,
         checkpoint=checkpoint,
@@ -125,8 +125,8 @@ def keys_have_salts() -> bool:
     return len(keys) == 4
 
 
-def rank_facts(storage_config: Any) -> RankFacts:
-    return RankFacts(
+def rank_info(storage_config: Any) -> RankInfo:
+    return RankInfo(
         tp_rank=storage_config.tp_rank,
         tp_size=storage_config.tp_size,
         pp_rank=storage_config.pp_rank,
@@ -138,8 +138,8 @@ def rank_facts(storage_config: Any) -> RankFacts:
     )
 
 
-def pool_facts(pool: Any, name: str) -> PoolFacts:
-    return PoolFacts(
+def pool_info(pool: Any, name: str) -> PoolInfo:
+    return PoolInfo(
         name=name,
         kind=_KINDS.get(type(pool).__name__, ""),
         type_name=type(pool).__name__,

@@ -17,7 +17,7 @@ from kvwarehouse_connectors.core.identity import (
     no_weights,
     short_name,
 )
-from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts, Split
+from kvwarehouse_connectors.sglang.engine_info import EngineInfo, PoolInfo, RankInfo, Split
 from kvwarehouse_connectors.sglang.settings import WHERE, Settings
 
 LAYOUT = "sglang/1"
@@ -33,7 +33,7 @@ class PageBytes:
     order: str
 
 
-def weights_of(engine: EngineFacts, settings: Settings) -> str:
+def weights_of(engine: EngineInfo, settings: Settings) -> str:
     """A fingerprint of the weights that this engine loaded, or the name given in their place.
     Raises UsageError (code "no_weights") where there is neither."""
     if settings.weights:
@@ -44,7 +44,7 @@ def weights_of(engine: EngineFacts, settings: Settings) -> str:
     return checkpoint_fingerprint(engine.checkpoint, engine.revision, engine.cache_dir, WHERE)
 
 
-def adapters_of(engine: EngineFacts) -> str:
+def adapters_of(engine: EngineInfo) -> str:
     """A digest of the adapters' names, paths and weights; "" without any."""
     if not engine.adapters:
         return ""
@@ -57,14 +57,14 @@ def adapters_of(engine: EngineFacts) -> str:
 class Identity:
     """What the namespaces of an engine have in common. adapters: as adapters_of has it."""
 
-    engine: EngineFacts
-    ranks: RankFacts
+    engine: EngineInfo
+    ranks: RankInfo
     weights: str
     adapters: str
     salt: str
 
     def namespace(
-        self, pool: PoolFacts, split: Split, page: PageBytes, *, chained: bool
+        self, pool: PoolInfo, split: Split, page: PageBytes, *, chained: bool
     ) -> kvw.Namespace:
         """chained: of pages that are stored as chains, which those that stand alone never meet."""
         return kvw.Namespace(
@@ -92,6 +92,6 @@ class Identity:
             },
         )
 
-    def _shape(self, pool: PoolFacts) -> dict[str, str]:
+    def _shape(self, pool: PoolInfo) -> dict[str, str]:
         """Heads are counted over all ranks, so that ranks of another TP size find theirs."""
         return {**pool.shape, "heads": str(pool.heads * self.ranks.tp_size)}

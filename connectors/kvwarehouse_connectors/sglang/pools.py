@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
-from kvwarehouse_connectors.sglang.facts import PoolFacts, check_pool, split_of
+from kvwarehouse_connectors.sglang.engine_info import PoolInfo, check_pool, split_of
 from kvwarehouse_connectors.sglang.identity import Identity, PageBytes
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.memory import PieceMemory, page_numbers, piece_memory
@@ -36,23 +36,23 @@ class WarehousePool:
     def __init__(
         self,
         pool: Any,
-        facts: PoolFacts,
+        info: PoolInfo,
         identity: Identity,
         connection: DaemonConnection,
         counts: Counts,
         settings: Settings,
     ) -> None:
-        check_pool(facts, identity.ranks)
-        split = split_of(facts, identity.ranks)
+        check_pool(info, identity.ranks)
+        split = split_of(info, identity.ranks)
         self._pool = pool
-        self._facts = facts
+        self._info = info
         self._settings = settings
         self._counts = counts
-        self._memory = _memory(pool, facts, len(split.mine))
+        self._memory = _memory(pool, info, len(split.mine))
         page = _page_bytes(pool, self._memory)
         self.part_bytes = page.size
-        alone = identity.namespace(facts, split, page, chained=False)
-        chained = identity.namespace(facts, split, page, chained=True)
+        alone = identity.namespace(info, split, page, chained=False)
+        chained = identity.namespace(info, split, page, chained=True)
         self._pages = PoolPages(
             connection,
             alone,
@@ -64,7 +64,7 @@ class WarehousePool:
             connection.wait_namespace(space, _REGISTER_S)
         _log.info(
             "kvwarehouse: pool %s, %d bytes a page in %d of %d shards, namespaces %s and %s",
-            facts.name,
+            info.name,
             page.size,
             len(split.mine),
             split.shards,
@@ -75,7 +75,7 @@ class WarehousePool:
     @property
     def spaces(self) -> tuple[kvw.Namespace, ...]:
         """Only pages of KV come in chains."""
-        chains = self._facts.kind in ("mha", "mla")
+        chains = self._info.kind in ("mha", "mla")
         return self._pages.spaces if chains else self._pages.spaces[:1]
 
     def there(self, span: Span) -> NDArray[np.bool_]:
@@ -129,25 +129,25 @@ class WarehousePool:
         try:
             numbers = page_numbers(indices, pages, tokens, most)
         except (kvw.UsageError, TypeError, ValueError) as error:
-            _log.error("kvwarehouse: pool %s: %s", self._facts.name, error)
+            _log.error("kvwarehouse: pool %s: %s", self._info.name, error)
             return None
         if self._memory is None:
             return CopiedSlots(self._pool, numbers, writes=writes)
         return PoolSlots(self._memory, numbers)
 
 
-def _memory(pool: Any, facts: PoolFacts, parts: int) -> PieceMemory | None:
+def _memory(pool: Any, info: PoolInfo, parts: int) -> PieceMemory | None:
     """None for states that tell no addresses: their pages are few, and are copied."""
     try:
         memory = piece_memory(pool, parts)
     except kvw.UsageError:
-        if facts.kind != "state" and facts.kind != "index":
+        if info.kind != "state" and info.kind != "index":
             raise
         return None
     if not layout_self_test(pool, memory):
         _log.warning(
             "kvwarehouse: pool %s lent no page for a self-test, being full; it goes untested",
-            facts.name,
+            info.name,
         )
     return memory
 

@@ -18,7 +18,7 @@ import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.sglang import compat
 from kvwarehouse_connectors.sglang.counts import Counts
-from kvwarehouse_connectors.sglang.facts import check_engine
+from kvwarehouse_connectors.sglang.engine_info import check_engine
 from kvwarehouse_connectors.sglang.identity import Identity, adapters_of, weights_of
 from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.page_store import every_page, last_pages, longest
@@ -36,8 +36,8 @@ class WarehouseStorage(compat.HiCacheStorage):
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         extra = storage_config.extra_config or {}
         self._settings = read_settings(extra)
-        ranks = compat.rank_facts(storage_config)
-        engine = compat.engine_facts(storage_config)
+        ranks = compat.rank_info(storage_config)
+        engine = compat.engine_info(storage_config)
         check_engine(engine, ranks)
         self._by_address = bool(extra.get("interface_v1", 0))
         self._knows_chains = self._by_address and compat.knows_chains()
@@ -182,7 +182,7 @@ class WarehouseStorage(compat.HiCacheStorage):
     def _register(self, pool: Any, name: str) -> None:
         self._pools[name] = WarehousePool(
             pool,
-            compat.pool_facts(pool, name),
+            compat.pool_info(pool, name),
             self._identity,
             self._connection,
             self._counts,

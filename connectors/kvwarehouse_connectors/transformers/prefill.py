@@ -31,7 +31,7 @@ from kvwarehouse_connectors.transformers.result import (
     StoreState,
 )
 from kvwarehouse_connectors.transformers.room import RoomyCache
-from kvwarehouse_connectors.transformers.storing import StoreQueue
+from kvwarehouse_connectors.transformers.storing import StoreJobs
 from kvwarehouse_connectors.transformers.support import (
     observe,
     require_supported,
@@ -114,7 +114,7 @@ class WarehousePrefill:
             client if isinstance(client, kvw.Client) else None,
         )
         self._link = Link(client, self.space)
-        self._stores = StoreQueue(options.pending_stores, self._count_store)
+        self._stores = StoreJobs(options.pending_stores, self._count_store)
         try:
             self._link.opened()
         except kvw.UsageError:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 Job = Callable[[], Stored]
 
 
-class StoreQueue:
+class StoreJobs:
     """on_done is called in the storing thread with what became of a job, or None if it failed. Jobs
     still queued when the interpreter ends are finished first."""
 

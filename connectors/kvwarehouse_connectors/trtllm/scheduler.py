@@ -29,7 +29,7 @@ from kvwarehouse_connectors.trtllm.offers import Offers, ReadinessBarrier
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.settings import Settings
 from kvwarehouse_connectors.trtllm.store_planner import TrtllmStorePlanner
-from kvwarehouse_connectors.trtllm.tracked import Tracked
+from kvwarehouse_connectors.trtllm.tracked import TrtllmRequest
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SchedulerSide:
         self._offers: Offers | None = None
         self._barrier: ReadinessBarrier | None = None
         self._planner: TrtllmStorePlanner | None = None
-        self._requests: dict[int, Tracked] = {}
+        self._requests: dict[int, TrtllmRequest] = {}
         self._loads: list[LoadOrder] = []
         self._saves: list[SaveOrder] = []
         self._let_go: deque[tuple[float, PrefixHit]] = deque()  # pins of loads that nobody reports
@@ -179,7 +179,7 @@ class SchedulerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _track(self, request: Any, cache_info: handshake.CacheInfo) -> Tracked | None:
+    def _track(self, request: Any, cache_info: handshake.CacheInfo) -> TrtllmRequest | None:
         if compat.request_problem(request):
             return None
         salt = compat.request_salt(request)
@@ -188,7 +188,7 @@ class SchedulerSide:
             keys.extend(compat.request_tokens(request))
         except ValueError:
             return None  # placeholders of media: their content has no name here
-        tracked = Tracked(
+        tracked = TrtllmRequest(
             keys=keys,
             prompt_tokens=compat.prompt_tokens(request),
             salt=salt,
@@ -199,7 +199,7 @@ class SchedulerSide:
         self._requests[compat.request_id(request)] = tracked
         return tracked
 
-    def _find(self, tracked: Tracked, local_tokens: int) -> PrefixHit | None:
+    def _find(self, tracked: TrtllmRequest, local_tokens: int) -> PrefixHit | None:
         opened = self._opened()
         if opened is None or self._offers is None or self._barrier is None:
             return None
@@ -220,7 +220,7 @@ class SchedulerSide:
             self.counts.add("unready_hits")
         return hit
 
-    def _scheduled(self, output: Any) -> list[Tracked]:
+    def _scheduled(self, output: Any) -> list[TrtllmRequest]:
         """The requests of this step that are known here, brought up to date."""
         found = []
         for data, new in (
@@ -273,18 +273,18 @@ class SchedulerSide:
             return offered
         return min(offered, compat.honoured_tokens(request) or 0)
 
-    def _check_salt(self, tracked: Tracked, data: Any) -> None:
+    def _check_salt(self, tracked: TrtllmRequest, data: Any) -> None:
         """What was looked up without a salt is not stored for a request that has one."""
         if getattr(data, "cache_salt", None) is not None and not tracked.salt:
             tracked.stores = False
 
-    def _loaded(self, tracked: Tracked) -> None:
+    def _loaded(self, tracked: TrtllmRequest) -> None:
         """A load that its request waited for is over: the engine goes on with it."""
         if tracked.loading is not None and not tracked.waits:
             tracked.loading.release()
             tracked.loading = None
 
-    def _stores_of(self, scheduled: list[Tracked]) -> list[Any]:
+    def _stores_of(self, scheduled: list[TrtllmRequest]) -> list[Any]:
         opened = self._opened() if self._settings.stores else None
         if opened is None or self._planner is None or self._connection.control() is None:
             return []
@@ -296,7 +296,7 @@ class SchedulerSide:
             _log.exception("kvwarehouse: a step's stores could not be planned")
         return []
 
-    def _hold(self, name: int, tracked: Tracked) -> bool:
+    def _hold(self, name: int, tracked: TrtllmRequest) -> bool:
         opened = self._opened()
         if not (self._settings.hold_s and tracked.stores and opened and self._planner):
             return False

@@ -16,12 +16,12 @@ from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher
 from kvwarehouse_connectors.core.store_planner import StorePlanner, can_catch_up
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.settings import Settings
-from kvwarehouse_connectors.trtllm.tracked import Tracked
+from kvwarehouse_connectors.trtllm.tracked import TrtllmRequest
 
 _ALL_BYTES = 1 << 62
 
 
-class TrtllmStorePlanner(StorePlanner[Tracked]):
+class TrtllmStorePlanner(StorePlanner[TrtllmRequest]):
     """A rank copies at most half of its staging memory in one step; the rest of full attention
     follows with the next ones."""
 
@@ -31,7 +31,7 @@ class TrtllmStorePlanner(StorePlanner[Tracked]):
         super().__init__(groups, spaces, settings.staging_bytes // 2, ABSENT)
         self._generated = settings.store_generated
 
-    def plan(self, scheduled: Iterable[Tracked], matcher: PrefixMatcher) -> list[PageRun]:
+    def plan(self, scheduled: Iterable[TrtllmRequest], matcher: PrefixMatcher) -> list[PageRun]:
         """The blocks that are full when this step has run."""
         runs: list[PageRun] = []
         self._begin_step()
@@ -41,7 +41,7 @@ class TrtllmStorePlanner(StorePlanner[Tracked]):
                     self._add_part(tracked, place, matcher, runs)
         return runs
 
-    def rest(self, tracked: Tracked, matcher: PrefixMatcher) -> tuple[PageRun, ...]:
+    def rest(self, tracked: TrtllmRequest, matcher: PrefixMatcher) -> tuple[PageRun, ...]:
         """What is full and was left out so far, of full attention: for a request that ends."""
         runs: list[PageRun] = []
         self._begin_step(_ALL_BYTES)
@@ -50,7 +50,7 @@ class TrtllmStorePlanner(StorePlanner[Tracked]):
                 self._add_part(tracked, place, matcher, runs)
         return tuple(runs)
 
-    def behind(self, tracked: Tracked) -> bool:
+    def behind(self, tracked: TrtllmRequest) -> bool:
         """Whether full blocks of full attention were left out, for want of room."""
         return any(
             tracked.considered[place] < self._full(tracked, group)
@@ -58,7 +58,7 @@ class TrtllmStorePlanner(StorePlanner[Tracked]):
             if can_catch_up(group)
         )
 
-    def _full(self, tracked: Tracked, group: CacheGroup) -> int:
+    def _full(self, tracked: TrtllmRequest, group: CacheGroup) -> int:
         """Blocks whose tokens are all computed when the step has run."""
         computed = tracked.computed
         if not self._generated:
@@ -67,7 +67,7 @@ class TrtllmStorePlanner(StorePlanner[Tracked]):
         return min(computed // group.block_tokens, tracked.keys.count(1), len(table))
 
     def _add_part(
-        self, tracked: Tracked, place: int, matcher: PrefixMatcher, runs: list[PageRun]
+        self, tracked: TrtllmRequest, place: int, matcher: PrefixMatcher, runs: list[PageRun]
     ) -> None:
         """Adds what one request has in one part."""
         group = self._groups[place]

@@ -11,7 +11,7 @@ from kvwarehouse_connectors.trtllm.keys import PromptKeys
 
 
 @dataclass(kw_only=True)
-class Tracked(TrackedRequest):
+class TrtllmRequest(TrackedRequest):
     """hit: promised, and no blocks given for it yet."""
 
     keys: PromptKeys

@@ -23,7 +23,7 @@ from kvwarehouse_connectors.vllm.handoff import (
     digest,
     encode,
 )
-from kvwarehouse_connectors.vllm.tracked import Tracked
+from kvwarehouse_connectors.vllm.tracked import VllmRequest
 
 # A request that waits for another engine's pages is looked up this often.
 _ASK_AGAIN_S = 0.005
@@ -48,7 +48,7 @@ class HandoffCoordinator:
         self._wait_s = wait_s
         self._count = count
 
-    def record(self, tracked: Tracked, stored_tokens: int) -> dict[str, Any] | None:
+    def record(self, tracked: VllmRequest, stored_tokens: int) -> dict[str, Any] | None:
         """For the answer of a request of which the first stored_tokens were given to be stored;
         None where nobody could find them."""
         tokens = min(stored_tokens, int(tracked.request.num_prompt_tokens))
@@ -67,7 +67,7 @@ class HandoffCoordinator:
             return None
         return Handoff(record, self._wait_s) if record is not None else None
 
-    def should_wait(self, tracked: Tracked, available_tokens: int, limit_tokens: int) -> bool:
+    def should_wait(self, tracked: VllmRequest, available_tokens: int, limit_tokens: int) -> bool:
         """Returns True while the request should wait for another engine that is still storing this
         prompt beyond `available_tokens`. After the first False it always returns False.
         limit_tokens: more are of no use. Never blocks."""
@@ -85,14 +85,14 @@ class HandoffCoordinator:
         tracked.ask_again_s = boot_s() + _ASK_AGAIN_S
         return True
 
-    def give_up(self, tracked: Tracked) -> None:
+    def give_up(self, tracked: VllmRequest) -> None:
         """There is no daemon that could have what a request waits for."""
         if tracked.handoff is not None:
             tracked.handoff = None
             self._count(f"handoff_{HandoffOutcome.EXPIRED.value}")
 
     def _judge(
-        self, tracked: Tracked, handoff: Handoff, available_tokens: int, limit_tokens: int
+        self, tracked: VllmRequest, handoff: Handoff, available_tokens: int, limit_tokens: int
     ) -> HandoffOutcome | None:
         control = self._connection.control()
         record = handoff.record
@@ -107,7 +107,7 @@ class HandoffCoordinator:
             boot_s(), complete=available_tokens >= useful, alive=control is not None
         )
 
-    def _prompt(self, tracked: Tracked, tokens: int) -> str:
+    def _prompt(self, tracked: VllmRequest, tokens: int) -> str:
         """What a record calls a request's first tokens; "" where it has not as many, or they end
         inside a block."""
         keys = []

@@ -76,8 +76,10 @@ def _still(sources: list[bytes], hashes: Sequence[bytes]) -> int:
     return known
 
 
-class BlockKeys:
-    """Keys of a request's blocks in groups of different block sizes. twist: b"" for none."""
+class RequestKeys:
+    """Implements core.prefix_matcher.BlockKeys for groups of different block sizes.
+
+    twist: b"" for none."""
 
     def __init__(self, request: Any, hashes: KeysOf, twist: bytes) -> None:
         self._request = request

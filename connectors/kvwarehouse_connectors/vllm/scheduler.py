@@ -23,13 +23,13 @@ from kvwarehouse_connectors.vllm.cache_layout import cache_groups, unsupported
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.handoff import boot_s
 from kvwarehouse_connectors.vllm.handoff_coordinator import HandoffCoordinator
-from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, BlockKeys, chain_for
+from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC, OWN_SCHEME, RequestKeys, chain_for
 from kvwarehouse_connectors.vllm.load_policy import LoadPolicy
 from kvwarehouse_connectors.vllm.messages import CacheInfo, LoadOrder, StepMetadata, StepResults
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
-from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, Tracked, switch
+from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, VllmRequest, switch
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class SchedulerSide:
             settings.address,
             ConnectionOptions(verify=settings.verify, read_only=True),
         )
-        self._requests: dict[str, Tracked] = {}
+        self._requests: dict[str, VllmRequest] = {}
         self._loading: dict[str, PrefixHit] = {}
         self._new_loads: list[LoadOrder] = []
         self._spaces: tuple[kvw.Namespace, ...] = ()
@@ -131,9 +131,9 @@ class SchedulerSide:
         known = adapter is not None and not request.resumable and not compat.own_media(request)
         twist = self._epoch_twist + (adapter or b"")
         loads = self._settings.loads and known and switch(params, LOAD)
-        self._requests[request.request_id] = Tracked(
+        self._requests[request.request_id] = VllmRequest(
             request=request,
-            keys=BlockKeys(request, self._chain(), twist[:64]),
+            keys=RequestKeys(request, self._chain(), twist[:64]),
             loads=loads,
             stores=self._settings.stores and known and switch(params, STORE),
             epoch=self._epoch,
@@ -294,7 +294,7 @@ class SchedulerSide:
             return None
         return PrefixMatcher(self._groups, opened, self._align)  # type: ignore[arg-type]
 
-    def _find(self, tracked: Tracked, local_tokens: int) -> tuple[PrefixHit | None, bool]:
+    def _find(self, tracked: VllmRequest, local_tokens: int) -> tuple[PrefixHit | None, bool]:
         """What is worth loading, pinned; and whether more is about to come, so that the engine
         should ask again instead."""
         matcher = self._matcher()
@@ -324,7 +324,7 @@ class SchedulerSide:
             return None, False
         return hit, False
 
-    def _drop_hit(self, tracked: Tracked) -> None:
+    def _drop_hit(self, tracked: VllmRequest) -> None:
         self._held -= tracked.hit is not None
         tracked.drop_hit()
 

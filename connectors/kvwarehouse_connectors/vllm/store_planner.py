@@ -16,14 +16,14 @@ from kvwarehouse_connectors.core.prefix_matcher import PrefixMatcher
 from kvwarehouse_connectors.core.store_planner import StorePlanner
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings
-from kvwarehouse_connectors.vllm.tracked import Tracked
+from kvwarehouse_connectors.vllm.tracked import VllmRequest
 
 WANT_HANDOFF = "kvwarehouse.handoff"
 
 _NULL_BLOCK = 0  # of vLLM's block tables
 
 
-class VllmStorePlanner(StorePlanner[Tracked]):
+class VllmStorePlanner(StorePlanner[VllmRequest]):
     """step_bytes: at most so much of one step is stored by one rank; the rest of full attention
     follows with the next steps."""
 
@@ -42,7 +42,7 @@ class VllmStorePlanner(StorePlanner[Tracked]):
         self._states = [p for p, group in enumerate(groups) if group.rule is Rule.STATE]
 
     def plan(
-        self, step: Any, requests: Mapping[str, Tracked], matcher: PrefixMatcher, epoch: int
+        self, step: Any, requests: Mapping[str, VllmRequest], matcher: PrefixMatcher, epoch: int
     ) -> list[PageRun]:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
         runs: list[PageRun] = []
@@ -61,13 +61,13 @@ class VllmStorePlanner(StorePlanner[Tracked]):
             self._boundaries(step, requests, matcher, epoch, runs)
         return runs
 
-    def handoff_wanted(self, tracked: Tracked) -> bool:
+    def handoff_wanted(self, tracked: VllmRequest) -> bool:
         """A producer always says what it stored; others where the request asks."""
         params = tracked.request.kv_transfer_params or {}
         asked = not self._settings.loads or params.get(WANT_HANDOFF) is True
         return tracked.stores and asked
 
-    def stored_tokens(self, tracked: Tracked) -> int:
+    def stored_tokens(self, tracked: VllmRequest) -> int:
         """Tokens from the first on that were given to be stored, at whole blocks of all groups; 0
         of a model of states alone, which are stored at ends of chunks, not at every block."""
         groups = zip(self._groups, tracked.considered, strict=True)
@@ -76,7 +76,7 @@ class VllmStorePlanner(StorePlanner[Tracked]):
 
     def _add_request(
         self,
-        tracked: Tracked,
+        tracked: VllmRequest,
         computed: int,
         tables: Sequence[Sequence[int]],
         matcher: PrefixMatcher,
@@ -99,14 +99,14 @@ class VllmStorePlanner(StorePlanner[Tracked]):
         tracked.next_tokens = 0 if behind else _next(computed, self._least_tokens)
 
     def _on_planned(
-        self, tracked: Tracked, group: CacheGroup, blocks: Sequence[int], run: PageRun
+        self, tracked: VllmRequest, group: CacheGroup, blocks: Sequence[int], run: PageRun
     ) -> None:
         self._events.ordered(tracked.request, group, blocks, run.keys)
 
     def _boundaries(
         self,
         step: Any,
-        requests: Mapping[str, Tracked],
+        requests: Mapping[str, VllmRequest],
         matcher: PrefixMatcher,
         epoch: int,
         runs: list[PageRun],

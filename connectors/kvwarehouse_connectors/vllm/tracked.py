@@ -15,7 +15,7 @@ STORE = "kvwarehouse.store"
 
 
 @dataclass(kw_only=True)
-class Tracked(TrackedRequest):
+class VllmRequest(TrackedRequest):
     """loads: turned off for good by the first load that fails."""
 
     request: Any

@@ -11,7 +11,7 @@ import pytest
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
-from kvwarehouse_connectors.sglang.facts import EngineFacts, PoolFacts, RankFacts
+from kvwarehouse_connectors.sglang.engine_info import EngineInfo, PoolInfo, RankInfo
 from kvwarehouse_connectors.sglang.identity import Identity
 from kvwarehouse_connectors.sglang.pools import WarehousePool
 from kvwarehouse_connectors.sglang.settings import Settings
@@ -49,7 +49,7 @@ def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
         pool: ModelPool,
         address: str,
         *,
-        ranks: RankFacts | None = None,
+        ranks: RankInfo | None = None,
         weights: str = "w",
         **settings: Any,
     ) -> WarehousePool:
@@ -57,21 +57,21 @@ def attach(counts: Counts, request: pytest.FixtureRequest) -> Iterator[Attach]:
         connection = DaemonConnection(address)
         opened.append(connection)
         identity = Identity(
-            EngineFacts("0.5.23", model="m"),
-            ranks or RankFacts(latent=pool.latent),
+            EngineInfo("0.5.23", model="m"),
+            ranks or RankInfo(latent=pool.latent),
             weights,
             "",
             settings.get("salt", request.node.nodeid),
         )
-        return WarehousePool(pool, pool_facts(pool), identity, connection, counts, chosen)
+        return WarehousePool(pool, pool_info(pool), identity, connection, counts, chosen)
 
     yield attached
     for connection in opened:
         connection.close()
 
 
-def pool_facts(pool: ModelPool, name: str = "kv") -> PoolFacts:
-    return PoolFacts(
+def pool_info(pool: ModelPool, name: str = "kv") -> PoolInfo:
+    return PoolInfo(
         name=name,
         kind="mla" if pool.latent else "mha",
         type_name=type(pool).__name__,

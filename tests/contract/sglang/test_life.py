@@ -15,7 +15,7 @@ import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.sglang.counts import Counts
-from kvwarehouse_connectors.sglang.facts import RankFacts
+from kvwarehouse_connectors.sglang.engine_info import RankInfo
 from kvwarehouse_connectors.sglang.keys import Span, page_key
 from testkit.damage import find_one
 from testkit.host_pools import ModelPool
@@ -175,7 +175,7 @@ def test_pages_whose_other_ranks_never_come_stay_within_the_bound(
 ) -> None:
     pool = ModelPool("page_first", pages=40, layers=32, head_dim=512)  # 1 MiB a page, of 16 MiB
     # The wait for the other rank's pages.
-    warehouse = attach(pool, serving.address, ranks=RankFacts(tp_size=2), store_timeout_s=2.0)
+    warehouse = attach(pool, serving.address, ranks=RankInfo(tp_size=2), store_timeout_s=2.0)
     span = span_of(seed, 40)
     assert warehouse.store(span, pool.slots(list(range(40)))) == [False] * 40
     assert 0 < counts.totals()["dropped_pages"] < 40

@@ -11,7 +11,7 @@ import pytest
 
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.sglang.counts import Counts
-from kvwarehouse_connectors.sglang.facts import RankFacts
+from kvwarehouse_connectors.sglang.engine_info import RankInfo
 from kvwarehouse_connectors.sglang.keys import Span
 from testkit.host_pools import ModelPool, ModelTensor
 
@@ -49,7 +49,7 @@ def test_a_page_of_a_latent_cache_is_stored_by_one_rank_and_read_by_all(
     attach: Any, shared: Serving, layout: str, seed: int
 ) -> None:
     writer, reader = ModelPool(layout, latent=True), ModelPool(layout, latent=True)
-    ranks = [RankFacts(tp_rank=rank, tp_size=2, latent=True) for rank in range(2)]
+    ranks = [RankInfo(tp_rank=rank, tp_size=2, latent=True) for rank in range(2)]
     first = attach(writer, shared.address, ranks=ranks[0])
     second = attach(reader, shared.address, ranks=ranks[1])
     writer.fill(seed)
@@ -64,7 +64,7 @@ def test_a_page_is_there_when_all_ranks_have_stored_their_part(
 ) -> None:
     pools = [ModelPool("page_first"), ModelPool("page_first")]
     ranks = [
-        attach(pool, shared.address, ranks=RankFacts(tp_rank=rank, tp_size=2))
+        attach(pool, shared.address, ranks=RankInfo(tp_rank=rank, tp_size=2))
         for rank, pool in enumerate(pools)
     ]
     for rank, pool in enumerate(pools):
@@ -84,10 +84,10 @@ def test_pages_cut_by_heads_are_read_by_ranks_of_another_tp_size_and_back(
     attach: Any, shared: Serving, seed: int
 ) -> None:
     whole, span = ModelPool("page_head", heads=4), Span.of(keys(seed))
-    one = attach(whole, shared.address, ranks=RankFacts(tp_lcm_size=2))
+    one = attach(whole, shared.address, ranks=RankInfo(tp_lcm_size=2))
     halves = [ModelPool("page_head", heads=2) for _ in range(2)]
     two = [
-        attach(pool, shared.address, ranks=RankFacts(tp_rank=rank, tp_size=2))
+        attach(pool, shared.address, ranks=RankInfo(tp_rank=rank, tp_size=2))
         for rank, pool in enumerate(halves)
     ]
     whole.fill(seed)
@@ -111,7 +111,7 @@ def test_without_a_common_cut_ranks_of_another_tp_size_find_nothing(
 ) -> None:
     whole, half, span = ModelPool("page_head"), ModelPool("page_head", heads=2), Span.of(keys(seed))
     one = attach(whole, shared.address)
-    two = attach(half, shared.address, ranks=RankFacts(tp_size=2))
+    two = attach(half, shared.address, ranks=RankInfo(tp_size=2))
     whole.fill(seed)
     assert all(one.store(span, whole.slots(PAGES)))
     assert not two.there(span).any()
@@ -123,7 +123,7 @@ def test_without_a_common_cut_ranks_of_another_tp_size_find_nothing(
     [
         {"weights": "v"},
         {"salt": "another"},
-        {"ranks": RankFacts(pp_size=2)},
+        {"ranks": RankInfo(pp_size=2)},
         {"pool": ModelPool("page_first_direct")},
         {"pool": ModelPool("page_first", layers=2)},
         {"pool": ModelPool("page_first", heads=2, head_dim=64)},

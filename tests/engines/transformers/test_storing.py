@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: make test-engines installs it")
 pytest.importorskip("transformers", reason="needs transformers: make test-engines installs it")
 
-from kvwarehouse_connectors.transformers.storing import StoreQueue
+from kvwarehouse_connectors.transformers.storing import StoreJobs
 from kvwarehouse_connectors.transformers.transfer import Stored
 
 
@@ -25,7 +25,7 @@ def test_job_beyond_the_bound_is_refused_and_not_waited_for(done: list[Stored | 
         gate.wait(60)
         return Stored(1)
 
-    queue = StoreQueue(2, done.append)
+    queue = StoreJobs(2, done.append)
     assert [queue.put(job) for _ in range(3)] == [True, True, False]
     gate.set()
     assert queue.flush(60)
@@ -36,7 +36,7 @@ def test_job_beyond_the_bound_is_refused_and_not_waited_for(done: list[Stored | 
 
 def test_flush_says_when_its_time_ran_out(done: list[Stored | None]) -> None:
     gate = threading.Event()
-    queue = StoreQueue(1, done.append)
+    queue = StoreJobs(1, done.append)
     queue.put(lambda: Stored(int(gate.wait(60))))
     assert queue.flush(0.0) is False
     gate.set()
@@ -48,7 +48,7 @@ def test_failed_job_is_reported_and_the_next_one_runs(done: list[Stored | None])
     def fails() -> Stored:
         raise OSError("disk on fire")
 
-    queue = StoreQueue(2, done.append)
+    queue = StoreJobs(2, done.append)
     queue.put(fails)
     queue.put(lambda: Stored(1))
     queue.close()
@@ -67,7 +67,7 @@ def test_flush_says_once_that_a_store_failed(done: list[Stored | None], ended: b
         done.append(stored)
         over.set()
 
-    queue = StoreQueue(2, last)
+    queue = StoreJobs(2, last)
     assert queue.put(fails)
     if ended:
         assert over.wait(60)
@@ -79,6 +79,6 @@ def test_flush_says_once_that_a_store_failed(done: list[Stored | None], ended: b
 
 
 def test_closed_queue_refuses_jobs(done: list[Stored | None]) -> None:
-    queue = StoreQueue(1, done.append)
+    queue = StoreJobs(1, done.append)
     queue.close()
     assert queue.put(Stored) is False

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvwarehouse_bench.harness.until import DEADLINE_S
-from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, Stored
+from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, StoreAnswer
 from kvwarehouse_connectors.lmcache.settings import read_settings
 from lmcache_model.objects import Key, Memory
 
@@ -30,8 +30,8 @@ class Server:
         params = {f"kvwarehouse.{name}": value for name, value in given.items()}
         self.core = AdapterCore(read_settings(params), version)
 
-    def store(self, keys: Sequence[Key], memory: Sequence[Memory]) -> Stored:
-        stored: Stored = answered(lambda answer: self.core.store(keys, memory, answer))
+    def store(self, keys: Sequence[Key], memory: Sequence[Memory]) -> StoreAnswer:
+        stored: StoreAnswer = answered(lambda answer: self.core.store(keys, memory, answer))
         return stored
 
     def lookup(self, keys: Sequence[Key], memory: Sequence[Memory] = ()) -> list[bool]:

@@ -9,7 +9,7 @@ import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.prefix_matcher import page_run
-from kvwarehouse_connectors.vllm.keys import BlockKeys
+from kvwarehouse_connectors.vllm.keys import RequestKeys
 
 PAGE_BYTES = 1024
 
@@ -41,7 +41,7 @@ def store(
     opened: kvw.OpenNamespace,
     place: int,
     group: CacheGroup,
-    keys: BlockKeys,
+    keys: RequestKeys,
     blocks: Sequence[int],
 ) -> None:
     run = page_run(place, group, keys, blocks, None)

@@ -12,8 +12,8 @@ from vllm.v1.core.sched.output import KVConnectorBlockState
 
 from kvwarehouse_connectors.core.groups import CacheGroup, Rule
 from kvwarehouse_connectors.core.page_run import PageRun
-from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
-from kvwarehouse_connectors.vllm.tracked import Tracked
+from kvwarehouse_connectors.vllm.keys import RequestKeys, chain_for
+from kvwarehouse_connectors.vllm.tracked import VllmRequest
 
 _ids = itertools.count(1)
 
@@ -25,14 +25,14 @@ class Running:
 
     request: Any
     groups: Sequence[CacheGroup]
-    tracked: Tracked = field(init=False)
+    tracked: VllmRequest = field(init=False)
     tables: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         hash_tokens = self.groups[0].hash_tokens
-        self.tracked = Tracked(
+        self.tracked = VllmRequest(
             request=self.request,
-            keys=BlockKeys(self.request, chain_for("sha256", hash_tokens)(), b""),
+            keys=RequestKeys(self.request, chain_for("sha256", hash_tokens)(), b""),
             loads=True,
             stores=True,
             epoch=0,
@@ -93,7 +93,7 @@ class Shelf:
         self.stored: set[tuple[int, bytes]] = set()
         self.groups: Sequence[CacheGroup] = ()
 
-    def missing(self, place: int, keys: BlockKeys, wanted: Sequence[int]) -> list[int]:
+    def missing(self, place: int, keys: RequestKeys, wanted: Sequence[int]) -> list[int]:
         each = self.groups[place].block_hashes
         return [
             block

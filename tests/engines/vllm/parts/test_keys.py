@@ -19,7 +19,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import StreamingUpdate
 
-from kvwarehouse_connectors.vllm.keys import BlockKeys, OwnChain, chain_for
+from kvwarehouse_connectors.vllm.keys import OwnChain, RequestKeys, chain_for
 from vllm_parts.requests import adapter, request, tokens
 
 STEP = 16
@@ -33,7 +33,7 @@ def keys_of(
     chosen = "sha256" if algorithm == "own" else algorithm
     one = request(ids, hash_tokens=STEP, algorithm=chosen, **options)
     chain = OwnChain(STEP) if algorithm == "own" else chain_for(chosen, STEP)()
-    keys = BlockKeys(one, chain, twist)
+    keys = RequestKeys(one, chain, twist)
     return list(keys.keys(0, keys.count(each), each))
 
 
@@ -64,7 +64,7 @@ def test_keys_grow_with_a_request_and_do_not_change(algorithm: str, rng: random.
     ids = tokens(rng, 40)
     one = request(ids, hash_tokens=STEP)
     chain = OwnChain(STEP) if algorithm == "own" else chain_for("sha256", STEP)()
-    keys = BlockKeys(one, chain, b"")
+    keys = RequestKeys(one, chain, b"")
     assert keys.count(1) == 2
     before = list(keys.keys(0, 2, 1))
     more = tokens(rng, 100)
@@ -79,7 +79,7 @@ def test_keys_grow_with_a_request_and_do_not_change(algorithm: str, rng: random.
 
 def test_keys_are_those_of_the_engine_where_they_are_cryptographic(rng: random.Random) -> None:
     one = request(tokens(rng, 100), hash_tokens=STEP)
-    keys = BlockKeys(one, chain_for("sha256", STEP)(), b"")
+    keys = RequestKeys(one, chain_for("sha256", STEP)(), b"")
     assert list(keys.keys(0, 6, 1)) == list(one.block_hashes)
 
 
@@ -174,7 +174,7 @@ def test_keys_follow_a_session_whose_last_token_was_thrown_away(
     ids = tokens(rng, 2 * STEP)
     one = request(ids[:-1], hash_tokens=STEP)
     chain = OwnChain(STEP) if algorithm == "own" else chain_for(algorithm, STEP)()
-    keys = BlockKeys(one, chain, twist)
+    keys = RequestKeys(one, chain, twist)
     one.append_output_token_ids(ids[-1])
     assert keys.count(1) == 2
     keys.keys(0, 2, 1)
@@ -214,7 +214,7 @@ def test_any_part_of_the_keys_is_that_part(chance: int, data: st.DataObject) -> 
     one = request(tokens(random.Random(chance), 320), hash_tokens=STEP)
     twist = data.draw(st.sampled_from([b"", b"twist"]))
     each = data.draw(st.sampled_from([1, 2, 5]))
-    keys = BlockKeys(one, chain_for("sha256", STEP)(), twist)
+    keys = RequestKeys(one, chain_for("sha256", STEP)(), twist)
     every = list(keys.keys(0, keys.count(each), each))
     begin = data.draw(st.integers(0, len(every)))
     end = data.draw(st.integers(begin, len(every)))
@@ -223,7 +223,7 @@ def test_any_part_of_the_keys_is_that_part(chance: int, data: st.DataObject) -> 
 
 def test_twisted_keys_grow_with_a_request(rng: random.Random) -> None:
     one = request(tokens(rng, 2 * STEP), hash_tokens=STEP)
-    keys = BlockKeys(one, chain_for("sha256", STEP)(), b"twist")
+    keys = RequestKeys(one, chain_for("sha256", STEP)(), b"twist")
     before = list(keys.keys(0, 2, 1))
     one.append_output_token_ids(tokens(rng, STEP))
     assert list(keys.keys(0, 3, 1))[:2] == before

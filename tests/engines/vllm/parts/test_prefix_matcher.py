@@ -28,7 +28,7 @@ from kvwarehouse_connectors.core.prefix_matcher import (
     load_runs,
 )
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
-from kvwarehouse_connectors.vllm.keys import BlockKeys, chain_for
+from kvwarehouse_connectors.vllm.keys import RequestKeys, chain_for
 from vllm_parts.requests import request, tokens
 from vllm_parts.spaces import PAGE_BYTES, content, open_all, store
 from vllm_parts.specs import chunk, config, full, state, window
@@ -62,7 +62,7 @@ class Prompt:
 
     groups: tuple[CacheGroup, ...]
     opened: list[kvw.OpenNamespace]
-    keys: BlockKeys
+    keys: RequestKeys
     stored: list[set[int]]
 
     @property
@@ -106,7 +106,7 @@ def prompt(
     length = rng.randrange(0, 1900) if stored is None else 1900
     one = request(tokens(rng, length), hash_tokens=HASH)
     twist = rng.choice([b"", b"twist"])
-    keys = BlockKeys(one, chain_for("sha256", HASH)(), twist)
+    keys = RequestKeys(one, chain_for("sha256", HASH)(), twist)
     have: list[set[int]] = []
     for place, group in enumerate(groups):
         count = keys.count(group.block_hashes)

@@ -16,7 +16,7 @@ SPLIT_LAYOUTS = ("page_head", "page_unified")
 
 
 @dataclass(frozen=True)
-class EngineFacts:
+class EngineInfo:
     """What all of an engine's pages depend on."""
 
     version: str
@@ -41,7 +41,7 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class RankInfo:
     """Of this rank, as SGLang tells a storage backend."""
 
     tp_rank: int = 0
@@ -57,7 +57,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
-class PoolFacts:
+class PoolInfo:
     """Of one host pool."""
 
     name: str
@@ -83,7 +83,7 @@ class Split:
     mine: tuple[int, ...]
 
 
-def split_of(pool: PoolFacts, ranks: RankFacts) -> Split:
+def split_of(pool: PoolInfo, ranks: RankInfo) -> Split:
     """Pages of a latent cache are one shard that all ranks read. Others have one for each rank, or
     for each group of heads where ranks of other TP sizes read them too."""
     if ranks.latent and pool.kind in ("mla", "index"):
@@ -95,7 +95,7 @@ def split_of(pool: PoolFacts, ranks: RankFacts) -> Split:
     return Split(shards, tuple(range(ranks.tp_rank * each, (ranks.tp_rank + 1) * each)))
 
 
-def check_engine(engine: EngineFacts, ranks: RankFacts) -> None:
+def check_engine(engine: EngineInfo, ranks: RankInfo) -> None:
     """Raises UsageError (code "unsupported") naming what was found and what is served."""
     if not engine.salted_keys:
         raise _refused(
@@ -120,7 +120,7 @@ def check_engine(engine: EngineFacts, ranks: RankFacts) -> None:
         )
 
 
-def check_pool(pool: PoolFacts, ranks: RankFacts) -> None:
+def check_pool(pool: PoolInfo, ranks: RankInfo) -> None:
     """Raises UsageError (code "unsupported") naming what was found and what is served."""
     if pool.problem:
         raise _refused(f"host pool {pool.name}", f"{pool.type_name}, which {pool.problem}", _POOLS)
