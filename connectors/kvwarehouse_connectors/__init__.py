@@ -1,5 +1,5 @@
 """kvwarehouse_connectors: what joins inference engines to the warehouse.
 
-`common` has what engines share; each engine has a folder that needs only that engine. Connectors
+`core` has what engines share; each engine has a folder that needs only that engine. Connectors
 use the public `kvwarehouse` package and nothing beneath it.
 """

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.groups import CacheGroup
 from kvwarehouse_connectors.core.page_run import PageRun
 
@@ -83,6 +84,25 @@ class PrefixMatcher:
         self._groups = groups
         self._opened = opened
         self._align = align_tokens
+
+    @staticmethod
+    def at_daemon(
+        connection: DaemonConnection,
+        groups: Sequence[CacheGroup],
+        spaces: Sequence[kvw.Namespace],
+        align_tokens: int,
+    ) -> PrefixMatcher | None:
+        """spaces: one for each group. None while there is no daemon that knows them. Never
+        blocks."""
+        opened = [connection.namespace(space) for space in spaces]
+        if not opened or None in opened:
+            return None
+        return PrefixMatcher(groups, opened, align_tokens)  # type: ignore[arg-type]  # none is None
+
+    @property
+    def opened(self) -> Sequence[kvw.OpenNamespace]:
+        """The namespaces that it looks into, one for each group."""
+        return self._opened
 
     def find(self, keys: BlockKeys, local_tokens: int, limit_tokens: int) -> PrefixHit | None:
         """The longest prefix beyond local_tokens and of at most limit_tokens; None where there is

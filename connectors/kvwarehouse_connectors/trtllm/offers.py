@@ -75,7 +75,6 @@ class Offers:
     def find(
         self,
         matcher: PrefixMatcher,
-        opened: list[kvw.OpenNamespace],
         keys: BlockKeys,
         local_tokens: int,
         limit_tokens: int,
@@ -88,7 +87,7 @@ class Offers:
         for _ in range(_MOST_CUTS):
             if hit is None:
                 break
-            tokens = self._sure_tokens(matcher, opened, hit, keys, end_s)
+            tokens = self._sure_tokens(matcher, hit, keys, end_s)
             if tokens >= hit.tokens:
                 return hit, unready
             unready = True
@@ -104,7 +103,6 @@ class Offers:
     def _sure_tokens(
         self,
         matcher: PrefixMatcher,
-        opened: list[kvw.OpenNamespace],
         hit: PrefixHit,
         keys: BlockKeys,
         end_s: float,
@@ -114,7 +112,7 @@ class Offers:
             slow = ~kvw.Tier.near(group_hit.tiers)
             if slow.any():
                 first = int(slow.argmax())
-                self._later(opened, group_hit, keys, group_hit.begin + first)
+                self._later(matcher, group_hit, keys, group_hit.begin + first)
                 return self._cut(group_hit, first)
         matcher.pin(hit, keys)
         for place, group_hit in enumerate(hit.groups):
@@ -129,9 +127,9 @@ class Offers:
                 range(group_hit.begin, group_hit.end),
                 None,
             )
-            good = self._verified_pages.check(opened[group_hit.place], run, end_s)
+            good = self._verified_pages.check(matcher.opened[group_hit.place], run, end_s)
             if good < len(run.keys):
-                self._later(opened, group_hit, keys, group_hit.begin + good)
+                self._later(matcher, group_hit, keys, group_hit.begin + good)
                 return self._cut(group_hit, good)
         return hit.tokens
 
@@ -140,12 +138,12 @@ class Offers:
         return (group_hit.begin + place) * self._group(group_hit).block_tokens
 
     def _later(
-        self, opened: list[kvw.OpenNamespace], group_hit: GroupHit, keys: BlockKeys, begin: int
+        self, matcher: PrefixMatcher, group_hit: GroupHit, keys: BlockKeys, begin: int
     ) -> None:
         run = page_run(
             group_hit.place, self._group(group_hit), keys, range(begin, group_hit.end), None
         )
-        self._verified_pages.later(opened[group_hit.place], run)
+        self._verified_pages.later(matcher.opened[group_hit.place], run)
 
     def _group(self, group_hit: GroupHit) -> CacheGroup:
         return self._groups[group_hit.place]

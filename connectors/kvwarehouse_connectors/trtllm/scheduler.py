@@ -200,8 +200,8 @@ class SchedulerSide:
         return tracked
 
     def _find(self, tracked: TrtllmRequest, local_tokens: int) -> PrefixHit | None:
-        opened = self._opened()
-        if opened is None or self._offers is None or self._barrier is None:
+        matcher = self._matcher()
+        if matcher is None or self._offers is None or self._barrier is None:
             return None
         held = sum(1 for one in self._requests.values() if one.hit or one.loading)
         if held + len(self._let_go) >= _MOST_PINNED_HITS:
@@ -211,8 +211,7 @@ class SchedulerSide:
         try:
             if not self._barrier.complete():
                 return None
-            matcher = self._matcher(opened)
-            hit, unready = self._offers.find(matcher, opened, tracked.keys, local_tokens, limit)
+            hit, unready = self._offers.find(matcher, tracked.keys, local_tokens, limit)
         except kvw.WarehouseError as error:
             self._lost(error)
             return None
@@ -285,11 +284,11 @@ class SchedulerSide:
             tracked.loading = None
 
     def _stores_of(self, scheduled: list[TrtllmRequest]) -> list[Any]:
-        opened = self._opened() if self._settings.stores else None
-        if opened is None or self._planner is None or self._connection.control() is None:
+        matcher = self._matcher() if self._settings.stores else None
+        if matcher is None or self._planner is None or self._connection.control() is None:
             return []
         try:
-            return self._planner.plan(scheduled, self._matcher(opened))
+            return self._planner.plan(scheduled, matcher)
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it
@@ -297,13 +296,13 @@ class SchedulerSide:
         return []
 
     def _hold(self, name: int, tracked: TrtllmRequest) -> bool:
-        opened = self._opened()
-        if not (self._settings.hold_s and tracked.stores and opened and self._planner):
+        matcher = self._matcher()
+        if not (self._settings.hold_s and tracked.stores and matcher and self._planner):
             return False
         if self._connection.control() is None or not self._planner.behind(tracked):
             return False
         try:
-            runs = self._planner.rest(tracked, self._matcher(opened))
+            runs = self._planner.rest(tracked, matcher)
         except kvw.WarehouseError as error:
             self._lost(error)
             return False
@@ -348,16 +347,14 @@ class SchedulerSide:
                 hit.release()
         self._let_go = kept
 
-    def _opened(self) -> list[kvw.OpenNamespace] | None:
+    def _matcher(self) -> PrefixMatcher | None:
         """None while there is no daemon that knows our namespaces."""
-        if self._cache_info is None:
+        info = self._cache_info
+        if info is None:
             return None
-        opened = [self._connection.namespace(space) for space in self._cache_info.spaces]
-        return None if None in opened else opened  # type: ignore[return-value]
-
-    def _matcher(self, opened: list[kvw.OpenNamespace]) -> PrefixMatcher:
-        assert self._cache_info is not None
-        return PrefixMatcher(self._cache_info.groups, opened, self._cache_info.block_tokens)
+        return PrefixMatcher.at_daemon(
+            self._connection, info.groups, info.spaces, info.block_tokens
+        )
 
     def _lost(self, error: kvw.WarehouseError) -> None:
         _log.debug("the warehouse could not be asked: %s", error)

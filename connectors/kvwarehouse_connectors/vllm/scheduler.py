@@ -289,10 +289,7 @@ class SchedulerSide:
 
     def _matcher(self) -> PrefixMatcher | None:
         """None while there is no daemon that knows our namespaces."""
-        opened = [self._connection.namespace(space) for space in self._spaces]
-        if not opened or None in opened:
-            return None
-        return PrefixMatcher(self._groups, opened, self._align)  # type: ignore[arg-type]
+        return PrefixMatcher.at_daemon(self._connection, self._groups, self._spaces, self._align)
 
     def _find(self, tracked: VllmRequest, local_tokens: int) -> tuple[PrefixHit | None, bool]:
         """What is worth loading, pinned; and whether more is about to come, so that the engine
