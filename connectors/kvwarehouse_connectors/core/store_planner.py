@@ -61,13 +61,9 @@ class StorePlanner(Generic[_Tracked]):
         self._page_bytes = [space.page_bytes for space in spaces]
         self._step_bytes = step_bytes
         self._absent = absent_block
-        self._planned: set[tuple[int, bytes]] = set()  # requests of a step may share blocks
+        # Both begin anew with each step. Requests of a step may share blocks.
+        self._planned: set[tuple[int, bytes]] = set()
         self._left_bytes = 0
-
-    def _begin_step(self, room_bytes: int | None = None) -> None:
-        """room_bytes: other than step_bytes."""
-        self._planned.clear()
-        self._left_bytes = self._step_bytes if room_bytes is None else room_bytes
 
     def _add(
         self,
@@ -86,13 +82,17 @@ class StorePlanner(Generic[_Tracked]):
             return end
         group = self._groups[place]
         fresh = [block for block in blocks if table[block] != self._absent]
-        wanted = matcher.missing(place, tracked.keys, fresh) if fresh else []
-        wanted = [b for b in wanted if self._name(place, tracked, b) not in self._planned]
+        wanted, names = [], []
+        for block in matcher.missing(place, tracked.keys, fresh) if fresh else ():
+            name = self._name(place, tracked, block)
+            if name not in self._planned:
+                wanted.append(block)
+                names.append(name)
         room = max(0, self._left_bytes) // self._page_bytes[place]
         if can_catch_up(group) and len(wanted) > room:
             end = wanted[room]
         taken = wanted[:room]
-        self._planned.update(self._name(place, tracked, block) for block in taken)
+        self._planned.update(names[:room])
         self._left_bytes -= len(taken) * self._page_bytes[place]
         tracked.considered[place] = end
         parts = consecutive(taken) if group.chained else [taken] if taken else []

@@ -46,7 +46,8 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
     ) -> list[PageRun]:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
         runs: list[PageRun] = []
-        self._begin_step()
+        self._planned.clear()
+        self._left_bytes = self._step_bytes
         for request_id, scheduled in step.num_scheduled_tokens.items():
             tracked = requests.get(request_id)
             if tracked is None or not tracked.stores or tracked.epoch != epoch:
