@@ -1,12 +1,15 @@
 """Pages in the warehouse, for engines that ask for them by key: which are there, loads, stores.
 
 Nothing here raises for what the warehouse does: a daemon that is absent, stopped, full or replaced
-is a miss, or a page that was not stored. Each call is bounded by its timeout. Thread-safe.
+is a miss, or a page that was not stored, and the engine counts why. Each call is bounded by its
+timeout. Thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -91,3 +94,29 @@ class PageStore:
             ),
             kvw.StoreResult(0, 0, {"unreachable": len(keys)}),
         )
+
+
+class ReasonCounts:
+    """Totals by name; `NAME.REASON` says why pages were missed or dropped. unit: what the engine
+    calls pages."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._lock = threading.Lock()
+        self._totals: Counter[str] = Counter()
+
+    def add(self, **amounts: int) -> None:
+        with self._lock:
+            self._totals.update(amounts)
+
+    def why(self, name: str, reasons: Mapping[str, int]) -> None:
+        """name: missed or dropped. reasons: pages by reason."""
+        if not reasons:
+            return
+        with self._lock:
+            self._totals[f"{name}_{self._unit}"] += sum(reasons.values())
+            self._totals.update({f"{name}.{why}": pages for why, pages in reasons.items()})
+
+    def totals(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._totals)

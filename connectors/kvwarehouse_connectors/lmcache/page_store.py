@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.counts import ReasonCounts
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
-from kvwarehouse_connectors.core.page_store import LOOKUP_KEYS, PageStore
+from kvwarehouse_connectors.core.page_store import LOOKUP_KEYS, PageStore, ReasonCounts
 from kvwarehouse_connectors.lmcache.batches import Batch
 from kvwarehouse_connectors.lmcache.loading import Load
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvwarehouse_connectors.core.counts import ReasonCounts
+from kvwarehouse_connectors.core.page_store import ReasonCounts
 
 # SGLang takes them every few steps; without its metrics nobody does.
 _KEPT_CALLS = 1024
