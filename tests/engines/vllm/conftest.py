@@ -17,7 +17,7 @@ from vllm_rig.engine import Engine
 from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import Pair
 from vllm_rig.server import Server
-from vllm_rig.shelf import Shelf
+from vllm_rig.stored_pages import StoredPages
 
 _TEST_S = 600
 _ROOM = {"dram": "256MiB", "nvme_capacity": "512MiB", "nvme_segment": "16MiB", "grace_s": "0.1"}
@@ -49,8 +49,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.sections.append(("the engine's log", bay.log()))
     if (daemon := used.get("daemon")) is not None:
         report.sections.append(("the daemon's log", daemon.tail()))
-    if (shelf := used.get("shelf")) is not None:
-        report.sections.append(("the daemon's status", shelf.described()))
+    if (stored_pages := used.get("stored_pages")) is not None:
+        report.sections.append(("the daemon's status", stored_pages.described()))
     return report
 
 
@@ -80,9 +80,9 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="session")
-def shelf(shared_daemon: Daemon) -> Iterator[Shelf]:
-    with Shelf(shared_daemon) as shelf:
-        yield shelf
+def stored_pages(shared_daemon: Daemon) -> Iterator[StoredPages]:
+    with StoredPages(shared_daemon) as stored_pages:
+        yield stored_pages
 
 
 @pytest.fixture
@@ -104,14 +104,14 @@ Start = Callable[..., Pair]
 
 
 @pytest.fixture
-def start(bay: Bay, daemon: Daemon, shelf: Shelf, checkpoint: Path) -> Start:
+def start(bay: Bay, daemon: Daemon, stored_pages: StoredPages, checkpoint: Path) -> Start:
     """start(settings={...}, **options): an engine on the daemon, the running one if it is the same.
     settings: the connector's; options: vLLM's."""
 
     def started(settings: dict[str, Any] | None = None, **options: Any) -> Pair:
         transfer = transfer_config(daemon.address, **(settings or {}))
         chosen = engine_options(checkpoint, kv_transfer_config=transfer, **options)
-        return Pair(bay.get(Engine, chosen), daemon, shelf)
+        return Pair(bay.get(Engine, chosen), daemon, stored_pages)
 
     return started
 

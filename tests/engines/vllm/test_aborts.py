@@ -22,7 +22,7 @@ def test_engine_goes_on_when_a_request_is_aborted_under_its_load(
     way until its bound."""
     ask = Ask(prompt(rng, LONG))
     (cold,) = pair.stored(ask)
-    pair.shelf.only_on_nvme()
+    pair.stored_pages.only_on_nvme()
     pair.engine.forget()
     other = Ask(prompt(rng, 100))
     expected = pair.recomputed(other)
@@ -55,7 +55,7 @@ def test_what_was_stored_is_right_when_the_request_is_aborted_under_it(
     pair.idle()
     again = Ask(ask.tokens)
     assert_same(pair.recomputed(again), pair.reloaded(again))
-    assert pair.shelf.bad_pages() == []
+    assert pair.stored_pages.bad_pages() == []
 
 
 def test_nothing_is_left_behind_when_many_requests_are_aborted_at_any_moment(
@@ -80,4 +80,4 @@ def test_nothing_is_left_behind_when_many_requests_are_aborted_at_any_moment(
         pair.idle()
     for ask, right in zip(asks, expected, strict=True):
         assert_same(right, pair.reloaded(ask))
-    assert pair.shelf.bad_pages() == []
+    assert pair.stored_pages.bad_pages() == []

@@ -43,7 +43,7 @@ def test_prompt_is_loaded_when_the_daemon_was_replaced(
 def test_prompt_is_loaded_from_nvme_when_the_arena_was_lost(pair: Pair, rng: random.Random) -> None:
     ask = Ask(prompt(rng, 300))
     (cold,) = pair.stored(ask)
-    flushed = pair.shelf.client.flush()
+    flushed = pair.stored_pages.client.flush()
     assert (flushed.not_admitted, flushed.pending) == (0, 0)
     pair.daemon.stop()
     pair.daemon.lose_arena()
@@ -61,7 +61,7 @@ def test_outputs_are_right_when_the_daemon_is_killed_under_loads(
     asks = [Ask(prompt(rng, LONG)) for _ in range(6)]
     cold = pair.stored(*asks)
     if tier == "nvme":
-        pair.shelf.only_on_nvme()
+        pair.stored_pages.only_on_nvme()
     pair.engine.forget()
     begun = [pair.engine.begin(ask) for ask in asks]
     pair.daemon.kill()
@@ -97,7 +97,7 @@ def test_outputs_are_right_and_nobody_waits_when_the_daemon_is_stopped(
     known, new = Ask(prompt(rng, LONG)), [Ask(prompt(rng, 200)) for _ in range(8)]
     (cold,) = pair.stored(known)
     if tier == "nvme":
-        pair.shelf.only_on_nvme()
+        pair.stored_pages.only_on_nvme()
     pair.engine.forget()
     expected = pair.all_recomputed(new)
     pair.daemon.pause()
@@ -130,5 +130,5 @@ def test_outputs_are_right_when_the_daemon_comes_and_goes_under_traffic(
             assert_same(right, call.answer(SOON_S))
         pair.engine.forget()
     pair.connected(rng)
-    assert pair.shelf.bad_pages() == []
+    assert pair.stored_pages.bad_pages() == []
     pair.idle()

@@ -17,23 +17,23 @@ from testkit.damage import Place
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt
-from vllm_rig.shelf import flip_each
+from vllm_rig.stored_pages import flip_each
 
 TOKENS = 330
 PAGES = TOKENS // BLOCK
 
 
 def page_bytes(pair: Pair) -> int:
-    return pair.shelf.spaces()[0].page_bytes
+    return pair.stored_pages.spaces()[0].page_bytes
 
 
 def stored_page(pair: Pair, ask: Ask, page: int) -> tuple[Answer, Place]:
     """Stores the prompt, and finds where one of its pages lies."""
     if page:
         pair.stored(Ask(ask.tokens[: page * BLOCK + 1], max_tokens=1))
-    before = pair.shelf.arena()
+    before = pair.stored_pages.arena()
     pair.stored(Ask(ask.tokens[: (page + 1) * BLOCK + 1], max_tokens=1), new=1)
-    places = pair.shelf.changed(before, page_bytes(pair))
+    places = pair.stored_pages.changed(before, page_bytes(pair))
     assert len(places) == 1, f"one page was stored, {len(places)} changed"
     (cold,) = pair.stored(ask, new=blocks(ask) - page - 1)
     return cold, places[0]
@@ -41,16 +41,16 @@ def stored_page(pair: Pair, ask: Ask, page: int) -> tuple[Answer, Place]:
 
 def stored_pages(pair: Pair, ask: Ask) -> tuple[Answer, list[Place]]:
     """Stores the prompt, and finds where all its pages lie: which is which nobody says."""
-    before = pair.shelf.arena()
+    before = pair.stored_pages.arena()
     (cold,) = pair.stored(ask)
-    places = pair.shelf.changed(before, page_bytes(pair))
+    places = pair.stored_pages.changed(before, page_bytes(pair))
     assert len(places) == blocks(ask)
     return cold, places
 
 
 def copies(pair: Pair, places: Sequence[Place]) -> list[Place]:
     """Of pages in the arena: these, and where they lie on NVMe."""
-    assert pair.shelf.client.flush().pending == 0
+    assert pair.stored_pages.client.flush().pending == 0
     size = page_bytes(pair)
     pages = [np.frombuffer(place.read(size), np.uint8) for place in places]
     return [*places, *(damage.find_one(pair.daemon.segments, page) for page in pages)]
@@ -66,17 +66,17 @@ def check_recovery(pair: Pair, ask: Ask, expected: Answer) -> None:
     assert_same(expected, pair.reloaded(ask))
     following = Ask(ask.tokens + expected.tokens + ask.tokens[:40])
     assert_same(pair.recomputed(following), pair.reloaded(following))
-    assert pair.shelf.bad_pages() == []
+    assert pair.stored_pages.bad_pages() == []
 
 
 def mended(pair: Pair, ask: Ask) -> bool:
     """After one more load: each finds the first bad copy, in DRAM or on NVMe; those behind it stay
     until they are read, unless their page goes with its parent."""
-    return pair.reloaded(ask).cached == hit(ask) and not pair.shelf.bad_pages()
+    return pair.reloaded(ask).cached == hit(ask) and not pair.stored_pages.bad_pages()
 
 
 def taken_out(pair: Pair) -> int:
-    core: dict[str, Any] = pair.shelf.client.status()["core"]
+    core: dict[str, Any] = pair.stored_pages.client.status()["core"]
     return int(core["quarantined"])
 
 
@@ -132,7 +132,7 @@ def test_prompt_is_loaded_from_the_good_copy_when_only_one_is_bad(
     assert_same(cold, warm)
     assert_same(cold, pair.reloaded(ask))
     assert pair.counted("failed_loads") == failed
-    assert pair.shelf.bad_pages() == []
+    assert pair.stored_pages.bad_pages() == []
 
 
 def test_output_is_right_when_a_page_is_bad_that_is_only_on_nvme(
@@ -141,7 +141,7 @@ def test_output_is_right_when_a_page_is_bad_that_is_only_on_nvme(
     ask = Ask(prompt(rng, TOKENS))
     cold, places = stored_pages(pair, ask)
     _, _, *on_nvme = copies(pair, places[2:4])
-    pair.shelf.only_on_nvme()
+    pair.stored_pages.only_on_nvme()
     flip_each(on_nvme, at=17)
     check_recovery(pair, ask, cold)
 

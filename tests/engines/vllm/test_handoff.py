@@ -19,8 +19,8 @@ from vllm_rig.engine import Engine
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import BLOCK, hit, prompt
-from vllm_rig.shelf import Shelf
 from vllm_rig.stock import block_keys
+from vllm_rig.stored_pages import StoredPages
 
 pytestmark = pytest.mark.slow_engine
 
@@ -153,13 +153,13 @@ def test_consumer_computes_at_once_when_the_record_is_wrong(
 
 
 def test_consumer_loads_what_came_and_computes_the_rest_when_the_producer_is_killed(
-    producer: Engine, consumer: Engine, known: Record, shelf: Shelf, rng: random.Random
+    producer: Engine, consumer: Engine, known: Record, stored_pages: StoredPages, rng: random.Random
 ) -> None:
     asks = [Ask(prompt(rng, LONG)) for _ in range(4)]
-    before, expired = shelf.keys(), counted(consumer, "expired")
+    before, expired = stored_pages.keys(), counted(consumer, "expired")
     for ask in asks:
         producer.begin(Ask(ask.tokens, max_tokens=1))
-    shelf.wait_new(before, 3)
+    stored_pages.wait_new(before, 3)
     producer.kill()
     handed = consumer.generate([with_promise(ask, known) for ask in asks])
     assert handed[0].cached > 0

@@ -59,11 +59,11 @@ def test_nothing_is_loaded_or_stored_when_an_adapters_files_change_beneath_the_e
     again = pair.reloaded(ask)
     assert again.cached == 0
     assert_same(cold, again)
-    before = pair.shelf.keys()
+    before = pair.stored_pages.keys()
     pair.engine.ask(Ask(prompt(rng, 200), lora=ask.lora))
     # Stores keep their order: what comes after is there, so what was before would be.
     pair.stored(wanted := Ask(prompt(rng, 100)))
-    assert len(pair.shelf.keys() - before) == (100 + wanted.max_tokens - 1) // 32
+    assert len(pair.stored_pages.keys() - before) == (100 + wanted.max_tokens - 1) // 32
 
 
 @pytest.mark.slow_engine

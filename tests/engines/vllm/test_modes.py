@@ -40,8 +40,8 @@ def test_writer_loads_nothing_and_reader_stores_nothing(
     warm = reader.engine.ask(ask)
     assert warm.cached == hit(ask)
     assert_same(cold, warm)
-    before = reader.shelf.keys()
+    before = reader.stored_pages.keys()
     reader.engine.ask(new)
     assert reader.reloaded(new).cached == 0
     bay.empty()  # what an engine has to store it stores before it ends
-    assert reader.shelf.keys() == before
+    assert reader.stored_pages.keys() == before

@@ -115,7 +115,7 @@ def test_prompt_is_computed_when_its_own_probabilities_are_asked_for(
 def test_prompt_is_loaded_when_its_pages_are_only_on_nvme(pair: Pair, rng: random.Random) -> None:
     ask = Ask(prompt(rng, 700))
     (cold,) = pair.stored(ask)
-    pair.shelf.only_on_nvme()
+    pair.stored_pages.only_on_nvme()
     warm = pair.reloaded(ask)
     assert warm.cached == hit(ask)
     assert_same(cold, warm)

@@ -9,7 +9,7 @@ from kvwarehouse_bench.harness.until import until
 from vllm_rig.messages import Ask
 from vllm_rig.pair import ALONE, hit, prompt
 from vllm_rig.server import Server
-from vllm_rig.shelf import Shelf
+from vllm_rig.stored_pages import StoredPages
 
 CLIENTS = 16
 MAX_TOKENS = 40
@@ -51,7 +51,7 @@ def test_server_says_what_was_loaded(server: Server, rng: random.Random) -> None
 
 
 def test_outputs_are_right_and_nothing_is_left_when_clients_hang_up(
-    server: Server, shelf: Shelf, rng: random.Random
+    server: Server, stored_pages: StoredPages, rng: random.Random
 ) -> None:
     common = prompt(rng, 300)
     prompts = [common + prompt(rng, rng.randrange(1, 600)) for _ in range(CLIENTS)]
@@ -72,8 +72,11 @@ def test_outputs_are_right_and_nothing_is_left_when_clients_hang_up(
         for said, after, right in zip(found, leaves, expected, strict=True):
             assert said == right[:after]
     server.forget()
-    until(lambda: shelf.client.status()["core"]["pins"]["held"] == 0, "a warehouse without pins")
-    assert shelf.bad_pages() == []
+    until(
+        lambda: stored_pages.client.status()["core"]["pins"]["held"] == 0,
+        "a warehouse without pins",
+    )
+    assert stored_pages.bad_pages() == []
 
 
 def follow(server: Server, ask: Ask, tokens: int) -> list[int]:

@@ -55,10 +55,10 @@ def test_request_is_computed_when_it_says_load_false(pair: Pair, rng: random.Ran
 def test_nothing_is_stored_of_a_request_that_says_store_false(
     pair: Pair, rng: random.Random
 ) -> None:
-    before = pair.shelf.keys()
+    before = pair.stored_pages.keys()
     unwanted = Ask(prompt(rng, 200), kv={"kvwarehouse.store": False})
     pair.engine.ask(unwanted)
     # Stores keep their order: what comes after is there, so what was before would be.
     pair.stored(wanted := Ask(prompt(rng, 100)))
-    assert len(pair.shelf.keys() - before) == (100 + wanted.max_tokens - 1) // 32
+    assert len(pair.stored_pages.keys() - before) == (100 + wanted.max_tokens - 1) // 32
     assert pair.reloaded(replace(unwanted, kv={})).cached == 0

@@ -16,7 +16,7 @@ from vllm_rig.messages import Ask
 from vllm_rig.options import engine_options, transfer_config
 from vllm_rig.pair import Pair, hit, prompt
 from vllm_rig.process import StartError
-from vllm_rig.shelf import Shelf
+from vllm_rig.stored_pages import StoredPages
 
 Start = Callable[..., Pair]
 
@@ -60,8 +60,8 @@ def test_engine_starts_and_serves_when_the_daemon_comes_later(
         alone = engine.ask(ask)
         engine.forget()
         late.start()
-        with Shelf(late) as shelf:
-            pair = Pair(engine, late, shelf)
+        with StoredPages(late) as stored_pages:
+            pair = Pair(engine, late, stored_pages)
             pair.connected(rng)
             pair.engine.forget()
             (cold,) = pair.stored(ask)

@@ -86,7 +86,7 @@ def step(
     )
 
 
-class Shelf:
+class FakeMatcher:
     """Stands in for the matcher: what is stored, by group and key. Takes what is given to it."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from vllm_rig.checkpoints import VOCABULARY
 from vllm_rig.daemon import Daemon
 from vllm_rig.engine import Engine
 from vllm_rig.messages import Answer, Ask
-from vllm_rig.shelf import Shelf
+from vllm_rig.stored_pages import StoredPages
 
 ALONE = {"kvwarehouse.load": False, "kvwarehouse.store": False}
 """kv_transfer_params of a request that has nothing to do with the warehouse."""
@@ -37,14 +37,14 @@ def hit(ask: Ask) -> int:
 
 
 class Pair:
-    def __init__(self, engine: Engine, daemon: Daemon, shelf: Shelf) -> None:
-        self.engine, self.daemon, self.shelf = engine, daemon, shelf
+    def __init__(self, engine: Engine, daemon: Daemon, stored_pages: StoredPages) -> None:
+        self.engine, self.daemon, self.stored_pages = engine, daemon, stored_pages
 
     def stored(self, *asks: Ask, new: int | None = None) -> list[Answer]:
         """Answers, once the asks' blocks are stored. new: how many were not before; else all."""
-        before = self.shelf.keys()
+        before = self.stored_pages.keys()
         answers = self.engine.generate(asks)
-        self.shelf.wait_new(before, sum(map(blocks, asks)) if new is None else new)
+        self.stored_pages.wait_new(before, sum(map(blocks, asks)) if new is None else new)
         return answers
 
     def reloaded(self, ask: Ask) -> Answer:
@@ -83,6 +83,6 @@ class Pair:
         left behind."""
         self.engine.forget()
         until(
-            lambda: self.shelf.client.status()["core"]["pins"]["held"] == 0,
+            lambda: self.stored_pages.client.status()["core"]["pins"]["held"] == 0,
             "a warehouse without pins",
         )

@@ -47,7 +47,7 @@ def stock(pair: Pair, tokens: Sequence[int]) -> dict[Page, Bytes]:
     on the way."""
     found: dict[Page, Bytes] = {}
     with pair.daemon.connect() as client:
-        for space in pair.shelf.spaces():
+        for space in pair.stored_pages.spaces():
             rule = space.extra["rule"].split("/")[0]
             keys = block_keys(tokens, space.page_tokens)
             opened = client.open(space)
@@ -81,5 +81,5 @@ def differing(one: dict[Page, Bytes], other: dict[Page, Bytes]) -> list[Page]:
 
 def copies(pair: Pair, page: Bytes) -> list[Place]:
     """Where a page lies, in DRAM and on NVMe."""
-    assert pair.shelf.client.flush().pending == 0
+    assert pair.stored_pages.client.flush().pending == 0
     return find([pair.daemon.arena_dir / "arena", *pair.daemon.segments], page)

@@ -43,7 +43,7 @@ def test_damaged_page_of_one_group_costs_computing_and_no_wrong_answer(
     warm = pair.reloaded(ask)
     assert warm.cached == hit(ask)
     assert_same(cold, warm)
-    assert pair.shelf.bad_pages() == []
+    assert pair.stored_pages.bad_pages() == []
 
 
 def test_hit_ends_before_a_gap_in_a_window_until_the_gap_is_filled(

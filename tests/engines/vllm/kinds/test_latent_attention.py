@@ -63,7 +63,7 @@ def test_pages_that_were_loaded_are_those_that_another_computation_stores(
     settle(pair, rng)
     first = stock(pair, ask.tokens)
     assert pair.reloaded(ask).cached == hit(ask)
-    pair.shelf.client.clear(all=True)
+    pair.stored_pages.client.clear(all=True)
     assert stock(pair, ask.tokens) == {}
     assert pair.reloaded(ask).cached == 0
     settle(pair, rng)

@@ -23,7 +23,7 @@ from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from vllm_parts.requests import request, tokens
 from vllm_parts.spaces import PAGE_BYTES, space_of
 from vllm_parts.specs import chunk, config, full, state, window
-from vllm_parts.steps import Running, Shelf, step
+from vllm_parts.steps import FakeMatcher, Running, step
 
 HASH = 16
 PLENTY = 1 << 40
@@ -58,8 +58,8 @@ class Simulation:
     ) -> None:
         self.groups = groups
         self.running: dict[str, Running] = {}
-        self.shelf = Shelf()
-        self.shelf.groups = groups
+        self.matcher = FakeMatcher()
+        self.matcher.groups = groups
         self.step_bytes = step_bytes
         self.settings = chosen or settings()
         spaces = [space_of(place, group) for place, group in enumerate(groups)]
@@ -78,13 +78,13 @@ class Simulation:
         for name, count in scheduled.items():
             self.running[name].schedule(count)
         tracked = {name: one.tracked for name, one in self.running.items()}
-        runs = self.planner.plan(step(scheduled, self.running), tracked, self.shelf, 0)
+        runs = self.planner.plan(step(scheduled, self.running), tracked, self.matcher, 0)
         self._judge(runs, scheduled)
         for name, count in scheduled.items():
             one = self.running[name]
             self._fill(one, count)
             one.request.num_computed_tokens += count
-        self.shelf.take(runs)
+        self.matcher.take(runs)
         return runs
 
     def _judge(self, runs: Sequence[PageRun], scheduled: dict[str, int]) -> None:
@@ -190,8 +190,8 @@ def test_what_is_stored_already_is_not_stored_again(model: str, chance: int) -> 
         count = one.tracked.keys.count(group.block_hashes)
         for key in one.tracked.keys.keys(0, count, group.block_hashes):
             if rng.random() < 0.5:
-                simulation.shelf.stored.add((place, bytes(key)))
-    before = set(simulation.shelf.stored)
+                simulation.matcher.stored.add((place, bytes(key)))
+    before = set(simulation.matcher.stored)
     prefill(simulation, one, rng, 100)
     assert not before & set(simulation.told)
     assert set(simulation.told) == simulation.filled - before
@@ -317,14 +317,14 @@ def test_steps_that_fill_no_block_ask_for_nothing(rng: random.Random) -> None:
         made.kv_connector_block_state.resolve_block_ids = lambda name, resolve=resolve: (
             looked.append(name) or resolve(name)
         )
-        simulation.planner.plan(made, {"a": one.tracked}, simulation.shelf, 0)
+        simulation.planner.plan(made, {"a": one.tracked}, simulation.matcher, 0)
         one.request.num_computed_tokens += 1
     assert looked == []
 
 
 def offered(simulation: Simulation, one: Running, *entries: tuple[int, int, int]) -> list[PageRun]:
     made = step({}, simulation.running, {"a": list(entries)})
-    return simulation.planner.plan(made, {"a": one.tracked}, simulation.shelf, 0)
+    return simulation.planner.plan(made, {"a": one.tracked}, simulation.matcher, 0)
 
 
 def test_states_are_stored_when_vllm_offers_them_at_a_boundary(rng: random.Random) -> None:
@@ -335,7 +335,7 @@ def test_states_are_stored_when_vllm_offers_them_at_a_boundary(rng: random.Rando
     (run,) = offered(simulation, one, (index, 77, 96))
     assert (run.group, list(run.blocks), run.chained) == (place, [77], False)
     assert [bytes(key) for key in run.keys] == [bytes(one.request.block_hashes[5])]
-    simulation.shelf.take([run])
+    simulation.matcher.take([run])
     assert offered(simulation, one, (index, 78, 96)) == []
 
 

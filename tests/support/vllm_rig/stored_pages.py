@@ -25,7 +25,7 @@ _SELF_TEST = "kvwarehouse/self-test"
 Sums = NDArray[np.uint64]
 
 
-class Shelf:
+class StoredPages:
     """Reads with a client of its own, over gRPC: it takes no part in what the engine's do."""
 
     def __init__(self, daemon: Daemon) -> None:
