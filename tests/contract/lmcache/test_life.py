@@ -281,7 +281,7 @@ def test_a_load_that_lmcache_gives_up_writes_no_more_once_it_is_unlocked(
     assert server.store(named, source).complete
     assert server.lookup(named) == [True] * 4
     inside, go_on = threading.Event(), threading.Event()
-    ask = type(server.core._page_store)._load_once
+    ask = type(server.core._chunk_store)._load_once
     turns = iter(range(99))
 
     def held_up(page_store: Any, batch: Any, load: Any, timeout_s: float) -> Any:
@@ -292,7 +292,7 @@ def test_a_load_that_lmcache_gives_up_writes_no_more_once_it_is_unlocked(
             return ask(page_store, batch, load, timeout_s)
         return ask(page_store, batch.take(np.arange(1)), load, timeout_s)
 
-    monkeypatch.setattr(type(server.core._page_store), "_load_once", held_up)
+    monkeypatch.setattr(type(server.core._chunk_store), "_load_once", held_up)
     monkeypatch.setattr("kvwarehouse_connectors.lmcache.page_store._CALL_KEYS", 1)
     target, answers = blank(), queue.Queue[Any]()
     server.core.load(named, target, answers.put)
