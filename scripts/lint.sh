@@ -35,6 +35,7 @@ judge "ruff check" "$bin/ruff" check --quiet .
 judge "ruff format" "$bin/ruff" format --check --quiet .
 judge "mypy --strict" env MYPYPATH=connectors:bench:tests/support "$bin/mypy" --strict kvwarehouse connectors bench tests/support/testkit
 judge "import layers" env PYTHONPATH=connectors:bench "$bin/lint-imports" --no-logo --cache-dir build/import_linter
+judge "class names" "$bin/python" scripts/check_names.py
 judge "documents" "$bin/python" scripts/check_docs.py
 judge "locks" "$bin/python" scripts/lock.py --check
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
