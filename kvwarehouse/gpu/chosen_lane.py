@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.gpu.choice import Choice, choose
 from kvwarehouse.gpu.device_landing import reader
+from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, written
 from kvwarehouse.types import Loaded
 

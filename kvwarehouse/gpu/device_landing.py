@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvwarehouse.client.landing import STAGE_BYTES
-from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.gpu.choice import Choice
 from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.gpu.landing import STAGE_BYTES
+from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.rates import Lane
 
 if TYPE_CHECKING:

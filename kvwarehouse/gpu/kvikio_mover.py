@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
-from kvwarehouse.client.mover import Finished, HeldFile, end_of
 from kvwarehouse.errors import UsageError
 from kvwarehouse.gpu.driver import DeviceMemory
+from kvwarehouse.gpu.mover import Finished, HeldFile, end_of
 from kvwarehouse.gpu.pages import captures_aside
 
 OPEN_FILES = 16

@@ -16,9 +16,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kvwarehouse.client.mover import Finished, HeldFile, Mover, read_whole
 from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import DeviceMemory, Driver
+from kvwarehouse.gpu.mover import Finished, HeldFile, Mover, read_whole
 from kvwarehouse.gpu.rates import DISK, Lane
 from kvwarehouse.gpu.telling import tell
 

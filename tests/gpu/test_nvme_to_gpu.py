@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.gpu import DeviceLanding, Lane, choose
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.torch_device import TorchDevice

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import kvwarehouse as kvw
-from kvwarehouse.client.landing import HostLanding
 from kvwarehouse.daemon.transfer import Staging
+from kvwarehouse.gpu.landing import HostLanding
 from kvwarehouse_bench.harness.serving import Serving
 
 _MAPPING = re.compile(r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+ *(?P<path>.*)")

@@ -25,8 +25,8 @@ READ = f"""
 import sys
 import numpy as np
 import kvwarehouse as kvw
-from kvwarehouse.client.landing import HostLanding
-from kvwarehouse.client.nvme_reader import NvmeReader
+from kvwarehouse.gpu.landing import HostLanding
+from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
 from kvwarehouse_bench.harness.pages import check_pages
 

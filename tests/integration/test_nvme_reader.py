@@ -18,9 +18,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import core
-from kvwarehouse.client.landing import HostLanding
-from kvwarehouse.client.mover import Finished, HeldFile, PreadMover, read_whole
-from kvwarehouse.client.nvme_reader import NvmeReader
+from kvwarehouse.gpu.landing import HostLanding
+from kvwarehouse.gpu.mover import Finished, HeldFile, PreadMover, read_whole
+from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import longer_bounds, until
@@ -345,7 +345,7 @@ class Late:
         self.asked, self.go_on = threading.Event(), threading.Event()
         self._waited_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + self._waited_s)
-        monkeypatch.setattr("kvwarehouse.client.nvme_reader.time", clock)
+        monkeypatch.setattr("kvwarehouse.gpu.nvme_reader.time", clock)
 
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
         def finished(timeout_s: float) -> bool:
@@ -404,8 +404,8 @@ def test_without_a_thread_to_wait_for_it_a_late_transfer_keeps_what_it_writes_to
     reader = NvmeReader(disk)
     out = np.zeros((PAGES, PAGE_BYTES), np.uint8)
     with monkeypatch.context() as without:
-        without.setattr("kvwarehouse.client.nvme_reader.threading.Thread", NoThread)
-        without.setattr("kvwarehouse.client.nvme_reader._kept", kept := [])
+        without.setattr("kvwarehouse.gpu.nvme_reader.threading.Thread", NoThread)
+        without.setattr("kvwarehouse.gpu.nvme_reader._kept", kept := [])
         assert reader.load(ns, tokens(), out, timeout_s=LOAD_S) == 0
         assert kept
         assert pins(client) > 0

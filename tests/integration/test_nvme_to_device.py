@@ -15,9 +15,6 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.client.landing import STAGE_BYTES, HostLanding
-from kvwarehouse.client.mover import PreadMover
-from kvwarehouse.client.nvme_reader import NvmeReader
 from kvwarehouse.gpu import (
     Choice,
     ChosenLane,
@@ -29,6 +26,9 @@ from kvwarehouse.gpu import (
     reader,
 )
 from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.gpu.landing import STAGE_BYTES, HostLanding
+from kvwarehouse.gpu.mover import PreadMover
+from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import longer_bounds, until

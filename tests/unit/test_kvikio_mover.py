@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvwarehouse.client.mover import HeldFile
 from kvwarehouse.gpu.kvikio_mover import OPEN_FILES, KvikioMover
+from kvwarehouse.gpu.mover import HeldFile
 from testkit.kvikio_model import KvikioModel
 
 

@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.client.keys import Keys
-from kvwarehouse.client.known_pages import KnownPages
-from kvwarehouse.client.landing import HostLanding, Landing
-from kvwarehouse.client.mover import Finished, HeldFile, Mover, PreadMover
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.prefix import Prefix, Window, checked_timeout
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.gpu.known_pages import KnownPages
+from kvwarehouse.gpu.landing import HostLanding, Landing
+from kvwarehouse.gpu.mover import Finished, HeldFile, Mover, PreadMover
 from kvwarehouse.types import Loaded, Tier
 
 if TYPE_CHECKING:
