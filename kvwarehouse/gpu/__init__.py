@@ -7,8 +7,8 @@ package.
 """
 
 from kvwarehouse.gpu.choice import Choice, choose, last_words
-from kvwarehouse.gpu.chosen_lane import ChosenLane
-from kvwarehouse.gpu.device_landing import DeviceLanding, reader
+from kvwarehouse.gpu.chosen_lane import ChosenLane, reader
+from kvwarehouse.gpu.landing import DeviceLanding
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
 from kvwarehouse.gpu.pages import captures_aside, prepare, reached
 from kvwarehouse.gpu.rates import Lane, Rates, measure

@@ -1,5 +1,6 @@
 """Runs a module of this package in a process of its own, and reads the lines of JSON that it told,
 however it ended. A vendor's library may spin for ever, write to stdout or take its process with it.
+`run_child` is the parent's side, `tell` the child's.
 
 Thread-safe. Blocks for at most the timeout and a moment; a child that cannot be killed (it hangs in
 the kernel) is left behind rather than waited for.
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,3 +105,21 @@ def _parsed(text: str) -> tuple[list[dict[str, Any]], list[str]]:
         else:
             answers.append(said)
     return answers, steps
+
+
+def tell(steps: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+    """Announces each step, runs it, and says what it found; a step that raises has said
+    {name_error}. Stdout is for these answers alone, whatever libraries print. Ends the process
+    behind the parent's limit, whatever it does then."""
+    if limit_s := os.environ.get(LIMIT):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(limit_s) + 1)
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for name, step in steps.items():
+        print(json.dumps({"step": name}), file=answer, flush=True)
+        try:
+            found = step()
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is the finding
+            found = {f"{name}_error": f"{type(error).__name__}: {error}"[:_MOST_TEXT]}
+        print(json.dumps(found), file=answer, flush=True)

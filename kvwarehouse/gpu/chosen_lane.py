@@ -18,7 +18,8 @@ from typing import Any
 
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.gpu.choice import Choice, choose
-from kvwarehouse.gpu.device_landing import reader
+from kvwarehouse.gpu.landing import DeviceLanding
+from kvwarehouse.gpu.mover import KvikioMover
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, written
 from kvwarehouse.types import Loaded
@@ -122,6 +123,27 @@ class ChosenLane:
                 self._reader, made = made, None
         if made is not None:
             made.close()
+
+
+def reader(
+    opened: OpenNamespace,
+    ordinal: int,
+    choice: Choice,
+    *,
+    promotes: bool = False,
+    library: Any = None,
+) -> NvmeReader | None:
+    """Loads of pages on NVMe into the memory of device `ordinal`, by the way that was chosen, for
+    namespaces of the client of `opened`; None where that is the daemon's promotion, which is what
+    `opened.load` does. The caller closes it.
+    promotes: as NvmeReader has it.
+
+    library: in place of the module kvikio. Raises as DeviceLanding and KvikioMover."""
+    if choice.lane is Lane.DRAM:
+        return None
+    mover = KvikioMover(gds=choice.lane is Lane.GDS, library=library)
+    landing = DeviceLanding(opened, ordinal)
+    return NvmeReader(mover, landing, promotes=promotes)
 
 
 def _begin(work: Callable[[], None]) -> bool:

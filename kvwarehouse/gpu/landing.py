@@ -1,8 +1,8 @@
 """Where transfers land before anything is believed of them, and how verified pages leave from
 there.
 
-Here: host memory, verified by the native core in the same pass as the copy.
-kvwarehouse/gpu/device_landing.py: a device's, verified by the device.
+Host memory, verified by the native core in the same pass as the copy; or a device's, verified by
+the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.undumped import leave_out
 
 if TYPE_CHECKING:
@@ -71,3 +73,32 @@ class HostLanding:
         timeout_s: float,
     ) -> int:
         return extents.deliver(self._stages[turn], first, count, out.native())
+
+
+class DeviceLanding:
+    """Two stages in the memory of one device, freed with it. One load at a time.
+
+    The device digests each page while it scatters it to the blocks where it is wanted, and a page
+    counts when the digest is that of its record. Its bytes do not cross the bus again.
+
+    opened: a namespace at a daemon of this host. ordinal: the device, as CUDA counts them in this
+    process. Blocks for a second the first time in a process, when the kernels are compiled. Raises
+    UsageError as kvwarehouse.gpu.prepare, CapacityError (code "gpu_memory")."""
+
+    def __init__(self, opened: OpenNamespace, ordinal: int, stage_bytes: int = STAGE_BYTES) -> None:
+        self.stage_bytes = stage_bytes
+        self._stages = [opened._moves.device_stage(ordinal, stage_bytes) for _ in range(2)]
+
+    def part(self, turn: int, at_bytes: int, size_bytes: int) -> DeviceMemory:
+        return DeviceMemory(self._stages[turn].address + at_bytes, size_bytes)
+
+    def deliver(
+        self,
+        turn: int,
+        extents: core.Extents,
+        first: int,
+        count: int,
+        out: Regions,
+        timeout_s: float,
+    ) -> int:
+        return self._stages[turn].deliver(extents, first, count, out.native(), timeout_s)

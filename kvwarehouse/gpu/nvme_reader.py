@@ -29,7 +29,6 @@ from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.prefix import Prefix, Window, checked_timeout
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.gpu.known_pages import KnownPages
 from kvwarehouse.gpu.landing import HostLanding, Landing
 from kvwarehouse.gpu.mover import Finished, HeldFile, Mover, PreadMover
 from kvwarehouse.types import Loaded, Tier
@@ -45,6 +44,7 @@ _LATE = "pages were not verified within the load's time"
 _BLOCK = 4096
 _WORTH_TRYING = ("none", "later")
 """Of a hold that ended early with some pages: the next one may have more."""
+_KNOWN_PLACES = 1 << 16
 
 # Loads whose transfers nobody waits for; never taken out.
 _kept: list[_Load] = []
@@ -147,6 +147,25 @@ class NvmeReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class KnownPages:
+    """Which pages were seen before, as far as a table of a fixed size tells: 512 KiB for 65,536
+    pages. A page's tag has one place in it, and the page that comes last has the place: one that
+    was pushed out is new again. Not thread-safe."""
+
+    def __init__(self, places: int = _KNOWN_PLACES) -> None:
+        """places: a power of two."""
+        self._tags = np.zeros(places, np.uint64)
+        self._mask = np.uint64(places - 1)
+
+    def among(self, tags: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of these are known. tags: Moves.tags_of."""
+        found: NDArray[np.bool_] = self._tags[tags & self._mask] == tags
+        return found
+
+    def add(self, tags: NDArray[np.uint64]) -> None:
+        self._tags[tags & self._mask] = tags
 
 
 class _Load:

@@ -16,11 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from kvwarehouse.gpu.bounded_child import tell
 from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import DeviceMemory, Driver
 from kvwarehouse.gpu.mover import Finished, HeldFile, Mover, read_whole
 from kvwarehouse.gpu.rates import DISK, Lane
-from kvwarehouse.gpu.telling import tell
 
 _PIECE_BYTES = 4 << 20
 _DEPTH = 8
@@ -67,7 +67,7 @@ def drop_cached(files: Iterable[str | Path]) -> None:
 
 
 def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
-    from kvwarehouse.gpu.kvikio_mover import KvikioMover
+    from kvwarehouse.gpu.mover import KvikioMover
 
     if gds:
         forbid_fallback()

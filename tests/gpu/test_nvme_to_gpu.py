@@ -12,7 +12,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.gpu import DeviceLanding, Lane, choose
-from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.gpu.mover import KvikioMover
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving

@@ -27,7 +27,7 @@ import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse.gpu.landing import HostLanding
 from kvwarehouse.gpu.nvme_reader import NvmeReader
-from kvwarehouse.gpu.kvikio_mover import KvikioMover
+from kvwarehouse.gpu.mover import KvikioMover
 from kvwarehouse_bench.harness.pages import check_pages
 
 class Memory:

@@ -25,9 +25,8 @@ from kvwarehouse.gpu import (
     chosen_lane,
     reader,
 )
-from kvwarehouse.gpu.kvikio_mover import KvikioMover
 from kvwarehouse.gpu.landing import STAGE_BYTES, HostLanding
-from kvwarehouse.gpu.mover import PreadMover
+from kvwarehouse.gpu.mover import KvikioMover, PreadMover
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving

@@ -214,7 +214,7 @@ def test_each_way_is_measured_in_a_process_of_its_own(
     played = tmp_path / "played_rates.py"
     played.write_text(
         "import sys, os\n"
-        "from kvwarehouse.gpu.telling import tell\n"
+        "from kvwarehouse.gpu.bounded_child import tell\n"
         "def rate():\n"
         "    if sys.argv[1] == 'gds':\n"
         "        while True: pass\n"

@@ -15,7 +15,7 @@ from kvwarehouse.gpu.bounded_child import run_child
 from kvwarehouse.gpu.machine import Machine, look
 from kvwarehouse_bench.harness.until import until
 
-TELL = "from kvwarehouse.gpu.telling import tell\n"
+TELL = "from kvwarehouse.gpu.bounded_child import tell\n"
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Pat
     pid_file = tmp_path / "pid"
     (tmp_path / "spinning.py").write_text(
         "import os, sys\n"
-        "from kvwarehouse.gpu.telling import tell\n"
+        "from kvwarehouse.gpu.bounded_child import tell\n"
         "def spin():\n"
         f"    open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
         "    while True: pass\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvwarehouse.gpu.known_pages import KnownPages
+from kvwarehouse.gpu.nvme_reader import KnownPages
 
 
 def tags(*numbers: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvwarehouse.gpu.kvikio_mover import OPEN_FILES, KvikioMover
-from kvwarehouse.gpu.mover import HeldFile
+from kvwarehouse.gpu.mover import OPEN_FILES, HeldFile, KvikioMover
 from testkit.kvikio_model import KvikioModel
 
 
@@ -39,7 +38,7 @@ def take(part: Any, data: bytes) -> None:
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever driver this process has: targets are in the host's memory."""
-    monkeypatch.setattr("kvwarehouse.gpu.kvikio_mover.captures_aside", lambda *_: nullcontext())
+    monkeypatch.setattr("kvwarehouse.gpu.mover.captures_aside", lambda *_: nullcontext())
 
 
 @pytest.fixture
