@@ -8,16 +8,16 @@ package.
 
 from kvwarehouse.gpu.choice import Choice, choose, last_words
 from kvwarehouse.gpu.chosen_lane import ChosenLane, reader
-from kvwarehouse.gpu.landing import DeviceLanding
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
 from kvwarehouse.gpu.pages import captures_aside, prepare, reached
 from kvwarehouse.gpu.rates import Lane, Rates, measure
+from kvwarehouse.gpu.staging_area import DeviceStagingArea
 
 __all__ = [
     "PROBE_TIMEOUT_S",
     "Choice",
     "ChosenLane",
-    "DeviceLanding",
+    "DeviceStagingArea",
     "Lane",
     "Machine",
     "Rates",

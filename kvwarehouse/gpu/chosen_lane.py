@@ -18,10 +18,10 @@ from typing import Any
 
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.gpu.choice import Choice, choose
-from kvwarehouse.gpu.landing import DeviceLanding
-from kvwarehouse.gpu.mover import KvikioMover
+from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, written
+from kvwarehouse.gpu.staging_area import DeviceStagingArea
 from kvwarehouse.types import Loaded
 
 _log = logging.getLogger(__name__)
@@ -138,12 +138,12 @@ def reader(
     `opened.load` does. The caller closes it.
     promotes: as NvmeReader has it.
 
-    library: in place of the module kvikio. Raises as DeviceLanding and KvikioMover."""
+    library: in place of the module kvikio. Raises as DeviceStagingArea and KvikioReader."""
     if choice.lane is Lane.DRAM:
         return None
-    mover = KvikioMover(gds=choice.lane is Lane.GDS, library=library)
-    landing = DeviceLanding(opened, ordinal)
-    return NvmeReader(mover, landing, promotes=promotes)
+    file_reader = KvikioReader(gds=choice.lane is Lane.GDS, library=library)
+    staging = DeviceStagingArea(opened, ordinal)
+    return NvmeReader(file_reader, staging, promotes=promotes)
 
 
 def _begin(work: Callable[[], None]) -> bool:

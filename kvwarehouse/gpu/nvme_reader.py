@@ -29,8 +29,8 @@ from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.opened import OpenNamespace
 from kvwarehouse.client.prefix import Prefix, Window, checked_timeout
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.gpu.landing import HostLanding, Landing
-from kvwarehouse.gpu.mover import Finished, HeldFile, Mover, PreadMover
+from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, PreadReader
+from kvwarehouse.gpu.staging_area import HostStagingArea, StagingArea
 from kvwarehouse.types import Loaded, Tier
 
 if TYPE_CHECKING:
@@ -63,20 +63,20 @@ class _Read(NamedTuple):
 
 
 class NvmeReader:
-    """For namespaces at a daemon of this host. Also a context manager; owns its mover.
+    """For namespaces at a daemon of this host. Also a context manager; owns its file reader.
 
-    mover, landing: by default preadv into host memory.
+    file_reader, staging: by default preadv into host memory.
     promotes: what this reader has read before goes the daemon's way, so that pages that are used
     again come into DRAM."""
 
     def __init__(
         self,
-        mover: Mover | None = None,
-        landing: Landing | None = None,
+        file_reader: FileReader | None = None,
+        staging: StagingArea | None = None,
         *,
         promotes: bool = False,
     ) -> None:
-        self.mover = mover or PreadMover()
+        self.file_reader = file_reader or PreadReader()
         self.pages_read = 0
         """Past the daemon, since it was made."""
         self.failures: dict[str, int] = {}
@@ -84,7 +84,7 @@ class NvmeReader:
         self.failures_in_a_row = 0
         """Loads for which nothing could be read past the daemon, and not for want of time, since
         something was."""
-        self._landing = landing or HostLanding()
+        self._staging = staging or HostStagingArea()
         self._known = KnownPages() if promotes else None
         self._turn = threading.Lock()
 
@@ -126,14 +126,14 @@ class NvmeReader:
             load.end(self._turn.release)
 
     def _fits(self, regions: Regions) -> bool:
-        return -(-regions.page_bytes // _BLOCK) * _BLOCK <= self._landing.stage_bytes
+        return -(-regions.page_bytes // _BLOCK) * _BLOCK <= self._staging.stage_bytes
 
     def close(self) -> None:
-        """The mover is closed behind the last load; it is left to the process's end where that
-        does not end in 5 s."""
+        """The file reader is closed behind the last load; it is left to the process's end where
+        that does not end in 5 s."""
         if self._turn.acquire(timeout=_CLOSE_S):
             try:
-                self.mover.close()
+                self.file_reader.close()
             finally:
                 self._turn.release()
 
@@ -181,7 +181,7 @@ class _Load:
         deadline_s: float,
     ) -> None:
         self._reader = reader
-        self._landing = reader._landing
+        self._staging = reader._staging
         self._moves = moves
         self._prefix, self._wanted, self._out = prefix, wanted, out
         self._deadline_s = deadline_s
@@ -263,14 +263,14 @@ class _Load:
         """Pages delivered, in order. One round of transfers is under way while the one before is
         verified."""
         files = [HeldFile(*each) for each in extents.files()]
-        rounds = _rounds(extents, self._landing.stage_bytes)
+        rounds = _rounds(extents, self._staging.stage_bytes)
         delivered = turn = 0
         self._start(files, next(rounds), turn)
         while self._under_way:
             arrived = self._arrived(self._left_s())
             if arrived.all_good and self._left_s() > 0:
                 self._start(files, next(rounds, []), 1 - turn)
-            done = self._landing.deliver(
+            done = self._staging.deliver(
                 turn, extents, delivered, arrived.pages, out, self._left_s()
             )
             delivered += done
@@ -282,10 +282,10 @@ class _Load:
 
     def _start(self, files: list[HeldFile], reads: list[_Read], turn: int) -> None:
         for read in reads:
-            target = self._landing.part(turn, read.stage_at, read.size_bytes)
+            target = self._staging.part(turn, read.stage_at, read.size_bytes)
             try:
-                end = self._reader.mover.start(files[read.file], read.offset_bytes, target)
-            except Exception as error:  # noqa: BLE001 - whatever a mover raises, none was begun
+                end = self._reader.file_reader.start(files[read.file], read.offset_bytes, target)
+            except Exception as error:  # noqa: BLE001 - whatever a reader raises, none was begun
                 end = _raising(error)
             self._under_way.append((read, end))
 
@@ -298,7 +298,7 @@ class _Load:
             try:
                 if not finished(max(0.0, until_s - time.monotonic())):
                     return _Arrived(pages, all_good=False, all_ended=False)
-            except Exception as error:  # noqa: BLE001 - whatever a mover raises, it has ended
+            except Exception as error:  # noqa: BLE001 - whatever a reader raises, it has ended
                 good = False
                 self._ended(str(error) or type(error).__name__)
             self._under_way.popleft()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kvwarehouse.gpu.bounded_child import tell
 from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import DeviceMemory, Driver
-from kvwarehouse.gpu.mover import Finished, HeldFile, Mover, read_whole
+from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, read_whole
 from kvwarehouse.gpu.rates import DISK, Lane
 
 _PIECE_BYTES = 4 << 20
@@ -67,12 +67,12 @@ def drop_cached(files: Iterable[str | Path]) -> None:
 
 
 def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
-    from kvwarehouse.gpu.mover import KvikioMover
+    from kvwarehouse.gpu.file_reader import KvikioReader
 
     if gds:
         forbid_fallback()
     targets = [driver.memory(_PIECE_BYTES) for _ in range(_DEPTH)]
-    mover: Mover = KvikioMover(gds=gds, threads=_DEPTH)
+    file_reader: FileReader = KvikioReader(gds=gds, threads=_DEPTH)
     files = {
         path: HeldFile(path, -1, False, (0, number))
         for number, path in enumerate(sorted({piece.path for piece in pieces}))
@@ -85,7 +85,7 @@ def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
                 under_way.pop(0)(inf)
             target = targets[number % _DEPTH]
             part = DeviceMemory(target.address, piece.size_bytes)
-            under_way.append(mover.start(files[piece.path], piece.offset_bytes, part))
+            under_way.append(file_reader.start(files[piece.path], piece.offset_bytes, part))
         for finished in under_way:
             finished(inf)
 

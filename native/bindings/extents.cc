@@ -59,7 +59,7 @@ void check_delivery(const Extents& extents, uint64_t stage_bytes, int ordinal, u
   if (there != ordinal)
     throw Error(ErrorKind::usage, "bad_pages",
                 "the pages are wanted in " + place_of(there) + " and land in " + place_of(ordinal) +
-                    "; use a landing of the place that they are wanted in");
+                    "; use a staging area of the place that they are wanted in");
   for (uint64_t at = first; at < first + count; ++at)
     if (extents.pages()[at].staged_at + extents.page_bytes() > stage_bytes)
       throw Error(ErrorKind::usage, "stage_too_small",

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.gpu import DeviceLanding, Lane, choose
-from kvwarehouse.gpu.mover import KvikioMover
+from kvwarehouse.gpu import DeviceStagingArea, Lane, choose
+from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
@@ -52,8 +52,8 @@ def read(serving: Serving, torch_device: TorchDevice, *, gds: bool) -> Any:
     out = torch_device.array(np.zeros((PAGES, PAGE_BYTES), np.uint8))
     with serving.connect() as client:
         ns = client.open(space())
-        landing = DeviceLanding(ns, out.device.index, 16 << 20)
-        with NvmeReader(KvikioMover(gds=gds), landing) as reader:
+        staging = DeviceStagingArea(ns, out.device.index, 16 << 20)
+        with NvmeReader(KvikioReader(gds=gds), staging) as reader:
             loaded = reader.load(ns, np.arange(PAGES * PAGE_TOKENS), out, timeout_s=60)
             assert reader.failures == {}
             assert reader.pages_read == PAGES

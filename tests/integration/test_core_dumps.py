@@ -11,7 +11,7 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse.daemon.transfer import Staging
-from kvwarehouse.gpu.landing import HostLanding
+from kvwarehouse.gpu.staging_area import HostStagingArea
 from kvwarehouse_bench.harness.serving import Serving
 
 _MAPPING = re.compile(r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+ *(?P<path>.*)")
@@ -60,7 +60,7 @@ def test_mappings_of_a_warehouse_are_in_no_core_dump(tmp_path: Path) -> None:
 
 def test_buffers_for_kv_on_its_way_are_in_no_core_dump() -> None:
     assert in_dump(np.ones(1 << 24, np.uint8)), "else this test sees nothing"
-    assert not in_dump(HostLanding(1 << 20).part(0, 0, 4096))
+    assert not in_dump(HostStagingArea(1 << 20).part(0, 0, 4096))
     for page_bytes in (4096, 8 << 20):
         with Staging(64 << 20).buffer(page_bytes, 4) as buffer:
             assert not in_dump(buffer)

@@ -25,9 +25,9 @@ READ = f"""
 import sys
 import numpy as np
 import kvwarehouse as kvw
-from kvwarehouse.gpu.landing import HostLanding
+from kvwarehouse.gpu.staging_area import HostStagingArea
 from kvwarehouse.gpu.nvme_reader import NvmeReader
-from kvwarehouse.gpu.mover import KvikioMover
+from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse_bench.harness.pages import check_pages
 
 class Memory:
@@ -37,15 +37,15 @@ class Memory:
             "shape": part.shape, "typestr": "|u1", "data": (part.ctypes.data, False), "version": 3
         }}
 
-class Landing(HostLanding):
+class StagingArea(HostStagingArea):
     def part(self, *place):
         return Memory(super().part(*place))
 
 with kvw.connect(sys.argv[1]) as client:
     space = kvw.Namespace(model="m", weights="w", dtype="uint8", layout="test/1", page_tokens=4,
                           page_bytes={PAGE_BYTES})
-    ns, mover = client.open(space), KvikioMover(gds=False)
-    with NvmeReader(mover, Landing(4 << 20)) as reader:
+    ns, file_reader = client.open(space), KvikioReader(gds=False)
+    with NvmeReader(file_reader, StagingArea(4 << 20)) as reader:
         out = np.zeros(({PAGES}, {PAGE_BYTES}), np.uint8)
         loaded = reader.load(ns, np.arange({PAGES * 4}), out, timeout_s=60)
         check_pages(out[:int(loaded)], range(int(loaded)), 0, 0)

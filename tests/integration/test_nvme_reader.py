@@ -18,9 +18,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import core
-from kvwarehouse.gpu.landing import HostLanding
-from kvwarehouse.gpu.mover import Finished, HeldFile, PreadMover, read_whole
+from kvwarehouse.gpu.file_reader import Finished, HeldFile, PreadReader, read_whole
 from kvwarehouse.gpu.nvme_reader import NvmeReader
+from kvwarehouse.gpu.staging_area import HostStagingArea
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import longer_bounds, until
@@ -102,7 +102,7 @@ class Gate:
     name = "gate"
 
     def __init__(self) -> None:
-        self._inner = PreadMover()
+        self._inner = PreadReader()
         self.entered, self.go_on = threading.Event(), threading.Event()
 
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
@@ -141,7 +141,7 @@ class Changing:
     name = "changing"
 
     def __init__(self, change: Any) -> None:
-        self._inner, self._change = PreadMover(), change
+        self._inner, self._change = PreadReader(), change
 
     def start(self, file: HeldFile, offset_bytes: int, target: Any) -> Finished:
         finished = self._inner.start(file, offset_bytes, target)
@@ -190,7 +190,7 @@ def test_a_prompt_in_both_tiers_is_loaded_from_each(client: kvw.Client) -> None:
 def test_a_read_larger_than_its_stages_goes_in_rounds(client: kvw.Client) -> None:
     ns = stored_on_nvme(client)
     for stage_bytes in (20_480, 3 * 20_480, 5 * 20_480 + 4096, 1 << 20):
-        with NvmeReader(landing=HostLanding(stage_bytes)) as reader:
+        with NvmeReader(staging=HostStagingArea(stage_bytes)) as reader:
             assert load_and_check(ns, reader) == PAGES
             assert reader.pages_read == SHARDS * PAGES
 
@@ -266,7 +266,7 @@ def test_a_byte_that_changes_on_its_way_is_a_miss_of_that_read_alone(client: kvw
         assert reader.pages_read < SHARDS * PAGES
 
 
-def test_an_error_of_the_mover_goes_the_daemons_way(client: kvw.Client) -> None:
+def test_an_error_of_the_file_reader_goes_the_daemons_way(client: kvw.Client) -> None:
     ns = stored_on_nvme(client)
 
     def fail(target: Any) -> None:
@@ -415,7 +415,7 @@ def test_without_a_thread_to_wait_for_it_a_late_transfer_keeps_what_it_writes_to
 
 def test_a_page_larger_than_a_stage_goes_the_daemons_way(client: kvw.Client) -> None:
     ns = stored_on_nvme(client)
-    with NvmeReader(landing=HostLanding(16 << 10)) as reader:
+    with NvmeReader(staging=HostStagingArea(16 << 10)) as reader:
         assert load_and_check(ns, reader) == PAGES
         assert (reader.pages_read, reader.failures) == (0, {})
 

@@ -18,16 +18,16 @@ import kvwarehouse as kvw
 from kvwarehouse.gpu import (
     Choice,
     ChosenLane,
-    DeviceLanding,
+    DeviceStagingArea,
     Lane,
     Machine,
     Rates,
     chosen_lane,
     reader,
 )
-from kvwarehouse.gpu.landing import STAGE_BYTES, HostLanding
-from kvwarehouse.gpu.mover import KvikioMover, PreadMover
+from kvwarehouse.gpu.file_reader import KvikioReader, PreadReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
+from kvwarehouse.gpu.staging_area import STAGE_BYTES, HostStagingArea
 from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import longer_bounds, until
@@ -96,8 +96,8 @@ def to_nvme(client: kvw.Client) -> None:
 
 
 def through(ns: kvw.OpenNamespace, kvikio: KvikioModel, stage_bytes: int = 1 << 20) -> NvmeReader:
-    mover = KvikioMover(gds=True, library=kvikio)
-    return NvmeReader(mover, DeviceLanding(ns, 0, stage_bytes))
+    file_reader = KvikioReader(gds=True, library=kvikio)
+    return NvmeReader(file_reader, DeviceStagingArea(ns, 0, stage_bytes))
 
 
 def blank(device: ModelDevice) -> Any:
@@ -262,12 +262,12 @@ def test_device_that_is_lost_at_work_keeps_the_stage_that_it_may_be_reading(
     assert without < device.count("device_bytes") < both
 
 
-def test_landing_of_another_place_than_the_pages_is_refused(
+def test_staging_area_of_another_place_than_the_pages_is_refused(
     device: ModelDevice, ns: Any, kvikio: KvikioModel
 ) -> None:
     with through(ns, kvikio) as nvme, pytest.raises(kvw.UsageError, match="host memory"):
         nvme.load(ns, TOKENS, np.zeros_like(ROWS), timeout_s=60)
-    on_host = NvmeReader(PreadMover(), HostLanding())
+    on_host = NvmeReader(PreadReader(), HostStagingArea())
     with on_host, pytest.raises(kvw.UsageError, match="device 0"):
         on_host.load(ns, TOKENS, blank(device), timeout_s=60)
 
@@ -288,18 +288,18 @@ def test_reads_beside_a_captured_graph_arrive_and_do_not_break_it(
         assert device.count("broken_captures") == broken
 
 
-def test_stages_are_freed_with_their_landing(device: ModelDevice, ns: Any) -> None:
-    DeviceLanding(ns, 0, 1 << 20)  # its client has the device from now on, and what that needs
+def test_stages_are_freed_with_their_staging_area(device: ModelDevice, ns: Any) -> None:
+    DeviceStagingArea(ns, 0, 1 << 20)  # its client has the device from now on, and what that needs
     before = device.count("device_bytes")
-    landing = DeviceLanding(ns, 0, 1 << 20)
+    staging = DeviceStagingArea(ns, 0, 1 << 20)
     assert device.count("device_bytes") == before + (2 << 20)
-    del landing
+    del staging
     assert device.count("device_bytes") == before
 
 
 def test_remote_client_has_no_device(serving: Serving, client: kvw.Client, ns: Any) -> None:
     with serving.connect_remote() as remote, pytest.raises(kvw.UsageError, match="unix"):
-        DeviceLanding(remote.open(SPACE), 0)
+        DeviceStagingArea(remote.open(SPACE), 0)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_reader_goes_the_way_that_was_chosen(
     assert made is not None
     out = blank(device)
     with made as nvme:
-        assert nvme.mover.name == name
+        assert nvme.file_reader.name == name
         assert nvme.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert (device.read(out) == ROWS).all()
 

@@ -60,7 +60,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Any:
         driver = SimpleNamespace(get=said.__getitem__)
         monkeypatch.setitem(sys.modules, "kvikio.cufile_driver", driver)
         monkeypatch.setattr(probe, "Driver", HostDriver)
-        monkeypatch.setattr("kvwarehouse.gpu.mover.captures_aside", lambda *_: nullcontext())
+        monkeypatch.setattr("kvwarehouse.gpu.file_reader.captures_aside", lambda *_: nullcontext())
         monkeypatch.setattr(direct_cufile, "_MODULES", Path(__file__))
 
     return played

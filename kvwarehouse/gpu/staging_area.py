@@ -24,12 +24,12 @@ STAGE_BYTES = 32 << 20
 """Of each of two: one is filled while the other is verified."""
 
 
-class Landing(Protocol):
+class StagingArea(Protocol):
     stage_bytes: int
     """Of each of the stages, which are numbered 0 and 1."""
 
     def part(self, turn: int, at_bytes: int, size_bytes: int) -> Any:
-        """A piece of a stage, as a mover fills it."""
+        """A piece of a stage, as a file reader fills it."""
         ...
 
     def deliver(
@@ -48,7 +48,7 @@ class Landing(Protocol):
         ...
 
 
-class HostLanding:
+class HostStagingArea:
     """Two stages in host memory. One load at a time."""
 
     def __init__(self, stage_bytes: int = STAGE_BYTES) -> None:
@@ -75,7 +75,7 @@ class HostLanding:
         return extents.deliver(self._stages[turn], first, count, out.native())
 
 
-class DeviceLanding:
+class DeviceStagingArea:
     """Two stages in the memory of one device, freed with it. One load at a time.
 
     The device digests each page while it scatters it to the blocks where it is wanted, and a page

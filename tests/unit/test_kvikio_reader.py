@@ -1,4 +1,4 @@
-"""The mover for devices over the contract model of kvikio: its files, its reads, its failures."""
+"""The file reader for devices over the contract model of kvikio: its files, reads and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvwarehouse.gpu.mover import OPEN_FILES, HeldFile, KvikioMover
+from kvwarehouse.gpu.file_reader import OPEN_FILES, HeldFile, KvikioReader
 from testkit.kvikio_model import KvikioModel
 
 
@@ -38,7 +38,7 @@ def take(part: Any, data: bytes) -> None:
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever driver this process has: targets are in the host's memory."""
-    monkeypatch.setattr("kvwarehouse.gpu.mover.captures_aside", lambda *_: nullcontext())
+    monkeypatch.setattr("kvwarehouse.gpu.file_reader.captures_aside", lambda *_: nullcontext())
 
 
 @pytest.fixture
@@ -58,15 +58,17 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_bytes_come_from_the_place_that_was_named(model: KvikioModel, file: Path) -> None:
-    mover = KvikioMover(gds=False, library=model)
+    file_reader = KvikioReader(gds=False, library=model)
     targets = [Target(4096), Target(4096)]
-    finished = [mover.start(held(file), at, t) for at, t in zip((8192, 0), targets, strict=True)]
+    finished = [
+        file_reader.start(held(file), at, t) for at, t in zip((8192, 0), targets, strict=True)
+    ]
     for each in finished:
         assert each(inf)
     data = file.read_bytes()
     assert [t.data.tobytes() for t in targets] == [data[8192:], data[:4096]]
     assert model.opened == 1
-    mover.close()
+    file_reader.close()
     assert not model.open
 
 
@@ -74,15 +76,15 @@ def test_bytes_come_from_the_place_that_was_named(model: KvikioModel, file: Path
 def test_neither_way_falls_back_to_the_other_unseen(
     model: KvikioModel, gds: bool, mode: str
 ) -> None:
-    mover = KvikioMover(gds=gds, library=model)
+    file_reader = KvikioReader(gds=gds, library=model)
     assert model.settings["compat_mode"] == mode
-    assert ("GDS" in mover.name) == gds
+    assert ("GDS" in file_reader.name) == gds
 
 
 def test_a_short_read_is_an_error(model: KvikioModel, file: Path) -> None:
     model.short_bytes = 1
-    mover = KvikioMover(gds=True, library=model)
-    finished = mover.start(held(file), 0, Target(4096))
+    file_reader = KvikioReader(gds=True, library=model)
+    finished = file_reader.start(held(file), 0, Target(4096))
     with pytest.raises(OSError, match="4095 of 4096"):
         finished(inf)
 
@@ -90,27 +92,27 @@ def test_a_short_read_is_an_error(model: KvikioModel, file: Path) -> None:
 def test_open_files_are_bounded_and_none_is_closed_while_it_is_read(
     model: KvikioModel, file: Path
 ) -> None:
-    mover = KvikioMover(gds=True, library=model)
-    under_way = [mover.start(held(file, n), 0, Target(4096)) for n in range(OPEN_FILES + 5)]
+    file_reader = KvikioReader(gds=True, library=model)
+    under_way = [file_reader.start(held(file, n), 0, Target(4096)) for n in range(OPEN_FILES + 5)]
     for finished in under_way:
         assert finished(inf)
-    mover.start(held(file, 1000), 0, Target(4096))(inf)
+    file_reader.start(held(file, 1000), 0, Target(4096))(inf)
     assert len(model.open) == OPEN_FILES
     opened = model.opened
-    mover.start(held(file, 1000), 0, Target(4096))(inf)
+    file_reader.start(held(file, 1000), 0, Target(4096))(inf)
     assert model.opened == opened
-    mover.close()
+    file_reader.close()
     assert not model.open
 
 
 def test_a_failed_transfer_does_not_keep_its_file(model: KvikioModel, file: Path) -> None:
-    mover = KvikioMover(gds=True, library=model)
+    file_reader = KvikioReader(gds=True, library=model)
     model.error = RuntimeError("POSIX error on pread: EOF")
     for number in range(OPEN_FILES):
         with pytest.raises(RuntimeError):
-            mover.start(held(file, number), 0, Target(4096))(inf)
+            file_reader.start(held(file, number), 0, Target(4096))(inf)
     model.error = None
-    mover.start(held(file, 1000), 0, Target(4096))(inf)
+    file_reader.start(held(file, 1000), 0, Target(4096))(inf)
     assert len(model.open) == OPEN_FILES
 
 
@@ -119,9 +121,9 @@ def test_large_transfer_is_cut_to_parts_and_waits_for_all_of_them_where_one_fail
 ) -> None:
     path = tmp_path / "large"
     path.write_bytes(os.urandom(9 << 20))
-    mover = KvikioMover(gds=True, library=model)
+    file_reader = KvikioReader(gds=True, library=model)
     target = Target(9 << 20)
-    assert mover.start(held(path), 0, target)(inf)
+    assert file_reader.start(held(path), 0, target)(inf)
     assert model.reads == 3
     assert target.data.tobytes() == path.read_bytes()
     taken: list[int] = []
@@ -132,20 +134,20 @@ def test_large_transfer_is_cut_to_parts_and_waits_for_all_of_them_where_one_fail
             raise ValueError("cuFile: invalid argument")
 
     failing = KvikioModel(fail_first)
-    finished = KvikioMover(gds=True, library=failing).start(held(path), 0, target)
+    finished = KvikioReader(gds=True, library=failing).start(held(path), 0, target)
     with pytest.raises(ValueError, match="invalid argument"):
         finished(inf)
     assert sorted(taken) == [1 << 20, 4 << 20, 4 << 20]
 
 
 def test_device_that_does_not_answer_holds_nobody(model: KvikioModel, file: Path) -> None:
-    mover = KvikioMover(gds=True, library=model)
+    file_reader = KvikioReader(gds=True, library=model)
     model.answers.clear()
     target = Target(4096)
-    finished = mover.start(held(file), 0, target)
+    finished = file_reader.start(held(file), 0, target)
     assert not finished(0.0)
     assert not finished(0.02)
     model.answers.set()
     assert finished(inf)
     assert target.data.tobytes() == file.read_bytes()[:4096]
-    mover.close()
+    file_reader.close()

@@ -45,7 +45,7 @@ one of these, it may still write. To be called until it has ended, also for what
 more, and not again. The target is the caller's to keep until then."""
 
 
-class Mover(Protocol):
+class FileReader(Protocol):
     name: str
     """For people: "preadv", "kvikio (GDS)", ..."""
 
@@ -59,7 +59,7 @@ class Mover(Protocol):
         ...
 
 
-class PreadMover:
+class PreadReader:
     """Into host memory, by threads that call preadv. Thread-safe."""
 
     name = "preadv"
@@ -76,7 +76,7 @@ class PreadMover:
         self._threads.shutdown(wait=True)
 
 
-class KvikioMover:
+class KvikioReader:
     """Into device memory, by kvikio: through GPUDirect Storage, or through kvikio's own host
     buffers (its compatibility mode). Never into host memory: that needs a driver there and gains
     nothing.
