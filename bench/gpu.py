@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.gpu import Machine, look
+from kvwarehouse.gpu import Machine, probe_machine
 from kvwarehouse.report.report import Report, TableBlock
 from kvwarehouse_bench.gpu.goals import PartOutcome, lines_of, shown
 from kvwarehouse_bench.gpu.parts import (
@@ -73,7 +73,7 @@ def _measure(
     """Adds the parts that failed to `failed`."""
     parts = chosen(args.parts)
     lengths_of(args)  # refused before minutes of measuring, not after them
-    machine = look(folder=str(folder))
+    machine = probe_machine(folder=str(folder))
     conditions = conditions_of(machine)
     results = args.out / ("gpu-quick" if args.quick else "gpu")
     for part in parts:
@@ -104,12 +104,12 @@ def _report(
     args: argparse.Namespace,
 ) -> Report:
     if args.write:
-        text = with_outcomes(_DOCUMENT.read_text("utf-8"), conditions, machine.words(), outcomes)
+        text = with_outcomes(_DOCUMENT.read_text("utf-8"), conditions, machine.describe(), outcomes)
         _DOCUMENT.write_text(text, encoding="utf-8")
     rows = lines_of(outcomes)
     return Report(
         title="The warehouse with a GPU",
-        summary=" ".join(machine.words()),
+        summary=" ".join(machine.describe()),
         blocks=[
             TableBlock("conditions", ("", ""), list(conditions.items())),
             TableBlock("figures", ("figure", "goal", "measured", "verdict"), rows),

@@ -132,7 +132,7 @@ def contract_kept(device: ModelDevice) -> Iterator[None]:
     yield
     for name in ("hold", "lost"):
         device.set(name, 0)
-    # A lane that a test closed frees its stages behind its back: the next one counts what is held.
-    until(lambda: "kvw-lane" not in (each.name for each in threading.enumerate()), "lanes end")
+    # A path that a test closed frees its stages behind its back: the next one counts what is held.
+    until(lambda: "kvw-path" not in (each.name for each in threading.enumerate()), "paths end")
     gc.collect()
     assert device.count("violations") == 0

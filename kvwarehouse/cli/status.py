@@ -9,7 +9,7 @@ from typing import Any
 from kvwarehouse.cli.connection import add_connection, address_from, connect_from, is_local
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
-from kvwarehouse.gpu import last_words
+from kvwarehouse.gpu import last_selection
 from kvwarehouse.sizes import format_size
 
 EXAMPLES = """\
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         status = client.status()
     if is_local(address_from(args, os.environ)):
         # The clients of this host find it out; no daemon knows of their GPUs.
-        status["nvme_to_gpu"] = last_words()
+        status["nvme_to_gpu"] = last_selection()
     if args.json:
         print_json(status)
         return Exit.OK

@@ -2,31 +2,31 @@
 the fastest. Nothing of a vendor is imported before it is asked for, and never by import of this
 package.
 
-    found = kvwarehouse.gpu.look()          # in a process of its own, bounded
-    for line in found.words(): print(line)
+    found = kvwarehouse.gpu.probe_machine()          # in a process of its own, bounded
+    for line in found.describe(): print(line)
 """
 
-from kvwarehouse.gpu.choice import Choice, choose, last_words
-from kvwarehouse.gpu.chosen_lane import ChosenLane, reader
-from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
-from kvwarehouse.gpu.pages import captures_aside, prepare, reached
-from kvwarehouse.gpu.rates import Lane, Rates, measure
+from kvwarehouse.gpu.auto_path import AutoPath, reader
+from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, probe_machine
+from kvwarehouse.gpu.pages import prepare, relaxed_capture_mode, wait_event
+from kvwarehouse.gpu.path_benchmark import LoadPath, Rates, measure
+from kvwarehouse.gpu.path_selection import Choice, last_selection, select_path
 from kvwarehouse.gpu.staging_area import DeviceStagingArea
 
 __all__ = [
     "PROBE_TIMEOUT_S",
+    "AutoPath",
     "Choice",
-    "ChosenLane",
     "DeviceStagingArea",
-    "Lane",
+    "LoadPath",
     "Machine",
     "Rates",
-    "captures_aside",
-    "choose",
-    "last_words",
-    "look",
+    "last_selection",
     "measure",
     "prepare",
-    "reached",
+    "probe_machine",
     "reader",
+    "relaxed_capture_mode",
+    "select_path",
+    "wait_event",
 ]

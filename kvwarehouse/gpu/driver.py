@@ -1,6 +1,6 @@
 """The few calls of the CUDA driver that probing and measuring need, by ctypes: neither CuPy nor
-torch has to be there. For child processes (probe.py, rates_child.py): it makes the primary context
-current.
+torch has to be there. For child processes (probe.py, path_benchmark_child.py): it makes the primary
+context current.
 
 Source: CUDA Driver API reference, cuda.h (names with _v2 are those that the header maps to).
 """

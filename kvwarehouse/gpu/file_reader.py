@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.gpu.driver import DeviceMemory
-from kvwarehouse.gpu.pages import captures_aside
+from kvwarehouse.gpu.pages import relaxed_capture_mode
 
 OPEN_FILES = 16
 _PART_BYTES = 4 << 20
@@ -119,13 +119,13 @@ class KvikioReader:
         self._threads.shutdown()
         with self._lock:
             files, self._files = list(self._files.values()), OrderedDict()
-        with captures_aside():
+        with relaxed_capture_mode():
             for opened in files:
                 opened.handle.close()
 
     def _read(self, file: HeldFile, offset_bytes: int, part: DeviceMemory) -> None:
         size = part.size_bytes
-        with captures_aside(part.address):
+        with relaxed_capture_mode(part.address):
             opened = self._acquire(file)
             try:
                 got = opened.handle.raw_read(part, size=size, file_offset=offset_bytes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvwarehouse.gpu.bounded_child import run_child
+from kvwarehouse.gpu.probe_process import run_probe
 
 PROBE = "kvwarehouse.gpu.probe"
 PROBE_TIMEOUT_S = 30.0
@@ -37,7 +37,7 @@ class Machine:
     def has_device(self) -> bool:
         return bool(self.cuda and self.devices)
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """What is there, what is used instead of what is not, and why. A line each."""
         return [self._driver_words(), self._kvikio_words(), self._path_words()]
 
@@ -76,9 +76,11 @@ class Machine:
         return f"no GPUDirect Storage ({why}): kvikio reads through its own host buffers, or {dram}"
 
 
-def look(timeout_s: float = PROBE_TIMEOUT_S, folder: str = "", module: str = PROBE) -> Machine:
+def probe_machine(
+    timeout_s: float = PROBE_TIMEOUT_S, folder: str = "", module: str = PROBE
+) -> Machine:
     """Blocks for at most timeout_s. folder: on the file system to try GPUDirect Storage with."""
-    told = run_child(module, [], timeout_s, {"KVW_PROBE_DIR": folder} if folder else None)
+    told = run_probe(module, [], timeout_s, {"KVW_PROBE_DIR": folder} if folder else None)
     known = {each.name for each in fields(Machine)}
     values: dict[str, Any] = {}
     for answer in told.answers:

@@ -32,7 +32,7 @@ def prepare(address: int, client: Client | None = None) -> int:
     return ordinal
 
 
-def reached(ordinal: int, event: Any, timeout_s: float) -> bool:
+def wait_event(ordinal: int, event: Any, timeout_s: float) -> bool:
     """Whether the device came to the event (as `Regions.on_device` takes it) within the time.
 
     For threads beside the engine's: unlike the event's own `query()` this breaks no CUDA graph that
@@ -44,7 +44,7 @@ def reached(ordinal: int, event: Any, timeout_s: float) -> bool:
     return event is None or core.wait_event(ordinal, event_of(event), timeout_s)
 
 
-def captures_aside(address: int | None = None) -> AbstractContextManager[None]:
+def relaxed_capture_mode(address: int | None = None) -> AbstractContextManager[None]:
     """A with statement in which what this thread asks of a framework (torch) breaks no CUDA graph
     that another thread captures: allocations, copies and waits in a thread beside the engine's.
 

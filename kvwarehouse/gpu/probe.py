@@ -9,9 +9,9 @@ import tempfile
 from importlib import import_module, metadata
 from typing import Any
 
-from kvwarehouse.gpu.bounded_child import tell
 from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import Driver
+from kvwarehouse.gpu.probe_process import report_steps
 
 _PACKAGES = ("kvikio-cu13", "kvikio-cu12", "libkvikio-cu13", "libkvikio-cu12", "nvidia-cufile")
 _TRIED_BYTES = 1 << 20
@@ -64,7 +64,7 @@ def _gds() -> dict[str, Any]:
 
 def main() -> None:
     steps = {"driver": _driver, "packages": _packages, "kvikio": _kvikio}
-    tell(steps | {"compat": _compat, "gds": _gds})
+    report_steps(steps | {"compat": _compat, "gds": _gds})
 
 
 if __name__ == "__main__":

@@ -8,34 +8,34 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.gpu import Machine, look
+from kvwarehouse.gpu import Machine, probe_machine
 from testkit.cupy_device import CupyDevice
 from testkit.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    return look()
+    return probe_machine()
 
 
 @pytest.fixture(scope="session")
 def device(machine: Machine) -> int:
     """The number of the device to test on: the first, or KVW_TEST_DEVICE."""
     if not machine.has_device:
-        pytest.skip(machine.words()[0])
+        pytest.skip(machine.describe()[0])
     return int(os.environ.get("KVW_TEST_DEVICE", "0"))
 
 
 @pytest.fixture(scope="session")
 def kvikio_there(machine: Machine, device: int) -> None:
     if not machine.kvikio:
-        pytest.skip(machine.words()[1])
+        pytest.skip(machine.describe()[1])
 
 
 @pytest.fixture(scope="session")
 def gds_there(machine: Machine, kvikio_there: None) -> None:
     if not machine.gds:
-        pytest.skip(machine.words()[2])
+        pytest.skip(machine.describe()[2])
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.gpu import DeviceStagingArea, Lane, choose
+from kvwarehouse.gpu import DeviceStagingArea, LoadPath, select_path
 from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
@@ -76,7 +76,7 @@ def test_gpudirect_storage_brings_pages_to_the_device(
 
 
 def test_a_way_is_chosen_by_what_was_measured_here(serving: Serving, tmp_path: Path) -> None:
-    choice = choose(serving.nvme_dir / "segments", memory=tmp_path / "memory")
-    assert choice.rates.bytes_per_s[Lane.DRAM] > 0
-    assert choice.lane in choice.rates.bytes_per_s
-    assert choose(serving.nvme_dir / "segments", memory=tmp_path / "memory").remembered
+    choice = select_path(serving.nvme_dir / "segments", memory=tmp_path / "memory")
+    assert choice.rates.bytes_per_s[LoadPath.DRAM] > 0
+    assert choice.path in choice.rates.bytes_per_s
+    assert select_path(serving.nvme_dir / "segments", memory=tmp_path / "memory").remembered

@@ -18,7 +18,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.gpu import Lane, Machine, Rates, choose
+from kvwarehouse.gpu import LoadPath, Machine, Rates, select_path
 
 WAIT_S = 60
 SPACE = kvw.Namespace(
@@ -110,8 +110,8 @@ def test_status_says_which_way_nvme_takes_to_this_hosts_gpu(
 
     assert "nvme to gpu" not in shown()
     gpu = Machine(cuda="13.0", devices=["H200"], kvikio="26.10")
-    rates = Rates({Lane.GDS: 6e9, Lane.DRAM: 3e9}, {}, 1 << 30)
-    choose(tmp_path, look=lambda: gpu, measure=lambda *wanted: rates)
+    rates = Rates({LoadPath.GDS: 6e9, LoadPath.DRAM: 3e9}, {}, 1 << 30)
+    select_path(tmp_path, probe=lambda: gpu, measure=lambda *wanted: rates)
     assert "gds: the fastest that was measured" in shown()
 
 

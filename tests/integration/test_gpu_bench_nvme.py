@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse.gpu import Choice, Lane, Machine, Rates, reader
-from kvwarehouse.gpu.rates import LEAST_BYTES, disk_rate, written
+from kvwarehouse.gpu import Choice, LoadPath, Machine, Rates, reader
+from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, disk_rate, written
 from kvwarehouse_bench.gpu.nvme import PAGE_BYTES, fill, load_rate
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.cuda_model import ModelDevice
@@ -36,9 +36,9 @@ def test_pages_for_the_measurement_reach_the_disk(serving: Serving) -> None:
 
 
 @pytest.mark.usefixtures("contract_kept")
-@pytest.mark.parametrize("lane", [Lane.GDS, Lane.DRAM])
+@pytest.mark.parametrize("path", [LoadPath.GDS, LoadPath.DRAM])
 def test_loads_that_are_measured_bring_the_pages(
-    serving: Serving, device: ModelDevice, lane: Lane
+    serving: Serving, device: ModelDevice, path: LoadPath
 ) -> None:
     def write(target: Any, data: bytes) -> None:
         device.poke(target.address, np.frombuffer(data, np.uint8))
@@ -46,9 +46,9 @@ def test_loads_that_are_measured_bring_the_pages(
     address = device.allocate(PAGES * PAGE_BYTES)
     with serving.connect(timeout_s=60) as client:
         opened = fill(client, PAGES)
-        choice = Choice(lane, "chosen by the test", Machine(), Rates())
+        choice = Choice(path, "chosen by the test", Machine(), Rates())
         past_daemon = reader(opened, 0, choice, library=KvikioModel(write))
-        assert (past_daemon is None) == (lane is Lane.DRAM)
+        assert (past_daemon is None) == (path is LoadPath.DRAM)
         load = partial(past_daemon.load, opened) if past_daemon else opened.load
         segments = serving.nvme_dir / "segments"
         assert load_rate(client, load, address, PAGES, segments) > 0

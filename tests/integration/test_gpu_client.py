@@ -266,7 +266,7 @@ def test_what_a_framework_does_aside_breaks_no_captured_graph(device: ModelDevic
     broken = device.count("broken_captures")
     device.set("capture", 1)
     try:
-        with kvwarehouse.gpu.captures_aside():
+        with kvwarehouse.gpu.relaxed_capture_mode():
             assert device.happened(event)
         assert device.count("broken_captures") == broken
         with pytest.raises(AssertionError, match="answers 900"):
@@ -279,7 +279,7 @@ def test_what_a_framework_does_aside_breaks_no_captured_graph(device: ModelDevic
 def test_thread_is_not_left_aside_where_no_device_has_the_address(device: ModelDevice) -> None:
     event = device.record()
     until(lambda: device.happened(event), "the event")
-    aside = kvwarehouse.gpu.captures_aside(4096)
+    aside = kvwarehouse.gpu.relaxed_capture_mode(4096)
     with pytest.raises(kvw.UsageError) as refused, aside:
         pass
     assert refused.value.code == "bad_device_memory"
@@ -292,7 +292,7 @@ def test_thread_is_not_left_aside_where_no_device_has_the_address(device: ModelD
 
 
 def test_nothing_is_aside_where_there_is_no_driver() -> None:
-    asks = "from kvwarehouse.gpu import captures_aside\nwith captures_aside(): print('here')"
+    asks = "import kvwarehouse.gpu\nwith kvwarehouse.gpu.relaxed_capture_mode(): print('here')"
     environment = os.environ | {"KVW_CUDA_DRIVER": "/nonexistent/libcuda.so"}
     done = subprocess.run(
         [sys.executable, "-c", asks], env=environment, capture_output=True, text=True, check=True

@@ -16,13 +16,13 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.gpu import (
+    AutoPath,
     Choice,
-    ChosenLane,
     DeviceStagingArea,
-    Lane,
+    LoadPath,
     Machine,
     Rates,
-    chosen_lane,
+    auto_path,
     reader,
 )
 from kvwarehouse.gpu.file_reader import KvikioReader, PreadReader
@@ -303,12 +303,12 @@ def test_remote_client_has_no_device(serving: Serving, client: kvw.Client, ns: A
 
 
 @pytest.mark.parametrize(
-    ("lane", "name"), [(Lane.GDS, "kvikio (GDS)"), (Lane.COMPAT, "kvikio (compat)")]
+    ("path", "name"), [(LoadPath.GDS, "kvikio (GDS)"), (LoadPath.COMPAT, "kvikio (compat)")]
 )
 def test_reader_goes_the_way_that_was_chosen(
-    device: ModelDevice, ns: Any, kvikio: KvikioModel, lane: Lane, name: str
+    device: ModelDevice, ns: Any, kvikio: KvikioModel, path: LoadPath, name: str
 ) -> None:
-    choice = Choice(lane, "the fastest that was measured", Machine(), Rates())
+    choice = Choice(path, "the fastest that was measured", Machine(), Rates())
     made = reader(ns, 0, choice, library=kvikio)
     assert made is not None
     out = blank(device)
@@ -319,53 +319,53 @@ def test_reader_goes_the_way_that_was_chosen(
 
 
 def test_there_is_no_reader_where_the_daemons_promotion_is_the_fastest(ns: Any) -> None:
-    assert reader(ns, 0, Choice(Lane.DRAM, "there is no GPU", Machine(), Rates())) is None
+    assert reader(ns, 0, Choice(LoadPath.DRAM, "there is no GPU", Machine(), Rates())) is None
 
 
 @pytest.fixture
 def much(client: kvw.Client, ns: kvw.OpenNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough on NVMe to measure with."""
-    monkeypatch.setattr("kvwarehouse.gpu.chosen_lane.LEAST_BYTES", 4096)
+    monkeypatch.setattr("kvwarehouse.gpu.auto_path.LEAST_BYTES", 4096)
 
 
-def found(lane: ChosenLane) -> None:
-    until(lambda: lane._reader or lane.problem, "the lane is chosen, and ready")
+def found(path: AutoPath) -> None:
+    until(lambda: path._reader or path.problem, "the path is chosen, and ready")
 
 
 @pytest.mark.usefixtures("much")
-def test_loads_go_by_the_lane_that_is_found_to_be_the_fastest(
+def test_loads_go_by_the_path_that_is_found_to_be_the_fastest(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client
 ) -> None:
-    choosing = Choosing(Lane.GDS)
-    lane = ChosenLane(0, choose=choosing, library=kvikio)
+    choosing = Choosing(LoadPath.GDS)
+    path = AutoPath(0, select=choosing, library=kvikio)
     out = blank(device)
     # Nobody waits for a choice: the first load is the daemon's.
-    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert kvikio.opened == 0
-    found(lane)
+    found(path)
     to_nvme(client)
     out = blank(device)
-    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert kvikio.opened > 0
     assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES}
     assert (device.read(out) == ROWS).all()
     # The second time it comes into DRAM for the third.
-    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
     assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": PAGES, "nvme": 0}
     assert len(choosing.asked) == 1
-    lane.close()
+    path.close()
     until(lambda: not kvikio.open, "its files are closed")
-    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
 
 
 @pytest.mark.usefixtures("much")
 def test_promotion_stays_where_it_is_the_fastest(
     device: ModelDevice, ns: Any, kvikio: KvikioModel
 ) -> None:
-    lane = ChosenLane(0, choose=Choosing(Lane.DRAM), library=kvikio)
-    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
-    until(lambda: lane.choice, "the lane is chosen")
-    assert lane.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    path = AutoPath(0, select=Choosing(LoadPath.DRAM), library=kvikio)
+    assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
+    until(lambda: path.choice, "the path is chosen")
+    assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
     assert kvikio.opened == 0
 
 
@@ -373,30 +373,30 @@ def test_nothing_is_measured_before_there_is_something_to_measure_with(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Path] = []
-    real = chosen_lane._enough
-    monkeypatch.setattr(chosen_lane, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(chosen_lane, "_enough", lambda at: looks.append(at) or real(at))
-    choosing = Choosing(Lane.GDS)
-    lane = ChosenLane(0, choose=choosing, library=kvikio)
+    real = auto_path._enough
+    monkeypatch.setattr(auto_path, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(auto_path, "_enough", lambda at: looks.append(at) or real(at))
+    choosing = Choosing(LoadPath.GDS)
+    path = AutoPath(0, select=choosing, library=kvikio)
     out = blank(device)
 
     def looked() -> bool:
-        assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+        assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
         return len(looks) > 1
 
     until(looked, "it looks again")
     assert not choosing.asked
-    monkeypatch.setattr(chosen_lane, "LEAST_BYTES", 4096)
-    until(lambda: looked() and lane.choice, "it has chosen")
+    monkeypatch.setattr(auto_path, "LEAST_BYTES", 4096)
+    until(lambda: looked() and path.choice, "it has chosen")
 
 
 @pytest.mark.usefixtures("much")
-def test_lane_that_fails_again_and_again_is_given_up(
+def test_path_that_fails_again_and_again_is_given_up(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client, caplog: Any
 ) -> None:
-    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
-    lane.load(ns, TOKENS, blank(device), timeout_s=60)
-    found(lane)
+    path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
+    path.load(ns, TOKENS, blank(device), timeout_s=60)
+    found(path)
     kvikio.error = RuntimeError("cuFile: error 5028")
     out = blank(device)
     for number in range(20):
@@ -404,10 +404,10 @@ def test_lane_that_fails_again_and_again_is_given_up(
         ns = client.open(dataclasses.replace(SPACE, salt=str(number)))
         assert ns.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
         to_nvme(client)
-        assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
-        if lane.problem:
+        assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
+        if path.problem:
             break
-    assert "5028" in lane.problem
+    assert "5028" in path.problem
     assert (device.read(out) == ROWS).all()
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
@@ -416,18 +416,18 @@ def test_lane_that_fails_again_and_again_is_given_up(
 def test_device_without_room_for_stages_leaves_the_daemons_way(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client
 ) -> None:
-    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
     out = blank(device)
     assert ns.load(TOKENS, out, timeout_s=60) == PAGES  # what a client takes has its room
     device.set("alloc_limit", device.count("device_bytes") + (32 << 20))
     try:
-        lane.load(ns, TOKENS, out, timeout_s=60)
-        found(lane)
+        path.load(ns, TOKENS, out, timeout_s=60)
+        found(path)
     finally:
         device.set("alloc_limit", 1 << 40)
-    assert "memory" in lane.problem
+    assert "memory" in path.problem
     to_nvme(client)
-    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert (device.read(out) == ROWS).all()
 
 
@@ -440,84 +440,84 @@ def test_whatever_is_wrong_with_the_library_the_daemons_way_is_there(
         raise error("compat_mode")
 
     kvikio.defaults.set = refuse
-    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
     out = blank(device)
-    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
-    found(lane)
-    assert error.__name__ in lane.problem
-    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    found(path)
+    assert error.__name__ in path.problem
+    assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
 
 
 @pytest.mark.usefixtures("much")
 def test_nothing_is_settled_where_the_device_had_no_room_to_measure(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chosen_lane, "_AGAIN_S", 0.0)
-    choosing = Choosing(Lane.GDS)
+    monkeypatch.setattr(auto_path, "_AGAIN_S", 0.0)
+    choosing = Choosing(LoadPath.GDS)
     good, choosing.choice = choosing.choice, dataclasses.replace(choosing.choice, rates=Rates())
-    lane = ChosenLane(0, choose=choosing, library=kvikio)
+    path = AutoPath(0, select=choosing, library=kvikio)
     out = blank(device)
 
     def asked(times: int) -> bool:
-        assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+        assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
         return len(choosing.asked) >= times
 
     until(lambda: asked(2), "it asks again")
-    assert lane.choice is None
+    assert path.choice is None
     choosing.choice = good
-    until(lambda: asked(3) and lane.choice, "it is chosen")
+    until(lambda: asked(3) and path.choice, "it is chosen")
 
 
 @pytest.mark.usefixtures("much")
 def test_device_that_does_not_answer_holds_nobody_and_gets_its_turn_back(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, client: kvw.Client
 ) -> None:
-    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
     out = blank(device)
-    lane.load(ns, TOKENS, out, timeout_s=60)
-    found(lane)
+    path.load(ns, TOKENS, out, timeout_s=60)
+    found(path)
     to_nvme(client)
     kvikio.answers.clear()
-    for _ in range(10):  # late, and no reason to give the lane up
-        late = lane.load(ns, TOKENS, out, timeout_s=0.05)
+    for _ in range(10):  # late, and no reason to give the path up
+        late = path.load(ns, TOKENS, out, timeout_s=0.05)
         if late:
-            break  # it was the daemon's: the lane is taken
+            break  # it was the daemon's: the path is taken
         assert late.missed == {"timeout": PAGES}
-    assert lane.load(ns, TOKENS, out, timeout_s=60) == PAGES
+    assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
     assert (device.read(out) == ROWS).all()
     kvikio.answers.set()
-    assert lane.problem == ""
+    assert path.problem == ""
 
     def read_so() -> bool:
         fresh = client.open(dataclasses.replace(SPACE, salt=str(time.monotonic_ns())))
         assert fresh.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
         to_nvme(client)
         device.poke(device.address(out), np.zeros_like(ROWS))
-        assert lane.load(fresh, TOKENS, out, timeout_s=60) == PAGES
+        assert path.load(fresh, TOKENS, out, timeout_s=60) == PAGES
         assert (device.read(out) == ROWS).all()
         return fresh.lookup(TOKENS).by_tier["nvme"] == PAGES
 
-    until(read_so, "the lane is free again")
-    lane.close()
+    until(read_so, "the path is free again")
+    path.close()
 
 
 @pytest.mark.usefixtures("much")
 def test_namespaces_and_daemons_come_and_go_and_the_stages_stay_two(
     device: ModelDevice, ns: Any, kvikio: KvikioModel, serving: Serving, client: kvw.Client
 ) -> None:
-    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
+    path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
     out = blank(device)
     assert ns.load(TOKENS, out, timeout_s=60) == PAGES
     before = device.count("device_bytes")
-    lane.load(ns, TOKENS, out, timeout_s=60)
-    found(lane)
+    path.load(ns, TOKENS, out, timeout_s=60)
+    found(path)
     for salt in ("", "a", "b"):
         opened = client.open(dataclasses.replace(SPACE, salt=salt))
         opened.store(TOKENS, ROWS, timeout_s=60)
         to_nvme(client)
         device.poke(device.address(out), np.zeros_like(ROWS))
         files = kvikio.opened
-        assert lane.load(opened, TOKENS, out, timeout_s=60) == PAGES
+        assert path.load(opened, TOKENS, out, timeout_s=60) == PAGES
         assert opened.lookup(TOKENS).by_tier["nvme"] == PAGES
         assert kvikio.opened > files or salt
         assert (device.read(out) == ROWS).all()
@@ -528,8 +528,8 @@ def test_namespaces_and_daemons_come_and_go_and_the_stages_stay_two(
     assert opened.store(TOKENS, ROWS, timeout_s=60).stored == PAGES
     to_nvme(client)
     device.poke(device.address(out), np.zeros_like(ROWS))
-    assert lane.load(opened, TOKENS, out, timeout_s=60) == PAGES
+    assert path.load(opened, TOKENS, out, timeout_s=60) == PAGES
     assert opened.lookup(TOKENS).by_tier["nvme"] == PAGES
     assert (device.read(out) == ROWS).all()
     assert device.count("device_bytes") == before + 2 * STAGE_BYTES
-    lane.close()
+    path.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.gpu import direct_cufile, probe, rates_child
+from kvwarehouse.gpu import direct_cufile, path_benchmark_child, probe
 from kvwarehouse.gpu.driver import DeviceMemory
 from testkit.kvikio_model import KvikioModel
 
@@ -60,7 +60,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Any:
         driver = SimpleNamespace(get=said.__getitem__)
         monkeypatch.setitem(sys.modules, "kvikio.cufile_driver", driver)
         monkeypatch.setattr(probe, "Driver", HostDriver)
-        monkeypatch.setattr("kvwarehouse.gpu.file_reader.captures_aside", lambda *_: nullcontext())
+        monkeypatch.setattr(
+            "kvwarehouse.gpu.file_reader.relaxed_capture_mode", lambda *_: nullcontext()
+        )
         monkeypatch.setattr(direct_cufile, "_MODULES", Path(__file__))
 
     return played
@@ -99,10 +101,10 @@ def test_rate_of_a_fallback_is_none_of_gds(play: Any, tmp_path: Path, obeys: boo
     play(obeys=obeys)
     path = tmp_path / "segment"
     path.write_bytes(os.urandom(4096))
-    pieces = [rates_child.Piece(str(path), 0, 4096)]
-    assert rates_child._by_kvikio(pieces, HostDriver(), gds=False) > 0  # type: ignore[arg-type]
+    pieces = [path_benchmark_child.Piece(str(path), 0, 4096)]
+    assert path_benchmark_child._by_kvikio(pieces, HostDriver(), gds=False) > 0  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"nvidia-fs is not loaded"):
-        rates_child._by_kvikio(pieces, HostDriver(), gds=True)  # type: ignore[arg-type]
+        path_benchmark_child._by_kvikio(pieces, HostDriver(), gds=True)  # type: ignore[arg-type]
 
 
 def test_newer_cufile_is_told_by_its_call(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:

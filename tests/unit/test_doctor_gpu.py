@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvwarehouse.gpu import Choice, Lane, Machine, Rates
+from kvwarehouse.gpu import Choice, LoadPath, Machine, Rates
 from kvwarehouse_connectors.doctor import command
 from kvwarehouse_connectors.doctor.findings import Verdict
 from kvwarehouse_connectors.doctor.gpu import findings_of
@@ -36,8 +36,10 @@ def test_a_fallback_is_a_warning_and_never_a_failure(
 
 
 def test_what_was_measured_is_said_with_the_way_that_was_chosen() -> None:
-    rates = Rates({Lane.GDS: 6e9, Lane.DRAM: 5e9}, {Lane.COMPAT: "no buffers"}, 1)
-    finding = findings_of(GDS, Choice(Lane.GDS, "the fastest that was measured", GDS, rates))[-1]
+    rates = Rates({LoadPath.GDS: 6e9, LoadPath.DRAM: 5e9}, {LoadPath.COMPAT: "no buffers"}, 1)
+    finding = findings_of(GDS, Choice(LoadPath.GDS, "the fastest that was measured", GDS, rates))[
+        -1
+    ]
     for words in ("gds: 6.00 GB/s", "no buffers", "NVMe to GPU by gds"):
         assert words in finding.what
 

@@ -10,7 +10,7 @@ from typing import Any
 import gpu
 import pytest
 
-from kvwarehouse.gpu import Lane, Machine, Rates
+from kvwarehouse.gpu import LoadPath, Machine, Rates
 from kvwarehouse_bench.gpu import hbm, nvme, parts, ttft
 from kvwarehouse_bench.gpu.goals import DIGEST, GPU_GOALS, HBM, NO_GPU, PartOutcome, lines_of
 from kvwarehouse_bench.gpu.parts import TierRoom, room_of
@@ -61,16 +61,16 @@ def test_a_part_that_was_not_run_is_not_passed_over() -> None:
 
 @pytest.mark.parametrize(("loads", "verdict"), [(9.5e9, "met"), (8.9e9, "missed")])
 def test_verified_loads_are_judged_by_the_disk(loads: float, verdict: str) -> None:
-    rates = Rates({Lane.GDS: 9.9e9, Lane.DRAM: 4e9}, {}, 1)
-    outcome = nvme.outcome_of(rates, 10e9, loads, Lane.GDS)
+    rates = Rates({LoadPath.GDS: 9.9e9, LoadPath.DRAM: 4e9}, {}, 1)
+    outcome = nvme.outcome_of(rates, 10e9, loads, LoadPath.GDS)
     lines = {line[0]: line for line in lines_of([outcome])}
     assert lines[nvme.NAME][3] == verdict
     assert "ratio 0.40" in lines["NVMe to GPU, transfers alone, dram"][2]
 
 
 def test_without_the_disks_own_rate_nothing_is_judged() -> None:
-    assert nvme.outcome_of(Rates({Lane.GDS: 1e9}, {}, 1), 0.0, 1e9, Lane.GDS).why_not
-    nothing = nvme.outcome_of(Rates({}, {Lane.GDS: "no cuFile"}, 1), 1e9, 1e9, Lane.DRAM)
+    assert nvme.outcome_of(Rates({LoadPath.GDS: 1e9}, {}, 1), 0.0, 1e9, LoadPath.GDS).why_not
+    nothing = nvme.outcome_of(Rates({}, {LoadPath.GDS: "no cuFile"}, 1), 1e9, 1e9, LoadPath.DRAM)
     assert nothing.why_not == "no cuFile"
 
 
@@ -132,7 +132,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     document = tmp_path / "gpu.md"
     document.write_text(f"{BEGIN}{END}")
     machine = Machine(cuda="13.0", devices=["H100"])
-    monkeypatch.setattr(gpu, "look", lambda folder: machine)
+    monkeypatch.setattr(gpu, "probe_machine", lambda folder: machine)
     monkeypatch.setattr(gpu, "_DOCUMENT", document)
 
     def run(arguments: str, **played: Any) -> tuple[int, str]:
@@ -191,7 +191,7 @@ def test_figures_of_another_machine_are_not_in_the_report(
 ) -> None:
     bench("--parts pinned", pinned=found("pinned", 5.0))
     other = Machine(cuda="13.0", devices=["H200"])
-    monkeypatch.setattr(gpu, "look", lambda folder: other)
+    monkeypatch.setattr(gpu, "probe_machine", lambda folder: other)
     _, document = bench("--parts hbm", hbm=found("hbm", 7.0))
     assert "have run here: hbm." in document
 

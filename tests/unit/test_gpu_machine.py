@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.gpu.bounded_child import run_child
-from kvwarehouse.gpu.machine import Machine, look
+from kvwarehouse.gpu.machine import Machine, probe_machine
+from kvwarehouse.gpu.probe_process import run_probe
 from kvwarehouse_bench.harness.until import until
 
-TELL = "from kvwarehouse.gpu.bounded_child import tell\n"
+TELL = "from kvwarehouse.gpu.probe_process import report_steps\n"
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def test_a_child_that_spins_is_killed_and_what_it_said_before_counts(module: Any
         "    import signal",
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)",
         "    while True: pass",
-        "tell({'driver': first, 'gds': second})",
+        "report_steps({'driver': first, 'gds': second})",
     )
-    machine = look(3.0, module=spins)
+    machine = probe_machine(3.0, module=spins)
     assert machine.cuda == "13.0"
     assert machine.has_device
     assert not machine.gds
@@ -53,9 +53,9 @@ def test_a_child_that_crashes_says_in_which_step(module: Any) -> None:
         "def second():",
         "    import os",
         "    os.abort()",
-        "tell({'driver': first, 'kvikio': second})",
+        "report_steps({'driver': first, 'kvikio': second})",
     )
-    machine = look(30.0, module=crashes)
+    machine = probe_machine(30.0, module=crashes)
     assert machine.cuda == "13.0"
     assert "'kvikio'" in machine.problem
     assert "status -6" in machine.problem
@@ -69,8 +69,8 @@ def test_an_hbm_tier_is_offered_where_a_device_can_share_its_memory(
     shares: list[bool], words: str
 ) -> None:
     machine = Machine(cuda="13.0", devices=["H100"] * max(1, len(shares)), shares=shares)
-    assert words in machine.words()[0]
-    assert ("HBM" in machine.words()[0]) == bool(words)
+    assert words in machine.describe()[0]
+    assert ("HBM" in machine.describe()[0]) == bool(words)
 
 
 def test_what_libraries_print_is_no_answer(module: Any) -> None:
@@ -80,9 +80,9 @@ def test_what_libraries_print_is_no_answer(module: Any) -> None:
         '    print(\'{"kvikio": "99"}\', flush=True)',
         '    os.write(1, b\'{"kvikio": "98"}\\n\')',
         "    return {'cuda': '13.0'}",
-        "tell({'driver': first})",
+        "report_steps({'driver': first})",
     )
-    machine = look(30.0, module=noisy)
+    machine = probe_machine(30.0, module=noisy)
     assert (machine.cuda, machine.kvikio, machine.gds) == ("13.0", "", False)
 
 
@@ -90,9 +90,9 @@ def test_a_step_that_raises_is_a_finding(module: Any) -> None:
     raising = module(
         "def first(): raise OSError('libcuda.so.1: cannot open')",
         "def second(): return {'kvikio': '26.10'}",
-        "tell({'driver': first, 'kvikio': second})",
+        "report_steps({'driver': first, 'kvikio': second})",
     )
-    machine = look(30.0, module=raising)
+    machine = probe_machine(30.0, module=raising)
     assert "libcuda.so.1" in machine.driver_error
     assert machine.kvikio == "26.10"
     assert machine.problem == ""
@@ -104,13 +104,13 @@ def test_a_child_leaves_nothing_in_the_callers_folder(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    run_child(module("open('cufile.log', 'w').close()"), [], 30.0)
+    run_probe(module("open('cufile.log', 'w').close()"), [], 30.0)
     assert list(here.iterdir()) == []
 
 
 def test_a_look_at_this_machine_ends_and_says_what_is_used() -> None:
-    machine = look(60.0)
-    words = machine.words()
+    machine = probe_machine(60.0)
+    words = machine.describe()
     assert all(words)
     assert ("no GPU" in words[0]) == (not machine.cuda)
 
@@ -132,7 +132,7 @@ def test_a_look_at_this_machine_ends_and_says_what_is_used() -> None:
     ],
 )
 def test_words_say_what_fell_back_to_what_and_why(machine: Machine, told: str) -> None:
-    assert told in machine.words()[-1]
+    assert told in machine.describe()[-1]
 
 
 def test_package_asks_for_the_native_core_only_when_pages_move() -> None:
@@ -153,16 +153,16 @@ def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Pat
     pid_file = tmp_path / "pid"
     (tmp_path / "spinning.py").write_text(
         "import os, sys\n"
-        "from kvwarehouse.gpu.bounded_child import tell\n"
+        "from kvwarehouse.gpu.probe_process import report_steps\n"
         "def spin():\n"
         f"    open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
         "    while True: pass\n"
-        "tell({'spin': spin})\n"
+        "report_steps({'spin': spin})\n"
     )
     asking = (
         "import os, threading, time\n"
-        "from kvwarehouse.gpu.bounded_child import run_child\n"
-        "threading.Thread(target=run_child, args=('spinning', [], 2.0), daemon=True).start()\n"
+        "from kvwarehouse.gpu.probe_process import run_probe\n"
+        "threading.Thread(target=run_probe, args=('spinning', [], 2.0), daemon=True).start()\n"
         f"while not os.path.exists({str(pid_file)!r}) or not open({str(pid_file)!r}).read():\n"
         "    time.sleep(0.01)\n"
     )

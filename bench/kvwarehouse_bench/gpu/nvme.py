@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 import kvwarehouse as kvw
-from kvwarehouse.gpu import Machine, Rates, choose, reader
+from kvwarehouse.gpu import Machine, Rates, reader, select_path
 from kvwarehouse.gpu.driver import Driver
-from kvwarehouse.gpu.rates import disk_rate
-from kvwarehouse.gpu.rates_child import drop_cached
 from kvwarehouse_bench.gpu.goals import PartOutcome
+from kvwarehouse.gpu.path_benchmark import disk_rate
+from kvwarehouse.gpu.path_benchmark_child import drop_cached
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 
@@ -36,7 +36,7 @@ _LEAST_CAPACITY = 512 << 20
 def nvme(machine: Machine, folder: Path, stored_bytes: int) -> PartOutcome:
     """Blocks for a few minutes at most."""
     if not machine.has_device:
-        return PartOutcome("nvme", why_not=machine.words()[0])
+        return PartOutcome("nvme", why_not=machine.describe()[0])
     folder.mkdir(parents=True, exist_ok=True)
     tiers = {"dram": "1GiB", "nvme_capacity": str(max(_LEAST_CAPACITY, 2 * stored_bytes))}
     with Serving(folder, **tiers) as serving, serving.connect() as client:
@@ -44,7 +44,7 @@ def nvme(machine: Machine, folder: Path, stored_bytes: int) -> PartOutcome:
         opened = fill(client, pages)
         segments = serving.nvme_dir / "segments"
         # The machine was looked at already, which may take half a minute.
-        choice = choose(segments, memory=folder / "lanes", again=True, look=lambda: machine)
+        choice = select_path(segments, memory=folder / "paths", again=True, probe=lambda: machine)
         disk = disk_rate(segments)
         driver = Driver()
         driver.use(0)
@@ -53,7 +53,7 @@ def nvme(machine: Machine, folder: Path, stored_bytes: int) -> PartOutcome:
         with reader(opened, 0, choice) or nullcontext() as past_daemon:
             load = partial(past_daemon.load, opened) if past_daemon else opened.load
             rate = load_rate(client, load, address, loaded, segments)
-        return outcome_of(choice.rates, disk, rate, choice.lane)
+        return outcome_of(choice.rates, disk, rate, choice.path)
 
 
 def load_rate(
@@ -75,7 +75,7 @@ def load_rate(
     return pages * PAGE_BYTES / statistics.median(taken[1:])
 
 
-def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, lane: str) -> PartOutcome:
+def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, path: str) -> PartOutcome:
     """Verified loads are judged; the bare transfers of each way are shown."""
     if not rates.bytes_per_s or not disk_bytes_per_s:
         why = next(iter(rates.problems.values()), "the disk itself was not measured")
@@ -83,7 +83,7 @@ def outcome_of(rates: Rates, disk_bytes_per_s: float, bytes_per_s: float, lane: 
     ordered = sorted(rates.bytes_per_s.items(), key=lambda item: -item[1])
     limit = disk_bytes_per_s / GIGABYTE
     figures = [
-        Figure(NAME, bytes_per_s / GIGABYTE, "GB/s", limit, f"disk ({lane})", "ratio 0.9 or more")
+        Figure(NAME, bytes_per_s / GIGABYTE, "GB/s", limit, f"disk ({path})", "ratio 0.9 or more")
     ]
     figures += [
         Figure(

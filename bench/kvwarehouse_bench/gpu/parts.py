@@ -113,7 +113,7 @@ def tried(name: str, part: Part, asked: PartRequest) -> tuple[PartOutcome, bool]
     """What the part found, and whether it came to its end. One that raised has the reason for an
     outcome; where it was is told on stderr."""
     if not asked.machine.has_device:
-        return PartOutcome(name, why_not=asked.machine.words()[0]), True
+        return PartOutcome(name, why_not=asked.machine.describe()[0]), True
     try:
         return part(asked), True
     except Exception as error:  # noqa: BLE001 - whatever it was, the other parts go on

@@ -68,7 +68,7 @@ class DeviceCopies:
         self,
         ordinal: int,
         on_fallback: Callable[[], None],
-        lane: kvw.gpu.ChosenLane | None = None,
+        lane: kvw.gpu.AutoPath | None = None,
     ) -> None:
         self._ordinal = ordinal
         self._on_fallback = on_fallback
@@ -92,7 +92,7 @@ class DeviceCopies:
     def reached(self, event: Any, timeout_s: float) -> bool:
         """Whether the device came to the event within the time. In any thread: the event's own
         `query()` would break a graph that the engine captures meanwhile."""
-        return kvw.gpu.reached(self._ordinal, event, timeout_s)
+        return kvw.gpu.wait_event(self._ordinal, event, timeout_s)
 
     def load(self, space: kvw.OpenNamespace, *args: Any, **how: Any) -> kvw.Loaded:
         """As space.load, into regions that were placed."""
@@ -143,7 +143,7 @@ def device_copies(
         problem = stream.problem
         if not problem:
             ordinal = kvw.gpu.prepare(address, client)
-            lane = kvw.gpu.ChosenLane(ordinal) if wish == "auto" else None
+            lane = kvw.gpu.AutoPath(ordinal) if wish == "auto" else None
             return DeviceCopies(ordinal, on_fallback, lane)
     except kvw.WarehouseError as error:
         problem = str(error)

@@ -59,7 +59,7 @@ class DeviceMemory(RowsOnly):
 
     def settle(self) -> None:
         if self._out is not None:
-            with kvw.gpu.captures_aside():
+            with kvw.gpu.relaxed_capture_mode():
                 self._out.synchronize()
 
     def load(
@@ -80,7 +80,7 @@ class DeviceMemory(RowsOnly):
     def scatter(self, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
         if self._in is None:
             return self._scatter(blocks, rows)
-        with kvw.gpu.captures_aside():
+        with kvw.gpu.relaxed_capture_mode():
             with self._in:
                 self._scatter(blocks, rows)
             self._in.synchronize()

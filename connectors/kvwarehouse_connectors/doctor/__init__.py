@@ -84,8 +84,8 @@ def _gpu(args: argparse.Namespace) -> list[Finding]:
     from kvwarehouse_connectors.doctor.gpu import findings_of
 
     if not args.segments:
-        return findings_of(kvw.gpu.look(min(args.timeout, kvw.gpu.PROBE_TIMEOUT_S)), None)
-    choice = kvw.gpu.choose(Path(args.segments), again=True)
+        return findings_of(kvw.gpu.probe_machine(min(args.timeout, kvw.gpu.PROBE_TIMEOUT_S)), None)
+    choice = kvw.gpu.select_path(Path(args.segments), again=True)
     return findings_of(choice.machine, choice)
 
 

@@ -11,7 +11,7 @@ _EXTRA = "pip install 'kvwarehouse[gds]' (docs/gpu.md: without what kvikio asks 
 
 def findings_of(machine: kvw.gpu.Machine, choice: kvw.gpu.Choice | None) -> list[Finding]:
     """choice: None where nothing was to be measured."""
-    driver, kvikio, way = machine.words()
+    driver, kvikio, way = machine.describe()
     return [
         Finding("driver", Verdict.OK if machine.has_device else Verdict.SKIP, driver),
         ok("kvikio", kvikio) if machine.kvikio else _without_kvikio(machine, kvikio),
@@ -42,5 +42,5 @@ def _storage(machine: kvw.gpu.Machine, words: str) -> Finding:
 def _measured(choice: kvw.gpu.Choice | None) -> Finding:
     if choice is None:
         return skip("NVMe to GPU", "not measured: name the daemon's segments with --segments")
-    told = "; ".join(choice.words()[len(choice.machine.words()) :])
+    told = "; ".join(choice.describe()[len(choice.machine.describe()) :])
     return Finding("NVMe to GPU", Verdict.OK, told)

@@ -17,10 +17,10 @@ pytest.importorskip("transformers", reason="needs transformers: make test-engine
 
 import kvwarehouse as kvw
 from kvwarehouse.client.gpu import kernels
-from kvwarehouse.gpu import Lane, chosen_lane
+from kvwarehouse.gpu import LoadPath, auto_path
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from kvwarehouse_connectors.core import PageGeometry, Plane
+from kvwarehouse_connectors.core import PageGeometry, Ppath
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 from kvwarehouse_connectors.transformers.transfer import DeviceTransfer, Stored
@@ -63,7 +63,7 @@ class Rooms:
             memory.fill(data)
 
     def pages(self, datas: list[Any] | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The layout in words: plane by plane [heads, page_tokens, size]; of what they hold now."""
+        """The layout in words: ppath by ppath [heads, page_tokens, size]; of what they hold now."""
         parts = []
         for number, (heads, _) in enumerate(PLANES):
             data = self.memories[number].data if datas is None else datas[number]
@@ -96,15 +96,15 @@ class Staged:
 
 class Rig:
     def __init__(
-        self, device: ModelDevice, rng: random.Random, dtype: str, lane: Any = None
+        self, device: ModelDevice, rng: random.Random, dtype: str, path: Any = None
     ) -> None:
         self.device = device
         self.rooms = Rooms(device, rng, dtype)
         self.geometry = PageGeometry(
-            tuple(Plane(heads, size * ITEM_BYTES[dtype]) for heads, size in PLANES), PAGE_TOKENS
+            tuple(Ppath(heads, size * ITEM_BYTES[dtype]) for heads, size in PLANES), PAGE_TOKENS
         )
         self.fallbacks: list[None] = []
-        self.copies = DeviceCopies(0, lambda: self.fallbacks.append(None), lane)
+        self.copies = DeviceCopies(0, lambda: self.fallbacks.append(None), path)
         self.staged = Staged()
         self.way = DeviceTransfer(self.geometry, self.staged, self.copies, ModelStream(device))
         self.tokens = np.array([rng.randrange(1 << 30) for _ in range(PAGES * PAGE_TOKENS)])
@@ -127,13 +127,13 @@ def client(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield client
 
 
-def test_pages_on_nvme_come_by_the_lane_that_was_chosen(
+def test_pages_on_nvme_come_by_the_path_that_was_chosen(
     device: ModelDevice, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chosen_lane, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(auto_path, "LEAST_BYTES", 4096)
     kvikio = kvikio_of(device)
-    lane = chosen_lane.ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
-    rig = Rig(device, rng, "bfloat16", lane)
+    path = auto_path.AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
+    rig = Rig(device, rng, "bfloat16", path)
     rooms, tokens = rig.rooms.tensors, rig.tokens
     with (
         Serving(tmp_path, dram="64MiB", nvme_capacity="64MiB") as serving,
@@ -145,13 +145,13 @@ def test_pages_on_nvme_come_by_the_lane_that_was_chosen(
         assert rig.way.store(ns, tokens, rooms, 0, TIMEOUT_S, rig.way.computed(rooms)).stored
         assert client.flush().pending == 0
         client.evict(None, 100_000, "dram")
-        until(lambda: rig.way.load(ns, tokens[::-1], rooms, 0) == 0 and lane._reader, "the lane")
+        until(lambda: rig.way.load(ns, tokens[::-1], rooms, 0) == 0 and path._reader, "the path")
         rig.rooms.fill([np.full_like(memory.data, 7) for memory in rig.rooms.memories])
         assert rig.way.load(ns, tokens, rooms, TIMEOUT_S) == PAGES
         assert np.array_equal(rig.rooms.pages(), before)
         assert kvikio.reads > 0
         assert ns.lookup(tokens).by_tier == {"hbm": 0, "dram": 0, "nvme": PAGES}
-        lane.close()
+        path.close()
     assert rig.staged.calls == []
     assert not rig.fallbacks
 

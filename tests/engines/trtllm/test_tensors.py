@@ -137,7 +137,7 @@ def test_way_for_devices_waits_aside_from_what_the_engine_captures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr("kvwarehouse.gpu.captures_aside", lambda: Streaming(done, "aside"))
+    monkeypatch.setattr("kvwarehouse.gpu.relaxed_capture_mode", lambda: Streaming(done, "aside"))
     device = DeviceMemory([pool_tensor()])
     monkeypatch.setattr(device, "_in", Streaming(done, "in"))
     monkeypatch.setattr(device, "_out", Streaming(done, "out"))

@@ -32,8 +32,8 @@ def connection(serving: Serving) -> Iterator[DaemonConnection]:
 def make(device: ModelDevice, connection: DaemonConnection, rng: random.Random) -> Iterator[Make]:
     made: list[Rig] = []
 
-    def rig(name: str = "NHD", dtype: str = "bfloat16", lane: Any = None) -> Rig:
-        made.append(Rig(device, connection, rng, name, dtype, lane))
+    def rig(name: str = "NHD", dtype: str = "bfloat16", path: Any = None) -> Rig:
+        made.append(Rig(device, connection, rng, name, dtype, path))
         return made[-1]
 
     yield rig

@@ -86,12 +86,12 @@ class Rig:
         rng: random.Random,
         name: str,
         dtype: str,
-        lane: kvw.gpu.ChosenLane | None = None,
+        path: kvw.gpu.AutoPath | None = None,
     ) -> None:
         self.device, self.rng = device, rng
         self.cache = cache_of(device, name, dtype, rng)
         self.fallbacks = 0
-        self.copies = DeviceCopies(0, self._fell_back, lane)
+        self.copies = DeviceCopies(0, self._fell_back, path)
         self.buffer = Buffer(self.cache)
         self.memory = PinnedMemory(
             self.cache.layout, self.cache.views, self.buffer, self.copies, ModelStream(device)

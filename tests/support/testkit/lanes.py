@@ -1,4 +1,4 @@
-"""Lanes from NVMe to the device of the contract model, chosen without a measurement."""
+"""Paths from NVMe to the device of the contract model, chosen without a measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse.gpu import Choice, Lane, Machine, Rates
+from kvwarehouse.gpu import Choice, LoadPath, Machine, Rates
 from testkit.cuda_model import ModelDevice
 from testkit.kvikio_model import KvikioModel
 
@@ -16,13 +16,13 @@ _GPU = Machine(cuda="13.0", devices=["H200"], kvikio="26.10", gds=True)
 
 
 class Choosing:
-    """In place of kvwarehouse.gpu.choose; knows what it was asked."""
+    """In place of kvwarehouse.gpu.select_path; knows what it was asked."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, path: LoadPath) -> None:
         self.asked: list[Path] = []
-        self.choice = Choice(lane, "so it says", _GPU, Rates({lane: 6e9}, {}, 1 << 30))
+        self.choice = Choice(path, "so it says", _GPU, Rates({path: 6e9}, {}, 1 << 30))
 
-    def __call__(self, folder: Path, ordinal: int, *, among: Sequence[Lane]) -> Choice:
+    def __call__(self, folder: Path, ordinal: int, *, among: Sequence[LoadPath]) -> Choice:
         assert list(folder.glob("*.seg")), "the daemon's segments"
         self.asked.append(folder)
         return self.choice

@@ -1,4 +1,4 @@
-"""Measures one way from NVMe to a device: python -m kvwarehouse.gpu.rates_child LANE
+"""Measures one way from NVMe to a device: python -m kvwarehouse.gpu.path_benchmark_child PATH
 DEVICE OFFSET:BYTES:FILE..."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kvwarehouse.gpu.bounded_child import tell
 from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
 from kvwarehouse.gpu.driver import DeviceMemory, Driver
 from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, read_whole
-from kvwarehouse.gpu.rates import DISK, Lane
+from kvwarehouse.gpu.path_benchmark import DISK, LoadPath
+from kvwarehouse.gpu.probe_process import report_steps
 
 _PIECE_BYTES = 4 << 20
 _DEPTH = 8
@@ -127,18 +127,18 @@ def _open(path: str) -> int:
 
 
 def main() -> None:
-    lane, ordinal, pieces = sys.argv[1], int(sys.argv[2]), pieces_of(sys.argv[3:])
+    path, ordinal, pieces = sys.argv[1], int(sys.argv[2]), pieces_of(sys.argv[3:])
 
     def rate() -> dict[str, Any]:
-        if lane == DISK:
+        if path == DISK:
             return {"bytes_per_s": _by_host(pieces, None)}
         driver = Driver()
         driver.use(ordinal)
-        if lane == Lane.DRAM:
+        if path == LoadPath.DRAM:
             return {"bytes_per_s": _by_host(pieces, driver)}
-        return {"bytes_per_s": _by_kvikio(pieces, driver, gds=lane == Lane.GDS)}
+        return {"bytes_per_s": _by_kvikio(pieces, driver, gds=path == LoadPath.GDS)}
 
-    tell({"rate": rate})
+    report_steps({"rate": rate})
 
 
 if __name__ == "__main__":

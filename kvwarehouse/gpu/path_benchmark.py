@@ -13,17 +13,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse.gpu.bounded_child import Told, run_child
+from kvwarehouse.gpu.probe_process import Told, run_probe
 
-CHILD = "kvwarehouse.gpu.rates_child"
-LANE_TIMEOUT_S = 30.0
+CHILD = "kvwarehouse.gpu.path_benchmark_child"
+PATH_TIMEOUT_S = 30.0
 MEASURED_BYTES = 256 << 20
 LEAST_BYTES = 32 << 20
 """Less says more about the first reads than about the way."""
 _BLOCK = 4096
 
 
-class Lane(StrEnum):
+class LoadPath(StrEnum):
     GDS = "gds"
     """cuFile without its own fallback: the disk writes to device memory."""
     COMPAT = "compat"
@@ -39,45 +39,45 @@ by."""
 
 @dataclass(frozen=True)
 class Rates:
-    bytes_per_s: Mapping[Lane, float] = field(default_factory=dict)
-    problems: Mapping[Lane, str] = field(default_factory=dict)
-    """Of the lanes that have no rate."""
+    bytes_per_s: Mapping[LoadPath, float] = field(default_factory=dict)
+    problems: Mapping[LoadPath, str] = field(default_factory=dict)
+    """Of the paths that have no rate."""
     measured_bytes: int = 0
     """Zero: there was too little to measure with, or nothing to measure."""
 
 
 def measure(
     folder: Path,
-    lanes: Sequence[Lane] = tuple(Lane),
+    paths: Sequence[LoadPath] = tuple(LoadPath),
     ordinal: int = 0,
-    timeout_s: float = LANE_TIMEOUT_S,
+    timeout_s: float = PATH_TIMEOUT_S,
     module: str = CHILD,
 ) -> Rates:
-    """folder: the segments'. ordinal: the device. Blocks for at most timeout_s a lane; never
+    """folder: the segments'. ordinal: the device. Blocks for at most timeout_s a path; never
     raises."""
     pieces = list(written(folder))
     total = sum(size for _, _, size in pieces)
     if total < LEAST_BYTES:
         why = f"{total} bytes are stored on NVMe, {LEAST_BYTES} are the least to measure with"
-        return Rates({}, dict.fromkeys(lanes, why))
-    rates: dict[Lane, float] = {}
-    problems: dict[Lane, str] = {}
-    arguments = [f"{offset}:{size}:{path}" for path, offset, size in pieces]
-    for lane in lanes:
-        told = run_child(module, [lane.value, str(ordinal), *arguments], timeout_s)
+        return Rates({}, dict.fromkeys(paths, why))
+    rates: dict[LoadPath, float] = {}
+    problems: dict[LoadPath, str] = {}
+    arguments = [f"{offset}:{size}:{file}" for file, offset, size in pieces]
+    for path in paths:
+        told = run_probe(module, [path.value, str(ordinal), *arguments], timeout_s)
         values = _values(told)
         if values.get("bytes_per_s"):
-            rates[lane] = float(values["bytes_per_s"])
+            rates[path] = float(values["bytes_per_s"])
             continue
-        problems[lane] = str(values.get("rate_error") or told.problem or "it said nothing")
+        problems[path] = str(values.get("rate_error") or told.problem or "it said nothing")
     return Rates(rates, problems, total)
 
 
-def disk_rate(folder: Path, timeout_s: float = LANE_TIMEOUT_S) -> float:
+def disk_rate(folder: Path, timeout_s: float = PATH_TIMEOUT_S) -> float:
     """Bytes a second of the disk itself, by direct reads into host memory; 0: not measured. Needs
     no device."""
-    arguments = [f"{offset}:{size}:{path}" for path, offset, size in written(folder)]
-    told = run_child(CHILD, [DISK, "0", *arguments], timeout_s) if arguments else None
+    arguments = [f"{offset}:{size}:{file}" for file, offset, size in written(folder)]
+    told = run_probe(CHILD, [DISK, "0", *arguments], timeout_s) if arguments else None
     return float(_values(told).get("bytes_per_s", 0.0)) if told else 0.0
 
 
@@ -89,16 +89,16 @@ def written(folder: Path, most_bytes: int = MEASURED_BYTES) -> Iterator[tuple[Pa
     """(file, offset, bytes) of what was written to the segments, in whole blocks, up to
     most_bytes."""
     left = most_bytes
-    for path in sorted(folder.glob("*.seg")):
+    for file in sorted(folder.glob("*.seg")):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
             for offset, size in _data(descriptor):
                 size = min(size, left) // _BLOCK * _BLOCK
                 if size:
-                    yield path, offset, size
+                    yield file, offset, size
                     left -= size
         finally:
             os.close(descriptor)

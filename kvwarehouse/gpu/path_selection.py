@@ -15,51 +15,51 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, look
-from kvwarehouse.gpu.rates import LANE_TIMEOUT_S, Lane, Rates, measure
+from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, probe_machine
+from kvwarehouse.gpu.path_benchmark import PATH_TIMEOUT_S, LoadPath, Rates, measure
 
 _VERSION = 3
 _CLEARLY = 1.05
 """What another way must be faster by than the daemon's promotion, which also fills DRAM for
 others."""
-_OTHERS_S = PROBE_TIMEOUT_S + len(Lane) * LANE_TIMEOUT_S
+_OTHERS_S = PROBE_TIMEOUT_S + len(LoadPath) * PATH_TIMEOUT_S
 _LOOK_S = 0.2
 _MOST_KNOWN = 16
 _PROBLEMS_S = 24 * 3600.0
-"""How long a lane that could not be measured is not tried again: there may have been no memory."""
+"""How long a path that could not be measured is not tried again: there may have been no memory."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    lane: Lane
+    path: LoadPath
     why: str
     machine: Machine
     rates: Rates
     remembered: bool = False
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         measured = [
-            f"{lane.value}: {self.rates.bytes_per_s[lane] / 1e9:.2f} GB/s"
-            if lane in self.rates.bytes_per_s
-            else f"{lane.value}: not measured ({self.rates.problems.get(lane, 'not tried')})"
-            for lane in Lane
+            f"{path.value}: {self.rates.bytes_per_s[path] / 1e9:.2f} GB/s"
+            if path in self.rates.bytes_per_s
+            else f"{path.value}: not measured ({self.rates.problems.get(path, 'not tried')})"
+            for path in LoadPath
         ]
         told = "remembered" if self.remembered else "measured now"
-        return [*self.machine.words(), *measured, f"NVMe to GPU by {self.in_short} ({told})"]
+        return [*self.machine.describe(), *measured, f"NVMe to GPU by {self.in_short} ({told})"]
 
     @property
     def in_short(self) -> str:
-        return f"{self.lane}: {self.why}"
+        return f"{self.path}: {self.why}"
 
 
-def choose(  # noqa: PLR0913  most by name, and for tests
+def select_path(  # noqa: PLR0913  most by name, and for tests
     folder: Path,
     ordinal: int = 0,
     *,
     memory: Path | None = None,
-    among: Sequence[Lane] = tuple(Lane),
+    among: Sequence[LoadPath] = tuple(LoadPath),
     again: bool = False,
-    look: Callable[[], Machine] = look,
+    probe: Callable[[], Machine] = probe_machine,
     measure: Callable[..., Rates] = measure,
 ) -> Choice:
     """folder: the daemon's segments. ordinal: the device. memory: the file that remembers; default:
@@ -70,18 +70,18 @@ def choose(  # noqa: PLR0913  most by name, and for tests
     others. Never raises."""
     file = memory or _memory_file()
     with _alone(file):
-        machine = look()
-        lanes = [lane for lane in _possible(machine) if lane in among]
-        key = _key(machine, folder, ordinal, lanes)
+        machine = probe()
+        paths = [path for path in _possible(machine) if path in among]
+        key = _key(machine, folder, ordinal, paths)
         known = None if again else _recall(file, key)
-        rates = known or (measure(folder, lanes, ordinal) if machine.has_device else Rates())
+        rates = known or (measure(folder, paths, ordinal) if machine.has_device else Rates())
         choice = judge(machine, rates, remembered=known is not None)
-        if known is None and Lane.DRAM in rates.bytes_per_s:
+        if known is None and LoadPath.DRAM in rates.bytes_per_s:
             _remember(file, key, choice)
     return choice
 
 
-def last_words(memory: Path | None = None) -> str:
+def last_selection(memory: Path | None = None) -> str:
     """What the last choice on this machine said, "" where there was none. No probe."""
     known = _read(memory or _memory_file()).values()
     return max(known, key=lambda each: each.at_s).words if known else ""
@@ -90,26 +90,26 @@ def last_words(memory: Path | None = None) -> str:
 def judge(machine: Machine, rates: Rates, *, remembered: bool = False) -> Choice:
     """Of what was found; no I/O."""
     if not machine.has_device:
-        return Choice(Lane.DRAM, "there is no GPU", machine, rates, remembered)
+        return Choice(LoadPath.DRAM, "there is no GPU", machine, rates, remembered)
     if not rates.bytes_per_s:
         why = next(iter(rates.problems.values()), "nothing was measured")
-        return Choice(Lane.DRAM, f"not measured: {why}", machine, rates, remembered)
-    best = max(rates.bytes_per_s, key=lambda lane: rates.bytes_per_s[lane])
-    dram = rates.bytes_per_s.get(Lane.DRAM, 0.0)
-    if best is not Lane.DRAM and rates.bytes_per_s[best] < _CLEARLY * dram:
-        best = Lane.DRAM
+        return Choice(LoadPath.DRAM, f"not measured: {why}", machine, rates, remembered)
+    best = max(rates.bytes_per_s, key=lambda path: rates.bytes_per_s[path])
+    dram = rates.bytes_per_s.get(LoadPath.DRAM, 0.0)
+    if best is not LoadPath.DRAM and rates.bytes_per_s[best] < _CLEARLY * dram:
+        best = LoadPath.DRAM
     return Choice(best, "the fastest that was measured", machine, rates, remembered)
 
 
-def _possible(machine: Machine) -> list[Lane]:
+def _possible(machine: Machine) -> list[LoadPath]:
     """The probe tries GPUDirect Storage on a file of its own, which may be on a file system that
     has none: where it came to an end, the segments themselves decide."""
-    lanes = [Lane.DRAM]
+    paths = [LoadPath.DRAM]
     if machine.kvikio:
-        lanes.append(Lane.COMPAT)
+        paths.append(LoadPath.COMPAT)
     if machine.kvikio and not machine.problem:
-        lanes.append(Lane.GDS)
-    return lanes
+        paths.append(LoadPath.GDS)
+    return paths
 
 
 @contextmanager
@@ -142,9 +142,9 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _key(machine: Machine, folder: Path, ordinal: int, lanes: Sequence[Lane]) -> str:
+def _key(machine: Machine, folder: Path, ordinal: int, paths: Sequence[LoadPath]) -> str:
     """What the rates depend on."""
-    facts = asdict(machine) | {"ordinal": ordinal, "lanes": lanes}
+    facts = asdict(machine) | {"ordinal": ordinal, "lanes": paths}
     try:
         disk = os.stat(folder).st_dev
     except OSError:
@@ -158,7 +158,7 @@ def _memory_file() -> Path:
     return Path(base) / "kvwarehouse" / "gpu_lanes.json"
 
 
-class _Known(NamedTuple):
+class _Remembered(NamedTuple):
     """What one measurement is remembered by."""
 
     rates: Rates
@@ -167,10 +167,10 @@ class _Known(NamedTuple):
     """Of the Unix epoch."""
 
     @classmethod
-    def read(cls, text: dict[str, Any]) -> _Known:
+    def read(cls, text: dict[str, Any]) -> _Remembered:
         rates = Rates(
-            {Lane(name): float(rate) for name, rate in text["bytes_per_s"].items()},
-            {Lane(name): str(why) for name, why in text["problems"].items()},
+            {LoadPath(name): float(rate) for name, rate in text["bytes_per_s"].items()},
+            {LoadPath(name): str(why) for name, why in text["problems"].items()},
             int(text["measured_bytes"]),
         )
         return cls(rates, str(text["words"]), float(text["at_s"]))
@@ -188,7 +188,7 @@ def _recall(file: Path, key: str) -> Rates | None:
 
 def _remember(file: Path, key: str, choice: Choice) -> None:
     """Beside the newest of the others: other devices, and older states of this machine."""
-    known = _read(file) | {key: _Known(choice.rates, choice.in_short, time.time())}
+    known = _read(file) | {key: _Remembered(choice.rates, choice.in_short, time.time())}
     newest = sorted(known, key=lambda each: known[each].at_s)[-_MOST_KNOWN:]
     text = json.dumps({each: known[each].text() for each in newest}, indent=1)
     fresh = file.with_suffix(f".{os.getpid()}.new")
@@ -201,10 +201,10 @@ def _remember(file: Path, key: str, choice: Choice) -> None:
             fresh.unlink()
 
 
-def _read(file: Path) -> dict[str, _Known]:
+def _read(file: Path) -> dict[str, _Remembered]:
     """What is remembered, by key; nothing where the file is not there, or damaged."""
     try:
         text = json.loads(file.read_text(encoding="utf-8"))
-        return {key: _Known.read(each) for key, each in text.items()}
+        return {key: _Remembered.read(each) for key, each in text.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

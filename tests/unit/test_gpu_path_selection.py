@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.gpu.choice import Choice, choose, judge, last_words
 from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.gpu.machine import Machine
-from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, Rates, disk_rate, measure, written
-from kvwarehouse.gpu.rates_child import _by_host, pieces_of, rate_of
+from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, LoadPath, Rates, disk_rate, measure, written
+from kvwarehouse.gpu.path_benchmark_child import _by_host, pieces_of, rate_of
+from kvwarehouse.gpu.path_selection import Choice, judge, last_selection, select_path
 from kvwarehouse_bench.harness.until import longer_bounds
 
 GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
-G, C, D = Lane.GDS, Lane.COMPAT, Lane.DRAM
+G, C, D = LoadPath.GDS, LoadPath.COMPAT, LoadPath.DRAM
 
 
 @pytest.mark.parametrize(
-    ("rates", "lane"),
+    ("rates", "path"),
     [
         ({G: 6e9, C: 4e9, D: 5e9}, G),
         ({G: 3e9, C: 6e9, D: 5e9}, C),
@@ -33,31 +33,31 @@ G, C, D = Lane.GDS, Lane.COMPAT, Lane.DRAM
         ({}, D),
     ],
 )
-def test_the_fastest_measured_way_is_taken(rates: dict[Lane, float], lane: Lane) -> None:
-    assert judge(GPU, Rates(rates, {}, 1)).lane is lane
+def test_the_fastest_measured_way_is_taken(rates: dict[LoadPath, float], path: LoadPath) -> None:
+    assert judge(GPU, Rates(rates, {}, 1)).path is path
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     def never(*given: Any) -> Rates:
         raise AssertionError(given)
 
-    choice = choose(tmp_path, memory=tmp_path / "memory", look=Machine, measure=never)
-    assert choice.lane is D
-    assert "no GPU" in choice.words()[-1]
+    choice = select_path(tmp_path, memory=tmp_path / "memory", probe=Machine, measure=never)
+    assert choice.path is D
+    assert "no GPU" in choice.describe()[-1]
 
 
 class Measuring:
     def __init__(self, rates: Rates) -> None:
         self.rates, self.asked = rates, []  # type: ignore[var-annotated]
 
-    def __call__(self, folder: Path, lanes: list[Lane], ordinal: int) -> Rates:
-        self.asked.append(lanes)
+    def __call__(self, folder: Path, paths: list[LoadPath], ordinal: int) -> Rates:
+        self.asked.append(paths)
         return self.rates
 
 
 def chosen(folder: Path, measuring: Any, machine: Machine = GPU, **more: Any) -> Choice:
-    return choose(
-        folder, memory=folder / "cache" / "m", look=lambda: machine, measure=measuring, **more
+    return select_path(
+        folder, memory=folder / "cache" / "m", probe=lambda: machine, measure=measuring, **more
     )
 
 
@@ -67,13 +67,13 @@ def test_a_measurement_is_remembered_for_the_same_machine_alone(tmp_path: Path) 
     again = chosen(tmp_path, measuring)
     assert not first.remembered
     assert again.remembered
-    assert again.lane is G
+    assert again.path is G
     assert again.rates == first.rates
     assert len(measuring.asked) == 1
     other = Machine(cuda="13.1", devices=["H100"], kvikio="26.10", gds=True)
     assert not chosen(tmp_path, measuring, other).remembered
     assert not chosen(tmp_path, measuring, GPU, again=True).remembered
-    told = chosen(tmp_path, measuring).words()
+    told = chosen(tmp_path, measuring).describe()
     assert "gds: 6.00 GB/s" in told
     assert "compat: not measured (cuFile said no)" in told
     assert told[-1].endswith("(remembered)")
@@ -90,26 +90,26 @@ def test_devices_and_wishes_are_remembered_side_by_side_and_bounded(tmp_path: Pa
     assert not chosen(tmp_path, measuring, ordinal=0).remembered, "the oldest made room"
 
 
-def test_lane_that_could_not_be_measured_is_tried_again_after_a_day(
+def test_path_that_could_not_be_measured_is_tried_again_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen(tmp_path, Measuring(Rates({D: 5e9}, {G: "cuMemAlloc: out of memory"}, 1 << 30)))
     better = Measuring(Rates({D: 5e9, G: 9e9}, {}, 1 << 30))
-    assert chosen(tmp_path, better).lane is D
-    monkeypatch.setattr("kvwarehouse.gpu.choice._PROBLEMS_S", 0.0)
-    assert chosen(tmp_path, better).lane is G
+    assert chosen(tmp_path, better).path is D
+    monkeypatch.setattr("kvwarehouse.gpu.path_selection._PROBLEMS_S", 0.0)
+    assert chosen(tmp_path, better).path is G
     assert chosen(tmp_path, better).remembered
 
 
 def test_measurement_without_the_daemons_way_is_not_remembered(tmp_path: Path) -> None:
-    nothing = Measuring(Rates({}, dict.fromkeys(Lane, "cuMemAlloc: out of memory"), 1 << 30))
-    assert chosen(tmp_path, nothing).lane is D
-    assert chosen(tmp_path, Measuring(Rates({D: 5e9, G: 9e9}, {}, 1 << 30))).lane is G
+    nothing = Measuring(Rates({}, dict.fromkeys(LoadPath, "cuMemAlloc: out of memory"), 1 << 30))
+    assert chosen(tmp_path, nothing).path is D
+    assert chosen(tmp_path, Measuring(Rates({D: 5e9, G: 9e9}, {}, 1 << 30))).path is G
 
 
 def test_what_could_not_be_measured_is_tried_again_next_time(tmp_path: Path) -> None:
     measuring = Measuring(Rates({}, {D: "too little is stored"}, 0))
-    assert chosen(tmp_path, measuring).lane is D
+    assert chosen(tmp_path, measuring).path is D
     assert "too little is stored" in chosen(tmp_path, measuring).why
     assert len(measuring.asked) == 2
 
@@ -125,11 +125,11 @@ def test_a_damaged_memory_is_measured_anew(tmp_path: Path, content: bytes) -> No
 def test_a_memory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no folder")
     measuring = Measuring(Rates({D: 5e9}, {}, 1 << 30))
-    assert chosen(tmp_path, measuring).lane is D
+    assert chosen(tmp_path, measuring).path is D
 
 
 @pytest.mark.parametrize(
-    ("machine", "lanes"),
+    ("machine", "paths"),
     [
         (GPU, {G, C, D}),
         # The probe's own file may be on a file system without GPUDirect Storage.
@@ -140,23 +140,23 @@ def test_a_memory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_only_ways_that_can_work_are_measured(
-    tmp_path: Path, machine: Machine, lanes: set[Lane]
+    tmp_path: Path, machine: Machine, paths: set[LoadPath]
 ) -> None:
     measuring = Measuring(Rates())
     chosen(tmp_path, measuring, machine)
-    assert set(measuring.asked[0]) == lanes
+    assert set(measuring.asked[0]) == paths
 
 
 def test_processes_that_begin_together_measure_once(tmp_path: Path) -> None:
     file = tmp_path / "cache" / "m"
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(folder: Path, lanes: list[Lane], ordinal: int) -> Rates:
+    def slow(folder: Path, paths: list[LoadPath], ordinal: int) -> Rates:
         inside.set()
         assert go_on.wait(60)
         return Rates({G: 6e9, D: 3e9}, {}, 1 << 30)
 
-    def never(folder: Path, lanes: list[Lane], ordinal: int) -> Rates:
+    def never(folder: Path, paths: list[LoadPath], ordinal: int) -> Rates:
         raise AssertionError("it was measured beside the other")
 
     with ThreadPoolExecutor(2) as threads:
@@ -168,14 +168,14 @@ def test_processes_that_begin_together_measure_once(tmp_path: Path) -> None:
         go_on.set()
         assert not first.result(60).remembered
         assert second.result(60).remembered
-    assert last_words(file) == "gds: the fastest that was measured"
+    assert last_selection(file) == "gds: the fastest that was measured"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff", b'{"x": 1}', b'{"x": {}}'])
 def test_without_a_choice_there_are_no_words(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "m").write_bytes(content)
-    assert last_words(tmp_path / "m") == ""
+    assert last_selection(tmp_path / "m") == ""
 
 
 def segment(folder: Path, number: int, data: list[tuple[int, int]], size_bytes: int) -> Path:
@@ -214,14 +214,14 @@ def test_each_way_is_measured_in_a_process_of_its_own(
     played = tmp_path / "played_rates.py"
     played.write_text(
         "import sys, os\n"
-        "from kvwarehouse.gpu.bounded_child import tell\n"
+        "from kvwarehouse.gpu.probe_process import report_steps\n"
         "def rate():\n"
         "    if sys.argv[1] == 'gds':\n"
         "        while True: pass\n"
         "    assert sys.argv[2] == '5'\n"
         "    if sys.argv[1] == 'compat': raise RuntimeError('no cuFile')\n"
         "    return {'bytes_per_s': sum(int(a.split(':')[1]) for a in sys.argv[3:])}\n"
-        "tell({'rate': rate})\n"
+        "report_steps({'rate': rate})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for bound_s in longer_bounds(1.0):
@@ -282,8 +282,8 @@ class SlowCopies:
             assert self._made.wait(60.0), "the next reads wait for the copies of those before"
 
 
-def test_reads_go_on_beside_copies_in_the_lane_of_dram(tmp_path: Path) -> None:
-    """They took turns, so that the lane was measured slower than it is and GDS was chosen."""
+def test_reads_go_on_beside_copies_in_the_path_of_dram(tmp_path: Path) -> None:
+    """They took turns, so that the path was measured slower than it is and GDS was chosen."""
     path = segment(tmp_path, 0, [(0, 80 << 20)], 80 << 20)
     pieces = pieces_of([f"0:{80 << 20}:{path}"])
     assert len(pieces) == 20

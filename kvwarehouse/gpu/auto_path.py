@@ -1,10 +1,10 @@
-"""Loads into the memory of one device, each by the lane that is the fastest on this machine.
+"""Loads into the memory of one device, each by the path that is the fastest on this machine.
 
 Which that is is found out behind the loads' back, once there is something on NVMe to measure with;
 until then, and wherever something is wrong with it, pages on NVMe come by the daemon's promotion.
 
-    lane = kvwarehouse.gpu.ChosenLane(ordinal)
-    filled = lane.load(opened, tokens, out)
+    path = kvwarehouse.gpu.AutoPath(ordinal)
+    filled = path.load(opened, tokens, out)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse.client.opened import OpenNamespace
-from kvwarehouse.gpu.choice import Choice, choose
 from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
-from kvwarehouse.gpu.rates import LEAST_BYTES, Lane, written
+from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, LoadPath, written
+from kvwarehouse.gpu.path_selection import Choice, select_path
 from kvwarehouse.gpu.staging_area import DeviceStagingArea
 from kvwarehouse.types import Loaded
 
@@ -30,23 +30,23 @@ _ASK_S = 1.0
 _AGAIN_S = 60.0
 """Between two looks for something to measure with."""
 _MOST_FAILURES = 8
-_LANES = (Lane.GDS, Lane.DRAM)
+_PATHS = (LoadPath.GDS, LoadPath.DRAM)
 """Not kvikio's own buffers: what copies from them are made on waits for the engine's default stream
 and makes it wait."""
 
 
-class ChosenLane:
-    """ordinal: the device, as CUDA counts them in this process. choose, library: in place of
-    kvwarehouse.gpu.choose and of the module kvikio.
+class AutoPath:
+    """ordinal: the device, as CUDA counts them in this process. select, library: in place of
+    kvwarehouse.gpu.select_path and of the module kvikio.
 
     For namespaces of one client. Takes 64 MiB of the device's memory where pages on NVMe are read
     past the daemon. What was read so once goes the daemon's way the next time, so that it comes
     into DRAM. Thread-safe."""
 
     def __init__(
-        self, ordinal: int, *, choose: Callable[..., Choice] = choose, library: Any = None
+        self, ordinal: int, *, select: Callable[..., Choice] = select_path, library: Any = None
     ) -> None:
-        self._ordinal, self._choose, self._library = ordinal, choose, library
+        self._ordinal, self._select, self._library = ordinal, select, library
         self._lock = threading.Lock()
         self._choice: Choice | None = None
         self._reader: NvmeReader | None = None
@@ -61,7 +61,7 @@ class ChosenLane:
 
     @property
     def problem(self) -> str:
-        """Why the lane that was chosen is not used, or not any more; "" while it is."""
+        """Why the path that was chosen is not used, or not any more; "" while it is."""
         return self._problem
 
     def load(self, opened: OpenNamespace, *args: Any, **how: Any) -> Loaded:
@@ -105,7 +105,7 @@ class ChosenLane:
         try:
             segments = opened._moves.segments(_ASK_S)
             if segments and _enough(Path(segments)):
-                self._take(opened, self._choose(Path(segments), self._ordinal, among=_LANES))
+                self._take(opened, self._select(Path(segments), self._ordinal, among=_PATHS))
         except Exception as error:  # noqa: BLE001 - whatever a vendor's library raises
             self._give_up(f"{type(error).__name__}: {error}")
         finally:
@@ -139,9 +139,9 @@ def reader(
     promotes: as NvmeReader has it.
 
     library: in place of the module kvikio. Raises as DeviceStagingArea and KvikioReader."""
-    if choice.lane is Lane.DRAM:
+    if choice.path is LoadPath.DRAM:
         return None
-    file_reader = KvikioReader(gds=choice.lane is Lane.GDS, library=library)
+    file_reader = KvikioReader(gds=choice.path is LoadPath.GDS, library=library)
     staging = DeviceStagingArea(opened, ordinal)
     return NvmeReader(file_reader, staging, promotes=promotes)
 
@@ -149,7 +149,7 @@ def reader(
 def _begin(work: Callable[[], None]) -> bool:
     """Whether there was a thread for it to be had."""
     try:
-        threading.Thread(target=work, name="kvw-lane", daemon=True).start()
+        threading.Thread(target=work, name="kvw-path", daemon=True).start()
     except RuntimeError:
         return False
     return True

@@ -1,6 +1,6 @@
 """Runs a module of this package in a process of its own, and reads the lines of JSON that it told,
 however it ended. A vendor's library may spin for ever, write to stdout or take its process with it.
-`run_child` is the parent's side, `tell` the child's.
+`run_probe` is the parent's side, `report_steps` the child's.
 
 Thread-safe. Blocks for at most the timeout and a moment; a child that cannot be killed (it hangs in
 the kernel) is left behind rather than waited for.
@@ -36,7 +36,7 @@ class Told:
     """What it said it was about to do; the last is where it ended."""
 
 
-def run_child(
+def run_probe(
     module: str,
     arguments: Sequence[str],
     timeout_s: float,
@@ -107,7 +107,7 @@ def _parsed(text: str) -> tuple[list[dict[str, Any]], list[str]]:
     return answers, steps
 
 
-def tell(steps: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+def report_steps(steps: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
     """Announces each step, runs it, and says what it found; a step that raises has said
     {name_error}. Stdout is for these answers alone, whatever libraries print. Ends the process
     behind the parent's limit, whatever it does then."""

@@ -1,4 +1,4 @@
-"""Blocks of an engine's cache from NVMe, by the lane that was chosen: over a real daemon and its
+"""Blocks of an engine's cache from NVMe, by the path that was chosen: over a real daemon and its
 real segments, and contract models of kvikio and of CUDA's driver."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse.gpu import ChosenLane, Lane, chosen_lane
+from kvwarehouse.gpu import AutoPath, LoadPath, auto_path
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.device_copies import device_copies
@@ -22,7 +22,7 @@ from testkit.lanes import Choosing, kvikio_of
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 
-ROUNDS = 8  # with a failure each, after which a lane is given up
+ROUNDS = 8  # with a failure each, after which a path is given up
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,13 @@ def serving(cuda_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def chosen(
-    device: ModelDevice, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[ChosenLane, Any]]:
-    """A lane and the model of kvikio that it uses."""
-    monkeypatch.setattr(chosen_lane, "LEAST_BYTES", 4096)
+def chosen(device: ModelDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AutoPath, Any]]:
+    """A path and the model of kvikio that it uses."""
+    monkeypatch.setattr(auto_path, "LEAST_BYTES", 4096)
     kvikio = kvikio_of(device)
-    lane = ChosenLane(0, choose=Choosing(Lane.GDS), library=kvikio)
-    yield lane, kvikio
-    lane.close()
+    path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
+    yield path, kvikio
+    path.close()
     until(lambda: not kvikio.open, "its files are closed")
 
 
@@ -57,22 +55,22 @@ def loaded(rig: Rig, run: Any) -> int:
     return int(rig.memory.load(rig.opened, run, 0, 0, TIMEOUT_S))
 
 
-def find_lane(rig: Rig, lane: ChosenLane) -> None:
-    until(lambda: loaded(rig, rig.run(0)) == 0 and lane._reader, "the lane is ready")
+def find_path(rig: Rig, path: AutoPath) -> None:
+    until(lambda: loaded(rig, rig.run(0)) == 0 and path._reader, "the path is ready")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_blocks_come_from_nvme_by_the_lane_byte_for_byte(
+def test_blocks_come_from_nvme_by_the_path_byte_for_byte(
     name: str, make: Make, serving: Serving, chosen: Any
 ) -> None:
-    lane, kvikio = chosen
-    rig = make(name, lane=lane)
+    path, kvikio = chosen
+    rig = make(name, path=path)
     run = rig.run(5, 0, 3, 4)
     before = rig.cache.pages()
     rig.store_queue.put([run], rig.space, rig.memory)
     rig.stored()
     to_nvme(serving)
-    find_lane(rig, lane)
+    find_path(rig, path)
     assert loaded(rig, run) == 4
     assert kvikio.reads > 0
     assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
@@ -84,28 +82,28 @@ def test_blocks_come_from_nvme_by_the_lane_byte_for_byte(
     assert (rig.buffer.loads, rig.fallbacks) == (0, 0)
 
 
-def test_lane_that_fails_leaves_the_straight_way_from_the_arena(
+def test_path_that_fails_leaves_the_straight_way_from_the_arena(
     make: Make, serving: Serving, chosen: Any
 ) -> None:
-    lane, kvikio = chosen
-    rig = make(lane=lane)
+    path, kvikio = chosen
+    rig = make(path=path)
     before = rig.cache.pages()
     runs = [rig.run(1, 6, 2) for _ in range(ROUNDS)]
     rig.store_queue.put(runs, rig.space, rig.memory)
     rig.stored()
     to_nvme(serving)
-    find_lane(rig, lane)
+    find_path(rig, path)
     kvikio.error = RuntimeError("cuFile: error 5028")
     for run in runs:
         assert loaded(rig, run) == 3
         assert (rig.cache.pages()[run.blocks] == before[run.blocks]).all()
-    assert "5028" in lane.problem
+    assert "5028" in path.problem
     assert rig.copies.usable
     assert (rig.buffer.loads, rig.fallbacks) == (0, 0)
 
 
 @pytest.mark.parametrize(("wish", "has"), [("auto", True), ("arena", False)])
-def test_wish_says_whether_a_lane_is_looked_for(device: ModelDevice, wish: str, has: bool) -> None:
+def test_wish_says_whether_a_path_is_looked_for(device: ModelDevice, wish: str, has: bool) -> None:
     copies = device_copies(ModelStream(device), device.allocate(64), wish, lambda: None)
     assert copies is not None
-    assert isinstance(copies._lane, kvw.gpu.ChosenLane) == has
+    assert isinstance(copies._lane, kvw.gpu.AutoPath) == has
