@@ -162,7 +162,10 @@ def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Pat
     asking = (
         "import os, threading, time\n"
         "from kvwarehouse.gpu.probe_process import run_probe\n"
-        "threading.Thread(target=run_probe, args=('spinning', [], 2.0), daemon=True).start()\n"
+        "def ask():\n"
+        "    for limit_s in (2.0, 8.0, 32.0):\n"  # on a busy machine it takes longer to begin
+        "        run_probe('spinning', [], limit_s)\n"
+        "threading.Thread(target=ask, daemon=True).start()\n"
         f"while not os.path.exists({str(pid_file)!r}) or not open({str(pid_file)!r}).read():\n"
         "    time.sleep(0.01)\n"
     )
