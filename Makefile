@@ -77,6 +77,10 @@ test-native: native-tests
 test-python: setup
 	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(BESIDE) $(ARGS)
 
+.PHONY: test-unit
+test-unit: setup  ## the tests of single parts, in under a minute; they start no daemon
+	@$(PYTEST) tests/unit $(BESIDE) $(ARGS)
+
 ENGINES := transformers lowest dynamo trtllm sglang lmcache vllm
 
 .PHONY: test-engines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,3 +76,40 @@ def test_processes_of_a_run_have_its_seed_and_one_process_repeats_them(tmp_path:
     assert len({each["process"] for each in again.values()}) == 1
     for name, each in seen.items():
         assert (again[name]["seed"], again[name]["drawn"]) == (each["seed"], each["drawn"])
+
+
+def test_command_under_a_failed_run_runs_what_failed_and_nothing_else(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    (tests / "unit").mkdir(parents=True)
+    shutil.copy(CONFTEST, tests)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tests / "unit" / "test_a.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('what', ['a', 'b c'])\n"
+        "def test_one(what, seed):\n    print('given', seed)\n    assert what == 'a'\n"
+    )
+    (tests / "unit" / "test_b.py").write_text("def test_other():\n    pass\n")
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        ).stdout
+
+    said = run("-n", "2", "--dist", "loadfile")
+    assert "1 failed, 2 passed" in said
+    [command] = [line for line in said.splitlines() if "make test-python" in line]
+    [arguments] = [
+        word.removeprefix("ARGS=") for word in shlex.split(command) if word.startswith("ARGS=")
+    ]
+    again = run(*shlex.split(arguments))
+    assert "1 failed in" in again
+
+    def given(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith("given ")]
+
+    assert given(again) == given(said)

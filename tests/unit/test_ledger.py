@@ -222,21 +222,6 @@ def test_namespace_that_an_older_daemon_took_is_kept_whatever_its_size(
     assert kept.open().find(wide.id)
 
 
-def test_largest_namespaces_and_tombstones_up_to_their_bounds_fit_the_ledger(kept: Kept) -> None:
-    """Incident: 180 namespaces of half a megabyte each filled it, and no clear was durable."""
-    ledger = kept.open()
-    ledger.bury((number.to_bytes(16), number) for number in range(module.MAX_TOMBSTONES))
-    for number in range(module.MAX_NAMESPACES):
-        ledger._remember(ledger.propose(largest(number)))
-    for epoch in (1, 2, 3):  # each writes all of them
-        assert ledger.raise_epoch(None) == (epoch, True)
-        assert ledger.health == "ok"
-    again = kept.open()
-    assert len(again.namespaces()) == module.MAX_NAMESPACES
-    assert again.tombstone_count() == module.MAX_TOMBSTONES
-    assert again.raise_epoch(None) == (4, True)
-
-
 def test_tombstones_are_bounded_and_the_oldest_go_first(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

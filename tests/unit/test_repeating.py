@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,40 +81,3 @@ def test_named_test_is_run_where_its_folder_is_left_out_of_a_run() -> None:
     ignored = ["tests/gpu", "tests/engines"]
     assert looked_into(ignored, ["tests"]) == ignored
     assert looked_into(ignored, ["tests/gpu/test_x.py::test_y"]) == ["tests/engines"]
-
-
-def test_command_under_a_failed_run_runs_what_failed_and_nothing_else(tmp_path: Path) -> None:
-    tests = tmp_path / "tests"
-    (tests / "unit").mkdir(parents=True)
-    shutil.copy(CONFTEST, tests)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tests / "unit" / "test_a.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('what', ['a', 'b c'])\n"
-        "def test_one(what, seed):\n    print('given', seed)\n    assert what == 'a'\n"
-    )
-    (tests / "unit" / "test_b.py").write_text("def test_other():\n    pass\n")
-
-    def run(*arguments: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        ).stdout
-
-    said = run("-n", "2", "--dist", "loadfile")
-    assert "1 failed, 2 passed" in said
-    [command] = [line for line in said.splitlines() if "make test-python" in line]
-    [arguments] = [
-        word.removeprefix("ARGS=") for word in shlex.split(command) if word.startswith("ARGS=")
-    ]
-    again = run(*shlex.split(arguments))
-    assert "1 failed in" in again
-
-    def given(text: str) -> list[str]:
-        return [line for line in text.splitlines() if line.startswith("given ")]
-
-    assert given(again) == given(said)
