@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse.gpu import Machine, probe_machine
-from testkit.cupy_device import CupyDevice
-from testkit.torch_device import TorchDevice
+from testkit.gpu_devices import CupyDevice, TorchDevice
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.device_suite import PAGES, SPACE, noise, prompt
-from testkit.torch_device import TorchDevice
+from testkit.gpu_devices import TorchDevice
 
 
 def test_graph_is_captured_whole_while_pages_come_and_go(

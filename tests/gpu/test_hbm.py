@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse_bench.harness.serving import Serving
+from testkit.gpu_devices import TorchDevice
 from testkit.hbm_suite import HbmSuite
-from testkit.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from testkit.torch_device import TorchDevice
+from testkit.gpu_devices import TorchDevice
 
 PAGES, PAGE_BYTES, PAGE_TOKENS = 200, 1_000_000, 4
 

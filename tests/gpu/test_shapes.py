@@ -8,8 +8,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
+from testkit.gpu_devices import TorchDevice
 from testkit.shape_suite import ShapeSuite
-from testkit.torch_device import TorchDevice
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from testkit.no_device import build_driver
+from testkit.cuda_model import build_driver_without_devices
 
 PAGES, PAGE_BYTES = 40, 300_000
 
@@ -58,7 +58,7 @@ with kvw.connect(sys.argv[1]) as client:
     reason="kvikio asks for CuPy with all of CUDA: make setup-gpu installs it without",
 )
 def test_kvikio_reads_held_extents_of_a_daemon(tmp_path: Path) -> None:
-    driver = build_driver(tmp_path)
+    driver = build_driver_without_devices(tmp_path)
     if driver is None:
         pytest.skip("no C compiler for the stub in the driver's place")
     with Serving(tmp_path, dram="32MiB", nvme_capacity="64MiB") as serving:

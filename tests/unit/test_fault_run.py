@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit import guarantees, tally
+from testkit import fault_run, tally
 from testkit.fault_classes import BY_NAME, CLASSES
 from testkit.fault_run import LEAST, LEAST_LIVE, Run, Step, failures
 
@@ -90,23 +90,23 @@ def test_names_of_classes_are_unique_and_fit_a_table_and_the_native_tally() -> N
 
 
 def test_counts_are_written_between_the_marks_and_nowhere_else() -> None:
-    conditions = guarantees.Conditions("42", 600.0, "a machine")
-    before = f"# Words\n{guarantees.BEGIN}STALE\n{guarantees.END}more words\n"
-    after = guarantees.with_counts(before, ENOUGH, conditions)
-    assert after.startswith(f"# Words\n{guarantees.BEGIN}")
-    assert after.endswith(f"{guarantees.END}more words\n")
+    conditions = fault_run.Conditions("42", 600.0, "a machine")
+    before = f"# Words\n{fault_run.BEGIN}STALE\n{fault_run.END}more words\n"
+    after = fault_run.with_counts(before, ENOUGH, conditions)
+    assert after.startswith(f"# Words\n{fault_run.BEGIN}")
+    assert after.endswith(f"{fault_run.END}more words\n")
     assert "STALE" not in after
     assert "seed 42" in after
     assert all(f"| {each.name} | {LEAST:,} |" in after for each in CLASSES)
-    assert guarantees.with_counts(after, ENOUGH, conditions) == after
+    assert fault_run.with_counts(after, ENOUGH, conditions) == after
 
 
 def test_document_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a line"):
-        guarantees.with_counts("# Words\n", ENOUGH, guarantees.Conditions("1", 1.0, "m"))
+        fault_run.with_counts("# Words\n", ENOUGH, fault_run.Conditions("1", 1.0, "m"))
 
 
 def test_document_of_this_project_has_its_marks() -> None:
     text = (Path(__file__).parents[2] / GUARANTEES).read_text(encoding="utf-8")
-    assert guarantees.BEGIN in text
-    assert guarantees.END in text
+    assert fault_run.BEGIN in text
+    assert fault_run.END in text

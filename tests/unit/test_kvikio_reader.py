@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse.gpu.file_reader import OPEN_FILES, HeldFile, KvikioReader
-from testkit.kvikio_model import KvikioModel
+from testkit.lanes import KvikioModel
 
 
 class Target:

@@ -15,7 +15,7 @@ import kvwarehouse as kvw
 from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from testkit.lossy_relay import LossyRelay
+from testkit.kv_subscriber import LossyRelay
 
 BLOCK = 4
 PAGE_BYTES = 4096

@@ -154,3 +154,10 @@ def check_survived(
     )
     for book, listed in zip(books, after.listed, strict=True):
         book.gone([node for node in book.owed() if node not in listed])
+
+
+def counters_of(client: Client) -> dict[str, int]:
+    """Of a client over shared memory: its session's own, by name."""
+    path: Any = client._path
+    found: dict[str, int] = path.native.counters()
+    return found

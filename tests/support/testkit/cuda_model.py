@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 _ROOT: Final = Path(__file__).parents[3]
 _NATIVE: Final = _ROOT / "native"
+_NO_DEVICE: Final = Path(__file__).with_name("no_device_driver.c")
 _BUILT: Final = _ROOT / "build" / "cuda_model_for_python"
 _FLAGS: Final = ("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic")
 _NAME: Final = "libcuda.so.1"
@@ -266,3 +267,14 @@ class ModelDevice:
 
 def made_bytes(array: ModelArray) -> ctypes.c_size_t:
     return ctypes.c_size_t(array.shape[0] * array.shape[1])
+
+
+def build_driver_without_devices(folder: Path) -> Path | None:
+    """no_device_driver.c, which says what it is: the library, named as the driver's, in `folder`;
+    None without a C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    library = folder / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, _NO_DEVICE], check=True)
+    return library

@@ -10,6 +10,7 @@ injected, or when a class of fault_classes.py was not injected at all.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import secrets
 import shutil
@@ -26,11 +27,14 @@ from typing import Final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvwarehouse_bench.harness.markdown import replace_section
 from kvwarehouse.cli.output import console, print_json, print_table
 from kvwarehouse_bench.micro.conditions import processor
-from testkit import guarantees, tally
-from testkit.fault_classes import CLASSES, faults, inputs
+from testkit import tally
+from testkit.fault_classes import CLASSES, FaultClass, faults, inputs
 
+BEGIN: Final = "<!-- counts: written by make faults, do not edit -->\n"
+END: Final = "<!-- end of counts -->\n"
 LEAST: Final = 100_000
 LEAST_LIVE: Final = 1_000
 _STEP_LIMIT_S: Final = 3600.0
@@ -147,6 +151,44 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@dataclass(frozen=True)
+class Conditions:
+    seed: str
+    took_s: float
+    machine: str
+
+
+def with_counts(document: str, counts: Counter[str], conditions: Conditions) -> str:
+    """The document with what stands between its marks replaced. ValueError when it has no marks."""
+    return replace_section(document, BEGIN, END, _block(counts, conditions))
+
+
+def _block(counts: Counter[str], conditions: Conditions) -> str:
+    lines = [
+        f"**{faults(counts):,} faults, {faults(counts, live=True):,} of them against a running"
+        f" warehouse, and {inputs(counts):,} hostile inputs: no wrong byte was served, nothing was"
+        " lost that was promised to be kept.**",
+        f"{conditions.took_s / 60:.0f} minutes on {conditions.machine},"
+        f" {datetime.datetime.now(datetime.UTC).date().isoformat()}, seed {conditions.seed}.",
+    ]
+    for promise in dict.fromkeys(each.promise for each in CLASSES):
+        classes = [each for each in CLASSES if each.promise == promise]
+        lines += [
+            "",
+            f"### {promise.capitalize()}",
+            "",
+            "| fault | injected | where | what was checked after each |",
+            "|---|---:|---|---|",
+            *(_row(each, counts) for each in classes),
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _row(each: FaultClass, counts: Counter[str]) -> str:
+    where = "live" if each.live else "in process"
+    return f"| {each.name} | {counts[each.name]:,} | {where} | {each.holds} |"
+
+
 def main(arguments: Sequence[str]) -> int:
     args = parse(arguments)
     run = Run(args.seed, args.folder)
@@ -163,13 +205,11 @@ def main(arguments: Sequence[str]) -> int:
             print("\n".join([f"--- {step.name}", *tail[-_TAIL_LINES:]]), file=sys.stderr)
             print(f"repeat it: {step.replay(args.seed)}", file=sys.stderr)
     if args.write and not why:
-        conditions = guarantees.Conditions(
+        conditions = Conditions(
             args.seed, took_s, f"{processor()}, {len(os.sched_getaffinity(0))} cores"
         )
         document = args.write.read_text(encoding="utf-8")
-        args.write.write_text(
-            guarantees.with_counts(document, counts, conditions), encoding="utf-8"
-        )
+        args.write.write_text(with_counts(document, counts, conditions), encoding="utf-8")
     return 1 if why else 0
 
 

@@ -5,6 +5,7 @@ for what was missed, and the blocks that follow from both. One owner; not thread
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -124,3 +125,37 @@ class KvSubscriber:
         media.discard(medium)
         if not media:
             self.blocks.pop(block, None)
+
+
+class LossyRelay:
+    """A wire between publisher and subscriber that can be cut: what is published meanwhile is lost,
+    as on a network that fails or to a subscriber that is too slow. From the PUB socket at `source`
+    to one at `endpoint`, until close(); a thread of its own."""
+
+    def __init__(self, source: str, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._sub = self._context.socket(zmq.SUB)
+        self._sub.setsockopt(zmq.SUBSCRIBE, b"")
+        self._sub.connect(source)
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.bind(endpoint)
+        self.cut = threading.Event()
+        self.lost = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            if not self._sub.poll(50):
+                continue
+            frames = self._sub.recv_multipart()
+            if self.cut.is_set():
+                self.lost += 1
+            else:
+                self._pub.send_multipart(frames)
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        self._context.destroy(linger=0)
