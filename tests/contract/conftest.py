@@ -17,8 +17,8 @@ from kvwarehouse import Client, Namespace, OpenNamespace, aio, connect
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.embedded import PrivateDaemon
-from testkit.looped import Looped
 from testkit.served import Served
+from testkit.sync_adapter import SyncAdapter
 
 PATHS = ("local", "remote", "model")
 KINDS = ("blocking", "asyncio")
@@ -62,7 +62,7 @@ def connected(kind: str) -> Callable[[str, str], Client]:
         if kind == "blocking":
             return connect(address) if local else connect_grpc(address)
         join = aio.connect if local else aio_connect_grpc
-        return Looped(lambda: join(address))  # type: ignore[return-value]  it has the same calls
+        return SyncAdapter(lambda: join(address))  # type: ignore[return-value]  it has the same calls
 
     return make
 

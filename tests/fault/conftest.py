@@ -9,7 +9,7 @@ import pytest
 
 from kvwarehouse_bench.harness.serving import Serving
 from testkit import tally
-from testkit.sick_disk import SickDisk
+from testkit.faulty_disk import FaultyDisk
 
 
 def serving_both(disk: Path) -> Serving:
@@ -38,12 +38,12 @@ def both_tiers(tmp_path: Path) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def sick(tmp_path: Path) -> SickDisk:
+def faulty(tmp_path: Path) -> FaultyDisk:
     """The disk of a daemon's NVMe tier that is in `tmp_path`, with its environment."""
     try:
-        return SickDisk(tmp_path, tmp_path / "nvme" / "segments")
+        return FaultyDisk(tmp_path, tmp_path / "nvme" / "segments")
     except FileNotFoundError as error:
-        pytest.skip(f"cannot make disks sick here: {error}")
+        pytest.skip(f"cannot make disks fail here: {error}")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
 from testkit import tally
-from testkit.sick_disk import SickDisk
+from testkit.faulty_disk import FaultyDisk
 
 LONG = tally.rounds(1) > 1  # `make faults`
 pytestmark = pytest.mark.timeout(900 if LONG else 240)
@@ -43,9 +43,9 @@ SIZES = {
 
 
 @pytest.fixture
-def serving(tmp_path: Path, sick: SickDisk) -> Iterator[Serving]:
+def serving(tmp_path: Path, faulty: FaultyDisk) -> Iterator[Serving]:
     serving = Serving(tmp_path, **SIZES)
-    serving.environment = sick.environment()
+    serving.environment = faulty.environment()
     with serving:
         yield serving
 
@@ -115,25 +115,25 @@ class Storing:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_all_that_is_sealed_reaches_nvme_when_the_disk_is_well_again_and_nobody_stores(
-    serving: Serving, sick: SickDisk, pool: ThreadPoolExecutor, rng: random.Random, error: int
+    serving: Serving, faulty: FaultyDisk, pool: ThreadPoolExecutor, rng: random.Random, error: int
 ) -> None:
     storing = Storing(serving)
     for _ in range(tally.rounds(4) if LONG else 2):
         storing.store(rng.randrange(4))
-        before = sick.struck
+        before = faulty.struck
         writer = pool.submit(storing.store, rng.randint(4, 10))
         threading.Event().wait(rng.uniform(0, 0.05))  # anywhere in its stores: that is the point
         sync = error if rng.random() < 0.5 else 0
-        sick.set(write=error, sync=sync, every=rng.choice((1, 1, 2, 5)))
+        faulty.set(write=error, sync=sync, every=rng.choice((1, 1, 2, 5)))
         writer.result()
         storing.store(1)
-        if sick.struck == before:  # of the few calls that were made none failed: the next one does
-            sick.set(write=error, sync=sync)
+        if faulty.struck == before:  # none of the few calls failed: the next one does
+            faulty.set(write=error, sync=sync)
             storing.store(1)
-            until(lambda before=before: sick.struck > before, "a call of the disk has failed")
+            until(lambda before=before: faulty.struck > before, "a call of the disk has failed")
         if rng.random() < 0.3:
             storing.restart()  # the next daemon meets the disk as it is
-        sick.heal()
+        faulty.heal()
         storing.check_catches_up()
         storing.restart(keep_arena=False)
         storing.check_all_there()

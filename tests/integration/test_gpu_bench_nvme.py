@@ -16,7 +16,7 @@ from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, disk_rate, written
 from kvwarehouse_bench.gpu.nvme import PAGE_BYTES, fill, load_rate
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.cuda_model import ModelDevice
-from testkit.lanes import KvikioModel
+from testkit.gpu_paths import KvikioModel
 
 PAGES = 33
 

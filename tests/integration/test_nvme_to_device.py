@@ -31,9 +31,9 @@ from kvwarehouse.gpu.staging_area import STAGE_BYTES, HostStagingArea
 from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import longer_bounds, until
-from testkit.books import counters_of
+from testkit.accounting import counters_of
 from testkit.cuda_model import ModelDevice
-from testkit.lanes import Choosing, KvikioModel, kvikio_of
+from testkit.gpu_paths import Choosing, KvikioModel, kvikio_of
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 20_008  # no multiple of a block or of a leaf

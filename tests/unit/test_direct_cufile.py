@@ -16,7 +16,7 @@ import pytest
 
 from kvwarehouse.gpu import direct_cufile, path_benchmark_child, probe
 from kvwarehouse.gpu.driver import DeviceMemory
-from testkit.lanes import KvikioModel
+from testkit.gpu_paths import KvikioModel
 
 
 class HostDriver:

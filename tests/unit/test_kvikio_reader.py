@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse.gpu.file_reader import OPEN_FILES, HeldFile, KvikioReader
-from testkit.lanes import KvikioModel
+from testkit.gpu_paths import KvikioModel
 
 
 class Target:

@@ -26,7 +26,7 @@ from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 from kvwarehouse_connectors.transformers.transfer import DeviceTransfer, Stored
 from testkit.cuda_model import ModelDevice
 from testkit.cuda_tensors import ModelMemory, ModelStream, ModelTensor, contiguous
-from testkit.lanes import Choosing, kvikio_of
+from testkit.gpu_paths import Choosing, kvikio_of
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

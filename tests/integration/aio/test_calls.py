@@ -14,7 +14,7 @@ from kvwarehouse.aio.threads import THREADS
 from kvwarehouse.client.routing import Question
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import longer_bounds
-from testkit.awaited import (
+from testkit.async_helpers import (
     SPACE,
     WAIT_S,
     check_right_or_missing,

@@ -13,7 +13,7 @@ import kvwarehouse as kvw
 from kvwarehouse.aio.threads import THREADS
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until_awaited
-from testkit.awaited import (
+from testkit.async_helpers import (
     SPACE,
     WAIT_S,
     check_right_or_missing,

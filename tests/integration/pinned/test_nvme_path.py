@@ -18,7 +18,7 @@ from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import TIMEOUT_S, Make, Rig
 from testkit.cuda_model import ModelDevice
 from testkit.cuda_tensors import ModelStream
-from testkit.lanes import Choosing, kvikio_of
+from testkit.gpu_paths import Choosing, kvikio_of
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
 

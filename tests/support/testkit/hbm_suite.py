@@ -16,7 +16,7 @@ import kvwarehouse.gpu
 from kvwarehouse_bench.harness.client_process import ClientProcess
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.harness.until import until
-from testkit.books import counters_of
+from testkit.accounting import counters_of
 from testkit.device_suite import (
     PAGE_BYTES,
     PAGE_TOKENS,

@@ -1,6 +1,6 @@
 """A real `kvwarehouse serve` beside dictionaries of what it may hold: its clients, what they store
 and load, and the books. What makes pages leave, daemons end and disks fail is in the files beside
-this one; the test is tests/property/test_against_dictionary.py. Not thread-safe.
+this one; the test is tests/property/test_against_reference_model.py. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kvwarehouse.daemon.identity import establish
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.metrics import TIERS
 from kvwarehouse_bench.harness.serving import Serving
-from testkit import books
-from testkit.dictionary import Dictionary
-from testkit.sick_disk import SickDisk
+from testkit import accounting
+from testkit.faulty_disk import FaultyDisk
+from testkit.reference_model import ReferenceModel
 
 # Small enough that evictions, reclaim and slabs changing hands happen all the time.
 SIZES = {
@@ -72,7 +72,7 @@ class MachineBase(RuleBasedStateMachine):
         super().__init__()
         self.disk = tempfile.TemporaryDirectory(prefix="kvw-test-")
         self.serving = Serving(Path(self.disk.name), **SIZES)
-        self.sick: SickDisk | None = None  # where the disk can be made to fail
+        self.faulty_disk: FaultyDisk | None = None  # where the disk can be made to fail
         self.flipped: set[bytes] = set()  # keys of pages that had a bit flipped, in any life
         self.reads_failed = False  # by a rule, in any life
         self.clients: list[kvw.Client] = []
@@ -89,26 +89,26 @@ class MachineBase(RuleBasedStateMachine):
             self.serving.remove()
             self.disk.cleanup()
 
-    @initialize(hog=st.none() | space_numbers, sickly=st.booleans())
-    def start(self, hog: int | None, sickly: bool) -> None:
-        """`hog`: who has taken the whole arena before anyone else comes. `sickly`: the disk can be
+    @initialize(hog=st.none() | space_numbers, faulty=st.booleans())
+    def start(self, hog: int | None, faulty: bool) -> None:
+        """`hog`: who has taken the whole arena before anyone else comes. `faulty`: the disk can be
         made to fail, which only the pread engine lets be seen."""
-        if sickly:
-            self.make_sickly()
+        if faulty:
+            self.make_disk_faulty()
         self.serving.start()
         # Only read: the daemon has made it.
         who = establish([str(self.serving.arena_dir)], Log("json", io.StringIO()))
-        self.books = [Dictionary(space, who.secret) for space in SPACES]
+        self.books = [ReferenceModel(space, who.secret) for space in SPACES]
         self.connect()
         self.begin_stretch()
         if hog is not None:
             self.flood(hog, 12, 96 // len(SPACES) ** hog, False)
 
-    def make_sickly(self) -> None:
+    def make_disk_faulty(self) -> None:
         with contextlib.suppress(FileNotFoundError):  # no compiler: then without
-            self.sick = SickDisk(Path(self.disk.name), self.serving.nvme_dir / "segments")
+            self.faulty_disk = FaultyDisk(Path(self.disk.name), self.serving.nvme_dir / "segments")
             self.serving.settings["io_engine"] = "pread"
-            self.serving.environment = self.sick.environment()
+            self.serving.environment = self.faulty_disk.environment()
 
     # --- clients: local, local that trusts memory it has checked once, remote
 
@@ -282,7 +282,7 @@ class MachineBase(RuleBasedStateMachine):
 
     def begin_stretch(self) -> None:
         """From here on one daemon keeps the counters."""
-        self.snapshot = books.quiet_snapshot(self.admin, self.books)
+        self.snapshot = accounting.quiet_snapshot(self.admin, self.books)
         self.asked = self.steps = 0
         self.cleared = False
         recovery = self.snapshot.core["recovery"]
@@ -295,10 +295,10 @@ class MachineBase(RuleBasedStateMachine):
     def audit(self) -> None:
         self.steps += 1
         self.check_pins()
-        after = books.quiet_snapshot(self.admin, self.books)
-        books.check_sums(self.snapshot, after, cleared=self.cleared)
-        books.check_listing(after, self.books)
-        books.check_owed(self.snapshot, after, self.books)
+        after = accounting.quiet_snapshot(self.admin, self.books)
+        accounting.check_sums(self.snapshot, after, cleared=self.cleared)
+        accounting.check_listing(after, self.books)
+        accounting.check_owed(self.snapshot, after, self.books)
         self.check_counters(after)
         self.snapshot, self.cleared, self.asked = after, False, 0
         for space, book in enumerate(self.books):  # what is listed, a lookup finds
@@ -308,7 +308,7 @@ class MachineBase(RuleBasedStateMachine):
                 stored = there.index(False) if False in there else len(path)
                 assert self.lookup(space, path, node % 3) == stored
 
-    def check_counters(self, after: books.Snapshot) -> None:
+    def check_counters(self, after: accounting.Snapshot) -> None:
         assert after.asked() - self.snapshot.asked() == self.asked
         scraped = self.serving.metrics()
         hits = [scraped[f'kvwarehouse_lookup_hit_pages_total{{tier="{tier}"}}'] for tier in TIERS]
@@ -319,7 +319,7 @@ class MachineBase(RuleBasedStateMachine):
         self.check_mismatches(after)
         assert after.nvme["health"] == "ok"
 
-    def check_mismatches(self, after: books.Snapshot) -> None:
+    def check_mismatches(self, after: accounting.Snapshot) -> None:
         """Only what a rule has damaged was found damaged."""
         events = self.serving.events("core")
         found = [event for event in events if event["name"] == "page_quarantined"]
@@ -344,6 +344,6 @@ class MachineBase(RuleBasedStateMachine):
         if not self.clients:
             self.connect()
         self.begin_stretch()
-        books.check_listing(self.snapshot, self.books)
-        books.check_survived(before, self.snapshot, self.books, tiers)
+        accounting.check_listing(self.snapshot, self.books)
+        accounting.check_survived(before, self.snapshot, self.books, tiers)
         self.check_pins()

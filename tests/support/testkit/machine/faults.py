@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvwarehouse_bench.harness.until import until
-from testkit import books, damage, tally
+from testkit import accounting, damage, tally
 from testkit.machine.base import MachineBase, places, seeds, space_numbers
 
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS)
@@ -18,7 +18,7 @@ _ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS)
 class Faults(MachineBase):
     # --- the disk
 
-    @precondition(lambda self: self.sick is not None)
+    @precondition(lambda self: self.faulty_disk is not None)
     @rule(
         kind=st.sampled_from(["read", "write", "sync"]),
         error=st.sampled_from(_ERRORS),
@@ -27,19 +27,19 @@ class Faults(MachineBase):
     )
     def fail(self, kind: str, error: int, every: int, seed: int) -> None:
         """The disk refuses what it is asked, or some of it, while everybody goes on."""
-        assert self.sick is not None
+        assert self.faulty_disk is not None
         self.steps += 1
-        before = self.sick.struck
-        self.sick.set(**{kind: error, "every": every})
+        before = self.faulty_disk.struck
+        self.faulty_disk.set(**{kind: error, "every": every})
         self.reads_failed |= kind == "read"
         self.traffic_of(random.Random(seed), 8)
-        self.sick.heal()
+        self.faulty_disk.heal()
         until(
             lambda: self.admin.status()["core"]["tiers"]["nvme"]["health"] == "ok",
             "the NVMe tier recovers by itself",
         )
-        if self.sick.struck > before:
-            tally.count("disk failed under random operations", self.sick.struck - before)
+        if self.faulty_disk.struck > before:
+            tally.count("disk failed under random operations", self.faulty_disk.struck - before)
 
     # --- bits
 
@@ -48,7 +48,7 @@ class Faults(MachineBase):
         """One bit of a page that is there. The client that is told next finds out, and from then on
         nobody is given it: the one that trusts memory it has seen never sees it damaged."""
         self.steps += 1
-        snapshot = books.quiet_snapshot(self.admin, self.books)
+        snapshot = accounting.quiet_snapshot(self.admin, self.books)
         node = self.damageable(snapshot, space, place, tier)
         if node is None:
             return
@@ -72,7 +72,9 @@ class Faults(MachineBase):
         book.gone([node])
         tally.count(f"bit flipped in the {_WHERE[tier]} between random operations")
 
-    def damageable(self, snapshot: books.Snapshot, space: int, place: int, tier: str) -> int | None:
+    def damageable(
+        self, snapshot: accounting.Snapshot, space: int, place: int, tier: str
+    ) -> int | None:
         """A node that is in this tier alone, with all its ancestors in some, and not pinned."""
         book, listed = self.books[space], snapshot.listed[space]
         held = {node for each in self.held if each.space == space for node in each.nodes}

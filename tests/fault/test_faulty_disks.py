@@ -22,7 +22,7 @@ from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from kvwarehouse_bench.harness.until import until
 from testkit import mounts, tally
-from testkit.sick_disk import SickDisk
+from testkit.faulty_disk import FaultyDisk
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -270,21 +270,21 @@ def test_filesystem_without_fallocate_is_used_like_any_other(
 # --- calls that fail
 
 
-def sick_serving(disk: Path, sick: SickDisk, **settings: str) -> Serving:
+def faulty_serving(disk: Path, faulty: FaultyDisk, **settings: str) -> Serving:
     """The library does not see what io_uring does."""
     serving = Serving(disk, io_engine="pread", **SIZES, **settings)
-    serving.environment = sick.environment()
+    serving.environment = faulty.environment()
     return serving
 
 
 @pytest.fixture
-def on_sick_disk(tmp_path: Path, sick: SickDisk) -> Iterator[Use]:
-    with used(sick_serving(tmp_path, sick)) as use:
+def on_faulty_disk(tmp_path: Path, faulty: FaultyDisk) -> Iterator[Use]:
+    with used(faulty_serving(tmp_path, faulty)) as use:
         yield use
 
 
-def until_struck(sick: SickDisk, before: int) -> None:
-    until(lambda: sick.struck > before, "a call has failed")
+def until_struck(faulty: FaultyDisk, before: int) -> None:
+    until(lambda: faulty.struck > before, "a call has failed")
 
 
 @pytest.mark.parametrize(
@@ -292,88 +292,90 @@ def until_struck(sick: SickDisk, before: int) -> None:
     [(errno.EIO, "io_error EIO"), (errno.ENOSPC, "no_space"), (errno.EROFS, "read_only")],
 )
 def test_failing_writes_make_the_tier_read_only_until_they_work(
-    on_sick_disk: Use, sick: SickDisk, error: int, reason: str
+    on_faulty_disk: Use, faulty: FaultyDisk, error: int, reason: str
 ) -> None:
-    use = on_sick_disk
+    use = on_faulty_disk
     for _ in range(tally.rounds(1)):
         use.store(2)
         use.flush()
-        before = sick.struck
-        sick.set(write=error)
+        before = faulty.struck
+        faulty.set(write=error)
         use.store(3)
         use.check_says("read_only", reason)
         assert use.client.flush(60).not_admitted > 0
         for prompt in use.durable:
             assert use.load(prompt) == PROMPT
-        sick.heal()
+        faulty.heal()
         use.check_recovers()
         use.check_durable()
         use.forget()
-        tally.count(f"write to the disk failed ({errno.errorcode[error]})", sick.struck - before)
+        tally.count(f"write to the disk failed ({errno.errorcode[error]})", faulty.struck - before)
 
 
-def test_failing_flushes_are_never_taken_for_durable(on_sick_disk: Use, sick: SickDisk) -> None:
-    use = on_sick_disk
+def test_failing_flushes_are_never_taken_for_durable(
+    on_faulty_disk: Use, faulty: FaultyDisk
+) -> None:
+    use = on_faulty_disk
     for _ in range(tally.rounds(1)):
         use.store(2)
         use.flush()
-        before = sick.struck
-        sick.set(sync=errno.EIO)
+        before = faulty.struck
+        faulty.set(sync=errno.EIO)
         use.store(2)
-        until_struck(sick, before)
+        until_struck(faulty, before)
         result = use.client.flush(5)
         assert result.pending + result.not_admitted > 0, "what failed was called durable"
-        sick.heal()
+        faulty.heal()
         use.check_recovers()
         use.check_durable()
         use.forget()
-        tally.count("flush of the disk failed (EIO)", sick.struck - before)
+        tally.count("flush of the disk failed (EIO)", faulty.struck - before)
 
 
-def test_failing_reads_are_misses_until_they_work(on_sick_disk: Use, sick: SickDisk) -> None:
-    use = on_sick_disk
+def test_failing_reads_are_misses_until_they_work(on_faulty_disk: Use, faulty: FaultyDisk) -> None:
+    use = on_faulty_disk
     for _ in range(tally.rounds(1)):
         use.store(4)  # new ones: those of the round before are left alone still
         use.flush()
         use.client.evict(SPACE, 100_000, "dram")
-        before = sick.struck
-        sick.set(read=errno.EIO)
+        before = faulty.struck
+        faulty.set(read=errno.EIO)
         assert all(use.load(prompt) == 0 for prompt in use.durable)
-        assert sick.struck > before
-        sick.heal()
+        assert faulty.struck > before
+        faulty.heal()
         # A page that could not be read is left alone for a while, or is gone from the tier; it can
         # be stored again either way, and is never wrong.
         for prompt in use.durable:
             use.load(prompt)
         use.store(1)
-        tally.count("read from the disk failed (EIO)", sick.struck - before)
+        tally.count("read from the disk failed (EIO)", faulty.struck - before)
 
 
 def test_calls_that_fail_now_and_then_lose_nothing_that_was_reported_durable(
-    on_sick_disk: Use, sick: SickDisk
+    on_faulty_disk: Use, faulty: FaultyDisk
 ) -> None:
-    use = on_sick_disk
+    use = on_faulty_disk
     for round_number in range(tally.rounds(2)):
-        before = sick.struck
-        sick.set(write=errno.EIO, sync=errno.EIO, every=2 + round_number % 4)
+        before = faulty.struck
+        faulty.set(write=errno.EIO, sync=errno.EIO, every=2 + round_number % 4)
         for _ in range(4):
             use.store(1)
             result = use.client.flush(5)
             if result.pending == result.not_admitted == 0:
                 use.durable = list(range(use.first, use.prompts))
-        sick.heal()
+        faulty.heal()
         use.check_durable()
         use.check_recovers()
         use.forget()
-        tally.count("write or flush failed now and then (EIO)", max(1, sick.struck - before))
+        tally.count("write or flush failed now and then (EIO)", max(1, faulty.struck - before))
 
 
-def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: SickDisk) -> None:
-    with used(sick_serving(tmp_path, sick, write_queue="1MiB")) as use:
+def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, faulty: FaultyDisk) -> None:
+    with used(faulty_serving(tmp_path, faulty, write_queue="1MiB")) as use:
         use.store(1)
         use.flush()
         for _ in range(tally.rounds(1)):
-            sick.set(delay_s=0.5)
+            faulty.set(delay_s=0.5)
             use.store(4)
             assert use.nvme["queued_bytes"] <= 1 << 20
             use.check_says("ok")
@@ -382,22 +384,22 @@ def test_slow_disk_fills_the_queue_and_holds_nobody_up(tmp_path: Path, sick: Sic
             ):  # its answer may be late by the call's own time too
                 result = use.client.flush(0.3)
                 assert result.pending + result.not_admitted > 0
-            sick.heal()
+            faulty.heal()
             use.check_recovers()
             use.check_durable()
             use.forget()
             tally.count("disk half a second late at every call")
 
 
-def test_stop_on_a_slow_disk_keeps_what_was_stored(tmp_path: Path, sick: SickDisk) -> None:
-    with used(sick_serving(tmp_path, sick, drain_timeout_s="0.1")) as use:
+def test_stop_on_a_slow_disk_keeps_what_was_stored(tmp_path: Path, faulty: FaultyDisk) -> None:
+    with used(faulty_serving(tmp_path, faulty, drain_timeout_s="0.1")) as use:
         for _ in range(tally.rounds(1)):
-            sick.set(delay_s=0.5)
+            faulty.set(delay_s=0.5)
             use.store(2)
             use.client.close()
             assert use.serving.stop() == 0
             assert use.serving.events("flushed")
-            sick.heal()
+            faulty.heal()
             use.serving.start()
             use.connect()
             for prompt in range(use.first, use.prompts):
@@ -410,16 +412,16 @@ def test_stop_on_a_slow_disk_keeps_what_was_stored(tmp_path: Path, sick: SickDis
 
 @pytest.mark.parametrize("answered", [False, True], ids=["at once", "after its first answer"])
 def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
-    tmp_path: Path, sick: SickDisk, answered: bool
+    tmp_path: Path, faulty: FaultyDisk, answered: bool
 ) -> None:
     """Incident: the daemon waited for it without a bound, and its DRAM tier was as far away."""
-    with used(sick_serving(tmp_path, sick)) as use:
+    with used(faulty_serving(tmp_path, faulty)) as use:
         for _ in range(tally.rounds(1)):
             use.store(2)
             use.flush()
             use.client.close()
             use.serving.kill()
-            sick.set(**{"core_delay_s" if answered else "delay_s": 1000})
+            faulty.set(**{"core_delay_s" if answered else "delay_s": 1000})
             use.serving.settings["nvme_answer_s"] = "0.5"
             use.serving.start()
             use.connect()
@@ -434,7 +436,7 @@ def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
             use.store(2)
             use.client.close()
             assert use.serving.stop() == 0
-            sick.heal()
+            faulty.heal()
             del use.serving.settings["nvme_answer_s"]
             use.serving.start()
             use.connect()
@@ -445,19 +447,19 @@ def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
 
 
 def test_disk_that_hangs_beside_a_new_arena_refuses_the_start_and_changes_nothing(
-    tmp_path: Path, sick: SickDisk
+    tmp_path: Path, faulty: FaultyDisk
 ) -> None:
-    with used(sick_serving(tmp_path, sick)) as use:
+    with used(faulty_serving(tmp_path, faulty)) as use:
         use.store(1)
         use.flush()
         use.client.close()
         use.serving.kill()
         use.serving.lose_arena()
-        sick.set(delay_s=1000)
+        faulty.set(delay_s=1000)
         use.serving.settings["nvme_answer_s"] = "0.5"
         with pytest.raises(RefusedError, match="gave no answer"):
             use.serving.start()
-        sick.heal()
+        faulty.heal()
         del use.serving.settings["nvme_answer_s"]
         use.serving.start()
         use.connect()

@@ -16,7 +16,7 @@ from kvwarehouse import aio
 _END = object()
 
 
-class Looped:
+class SyncAdapter:
     """Whatever the client of asyncio has, awaited. Ends its loop as a context manager."""
 
     def __init__(self, connecting: Callable[[], Awaitable[aio.Client]]) -> None:
@@ -43,7 +43,7 @@ class Looped:
         self._runner.close()
 
 
-class _LoopedNamespace:
+class _SyncNamespace:
     def __init__(self, runner: asyncio.Runner, opened: aio.OpenNamespace) -> None:
         self._runner = runner
         self._opened = opened
@@ -59,7 +59,7 @@ def _blocking(runner: asyncio.Runner, attribute: Any) -> Any:
     def call(*arguments: Any, **named: Any) -> Any:
         answer = runner.run(_awaited(lambda: attribute(*arguments, **named)))
         if isinstance(answer, aio.OpenNamespace):
-            return _LoopedNamespace(runner, answer)
+            return _SyncNamespace(runner, answer)
         return _iterated(runner, answer) if hasattr(answer, "__aiter__") else answer
 
     return call

@@ -1,6 +1,7 @@
-/* A disk that is sick on demand, for a process that is started with this library in LD_PRELOAD:
- * calls on files below SICK_PATH fail or take their time as the words of the file SICK_WORDS say,
- * which a test changes while the process runs. See tests/support/testkit/sick_disk.py.
+/* A disk that is faulty on demand, for a process that is started with this library in LD_PRELOAD:
+ * calls on files below FAULTY_DISK_PATH fail or take their time as the words of the file
+ * FAULTY_DISK_WORDS say, which a test changes while the process runs. See
+ * tests/support/testkit/faulty_disk.py.
  * io_uring does not come by here. Thread-safe: words are single, with one writer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,8 +22,8 @@ static const char* path;
 static unsigned calls;
 
 __attribute__((constructor)) static void start(void) {
-  const char* file = getenv("SICK_WORDS");
-  path = getenv("SICK_PATH");
+  const char* file = getenv("FAULTY_DISK_WORDS");
+  path = getenv("FAULTY_DISK_PATH");
   const int fd = file == NULL ? -1 : open(file, O_RDWR | O_CLOEXEC);
   if (fd < 0 || path == NULL) return;
   words = mmap(NULL, WORDS * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -40,7 +41,7 @@ static int is_meant(int fd) {
 }
 
 /* 0, or what the call fails with. */
-static int sick(int fd, int which, int core) {
+static int faulty(int fd, int which, int core) {
   if (words == NULL) return 0;
   const int delay_us = words[core && words[CORE_DELAY_US] != 0 ? CORE_DELAY_US : DELAY_US];
   if ((words[which] == 0 && delay_us == 0) || !is_meant(fd)) return 0;
@@ -52,36 +53,36 @@ static int sick(int fd, int which, int core) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define SICK_FOR(core, name, which, result, declared, passed)  \
+#define DISK_FOR(core, name, which, result, declared, passed)  \
   result name declared {                                       \
     static __typeof__(&name) real;                             \
     if (real == NULL) real = REAL(name);                       \
-    const int error = sick(fd, which, core);                   \
+    const int error = faulty(fd, which, core);                 \
     if (error == 0) return real passed;                        \
     errno = error;                                             \
     return -1;                                                 \
   }
 
-#define SICK(...) SICK_FOR(0, __VA_ARGS__)
-#define CORE(...) SICK_FOR(1, __VA_ARGS__) /* what else a daemon does is by other calls */
+#define DISK(...) DISK_FOR(0, __VA_ARGS__)
+#define CORE(...) DISK_FOR(1, __VA_ARGS__) /* what else a daemon does is by other calls */
 
 CORE(preadv, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
      (fd, iov, count, at))
 CORE(preadv64, READ_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
      (fd, iov, count, at))
-SICK(preadv2, READ_ERRNO, ssize_t,
+DISK(preadv2, READ_ERRNO, ssize_t,
      (int fd, const struct iovec* iov, int count, off_t at, int flags),
      (fd, iov, count, at, flags)) /* Python's */
-SICK(preadv64v2, READ_ERRNO, ssize_t,
+DISK(preadv64v2, READ_ERRNO, ssize_t,
      (int fd, const struct iovec* iov, int count, off64_t at, int flags),
      (fd, iov, count, at, flags))
 CORE(pwritev, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off_t at),
      (fd, iov, count, at))
 CORE(pwritev64, WRITE_ERRNO, ssize_t, (int fd, const struct iovec* iov, int count, off64_t at),
      (fd, iov, count, at))
-SICK(pwrite, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off_t at),
+DISK(pwrite, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off_t at),
      (fd, data, bytes, at))
-SICK(pwrite64, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off64_t at),
+DISK(pwrite64, WRITE_ERRNO, ssize_t, (int fd, const void* data, size_t bytes, off64_t at),
      (fd, data, bytes, at))
-SICK(fdatasync, SYNC_ERRNO, int, (int fd), (fd))
-SICK(fsync, SYNC_ERRNO, int, (int fd), (fd))
+DISK(fdatasync, SYNC_ERRNO, int, (int fd), (fd))
+DISK(fsync, SYNC_ERRNO, int, (int fd), (fd))

@@ -18,7 +18,7 @@ from kvwarehouse.types import Namespace
 from kvwarehouse_bench.harness.pages import Bytes, check_pages, pages_of
 
 
-class Dictionary:
+class ReferenceModel:
     def __init__(self, space: Namespace, secret: bytes) -> None:
         self.space = space
         self.version = 0  # rises with every clear: what was stored before must not come back

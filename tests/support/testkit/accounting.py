@@ -1,5 +1,5 @@
-"""Books kept of a daemon from outside: what its status says left and came, against what its listing
-has. A difference is a page that was lost without being counted, or one that nobody stored.
+"""Accounts kept of a daemon from outside: what its status says left and came, against what its
+listing has. A difference is a page that was lost without being counted, or one that nobody stored.
 
 Not thread-safe.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from kvwarehouse.client import Client
 from kvwarehouse_bench.harness.until import until
-from testkit.dictionary import Dictionary
+from testkit.reference_model import ReferenceModel
 
 # Two snapshots this far apart with several ticks of the core between them.
 _QUIET_S = 0.35
@@ -49,7 +49,7 @@ class Snapshot:
         return int(sum(lookups.values()))
 
 
-def quiet_snapshot(client: Client, books: Iterable[Dictionary]) -> Snapshot:
+def quiet_snapshot(client: Client, books: Iterable[ReferenceModel]) -> Snapshot:
     """Waits until nothing moves by itself any more (write-behind, reclaim, evictions ahead of
     need), then takes a snapshot whose status and listing belong together."""
     books = tuple(books)
@@ -88,7 +88,7 @@ def _busy(core: Mapping[str, Any]) -> bool:
     return bool(nvme["queued_records"] or nvme["promotions_in_flight"] or nvme["reads_in_flight"])
 
 
-def _listed(client: Client, book: Dictionary) -> dict[int, frozenset[str]]:
+def _listed(client: Client, book: ReferenceModel) -> dict[int, frozenset[str]]:
     listed: dict[int, frozenset[str]] = {}
     for page in client.pages(book.space):
         node = book.node_of(page.key)
@@ -112,7 +112,7 @@ def check_sums(before: Snapshot, after: Snapshot, *, cleared: bool) -> None:
     assert after.nvme["pages"] <= most if cleared else after.nvme["pages"] == most
 
 
-def check_listing(snapshot: Snapshot, books: Iterable[Dictionary]) -> None:
+def check_listing(snapshot: Snapshot, books: Iterable[ReferenceModel]) -> None:
     """Only pages that were stored are there, and the status counts the same ones."""
     listings = snapshot.listed
     for book, listed in zip(books, listings, strict=True):
@@ -124,7 +124,7 @@ def check_listing(snapshot: Snapshot, books: Iterable[Dictionary]) -> None:
     assert sum(len(listed) for listed in listings) == snapshot.core["index"]["pages"]
 
 
-def check_owed(before: Snapshot, after: Snapshot, books: Iterable[Dictionary]) -> None:
+def check_owed(before: Snapshot, after: Snapshot, books: Iterable[ReferenceModel]) -> None:
     """What was reported stored is there, or counted as left; then forgives what has left."""
     missing = [
         [node for node in book.owed() if node not in listed]
@@ -138,7 +138,7 @@ def check_owed(before: Snapshot, after: Snapshot, books: Iterable[Dictionary]) -
 
 
 def check_survived(
-    before: Snapshot, after: Snapshot, books: Iterable[Dictionary], tiers: Iterable[str]
+    before: Snapshot, after: Snapshot, books: Iterable[ReferenceModel], tiers: Iterable[str]
 ) -> None:
     """After a restart: what was in one of `tiers` before it is there, or was counted by the new
     daemon as left."""

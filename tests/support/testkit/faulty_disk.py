@@ -1,9 +1,9 @@
 """A disk that fails or stalls on demand under one daemon, by a library loaded before its others
-(sick_disk.c beside this file, compiled with the compiler that built the core).
+(faulty_disk.c beside this file, compiled with the compiler that built the core).
 
-    sick = SickDisk(tmp_path, serving.nvme_dir)
-    monkeypatch.setenv(...) for each of sick.environment(); serve with io_engine="pread"
-    sick.set(write=errno.ENOSPC); ...; sick.heal()
+    faulty = FaultyDisk(tmp_path, serving.nvme_dir)
+    monkeypatch.setenv(...) for each of faulty.environment(); serve with io_engine="pread"
+    faulty.set(write=errno.ENOSPC); ...; faulty.heal()
 
 Calls of files below the given path only. Not thread-safe.
 """
@@ -17,29 +17,29 @@ from typing import Final
 
 import numpy as np
 
-_SOURCE: Final = Path(__file__).with_name("sick_disk.c")
+_SOURCE: Final = Path(__file__).with_name("faulty_disk.c")
 _WORDS: Final = 7
 
 
-class SickDisk:
+class FaultyDisk:
     def __init__(self, folder: Path, path: Path) -> None:
         """Compiles the library into `folder`. Raises FileNotFoundError without a compiler."""
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             raise FileNotFoundError("no C compiler (cc or gcc)")
-        self._library = folder / "sick_disk.so"
+        self._library = folder / "faulty_disk.so"
         subprocess.run(
             [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, _SOURCE, "-ldl"], check=True
         )
-        self._file, self._path = folder / "sick_words", path
+        self._file, self._path = folder / "faulty_disk_words", path
         np.zeros(_WORDS, np.int32).tofile(self._file)
         self._words = np.memmap(self._file, np.int32, "r+")
 
     def environment(self) -> dict[str, str]:
         return {
             "LD_PRELOAD": str(self._library),
-            "SICK_WORDS": str(self._file),
-            "SICK_PATH": str(self._path),
+            "FAULTY_DISK_WORDS": str(self._file),
+            "FAULTY_DISK_PATH": str(self._path),
         }
 
     def set(
