@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit import cuda_model, repeating, tally
 from testkit.cuda_model import ModelDevice
 
@@ -133,6 +133,6 @@ def contract_kept(device: ModelDevice) -> Iterator[None]:
     for name in ("hold", "lost"):
         device.set(name, 0)
     # A path that a test closed frees its stages behind its back: the next one counts what is held.
-    until(lambda: "kvw-path" not in (each.name for each in threading.enumerate()), "paths end")
+    eventually(lambda: "kvw-path" not in (each.name for each in threading.enumerate()), "paths end")
     gc.collect()
     assert device.count("violations") == 0

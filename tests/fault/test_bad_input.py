@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.known_prompt import KnownPrompt
 
 pytestmark = pytest.mark.timeout(180)
@@ -357,7 +357,9 @@ def test_wrong_dram_for_an_arena_that_is_there_is_refused_and_loses_nothing(
             for shard in (0, 1):
                 ns.store(TOKENS, whole(shard), shard)
             # What it has not taken yet, a smaller daemon need not have.
-            until(lambda: tier_health(client) != "populating" or None, "all of the arena is taken")
+            eventually(
+                lambda: tier_health(client) != "populating" or None, "all of the arena is taken"
+            )
             own.kill()
             # Smaller only where no client is alive, as this one is.
             for dram, said in (
@@ -439,7 +441,7 @@ from pathlib import Path
 import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 disk = Path(sys.argv[1])
 try:
     with Serving(disk, dram="128MiB"):

@@ -19,9 +19,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.neighbours import WORST, Neighbour
 from kvwarehouse_bench.strain import neighbours
 from kvwarehouse_bench.strain.raw_protocols import RawSession
@@ -207,7 +207,7 @@ def check_given_back(good: Good) -> None:
     def settled() -> bool:
         return good.dram["reserved_slots"] + good.dram["limbo_slots"] == 0
 
-    until(settled, "what the bad one held is free")
+    eventually(settled, "what the bad one held is free")
     assert good.take_reserve(good.alone) == good.alone
 
 
@@ -225,10 +225,10 @@ def test_client_goes_on_beside_one_that_is_frozen_and_beside_its_awakening(
                 process.resume()
                 return False
 
-            until(caught, "it is frozen in the middle of a store")
+            eventually(caught, "it is frozen in the middle of a store")
             good.go_on()
             if rng.random() < 0.5:
-                until(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
+                eventually(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
                 good.go_on()
             process.resume()
             good.go_on()
@@ -248,7 +248,7 @@ def test_client_goes_on_beside_one_that(
             neighbour.go()
             good.go_on(filled=kind == FILLS)
             if kind in HOLDERS:
-                until(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
+                eventually(lambda: good.dram["limbo_slots"] > 0, "its pages are given up")
             good.go_on(filled=kind == FILLS)
             neighbour.stop()
         check_given_back(good)

@@ -19,9 +19,9 @@ from kvwarehouse.cli.check import CheckReport
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main
 from kvwarehouse.types import BadCopy, CheckProgress, TierCheck
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, page_of, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import damage, tally
 
 pytestmark = pytest.mark.timeout(240)
@@ -162,7 +162,7 @@ def test_quarantined_record_stays_away_over_restarts_and_a_later_good_one_is_fou
     in_segments(serving, 5).flip()
     if found_by == "load":
         assert load(serving) == 5
-        until(lambda: tombstones(serving) == 1, "the ledger has a tombstone of it")
+        eventually(lambda: tombstones(serving) == 1, "the ledger has a tombstone of it")
     else:
         assert check(serving, repair=True)[1] == [("nvme", "digest")]
         assert tombstones(serving) == 1  # before the answer

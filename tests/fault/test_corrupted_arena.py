@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import damage
 from testkit.known_prompt import KnownPrompt
 
@@ -73,5 +73,5 @@ def test_noise_over_all_slot_headers_serves_nothing_wrong(
         def stored() -> bool:
             return PROMPT.store(client).dropped == {}
 
-        until(stored, "the slots are usable again")
+        eventually(stored, "the slots are usable again")
         assert PROMPT.load(client) == PROMPT.pages

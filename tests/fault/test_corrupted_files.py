@@ -11,8 +11,8 @@ import pytest
 
 from kvwarehouse.daemon.identity import FILE_NAMES
 from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.known_prompt import KnownPrompt
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("counted")]
@@ -64,7 +64,7 @@ def test_stale_and_strange_files_beside_the_arena_are_no_obstacle(dram_only: Ser
         def buried() -> bool:
             return not (sessions / "ffffffffffffff01").exists()
 
-        until(buried, "a session of nobody is buried")
+        eventually(buried, "a session of nobody is buried")
         assert Path("/etc/hostname").exists()
 
 
@@ -82,7 +82,7 @@ def test_session_file_that_is_cut_short_ends_the_session_and_not_the_daemon(
             file.write_bytes(b"")
             assert client.evict(PROMPT.space, 3) == 3  # reads the pins of every session
             assert PROMPT.load(client) == PROMPT.pages - 3
-        until(lambda: not file.exists(), "the session of the dead client is buried")
+        eventually(lambda: not file.exists(), "the session of the dead client is buried")
         dram_only.stop()
         dram_only.start()
         assert PROMPT.load(client) == PROMPT.pages - 3

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from testkit import tally
 
 # An engine: stores, says so, and goes on when its standard input ends. Prints what came of it.
@@ -78,7 +78,7 @@ def test_cut_file_ends_the_daemon_with_its_name_and_no_engine(
     said, _ = engine.communicate("", timeout=DEADLINE_S)
     assert engine.returncode == 0
     assert said.endswith("went on\n")
-    until(lambda: serving.events("ended"), "the daemon ends")
+    eventually(lambda: serving.events("ended"), "the daemon ends")
     (ended,) = serving.events("ended")
     assert ended["code"] == "memory_lost"
     assert f"file {name.rstrip('.*')} " in ended["text"]

@@ -18,9 +18,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse import core
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.strain.raw_protocols import RawSession
 from testkit import tally
 
@@ -158,7 +158,7 @@ class Tenants:
                 nodes, result = self.store(space)
                 return result.stored == PROMPT and self.load(space, nodes) == PROMPT
 
-            until(hits, f"{space.salt} stores and hits pages of {space.page_bytes} bytes")
+            eventually(hits, f"{space.salt} stores and hits pages of {space.page_bytes} bytes")
 
 
 def check_refused(take: Callable[[], None], code: str) -> None:

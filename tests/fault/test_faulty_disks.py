@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import mounts, tally
 from testkit.faulty_disk import FaultyDisk
 
@@ -96,7 +96,7 @@ class Use:
         def said() -> bool:
             return (self.nvme["health"], self.nvme["reason"]) == (health, reason)
 
-        until(said, f"the status says {health} {reason}")
+        eventually(said, f"the status says {health} {reason}")
         scraped = self.serving.metrics()
         assert scraped[f'kvwarehouse_nvme_health{{health="{health}"}}'] == 1
         address = self.serving.events("ready")[0]["http"]
@@ -113,7 +113,7 @@ class Use:
             result = self.client.flush(60)
             return result.pending == result.not_admitted == 0
 
-        until(flushed, "what DRAM alone had goes to NVMe")
+        eventually(flushed, "what DRAM alone had goes to NVMe")
         self.durable = list(range(self.first, self.prompts))
 
     def check_durable(self, *, again: bool = True) -> None:
@@ -284,7 +284,7 @@ def on_faulty_disk(tmp_path: Path, faulty: FaultyDisk) -> Iterator[Use]:
 
 
 def until_struck(faulty: FaultyDisk, before: int) -> None:
-    until(lambda: faulty.struck > before, "a call has failed")
+    eventually(lambda: faulty.struck > before, "a call has failed")
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def test_memory_that_others_filled_costs_no_page_and_is_used_once_it_has_room(
     settings = {"arena_dir": str(tmp_path / "memory" / "arena"), "dram": "32MiB"}
     with used(Serving(tmp_path / "disk", **settings)) as use:
         use.store(4)
-        until(
+        eventually(
             lambda: use.client.status()["core"]["tiers"]["dram"]["health"] == "ok", "all is there"
         )
         for _ in range(tally.rounds(1)):
@@ -526,7 +526,7 @@ def test_metadata_that_finds_no_room_is_said_and_costs_no_page_that_is_there(
         limited = dram()
         assert "No space left" in limited["health"]
         assert 32 <= limited["pages"] < 32 * 32
-        until(lambda: serving.events("core"), "the log says it")
+        eventually(lambda: serving.events("core"), "the log says it")
         assert [each["name"] for each in serving.events("core")] == ["arena_limited"]
         with skipped_where_impossible():
             mounts.remount(memory, "size=64m")
@@ -536,6 +536,6 @@ def test_metadata_that_finds_no_room_is_said_and_costs_no_page_that_is_there(
             store_and_load(next(prompts))
             return dram()["health"] == "ok"
 
-        until(grown, "the arena has grown to its whole size")
+        eventually(grown, "the arena has grown to its whole size")
         assert dram()["pages"] > limited["pages"]
     tally.count("memory filled up by others, then emptied (tmpfs)")

@@ -26,10 +26,10 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import config
 from kvwarehouse.daemon import interceptors
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from kvwarehouse_bench.strain import resource_snapshot
 from testkit import fuzz, tally
 from testkit.hostile_doors import (
@@ -153,7 +153,7 @@ class Beside:
                 now > then for now, then in zip(self.rounds, before, strict=True)
             )
 
-        until(all_went_on, "all good clients go on")
+        eventually(all_went_on, "all good clients go on")
 
     def run(self, number: int, work: Callable[[], Iterator[None]]) -> None:
         try:
@@ -242,7 +242,7 @@ def fuzzed(opened: Open, name: str, seed: str, seconds: float) -> int:
 
 
 class Shown(str):
-    """What grew, for `until`: true when nothing did."""
+    """What grew, for `eventually`: true when nothing did."""
 
     __slots__ = ()
 
@@ -256,7 +256,7 @@ def at_rest(opened: Open, client: kvw.Client) -> resource_snapshot.ResourceSnaps
         dram = core["tiers"]["dram"]
         return core["sessions"] <= 2 and not dram["reserved_slots"] + dram["limbo_slots"]
 
-    until(rests, "the sessions of those who left end")
+    eventually(rests, "the sessions of those who left end")
     return resource_snapshot.take(opened.serving, client)
 
 
@@ -285,7 +285,7 @@ def test_daemon_is_as_it_was_after_hostile_input_at(opened: Open, name: str, see
                 if what.startswith("daemon") and what != _THREADS
             )
 
-        until(lambda: Shown(grown()), "the daemon is as it was")
+        eventually(lambda: Shown(grown()), "the daemon is as it was")
         assert at_rest(opened, client)[_THREADS] <= THREADS
         logged = opened.serving.lines[len(lines) :]
         print(f"{name}: {inputs} inputs, {len(logged)} lines of log")

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import tally
 from testkit.faulty_disk import FaultyDisk
 
@@ -96,7 +96,7 @@ class Storing:
             nvme = self.tier("nvme")
             return (nvme["health"], nvme["pages"], nvme["queued_records"]) == ("ok", pages, 0)
 
-        until(caught_up, f"all {pages} sealed pages are on NVMe")
+        eventually(caught_up, f"all {pages} sealed pages are on NVMe")
         assert self.tier("dram")["pages"] == pages
         result = self.client.flush(60)
         assert result.pending == result.not_admitted == 0, result
@@ -130,7 +130,9 @@ def test_all_that_is_sealed_reaches_nvme_when_the_disk_is_well_again_and_nobody_
         if faulty.struck == before:  # none of the few calls failed: the next one does
             faulty.set(write=error, sync=sync)
             storing.store(1)
-            until(lambda before=before: faulty.struck > before, "a call of the disk has failed")
+            eventually(
+                lambda before=before: faulty.struck > before, "a call of the disk has failed"
+            )
         if rng.random() < 0.3:
             storing.restart()  # the next daemon meets the disk as it is
         faulty.heal()

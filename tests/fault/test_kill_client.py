@@ -17,9 +17,9 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import tally
 
 pytestmark = pytest.mark.timeout(240)
@@ -83,7 +83,7 @@ def stop_in_the_middle(process: ClientProcess, client: kvw.Client, rng: random.R
         process.hear()
         return False
 
-    until(caught, "a writer is caught in the middle of a store")
+    eventually(caught, "a writer is caught in the middle of a store")
 
 
 def check_stored(client: kvw.Client, version: int) -> None:
@@ -108,7 +108,7 @@ def test_slots_of_a_killed_writer_come_back_and_its_pages_can_be_stored(
     with writer(serving) as process:
         stop_in_the_middle(process, client, rng)
         process.kill()
-    until(
+    eventually(
         lambda: dram(client)["reserved_slots"] + dram(client)["limbo_slots"] == 0,
         "the slots of the dead writer are free",
     )
@@ -125,7 +125,7 @@ def test_late_writer_never_lands_in_a_page_that_another_sealed(
     client.open(SPACE)
     with writer(serving) as process:
         stop_in_the_middle(process, client, rng)
-        until(lambda: dram(client)["reserved_slots"] == 0, "its pages are given up")
+        eventually(lambda: dram(client)["reserved_slots"] == 0, "its pages are given up")
         assert dram(client)["limbo_slots"] > 0, "slots that it may still write are reused"
         client.clear(SPACE)
         store_others(client)
@@ -135,7 +135,7 @@ def test_late_writer_never_lands_in_a_page_that_another_sealed(
         assert stored + already + sum(dropped.values()) == PAGES
         assert dropped, "a page that was given up was sealed"
         check_stored(client, OTHER)
-        until(lambda: dram(client)["limbo_slots"] == 0, "the late writer has let its slots go")
+        eventually(lambda: dram(client)["limbo_slots"] == 0, "the late writer has let its slots go")
         check_stored(client, OTHER)
         # It is not shut out: its next store is as good as anybody's.
         client.clear(SPACE)
@@ -161,7 +161,7 @@ def test_late_writer_of_a_daemon_that_was_killed_meanwhile_harms_nobody(
         check_stored(client, OTHER)
         process.tell(True)  # its next call finds the new daemon, and settles what it owes
         assert process.hear() == [0, PAGES, {}]
-        until(lambda: dram(client)["limbo_slots"] == 0, "the late writer has let its slots go")
+        eventually(lambda: dram(client)["limbo_slots"] == 0, "the late writer has let its slots go")
         check_stored(client, OTHER)
     tally.count("client stopped (SIGSTOP) beyond every deadline, and continued")
 
@@ -211,7 +211,7 @@ def test_pins_of_a_parent_outlive_its_child_and_end_with_it_while_the_child_live
         client.evict(SPACE, 100)
         assert ns.lookup(nodes).pages == len(nodes), "the child released its parent's pins"
         parent.kill()
-        until(
+        eventually(
             lambda: client.evict(SPACE, 100) + ns.lookup(nodes).pages == 0,
             "the dead parent's pins are gone, though its child lives",
         )

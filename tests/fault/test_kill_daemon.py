@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import tally, traffic
 
 LONG = tally.rounds(1) > 1  # `make faults`
@@ -50,7 +50,9 @@ class Traffic:
             ]
         ]  # fmt: skip
         self.processes = [traffic.start(task) for task in self.tasks]
-        until(lambda: self.board.arrived() == len(self.tasks) or self.ended(), "all have connected")
+        eventually(
+            lambda: self.board.arrived() == len(self.tasks) or self.ended(), "all have connected"
+        )
 
     def advance(self, prompts: int) -> None:
         """Waits until the writers together have stored `prompts` more."""
@@ -60,7 +62,7 @@ class Traffic:
             assert not self.ended(), self.failures()
             return self.board.finished_by_all() >= goal
 
-        until(moved, f"{prompts} more prompts are stored")
+        eventually(moved, f"{prompts} more prompts are stored")
 
     def read(self) -> None:
         """Waits until every reader has loaded more."""
@@ -71,7 +73,7 @@ class Traffic:
             assert not self.ended(), self.failures()
             return all(self.board.loaded(reader) > before[reader] for reader in readers)
 
-        until(moved, "every reader has loaded more")
+        eventually(moved, "every reader has loaded more")
 
     def ended(self) -> bool:
         return any(process.poll() is not None for process in self.processes)
@@ -129,7 +131,7 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
         try:
             for _ in rounds(moving, rng, kills=kills, prompts=prompts_each):
                 pass
-            until(
+            eventually(
                 lambda: moving.board.finished_by_all() >= 2 * moving.board.quota,
                 "the writers have stored their prompts",
             )
@@ -161,7 +163,7 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
                 dram = client.status()["core"]["tiers"]["dram"]
                 return dram["reserved_slots"] == dram["limbo_slots"] == 0
 
-            until(settled, "what killed daemons and ended clients had reserved is free again")
+            eventually(settled, "what killed daemons and ended clients had reserved is free again")
         tally.count(CLASS, kills)
 
 

@@ -22,9 +22,9 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import core, wire
 from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import tally
 from testkit.known_prompt import KnownPrompt
 
@@ -137,7 +137,7 @@ def test_dram_beyond_its_containers_memory_is_refused_and_what_is_offered_fits(
         serving.settings["dram"] = f"{offered[1]}MiB"
         serving.start()
         daemon = Watched(serving)
-        until(lambda: daemon.core["tiers"]["dram"]["health"] == "ok", "an arena in full size")
+        eventually(lambda: daemon.core["tiers"]["dram"]["health"] == "ok", "an arena in full size")
         stored = 0
         while stored * PAGE_BYTES < 2 * int(offered[1]) << 20:
             stored += daemon.store(256)[1].stored
@@ -167,7 +167,7 @@ def test_smaller_dram_than_the_arena_has_waits_for_its_clients_and_loses_nothing
             prompt.store_whole(client)
             assert client.flush(60).pending == 0
             dram = lambda: client.status()["core"]["tiers"]["dram"]  # noqa: E731
-            until(lambda: dram()["health"] == "ok", "all of its memory is taken")
+            eventually(lambda: dram()["health"] == "ok", "all of its memory is taken")
             assert serving.stop() == 0
             serving.settings["dram"] = "16MiB"
             with pytest.raises(RefusedError, match="to --dram 16MiB while clients") as refused:
@@ -215,10 +215,10 @@ def test_sessions_beyond_the_bound_are_refused_and_there_is_room_when_some_end(
             tally.count("sessions up to the bound, and one more", half + len(crowd) + 2)
             for client in crowd:
                 client.close()
-            until(lambda: daemon.core["sessions"] == own, "the sessions of those who left end")
+            eventually(lambda: daemon.core["sessions"] == own, "the sessions of those who left end")
             with daemon.serving.connect(timeout_s=30) as late:
                 late.open(SPACE)
-            until(lambda: daemon.core["sessions"] == own, "the late one's session ends too")
+            eventually(lambda: daemon.core["sessions"] == own, "the late one's session ends too")
             daemon.check_bounded()
 
 
@@ -253,7 +253,9 @@ def test_daemon_without_file_handles_serves_those_it_has_and_others_once_it_has_
                 client.close()
             with daemon.serving.connect(timeout_s=60) as late:
                 late.open(SPACE)
-            until(lambda: daemon.core["tiers"]["nvme"]["health"] == "ok", "the NVMe tier recovers")
+            eventually(
+                lambda: daemon.core["tiers"]["nvme"]["health"] == "ok", "the NVMe tier recovers"
+            )
             tally.count("connection while the daemon has no file handle left", refused)
         daemon.check_bounded()
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import tally
 
 pytestmark = pytest.mark.timeout(120)
@@ -101,7 +101,7 @@ def test_files_of_an_earlier_version_are_served_whole(left: Left) -> None:
             dram = client.status()["core"]["tiers"]["dram"]
             return dram["reserved_slots"] == dram["limbo_slots"] == 0
 
-        until(settled, "what its dead clients had reserved is free")
+        eventually(settled, "what its dead clients had reserved is free")
     tally.count("warehouse of an earlier format opened")
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, page_of, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import tally
 
 LONG = tally.rounds(1) > 1  # `make faults`
@@ -157,7 +157,7 @@ def check_cleared(client: kvw.Client, turn: int) -> None:
 def remove_beside_traffic(client: kvw.Client, turn: int, rng: random.Random) -> Removal:
     removal = Removal(client)
     before = reclaimed(client)
-    until(lambda: reclaimed(client) > before, "segments are reclaimed")
+    eventually(lambda: reclaimed(client) > before, "segments are reclaimed")
     clear_at = rng.randrange(8)
     for at in range(8):
         if at == clear_at:

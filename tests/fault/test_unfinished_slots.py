@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.strain.raw_protocols import FILLING, RESERVED, SlotsFile
 from testkit import tally
 
@@ -88,7 +88,7 @@ def flip_some(serving: Serving, rng: random.Random) -> None:
     """At whatever moments there is something to flip."""
     slots = SlotsFile(serving.arena_dir / "slots")
     for _ in range(FLIPS):
-        found = until(lambda: slots.slots(RESERVED, FILLING), "a slot is unfinished")
+        found = eventually(lambda: slots.slots(RESERVED, FILLING), "a slot is unfinished")
         slots.flip(rng.choice(found), rng)
         threading.Event().wait(rng.uniform(0, 0.01))
 
@@ -105,9 +105,9 @@ def check_whole(serving: Serving) -> None:
             now = dram(client)
             return sum(now[f"{kind}_slots"] for kind in ("reserved", "limbo", "zombie")) == 0
 
-        until(settled, "every slot is free again")
+        eventually(settled, "every slot is free again")
         client.clear(all=True)
-        until(settled, "what was cleared is free")
+        eventually(settled, "what was cleared is free")
         for space in (ALONE, RANKS):
             for prompt in range(PROMPTS, PROMPTS + 8):
                 for shard in range(space.shards):
@@ -137,7 +137,7 @@ def test_damage_of_unfinished_slots_while_clients_store_is_never_served_and_cost
                     serving.kill()
                     serving.start()
                     flip_some(serving, rng)
-                until(lambda: any(rank.loaded for rank in ranks), "something was loaded")  # noqa: B023
+                eventually(lambda: any(rank.loaded for rank in ranks), "something was loaded")  # noqa: B023
             finally:
                 stop.set()
             for each in running:

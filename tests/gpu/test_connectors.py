@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout, by_memory, pieces_of
 from kvwarehouse_connectors.core.page_run import PageRun
@@ -99,7 +99,7 @@ class Rig:
         engine's stream: memory of movers is allocated, the arena is being registered."""
         run = PageRun(0, [b"w" * 32], [0], True)
         assert self.store_queue.put([run], self.space, self.memory)
-        until(lambda: self.results, "it is stored")
+        eventually(lambda: self.results, "it is stored")
         self.memory.after_engine()
         assert self.memory.load(self.opened, run, 0, 0, TIMEOUT_S) == 1
         self.results.clear()
@@ -152,7 +152,7 @@ def test_blocks_go_out_and_come_back_byte_for_byte(
         before = rig.pages()
         run = _run(rng, 7, 0, 3)
         assert rig.store_queue.put([run], rig.space, rig.memory)
-        until(lambda: rig.results, "it is stored")
+        eventually(lambda: rig.results, "it is stored")
         assert rig.results == [kvw.StoreResult(3, 0, {})]
         assert np.array_equal(rig.stored(run), before[run.blocks])
         back = PageRun(0, run.keys, [1, 8, 4], True)
@@ -205,7 +205,7 @@ def test_store_has_the_step_it_was_ordered_in_and_nothing_holds_up_the_engines_s
                 assert not stream.query(), "nobody waited for the stream"
                 for view in rig.views:
                     _bytes(torch, view).zero_()  # the next step
-            until(lambda n=round_number: len(rig.results) == n + 1, "it is stored")
+            eventually(lambda n=round_number: len(rig.results) == n + 1, "it is stored")
             stream.synchronize()
             expected = rig.pages()
             assert not expected.any()
@@ -226,7 +226,7 @@ def test_load_comes_after_the_step_that_still_writes_its_blocks(
         before = rig.pages()
         run = _run(rng, 2, 5)
         assert rig.store_queue.put([run], rig.space, rig.memory)
-        until(lambda: rig.results, "it is stored")
+        eventually(lambda: rig.results, "it is stored")
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(SLEEP_CYCLES)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.device_suite import PAGE_BYTES, PAGES, SPACE, noise, prompt
 
 CYCLES = 500_000_000  # some tenths of a second
@@ -66,7 +66,7 @@ def test_load_writes_after_the_kernels_before_it(
         event = arrays.queue_fill(array, noise(2), stream, CYCLES)
         assert not arrays.happened(event), "the kernels are still to run"
         assert ns.load(prompt(0), array, timeout_s=TIMEOUT_S) == PAGES
-    until(lambda: arrays.happened(event), "nobody writes to it any more")
+    eventually(lambda: arrays.happened(event), "nobody writes to it any more")
     assert (arrays.read(array) == noise(0)).all()
 
 
@@ -90,7 +90,7 @@ def test_store_without_the_time_to_wait_stores_nothing(arrays: Any, ns: kvw.Open
         event = arrays.queue_fill(array, noise(2), "engine", CYCLES)
         result = ns.store(prompt(1), array, timeout_s=0.01)
         assert arrays.happened(event) or (result.stored, result.dropped["timeout"]) == (0, 1)
-    until(lambda: arrays.happened(event), "nobody writes to it any more")
+    eventually(lambda: arrays.happened(event), "nobody writes to it any more")
 
 
 def test_what_a_kernel_of_cupy_computes_is_what_is_stored(

@@ -11,8 +11,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 
 PAGE_BYTES = 16384
 SPACE = kvw.Namespace(
@@ -51,7 +51,7 @@ def test_curve_has_each_use_at_the_size_that_it_takes(client: kvw.Client) -> Non
     for number in range(3):
         store(client, number)
     load(client, 0)
-    until(lambda: client.miss_ratio(SPACE).uses >= 4 * PAGES, "the loads are seen")
+    eventually(lambda: client.miss_ratio(SPACE).uses >= 4 * PAGES, "the loads are seen")
     found = client.miss_ratio(SPACE)
     assert found.uses == 4 * PAGES
     assert found.share == 1.0
@@ -71,7 +71,7 @@ def test_advise_prints_tables_json_and_a_page(
 ) -> None:
     store(client, 0)
     load(client, 0)
-    until(lambda: client.miss_ratio().uses >= 2 * PAGES, "the loads are seen")
+    eventually(lambda: client.miss_ratio().uses >= 2 * PAGES, "the loads are seen")
     address = ["--socket", serving.socket]
     page = tmp_path / "page.html"
     assert main(["advise", *address, "--prefill-tokens-per-s", "1000", "--html", str(page)]) == 0

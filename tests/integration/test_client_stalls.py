@@ -19,7 +19,7 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.embedded import PrivateDaemon
-from kvwarehouse_bench.harness.until import longer_bounds
+from kvwarehouse_bench.harness.eventually import longer_bounds
 
 WAIT_S = 60
 SPACE = kvw.Namespace(

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 
 QUICK = ConnectionOptions(tick_s=0.01)
@@ -62,7 +62,7 @@ def connection(serving: Serving, made: Callable[..., DaemonConnection]) -> Daemo
 
 
 def opened(connection: DaemonConnection, wanted: kvw.Namespace = SPACE) -> kvw.OpenNamespace:
-    return until(lambda: connection.namespace(wanted), "the namespace is opened")
+    return eventually(lambda: connection.namespace(wanted), "the namespace is opened")
 
 
 def page() -> tuple[list[kvw.KeyRun], np.ndarray]:
@@ -120,9 +120,9 @@ def test_daemon_that_comes_later_is_found_and_gets_what_was_wanted(
         connection = made(serving.address)
         assert connection.namespace(SPACE) is None
         serving.start()
-        until(lambda: stores(connection), "pages are stored")
+        eventually(lambda: stores(connection), "pages are stored")
         # It registers what is wanted, and then says that all is well.
-        until(lambda: connection.problem == "", "the problem is over")
+        eventually(lambda: connection.problem == "", "the problem is over")
         assert "serves again" in caplog.text
     finally:
         serving.remove()
@@ -132,7 +132,7 @@ def test_daemon_that_is_there_serves_from_the_start(connection: DaemonConnection
     assert connection.problem == ""
     assert connection.wait_namespace(SPACE, DEADLINE_S) is not None
     assert connection.control() is not None
-    until(lambda: stores(connection), "pages are stored")
+    eventually(lambda: stores(connection), "pages are stored")
 
 
 def test_each_namespace_is_opened_on_its_own(connection: DaemonConnection) -> None:
@@ -148,21 +148,21 @@ def test_restarted_daemon_is_found_and_what_was_stored_is_there(
     keys, content = page()
     opened(connection).store(keys=keys, pages=content)
     serving.kill()
-    until(lambda: connection.problem and connection.control() is None, "its end is seen")
+    eventually(lambda: connection.problem and connection.control() is None, "its end is seen")
     serving.start()
-    until(lambda: stores(connection), "pages are stored again")
+    eventually(lambda: stores(connection), "pages are stored again")
     assert opened(connection).tiers(keys=keys).all()
 
 
 def test_daemon_that_lost_everything_is_told_the_namespaces_anew(
     serving: Serving, connection: DaemonConnection
 ) -> None:
-    until(lambda: stores(connection), "pages are stored")
+    eventually(lambda: stores(connection), "pages are stored")
     serving.kill()
     shutil.rmtree(serving.arena_dir)
     shutil.rmtree(serving.nvme_dir)
     serving.start()
-    until(lambda: stores(connection), "pages are stored again")
+    eventually(lambda: stores(connection), "pages are stored again")
 
 
 def test_scheduler_that_only_reads_registers_what_it_reads_too(
@@ -181,14 +181,14 @@ def test_stopped_daemon_counts_as_none_and_holds_nobody(
     opened(connection).store(keys=keys, pages=content)
     serving.pause()
     try:
-        until(lambda: connection.control() is None, "its silence is noticed")
+        eventually(lambda: connection.control() is None, "its silence is noticed")
         assert beside(lambda: connection.namespace(space("another"))) is None
         assert beside(lambda: opened(connection).tiers(keys=keys)).all()
         assert beside(lambda: connection.wait_namespace(space("another"), 0.05)) is None
     finally:
         serving.resume()
-    until(lambda: connection.control() is not None, "it is alive again")
-    until(lambda: stores(connection), "pages are stored again")
+    eventually(lambda: connection.control() is not None, "it is alive again")
+    eventually(lambda: stores(connection), "pages are stored again")
     assert opened(connection, space("another"))
 
 
@@ -201,7 +201,7 @@ def test_daemon_is_not_stopped_for_being_late_where_this_process_is_late_too(
     client = connection.client
     serving.pause()
     try:
-        until(lambda: client.control().heartbeat_age_s > 1.5, "its heartbeat is late")
+        eventually(lambda: client.control().heartbeat_age_s > 1.5, "its heartbeat is late")
         assert connection.control() is not None
     finally:
         serving.resume()
@@ -248,7 +248,7 @@ def test_namespace_that_was_refused_is_opened_by_a_daemon_with_room_for_its_page
         shutil.rmtree(serving.arena_dir)  # its slabs keep their size
         serving.settings["dram"] = "1GiB"
         serving.start()
-        until(lambda: connection.namespace(large), "the namespace at the new daemon")
+        eventually(lambda: connection.namespace(large), "the namespace at the new daemon")
 
 
 def test_call_that_failed_for_another_reason_changes_nothing(connection: DaemonConnection) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import kvwarehouse as kvw
 import kvwarehouse_connectors.doctor.look as look
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
 from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict
@@ -101,7 +101,7 @@ def test_doctor_leaves_no_session_behind(serving: Serving) -> None:
 
         before = connections()
         judged(serving.address)
-        until(lambda: connections() == before, "its connection is gone")
+        eventually(lambda: connections() == before, "its connection is gone")
 
 
 def test_killed_daemon_is_told_from_none(serving: Serving) -> None:

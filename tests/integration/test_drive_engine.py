@@ -15,7 +15,7 @@ import pytest
 
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from testkit.completion_server import CompletionServer
 
 SMALL = ("--shrink", "16", "--most-output-tokens", "6", "--progress", "0")
@@ -126,7 +126,7 @@ def test_closed_loop_has_no_more_under_way_than_it_was_told(trace: str, drive: A
     with CompletionServer("late") as server:
 
         def let_go() -> None:
-            until(lambda: len(server.asked) == 2, "two requests under way")
+            eventually(lambda: len(server.asked) == 2, "two requests under way")
             server.release.set()
 
         watcher = threading.Thread(target=let_go)
@@ -227,7 +227,7 @@ def test_interrupt_prints_what_there_is(trace: str) -> None:
         command = [sys.executable, "-P", "-m", "kvwarehouse", "drive", trace]
         command += ["--engine", server.url, "--model", "m", *SMALL, "--json", "--speed", "10"]
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        until(lambda: len(server.asked) == 3, "all requests under way")
+        eventually(lambda: len(server.asked) == 3, "all requests under way")
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=DEADLINE_S)
     assert running.returncode == Exit.INTERRUPTED, err

@@ -23,8 +23,8 @@ import kvwarehouse.gpu
 from kvwarehouse.client.gpu import kernels
 from kvwarehouse.client.gpu.memory import event_of, streams_of
 from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit import cuda_model
 from testkit.cuda_model import ModelDevice
 from testkit.device_suite import PAGE_BYTES, PAGES, SPACE, DeviceSuite, noise, prompt
@@ -96,7 +96,7 @@ def test_arena_that_the_driver_does_not_register_is_told_once(
     device.set("register_result", 801)  # CUDA_ERROR_NOT_SUPPORTED
     try:
         ns.load(prompt(1), array)
-        until(
+        eventually(
             lambda: ns.load(prompt(1), array) == 0 and "not registered" in caplog.text,
             "the refusal is in the log",
         )
@@ -262,7 +262,7 @@ def test_compiler_that_lacks_its_builtins_makes_room_for_the_next(tmp_path: Path
 
 def test_what_a_framework_does_aside_breaks_no_captured_graph(device: ModelDevice) -> None:
     event = device.record()
-    until(lambda: device.happened(event), "the event")
+    eventually(lambda: device.happened(event), "the event")
     broken = device.count("broken_captures")
     device.set("capture", 1)
     try:
@@ -278,7 +278,7 @@ def test_what_a_framework_does_aside_breaks_no_captured_graph(device: ModelDevic
 
 def test_thread_is_not_left_aside_where_no_device_has_the_address(device: ModelDevice) -> None:
     event = device.record()
-    until(lambda: device.happened(event), "the event")
+    eventually(lambda: device.happened(event), "the event")
     aside = kvwarehouse.gpu.relaxed_capture_mode(4096)
     with pytest.raises(kvw.UsageError) as refused, aside:
         pass
@@ -340,7 +340,7 @@ def test_client_that_nobody_closes_undoes_its_registration_beside_python(
     before = device.count("registered_bytes")
     client = serving.connect(timeout_s=60)
     client.open(SPACE).store(prompt(1), device.array(noise(1)))
-    until(lambda: device.count("registered_bytes") > before, "the arena registered")
+    eventually(lambda: device.count("registered_bytes") > before, "the arena registered")
     asked = device.count("unregisters_asked")
     device.set("hold_unregister", 1)
     last = [client]
@@ -348,7 +348,7 @@ def test_client_that_nobody_closes_undoes_its_registration_beside_python(
     ending = threading.Thread(target=last.clear)
     ending.start()
     # Or this thread never runs again.
-    until(lambda: device.count("unregisters_asked") > asked, "the arena let go of")
+    eventually(lambda: device.count("unregisters_asked") > asked, "the arena let go of")
     assert ending.is_alive()
     device.set("hold_unregister", 0)
     ending.join()
@@ -388,7 +388,7 @@ def held(device: ModelDevice) -> Iterator[ModelDevice]:
     device.set("hold", 1)
     yield device
     device.set("hold", 0)
-    until(lambda: device.count("busy_streams") == 0, "nothing is under way")
+    eventually(lambda: device.count("busy_streams") == 0, "nothing is under way")
 
 
 @pytest.mark.parametrize("stream", ModelDevice.streams)
@@ -415,7 +415,7 @@ def test_event_that_is_given_is_waited_for_in_place_of_the_stream(
     data = noise(1)
     array = device.array(data)
     early = device.record()
-    until(lambda: device.happened(early), "the event")
+    eventually(lambda: device.happened(early), "the event")
     recorded = device.count("events")
     with device.current("engine"):
         device.queue_fill(array, noise(2))
@@ -584,9 +584,11 @@ def test_slots_that_a_killed_clients_device_may_write_to_are_nobodys_until_the_g
         serving.connect(timeout_s=60) as client,
         victim(serving, cuda_driver, "store") as process,
     ):
-        until(lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to")
+        eventually(
+            lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to"
+        )
         process.kill()
-        until(lambda: dram(client)["limbo_slots"] == PAGES, "they are in limbo")
+        eventually(lambda: dram(client)["limbo_slots"] == PAGES, "they are in limbo")
         fill(client, 1000)
         assert dram(client)["limbo_slots"] == PAGES
 
@@ -596,9 +598,11 @@ def test_slots_of_a_killed_clients_device_come_back_after_the_grace(
     cuda_driver: Path, serving: Serving, client: kvw.Client, ns: Any
 ) -> None:
     with victim(serving, cuda_driver, "store") as process:
-        until(lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to")
+        eventually(
+            lambda: dram(client)["reserved_slots"] == PAGES, "the device has slots to write to"
+        )
         process.kill()
-    until(
+    eventually(
         lambda: dram(client)["reserved_slots"] + dram(client)["limbo_slots"] == 0, "they are free"
     )
     assert ns.store(prompt(1), noise(1), timeout_s=60).stored == PAGES
@@ -615,7 +619,9 @@ def test_pages_that_a_killed_clients_device_may_read_stay_until_the_grace_is_ove
         ns = client.open(SPACE)
         assert ns.store(prompt(1), noise(1)).stored == PAGES
         with victim(serving, cuda_driver, "load") as process:
-            until(lambda: core(client)["pins"]["held"] == PAGES, "the device has pages to read")
+            eventually(
+                lambda: core(client)["pins"]["held"] == PAGES, "the device has pages to read"
+            )
             process.kill()
         fill(client, 1000)
         out = np.zeros((PAGES, PAGE_BYTES), np.uint8)

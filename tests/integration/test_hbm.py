@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.cuda_model import ModelDevice
 from testkit.device_suite import PAGES, SPACE, noise, prompt
 from testkit.hbm_suite import HBM, HbmSuite, core, hbm, load, serves
@@ -68,7 +68,7 @@ def test_daemon_serves_from_dram_where_there_is_no_pool_and_says_what_to_do(
     unstarted.environment |= environment
     unstarted.start()
     with unstarted.connect(timeout_s=60) as client:
-        until(lambda: hbm(client)["health"] == health, "the tier says how it is")
+        eventually(lambda: hbm(client)["health"] == health, "the tier says how it is")
         assert words in hbm(client)["reason"]
         ns = client.open(SPACE)
         assert ns.store(prompt(1), noise(1)).stored == PAGES
@@ -77,7 +77,7 @@ def test_daemon_serves_from_dram_where_there_is_no_pool_and_says_what_to_do(
         assert core(client)["loads"]["pages_from_hbm"] == 0
         said = unstarted.metrics()[f'kvwarehouse_hbm_health{{health="{health}"}}']
         assert said == 1
-    until(
+    eventually(
         lambda: f"hbm_{health}" in [event["name"] for event in unstarted.events("core")],
         "the log says it",
     )

@@ -15,8 +15,8 @@ import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
 from kvwarehouse_bench.harness.process import free_port
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.hostile_doors import zmtp_greeting
 from testkit.kv_subscriber import KvSubscriber
 
@@ -87,7 +87,7 @@ def agrees(subscriber: KvSubscriber, client: kvw.Client) -> None:
         subscriber.read()
         return subscriber.blocks == listed(client)
 
-    until(equal, "the subscriber knows what the warehouse has")
+    eventually(equal, "the subscriber knows what the warehouse has")
     assert not subscriber.problems, subscriber.problems[:3]
 
 
@@ -132,12 +132,12 @@ def test_subscriber_that_missed_messages_asks_for_them_and_knows_again(serving: 
         agrees(subscriber, client)
         gaps, clears = subscriber.gaps, subscriber.clears
         store(client, 2, 3)
-        until(lambda: subscriber.drop(), "a message that is thrown away")
+        eventually(lambda: subscriber.drop(), "a message that is thrown away")
         store(client, 3, 3)
         agrees(subscriber, client)
         assert subscriber.gaps > gaps
         assert subscriber.clears == clears  # from the buffer: nothing was said anew
-        until(lambda: replays(serving, "buffer") >= 1, "it is counted")
+        eventually(lambda: replays(serving, "buffer") >= 1, "it is counted")
 
 
 def test_subscriber_that_comes_late_hears_all_without_anything_happening(
@@ -145,7 +145,7 @@ def test_subscriber_that_comes_late_hears_all_without_anything_happening(
 ) -> None:
     with serving.connect() as client:
         store(client, 1, 4)
-        until(lambda: stored_blocks(serving) >= 4, "the events are published")
+        eventually(lambda: stored_blocks(serving) >= 4, "the events are published")
         with serving.subscribe() as subscriber:
             agrees(subscriber, client)
             assert subscriber.replayed > 0
@@ -157,10 +157,10 @@ def test_what_the_buffer_has_not_got_any_more_is_said_anew(tmp_path: Path) -> No
         for number in range(40):
             more = published_more(serving)
             store(client, number, 2)
-            until(more, "its events are published")
+            eventually(more, "its events are published")
         client.flush(timeout_s=60)
         # Nothing happens any more: what did would take the subscriber's place in the buffer again.
-        until(lambda: stored_blocks(serving) == 160, "those of NVMe are published too")
+        eventually(lambda: stored_blocks(serving) == 160, "those of NVMe are published too")
         with serving.subscribe() as subscriber:
             agrees(subscriber, client)
             assert len(subscriber.blocks) == 80
@@ -168,7 +168,7 @@ def test_what_the_buffer_has_not_got_any_more_is_said_anew(tmp_path: Path) -> No
             numbers = [number for number, _ in subscriber.replay(0)]
             assert numbers == sorted(numbers)  # and none beyond what the stream has said
             assert numbers[-1] <= subscriber.last  # type: ignore[operator]
-        until(lambda: replays(serving, "snapshot") >= 1, "it is counted")
+        eventually(lambda: replays(serving, "snapshot") >= 1, "it is counted")
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill", "reboot"])
@@ -187,7 +187,9 @@ def test_subscriber_knows_what_is_there_after_a_restart(tmp_path: Path, ending: 
         serving.start()
         with serving.connect() as client:
             # What it knows from before may be right until it hears the new daemon.
-            until(lambda: subscriber.read() >= 0 and subscriber.clears >= 2, "all is told anew")
+            eventually(
+                lambda: subscriber.read() >= 0 and subscriber.clears >= 2, "all is told anew"
+            )
             agrees(subscriber, client)
             assert len(subscriber.blocks) == 40
             store(client, 11, 4)
@@ -237,14 +239,20 @@ def test_pages_stored_by_keys_alone_are_not_in_the_stream(serving: Published) ->
 def test_stream_goes_over_to_the_namespace_that_is_registered_last(serving: Published) -> None:
     with serving.connect() as client, serving.subscribe() as subscriber:
         store(client, 1, 3, "old")
-        until(lambda: subscriber.read() and len(subscriber.blocks) == 3, "the first one's pages")
+        eventually(
+            lambda: subscriber.read() and len(subscriber.blocks) == 3, "the first one's pages"
+        )
         store(client, 1, 5, "new")
         wanted = listed(client, space("new"))
-        until(lambda: subscriber.read() and subscriber.blocks.keys() == wanted.keys(), "the other")
+        eventually(
+            lambda: subscriber.read() and subscriber.blocks.keys() == wanted.keys(), "the other"
+        )
         store(client, 2, 5, "old")  # known already: registered once
         store(client, 2, 5, "new")
         wanted = listed(client, space("new"))
-        until(lambda: subscriber.read() and subscriber.blocks.keys() == wanted.keys(), "and stays")
+        eventually(
+            lambda: subscriber.read() and subscriber.blocks.keys() == wanted.keys(), "and stays"
+        )
 
 
 @pytest.mark.parametrize("by", ["model", "id"])
@@ -259,7 +267,7 @@ def test_stream_is_of_the_namespace_that_was_named(tmp_path: Path, by: str) -> N
         store(client, 1, 3, "wanted")
         store(client, 1, 3, "other")
         wanted = listed(client, space("wanted")).keys()
-        until(lambda: subscriber.read() and subscriber.blocks.keys() == wanted, "its pages")
+        eventually(lambda: subscriber.read() and subscriber.blocks.keys() == wanted, "its pages")
         assert subscriber.topics == {b"kv@pod@wanted"}
 
 
@@ -337,7 +345,7 @@ def test_number_that_is_repeated_on_an_idle_stream_is_the_last(serving: Publishe
             last = subscriber.last
             return subscriber.read(0.2) == 1 and subscriber.last == last
 
-        until(repeated, "an idle stream says that it is there")
+        eventually(repeated, "an idle stream says that it is there")
 
 
 @pytest.mark.parametrize("what", ["parts", "message"])

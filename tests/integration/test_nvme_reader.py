@@ -21,9 +21,9 @@ from kvwarehouse import core
 from kvwarehouse.gpu.file_reader import Finished, HeldFile, PreadReader, read_whole
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.staging_area import HostStagingArea
+from kvwarehouse_bench.harness.eventually import eventually, longer_bounds
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import longer_bounds, until
 from testkit.damage import find_one
 
 PAGE_TOKENS = 4
@@ -381,10 +381,12 @@ def test_a_disk_that_does_not_answer_holds_nobody_and_its_hold_ends_when_it_has(
         assert reader.load(ns, tokens(), out, timeout_s=30) == PAGES
         assert reader.pages_read == 0
         disk.go_on.set()
-        until(lambda: pins(client) == 0, "the hold ends with the last transfer")
+        eventually(lambda: pins(client) == 0, "the hold ends with the last transfer")
         assert len(reader.failures) == 1, "what it read from was there to the end"
         client.evict(None, 100_000, "dram")
-        until(lambda: reader.load(ns, tokens(), out, timeout_s=30) == reader.pages_read, "a turn")
+        eventually(
+            lambda: reader.load(ns, tokens(), out, timeout_s=30) == reader.pages_read, "a turn"
+        )
         assert reader.pages_read == PAGES
     check_pages(out, range(PAGES), 0, 0)
 
@@ -442,7 +444,7 @@ def test_a_segment_that_does_not_answer_is_held_by_nobody_in_time(
     finally:
         os.close(writer)  # the pipe ends, and with it the read
         aside.rename(path)
-    until(lambda: pins(client) == 0, "the hold ends with its last read")
+    eventually(lambda: pins(client) == 0, "the hold ends with its last read")
     with NvmeReader() as reader:
         client.evict(None, 100_000, "dram")
         assert load_and_check(ns, reader) == PAGES

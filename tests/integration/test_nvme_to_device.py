@@ -28,9 +28,9 @@ from kvwarehouse.gpu import (
 from kvwarehouse.gpu.file_reader import KvikioReader, PreadReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.staging_area import STAGE_BYTES, HostStagingArea
+from kvwarehouse_bench.harness.eventually import eventually, longer_bounds
 from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import longer_bounds, until
 from testkit.accounting import counters_of
 from testkit.cuda_model import ModelDevice
 from testkit.gpu_paths import Choosing, KvikioModel, kvikio_of
@@ -246,7 +246,7 @@ def test_device_that_is_lost_at_work_keeps_the_stage_that_it_may_be_reading(
     device.set("hold", 1)
     with ThreadPoolExecutor(1) as threads:
         load = threads.submit(nvme.load, ns, TOKENS, out, timeout_s=60)
-        until(lambda: device.count("copies") > copies, "the device has work")
+        eventually(lambda: device.count("copies") > copies, "the device has work")
         device.set("lost", 1)
         device.set("hold", 0)
         with pytest.raises(kvw.StorageError) as lost:
@@ -328,7 +328,7 @@ def much(client: kvw.Client, ns: kvw.OpenNamespace, monkeypatch: pytest.MonkeyPa
 
 
 def found(path: AutoPath) -> None:
-    until(lambda: path._reader or path.problem, "the path is chosen, and ready")
+    eventually(lambda: path._reader or path.problem, "the path is chosen, and ready")
 
 
 @pytest.mark.usefixtures("much")
@@ -353,7 +353,7 @@ def test_loads_go_by_the_path_that_is_found_to_be_the_fastest(
     assert ns.lookup(TOKENS).by_tier == {"hbm": 0, "dram": PAGES, "nvme": 0}
     assert len(choosing.asked) == 1
     path.close()
-    until(lambda: not kvikio.open, "its files are closed")
+    eventually(lambda: not kvikio.open, "its files are closed")
     assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
 
 
@@ -363,7 +363,7 @@ def test_promotion_stays_where_it_is_the_fastest(
 ) -> None:
     path = AutoPath(0, select=Choosing(LoadPath.DRAM), library=kvikio)
     assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
-    until(lambda: path.choice, "the path is chosen")
+    eventually(lambda: path.choice, "the path is chosen")
     assert path.load(ns, TOKENS, blank(device), timeout_s=60) == PAGES
     assert kvikio.opened == 0
 
@@ -383,10 +383,10 @@ def test_nothing_is_measured_before_there_is_something_to_measure_with(
         assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
         return len(looks) > 1
 
-    until(looked, "it looks again")
+    eventually(looked, "it looks again")
     assert not choosing.asked
     monkeypatch.setattr(auto_path, "LEAST_BYTES", 4096)
-    until(lambda: looked() and path.choice, "it has chosen")
+    eventually(lambda: looked() and path.choice, "it has chosen")
 
 
 @pytest.mark.usefixtures("much")
@@ -461,10 +461,10 @@ def test_nothing_is_settled_where_the_device_had_no_room_to_measure(
         assert path.load(ns, TOKENS, out, timeout_s=60) == PAGES
         return len(choosing.asked) >= times
 
-    until(lambda: asked(2), "it asks again")
+    eventually(lambda: asked(2), "it asks again")
     assert path.choice is None
     choosing.choice = good
-    until(lambda: asked(3) and path.choice, "it is chosen")
+    eventually(lambda: asked(3) and path.choice, "it is chosen")
 
 
 @pytest.mark.usefixtures("much")
@@ -496,7 +496,7 @@ def test_device_that_does_not_answer_holds_nobody_and_gets_its_turn_back(
         assert (device.read(out) == ROWS).all()
         return fresh.lookup(TOKENS).by_tier["nvme"] == PAGES
 
-    until(read_so, "the path is free again")
+    eventually(read_so, "the path is free again")
     path.close()
 
 

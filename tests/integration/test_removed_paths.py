@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from testkit.known_prompt import KnownPrompt
 
 BEFORE, AFTER = (KnownPrompt(model, pages=12, page_bytes=20_000) for model in ("before", "after"))
@@ -55,9 +55,9 @@ def test_new_clients_get_in_after_the_arena_directory_was_removed(serving: Servi
     with serving.connect() as client:
         BEFORE.store_whole(client)
         shutil.rmtree(serving.arena_dir)
-        until(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
+        eventually(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
         assert BEFORE.load(client) == BEFORE.pages
-        until(lambda: serving.events("path_removed"), "what is lost is said")
+        eventually(lambda: serving.events("path_removed"), "what is lost is said")
         reason = client.status()["service"]["paths_reason"]
     assert str(serving.arena_dir / "slots") in reason
     assert "pages in DRAM" in reason
@@ -79,8 +79,8 @@ def test_sockets_that_were_removed_are_bound_again(serving: Serving) -> None:
         for times in (1, 2):
             for path in (*sockets, Path(serving.socket + ".lock")):
                 path.unlink()
-            until(lambda: all(path.exists() for path in sockets), "both are there again")
-            until(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
+            eventually(lambda: all(path.exists() for path in sockets), "both are there again")
+            eventually(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
             assert BEFORE.load(client) == BEFORE.pages
             assert client.status()["service"]["paths_reason"] == ""
             assert len(serving.events("path_restored")) == 2 * times
@@ -94,11 +94,11 @@ def test_socket_that_cannot_be_bound_again_is_said_until_it_can(serving: Serving
     socket = Path(serving.socket)
     socket.unlink()
     socket.write_text("of somebody else")
-    until(lambda: readiness(serving)[0] == 503, "readiness says so")
+    eventually(lambda: readiness(serving)[0] == 503, "readiness says so")
     assert str(socket) in readiness(serving)[1]
     assert serving.metrics()["kvwarehouse_paths_lost"] == 1
     socket.unlink()
-    until(lambda: readiness(serving)[0] == 200, "it is bound again")
+    eventually(lambda: readiness(serving)[0] == 200, "it is bound again")
     assert work_of_a_new_client(serving, AFTER)
     assert [event["level"] for event in serving.events("path_not_restored")] == ["error"]
     assert serving.metrics()["kvwarehouse_paths_lost"] == 0

@@ -15,8 +15,8 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.client.routing import Question, who_has
+from kvwarehouse_bench.harness.eventually import longer_bounds
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import longer_bounds
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 4096

@@ -21,8 +21,8 @@ from kvwarehouse.daemon import interceptors, servers
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.served import Served
 
 T = 30.0
@@ -130,7 +130,7 @@ def test_store_that_stands_still_is_ended(tmp_path: Path, patience: Any) -> None
             patience.end()
             return bool(store.done())
 
-        until(ended, "the store is ended")
+        eventually(ended, "the store is ended")
         silent.set()
         assert store.code() == grpc.StatusCode.CANCELLED
         assert served.events("stream_stalled")[0]["why"] == "stalled"
@@ -258,7 +258,7 @@ def test_messages_that_are_none_leave_no_place_taken(served: Served, method: str
             return bool(served.stub.Status(pb.StatusRequest(), timeout=T))
         return False
 
-    until(has_room, "all places are given back")
+    eventually(has_room, "all places are given back")
 
 
 def test_unknown_method_is_unimplemented(served: Served) -> None:

@@ -18,7 +18,7 @@ from kvwarehouse.daemon import transfer
 from kvwarehouse.embedded.private import PrivateDaemon
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit.served import Served
 
 T = 60.0
@@ -183,7 +183,7 @@ def test_store_that_waits_for_room_goes_on_when_it_comes(tmp_path: Path, patienc
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(remote.store, 1, pages, 0, content(1, pages, 0))
             # All of its bytes have come before the first slot is reserved.
-            until(lambda: reserved_slots(remote), "a slot is reserved")
+            eventually(lambda: reserved_slots(remote), "a slot is reserved")
             patience.end()
             assert 0 < reserved_slots(remote) < pages
             assert not first.done()

@@ -24,8 +24,8 @@ from kvwarehouse.daemon.admission import Refusals
 from kvwarehouse.daemon.credentials import certificate_ends_at
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from kvwarehouse_bench.strain import raw_protocols
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from testkit.served import Served
 
 T = 30.0
@@ -271,9 +271,9 @@ def test_silent_connections_are_told_and_keep_nobody_out_for_long(
             service = served.stub.Status(pb.StatusRequest(), timeout=T).status.service
             return service.connections
 
-        until(lambda: connected() >= 7, "the connections are counted")
+        eventually(lambda: connected() >= 7, "the connections are counted")
         assert "kvwarehouse_grpc_connections " in served.get("/metrics")[1]
-        until(lambda: served.events("connections_near_bound"), "the log says it")
+        eventually(lambda: served.events("connections_near_bound"), "the log says it")
 
         def served_beside_them() -> bool:
             with channel(served, None) as there:
@@ -284,8 +284,8 @@ def test_silent_connections_are_told_and_keep_nobody_out_for_long(
                     return False
                 return True
 
-        until(served_beside_them, "there is room again")
-        until(lambda: connected() <= 1, "the silent ones are gone")
+        eventually(served_beside_them, "there is room again")
+        eventually(lambda: connected() <= 1, "the silent ones are gone")
         assert len(served.events("connections_near_bound")) == 1
 
 
@@ -307,7 +307,7 @@ def test_reload_takes_tokens_and_certificate_of_the_files(
         stub.Status(pb.StatusRequest(), metadata=bearer(OTHER), timeout=T)
         replaced(secure, [TOKEN], new_cert, new_key)
         secure.request_reload()
-        until(lambda: secure.events("reloaded"), "it is reloaded")
+        eventually(lambda: secure.events("reloaded"), "it is reloaded")
         # The connection stays; a token that was taken back does not.
         stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
         status, _ = failed(
@@ -328,7 +328,7 @@ def test_reload_of_a_file_that_cannot_be_used_keeps_all_old_ones(
     else:  # of another key
         replaced(secure, [TOKEN], new_cert, certificate[1])
     secure.request_reload()
-    until(lambda: secure.events("reload_failed"), "the failure is told")
+    eventually(lambda: secure.events("reload_failed"), "the failure is told")
     event = secure.events("reload_failed")[0]
     assert event["level"] == "error"
     assert getattr(secure.config, "token_file" if bad == "tokens" else "tls_cert") in event["text"]
@@ -388,7 +388,7 @@ def test_refused_calls_are_counted_by_reason_and_told_in_a_line(
         page = served.get("/metrics")[1]
         assert 'kvwarehouse_refused_calls_total{reason="no_token"} 1\n' in page
         assert 'kvwarehouse_refused_calls_total{reason="bad_token"} 20\n' in page
-        until(lambda: len(served.events("calls_refused")) >= 2, "the log tells both reasons")
+        eventually(lambda: len(served.events("calls_refused")) >= 2, "the log tells both reasons")
         for event in served.events("calls_refused"):
             assert event["level"] == "warning"
             assert event["last_from"].startswith("ipv4:127.0.0.1:")
@@ -454,7 +454,7 @@ def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_e
         threads = interceptors.threads_of(served.config.streams)
         for _ in range(threads):
             raw.call(method, sent)
-        until(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
+        eventually(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
         for _ in range(3):
             stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
 
@@ -462,7 +462,7 @@ def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_e
             patience.end()
             return len(served.events("stream_stalled")) >= threads // 2
 
-        until(all_ended, "those that are held are ended")
+        eventually(all_ended, "those that are held are ended")
         raw.call("/kvwarehouse.v1.Warehouse/Nothing")
         stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
 
@@ -471,7 +471,7 @@ def test_calls_that_do_not_say_what_they_ask_leave_half_of_the_threads_and_are_e
             patience.end()
             return len(served.events("stream_stalled")) > threads // 2
 
-        until(taken_again, "there is room again")
+        eventually(taken_again, "there is room again")
 
 
 @pytest.mark.parametrize(
@@ -492,20 +492,20 @@ def test_answers_that_nobody_takes_are_half_of_the_calls_and_are_given_up(
 
         for _ in range(threads):
             raw.ask(method)
-        until(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
+        eventually(lambda: refused(served, "too_many_calls") == threads // 2, "half are refused")
         stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
 
         def ended(answers: int) -> bool:
             patience.end()
             return len(served.events("stream_stalled")) >= answers
 
-        until(lambda: ended(threads // 2), "those that are held are given up")
+        eventually(lambda: ended(threads // 2), "those that are held are given up")
 
         def taken_again() -> bool:
             raw.ask(method)
             return ended(threads // 2 + 1)
 
-        until(taken_again, "there is room again")
+        eventually(taken_again, "there is room again")
 
 
 def test_call_that_nobody_reads_may_say_a_bounded_amount_however_fast_it_comes(
@@ -569,7 +569,7 @@ def test_health_watcher_that_takes_nothing_keeps_nobody_from_asking_and_no_drain
         for _ in range(interceptors.HEALTH_WATCHES):
             raw.ask("/grpc.health.v1.Health/Watch")
         half = interceptors.HEALTH_WATCHES // 2
-        until(lambda: refused(served, "too_many_watchers") == half, "half are refused")
+        eventually(lambda: refused(served, "too_many_watchers") == half, "half are refused")
         health.Check(health_pb2.HealthCheckRequest(), metadata=bearer(TOKEN), timeout=T)
         served.stub.Drain(pb.DrainRequest(), timeout=T)
         assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING

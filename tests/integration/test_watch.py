@@ -16,8 +16,8 @@ import kvwarehouse as kvw
 from kvwarehouse import wire
 from kvwarehouse.daemon.interceptors import WATCHES
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 
 PAGE_BYTES = 4096
 PAGE_TOKENS = 4
@@ -82,7 +82,7 @@ class Watcher:
             with self._lock:
                 return self.pages == stored
 
-        until(equal, "the watcher knows what the warehouse has")
+        eventually(equal, "the watcher knows what the warehouse has")
         assert not self.problems, self.problems[:3]
 
     def join(self) -> kvw.WarehouseError | None:
@@ -204,7 +204,7 @@ def test_watchers_are_bounded_and_one_that_ends_makes_room(serving: Serving) -> 
             except kvw.CapacityError:
                 return False
 
-        until(begins, "there is room for another")
+        eventually(begins, "there is room for another")
         store(client, 1, 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse_bench.harness.alternation import Rounds, alternate, in_turns
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.micro import MEASURES, by_page
 from kvwarehouse_bench.micro.figures import (
     MET,
@@ -247,4 +247,4 @@ def test_processor_time_of_the_core_counts_its_threads_and_no_others() -> None:
     spinner.join()
     assert counted >= 0.01
     # This thread is not the core's.
-    until(lambda: core_s(os.getpid()) <= before, "the other thread has ended")
+    eventually(lambda: core_s(os.getpid()) <= before, "the other thread has ended")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse_connectors.doctor.look as look
-from kvwarehouse_bench.harness.until import longer_bounds
+from kvwarehouse_bench.harness.eventually import longer_bounds
 from kvwarehouse_connectors.doctor import command
 from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of

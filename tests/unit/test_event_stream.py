@@ -20,7 +20,7 @@ from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import CapacityError
 from kvwarehouse.types import Namespace
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit.kv_subscriber import KvSubscriber
 
 CLEARED = ("cleared", 0, 0, 0, bytes(16), b"", True, b"")
@@ -105,7 +105,7 @@ class Rig:
             self.subscriber.read()
             return self.subscriber.blocks.keys() == {block(number) for number in numbers}
 
-        until(equal, f"the subscriber knows {numbers}")
+        eventually(equal, f"the subscriber knows {numbers}")
 
     def close(self) -> None:
         self.stream.stop()
@@ -168,7 +168,7 @@ def test_snapshot_that_cannot_be_had_ends_that_replay_alone(tmp_path: Path) -> N
         rig.warehouse.refusals = 1
         failed = rig.stream.status()["failed_replays"]
         rig.subscriber._dealer.send_multipart([b"", bytes(8)])  # all is gone from so small a buffer
-        until(lambda: rig.stream.status()["failed_replays"] > failed, "it failed")
+        eventually(lambda: rig.stream.status()["failed_replays"] > failed, "it failed")
         assert rig.logged("kv_events_replay_failed")
         rig.subscriber.ask(0)
         assert rig.subscriber.blocks.keys() >= {block(1), block(2)}
@@ -185,12 +185,12 @@ def test_replay_that_takes_too_long_is_ended_and_may_be_asked_for_again(
     rig.knows(1, 2)
     monkeypatch.setattr(event_stream, "REPLAY_S", -1.0)
     rig.subscriber._dealer.send_multipart([b"", bytes(8)])
-    until(lambda: rig.stream.status()["failed_replays"], "it failed")
+    eventually(lambda: rig.stream.status()["failed_replays"], "it failed")
     assert rig.logged("kv_events_replay_failed")
     monkeypatch.undo()
     replays = rig.stream.status()["replays"]
     rig.subscriber.ask(0)
-    until(lambda: rig.stream.status()["replays"] == replays + 1, "it is counted")
+    eventually(lambda: rig.stream.status()["replays"] == replays + 1, "it is counted")
 
 
 def test_end_of_the_stream_closes_its_feed_and_sockets(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kvwarehouse.daemon import gate
 from kvwarehouse_bench.harness.process import free_port
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 
 
 class Guarded:
@@ -112,7 +112,7 @@ def test_peer_that_does_not_read_is_ended(
     with guarded.connect(), guarded.accept() as inner, suppress(ConnectionError):
         while True:
             inner.sendall(bytes(1 << 16))
-    until(lambda: guarded.gate.ended == 1, "it is counted")
+    eventually(lambda: guarded.gate.ended == 1, "it is counted")
 
 
 def test_peer_beyond_the_bound_is_closed_and_finds_room_once_another_left(guarded: Guarded) -> None:

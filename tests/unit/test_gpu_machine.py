@@ -13,7 +13,7 @@ import pytest
 
 from kvwarehouse.gpu.machine import Machine, probe_machine
 from kvwarehouse.gpu.probe_process import run_probe
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 TELL = "from kvwarehouse.gpu.probe_process import report_steps\n"
 
@@ -172,7 +172,7 @@ def test_child_ends_by_itself_where_the_process_that_asked_is_gone(tmp_path: Pat
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", asking], env=environment, check=True, timeout=60)
     pid = int(pid_file.read_text())
-    until(lambda: not Path(f"/proc/{pid}/stat").exists() or _is_zombie(pid), "it ended")
+    eventually(lambda: not Path(f"/proc/{pid}/stat").exists() or _is_zombie(pid), "it ended")
 
 
 def _is_zombie(pid: int) -> bool:

@@ -16,7 +16,7 @@ from kvwarehouse.gpu.machine import Machine
 from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, LoadPath, Rates, disk_rate, measure, written
 from kvwarehouse.gpu.path_benchmark_child import _by_host, pieces_of, rate_of
 from kvwarehouse.gpu.path_selection import Choice, judge, last_selection, select_path
-from kvwarehouse_bench.harness.until import longer_bounds
+from kvwarehouse_bench.harness.eventually import longer_bounds
 
 GPU = Machine(cuda="13.0", devices=["H100"], kvikio="26.10", gds=True)
 G, C, D = LoadPath.GDS, LoadPath.COMPAT, LoadPath.DRAM

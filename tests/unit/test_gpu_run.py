@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_run.sh"
 
@@ -152,15 +152,15 @@ def test_run_that_is_interrupted_ends_its_step_and_leaves_what_it_found(
     tree: Path, number: signal.Signals
 ) -> None:
     process = start(tree, TESTS="echo $$$$ >pid; exec sleep 1000")
-    until((tree / "pid").exists, "the step runs")
-    until(lambda: (tree / "pid").read_text("utf-8").strip(), "it said its process")
+    eventually((tree / "pid").exists, "the step runs")
+    eventually(lambda: (tree / "pid").read_text("utf-8").strip(), "it said its process")
     process.send_signal(number)
     process.communicate()
     assert process.returncode == 130
     assert table(tree)["interrupted"][0] == "failed"
     assert table(tree)["setup"][0] == "ok"
     proc = Path("/proc", (tree / "pid").read_text("utf-8").strip(), "cmdline")
-    until(lambda: not proc.exists() or proc.read_bytes() == b"", "the step's process is gone")
+    eventually(lambda: not proc.exists() or proc.read_bytes() == b"", "the step's process is gone")
 
 
 def test_results_of_an_earlier_run_are_not_mixed_with_these(tree: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from kvwarehouse import metrics
 from kvwarehouse.daemon import http
 from kvwarehouse.errors import TransportError
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 
 
 class Endpoint:
@@ -90,7 +90,7 @@ def test_client_that_drips_is_ended(endpoint: Endpoint, monkeypatch: pytest.Monk
             except OSError:
                 return True
 
-        until(ended, "its deadline ends it")
+        eventually(ended, "its deadline ends it")
 
 
 def test_client_that_does_not_read_is_ended(
@@ -101,8 +101,8 @@ def test_client_that_does_not_read_is_ended(
     monkeypatch.setattr(endpoint.server._pages, "answer", lambda path: text)
     with endpoint.connect() as there:
         there.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-        until(lambda: endpoint.server._calls, "it is being answered")
-        until(lambda: not endpoint.server._calls, "its deadline ends it")
+        eventually(lambda: endpoint.server._calls, "it is being answered")
+        eventually(lambda: not endpoint.server._calls, "its deadline ends it")
 
 
 def test_answer_comes_whole_to_a_client_that_reads_late(
@@ -122,7 +122,9 @@ def test_probe_is_answered_while_figures_are_waited_for(endpoint: Endpoint) -> N
     ]
     for thread in threads:
         thread.start()
-    until(lambda: sum(call.asks for call in list(endpoint.server._calls)) == 9, "all have asked")
+    eventually(
+        lambda: sum(call.asks for call in list(endpoint.server._calls)) == 9, "all have asked"
+    )
     assert endpoint.get("/healthz") == (200, "ok\n")
     endpoint.may_take.set()
     for thread in threads:
@@ -135,7 +137,7 @@ def test_client_that_left_does_not_keep_figures_from_others(endpoint: Endpoint) 
     endpoint.may_take.clear()
     with endpoint.connect() as there:
         there.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        until(lambda: endpoint.taken, "figures are being made")
+        eventually(lambda: endpoint.taken, "figures are being made")
     endpoint.may_take.set()
     assert endpoint.get("/metrics") == (503, "no core\n")
 

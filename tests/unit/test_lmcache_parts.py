@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_connectors.lmcache import locks
 from kvwarehouse_connectors.lmcache.chunks import ChunkLayout, page_key
 from kvwarehouse_connectors.lmcache.identity import Spaces, Weights, weights_of

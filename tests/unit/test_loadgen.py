@@ -31,7 +31,7 @@ from kvwarehouse.loadgen.results import ANSWERED, FIRST_S, TOKENS, EngineAnswer,
 from kvwarehouse.loadgen.warehouse import WarehouseEngine
 from kvwarehouse.types import Loaded, Match, StoreResult
 from kvwarehouse.workloads.call import WorkloadCall
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 # --- times ----------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ def test_cutoff_ends_a_connection_at_its_time_and_says_why() -> None:
         now[0] = 5.0
         with cutoff.line(ours, 5.0) as line:
             assert ours.recv(1) == b"", "the read ends"
-            until(lambda: line.cut, "a reason")
+            eventually(lambda: line.cut, "a reason")
             assert (line.cut, kept.cut) == ("deadline", "")
         cutoff.hang_up()
         assert kept.cut == "interrupted"

@@ -12,7 +12,7 @@ import pytest
 
 from kvwarehouse.daemon import logs
 from kvwarehouse.daemon.logs import Event, Log
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 
 def test_event_is_one_json_line_with_its_fields() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from kvwarehouse.daemon.health import DaemonState, Lifecycle
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 
 def test_listener_hears_last_of_the_state_that_stays() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.watchdog import FIRST_S, PACE_BYTES_S, STALL_S, Watchdog, Watched
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 
 class Call:
@@ -117,5 +117,5 @@ def test_watchdog_without_a_thread_begins_with_the_next_call(
         answer = call.watchdog.leaving(call, "/m/Lookup")  # type: ignore[arg-type]
     call.now_s += 2 * STALL_S
     call.watchdog.forget(call.watchdog.leaving(call, "/m/Lookup"))  # type: ignore[arg-type]
-    until(lambda: call.cancelled, "what stands still is ended")
+    eventually(lambda: call.cancelled, "what stands still is ended")
     call.watchdog.forget(answer)

@@ -12,8 +12,8 @@ from pathlib import Path
 from kvwarehouse_bench.gpu.device_pages import PATIENCE_S, Card, DevicePages
 from kvwarehouse_bench.gpu.goals import DIGEST, HBM, PartOutcome
 from kvwarehouse_bench.harness.alternation import Rounds, in_turns, timed
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
 
 _LIMIT = "one copy in the device"
@@ -97,9 +97,9 @@ def _share(sample: HbmSample) -> float:
 class _HbmPages(DevicePages):
     def make_hot(self) -> None:
         """Stored from the device, and loaded until all of it comes from HBM."""
-        until(self._serves, "the HBM tier is there")
+        eventually(self._serves, "the HBM tier is there")
         self.store()
-        until(self._all_from_hbm, "all pages come from HBM", deadline_s=PATIENCE_S)
+        eventually(self._all_from_hbm, "all pages come from HBM", deadline_s=PATIENCE_S)
 
     def load(self) -> float:
         before = self._from_hbm()

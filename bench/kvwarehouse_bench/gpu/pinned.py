@@ -11,8 +11,8 @@ from typing import Any
 from kvwarehouse_bench.gpu.device_pages import PATIENCE_S, Card, DevicePages, Memory
 from kvwarehouse_bench.gpu.goals import FROM_GPU, TO_GPU, PartOutcome
 from kvwarehouse_bench.harness.alternation import alternate, timed
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
 
 _GOAL = "ratio 0.9 or more"
@@ -74,4 +74,4 @@ class _PinnedPages(DevicePages):
         """The kernels are compiled and the whole arena is registered: what happens once."""
         self.store()
         self.load()
-        until(lambda: self.native.registration()[1], "the arena is registered with CUDA")
+        eventually(lambda: self.native.registration()[1], "the arena is registered with CUDA")

@@ -14,8 +14,8 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.gpu.goals import PartOutcome
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.micro.figures import Figure
 
 JUDGED_TOKENS = 32 << 10
@@ -147,7 +147,7 @@ def _pool_problem(serving: Serving) -> str:
             tier = client.status()["core"]["tiers"]["hbm"]
             return tier if tier["health"] != "starting" else None
 
-        tier = until(told, "the HBM tier is there, or not")
+        tier = eventually(told, "the HBM tier is there, or not")
         return "" if tier["health"] == "ok" else f"{tier['health']}: {tier['reason']}"
 
 
@@ -222,7 +222,7 @@ def _promote(prefill: Any, prompt: Any) -> None:
         by_tier = prefill.prefill(prompt, store=False).reuse.pages_by_tier
         return bool(by_tier["hbm"] == sum(by_tier.values()))
 
-    until(promoted, "the HBM tier has the prompt", deadline_s=_PATIENCE_S)
+    eventually(promoted, "the HBM tier has the prompt", deadline_s=_PATIENCE_S)
 
 
 def _one(prefill: Any, prompt: Any, tier: str = "") -> float:

@@ -15,7 +15,7 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 _PROLOGUE = """
 import json, os, sys

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 _SHARED_MEMORY = Path("/dev/shm")
 _TAIL_LINES = 12

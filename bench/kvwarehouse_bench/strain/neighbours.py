@@ -31,8 +31,8 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse import wire
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
-from kvwarehouse_bench.harness.until import DEADLINE_S
 from kvwarehouse_bench.strain import raw_protocols
 from kvwarehouse_bench.strain.raw_protocols import LIVE, Grant, RawSession, SlotsFile
 

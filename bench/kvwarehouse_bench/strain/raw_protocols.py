@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.micro.socket_session import EXCHANGE, HEAD, SETTLE, SocketSession, message
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

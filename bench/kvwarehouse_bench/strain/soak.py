@@ -39,8 +39,8 @@ import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.client_process import ClientProcess
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_bench.strain import resource_snapshot
 from kvwarehouse_bench.strain.resource_snapshot import ResourceSnapshot
 
@@ -261,7 +261,7 @@ class Soak:
                 gone = core["sessions"] <= self.sessions_of_its_own
                 return gone and not (moving + core["pins"]["held"] + nvme["queued_records"])
 
-            until(at_rest, "sessions, pins, reserved slots and limbo end with their clients")
+            eventually(at_rest, "sessions, pins, reserved slots and limbo end with their clients")
             core = client.status()["core"]
             assert core["loads"]["failed"].get("mismatch", 0) == core["quarantined"] == 0, core
             return resource_snapshot.take(self.serving, client)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
 from lmcache_model.objects import Memory, contents, filled, keys
 from testkit.damage import find, find_one
 
@@ -36,7 +36,7 @@ def test_without_a_daemon_there_are_answers_and_a_daemon_that_comes_is_found(
     assert status["problem"]
     assert status["totals"]["dropped.unreachable"] == 4
     serving.start()
-    until(lambda: server.store(named, source).complete, "a store at the new daemon")
+    eventually(lambda: server.store(named, source).complete, "a store at the new daemon")
     assert server.prefetch(named, blank()) == [True] * 4
     assert server.core.status()["is_healthy"]
 
@@ -48,16 +48,18 @@ def test_chunks_outlive_a_killed_daemon_and_are_stored_at_the_next(
     assert server.store(named, source).complete
     assert server.lookup(named) == [True] * 4
     serving.kill()
-    until(lambda: not server.store(keys(seed + 1), filled(seed + 1)).complete, "a store is refused")
+    eventually(
+        lambda: not server.store(keys(seed + 1), filled(seed + 1)).complete, "a store is refused"
+    )
     target = blank()
     loaded = server.load(named, target)
     assert [one for one, came in zip(contents(target), loaded, strict=True) if came] == [
         one for one, came in zip(contents(source), loaded, strict=True) if came
     ]
     serving.start()
-    until(lambda: all(server.prefetch(named, target)), "a load from the next daemon")
+    eventually(lambda: all(server.prefetch(named, target)), "a load from the next daemon")
     assert contents(target) == contents(source)
-    until(
+    eventually(
         lambda: server.store(keys(seed + 1), filled(seed + 1)).complete, "a store at the next one"
     )
 
@@ -75,7 +77,7 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
     assert server.store(near, source).complete
     serving.pause()
     try:
-        until(lambda: not any(server.lookup(far)), "that the daemon is known to stand still")
+        eventually(lambda: not any(server.lookup(far)), "that the daemon is known to stand still")
         target = blank()
         assert server.prefetch(near, target) == [True] * 4
         assert contents(target) == contents(source)
@@ -83,7 +85,7 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
         assert not server.store(keys(seed + 2), source).complete
     finally:
         serving.resume()
-    until(lambda: all(server.prefetch(far, target)), "chunks from NVMe")
+    eventually(lambda: all(server.prefetch(far, target)), "chunks from NVMe")
     assert contents(target) == contents(source)
 
 
@@ -98,7 +100,7 @@ def test_a_warehouse_that_was_emptied_beneath_is_registered_at_anew(
         if file.is_file():
             file.unlink()
     serving.start()
-    until(lambda: server.store(named, source).size_bytes, "a store at the empty warehouse")
+    eventually(lambda: server.store(named, source).size_bytes, "a store at the empty warehouse")
     target = blank()
     assert server.prefetch(named, target) == [True] * 4
     assert contents(target) == contents(source)
@@ -114,8 +116,8 @@ def test_a_chunk_damaged_in_dram_is_a_miss_and_those_behind_it_come(
     target = blank()
     assert server.prefetch(named, target) == [True, False, True, True]
     assert [contents(target)[i] for i in (0, 2, 3)] == [contents(source)[i] for i in (0, 2, 3)]
-    until(lambda: not all(server.lookup(named)), "the chunk taken out")
-    until(
+    eventually(lambda: not all(server.lookup(named)), "the chunk taken out")
+    eventually(
         lambda: server.store(named, source).complete and all(server.prefetch(named, target)),
         "the chunk stored again",
     )
@@ -171,7 +173,7 @@ def test_locks_that_lmcache_forgets_end_by_themselves(
         locked: int = server.core.status()["locked_chunks"]
         return locked == 0
 
-    until(ended, "the end of the locks")
+    eventually(ended, "the end of the locks")
 
 
 def test_a_full_warehouse_keeps_the_newest_and_what_is_locked(
@@ -264,13 +266,13 @@ def test_stores_beyond_the_queue_are_refused_at_once_and_its_room_comes_back(
         for turn in range(1, 9):
             named, source = keys(seed + turn), filled(seed + turn, **shape)
             server.core.store(named, source, answers.put)
-        until(lambda: answers.qsize() == 8, "all of them answered")
+        eventually(lambda: answers.qsize() == 8, "all of them answered")
         assert not any(answers.get().complete for _ in range(8))
         assert server.totals()["dropped.queue_full"] >= 4
     finally:
         serving.resume()
     assert server.core.status()["queued_store_bytes"] == 0
-    until(lambda: server.store(keys(seed + 1), filled(seed + 1, **shape)).complete, "a store")
+    eventually(lambda: server.store(keys(seed + 1), filled(seed + 1, **shape)).complete, "a store")
 
 
 def test_a_load_that_lmcache_gives_up_writes_no_more_once_it_is_unlocked(

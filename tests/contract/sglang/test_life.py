@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.engine_info import RankInfo
 from kvwarehouse_connectors.sglang.keys import Span, page_key
@@ -45,7 +45,7 @@ def test_a_daemon_that_comes_later_is_found(attach: Any, serving: Serving, seed:
     warehouse = attach(pool, serving.address)
     assert not any(warehouse.store(span, pool.slots(PAGES)))
     serving.start()
-    until(lambda: all(warehouse.store(span, pool.slots(PAGES))), "a store at the new daemon")
+    eventually(lambda: all(warehouse.store(span, pool.slots(PAGES))), "a store at the new daemon")
     assert warehouse.there(span).all()
 
 
@@ -58,15 +58,15 @@ def test_pages_outlive_a_killed_daemon_and_are_stored_at_the_next(
     before = pool.content(PAGES)
     assert all(warehouse.store(span, pool.slots(PAGES)))
     serving.kill()
-    until(lambda: not any(warehouse.store(more, pool.slots(PAGES))), "a store that is refused")
+    eventually(lambda: not any(warehouse.store(more, pool.slots(PAGES))), "a store that is refused")
     pool.array[...] = 0
     # Its memory is mapped still: either all of a page comes, or it is a miss.
     filled = warehouse.load(span, pool.slots(PAGES))
     assert pool.content(PAGES[:filled]) == before[: len(before) * filled // 4]
     serving.start()
-    until(lambda: warehouse.load(span, pool.slots(PAGES)) == 4, "a load from the next daemon")
+    eventually(lambda: warehouse.load(span, pool.slots(PAGES)) == 4, "a load from the next daemon")
     assert pool.content(PAGES) == before
-    until(lambda: all(warehouse.store(more, pool.slots(PAGES))), "a store at the next daemon")
+    eventually(lambda: all(warehouse.store(more, pool.slots(PAGES))), "a store at the next daemon")
 
 
 def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
@@ -86,7 +86,9 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
     serving.pause()
     try:
         assert warehouse.load(far, pool.slots(PAGES)) == 0
-        until(lambda: not warehouse.there(far).any(), "that the daemon is known to stand still")
+        eventually(
+            lambda: not warehouse.there(far).any(), "that the daemon is known to stand still"
+        )
         pool.array[...] = 0
         assert warehouse.there(near).all()
         assert warehouse.load(near, pool.slots(PAGES)) == 4
@@ -96,7 +98,7 @@ def test_a_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
         assert counts.totals()["dropped.unreachable"] == 4
     finally:
         serving.resume()
-    until(lambda: warehouse.there(far).all(), "that the daemon is known to beat again")
+    eventually(lambda: warehouse.there(far).all(), "that the daemon is known to beat again")
     pool.array[...] = 0
     assert warehouse.load(far, pool.slots(PAGES)) == 4
     assert pool.content(PAGES) == before
@@ -115,7 +117,9 @@ def test_a_warehouse_that_was_emptied_beneath_is_registered_at_anew(
         if file.is_file():
             file.unlink()
     serving.start()
-    until(lambda: all(warehouse.store(span, pool.slots(PAGES))), "a store at the empty warehouse")
+    eventually(
+        lambda: all(warehouse.store(span, pool.slots(PAGES))), "a store at the empty warehouse"
+    )
     before = pool.content(PAGES)
     assert warehouse.load(span, pool.slots([0, 1, 4, 6])) == 4
     assert pool.content([0, 1, 4, 6]) == before
@@ -135,8 +139,8 @@ def test_a_damaged_page_is_a_miss_and_is_stored_again_good(
     assert warehouse.load(span, pool.slots([0, 1, 4, 6])) == 2
     assert pool.content([0, 1]) == before[: len(before) // 2]
     assert counts.totals()["missed_pages"] == 2
-    until(lambda: not warehouse.there(span).all(), "the page taken out")
-    until(
+    eventually(lambda: not warehouse.there(span).all(), "the page taken out")
+    eventually(
         lambda: (
             all(warehouse.store(span, pool.slots(PAGES)))
             and warehouse.load(span, pool.slots([0, 1, 4, 6])) == 4

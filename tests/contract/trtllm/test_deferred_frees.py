@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.deferred_frees import DeferredFrees
@@ -44,7 +44,7 @@ def test_blocks_left_out_for_want_of_room_are_held_and_stored(
             engine.step()
         return held not in engine.executor.requests
 
-    until(over, "every rank has copied what was held")
+    eventually(over, "every rank has copied what was held")
     assert engine.idle_blocks() == idle
     engine.wait_stored(300)
     assert engine.counted("expired_holds") == [0, 0]
@@ -62,7 +62,7 @@ def test_hold_ends_with_its_time_where_no_step_follows(
     assert engine.idle_blocks() == idle
     assert engine.counted("expired_holds") == [1, 1]
     engine.serve(prompt(5), 3)  # the order comes too late, and is passed over
-    until(lambda: min(engine.counted("dropped_blocks")) > 0, "what was left is counted")
+    eventually(lambda: min(engine.counted("dropped_blocks")) > 0, "what was left is counted")
 
 
 def test_nothing_is_held_where_a_setting_says_so(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from trtllm_model.ranks import Engine, Spec
 from trtllm_model.request import State
 
@@ -210,7 +210,7 @@ def wait_found(engines: list[Engine], client: kvw.Client) -> None:
     now = client.control().incarnation
     for engine in engines:
         connection = engine.scheduler._connection
-        until(lambda at=connection: at.client.control().incarnation == now, "the daemon is found")
+        eventually(lambda at=connection: at.client.control().incarnation == now, "the daemon is found")
         engine.ready()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.trtllm import offers, scheduler, verified_pages
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
 from trtllm_model.damage import spoil
@@ -38,13 +38,13 @@ def promised_after_a_while(engine: Engine, tokens: list[int], expected: int) -> 
         assert engine.serve(tokens) == 0
         return bool(engine.scheduler.counts["unready_hits"] == 1)
 
-    until(unready, "a request finds the pages")
+    eventually(unready, "a request finds the pages")
 
     def found() -> bool:
         engine.forget_reusable()
         return engine.serve(tokens) == expected
 
-    until(found, "the pages are ready")
+    eventually(found, "the pages are ready")
 
 
 @pytest.mark.parametrize("kind", ["pool", "layout"])
@@ -98,7 +98,7 @@ def test_damaged_page_is_not_promised_and_comes_from_nvme_for_a_later_request(
         engine.forget_reusable()
         return engine.serve(tokens) == 56
 
-    until(whole, "the page has come from NVMe")
+    eventually(whole, "the page has come from NVMe")
 
 
 def test_damaged_page_that_is_nowhere_else_is_computed_and_stored_anew(
@@ -145,7 +145,7 @@ def test_ranks_say_anew_that_they_are_ready_after_a_restart(
     before = barrier._complete_at
     serving.kill()
     serving.start()
-    until(lambda: not barrier.complete(), "the scheduler sees another daemon")
+    eventually(lambda: not barrier.complete(), "the scheduler sees another daemon")
     engine.ready()
     assert barrier._complete_at > before
     engine.forget_reusable()

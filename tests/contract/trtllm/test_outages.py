@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from trtllm_model.collectives import RankFailedError
 from trtllm_model.damage import spoil
 from trtllm_model.ranks import Engine
@@ -173,7 +173,7 @@ def test_warehouse_that_lost_all_after_a_promise_ends_the_engine(
         shutil.rmtree(serving.nvme_dir)
         serving.start()
         seen = engine.worker._connection.client
-        until(lambda: seen.control().incarnation == 1, "the worker sees the new daemon")
+        eventually(lambda: seen.control().incarnation == 1, "the worker sees the new daemon")
 
     between(engine, lose)
     with suppress(RuntimeError, RankFailedError):  # the model judges the bytes, if they come
@@ -205,13 +205,13 @@ def test_engine_goes_on_while_the_daemon_is_stopped(
     engine = prepared(start, tokens)
     serving.pause()
     try:
-        until(lambda: engine.scheduler._connection.control() is None, "its silence is noticed")
+        eventually(lambda: engine.scheduler._connection.control() is None, "its silence is noticed")
         assert engine.serve(tokens, 3) in (0, 56)
         for _ in range(5):
             assert engine.serve(prompt(60), 2) == 0
     finally:
         serving.resume()
-    until(lambda: engine.scheduler._connection.control() is not None, "it is alive again")
+    eventually(lambda: engine.scheduler._connection.control() is not None, "it is alive again")
     more = prompt(60)
     engine.ready().serve(more)
     engine.wait_stored(7)
@@ -235,7 +235,9 @@ def test_store_that_fails_is_dropped_and_counted(
     engine.scheduler.step_metadata = stop_first
     engine.run()
     assert name not in engine.executor.requests
-    until(lambda: engine.counted("dropped_blocks") == [7, 7], "every block is dropped, and counted")
+    eventually(
+        lambda: engine.counted("dropped_blocks") == [7, 7], "every block is dropped, and counted"
+    )
 
 
 def test_worker_that_hears_of_a_load_without_an_order_says_so(
@@ -253,7 +255,7 @@ def test_worker_that_hears_of_a_load_without_an_order_says_so(
             return str(error)
         return ""
 
-    assert "request 99 that was never ordered" in until(raised, "it gives up")
+    assert "request 99 that was never ordered" in eventually(raised, "it gives up")
 
 
 def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_before(
@@ -269,7 +271,7 @@ def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_be
     worker, loads = engine.executor.manager.worker, engine.worker._loads
     worker.bind_connector_meta(StepMetadata(loads=[LoadOrder(5, (), waits=False)]))
     worker.start_load_kv(None)
-    until(lambda: 5 in loads._done, "the empty order is over")
+    eventually(lambda: 5 in loads._done, "the empty order is over")
     gate, load = threading.Event(), loads._load
     loads._load = lambda order: gate.wait(60) and load(LoadOrder(5, (), waits=False))
     run = PageRun(0, [b"k" * 32], [1], True)
@@ -277,7 +279,7 @@ def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_be
     worker.start_load_kv(None)
     assert worker.get_finished([], [5]) == ([], [])
     gate.set()
-    until(lambda: worker.get_finished([], []) == ([], [5]), "the load is over")
+    eventually(lambda: worker.get_finished([], []) == ([], [5]), "the load is over")
 
 
 def test_error_of_a_broken_promise_says_what_and_why(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from trtllm_model.ranks import Engine, Spec
 
 Start = Callable[..., Engine]
@@ -119,7 +119,9 @@ def test_bytes_that_every_rank_has_alike_are_stored_once(start: Start, prompt: P
     engine = start(kind="layout", ranks=2).ready()
     engine.serve(prompt(80))
     engine.wait_stored(10)
-    until(lambda: engine.counted("stored_blocks") == [20, 10], "the first rank stores both parts")
+    eventually(
+        lambda: engine.counted("stored_blocks") == [20, 10], "the first rank stores both parts"
+    )
 
 
 def test_many_requests_at_once_keep_their_own_bytes(start: Start, prompt: Prompt) -> None:

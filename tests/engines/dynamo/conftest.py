@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse_bench.harness.process import free_port
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 _PYTHON = Path(os.environ.get("KVW_TEST_DYNAMO_PYTHON", ".venv-dynamo/bin/python"))
 _ANSWER_S = 20.0
@@ -31,7 +31,7 @@ class Indexer:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        until(self._answers, f"the indexer answers; its log is {log}")
+        eventually(self._answers, f"the indexer answers; its log is {log}")
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, self.said()[-2000:]

@@ -13,8 +13,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.process import free_port
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.kv_subscriber import LossyRelay
 
 BLOCK = 4
@@ -84,7 +84,7 @@ class Rig:
                 for prompt in self.prompts
             )
 
-        until(equal, "the indexer answers as the warehouse does")
+        eventually(equal, "the indexer answers as the warehouse does")
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_indexer_that_missed_events_asks_for_them_and_agrees_again(rig: Rig, buf
             if buffer == "1MiB":
                 assert rig.replays("snapshot") == snapshots
             else:  # it is counted when its last message has left
-                until(lambda: rig.replays("snapshot") > snapshots, "all was said anew")
+                eventually(lambda: rig.replays("snapshot") > snapshots, "all was said anew")
     finally:
         relay.close()
 
@@ -175,11 +175,11 @@ def test_indexer_that_comes_late_hears_what_is_no_longer_buffered(rig: Rig) -> N
         rig.indexer.register(
             8, rig.serving.settings["kv_events"], BLOCK, rig.serving.settings["kv_events_replay"]
         )
-        until(
+        eventually(
             lambda: all(
                 rig.indexer.held(prompt, 8) == rig.indexer.held(prompt, INSTANCE)
                 for prompt in rig.prompts
             ),
             "the late one answers as the other does",
         )
-        until(lambda: rig.replays("snapshot") >= 1, "all was said anew")
+        eventually(lambda: rig.replays("snapshot") >= 1, "all was said anew")

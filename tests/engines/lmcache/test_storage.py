@@ -12,8 +12,8 @@ import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from lmcache_rig.storage import LAYOUT, Storage, keys, ranks
 from testkit.damage import find, find_one
 
@@ -88,7 +88,7 @@ def test_a_chunk_damaged_in_dram_and_on_nvme_ends_the_prefix_before_it(
         assert client.flush().pending == 0
     third = np.frombuffer(chunks[2], np.uint8)
     find_one([serving.arena_dir / "arena"], third).flip(5, at=1000)
-    until(lambda: storage.prefetch(named).chunks == chunks, "the good copy on NVMe")
+    eventually(lambda: storage.prefetch(named).chunks == chunks, "the good copy on NVMe")
     for place in find(serving.segments, third):
         place.flip(1, at=77)
     with serving.connect() as client:
@@ -116,11 +116,13 @@ def test_a_daemon_killed_again_and_again_costs_misses_alone(
             assert back.chunks == expected[: len(back.chunks)]
         if turn % 3 == 2:
             serving.start()
-            until(lambda: storage.status()["is_healthy"], "that the daemon is seen")
+            eventually(lambda: storage.status()["is_healthy"], "that the daemon is seen")
     assert len(kept) >= ROUNDS // 3
     for turn, expected in kept.items():
         named = keys(seed + 100 * turn)
-        until(lambda n=named, e=expected: storage.prefetch(n).chunks == e, "all that was stored")
+        eventually(
+            lambda n=named, e=expected: storage.prefetch(n).chunks == e, "all that was stored"
+        )
     assert storage.status()["locked_chunks"] == 0
 
 
@@ -136,13 +138,13 @@ def test_a_stopped_daemon_is_not_waited_for(start: Any, serving: Serving, seed: 
     storage.forget()
     serving.pause()
     try:
-        until(lambda: storage.prefetch(far).l2 == 0, "that it is known to stand still")
+        eventually(lambda: storage.prefetch(far).l2 == 0, "that it is known to stand still")
         assert storage.prefetch(near).chunks == chunks
         storage.store(keys(seed + 200), seed + 2)
         assert storage.totals()["dropped.unreachable"] == 5
     finally:
         serving.resume()
-    until(lambda: storage.prefetch(far).l2 == 5, "chunks from NVMe")
+    eventually(lambda: storage.prefetch(far).l2 == 5, "chunks from NVMe")
 
 
 def test_a_full_warehouse_makes_room_and_lmcache_goes_on(
@@ -167,12 +169,12 @@ def test_a_policy_that_empties_the_l1_keeps_what_the_warehouse_did_not_take(
     chunks = storage.store(keys(seed), seed)
     assert storage.prefetch(keys(seed)).l2 == 5
     serving.kill()
-    until(lambda: not storage.status()["is_healthy"], "that the daemon is gone")
+    eventually(lambda: not storage.status()["is_healthy"], "that the daemon is gone")
     kept = storage.store(keys(seed + 100), seed + 1)
     back = storage.prefetch(keys(seed + 100))
     assert (back.l2, back.chunks) == (0, kept)
     serving.start()
-    until(lambda: storage.prefetch(keys(seed)).chunks == chunks, "from the next daemon")
+    eventually(lambda: storage.prefetch(keys(seed)).chunks == chunks, "from the next daemon")
 
 
 def test_lmcache_adds_and_removes_the_warehouse_at_run_time(
@@ -185,7 +187,7 @@ def test_lmcache_adds_and_removes_the_warehouse_at_run_time(
     storage.forget()
     assert storage.prefetch(keys(seed)).l2 == 0
     storage.manager.add_l2_adapter(descriptor.config)
-    until(lambda: storage.prefetch(keys(seed)).chunks == chunks, "from the new one")
+    eventually(lambda: storage.prefetch(keys(seed)).chunks == chunks, "from the new one")
 
 
 def test_bad_settings_refuse_lmcaches_start_by_name(start: Any, shared: Serving) -> None:

@@ -11,8 +11,8 @@ import pytest
 from sglang.srt.environ import envs
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from sglang_rig.engine import Engine, prompt
 from sglang_rig.pools import PAGE, Shape
 from testkit.damage import find, find_one
@@ -31,7 +31,7 @@ def test_without_a_daemon_the_engine_starts_computes_and_connects_when_there_is_
     with pytest.raises(kvw.TransportError, match="nothing was cleared"):
         engine.controller.storage_backend.clear()
     serving.start()
-    until(lambda: engine.store(tokens, seed)[0] == 4 * PAGE, "a store at the new daemon")
+    eventually(lambda: engine.store(tokens, seed)[0] == 4 * PAGE, "a store at the new daemon")
     assert engine.prefetch(tokens).tokens == 4 * PAGE
 
 
@@ -53,9 +53,9 @@ def test_a_daemon_killed_in_the_middle_costs_misses_and_is_used_again(
             assert back.pages == expected[: len(back.pages)]
         if turn % 3 == 2:
             serving.start()
-            until(lambda: engine.storage._connection.control() is not None, "the daemon is seen")
+            eventually(lambda: engine.storage._connection.control() is not None, "the daemon is seen")
     assert len(kept) >= ROUNDS // 3
-    until(
+    eventually(
         lambda: all(
             engine.prefetch(prompt(seed + turn, 4)).pages == pages for turn, pages in kept.items()
         ),
@@ -74,12 +74,12 @@ def test_a_stopped_daemon_is_not_waited_for(start: Any, serving: Serving, seed: 
     _, pages = engine.store(near, seed)
     serving.pause()
     try:
-        until(lambda: engine.prefetch(far).hit == 0, "that it is known to stand still")
+        eventually(lambda: engine.prefetch(far).hit == 0, "that it is known to stand still")
         assert engine.prefetch(near).pages == pages
         assert engine.store(prompt(seed + 2, 4), seed)[0] == 0
     finally:
         serving.resume()
-    until(lambda: engine.prefetch(far).tokens == 4 * PAGE, "pages from NVMe")
+    eventually(lambda: engine.prefetch(far).tokens == 4 * PAGE, "pages from NVMe")
 
 
 def test_a_damaged_page_ends_the_prefix_before_it(start: Any, tmp_path: Path, seed: int) -> None:
@@ -91,8 +91,8 @@ def test_a_damaged_page_ends_the_prefix_before_it(start: Any, tmp_path: Path, se
         back = engine.prefetch(tokens)
         assert back.hit == 5 * PAGE
         assert back.pages == pages[:2]
-        until(lambda: engine.prefetch(tokens).hit == 2 * PAGE, "the page taken out")
-        until(
+        eventually(lambda: engine.prefetch(tokens).hit == 2 * PAGE, "the page taken out")
+        eventually(
             lambda: engine.store(tokens, seed)[0] and engine.prefetch(tokens).pages == pages,
             "the page stored again",
         )
@@ -107,7 +107,7 @@ def test_a_page_damaged_in_dram_comes_from_nvme_where_it_is_good(
         assert client.flush().pending == 0
     third = np.frombuffer(pages[2], np.uint8)
     find_one([serving.arena_dir / "arena"], third).flip(5, at=1000)
-    until(lambda: engine.prefetch(tokens).pages == pages, "the good copy")
+    eventually(lambda: engine.prefetch(tokens).pages == pages, "the good copy")
     for place in find(serving.segments, third):
         place.flip(1, at=77)
     with serving.connect() as client:

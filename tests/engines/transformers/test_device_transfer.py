@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="needs transformers: make test-engine
 import kvwarehouse as kvw
 from kvwarehouse.client.gpu import kernels
 from kvwarehouse.gpu import LoadPath, auto_path
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core import PageGeometry, Ppath
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
@@ -145,7 +145,9 @@ def test_pages_on_nvme_come_by_the_path_that_was_chosen(
         assert rig.way.store(ns, tokens, rooms, 0, TIMEOUT_S, rig.way.computed(rooms)).stored
         assert client.flush().pending == 0
         client.evict(None, 100_000, "dram")
-        until(lambda: rig.way.load(ns, tokens[::-1], rooms, 0) == 0 and path._reader, "the path")
+        eventually(
+            lambda: rig.way.load(ns, tokens[::-1], rooms, 0) == 0 and path._reader, "the path"
+        )
         rig.rooms.fill([np.full_like(memory.data, 7) for memory in rig.rooms.memories])
         assert rig.way.load(ns, tokens, rooms, TIMEOUT_S) == PAGES
         assert np.array_equal(rig.rooms.pages(), before)
@@ -228,7 +230,7 @@ def test_load_comes_after_what_was_queued_on_its_memory(
     device.set("hold", 0)
     thread.join(TIMEOUT_S)
     assert loaded == [PAGES]
-    until(ModelStream(device).recorded().query, "what was queued is over")
+    eventually(ModelStream(device).recorded().query, "what was queued is over")
     assert np.array_equal(rig.rooms.pages(), before)
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
@@ -28,7 +28,7 @@ def test_engine_goes_on_when_a_request_is_aborted_under_its_load(
     expected = pair.recomputed(other)
     pair.daemon.pause()
     begun = pair.engine.begin(ask)
-    until(lambda: fetching(pair) or begun.done(), "the load is under way")
+    eventually(lambda: fetching(pair) or begun.done(), "the load is under way")
     assert not begun.done()
     begun.abort()
     assert begun.answer().finish == "abort"

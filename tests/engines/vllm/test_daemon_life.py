@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
@@ -110,7 +110,7 @@ def test_outputs_are_right_and_nobody_waits_when_the_daemon_is_stopped(
     assert_same(cold, pair.engine.ask(known, SOON_S))
     pair.daemon.resume()
     pair.connected(rng)
-    until(lambda: pair.reloaded(known).cached == hit(known), "the prompt is loaded again")
+    eventually(lambda: pair.reloaded(known).cached == hit(known), "the prompt is loaded again")
     pair.idle()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit import damage
 from testkit.damage import Place
 from vllm_rig.compare import assert_same
@@ -60,9 +60,9 @@ def check_recovery(pair: Pair, ask: Ask, expected: Answer) -> None:
     """The output is right at once, by computing; then the pages are there again, and good."""
     failed, bad = pair.counted("failed_loads"), taken_out(pair)
     assert_same(expected, pair.reloaded(ask))
-    until(lambda: pair.counted("failed_loads") > failed, "a load that failed")
-    until(lambda: taken_out(pair) > bad, "a page taken out")
-    until(lambda: mended(pair, ask), "the whole prompt is stored again, good")
+    eventually(lambda: pair.counted("failed_loads") > failed, "a load that failed")
+    eventually(lambda: taken_out(pair) > bad, "a page taken out")
+    eventually(lambda: mended(pair, ask), "the whole prompt is stored again, good")
     assert_same(expected, pair.reloaded(ask))
     following = Ask(ask.tokens + expected.tokens + ask.tokens[:40])
     assert_same(pair.recomputed(following), pair.reloaded(following))
@@ -158,7 +158,7 @@ def test_outputs_are_right_when_many_prompts_begin_with_a_bad_page(
         pair.engine.forget()
         for right, found in zip(expected, pair.engine.generate(asks), strict=True):
             assert_same(right, found)
-    until(lambda: mended(pair, common), "the bad page is stored again, good")
+    eventually(lambda: mended(pair, common), "the bad page is stored again, good")
     pair.idle()
 
 

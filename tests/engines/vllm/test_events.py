@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.listener import Listener
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, prompt
@@ -31,7 +31,7 @@ def pair(start: Callable[..., Pair], listener: Listener, rng: random.Random) -> 
         pair.engine.ask(Ask(prompt(rng, BLOCK + 8), max_tokens=1))
         return bool(stored(listener.heard()))
 
-    until(hears, "an engine that is heard")
+    eventually(hears, "an engine that is heard")
     pair.engine.forget()
     listener.heard()
     return pair

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.vllm.handoff import RECORD, Record, boot_s, decode, digest, encode
 from vllm_rig.bay import Bay
 from vllm_rig.compare import assert_same
@@ -121,7 +121,9 @@ def test_consumer_that_is_asked_before_the_producer_waits_and_loads(
     producer.ask(Ask(ask.tokens, max_tokens=1))
     handed = call.answer()
     assert handed.cached == hit(ask), f"given up {counted(consumer, 'expired')} times"
-    until(lambda: counted(consumer, "complete") == complete + 1, "a hand-off counted as complete")
+    eventually(
+        lambda: counted(consumer, "complete") == complete + 1, "a hand-off counted as complete"
+    )
     assert counted(consumer, "waits") == waits + 1
     assert_same(computed(consumer, ask), handed)
 
@@ -147,7 +149,7 @@ def test_consumer_computes_at_once_when_the_record_is_wrong(
     seen, waits = counted(consumer, reason), counted(consumer, "waits")
     answer = consumer.ask(replace(ask, kv={RECORD: wrong}))
     assert answer.cached == 0
-    until(lambda: counted(consumer, reason) == seen + 1, f"a record counted as {reason}")
+    eventually(lambda: counted(consumer, reason) == seen + 1, f"a record counted as {reason}")
     assert counted(consumer, "waits") == waits
     assert_same(computed(consumer, ask), answer)
 
@@ -164,7 +166,7 @@ def test_consumer_loads_what_came_and_computes_the_rest_when_the_producer_is_kil
     handed = consumer.generate([with_promise(ask, known) for ask in asks])
     assert handed[0].cached > 0
     assert handed[-1].cached < hit(asks[-1])
-    until(lambda: counted(consumer, "expired") > expired, "a hand-off that was given up")
+    eventually(lambda: counted(consumer, "expired") > expired, "a hand-off that was given up")
     for ask, answer in zip(asks, handed, strict=True):
         assert_same(computed(consumer, ask), answer)
 
@@ -175,10 +177,10 @@ def test_consumer_computes_when_the_daemon_is_killed_under_its_wait(
     ask = Ask(prompt(rng, 700))
     waits, expired = counted(consumer, "waits"), counted(consumer, "expired")
     call = consumer.begin(with_promise(ask, known))
-    until(lambda: counted(consumer, "waits") > waits, "a request that waits")
+    eventually(lambda: counted(consumer, "waits") > waits, "a request that waits")
     assert not call.done()
     daemon.kill()
     answer = call.answer()
     assert answer.cached == 0
-    until(lambda: counted(consumer, "expired") == expired + 1, "a hand-off that was given up")
+    eventually(lambda: counted(consumer, "expired") == expired + 1, "a hand-off that was given up")
     assert_same(computed(consumer, ask), answer)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.bay import Bay
 from vllm_rig.daemon import Daemon
 from vllm_rig.messages import Ask
@@ -77,7 +77,7 @@ def test_streamed_answer_is_that_of_one_engine_and_its_prompt_came_from_the_ware
         assert stream.tokens == expected
         assert stream.cached == hit(ask)
         more = hit(ask) // 32
-        until(lambda: both.decoded(LOADED) == loaded + more, f"{more} blocks loaded")  # noqa: B023
+        eventually(lambda: both.decoded(LOADED) == loaded + more, f"{more} blocks loaded")  # noqa: B023
         assert both.decoded(COMPLETE) == complete + 1
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, hit, prompt
@@ -41,7 +41,7 @@ def test_loaded_blocks_are_counted_when_they_came_from_the_warehouse(
     pair.stored(ask)
     before, more = pair.counted("loaded_blocks"), hit(ask) // BLOCK
     pair.reloaded(ask)
-    until(lambda: pair.counted("loaded_blocks") >= before + more, f"{more} more blocks loaded")
+    eventually(lambda: pair.counted("loaded_blocks") >= before + more, f"{more} more blocks loaded")
     assert pair.counted("loaded_blocks") == before + more
 
 
@@ -127,7 +127,7 @@ def test_outputs_are_right_when_many_prompts_come_at_once(pair: Pair, rng: rando
     asks = [Ask(rng.choice(families) + prompt(rng, rng.randrange(10, 200))) for _ in range(64)]
     expected = pair.all_recomputed(asks)
     check(pair.engine.generate(asks), expected)
-    until(lambda: pair.reloaded(asks[-1]).cached == hit(asks[-1]), "the last prompt is stored")
+    eventually(lambda: pair.reloaded(asks[-1]).cached == hit(asks[-1]), "the last prompt is stored")
     pair.engine.forget()
     warm = pair.engine.generate(asks)
     check(warm, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.messages import Ask
 from vllm_rig.pair import ALONE, hit, prompt
 from vllm_rig.server import Server
@@ -28,7 +28,7 @@ def wait_stored(server: Server, ask: Ask) -> None:
         server.forget()
         return server.stream(ask).read().cached == hit(ask)
 
-    until(hits, "a served prompt that is loaded")
+    eventually(hits, "a served prompt that is loaded")
 
 
 def test_streamed_output_is_the_same_when_it_is_loaded(server: Server, rng: random.Random) -> None:
@@ -47,7 +47,7 @@ def test_server_says_what_was_loaded(server: Server, rng: random.Random) -> None
     ask = Ask(prompt(rng, 500), max_tokens=MAX_TOKENS)
     name = "kvwarehouse_connector_loaded_blocks_total"
     wait_stored(server, ask)
-    until(lambda: server.metrics().get(name, 0) > 0, "blocks counted on the server's own page")
+    eventually(lambda: server.metrics().get(name, 0) > 0, "blocks counted on the server's own page")
 
 
 def test_outputs_are_right_and_nothing_is_left_when_clients_hang_up(
@@ -72,7 +72,7 @@ def test_outputs_are_right_and_nothing_is_left_when_clients_hang_up(
         for said, after, right in zip(found, leaves, expected, strict=True):
             assert said == right[:after]
     server.forget()
-    until(
+    eventually(
         lambda: stored_pages.client.status()["core"]["pins"]["held"] == 0,
         "a warehouse without pins",
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, hit, prompt
@@ -52,7 +52,7 @@ def test_outputs_are_right_when_requests_are_preempted(small: Pair, rng: random.
     before = preemptions(small)
     for right, found in zip(expected, small.engine.generate(asks), strict=True):
         assert_same(right, found)
-    until(lambda: preemptions(small) > before, "a preemption: the engine was too large")
+    eventually(lambda: preemptions(small) > before, "a preemption: the engine was too large")
     for ask, right in zip(asks[:3], expected[:3], strict=True):
         longer = Ask(ask.tokens + right.tokens)
         assert_same(small.recomputed(longer), small.reloaded(longer))

@@ -12,8 +12,8 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.aio.threads import THREADS
 from kvwarehouse.client.routing import Question
+from kvwarehouse_bench.harness.eventually import longer_bounds
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import longer_bounds
 from testkit.async_helpers import (
     SPACE,
     WAIT_S,

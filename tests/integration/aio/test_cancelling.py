@@ -11,8 +11,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.aio.threads import THREADS
+from kvwarehouse_bench.harness.eventually import eventually_async
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until_awaited
 from testkit.async_helpers import (
     SPACE,
     WAIT_S,
@@ -137,7 +137,7 @@ def test_tasks_cancelled_at_any_point_leave_nothing_behind_and_no_wrong_byte(
             async def streams_ended() -> bool:
                 return (await client.status())["service"]["streams"] == 0
 
-            await until_awaited(streams_ended, "the daemon has no stream left")
+            await eventually_async(streams_ended, "the daemon has no stream left")
             for number in range(prompts):
                 await ns.store(prompt(number), pages_of(number), timeout_s=WAIT_S)
                 assert await check_right_or_missing(ns, number) == 4

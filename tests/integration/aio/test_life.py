@@ -15,8 +15,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.daemon.interceptors import WATCHES
+from kvwarehouse_bench.harness.eventually import eventually_async
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until_awaited
 from testkit.async_helpers import (
     SPACE,
     WAIT_S,
@@ -52,7 +52,7 @@ def test_watch_is_an_async_iterator_that_cancelling_ends(serving: Serving, path:
             async def seen() -> bool:
                 return len(set(keys)) == 4
 
-            await until_awaited(seen, "the watch says what was stored")
+            await eventually_async(seen, "the watch says what was stored")
             assert set(keys) == {page.key async for page in client.pages(SPACE)}
             watching.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -75,7 +75,7 @@ def test_watches_that_are_cancelled_or_closed_make_room_for_others(serving: Serv
                     return None
 
                 while len(watches) < WATCHES:
-                    watches.append(await until_awaited(begun, "there is room"))
+                    watches.append(await eventually_async(begun, "there is room"))
                 with pytest.raises(kvw.CapacityError) as refused:
                     await anext(client.watch())
                 assert refused.value.code == "too_many_watchers"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from pinned_parts.rig import Make
 
 pytestmark = pytest.mark.usefixtures("contract_kept")
@@ -23,7 +23,7 @@ def test_copies_on_the_device_are_bounded_and_their_room_comes_back(
     assert rig.store_queue.put([rig.run(0)], rig.space, rig.memory)
     rig.device.set("hold", 0)
     assert [result.stored for result in rig.stored(2)] == [9, 1]
-    until(lambda: rig.store_queue._device_budget.used_bytes == 0, "its room is given back")
+    eventually(lambda: rig.store_queue._device_budget.used_bytes == 0, "its room is given back")
     assert rig.store_queue.put([rig.run(*range(9))], rig.space, rig.memory)
     rig.stored(3)
 

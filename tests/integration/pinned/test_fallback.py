@@ -12,8 +12,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.client.gpu import kernels
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.device_copies import DeviceCopies, device_copies, may_still_write
 from pinned_parts.cache import BLOCKS
 from pinned_parts.rig import TIMEOUT_S, Make
@@ -112,7 +112,7 @@ def test_store_whose_way_is_gone_is_dropped_and_the_next_goes_through_the_buffer
     assert rig.store_queue.put([run], rig.space, rig.memory)
     assert rig.stored(2)[1] == kvw.StoreResult(1, 0, {})
     assert np.array_equal(rig.on_host(run), before[[2]])
-    until(lambda: rig.store_queue._device_budget.used_bytes == 0, "its room is given back")
+    eventually(lambda: rig.store_queue._device_budget.used_bytes == 0, "its room is given back")
 
 
 def test_device_that_fails_in_the_middle_of_a_load_costs_no_byte(
@@ -132,7 +132,7 @@ def test_device_that_fails_in_the_middle_of_a_load_costs_no_byte(
         target=lambda: ended.append(int(rig.memory.load(rig.opened, run, 0, 0, TIMEOUT_S)))
     )
     thread.start()
-    until(lambda: rig.device.count("copies") > copies, "copies are queued")
+    eventually(lambda: rig.device.count("copies") > copies, "copies are queued")
     rig.device.set("lost", 1)
     rig.device.set("hold", 0)
     thread.join(TIMEOUT_S)

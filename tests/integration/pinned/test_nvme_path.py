@@ -11,8 +11,8 @@ import pytest
 
 import kvwarehouse as kvw
 from kvwarehouse.gpu import AutoPath, LoadPath, auto_path
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.device_copies import device_copies
 from pinned_parts.cache import LAYOUTS
 from pinned_parts.rig import TIMEOUT_S, Make, Rig
@@ -40,7 +40,7 @@ def chosen(device: ModelDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     path = AutoPath(0, select=Choosing(LoadPath.GDS), library=kvikio)
     yield path, kvikio
     path.close()
-    until(lambda: not kvikio.open, "its files are closed")
+    eventually(lambda: not kvikio.open, "its files are closed")
 
 
 def to_nvme(serving: Serving) -> None:
@@ -56,7 +56,7 @@ def loaded(rig: Rig, run: Any) -> int:
 
 
 def find_path(rig: Rig, path: AutoPath) -> None:
-    until(lambda: loaded(rig, rig.run(0)) == 0 and path._reader, "the path is ready")
+    eventually(lambda: loaded(rig, rig.run(0)) == 0 and path._reader, "the path is ready")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.self_test import SelfTest
@@ -32,7 +32,7 @@ def test_device_is_prepared_before_pages_move_also_for_a_daemon_that_comes_later
             connection.prepare_device(address)
             assert connection.client is None
             serving.start()
-            until(lambda: connection.client is not None, "the daemon is found")
+            eventually(lambda: connection.client is not None, "the daemon is found")
             assert device.count("modules") == before + 1
         finally:
             connection.close()

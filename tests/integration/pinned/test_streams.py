@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
+from kvwarehouse_bench.harness.eventually import eventually
 from pinned_parts.cache import BLOCKS
 from pinned_parts.rig import TIMEOUT_S, Make
 from testkit.cuda_tensors import ModelStream
@@ -32,7 +32,7 @@ def test_store_has_what_the_engine_had_queued_and_nothing_it_queued_later(make: 
         memory.queue_fill(next_step)
         rig.device.set("hold", 0)
         rig.stored(number + 1)
-        until(ModelStream(rig.device).recorded().query, "the next step is over")
+        eventually(ModelStream(rig.device).recorded().query, "the next step is over")
         assert np.array_equal(memory.data, next_step)
         row = computed.reshape(BLOCKS, -1)
         assert np.array_equal(rig.on_host(run)[:, : row.shape[1]], row[[4, 6]])
@@ -106,7 +106,7 @@ def test_load_itself_does_not_overtake_the_engine_either(make: Make) -> None:
     rig.memory.after_engine()
     step = ModelStream(rig.device).recorded()
     assert rig.memory.load(rig.opened, run, 0, 0, TIMEOUT_S) == 2
-    until(step.query, "the step is over")
+    eventually(step.query, "the step is over")
     assert np.array_equal(rig.cache.pages()[[0, 5]], before[[0, 5]])
 
 
@@ -121,10 +121,10 @@ def test_pages_of_a_load_are_pinned_before_its_copies_and_until_they_are_done(
     copies = rig.device.count("copies")
     thread = threading.Thread(target=rig.memory.load, args=(rig.opened, run, 0, 0, TIMEOUT_S))
     thread.start()
-    until(lambda: rig.device.count("copies") > copies, "copies are queued")
+    eventually(lambda: rig.device.count("copies") > copies, "copies are queued")
     client = connection.client
     assert client is not None
     assert client.status()["core"]["pins"]["held"] == 3
     rig.device.set("hold", 0)
     thread.join(TIMEOUT_S)
-    until(lambda: client.status()["core"]["pins"]["held"] == 0, "pins are dropped")
+    eventually(lambda: client.status()["core"]["pins"]["held"] == 0, "pins are dropped")

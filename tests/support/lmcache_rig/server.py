@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kvwarehouse_bench.harness.process import free_port
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from lmcache_rig.spec import l2_adapter
 
 CHUNK = 16
@@ -48,7 +48,7 @@ class LMCacheServer:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
             )
         try:
-            until(lambda: self.ended() or self._serves(), "LMCache's server", deadline_s=120)
+            eventually(lambda: self.ended() or self._serves(), "LMCache's server", deadline_s=120)
             assert not self.ended(), f"LMCache's server ended: {self.tail()}"
         except BaseException:
             self.kill()

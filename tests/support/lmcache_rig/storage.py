@@ -19,7 +19,7 @@ from lmcache.v1.distributed.api import (
 from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config
 from lmcache.v1.distributed.storage_manager import StorageManager
 
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from lmcache_rig.spec import l2_adapter
 
 LAYOUT = MemoryLayoutDesc([torch.Size([2, 4, 16, 64])], [torch.bfloat16])
@@ -95,8 +95,8 @@ class Storage:
         """The same, and waits until LMCache has its answer about the L2."""
         before = self.answered()
         chunks = self.write(named, seed, layout)
-        until(lambda: self.answered() >= before + len(named), "the store's answer")
-        until(lambda: self.in_flight() == 0, "that LMCache has taken it")
+        eventually(lambda: self.answered() >= before + len(named), "the store's answer")
+        eventually(lambda: self.in_flight() == 0, "that LMCache has taken it")
         return chunks
 
     def answered(self) -> int:

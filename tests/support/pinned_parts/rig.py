@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
 from kvwarehouse_connectors.core.page_run import PageRun
@@ -115,7 +115,7 @@ class Rig:
         return PageRun(0, [self.rng.randbytes(32) for _ in blocks], list(blocks), True)
 
     def stored(self, count: int = 1) -> list[kvw.StoreResult]:
-        until(lambda: len(self.results) == count, "what is queued is stored")
+        eventually(lambda: len(self.results) == count, "what is queued is stored")
         return self.results
 
     def wipe(self) -> None:

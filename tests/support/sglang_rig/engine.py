@@ -19,7 +19,7 @@ from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from sglang_rig.pools import PAGE, Shape, content, device_pool, fill_pages, host_pool, wipe
 
 THRESHOLD = PAGE

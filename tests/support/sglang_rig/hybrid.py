@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from sglang_rig.engine import THRESHOLD, _Device
 from sglang_rig.pools import PAGE, Shape, content, device_pool, fill, host_pool, wipe
 

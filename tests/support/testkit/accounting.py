@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvwarehouse.client import Client
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit.reference_model import ReferenceModel
 
 # Two snapshots this far apart with several ticks of the core between them.
@@ -66,7 +66,7 @@ def quiet_snapshot(client: Client, books: Iterable[ReferenceModel]) -> Snapshot:
         listed = tuple(_listed(client, book) for book in books)
         return Snapshot(core, listed) if _motion(client.status()["core"]) == moving else None
 
-    return until(settled, "the daemon comes to rest")
+    return eventually(settled, "the daemon comes to rest")
 
 
 def _motion(core: Mapping[str, Any]) -> Any:

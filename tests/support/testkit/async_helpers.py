@@ -17,8 +17,8 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse.aio.connect import connect_grpc
+from kvwarehouse_bench.harness.eventually import eventually_async
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until_awaited
 
 WAIT_S = 60.0
 PAGE_TOKENS = 4
@@ -81,7 +81,7 @@ async def settled(client: kvw.aio.Client) -> None:
         dram = core["tiers"]["dram"]
         return bool(dram["reserved_slots"] == dram["limbo_slots"] == 0)
 
-    await until_awaited(ask, "every reserved slot is settled")
+    await eventually_async(ask, "every reserved slot is settled")
 
 
 async def check_right_or_missing(ns: kvw.aio.OpenNamespace, number: int) -> int:

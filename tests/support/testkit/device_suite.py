@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 PAGE_BYTES = 12288
 PAGE_TOKENS = 4
@@ -127,7 +127,7 @@ class DeviceSuite:
             with device.current(stream):
                 event = device.queue_fill(array, noise(number), stream)
                 assert ns.load(prompt(70), array, timeout_s=60) == PAGES
-            until(partial(device.happened, event), "nobody writes to it any more")
+            eventually(partial(device.happened, event), "nobody writes to it any more")
             assert (device.read(array) == data).all()
 
     def test_blocks_are_behind_the_stream_of_their_cache_in_each_call(

@@ -14,8 +14,8 @@ import numpy as np
 import kvwarehouse as kvw
 import kvwarehouse.gpu
 from kvwarehouse_bench.harness.client_process import ClientProcess
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from testkit.accounting import counters_of
 from testkit.device_suite import (
     PAGE_BYTES,
@@ -53,7 +53,7 @@ def hbm(client: kvw.Client) -> Any:
 
 
 def serves(client: kvw.Client) -> None:
-    until(lambda: hbm(client)["health"] == "ok", "the pool is there")
+    eventually(lambda: hbm(client)["health"] == "ok", "the pool is there")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def load_until_hbm(
         assert ns.load(tokens, scratch, timeout_s=60) == pages
         return from_hbm(client) - before == pages
 
-    until(all_of_them, f"prompt {number} comes from HBM")
+    eventually(all_of_them, f"prompt {number} comes from HBM")
     before = from_hbm(client)
     load(device, ns, number, seed, pages)
     assert from_hbm(client) - before == pages
@@ -214,6 +214,6 @@ class HbmSuite:
                     assert process.hear() == "reading"
                     process.kill()
                 client.evict(SPACE, 100, "hbm")
-                until(lambda: hbm(client)["leaving_places"] == 0, "its pins are gone")
+                eventually(lambda: hbm(client)["leaving_places"] == 0, "its pins are gone")
                 assert hbm(client)["used_bytes"] == 0
                 load(device, ns, 1, 1)

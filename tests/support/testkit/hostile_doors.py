@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvwarehouse import wire
-from kvwarehouse_bench.harness.until import DEADLINE_S
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 from kvwarehouse_bench.micro.socket_session import EXCHANGE, SETTLE, message
 from kvwarehouse_bench.strain import raw_protocols
 from testkit.fuzz import changed

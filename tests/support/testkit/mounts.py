@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 _NEW_MOUNTS: Final = 0x00020000  # CLONE_NEWNS
 _OWN_MOUNTS: Final = "/proc/thread-self/ns/mnt"
@@ -40,7 +40,7 @@ def own_mounts() -> Iterator[None]:
             yield
         finally:
             # Refused while a thread that this one began inside lives: gRPC's end a little later.
-            until(lambda: libc.setns(outside, _NEW_MOUNTS) == 0, "the mount namespace is left")
+            eventually(lambda: libc.setns(outside, _NEW_MOUNTS) == 0, "the mount namespace is left")
             os.chdir(folder)
     finally:
         os.close(outside)

@@ -19,7 +19,7 @@ from multiprocessing import forkserver
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from trtllm_model import interface
 from trtllm_model.cache import Cache
 from trtllm_model.collectives import Collectives
@@ -238,7 +238,7 @@ class Engine:
             self.serve([1])
             return bool(self.scheduler._barrier.complete())
 
-        until(asked, "all ranks say that they are ready")
+        eventually(asked, "all ranks say that they are ready")
         return self
 
     # -- what tests see --------------------------------------------------------------------------
@@ -259,11 +259,11 @@ class Engine:
     def wait_stored(self, blocks: int) -> None:
         """Until every rank has stored at least so many blocks since its start, in all parts
         together, and has none on their way."""
-        until(
+        eventually(
             lambda: all(count >= blocks for count in self.counted("stored_blocks")),
             f"{blocks} blocks are stored",
         )
-        until(
+        eventually(
             lambda: not storing(self.executor) and not any(self._ask("storing")),
             "nothing is on its way to the warehouse",
         )

@@ -15,9 +15,9 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.vllm.messages import StepResults
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide
@@ -153,7 +153,7 @@ class Engine:
             self.step()
             return self.promised(request) >= tokens
 
-        until(found, f"{tokens} tokens are stored")
+        eventually(found, f"{tokens} tokens are stored")
 
     def promised(self, request: Any, local_tokens: int = 0) -> int:
         """What the scheduler would load for this request; it is forgotten again."""
@@ -178,7 +178,7 @@ class Engine:
             self.step()
             return request.request_id in self.received
 
-        until(over, "the load is reported")
+        eventually(over, "the load is reported")
 
     # -- blocks ------------------------------------------------------------------------------------
 

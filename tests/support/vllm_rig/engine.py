@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.environment import engine_environment
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.probe import SPOILT
@@ -168,7 +168,7 @@ class Engine:
     def forget(self, *, connector: bool = False) -> None:
         """Empties vLLM's own prefix cache; `connector`: and what the connector has. Waits until no
         block is in use; their bytes are spoilt then."""
-        until(
+        eventually(
             lambda: self.call("forget", connector=connector).result(),
             "an engine without blocks in use",
         )

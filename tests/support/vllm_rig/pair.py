@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.checkpoints import VOCABULARY
 from vllm_rig.daemon import Daemon
 from vllm_rig.engine import Engine
@@ -76,13 +76,13 @@ class Pair:
             self.engine.ask(ask)
             return self.reloaded(ask).cached == BLOCK
 
-        until(hits, "an engine that loads from the daemon")
+        eventually(hits, "an engine that loads from the daemon")
 
     def idle(self) -> None:
         """Waits until the engine has neither blocks in use nor pins: nothing of a request is
         left behind."""
         self.engine.forget()
-        until(
+        eventually(
             lambda: self.stored_pages.client.status()["core"]["pins"]["held"] == 0,
             "a warehouse without pins",
         )

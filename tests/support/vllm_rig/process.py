@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 
 _TAIL_CHARACTERS = 12_000
 _CHATTER = "Successfully reset prefix cache"
@@ -82,7 +82,7 @@ class Group:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         self._process.wait()
-        until(lambda: not _members(group), f"the end of process group {group}")
+        eventually(lambda: not _members(group), f"the end of process group {group}")
         self._process = None
 
     def tail(self) -> str:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from kvwarehouse_bench.harness.process import free_port
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.messages import Ask
 from vllm_rig.process import Group
 from vllm_rig.server import Stream
@@ -40,7 +40,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self.group.start()
-        until(self._healthy, "a proxy that answers", deadline_s=_START_S)
+        eventually(self._healthy, "a proxy that answers", deadline_s=_START_S)
         return self
 
     def __exit__(

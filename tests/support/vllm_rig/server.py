@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvwarehouse_bench.harness.process import free_port
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.engine import EXCHANGE_S, START_S
 from vllm_rig.environment import engine_environment
 from vllm_rig.messages import Ask
@@ -44,7 +44,7 @@ class Server:
         begin = time.monotonic()
         self.group.start()
         try:
-            until(self._ready, "a server that answers", deadline_s=timeout_s)
+            eventually(self._ready, "a server that answers", deadline_s=timeout_s)
             self.started_in_s = time.monotonic() - begin
         except AssertionError as error:
             text = f"{error}; its log ends with:\n{self.group.tail()}"
@@ -73,7 +73,7 @@ class Server:
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache, once no block is in use, and spoils their bytes."""
-        until(
+        eventually(
             lambda: json.loads(self._request("POST", "/reset_prefix_cache"))["success"],
             "a server without blocks in use",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, prompt
 
@@ -14,5 +14,5 @@ def settle(pair: Pair, rng: random.Random, block: int = BLOCK) -> None:
     stores keep their order, and those of one more prompt are seen. Empties vLLM's own cache."""
     last = Ask(prompt(rng, block + 1), max_tokens=1)
     pair.engine.ask(last)
-    until(lambda: pair.reloaded(last).cached == block, "the engine's last store")
+    eventually(lambda: pair.reloaded(last).cached == block, "the engine's last store")
     pair.engine.forget()

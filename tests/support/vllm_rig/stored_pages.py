@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit.damage import Place
 from vllm_rig.daemon import Daemon
 
@@ -59,7 +59,7 @@ class StoredPages:
             found = self.keys() - before
             return found if len(found) >= count else None
 
-        return until(new, f"{count} pages stored behind the engine")
+        return eventually(new, f"{count} pages stored behind the engine")
 
     def only_on_nvme(self) -> None:
         """Takes every page out of DRAM; what was not on NVMe yet is, before."""

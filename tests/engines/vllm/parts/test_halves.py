@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, one_layer, one_window, stored_prompt
 from vllm_parts.requests import adapter, request, tokens
@@ -134,7 +134,7 @@ def test_page_is_not_promised_before_every_rank_has_stored_it(
         silent = engine.workers[1]
         silent._stores = False
         engine.compute(one, [list(range(1, 11))], 160)
-        until(lambda: engine.workers[0].stats(), "the first rank has stored")
+        eventually(lambda: engine.workers[0].stats(), "the first rank has stored")
         assert engine.promised(request([*ids, 7])) == 0
 
 

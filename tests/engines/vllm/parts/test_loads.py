@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm import loads as module
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads
@@ -92,7 +92,7 @@ class World:
             received.update(self.results.take_requests()[0])
             return bool(received)
 
-        until(ended, "a report")
+        eventually(ended, "a report")
         return received, self.results.take_bad_blocks()
 
 
@@ -151,8 +151,8 @@ def test_a_load_is_not_reported_while_a_half_of_it_still_writes(world: World, he
     """The engine would give the blocks to somebody else."""
     world.memory.held = held
     world.loads.begin(world.order, (SPACE,))
-    until(lambda: len(world.memory.threads) == 2, "both halves under way")
+    eventually(lambda: len(world.memory.threads) == 2, "both halves under way")
     assert world.results.take_requests() == (set(), set())
     world.memory.gate.set()
-    until(lambda: world.results.take_requests()[0] == {"r"}, "a report")
+    eventually(lambda: world.results.take_requests()[0] == {"r"}, "a report")
     assert world.results.take_bad_blocks() == set(world.order.runs[0].blocks)

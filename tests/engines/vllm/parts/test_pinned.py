@@ -20,8 +20,8 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
@@ -156,7 +156,7 @@ def test_blocks_of_every_layout_go_out_and_come_back_byte_for_byte(
             pages = np.stack([cache.page(block, group) for block in run.blocks])
             space = space_of(memory.block_bytes)
             assert store_queue.put([run], space, memory)
-            until(lambda group=group: len(results) == group + 1, "it is stored")
+            eventually(lambda group=group: len(results) == group + 1, "it is stored")
             assert results[-1] == kvw.StoreResult(3, 0, {})
             opened = connection.wait_namespace(space, TIMEOUT_S)
             assert opened is not None
@@ -211,7 +211,7 @@ class World:
 
     def ended(self) -> set[int]:
         """Waits for the report; the blocks that did not come."""
-        until(self.reported, "a report")
+        eventually(self.reported, "a report")
         return self.results.take_bad_blocks()
 
 
@@ -237,7 +237,7 @@ def test_load_is_not_reported_before_its_copies_are_done(world: World, device: M
     world.memory.engine_done = engine_done  # type: ignore[method-assign]
     world.begin()
     assert ready.wait(TIMEOUT_S)
-    until(lambda: device.count("copies") > copies, "copies are queued")
+    eventually(lambda: device.count("copies") > copies, "copies are queued")
     assert not world.reported()
     device.set("hold", 0)
     assert world.ended() == set()
@@ -253,7 +253,7 @@ def test_load_comes_after_a_step_that_still_uses_its_blocks(
     world.begin()
     assert world.ended() == set()
     done = ModelStream(device).recorded()
-    until(done.query, "the step is over")
+    eventually(done.query, "the step is over")
     storage(tensor)[:] = 7
     world.cache.host(0).scatter(world.run.blocks, world.pages)
     assert world.moved.same()

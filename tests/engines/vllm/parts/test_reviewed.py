@@ -16,8 +16,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.vllm import compat, identity
@@ -46,7 +46,7 @@ def test_self_test_through_the_warehouse_leaves_blocks_as_they_were(
     before = cache.memory.copy()
     connection = DaemonConnection(daemon.address, ConnectionOptions(tick_s=0.01))
     try:
-        until(lambda: connection.control() is not None, "a daemon")
+        eventually(lambda: connection.control() is not None, "a daemon")
         self_test = SelfTest(connection, stores=True)
         assert self_test.round_trip(cache.host(0), [3, 4])
         assert self_test._verdicts, "the test was not made"

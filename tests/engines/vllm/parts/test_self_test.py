@@ -14,8 +14,8 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.layout_self_test import check_tensors
 from kvwarehouse_connectors.core.memory import HostMemory
@@ -196,7 +196,7 @@ def test_round_trip_counts_as_not_asked_without_a_daemon_and_is_made_when_there_
         assert self_test.round_trip(memory, [3, 5])
         assert memory.loads == 0
         daemon.start()
-        until(lambda: connection.control() is not None, "the daemon was found")
+        eventually(lambda: connection.control() is not None, "the daemon was found")
         assert not self_test.round_trip(memory, [3, 5])
     finally:
         connection.close()

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.until import DEADLINE_S, until
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.store_queue import StoreQueue
 from kvwarehouse_connectors.vllm.settings import Settings, read_settings
@@ -130,11 +130,11 @@ def test_blocks_of_a_step_are_stored_in_one_call_as_they_were(
 ) -> None:
     store_queue, results = make()
     assert store_queue.put([run(1, 2), run(5)], SPACE, Memory())
-    until(lambda: results, "it is stored")
+    eventually(lambda: results, "it is stored")
     assert results == [kvw.StoreResult(3, 0, {})]
     assert warehouse.pages == [(bytes([block]) * 32, block, True) for block in (1, 2, 5)]
     assert warehouse.shards == {0}  # all ranks have this page alike: it has one shard
-    until(lambda: store_queue._ring.used_bytes == 0, "its room is given back")
+    eventually(lambda: store_queue._ring.used_bytes == 0, "its room is given back")
 
 
 def test_blocks_that_each_rank_has_a_part_of_are_stored_as_its_shard(
@@ -142,7 +142,7 @@ def test_blocks_that_each_rank_has_a_part_of_are_stored_as_its_shard(
 ) -> None:
     store_queue, results = make()
     assert store_queue.put([run(1, 2)], dataclasses.replace(SPACE, shards=4), Memory())
-    until(lambda: results, "it is stored")
+    eventually(lambda: results, "it is stored")
     assert warehouse.shards == {3}
 
 
@@ -154,17 +154,17 @@ def test_full_outbox_leaves_out_the_newest_and_nobody_waits(
     taken = [store_queue.put([run(block, block + 1)], SPACE, Memory()) for block in range(0, 12, 2)]
     assert taken == [True] * 4 + [False] * 2
     warehouse.gate.set()
-    until(lambda: len(results) == 4, "the others are stored")
+    eventually(lambda: len(results) == 4, "the others are stored")
     assert names(warehouse) == list(range(8))
     assert store_queue.put([run(20)], SPACE, Memory())
-    until(lambda: len(results) == 5, "there is room again")
+    eventually(lambda: len(results) == 5, "there is room again")
 
 
 def test_step_that_is_larger_than_the_outbox_is_left_out(make: Make) -> None:
     store_queue, results = make()
     assert not store_queue.put([run(*range(9))], SPACE, Memory())
     assert store_queue.put([run(*range(8))], SPACE, Memory())
-    until(lambda: results, "it is stored")
+    eventually(lambda: results, "it is stored")
 
 
 def test_blocks_may_be_written_again_as_soon_as_they_are_put(
@@ -177,7 +177,7 @@ def test_blocks_may_be_written_again_as_soon_as_they_are_put(
         blocks = [(number * 7 + place) % 251 for place in range(number % 4 + 1)]
         if store_queue.put([run(*blocks)], SPACE, Memory()):
             expected += blocks
-    until(lambda: len(names(warehouse)) == len(expected), "all are stored")
+    eventually(lambda: len(names(warehouse)) == len(expected), "all are stored")
     assert names(warehouse) == expected
     assert all(content == name[0] and whole for name, content, whole in warehouse.pages)
 
@@ -191,14 +191,14 @@ def test_store_that_fails_is_told_and_the_next_is_made(
     store_queue, results = make()
     warehouse.error = error
     assert store_queue.put([run(1, 2)], SPACE, Memory())
-    until(lambda: results, "the failure is told")
+    eventually(lambda: results, "the failure is told")
     assert results == [kvw.StoreResult(0, 0, {"unreachable": 2})]
     assert warehouse.failed_calls == [error]
     warehouse.error = None
     assert store_queue.put([run(3)], SPACE, Memory())
-    until(lambda: len(results) == 2, "the next is stored")
+    eventually(lambda: len(results) == 2, "the next is stored")
     assert names(warehouse) == [3]
-    until(lambda: store_queue._ring.used_bytes == 0, "all room is given back")
+    eventually(lambda: store_queue._ring.used_bytes == 0, "all room is given back")
 
 
 def test_what_comes_while_there_is_no_daemon_is_dropped_at_once(
@@ -207,8 +207,8 @@ def test_what_comes_while_there_is_no_daemon_is_dropped_at_once(
     store_queue, results = make()
     warehouse.there = False
     for block in range(50):
-        until(lambda block=block: store_queue.put([run(block)], SPACE, Memory()), "there is room")
-    until(lambda: len(results) == 50, "all are told")
+        eventually(lambda block=block: store_queue.put([run(block)], SPACE, Memory()), "there is room")
+    eventually(lambda: len(results) == 50, "all are told")
     assert {result.dropped_pages for result in results} == {1}
     assert warehouse.pages == []
 
@@ -235,7 +235,7 @@ def test_step_whose_copy_fails_harms_no_other(make: Make, warehouse: Warehouse) 
     for block in (10, 20, 30, 40):
         assert store_queue.put([run(block, block + 1)], SPACE, Memory())
     warehouse.gate.set()
-    until(lambda: len(results) == 4, "the others are stored")
+    eventually(lambda: len(results) == 4, "the others are stored")
     assert all(content == name[0] and whole for name, content, whole in warehouse.pages)
 
 
@@ -245,5 +245,5 @@ def test_storing_makes_way_for_the_engines_threads(make: Make) -> None:
     store_queue, _ = make()
     thread = store_queue._thread.native_id or 0
     nicer = min(own + 10, 19)
-    until(lambda: os.getpriority(os.PRIO_PROCESS, thread) == nicer, "a nicer thread")
+    eventually(lambda: os.getpriority(os.PRIO_PROCESS, thread) == nicer, "a nicer thread")
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own, "and it alone"

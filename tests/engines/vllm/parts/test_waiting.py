@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse_connectors.vllm.handoff_coordinator as handoff_coordinator
 import kvwarehouse_connectors.vllm.scheduler as scheduler_module
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_bench.harness.until import until
 from kvwarehouse_connectors.vllm.handoff import RECORD
 from vllm_parts.halves import Engine, same
 from vllm_parts.prompts import one_group, stored_prompt, two_sizes
@@ -93,7 +93,7 @@ def test_request_waits_for_what_another_engine_stores_and_then_loads_it(
             clock.now_s += 0.006
             return bool(consumer.scheduler.matched(second, 0) == (WHOLE, True))
 
-        until(found, "it is there")
+        eventually(found, "it is there")
         assert counts(consumer) == {"handoff_complete": 1}
         blocks = list(range(30, 40))
         consumer.scheduler.allocated(second, [blocks], WHOLE)
@@ -241,7 +241,7 @@ def test_nobody_waits_when_the_daemon_is_gone(
         one = comes_with(engine, ids, record_of(engine, ids))
         assert engine.scheduler.matched(one, 0) == (None, False)
         serving.kill()
-        until(lambda: engine.scheduler._connection.control() is None, "a daemon that is dead")
+        eventually(lambda: engine.scheduler._connection.control() is None, "a daemon that is dead")
         clock.now_s += 0.01
         assert engine.scheduler.matched(one, 0) == (0, False)
         assert counts(engine) == {"handoff_waits": 1, "handoff_expired": 1}

@@ -8,7 +8,7 @@ import random
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvwarehouse_bench.harness.until import until
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit import accounting, damage, tally
 from testkit.machine.base import MachineBase, places, seeds, space_numbers
 
@@ -34,7 +34,7 @@ class Faults(MachineBase):
         self.reads_failed |= kind == "read"
         self.traffic_of(random.Random(seed), 8)
         self.faulty_disk.heal()
-        until(
+        eventually(
             lambda: self.admin.status()["core"]["tiers"]["nvme"]["health"] == "ok",
             "the NVMe tier recovers by itself",
         )

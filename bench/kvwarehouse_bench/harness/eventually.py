@@ -18,7 +18,7 @@ _STEP_S = 0.01
 _T = TypeVar("_T")
 
 
-def until(ask: Callable[[], _T | None], what: str, *, deadline_s: float = DEADLINE_S) -> _T:
+def eventually(ask: Callable[[], _T | None], what: str, *, deadline_s: float = DEADLINE_S) -> _T:
     """The first answer of `ask` that is true; AssertionError naming `what`, and the last answer,
     when none was within deadline_s."""
     end = time.monotonic() + deadline_s
@@ -44,10 +44,10 @@ def longer_bounds(first_s: float = 0.5, *, most_s: float = DEADLINE_S) -> Iterat
     yield most_s
 
 
-async def until_awaited(
+async def eventually_async(
     ask: Callable[[], Awaitable[_T | None]], what: str, *, deadline_s: float = DEADLINE_S
 ) -> _T:
-    """As `until`, in an event loop, which goes on in between."""
+    """As `eventually`, in an event loop, which goes on in between."""
     end = time.monotonic() + deadline_s
     while True:
         answer = await ask()
