@@ -44,7 +44,7 @@ _LATE = "pages were not verified within the load's time"
 _BLOCK = 4096
 _WORTH_TRYING = ("none", "later")
 """Of a hold that ended early with some pages: the next one may have more."""
-_KNOWN_PLACES = 1 << 16
+_RECENT_PLACES = 1 << 16
 
 # Loads whose transfers nobody waits for; never taken out.
 _kept: list[_Load] = []
@@ -85,7 +85,7 @@ class NvmeReader:
         """Loads for which nothing could be read past the daemon, and not for want of time, since
         something was."""
         self._staging = staging or HostStagingArea()
-        self._known = KnownPages() if promotes else None
+        self._recent = RecentPages() if promotes else None
         self._turn = threading.Lock()
 
     def load(  # noqa: PLR0913  those of opened.load
@@ -110,17 +110,17 @@ class NvmeReader:
         part = slice(wanted.first, wanted.first + wanted.pages)
         direct = moves.tiers_of(prefix)[part] == Tier.NVME
         tags = None
-        if self._known is not None and direct.any():
+        if self._recent is not None and direct.any():
             tags = moves.tags_of(prefix, wanted.shard)[part]
-            direct &= ~self._known.among(tags)
+            direct &= ~self._recent.among(tags)
         if not (direct.any() and self._fits(regions) and self._turn.acquire(blocking=False)):
             left_s = max(0.0, deadline_s - time.monotonic())
             return Loaded(*moves.load_window(prefix, wanted, regions, left_s))
         load = _Load(self, moves, prefix, wanted, regions, deadline_s)
         try:
             loaded = load.run(direct)
-            if self._known is not None and tags is not None:
-                self._known.add(tags[: int(loaded)][direct[: int(loaded)]])
+            if self._recent is not None and tags is not None:
+                self._recent.add(tags[: int(loaded)][direct[: int(loaded)]])
             return loaded
         finally:
             load.end(self._turn.release)
@@ -149,12 +149,12 @@ class NvmeReader:
         self.close()
 
 
-class KnownPages:
+class RecentPages:
     """Which pages were seen before, as far as a table of a fixed size tells: 512 KiB for 65,536
     pages. A page's tag has one place in it, and the page that comes last has the place: one that
     was pushed out is new again. Not thread-safe."""
 
-    def __init__(self, places: int = _KNOWN_PLACES) -> None:
+    def __init__(self, places: int = _RECENT_PLACES) -> None:
         """places: a power of two."""
         self._tags = np.zeros(places, np.uint64)
         self._mask = np.uint64(places - 1)
