@@ -21,7 +21,7 @@ caller's again, nothing writes into them later, and pins that it took are releas
 
 from kvwarehouse.aio.client import Client
 from kvwarehouse.aio.connect import connect
-from kvwarehouse.aio.opened import OpenNamespace
+from kvwarehouse.aio.namespace import OpenNamespace
 from kvwarehouse.aio.routing import who_has
 
 __all__ = ["Client", "OpenNamespace", "connect", "who_has"]

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kvwarehouse.aio.channel import Channel
 from kvwarehouse.aio.life import Life
-from kvwarehouse.aio.opened import OpenNamespace
+from kvwarehouse.aio.namespace import OpenNamespace
+from kvwarehouse.aio.rpc import Channel
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.calls import Call
 from kvwarehouse.client.ends import Ends, listing, opening, refreshing
 from kvwarehouse.client.flow import Flow
 from kvwarehouse.client.moves import Moves
-from kvwarehouse.client.watching import Changes, watch
+from kvwarehouse.client.watch import Changes, watch
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 

@@ -6,18 +6,18 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvwarehouse.aio.channel import Channel
 from kvwarehouse.aio.client import Client
+from kvwarehouse.aio.grpc_transport import RemotePath
 from kvwarehouse.aio.life import Life
-from kvwarehouse.aio.remote import RemotePath
+from kvwarehouse.aio.rpc import Channel
 from kvwarehouse.aio.threads import Threads
 from kvwarehouse.client.address import parse_address
-from kvwarehouse.client.dial import Credentials
+from kvwarehouse.client.endpoint import Credentials
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.client.session import Session, Verify, checked_session, local_path
 
 if TYPE_CHECKING:
-    from kvwarehouse.aio.local import LocalPath
+    from kvwarehouse.aio.shared_memory import LocalPath
 
 
 async def connect(  # noqa: PLR0913  the arguments of kvwarehouse.connect
@@ -66,7 +66,7 @@ async def connect_grpc(
 
 async def _local(channel: Channel, session: Session) -> LocalPath:
     # Not at the top: remote clients, and tests of them, need no native core.
-    from kvwarehouse.aio.local import LocalPath
+    from kvwarehouse.aio.shared_memory import LocalPath
 
     threads = Threads()
     try:

@@ -10,7 +10,7 @@ import os
 from typing import TypeVar
 
 from kvwarehouse.aio.flow import finish
-from kvwarehouse.client.dial import closed, forked
+from kvwarehouse.client.endpoint import closed, forked
 from kvwarehouse.client.flow import Flow
 from kvwarehouse.errors import UsageError
 

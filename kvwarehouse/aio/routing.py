@@ -8,9 +8,9 @@ import os
 import time
 from collections.abc import Sequence
 
-from kvwarehouse.aio.channel import Channel
 from kvwarehouse.aio.life import Life
-from kvwarehouse.client.dial import Credentials
+from kvwarehouse.aio.rpc import Channel
+from kvwarehouse.client.endpoint import Credentials
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.client.routing import Answer, AskOne, Question, questions
 from kvwarehouse.errors import WarehouseError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from kvwarehouse.client.dial import closed
+from kvwarehouse.client.endpoint import closed
 
 _T = TypeVar("_T")
 

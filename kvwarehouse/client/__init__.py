@@ -2,7 +2,7 @@
 
 from kvwarehouse.client.client import Client
 from kvwarehouse.client.connect import connect
-from kvwarehouse.client.opened import OpenNamespace
+from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.pins import Pins
 from kvwarehouse.client.regions import Regions
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kvwarehouse.client.calls import Call
-from kvwarehouse.client.dial import server_wait_s
+from kvwarehouse.client.endpoint import server_wait_s
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import UsageError
 from kvwarehouse.miss_ratio import MissRatio

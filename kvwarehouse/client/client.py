@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
-from kvwarehouse.client.channel import Channel
-from kvwarehouse.client.dial import closed
+from kvwarehouse.client.endpoint import closed
 from kvwarehouse.client.ends import Ends, listing, opening, refreshing
 from kvwarehouse.client.flow import finish
 from kvwarehouse.client.moves import Moves
-from kvwarehouse.client.opened import OpenNamespace
-from kvwarehouse.client.path import DataPath
-from kvwarehouse.client.watching import Changes, watch
+from kvwarehouse.client.namespace import OpenNamespace
+from kvwarehouse.client.rpc import Channel
+from kvwarehouse.client.transport import DataPath
+from kvwarehouse.client.watch import Changes, watch
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 

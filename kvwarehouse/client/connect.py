@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from kvwarehouse.client.address import parse_address
-from kvwarehouse.client.channel import Channel
 from kvwarehouse.client.client import Client
-from kvwarehouse.client.dial import Credentials
+from kvwarehouse.client.endpoint import Credentials
+from kvwarehouse.client.grpc_transport import RemotePath
 from kvwarehouse.client.prefix import checked_timeout
-from kvwarehouse.client.remote import RemotePath
+from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.session import Verify, checked_session, local_path
 
 

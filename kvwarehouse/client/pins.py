@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from kvwarehouse.client.path import Pinned
+from kvwarehouse.client.transport import Pinned
 
 
 class NoPins:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.client.keys import Runs, checked_keys
-from kvwarehouse.client.tokens import token_array
+from kvwarehouse.client.prompt import token_array
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvwarehouse.client.buffers import page_rows
 from kvwarehouse.client.gpu.memory import Place, device_rows, event_of, on_device, streams_of
-from kvwarehouse.client.rows import page_rows
 from kvwarehouse.errors import UsageError
 
 if TYPE_CHECKING:

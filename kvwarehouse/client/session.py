@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvwarehouse.client.address import Address
-from kvwarehouse.client.dial import Dial
+from kvwarehouse.client.endpoint import Dial
 from kvwarehouse.client.prefix import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
-    from kvwarehouse.client.local import LocalPath
+    from kvwarehouse.client.shared_memory import LocalPath
 
 Verify: TypeAlias = Literal["always", "boundary"]
 
@@ -47,7 +47,7 @@ def checked_session(
 def local_path(dial: Dial, session: Session) -> LocalPath:
     """Blocks for a round trip, at most the dial's timeout."""
     # Not at the top: remote clients, and tests of them, need no native core.
-    from kvwarehouse.client.local import LocalPath
+    from kvwarehouse.client.shared_memory import LocalPath
 
     try:
         return LocalPath(dial.address, session, dial.timeout_s)

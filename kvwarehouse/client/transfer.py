@@ -1,5 +1,5 @@
 """What a client that shares no memory sends and receives: KV in chunks over gRPC, and what of it
-counts. remote.py moves it, and kvwarehouse/aio/remote.py.
+counts. grpc_transport.py moves it, and kvwarehouse/aio/grpc_transport.py.
 
 What arrives was verified by the daemon before it left; TLS keeps it so on the way. Loads are cut at
 whole pages. A Filling belongs to one load; all else is stateless.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from kvwarehouse.client.calls import Call
-from kvwarehouse.client.dial import Dial, server_wait_s
+from kvwarehouse.client.endpoint import Dial, server_wait_s
 from kvwarehouse.client.keys import Runs
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions

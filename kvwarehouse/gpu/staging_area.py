@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kvwarehouse.client.opened import OpenNamespace
+from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.undumped import leave_out

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvwarehouse.aio.channel import sent
+from kvwarehouse.aio.rpc import sent
 
 
 class Dead:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse import Namespace, UsageError
-from kvwarehouse.aio.local import LocalPath
+from kvwarehouse.aio.shared_memory import LocalPath
 from kvwarehouse.aio.threads import THREADS, Threads
 from kvwarehouse.client.prefix import Window, prefix_of
 from kvwarehouse.client.regions import Regions

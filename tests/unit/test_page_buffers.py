@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvwarehouse.client.buffers import page_rows
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.client.rows import page_rows
 from kvwarehouse.errors import UsageError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvwarehouse.client.tokens import token_array
+from kvwarehouse.client.prompt import token_array
 from kvwarehouse.errors import UsageError
 
 LARGEST = 2**32 - 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvwarehouse import UsageError
-from kvwarehouse.client.rows import page_rows
+from kvwarehouse.client.buffers import page_rows
 
 
 def test_tensor_of_torch_is_shared_without_importing_it() -> None:

@@ -1,6 +1,6 @@
 """A namespace opened at a daemon: lookup, load, store, pin.
 
-Thread-safe. kvwarehouse/aio/opened.py is its twin; what both do is in moves.py.
+Thread-safe. kvwarehouse/aio/namespace.py is its twin; what both do is in moves.py.
 """
 
 from __future__ import annotations

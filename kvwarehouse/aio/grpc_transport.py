@@ -1,4 +1,4 @@
-"""The data path over gRPC, for asyncio: the twin of kvwarehouse/client/remote.py.
+"""The data path over gRPC, for asyncio: the twin of kvwarehouse/client/grpc_transport.py.
 
 Used in one event loop. The loop copies a chunk of at most 1 MiB at a time (from pages in pieces, a
 page), and one is under way in each direction; a call that is cancelled touches its pages no more.
@@ -11,11 +11,11 @@ from contextlib import aclosing
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.aio.channel import Channel
-from kvwarehouse.client.path import Pinned
+from kvwarehouse.aio.rpc import Channel
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.transfer import Filling, Loading, Storing, Transfers
+from kvwarehouse.client.transport import Pinned
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace
 

@@ -1,4 +1,4 @@
-"""One channel of grpc.aio to a daemon: the twin of kvwarehouse/client/channel.py.
+"""One channel of grpc.aio to a daemon: the twin of kvwarehouse/client/rpc.py.
 
 Used in one event loop. Cancelling a task that awaits a call cancels the call.
 """
@@ -15,7 +15,7 @@ import grpc
 from kvwarehouse.aio.life import Life
 from kvwarehouse.client.address import Address
 from kvwarehouse.client.calls import Call
-from kvwarehouse.client.dial import OPTIONS, Credentials, Dial
+from kvwarehouse.client.endpoint import OPTIONS, Credentials, Dial
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 

@@ -1,4 +1,4 @@
-"""A namespace opened at a daemon, for asyncio: the twin of kvwarehouse/client/opened.py.
+"""A namespace opened at a daemon, for asyncio: the twin of kvwarehouse/client/namespace.py.
 
 Used in the event loop that connected the client.
 """

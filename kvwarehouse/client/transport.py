@@ -1,6 +1,6 @@
 """The seam between the surface and how pages move: shared memory, or chunks over gRPC.
 
-Implementations are thread-safe. Arguments are checked already (client/opened.py).
+Implementations are thread-safe. Arguments are checked already (client/namespace.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """One gRPC channel to a daemon: deadlines on every call, errors of our tree, and a reconnect that
-does not wait out gRPC's backoff. kvwarehouse/aio/channel.py is its twin.
+does not wait out gRPC's backoff. kvwarehouse/aio/rpc.py is its twin.
 
 Thread-safe. A channel does not survive a fork: in a child, calls raise TransportError.
 """
@@ -16,7 +16,7 @@ import grpc
 
 from kvwarehouse.client.address import Address
 from kvwarehouse.client.calls import Call
-from kvwarehouse.client.dial import OPTIONS, Credentials, Dial, closed
+from kvwarehouse.client.endpoint import OPTIONS, Credentials, Dial, closed
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.channel import Channel
-from kvwarehouse.client.path import DataPath, Pinned
 from kvwarehouse.client.prefix import Prefix, Window
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.transfer import Filling, Loading, Storing, Transfers
+from kvwarehouse.client.transport import DataPath, Pinned
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace
 
