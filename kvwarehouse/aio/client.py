@@ -14,10 +14,10 @@ from kvwarehouse.aio.namespace import OpenNamespace
 from kvwarehouse.aio.rpc import Channel
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
-from kvwarehouse.client.calls import Call
 from kvwarehouse.client.ends import Ends, listing, opening, refreshing
 from kvwarehouse.client.flow import Flow
 from kvwarehouse.client.moves import Moves
+from kvwarehouse.client.rpc import Call
 from kvwarehouse.client.watch import Changes, watch
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace

@@ -11,9 +11,8 @@ from kvwarehouse.aio.grpc_transport import RemotePath
 from kvwarehouse.aio.life import Life
 from kvwarehouse.aio.rpc import Channel
 from kvwarehouse.aio.threads import Threads
-from kvwarehouse.client.address import parse_address
-from kvwarehouse.client.endpoint import Credentials
-from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.endpoint import Credentials, parse_address
+from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.client.session import Session, Verify, checked_session, local_path
 
 if TYPE_CHECKING:

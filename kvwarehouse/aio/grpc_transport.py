@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.aio.rpc import Channel
-from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.grpc_transport import Filling, Loading, Storing, Transfers
+from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.client.transfer import Filling, Loading, Storing, Transfers
 from kvwarehouse.client.transport import Pinned
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.pins import Pins
+from kvwarehouse.client.prompt import Keys
 from kvwarehouse.types import Loaded, Match, StoreResult
 
 

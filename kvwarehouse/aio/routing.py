@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kvwarehouse.aio.life import Life
 from kvwarehouse.aio.rpc import Channel
 from kvwarehouse.client.endpoint import Credentials
-from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.client.routing import Answer, AskOne, Question, questions
 from kvwarehouse.errors import WarehouseError
 

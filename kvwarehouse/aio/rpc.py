@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import grpc
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.client.address import Address
-from kvwarehouse.client.calls import Call
-from kvwarehouse.client.endpoint import OPTIONS, Credentials, Dial
+from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Dial
+from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.aio.threads import THREADS, Threads
+from kvwarehouse.client.grpc_transport import Loading, Storing
 from kvwarehouse.client.pins import NoPins
-from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.shared_memory import LocalPath as BlockingPath
-from kvwarehouse.client.transfer import Loading, Storing
 from kvwarehouse.client.transport import Pinned
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace

@@ -4,7 +4,7 @@ connecting itself.
 The environment is read here for the client's own variables: KVW_ADDRESS (where), KVW_TOKEN (the
 secret), and KVW_SOCKET and KVW_NAME, which say where this user's daemon listens. Whose daemon is
 trusted beside ours and root's, KVW_DAEMON_UID, is read by every client
-(kvwarehouse/client/trust.py). A namespace is named by the beginning of its id, or by its model's
+(kvwarehouse/client/endpoint.py). A namespace is named by the beginning of its id, or by its model's
 name.
 """
 

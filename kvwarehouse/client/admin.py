@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from kvwarehouse.client.calls import Call
 from kvwarehouse.client.endpoint import server_wait_s
-from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.prompt import checked_timeout
+from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import UsageError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from kvwarehouse.client.address import parse_address
 from kvwarehouse.client.client import Client
-from kvwarehouse.client.endpoint import Credentials
+from kvwarehouse.client.endpoint import Credentials, parse_address
 from kvwarehouse.client.grpc_transport import RemotePath
-from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.session import Verify, checked_session, local_path
 

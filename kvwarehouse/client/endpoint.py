@@ -1,5 +1,10 @@
-"""What every channel to a daemon needs to know, whatever waits for its answers: where it is, how it
-is trusted, deadlines, and what a failure means.
+"""Where a daemon is, how it is trusted, and what every call to it needs to know: its deadline, and
+what a failure means.
+
+An address is "unix:///path/kvw.sock" or a bare path on this host, "host:port" elsewhere. A client
+on the daemon's host trusts a daemon of this process's own user, of root, and of the user that
+$KVW_DAEMON_UID names. The native client asks the kernel who is at the other end of the local
+socket. gRPC lets nobody ask that, so its socket must lie where no stranger could have put it.
 
 Thread-safe; does no I/O but reading a PEM file and the owners of a local socket.
 """
@@ -7,16 +12,165 @@ Thread-safe; does no I/O but reading a PEM file and the owners of a local socket
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
-from kvwarehouse.client import trust
-from kvwarehouse.client.address import GRPC_SUFFIX, Address
+from kvwarehouse import trusted_path
 from kvwarehouse.errors import TransportError, UsageError, WarehouseError
 from kvwarehouse.wire import CHANNEL_OPTIONS, error_from_rpc
+
+GRPC_SUFFIX = ".grpc"
+"""The gRPC service listens beside the local socket, at its path with this suffix."""
+
+# sockaddr_un has 108 bytes with the closing zero; the longer of the two sockets must fit.
+MAX_PATH_BYTES = 107 - len(GRPC_SUFFIX)
+
+_HOST_PORT = re.compile(
+    r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^\s:/\[\]@]+)):(?P<port>\d{1,5})"
+)
+
+# Reasons of those who find somebody there.
+_LOCAL_ADVICE = (("Permission denied", "the socket is another user's: run as the daemon's user"),)
+_REMOTE_ADVICE = (
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "its certificate is not trusted: give tls (--tls) the PEM file of who signed it",
+    ),
+    ("WRONG_VERSION_NUMBER", "who listens there does not speak TLS: leave tls (--tls) out"),
+    ("Socket closed", "who listens there may want TLS: give tls (--tls)"),
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """One of `path` (local) and `host` with `port` (remote) is set."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def local(self) -> bool:
+        return bool(self.path)
+
+    @property
+    def grpc_target(self) -> str:
+        """The name that gRPC resolves."""
+        if self.local:
+            return f"unix:{self.path}{GRPC_SUFFIX}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def unreachable(self, reason: str) -> str:
+        """What to say where nobody could be asked, with the system's or gRPC's reason."""
+        for words, advice in _LOCAL_ADVICE if self.local else _REMOTE_ADVICE:
+            if words in reason:
+                return f"cannot connect to {self} ({reason}); {advice}"
+        at, host = f"--socket {self.path}", ""
+        if not self.local:
+            at, host = f"--listen {self.grpc_target} --token-file FILE", " on that host"
+        return f"no daemon at {self} ({reason}); start one with `kvwarehouse serve {at}`{host}"
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}" if self.local else self.grpc_target
+
+
+def parse_address(text: str) -> Address:
+    """Raises UsageError (code "bad_address") that shows what addresses look like."""
+    if not isinstance(text, str):
+        raise _bad_address(text, f"is of type {type(text).__name__}")
+    if text.startswith(("unix:", "/")):
+        return Address(path=_checked_path(text))
+    match = _HOST_PORT.fullmatch(text)
+    if match is None:
+        raise _bad_address(text, "is no address")
+    if not 1 <= int(match["port"]) <= 65535:
+        raise _bad_address(text, "has a port out of 1 to 65535")
+    return Address(host=match["v6"] or match["host"], port=int(match["port"]))
+
+
+def _checked_path(text: str) -> str:
+    path = text.removeprefix("unix:")
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if not path.startswith("/") or path.startswith("//") or "\x00" in path:
+        raise _bad_address(text, "has no absolute path")
+    size_bytes = len(path.encode("utf-8", "surrogateescape"))
+    if size_bytes > MAX_PATH_BYTES:
+        raise _bad_address(
+            text,
+            f"has a path of {size_bytes} bytes; sockets allow {MAX_PATH_BYTES}, use a shorter one",
+        )
+    return path
+
+
+def _bad_address(text: object, problem: str) -> UsageError:
+    return UsageError(
+        f"address {text!r} {problem}; write unix:///run/kvwarehouse/kvw.sock, or host:port",
+        code="bad_address",
+        context={"address": text},
+    )
+
+
+DAEMON_UID_VARIABLE: Final = "KVW_DAEMON_UID"
+
+
+def daemon_uid(environ: Mapping[str, str] | None = None) -> int | None:
+    """Whose daemon is trusted beside ours and root's. UsageError where the variable is no uid."""
+    text = (os.environ if environ is None else environ).get(DAEMON_UID_VARIABLE, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 32):
+        raise UsageError(
+            f"{DAEMON_UID_VARIABLE} is {text!r}; set it to a user's number", code="bad_setting"
+        )
+    return int(text)
+
+
+def check_socket(path: str) -> None:
+    """Raises TransportError (code "daemon_untrusted") where a stranger could have put the socket
+    there, or could put another. Where nothing is there nothing is said."""
+    try:
+        weak = trusted_path.weak_point(path, _trusted(), group=True)
+    except OSError as error:
+        raise _untrusted(path, f"cannot be looked at ({error.strerror})") from error
+    if weak is not None:
+        raise _untrusted(weak.path, weak.why, weak.owner)
+
+
+def check_owner(path: str) -> None:
+    """As check_socket, of the socket alone: before each call, because gRPC connects again by itself
+    where a daemon has ended, and in /tmp a stranger can have taken its place. One look."""
+    try:
+        owner = os.stat(path).st_uid
+    except OSError:
+        return
+    if owner not in _trusted():
+        raise _untrusted(path, f"belongs to uid {owner}", owner)
+
+
+def _trusted() -> set[int | None]:
+    return {os.geteuid(), 0, daemon_uid()}
+
+
+def _untrusted(path: str, why: str, owner: int | None = None) -> TransportError:
+    fix = "" if owner is None else f"; if it is the right one, set {DAEMON_UID_VARIABLE}={owner}"
+    who = daemon_uid()
+    who = os.geteuid() if who is None else who
+    return TransportError(
+        f"{path} {why}, and only a daemon of uid {who} or root is trusted with KV{fix}",
+        code="daemon_untrusted",
+        retryable=False,
+        context={"path": path},
+    )
+
 
 # Own connections, so that a new channel really connects anew instead of waiting with an old one.
 OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -45,11 +199,13 @@ class Credentials:
         if self.token is not None and not (
             isinstance(self.token, str) and self.token.isascii() and self.token.isprintable()
         ):
-            raise _bad("token is not one line of ASCII text; pass the token itself")
+            raise _bad_credentials("token is not one line of ASCII text; pass the token itself")
         if address.local and self.tls:
-            raise _bad(f"tls is of no use at {address}: its socket is on this host; leave it out")
+            raise _bad_credentials(
+                f"tls is of no use at {address}: its socket is on this host; leave it out"
+            )
         if not address.local and not address.loopback and not self.tls:
-            raise _bad(
+            raise _bad_credentials(
                 f"{address} is another host and tls is not set: KV would travel in the clear; pass"
                 " tls=True, or tls=PATH of the authority's PEM file"
             )
@@ -78,13 +234,13 @@ class Dial:
         socket, or a folder on the way to it, is a stranger's."""
         if not self.address.local:
             return self.address.grpc_target
-        trust.check_socket(self._socket)
+        check_socket(self._socket)
         return f"unix:{self._socket}"
 
     def refuse_stranger(self) -> None:
         """As target(), before a call over a channel that there is: it may have lost its daemon."""
         if self.address.local:
-            trust.check_owner(self._socket)
+            check_owner(self._socket)
 
     @property
     def _socket(self) -> str:
@@ -131,8 +287,8 @@ def _pem(path: bool | str | os.PathLike[str]) -> bytes:
     try:
         return Path(os.fspath(path)).read_bytes()  # type: ignore[arg-type]
     except (OSError, TypeError) as error:
-        raise _bad(f"tls {path!r} is no PEM file that can be read: {error}") from error
+        raise _bad_credentials(f"tls {path!r} is no PEM file that can be read: {error}") from error
 
 
-def _bad(message: str) -> UsageError:
+def _bad_credentials(message: str) -> UsageError:
     return UsageError(message, code="bad_credentials")

@@ -13,7 +13,7 @@ from typing import Any
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.flow import Flow
-from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import Namespace
 

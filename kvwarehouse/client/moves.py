@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from kvwarehouse.client.ends import Ends, registering
 from kvwarehouse.client.flow import Flow, finish
-from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.pins import NoPins, Pins
-from kvwarehouse.client.prefix import (
+from kvwarehouse.client.prompt import (
+    Keys,
     Prefix,
     Window,
     checked_first,

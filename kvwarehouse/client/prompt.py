@@ -1,20 +1,108 @@
-"""Token ids as callers have them, turned into the one array that the core reads.
+"""A prompt as callers have it (token ids, an engine's own block hashes, or runs of these), turned
+into what the core reads, and the pages that it makes.
 
-Stateless; thread-safe. No Python work per token where the caller has an array.
+Stateless; thread-safe. No Python work per token where the caller has an array, nor per key where
+the keys are good: a scheduler asks for thousands a step, and the loop that names the bad one runs
+only when there is one.
 """
 
 from __future__ import annotations
 
 import array
+import operator
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.types import MAX_TOKEN
-from kvwarehouse.wire import MAX_TOKENS
+from kvwarehouse.types import MAX_TOKEN, KeyRun, Namespace
+from kvwarehouse.wire import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Exactly one of `tokens` (uint32, flat, contiguous) and `keys` is set."""
+
+    tokens: NDArray[np.uint32] | None
+    keys: list[bytes] | Runs | None
+    pages: int
+    """Whole pages; tokens after the last whole page do not count."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of a prefix a call moves: `pages` pages from page `first`, of one shard."""
+
+    first: int
+    pages: int
+    shard: int
+
+
+def prefix_of(space: Namespace, tokens: Any, keys: Any) -> Prefix:
+    """Raises UsageError on both, on neither, and on what token_array and checked_keys refuse."""
+    if (tokens is None) == (keys is None):
+        raise UsageError(
+            "pass either tokens or keys=, " + ("not both" if keys is not None else "one of them"),
+            code="bad_prefix",
+        )
+    if keys is not None:
+        checked = checked_keys(keys)
+        return Prefix(None, checked, len(checked.keys if isinstance(checked, Runs) else checked))
+    ids = token_array(tokens)
+    return Prefix(ids, None, len(ids) // space.page_tokens)
+
+
+def checked_first(first: Any, prefix: Prefix) -> int:
+    """`first`, a page of the prefix or its end; runs are passed from where they begin. Raises
+    UsageError (code "bad_first")."""
+    if isinstance(prefix.keys, Runs) and first != 0:
+        raise UsageError(
+            f"first = {first!r} together with KeyRuns; pass runs that begin at the page you mean",
+            code="bad_first",
+            context={"first": first},
+        )
+    return _index("first", first, prefix.pages, "the prefix has {} whole pages")
+
+
+def checked_shard(shard: Any, space: Namespace) -> int:
+    """Raises UsageError (code "bad_shard")."""
+    return _index("shard", shard, space.shards - 1, "the namespace's last shard is {}")
+
+
+def checked_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
+    """Seconds, 0 or more. Infinity is refused: every wait has an end. UsageError "bad_timeout"."""
+    try:
+        seconds = float(timeout_s)
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if not 0 <= seconds <= MAX_TIMEOUT_S:
+        raise UsageError(
+            f"{name} = {timeout_s!r} is not a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}",
+            code="bad_timeout",
+        )
+    return seconds
+
+
+MAX_TIMEOUT_S = 3600.0
+
+
+def _index(name: str, value: Any, largest: int, why: str) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= largest:
+        raise UsageError(
+            f"{name} = {value!r} is not a number from 0 to {largest}: {why.format(largest)}",
+            code=f"bad_{name}",
+            context={name: value, "largest": largest},
+        )
+    return number
 
 
 def token_array(tokens: Any) -> NDArray[np.uint32]:
@@ -27,12 +115,14 @@ def token_array(tokens: Any) -> NDArray[np.uint32]:
     "too_many_tokens" beyond 1,048,576."""
     found = _as_array(tokens)
     if found.ndim != 1:
-        raise _bad(f"tokens has {found.ndim} dimensions {found.shape}; pass one prompt's ids, flat")
+        raise _bad_tokens(
+            f"tokens has {found.ndim} dimensions {found.shape}; pass one prompt's ids, flat"
+        )
     if found.size == 0:
         return np.empty(0, np.uint32)
-    _check_count("too_many_tokens", "token ids", len(found), MAX_TOKENS)
+    _check_count("token ids", len(found), MAX_TOKENS, "a shorter prefix", code="too_many_tokens")
     if found.dtype.kind not in "iu":
-        raise _bad(f"tokens is of type {found.dtype}; pass integers{_first_odd(tokens)}")
+        raise _bad_tokens(f"tokens is of type {found.dtype}; pass integers{_first_odd(tokens)}")
     return _narrowed(np.ascontiguousarray(found.astype(found.dtype.newbyteorder("="), copy=False)))
 
 
@@ -40,17 +130,21 @@ def _as_array(tokens: Any) -> NDArray[Any]:
     if isinstance(tokens, np.ndarray):
         return tokens
     if isinstance(tokens, list | tuple | range):
-        _check_count("too_many_tokens", "token ids", len(tokens), MAX_TOKENS)
+        _check_count(
+            "token ids", len(tokens), MAX_TOKENS, "a shorter prefix", code="too_many_tokens"
+        )
         return _from_sequence(tokens)
     if isinstance(tokens, str | bytes | bytearray | dict | set | frozenset):
-        raise _bad(f"tokens is of type {type(tokens).__name__}; pass a sequence of integer ids")
+        raise _bad_tokens(
+            f"tokens is of type {type(tokens).__name__}; pass a sequence of integer ids"
+        )
     try:
         # Buffers, __array__ and __dlpack__ (torch, without importing it), without a copy.
         return np.asarray(tokens)
     except (
         Exception
     ) as error:  # whatever a foreign __array__ raises (torch: TypeError, RuntimeError)
-        raise _bad(
+        raise _bad_tokens(
             f"tokens is of type {type(tokens).__name__} and cannot be read as an array ({error});"
             " pass integer ids in host memory"
         ) from error
@@ -66,7 +160,7 @@ def _from_sequence(tokens: Sequence[Any]) -> NDArray[Any]:
         pass
     for place, token in enumerate(tokens):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise _bad(
+            raise _bad_tokens(
                 f"tokens[{place}] = {token!r} is of type {type(token).__name__}; pass integers",
                 place,
             )
@@ -92,10 +186,10 @@ def _narrowed(tokens: NDArray[Any]) -> NDArray[np.uint32]:
     return unsigned.astype(np.uint32)
 
 
-def _check_count(code: str, what: str, count: int, most: int) -> None:
+def _check_count(what: str, count: int, most: int, instead: str, *, code: str) -> None:
     if count > most:
         raise UsageError(
-            f"{count} {what} are over the bound of one call, {most}; pass a shorter prefix",
+            f"{count} {what} are over the bound of one call, {most}; pass {instead}",
             code=code,
             context={"count": count, "most": most},
         )
@@ -106,9 +200,81 @@ def _first_odd(tokens: Any) -> str:
 
 
 def _out_of_range(place: int, token: Any) -> UsageError:
-    return _bad(f"tokens[{place}] = {int(token)} is out of range; ids are 0 to {MAX_TOKEN}", place)
+    return _bad_tokens(
+        f"tokens[{place}] = {int(token)} is out of range; ids are 0 to {MAX_TOKEN}", place
+    )
 
 
-def _bad(message: str, place: int | None = None) -> UsageError:
+def _bad_tokens(message: str, place: int | None = None) -> UsageError:
     context = {} if place is None else {"position": place}
     return UsageError(message, code="bad_tokens", context=context)
+
+
+Keys: TypeAlias = Sequence[bytes] | Sequence[KeyRun]
+"""One prompt's pages from its root, or pages of several prompts in the order given."""
+
+
+class Runs(NamedTuple):
+    """Runs as the native client takes them; the last three have an entry for each run."""
+
+    keys: list[bytes]
+    """Of all runs, one after another."""
+    pages: list[int]
+    positions: list[int]
+    parents: list[bytes | None]
+
+
+def checked_keys(keys: Any) -> list[bytes] | Runs:
+    """Raises UsageError (code "bad_key") on anything that is not a sequence of 1 to 64 bytes each
+    or of KeyRuns of those, "too_many_keys" beyond 65,536 keys or runs."""
+    if isinstance(keys, bytes | bytearray | str) or not isinstance(keys, Sequence):
+        raise _bad_key(
+            f"keys is of type {type(keys).__name__}; pass a list of bytes, one a page, or of"
+            " kvwarehouse.KeyRun"
+        )
+    _check_count("keys", len(keys), MAX_KEYS, "fewer at a time", code="too_many_keys")
+    if len(keys) and isinstance(keys[0], KeyRun):
+        return _runs(list(keys))
+    return _checked_list("keys", list(keys))
+
+
+def _runs(runs: list[Any]) -> Runs:
+    for number, run in enumerate(runs if set(map(type, runs)) != {KeyRun} else ()):
+        if not isinstance(run, KeyRun):
+            raise _bad_key(
+                f"keys[{number}] is {type(run).__name__} and keys[0] a KeyRun; pass one kind",
+                number,
+            )
+    lists = list(map(attrgetter("keys"), runs))
+    for number, listed in enumerate(lists if set(map(type, lists)) - {list, tuple} else ()):
+        if isinstance(listed, bytes | bytearray | str) or not isinstance(listed, Sequence):
+            raise _bad_key(
+                f"keys[{number}].keys is of type {type(listed).__name__}; pass a list of bytes",
+                number,
+            )
+    keys = list(chain.from_iterable(lists))
+    _check_count("keys", len(keys), MAX_KEYS, "fewer at a time", code="too_many_keys")
+    positions = list(map(attrgetter("position"), runs))
+    parents = list(map(attrgetter("parent"), runs))
+    if any(positions):
+        _checked_list("parents of runs", [parent for parent in parents if parent is not None])
+    return Runs(_checked_list("keys of all runs", keys), list(map(len, lists)), positions, parents)
+
+
+def _checked_list(name: str, keys: list[Any]) -> list[bytes]:
+    if set(map(type, keys)) <= {bytes}:
+        sizes = set(map(len, keys))
+        if not sizes or (min(sizes) >= 1 and max(sizes) <= MAX_KEY_BYTES):
+            return keys
+    for place, key in enumerate(keys):
+        if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
+            shown = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise _bad_key(
+                f"{name}[{place}] is {shown}; an engine's key is 1 to {MAX_KEY_BYTES} bytes", place
+            )
+    return keys
+
+
+def _bad_key(message: str, place: int | None = None) -> UsageError:
+    context = {} if place is None else {"position": place}
+    return UsageError(message, code="bad_key", context=context)

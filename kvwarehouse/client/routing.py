@@ -15,13 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvwarehouse.client.address import Address, parse_address
-from kvwarehouse.client.calls import Call
-from kvwarehouse.client.endpoint import Credentials
-from kvwarehouse.client.keys import checked_keys
-from kvwarehouse.client.prefix import checked_timeout
-from kvwarehouse.client.prompt import token_array
-from kvwarehouse.client.rpc import Channel
+from kvwarehouse.client.endpoint import Address, Credentials, parse_address
+from kvwarehouse.client.prompt import checked_keys, checked_timeout, token_array
+from kvwarehouse.client.rpc import Call, Channel
 from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse.wire import prefix_to_wire
 from kvwarehouse.wire import warehouse_pb2 as pb

@@ -1,4 +1,5 @@
-"""One gRPC channel to a daemon: deadlines on every call, errors of our tree, and a reconnect that
+"""A call of the service as a value, which any channel takes, and the blocking client's channel: one
+gRPC channel to a daemon, with deadlines on every call, errors of our tree, and a reconnect that
 does not wait out gRPC's backoff. kvwarehouse/aio/rpc.py is its twin.
 
 Thread-safe. A channel does not survive a fork: in a child, calls raise TransportError.
@@ -9,18 +10,29 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 
-from kvwarehouse.client.address import Address
-from kvwarehouse.client.calls import Call
-from kvwarehouse.client.endpoint import OPTIONS, Credentials, Dial, closed
+from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Dial, closed
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Call(Generic[_T]):
+    """What is sent, and what its answer means. Immutable."""
+
+    method: str
+    request: Any
+    decode: Callable[[Any], _T]
+    """Of the answer; where answers are streamed, of each."""
+    timeout_s: float | None = None
+    """None: the channel's."""
 
 
 class Channel:

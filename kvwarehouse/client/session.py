@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from kvwarehouse.client.address import Address
-from kvwarehouse.client.endpoint import Dial
-from kvwarehouse.client.prefix import checked_timeout
+from kvwarehouse.client.endpoint import Address, Dial
+from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
 
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse import core
-from kvwarehouse.client.address import Address
-from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.endpoint import Address, daemon_uid
+from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.session import Session
 from kvwarehouse.client.transport import DataPath, Pinned
-from kvwarehouse.client.trust import daemon_uid
 from kvwarehouse.types import Control, Namespace
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.types import Control, Namespace
 

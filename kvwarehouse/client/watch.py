@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvwarehouse.client.admin import namespace_id
-from kvwarehouse.client.calls import Call
+from kvwarehouse.client.rpc import Call
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 LONGEST_WATCH_S: Final = 86_400.0

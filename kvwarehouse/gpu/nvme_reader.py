@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.keys import Keys
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.namespace import OpenNamespace
-from kvwarehouse.client.prefix import Prefix, Window, checked_timeout
+from kvwarehouse.client.prompt import Keys, Prefix, Window, checked_timeout
 from kvwarehouse.client.recent_pages import KnownPages
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, PreadReader

@@ -28,8 +28,8 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse import wire
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
-from kvwarehouse.client import trust
 from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.client.endpoint import DAEMON_UID_VARIABLE, daemon_uid
 from kvwarehouse.wire import warehouse_pb2
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
@@ -193,7 +193,7 @@ def test_client_tells_nothing_to_a_daemon_of_another_user(folder: Path) -> None:
 def test_client_speaks_to_a_daemon_of_the_user_that_it_was_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(trust.VARIABLE, str(STRANGER))
+    monkeypatch.setenv(DAEMON_UID_VARIABLE, str(STRANGER))
     with squatter(folder / "kvw.sock", "SOCK_SEQPACKET") as process:
         # It hangs up on us, or holds its tongue: what counts is that it was said hello.
         with pytest.raises(kvw.TransportError) as caught:
@@ -265,7 +265,7 @@ def test_grpc_socket_is_not_trusted_below_a_folder_of_another_user(
         with pytest.raises(kvw.TransportError, match="belongs to uid 1001") as caught:
             serving.connect_remote()
         assert caught.value.code == "daemon_untrusted"
-        monkeypatch.setenv(trust.VARIABLE, str(STRANGER))
+        monkeypatch.setenv(DAEMON_UID_VARIABLE, str(STRANGER))
         with serving.connect_remote():
             pass
 
@@ -289,7 +289,7 @@ def test_grpc_socket_is_reached_by_a_link(serving: Serving, folder: Path) -> Non
 @pytest.mark.parametrize("text", ["me", "-1", "4294967296", "²"])
 def test_uid_that_is_none_is_refused(text: str, serving: Serving) -> None:
     with pytest.raises(kvw.UsageError, match="KVW_DAEMON_UID"):
-        trust.daemon_uid({trust.VARIABLE: text})
+        daemon_uid({DAEMON_UID_VARIABLE: text})
 
 
 @pytest.mark.parametrize("setting", ["arena_dir", "nvme_dir", "socket"])

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.client.address import MAX_PATH_BYTES, Address, parse_address
-from kvwarehouse.client.endpoint import Credentials
+from kvwarehouse.client.endpoint import MAX_PATH_BYTES, Address, Credentials, parse_address
 from kvwarehouse.errors import UsageError
 
 

@@ -12,7 +12,7 @@ import pytest
 from kvwarehouse import Namespace, UsageError
 from kvwarehouse.aio.shared_memory import LocalPath
 from kvwarehouse.aio.threads import THREADS, Threads
-from kvwarehouse.client.prefix import Window, prefix_of
+from kvwarehouse.client.prompt import Window, prefix_of
 from kvwarehouse.client.regions import Regions
 
 SPACE = Namespace("m", "w", "f", "t/1", page_tokens=4, page_bytes=16)

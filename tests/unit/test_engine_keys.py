@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse import KeyRun, UsageError
-from kvwarehouse.client.keys import Runs, checked_keys
+from kvwarehouse.client.prompt import Runs, checked_keys
 from kvwarehouse.wire import MAX_KEYS
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvwarehouse.client.grpc_transport import Filling, chunks
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.client.transfer import Filling, chunks
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import CHUNK_BYTES
 

@@ -10,7 +10,7 @@ import pytest
 from kvwarehouse import FlushResult, Namespace, OpenNamespace, TransportError
 from kvwarehouse.client.ends import Ends
 from kvwarehouse.client.moves import Moves
-from kvwarehouse.client.prefix import Prefix, Window
+from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from testkit.tiny_llama import tiny_llama
 
