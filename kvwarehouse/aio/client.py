@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from kvwarehouse.aio.life import Life
 from kvwarehouse.aio.namespace import OpenNamespace
-from kvwarehouse.aio.rpc import Channel
+from kvwarehouse.aio.rpc import AsyncChannel
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
 from kvwarehouse.client.ends import Ends, listing, opening, refreshing
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 class Client:
     """Made by `kvwarehouse.aio.connect`; also an asynchronous context manager."""
 
-    def __init__(self, life: Life, channel: Channel, path: Any) -> None:
+    def __init__(self, life: Life, channel: AsyncChannel, path: Any) -> None:
         self._life = life
         self._channel = channel
         self._path = path
@@ -164,7 +164,7 @@ class Client:
             await self._channel.close()
 
 
-def _asking(channel: Channel, call: Call[_T]) -> Flow[_T]:
+def _asking(channel: AsyncChannel, call: Call[_T]) -> Flow[_T]:
     answer: _T = yield channel.ask(call)
     return answer
 

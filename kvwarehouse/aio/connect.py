@@ -7,16 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvwarehouse.aio.client import Client
-from kvwarehouse.aio.grpc_transport import RemotePath
+from kvwarehouse.aio.grpc_transport import AsyncGrpc
 from kvwarehouse.aio.life import Life
-from kvwarehouse.aio.rpc import Channel
+from kvwarehouse.aio.rpc import AsyncChannel
 from kvwarehouse.aio.threads import Threads
 from kvwarehouse.client.endpoint import Credentials, parse_address
 from kvwarehouse.client.prompt import checked_timeout
-from kvwarehouse.client.session import Session, Verify, checked_session, local_path
+from kvwarehouse.client.session import Session, Verify, checked_session, shared_memory
 
 if TYPE_CHECKING:
-    from kvwarehouse.aio.shared_memory import LocalPath
+    from kvwarehouse.aio.shared_memory import AsyncSharedMemory
 
 
 async def connect(  # noqa: PLR0913  the arguments of kvwarehouse.connect
@@ -39,7 +39,7 @@ async def connect(  # noqa: PLR0913  the arguments of kvwarehouse.connect
     if session is None:
         return await connect_grpc(address, token=token, tls=tls, timeout_s=timeout_s)
     life = Life()
-    channel = Channel(where, Credentials(token, tls), checked_timeout(timeout_s), life)
+    channel = AsyncChannel(where, Credentials(token, tls), checked_timeout(timeout_s), life)
     return Client(life, channel, await _local(channel, session))
 
 
@@ -53,8 +53,8 @@ async def connect_grpc(
     """As `connect`, with KV over gRPC on the daemon's own host too."""
     life = Life()
     where, credentials = parse_address(address), Credentials(token, tls)
-    channel = Channel(where, credentials, checked_timeout(timeout_s), life)
-    client = Client(life, channel, RemotePath(channel))
+    channel = AsyncChannel(where, credentials, checked_timeout(timeout_s), life)
+    client = Client(life, channel, AsyncGrpc(channel))
     try:
         await client.status()
     except BaseException:
@@ -63,16 +63,16 @@ async def connect_grpc(
     return client
 
 
-async def _local(channel: Channel, session: Session) -> LocalPath:
+async def _local(channel: AsyncChannel, session: Session) -> AsyncSharedMemory:
     # Not at the top: remote clients, and tests of them, need no native core.
-    from kvwarehouse.aio.shared_memory import LocalPath
+    from kvwarehouse.aio.shared_memory import AsyncSharedMemory
 
     threads = Threads()
     try:
         path = await threads.begin(
-            partial(local_path, channel.dial, session), undo=lambda path: path.close()
+            partial(shared_memory, channel.endpoint, session), undo=lambda path: path.close()
         )
     except BaseException:
         threads.end()
         raise
-    return LocalPath(path, session.patience_s, threads)
+    return AsyncSharedMemory(path, session.patience_s, threads)

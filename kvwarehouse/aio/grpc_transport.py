@@ -11,7 +11,7 @@ from contextlib import aclosing
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.aio.rpc import Channel
+from kvwarehouse.aio.rpc import AsyncChannel
 from kvwarehouse.client.grpc_transport import Filling, Loading, Storing, Transfers
 from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
@@ -20,13 +20,13 @@ from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace
 
 
-class RemotePath:
+class AsyncGrpc:
     shares_memory = False
     patient = True
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: AsyncChannel) -> None:
         self._channel = channel
-        self._transfers = Transfers(channel.dial)
+        self._transfers = Transfers(channel.endpoint)
 
     async def opened(self, space: Namespace) -> bool:
         return False  # only the daemon knows; it is asked once a namespace

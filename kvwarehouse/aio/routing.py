@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.aio.rpc import Channel
+from kvwarehouse.aio.rpc import AsyncChannel
 from kvwarehouse.client.endpoint import Credentials
 from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.client.routing import Answer, AskOne, Question, questions
@@ -38,7 +38,7 @@ async def _ask(one: AskOne, until: float) -> Answer:
     began = time.monotonic()
     if until <= began:
         return one.unasked()
-    channel = Channel(one.where, one.credentials, until - began, Life())
+    channel = AsyncChannel(one.where, one.credentials, until - began, Life())
     try:
         return await channel.ask(one.call(began))
     except WarehouseError as error:

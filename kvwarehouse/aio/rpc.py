@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Dial
+from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Endpoint
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
@@ -22,13 +22,13 @@ _T = TypeVar("_T")
 _END = object()
 
 
-class Channel:
+class AsyncChannel:
     """Lazy: nothing is opened before the first call."""
 
     def __init__(
         self, address: Address, credentials: Credentials, timeout_s: float, life: Life
     ) -> None:
-        self.dial = Dial(address, credentials, timeout_s)
+        self.endpoint = Endpoint(address, credentials, timeout_s)
         self._life = life
         self._channel: grpc.aio.Channel | None = None
         # What is under way on it: older grpcio does not find all of them when a channel closes.
@@ -36,11 +36,11 @@ class Channel:
 
     @property
     def address(self) -> Address:
-        return self.dial.address
+        return self.endpoint.address
 
     @property
     def timeout_s(self) -> float:
-        return self.dial.timeout_s
+        return self.endpoint.timeout_s
 
     async def close(self) -> None:
         """Ends what is under way with TransportError (code "cancelled")."""
@@ -93,12 +93,12 @@ class Channel:
         timeout_s: float | None,
     ) -> _T:
         """As that of the blocking channel: once more over a new connection if nobody answered."""
-        budget = self.dial.budget(timeout_s)
+        budget = self.endpoint.budget(timeout_s)
         channel = self._current()
         try:
             return await invoke(channel, budget)
         except grpc.RpcError as error:
-            failure = self.dial.explained(error)
+            failure = self.endpoint.explained(error)
             if failure.code != "unavailable":
                 raise failure from error
         await self._drop(channel)
@@ -107,7 +107,7 @@ class Channel:
             return await invoke(channel, budget)
         except grpc.RpcError as error:
             await self._drop(channel)
-            raise self.dial.explained(error) from error
+            raise self.endpoint.explained(error) from error
 
     def _begin(self, channel: grpc.aio.Channel, method: str, *request: Any, **budget: Any) -> Any:
         stub = WarehouseStub(channel)  # type: ignore[no-untyped-call]
@@ -137,7 +137,7 @@ class Channel:
         if self._channel is None:
             self._channel = self._connect()
         else:
-            self.dial.refuse_stranger()
+            self.endpoint.refuse_stranger()
         return self._channel
 
     async def _drop(self, channel: grpc.aio.Channel) -> None:
@@ -152,7 +152,7 @@ class Channel:
         await channel.close()
 
     def _connect(self) -> grpc.aio.Channel:
-        target, tls = self.dial.target(), self.dial.tls()
+        target, tls = self.endpoint.target(), self.endpoint.tls()
         if tls is None:
             return grpc.aio.insecure_channel(target, options=OPTIONS)
         return grpc.aio.secure_channel(target, tls, options=OPTIONS)

@@ -19,7 +19,7 @@ from kvwarehouse.client.grpc_transport import Loading, Storing
 from kvwarehouse.client.pins import NoPins
 from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.client.shared_memory import LocalPath as BlockingPath
+from kvwarehouse.client.shared_memory import SharedMemory
 from kvwarehouse.client.transport import Pinned
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Control, Namespace
@@ -34,10 +34,10 @@ INLINE_PATIENCE_S: Final = 0.02
 It is what they may spend by default, at most once a second where nobody answers."""
 
 
-class LocalPath:
+class AsyncSharedMemory:
     shares_memory = True
 
-    def __init__(self, path: BlockingPath, patience_s: float | None, threads: Threads) -> None:
+    def __init__(self, path: SharedMemory, patience_s: float | None, threads: Threads) -> None:
         self._path = path
         self._threads = threads
         self._timeout_s = path.timeout_s

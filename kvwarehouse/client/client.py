@@ -18,7 +18,7 @@ from kvwarehouse.client.flow import finish
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.rpc import Channel
-from kvwarehouse.client.transport import DataPath
+from kvwarehouse.client.transport import Transport
 from kvwarehouse.client.watch import Changes, watch
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
@@ -27,7 +27,7 @@ from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 class Client:
     """Made by `kvwarehouse.connect` or `kvwarehouse.embedded`; also a context manager."""
 
-    def __init__(self, channel: Channel, path: DataPath) -> None:
+    def __init__(self, channel: Channel, path: Transport) -> None:
         self._channel = channel
         self._path = path
         self._ends = Ends(channel, path)

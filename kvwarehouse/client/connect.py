@@ -6,10 +6,10 @@ import os
 
 from kvwarehouse.client.client import Client
 from kvwarehouse.client.endpoint import Credentials, parse_address
-from kvwarehouse.client.grpc_transport import RemotePath
+from kvwarehouse.client.grpc_transport import Grpc
 from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.client.rpc import Channel
-from kvwarehouse.client.session import Verify, checked_session, local_path
+from kvwarehouse.client.session import Verify, checked_session, shared_memory
 
 
 def connect(  # noqa: PLR0913  all but the address by name, and each for some callers only
@@ -45,7 +45,7 @@ def connect(  # noqa: PLR0913  all but the address by name, and each for some ca
     if session is None:
         return connect_grpc(address, token=token, tls=tls, timeout_s=timeout_s)
     channel = Channel(where, Credentials(token, tls), checked_timeout(timeout_s))
-    return Client(channel, local_path(channel.dial, session))
+    return Client(channel, shared_memory(channel.endpoint, session))
 
 
 def connect_grpc(
@@ -58,7 +58,7 @@ def connect_grpc(
     """As `connect`, with KV over gRPC on the daemon's own host too: for administration, which needs
     no session, and where a socket is shared and memory is not."""
     channel = Channel(parse_address(address), Credentials(token, tls), checked_timeout(timeout_s))
-    client = Client(channel, RemotePath(channel))
+    client = Client(channel, Grpc(channel))
     try:
         client.status()
     except BaseException:

@@ -211,7 +211,7 @@ class Credentials:
             )
 
 
-class Dial:
+class Endpoint:
     def __init__(self, address: Address, credentials: Credentials, timeout_s: float) -> None:
         credentials.check(address)
         self.address = address

@@ -20,7 +20,7 @@ from kvwarehouse.types import Namespace
 
 @dataclass(frozen=True)
 class Ends:
-    """What flows ask: a Channel and a DataPath, or those of asyncio."""
+    """What flows ask: a Channel and a Transport, or those of asyncio."""
 
     channel: Any
     path: Any

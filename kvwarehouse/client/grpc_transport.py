@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.endpoint import Dial, server_wait_s
+from kvwarehouse.client.endpoint import Endpoint, server_wait_s
 from kvwarehouse.client.prompt import Prefix, Runs, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.rpc import Call, Channel
-from kvwarehouse.client.transport import DataPath, Pinned
+from kvwarehouse.client.transport import Pinned, Transport
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import Control, Namespace
 from kvwarehouse.wire import CHUNK_BYTES, prefix_to_wire
@@ -36,8 +36,8 @@ Storing: TypeAlias = tuple[int, int, dict[str, int]]
 class Transfers:
     """The calls of one client that move pages."""
 
-    def __init__(self, dial: Dial) -> None:
-        self._dial = dial
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
 
     def lookup(self, space: Namespace, prefix: Prefix) -> Call[tuple[int, int, int]]:
         request = pb.LookupRequest(namespace_id=space.id, prefix=self._to_wire(prefix))
@@ -66,7 +66,7 @@ class Transfers:
 
     def without_summary(self) -> TransportError:
         return TransportError(
-            f"{self._dial.address} ended a load without a summary; is it a kvwarehouse daemon?",
+            f"{self._endpoint.address} ended a load without a summary; is it a kvwarehouse daemon?",
             code="protocol",
         )
 
@@ -111,7 +111,7 @@ class Transfers:
 
     def _unsupported(self, what: str, instead: str) -> UsageError:
         return UsageError(
-            f"{what}, and {self._dial.address} shares none; {instead}, or connect to the daemon"
+            f"{what}, and {self._endpoint.address} shares none; {instead}, or connect to the daemon"
             " of this host by its unix:// address",
             code="unsupported",
         )
@@ -193,13 +193,13 @@ def chunks(pages: Regions, count: int) -> Iterator[bytes]:
         yield bytes(gathered)
 
 
-class RemotePath(DataPath):
+class Grpc(Transport):
     shares_memory = False
     patient = True
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._transfers = Transfers(channel.dial)
+        self._transfers = Transfers(channel.endpoint)
 
     def opened(self, space: Namespace) -> bool:
         return False  # only the daemon knows; it is asked once a namespace

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Dial, closed
+from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Endpoint, closed
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 
@@ -39,24 +39,24 @@ class Channel:
     """Lazy: nothing is opened before the first call."""
 
     def __init__(self, address: Address, credentials: Credentials, timeout_s: float) -> None:
-        self.dial = Dial(address, credentials, timeout_s)
+        self.endpoint = Endpoint(address, credentials, timeout_s)
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._closed = False
 
     @property
     def address(self) -> Address:
-        return self.dial.address
+        return self.endpoint.address
 
     @property
     def timeout_s(self) -> float:
-        return self.dial.timeout_s
+        return self.endpoint.timeout_s
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             channel, self._channel = self._channel, None
-        if channel is not None and os.getpid() == self.dial.pid:
+        if channel is not None and os.getpid() == self.endpoint.pid:
             channel.close()
 
     def ask(self, call: Call[_T]) -> _T:
@@ -89,7 +89,7 @@ class Channel:
     ) -> _T:
         """Runs `invoke`, once more over a new connection if no daemon answered: after a restart the
         old one only knows that it is gone. Every call of the service may be repeated."""
-        budget = self.dial.budget(timeout_s)
+        budget = self.endpoint.budget(timeout_s)
         try:
             return self._invoke(invoke, budget)
         except TransportError as failure:
@@ -104,7 +104,7 @@ class Channel:
         try:
             return invoke(stub, budget)
         except grpc.RpcError as error:
-            failure = self.dial.explained(error)
+            failure = self.endpoint.explained(error)
             if failure.code == "unavailable":
                 self._forget(channel)
             raise failure from error
@@ -114,14 +114,14 @@ class Channel:
             raise closed() from None
 
     def _current(self) -> tuple[WarehouseStub, grpc.Channel]:
-        self.dial.refuse_forked()
+        self.endpoint.refuse_forked()
         with self._lock:
             if self._closed:
                 raise closed()
             if self._channel is None:
                 self._channel = self._connect()
             else:
-                self.dial.refuse_stranger()
+                self.endpoint.refuse_stranger()
             stub = WarehouseStub(self._channel)  # type: ignore[no-untyped-call]
             return stub, self._channel
 
@@ -133,7 +133,7 @@ class Channel:
                 self._channel = None
 
     def _connect(self) -> grpc.Channel:
-        target, tls = self.dial.target(), self.dial.tls()
+        target, tls = self.endpoint.target(), self.endpoint.tls()
         if tls is None:
             return grpc.insecure_channel(target, options=OPTIONS)
         return grpc.secure_channel(target, tls, options=OPTIONS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from kvwarehouse.client.endpoint import Address, Dial
+from kvwarehouse.client.endpoint import Address, Endpoint
 from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
-    from kvwarehouse.client.shared_memory import LocalPath
+    from kvwarehouse.client.shared_memory import SharedMemory
 
 Verify: TypeAlias = Literal["always", "boundary"]
 
@@ -43,18 +43,18 @@ def checked_session(
     return None
 
 
-def local_path(dial: Dial, session: Session) -> LocalPath:
-    """Blocks for a round trip, at most the dial's timeout."""
+def shared_memory(endpoint: Endpoint, session: Session) -> SharedMemory:
+    """Blocks for a round trip, at most the endpoint's timeout."""
     # Not at the top: remote clients, and tests of them, need no native core.
-    from kvwarehouse.client.shared_memory import LocalPath
+    from kvwarehouse.client.shared_memory import SharedMemory
 
     try:
-        return LocalPath(dial.address, session, dial.timeout_s)
+        return SharedMemory(endpoint.address, session, endpoint.timeout_s)
     except TransportError as error:
         if error.code != "no_daemon":
             raise
         raise TransportError(
-            dial.address.unreachable(error.message),
+            endpoint.address.unreachable(error.message),
             code="no_daemon",
-            context={"address": dial.address},
+            context={"address": endpoint.address},
         ) from error

@@ -16,7 +16,7 @@ from kvwarehouse.client.endpoint import Address, daemon_uid
 from kvwarehouse.client.prompt import Prefix, Window
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.session import Session
-from kvwarehouse.client.transport import DataPath, Pinned
+from kvwarehouse.client.transport import Pinned, Transport
 from kvwarehouse.types import Control, Namespace
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _DRAINING = 2
 """ControlState::draining of native/control/control.h."""
 
 
-class LocalPath(DataPath):
+class SharedMemory(Transport):
     shares_memory = True
 
     def __init__(self, address: Address, session: Session, timeout_s: float) -> None:

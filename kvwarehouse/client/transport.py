@@ -27,7 +27,7 @@ class Pinned(Protocol):
     def release(self) -> None: ...
 
 
-class DataPath(Protocol):
+class Transport(Protocol):
     shares_memory: bool
     """Whether pages move through shared memory; a namespace opened must then show in it."""
 

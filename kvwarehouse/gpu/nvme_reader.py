@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kvwarehouse.client.moves import Moves
 from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.prompt import Keys, Prefix, Window, checked_timeout
-from kvwarehouse.client.recent_pages import KnownPages
+from kvwarehouse.client.recent_pages import RecentPages
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, PreadReader
 from kvwarehouse.gpu.staging_area import HostStagingArea, StagingArea

@@ -168,10 +168,10 @@ def test_connections_to_a_daemon_that_is_gone_are_not_kept(tmp_path: Path) -> No
 def test_client_refuses_calls_after_a_fork(tmp_path: Path) -> None:
     with Served(tmp_path) as served, connect_grpc(address_of(served)) as client:
         # A real fork beside running gRPC threads may hang; the client only looks at its pid.
-        client._channel.dial.pid = os.getpid() - 1
+        client._channel.endpoint.pid = os.getpid() - 1
         with pytest.raises(TransportError, match="fork") as caught:
             client.status()
-        client._channel.dial.pid = os.getpid()
+        client._channel.endpoint.pid = os.getpid()
     assert not caught.value.retryable
 
 

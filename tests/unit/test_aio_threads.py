@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvwarehouse import Namespace, UsageError
-from kvwarehouse.aio.shared_memory import LocalPath
+from kvwarehouse.aio.shared_memory import AsyncSharedMemory
 from kvwarehouse.aio.threads import THREADS, Threads
 from kvwarehouse.client.prompt import Window, prefix_of
 from kvwarehouse.client.regions import Regions
@@ -63,7 +63,7 @@ def test_load_that_waited_for_a_thread_has_what_is_left_of_its_time() -> None:
 
     async def run() -> None:
         threads = Threads()
-        path = LocalPath(beneath, None, threads)  # type: ignore[arg-type]
+        path = AsyncSharedMemory(beneath, None, threads)  # type: ignore[arg-type]
         free = threading.Event()
         busy = [
             asyncio.create_task(threads.run(free.wait, TIME_S, late=bool)) for _ in range(THREADS)

@@ -188,7 +188,7 @@ def test_closing_is_bounded_and_what_it_did_not_wait_for_fails(serving: Serving,
     async def run() -> None:
         client = await connected(serving, path, timeout_s=WAIT_S)
         ns = await client.open(SPACE)
-        client._channel.dial.timeout_s = 0.5  # connecting may take longer on a busy machine
+        client._channel.endpoint.timeout_s = 0.5  # connecting may take longer on a busy machine
         with stopped(serving):
             store = asyncio.create_task(ns.store(prompt(1), pages_of(1), timeout_s=WAIT_S))
             await turns()
