@@ -10,29 +10,30 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.aio.namespace import OpenNamespace
+from kvwarehouse.aio.namespace import OpenNamespace, open_namespace
 from kvwarehouse.aio.rpc import AsyncChannel
+from kvwarehouse.aio.transport import AsyncTransport
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
-from kvwarehouse.client.ends import Ends, listing, opening, refreshing
-from kvwarehouse.client.flow import Flow
-from kvwarehouse.client.moves import Moves
+from kvwarehouse.client.endpoint import checked_timeout
 from kvwarehouse.client.rpc import Call
+from kvwarehouse.client.transport import no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
+from kvwarehouse.errors import TransportError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 
+_A = TypeVar("_A")
 _T = TypeVar("_T")
 
 
 class Client:
     """Made by `kvwarehouse.aio.connect`; also an asynchronous context manager."""
 
-    def __init__(self, life: Life, channel: AsyncChannel, path: Any) -> None:
+    def __init__(self, life: Life, channel: AsyncChannel, transport: AsyncTransport) -> None:
         self._life = life
         self._channel = channel
-        self._path = path
-        self._ends = Ends(channel, path)
+        self._transport = transport
         self._reopened: dict[bytes, Namespace] = {}  # at a new daemon, by refresh
         self._closing: asyncio.Task[None] | None = None
 
@@ -43,25 +44,43 @@ class Client:
     @property
     def local(self) -> bool:
         """Whether pages move through shared memory, with pins."""
-        return bool(self._path.shares_memory)
+        return self._transport.shared_memory is not None
 
     async def open(self, space: Namespace, *, reopen: bool = True) -> OpenNamespace:
         """As kvwarehouse.Client.open."""
-        await self._life.run(opening(self._ends, space))
+        with self._life:
+            await open_namespace(self._channel, self._transport, space)
         if reopen:
             self._reopened[space.id] = space
-        return OpenNamespace(Moves(space, self._ends, reopen=reopen), self._life)
+        return OpenNamespace(space, self._life, self._channel, self._transport, reopen=reopen)
 
     async def refresh(self, timeout_s: float = 1.0) -> bool:
         """As kvwarehouse.Client.refresh, in a thread."""
-        spaces = self._reopened
-        return await self._life.run(
-            refreshing(self._ends, lambda: list(spaces.values()), timeout_s)
-        )
+        with self._life:
+            timeout_s = checked_timeout(timeout_s)
+            memory = self._transport.shared_memory
+            if memory is None:
+                raise no_refresh(self._channel.address)
+            end_s = time.monotonic() + timeout_s
+            if not await memory.refresh(timeout_s):
+                return False
+            address = self._channel.address
+            try:
+                for space in list(self._reopened.values()):
+                    if not memory.sees_namespace(space):
+                        left_s = max(0.0, end_s - time.monotonic())
+                        await self._channel.ask(admin.open_namespace(space, address, left_s))
+            except TransportError:
+                return False
+            return True
 
     async def control(self) -> Control:
         """As kvwarehouse.Client.control."""
-        return await self._life.run(_controlling(self._ends))
+        with self._life:
+            memory = self._transport.shared_memory
+            if memory is None:
+                raise no_control(self._channel.address)
+            return memory.control()
 
     async def status(self) -> dict[str, Any]:
         """As kvwarehouse.Client.status."""
@@ -101,7 +120,14 @@ class Client:
 
     async def namespaces(self) -> list[StoredNamespace]:
         """As kvwarehouse.Client.namespaces."""
-        return await self._life.run(listing(self._ends))
+        known: list[StoredNamespace] = []
+        after, further = -1, 0
+        with self._life:
+            while further > after:
+                after = further
+                listed, further = await self._channel.ask(admin.namespaces(after))
+                known += listed
+        return known
 
     async def pages(self, space: Named | OpenNamespace) -> AsyncIterator[StoredPage]:
         """As kvwarehouse.Client.pages: `async for page in client.pages(space)`."""
@@ -152,23 +178,14 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def _ask(self, call: Call[_T]) -> _T:
-        return await self._life.run(_asking(self._channel, call))
+    async def _ask(self, call: Call[_A, _T]) -> _T:
+        with self._life:
+            return await self._channel.ask(call)
 
     async def _close(self) -> None:
         end_s = time.monotonic() + self._channel.timeout_s
         await self._life.idle(self._channel.timeout_s)
         try:
-            await self._path.close(max(0.0, end_s - time.monotonic()))
+            await self._transport.close(max(0.0, end_s - time.monotonic()))
         finally:
             await self._channel.close()
-
-
-def _asking(channel: AsyncChannel, call: Call[_T]) -> Flow[_T]:
-    answer: _T = yield channel.ask(call)
-    return answer
-
-
-def _controlling(ends: Ends) -> Flow[Control]:
-    page: Control = yield ends.path.control()
-    return page

@@ -11,8 +11,7 @@ from kvwarehouse.aio.grpc_transport import AsyncGrpc
 from kvwarehouse.aio.life import Life
 from kvwarehouse.aio.rpc import AsyncChannel
 from kvwarehouse.aio.threads import Threads
-from kvwarehouse.client.endpoint import Credentials, parse_address
-from kvwarehouse.client.prompt import checked_timeout
+from kvwarehouse.client.endpoint import Credentials, checked_timeout, parse_address
 from kvwarehouse.client.session import Session, Verify, checked_session, shared_memory
 
 if TYPE_CHECKING:

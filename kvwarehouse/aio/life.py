@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TypeVar
+from types import TracebackType
 
-from kvwarehouse.aio.flow import finish
 from kvwarehouse.client.endpoint import closed, forked
-from kvwarehouse.client.flow import Flow
 from kvwarehouse.errors import UsageError
-
-_T = TypeVar("_T")
 
 
 class Life:
-    """Begins in the running loop."""
+    """Begins in the running loop. Each call of the client is made `with` it."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -52,17 +48,21 @@ class Life:
                 code="wrong_loop",
             )
 
-    async def run(self, flow: Flow[_T]) -> _T:
-        """A call of the client: what closing waits for."""
+    def __enter__(self) -> None:
+        """Begins a call of the client, which closing waits for. Raises as `check`."""
         self.check()
         self._under_way += 1
         self._idle.clear()
-        try:
-            return await finish(flow)
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits for all calls under way, at most timeout_s."""

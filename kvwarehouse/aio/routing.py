@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from kvwarehouse.aio.life import Life
 from kvwarehouse.aio.rpc import AsyncChannel
-from kvwarehouse.client.endpoint import Credentials
-from kvwarehouse.client.prompt import checked_timeout
+from kvwarehouse.client.endpoint import Credentials, checked_timeout
 from kvwarehouse.client.routing import Answer, AskOne, Question, questions
 from kvwarehouse.errors import WarehouseError
 

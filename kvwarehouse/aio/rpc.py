@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import grpc
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Endpoint
+from kvwarehouse.client.endpoint import OPTIONS, Address, Budget, Credentials, Endpoint
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 
+_A = TypeVar("_A")
 _T = TypeVar("_T")
 _END = object()
 
@@ -48,10 +49,10 @@ class AsyncChannel:
         if channel is not None:
             await self._end(channel)
 
-    async def ask(self, call: Call[_T]) -> _T:
-        """One unary call. Its request may be a function that makes an iterator of requests."""
+    async def ask(self, call: Call[_A, _T]) -> _T:
+        """One call with one answer."""
 
-        async def invoke(channel: grpc.aio.Channel, budget: dict[str, Any]) -> Any:
+        async def invoke(channel: grpc.aio.Channel, budget: Budget) -> Any:
             if not callable(call.request):
                 under_way = self._begin(channel, call.method, call.request, **budget)
                 with self._awaiting(under_way):
@@ -62,10 +63,10 @@ class AsyncChannel:
 
         return call.decode(await self._attempt(invoke, call.timeout_s))
 
-    async def stream(self, call: Call[_T]) -> AsyncGenerator[_T, None]:
+    async def stream(self, call: Call[_A, _T]) -> AsyncGenerator[_T, None]:
         """The answers of a streaming call. Closing the generator cancels the call."""
 
-        async def begin(channel: grpc.aio.Channel, budget: dict[str, Any]) -> tuple[Any, Any, Any]:
+        async def begin(channel: grpc.aio.Channel, budget: Budget) -> tuple[Any, Any, Any]:
             under_way = self._begin(channel, call.method, call.request, **budget)
             answers = aiter(under_way)
             try:
@@ -89,7 +90,7 @@ class AsyncChannel:
 
     async def _attempt(
         self,
-        invoke: Callable[[grpc.aio.Channel, dict[str, Any]], Awaitable[_T]],
+        invoke: Callable[[grpc.aio.Channel, Budget], Awaitable[_T]],
         timeout_s: float | None,
     ) -> _T:
         """As that of the blocking channel: once more over a new connection if nobody answered."""

@@ -1,7 +1,7 @@
-"""The data path of a client on the daemon's host, for asyncio: shared memory, in the loop where it
+"""The transport of a client on the daemon's host, for asyncio: shared memory, in the loop where it
 takes microseconds, in a thread where it copies or may wait.
 
-Used in one event loop; the path beneath is thread-safe.
+Used in one event loop; the memory's blocking client beneath is thread-safe.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.aio.threads import THREADS, Threads
-from kvwarehouse.client.grpc_transport import Loading, Storing
-from kvwarehouse.client.pins import NoPins
-from kvwarehouse.client.prompt import Prefix, Window
-from kvwarehouse.client.regions import Regions
+from kvwarehouse.aio.transport import AsyncTransport
+from kvwarehouse.client.pins import Pins
+from kvwarehouse.client.prompt import Prefix
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    PinRequest,
+    StoreRequest,
+    TiersRequest,
+)
 from kvwarehouse.client.shared_memory import SharedMemory
-from kvwarehouse.client.transport import Pinned
 from kvwarehouse.errors import TransportError
-from kvwarehouse.types import Control, Namespace
+from kvwarehouse.types import Control, Loaded, Match, Namespace, StoreResult
 
 _T = TypeVar("_T")
 
@@ -34,65 +39,65 @@ INLINE_PATIENCE_S: Final = 0.02
 It is what they may spend by default, at most once a second where nobody answers."""
 
 
-class AsyncSharedMemory:
-    shares_memory = True
-
-    def __init__(self, path: SharedMemory, patience_s: float | None, threads: Threads) -> None:
-        self._path = path
+class AsyncSharedMemory(AsyncTransport):
+    def __init__(self, memory: SharedMemory, patience_s: float | None, threads: Threads) -> None:
+        self._memory = memory
         self._threads = threads
-        self._timeout_s = path.timeout_s
+        self._timeout_s = memory.timeout_s
         self._quick = patience_s is None or patience_s <= INLINE_PATIENCE_S
-        self.patient = path.patient
+        self.patient = memory.patient
 
-    async def opened(self, space: Namespace) -> bool:
-        return await self._run(partial(self._path.opened, space), self._timeout_s)
+    @property
+    def shared_memory(self) -> AsyncSharedMemory:
+        return self
 
-    def sees(self, space: Namespace) -> bool:
-        return self._path.sees(space)
+    async def has_namespace(self, space: Namespace) -> bool:
+        return await self._run(partial(self._memory.has_namespace, space), self._timeout_s)
+
+    async def lookup(self, request: LookupRequest) -> Match:
+        if self._inline(request.prefix):
+            return self._memory.lookup(request)
+        return await self._run(partial(self._memory.lookup, request), self._timeout_s)
+
+    async def load(self, request: LoadRequest) -> Loaded:
+        return await self._within(
+            lambda left_s: self._memory.load(request._replace(timeout_s=left_s)),
+            request.timeout_s,
+            late=lambda: request.missed("timeout"),
+        )
+
+    async def store(self, request: StoreRequest) -> StoreResult:
+        return await self._within(
+            lambda left_s: self._memory.store(request._replace(timeout_s=left_s)),
+            request.timeout_s,
+        )
+
+    def sees_namespace(self, space: Namespace) -> bool:
+        return self._memory.sees_namespace(space)
 
     async def refresh(self, timeout_s: float) -> bool:
-        return await self._within(self._path.refresh, timeout_s, late=lambda: False)
+        return await self._within(self._memory.refresh, timeout_s, late=lambda: False)
 
-    async def control(self) -> Control:
-        return self._path.control()
+    def control(self) -> Control:
+        return self._memory.control()
 
-    async def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
-        if self._inline(prefix):
-            return self._path.lookup(space, prefix)
-        return await self._run(partial(self._path.lookup, space, prefix), self._timeout_s)
+    async def tiers(self, request: TiersRequest) -> NDArray[np.uint8]:
+        if self._inline(request.prefix):
+            return self._memory.tiers(request)
+        return await self._run(partial(self._memory.tiers, request), self._timeout_s)
 
-    async def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:
-        read = partial(self._path.tiers, space, prefix, counted=counted)
-        return read() if self._inline(prefix) else await self._run(read, self._timeout_s)
-
-    async def load(
-        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
-    ) -> Loading:
+    async def pin(self, request: PinRequest) -> Pins:
+        if not request.timeout_s and self._inline(request.prefix):
+            return self._memory.pin(request)
         return await self._within(
-            partial(self._path.load, space, prefix, window, out),
-            timeout_s,
-            late=lambda: (0, {"timeout": window.pages}),
-        )
-
-    async def store(
-        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
-    ) -> Storing:
-        return await self._within(
-            partial(self._path.store, space, prefix, window, pages), timeout_s
-        )
-
-    async def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
-        if not timeout_s and self._inline(prefix):
-            return self._path.pin(space, prefix, first, timeout_s)
-        return await self._within(
-            partial(self._path.pin, space, prefix, first),
-            timeout_s,
-            late=NoPins,
-            undo=lambda pinned: pinned.release(),
+            lambda left_s: self._memory.pin(request._replace(timeout_s=left_s)),
+            request.timeout_s,
+            late=request.missed,
+            undo=Pins.release,
         )
 
     async def close(self, timeout_s: float) -> None:
-        await self._threads.close(self._path.close, timeout_s)
+        await self._threads.close(self._memory.close, timeout_s)
 
     def _inline(self, prefix: Prefix) -> bool:
         return self._quick and prefix.pages <= INLINE_PAGES

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict
 
-from kvwarehouse.client.endpoint import server_wait_s
-from kvwarehouse.client.prompt import checked_timeout
+from kvwarehouse.client.endpoint import checked_timeout, server_wait_s
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import UsageError
 from kvwarehouse.miss_ratio import MissRatio
@@ -58,6 +57,13 @@ Named: TypeAlias = Namespace | StoredNamespace | bytes
 """A namespace, as administration is told which one it is; bytes: its id."""
 
 
+class Opened(Protocol):
+    """A namespace that a client has opened."""
+
+    @property
+    def space(self) -> Namespace: ...
+
+
 @dataclass(frozen=True)
 class StoredPage:
     """A page in any tier."""
@@ -71,7 +77,9 @@ class StoredPage:
     sealed_at_ns: int
 
 
-def open_namespace(space: Namespace, address: object, timeout_s: float | None = None) -> Call[None]:
+def open_namespace(
+    space: Namespace, address: object, timeout_s: float | None = None
+) -> Call[pb.OpenNamespaceResponse, None]:
     """Registers `space`, or finds it. Raises UsageError where its pages fit no slab, or it has
     too many bytes."""
 
@@ -87,16 +95,18 @@ def open_namespace(space: Namespace, address: object, timeout_s: float | None = 
     return Call("OpenNamespace", request, check, timeout_s)
 
 
-def status() -> Call[dict[str, Any]]:
+def status() -> Call[pb.StatusResponse, dict[str, Any]]:
     return Call("Status", pb.StatusRequest(), lambda answer: plain(answer.status))
 
 
-def namespaces(after: int) -> Call[tuple[list[StoredNamespace], int]]:
+def namespaces(after: int) -> Call[pb.ListNamespacesResponse, tuple[list[StoredNamespace], int]]:
     """As many as fit a message, and where to go on: at no later place when these were the last."""
     return Call("ListNamespaces", pb.ListNamespacesRequest(after=after), _namespaces)
 
 
-def pages(space: Any, after: int) -> Call[tuple[list[StoredPage], int]]:
+def pages(
+    space: Named | Opened, after: int
+) -> Call[pb.ListPagesResponse, tuple[list[StoredPage], int]]:
     """The next pages behind index position `after`, at most 1,000, and where to go on: at no later
     position when these were the last. What changes meanwhile may or may not be among them."""
     request = pb.ListPagesRequest(
@@ -105,7 +115,9 @@ def pages(space: Any, after: int) -> Call[tuple[list[StoredPage], int]]:
     return Call("ListPages", request, _pages)
 
 
-def clear(space: Any | None, *, everything: bool, forget: bool) -> Call[int]:
+def clear(
+    space: Named | Opened | None, *, everything: bool, forget: bool
+) -> Call[pb.ClearResponse, int]:
     """Raises UsageError where not exactly one of the first two is given: it cannot be undone."""
     if (space is None) is not bool(everything):
         raise UsageError(
@@ -116,35 +128,35 @@ def clear(space: Any | None, *, everything: bool, forget: bool) -> Call[int]:
     return Call("Clear", pb.ClearRequest(forget=forget, **_target(space)), _count)
 
 
-def evict(space: Any | None, pages: int, tiers: str) -> Call[int]:
+def evict(space: Named | Opened | None, pages: int, tiers: str) -> Call[pb.EvictResponse, int]:
     return Call("Evict", pb.EvictRequest(pages=pages, tiers=tiers, **_target(space)), _count)
 
 
-def flush(timeout_s: float) -> Call[FlushResult]:
+def flush(timeout_s: float) -> Call[pb.FlushResponse, FlushResult]:
     timeout_s = checked_timeout(timeout_s)
     request = pb.FlushRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
     return Call("Flush", request, _flushed, timeout_s or None)
 
 
-def drain(timeout_s: float) -> Call[FlushResult]:
+def drain(timeout_s: float) -> Call[pb.DrainResponse, FlushResult]:
     timeout_s = checked_timeout(timeout_s)
     request = pb.DrainRequest(timeout_s=max(_LEAST_WAIT_S, server_wait_s(timeout_s)))
     return Call("Drain", request, lambda answer: _flushed(answer.flush), timeout_s or None)
 
 
-def undrain() -> Call[bool]:
+def undrain() -> Call[pb.UndrainResponse, bool]:
     return Call("Undrain", pb.UndrainRequest(), lambda answer: bool(answer.drained))
 
 
-def sweep() -> Call[int]:
+def sweep() -> Call[pb.SweepResponse, int]:
     return Call("Sweep", pb.SweepRequest(), _count)
 
 
-def miss_ratio(space: Any | None) -> Call[MissRatio]:
+def miss_ratio(space: Named | Opened | None) -> Call[pb.MissRatioResponse, MissRatio]:
     return Call("MissRatio", pb.MissRatioRequest(**_target(space)), _miss_ratio)
 
 
-def check(space: Any | None, *, repair: bool) -> Call[CheckProgress]:
+def check(space: Named | Opened | None, *, repair: bool) -> Call[pb.CheckResponse, CheckProgress]:
     """Its answers are streamed."""
     request = pb.CheckRequest(repair=repair, **_target(space))
     return Call("Check", request, _progress, _CHECK_TIMEOUT_S)
@@ -199,15 +211,20 @@ def _progress(answer: pb.CheckResponse) -> CheckProgress:
     )
 
 
-def _count(answer: Any) -> int:
-    return int(answer.pages)
+def _count(answer: pb.ClearResponse | pb.EvictResponse | pb.SweepResponse) -> int:
+    return answer.pages
 
 
-def _target(space: Any | None) -> dict[str, Any]:
+class _Target(TypedDict, total=False):
+    all: bool
+    namespace_id: bytes
+
+
+def _target(space: Named | Opened | None) -> _Target:
     return {"all": True} if space is None else {"namespace_id": namespace_id(space)}
 
 
-def namespace_id(space: Any) -> bytes:
+def namespace_id(space: Named | Opened) -> bytes:
     """Of a Namespace, of one that a client has opened or listed, or itself. Raises UsageError for
     anything else."""
     if isinstance(space, bytes) and len(space) == NAMESPACE_ID_BYTES:
@@ -222,9 +239,9 @@ def namespace_id(space: Any) -> bytes:
     return meant.id
 
 
-def _tier_check(tier: Any) -> TierCheck:
+def _tier_check(tier: pb.TierCheck) -> TierCheck:
     return TierCheck(tier.tier, tier.pages, tier.bytes, tier.bad, tier.dropped, tier.dropped_bytes)
 
 
-def _flushed(answer: Any) -> FlushResult:
+def _flushed(answer: pb.FlushResponse) -> FlushResult:
     return FlushResult(answer.flushed, answer.not_admitted, answer.pending)

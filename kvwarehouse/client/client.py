@@ -6,20 +6,19 @@ Thread-safe. After a fork the child must connect anew. kvwarehouse/aio/client.py
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 from kvwarehouse.client import admin
 from kvwarehouse.client.admin import Named, StoredNamespace, StoredPage
-from kvwarehouse.client.endpoint import closed
-from kvwarehouse.client.ends import Ends, listing, opening, refreshing
-from kvwarehouse.client.flow import finish
-from kvwarehouse.client.moves import Moves
-from kvwarehouse.client.namespace import OpenNamespace
+from kvwarehouse.client.endpoint import checked_timeout, closed
+from kvwarehouse.client.namespace import OpenNamespace, open_namespace
 from kvwarehouse.client.rpc import Channel
-from kvwarehouse.client.transport import Transport
+from kvwarehouse.client.transport import Transport, no_control, no_refresh
 from kvwarehouse.client.watch import Changes, watch
+from kvwarehouse.errors import TransportError
 from kvwarehouse.miss_ratio import MissRatio
 from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 
@@ -27,10 +26,9 @@ from kvwarehouse.types import CheckProgress, Control, FlushResult, Namespace
 class Client:
     """Made by `kvwarehouse.connect` or `kvwarehouse.embedded`; also a context manager."""
 
-    def __init__(self, channel: Channel, path: Transport) -> None:
+    def __init__(self, channel: Channel, transport: Transport) -> None:
         self._channel = channel
-        self._path = path
-        self._ends = Ends(channel, path)
+        self._transport = transport
         self._lock = threading.Lock()
         self._closed = False
         self._reopened: dict[bytes, Namespace] = {}  # at a new daemon, by refresh
@@ -42,7 +40,7 @@ class Client:
     @property
     def local(self) -> bool:
         """Whether pages move through shared memory, with pins."""
-        return self._path.shares_memory
+        return self._transport.shared_memory is not None
 
     def open(self, space: Namespace, *, reopen: bool = True) -> OpenNamespace:
         """`space`, ready for lookup, load and store; the daemon registers it if it is new.
@@ -53,11 +51,11 @@ class Client:
 
         Raises UsageError where its pages fit no slab of this daemon, TransportError without one."""
         self._check_open()
-        finish(opening(self._ends, space))
+        open_namespace(self._channel, self._transport, space)
         if reopen:
             with self._lock:
                 self._reopened[space.id] = space
-        return OpenNamespace(Moves(space, self._ends, reopen=reopen))
+        return OpenNamespace(space, self._channel, self._transport, reopen=reopen)
 
     def refresh(self, timeout_s: float = 1.0) -> bool:
         """Finds the daemon again if it was replaced: maps its memory and registers the namespaces
@@ -68,13 +66,30 @@ class Client:
         answers in time. While another thread's call waits for the daemon it is True at once, and
         that call finds out. Raises UsageError (code "unsupported") on a remote client."""
         self._check_open()
-        return finish(refreshing(self._ends, self._spaces, timeout_s))
+        timeout_s = checked_timeout(timeout_s)
+        memory = self._transport.shared_memory
+        if memory is None:
+            raise no_refresh(self._channel.address)
+        end_s = time.monotonic() + timeout_s
+        if not memory.refresh(timeout_s):
+            return False
+        try:
+            for space in self._spaces():
+                if not memory.sees_namespace(space):
+                    left_s = max(0.0, end_s - time.monotonic())
+                    self._channel.ask(admin.open_namespace(space, self._channel.address, left_s))
+        except TransportError:
+            return False
+        return True
 
     def control(self) -> Control:
         """What the daemon publishes about itself: rates, queues, limits, a heartbeat. Reads shared
         memory, no call. Raises UsageError (code "unsupported") on a remote client."""
         self._check_open()
-        return self._path.control()
+        memory = self._transport.shared_memory
+        if memory is None:
+            raise no_control(self._channel.address)
+        return memory.control()
 
     def status(self) -> dict[str, Any]:
         """One snapshot of the warehouse: nested dicts of plain values, as
@@ -126,7 +141,13 @@ class Client:
     def namespaces(self) -> list[StoredNamespace]:
         """The namespaces that the warehouse keeps. Salts are not told, but digests of them; clear,
         evict, pages, watch, check and miss_ratio take one of these, or its id, as it is."""
-        return finish(listing(self._ends))
+        known: list[StoredNamespace] = []
+        after, further = -1, 0
+        while further > after:
+            after = further
+            listed, further = self._channel.ask(admin.namespaces(after))
+            known += listed
+        return known
 
     def pages(self, space: Named | OpenNamespace) -> Iterator[StoredPage]:
         """The pages of a namespace, in all tiers, in the order of the index."""
@@ -161,7 +182,7 @@ class Client:
         with self._lock:
             already, self._closed = self._closed, True
         if not already:
-            self._path.close()
+            self._transport.close()
             self._channel.close()
 
     def __enter__(self) -> Self:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 
 from kvwarehouse.client.client import Client
-from kvwarehouse.client.endpoint import Credentials, parse_address
+from kvwarehouse.client.endpoint import Credentials, checked_timeout, parse_address
 from kvwarehouse.client.grpc_transport import Grpc
-from kvwarehouse.client.prompt import checked_timeout
 from kvwarehouse.client.rpc import Channel
 from kvwarehouse.client.session import Verify, checked_session, shared_memory
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import grpc
 
@@ -185,6 +185,23 @@ def server_wait_s(timeout_s: float) -> float:
     return timeout_s - min(timeout_s * _ANSWER_SHARE, _ANSWER_MOST_S)
 
 
+def checked_timeout(timeout_s: float, name: str = "timeout_s") -> float:
+    """Seconds, 0 or more. Infinity is refused: every wait has an end. UsageError "bad_timeout"."""
+    try:
+        seconds = float(timeout_s)
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if not 0 <= seconds <= MAX_TIMEOUT_S:
+        raise UsageError(
+            f"{name} = {timeout_s!r} is not a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}",
+            code="bad_timeout",
+        )
+    return seconds
+
+
+MAX_TIMEOUT_S = 3600.0
+
+
 @dataclass(frozen=True)
 class Credentials:
     """How a remote daemon is trusted and convinced. Nothing is needed for a local one."""
@@ -211,6 +228,13 @@ class Credentials:
             )
 
 
+class Budget(TypedDict):
+    """The deadline and the credentials of a call, as gRPC takes them."""
+
+    timeout: float
+    metadata: tuple[tuple[str, str], ...]
+
+
 class Endpoint:
     def __init__(self, address: Address, credentials: Credentials, timeout_s: float) -> None:
         credentials.check(address)
@@ -220,8 +244,7 @@ class Endpoint:
         self.pid = os.getpid()
         """Of the process that may use it."""
 
-    def budget(self, timeout_s: float | None) -> dict[str, Any]:
-        """The deadline and the credentials of a call, as gRPC takes them."""
+    def budget(self, timeout_s: float | None) -> Budget:
         token = self._credentials.token
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         return {

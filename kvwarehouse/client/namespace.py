@@ -1,20 +1,36 @@
 """A namespace opened at a daemon: lookup, load, store, pin.
 
-Thread-safe. kvwarehouse/aio/namespace.py is its twin; what both do is in moves.py.
+Thread-safe. kvwarehouse/aio/namespace.py is its twin.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.flow import finish
-from kvwarehouse.client.moves import Moves
+from kvwarehouse.client import admin
 from kvwarehouse.client.pins import Pins
-from kvwarehouse.client.prompt import Keys
-from kvwarehouse.types import Loaded, Match, StoreResult
+from kvwarehouse.client.prompt import Keys, prefix_of
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    PinRequest,
+    StoreRequest,
+    TiersRequest,
+)
+from kvwarehouse.client.rpc import Channel
+from kvwarehouse.client.transport import Transport, no_pins, no_tiers, not_visible
+from kvwarehouse.errors import UsageError
+from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
+
+UNKNOWN_NAMESPACE: Final = ("unknown_namespace", "namespace_unknown")
+"""What the service and what the core call it."""
 
 
 class OpenNamespace:
@@ -26,16 +42,24 @@ class OpenNamespace:
     lookup, load and pin then go on until the first page that is missing, over the ends of runs; a
     store goes on with the other runs. `first` is then 0. Over gRPC: UsageError "unsupported"."""
 
-    def __init__(self, moves: Moves) -> None:
-        self.space = moves.space
-        self._moves = moves
+    def __init__(
+        self, space: Namespace, channel: Channel, transport: Transport, *, reopen: bool
+    ) -> None:
+        """reopen: registers it again at a daemon that does not know it."""
+        self.space = space
+        self._channel = channel
+        self._transport = transport
+        self._reopen = reopen
 
     def lookup(self, tokens: Any = None, *, keys: Keys | None = None) -> Match:
         """The longest stored prefix of the prompt. Reads shared memory, no call to a local daemon.
 
         Promises nothing: what matches now can be evicted before it is loaded, and is then a miss.
         Raises UsageError on bad input; over gRPC, TransportError."""
-        return finish(self._moves.lookup(tokens, keys))
+        request = LookupRequest.checked(self.space, tokens, keys)
+        if not request.prefix.pages:
+            return request.missed()
+        return self._call(self._transport.lookup, request, request.missed)
 
     def tiers(
         self, tokens: Any = None, *, keys: Keys | None = None, counted: bool = True
@@ -48,7 +72,8 @@ class OpenNamespace:
         what to store, not what to load); makes no call, touches no page.
 
         Raises UsageError on bad input, and (code "unsupported") on a remote client."""
-        return finish(self._moves.tiers(tokens, keys, counted))
+        request = TiersRequest(self.space, prefix_of(self.space, tokens, keys), counted)
+        return tiers_of(self, request)
 
     def load(
         self,
@@ -71,7 +96,10 @@ class OpenNamespace:
         Returns the pages filled, an int with `.missed`: reasons for the others. Rows of `out` from
         there on hold nothing of meaning. Raises UsageError on bad input, TransportError where a
         remote daemon is gone."""
-        return finish(self._moves.load(tokens, keys, out, (first, shard), timeout_s))
+        request = LoadRequest.checked(self.space, tokens, keys, out, first, shard, timeout_s)
+        if not request.out.count:
+            return request.missed()
+        return self._call(self._transport.load, request, request.missed)
 
     def store(
         self,
@@ -94,7 +122,10 @@ class OpenNamespace:
         full, draining, ...): dropping is not an error, and ends its own run of keys only. Raises
         UsageError on bad input, TransportError when there is no daemon; nothing half-stored is ever
         visible."""
-        return finish(self._moves.store(tokens, keys, pages, (first, shard), timeout_s))
+        request = StoreRequest.checked(self.space, tokens, keys, pages, first, shard, timeout_s)
+        if not request.pages.count:
+            return StoreResult(0, 0, {})
+        return self._call(self._transport.store, request)
 
     def pin(
         self,
@@ -109,4 +140,58 @@ class OpenNamespace:
 
         Returns Pins (0 pages where nothing matched). Raises PinError over the budget of pins, and
         UsageError (code "unsupported") on a remote client, which shares no memory."""
-        return finish(self._moves.pin(tokens, keys, first, timeout_s))
+        request = PinRequest.checked(self.space, tokens, keys, first, timeout_s)
+        memory = self._transport.shared_memory
+        if memory is None:
+            raise no_pins(self._channel.address)
+        return self._call(memory.pin, request, request.missed)
+
+    def _call(
+        self,
+        call: Callable[[_Request], _Answer],
+        request: _Request,
+        missed: Callable[[], _Answer] | None = None,
+    ) -> _Answer:
+        """Makes `call`, once more if the daemon does not know the namespace: another one, or one
+        whose ledger was lost, took its place since. Registering is a call: a client without
+        patience has `missed` instead, where there is such a thing."""
+        try:
+            return call(request)
+        except UsageError as error:
+            if error.code not in UNKNOWN_NAMESPACE or not self._reopen:
+                raise
+        if missed is not None and not self._transport.patient:
+            return missed()
+        register(self._channel, self._transport, self.space)
+        return call(request)
+
+
+def tiers_of(opened: OpenNamespace, request: TiersRequest) -> NDArray[np.uint8]:
+    """OpenNamespace.tiers, with arguments that are checked already."""
+    memory = opened._transport.shared_memory
+    if memory is None:
+        raise no_tiers(opened._channel.address)
+    return opened._call(memory.tiers, request, request.missed)
+
+
+def open_namespace(channel: Channel, transport: Transport, space: Namespace) -> None:
+    """Makes sure that the daemon knows `space`."""
+    check_namespace(space)
+    if not transport.has_namespace(space):
+        register(channel, transport, space)
+
+
+def check_namespace(space: object) -> None:
+    if not isinstance(space, Namespace):
+        raise UsageError(
+            f"open takes a kvwarehouse.Namespace, not a {type(space).__name__}",
+            code="bad_namespace",
+        )
+
+
+def register(channel: Channel, transport: Transport, space: Namespace) -> None:
+    """Tells the daemon of `space`, whose memory must show it then."""
+    channel.ask(admin.open_namespace(space, channel.address))
+    memory = transport.shared_memory
+    if memory is not None and not memory.has_namespace(space):
+        raise not_visible(channel.address)

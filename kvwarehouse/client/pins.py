@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from kvwarehouse.client.transport import Pinned
-
-
-class NoPins:
-    """Nothing held."""
-
-    pages = 0
-
-    def release(self) -> None:
-        """There is nothing to let go."""
+if TYPE_CHECKING:
+    from kvwarehouse import core
 
 
 class Pins:
     """Returned by `ns.pin`; also a context manager. Survives a restart of the daemon, ends with
     release(), with the block, or with this process."""
 
-    def __init__(self, pinned: Pinned) -> None:
-        self._pinned = pinned
+    def __init__(self, held: core.Pins | None) -> None:
+        """None: no page is held."""
+        self._held = held
 
     @property
     def pages(self) -> int:
         """Pages held, in order from the first that was asked for."""
-        return self._pinned.pages
+        return 0 if self._held is None else self._held.pages
 
     def release(self) -> None:
         """Lets them go, after all that reads them has ended. More than once is once."""
-        self._pinned.release()
+        if self._held is not None:
+            self._held.release()
 
     def __enter__(self) -> Self:
         return self

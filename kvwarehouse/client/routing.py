@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvwarehouse.client.endpoint import Address, Credentials, parse_address
-from kvwarehouse.client.prompt import checked_keys, checked_timeout, token_array
+from kvwarehouse.client.endpoint import Address, Credentials, checked_timeout, parse_address
+from kvwarehouse.client.prompt import checked_keys, token_array
 from kvwarehouse.client.rpc import Call, Channel
 from kvwarehouse.errors import UsageError, WarehouseError
 from kvwarehouse.wire import prefix_to_wire
@@ -171,7 +171,7 @@ class AskOne:
     credentials: Credentials
     request: pb.WhoHasRequest
 
-    def call(self, began: float) -> Call[Answer]:
+    def call(self, began: float) -> Call[pb.WhoHasResponse, Answer]:
         """began: by time.monotonic."""
 
         def decode(answer: pb.WhoHasResponse) -> Answer:

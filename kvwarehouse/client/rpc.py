@@ -9,30 +9,42 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from kvwarehouse.client.endpoint import OPTIONS, Address, Credentials, Endpoint, closed
+from kvwarehouse.client.endpoint import OPTIONS, Address, Budget, Credentials, Endpoint, closed
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 
+_A = TypeVar("_A")
 _T = TypeVar("_T")
+_A_co = TypeVar("_A_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Call(Generic[_T]):
+class Call(Generic[_A, _T]):
     """What is sent, and what its answer means. Immutable."""
 
     method: str
-    request: Any
-    decode: Callable[[Any], _T]
+    request: Message | Callable[[], Iterator[Message]]
+    """Or what makes the requests of a call that streams them."""
+    decode: Callable[[_A], _T]
     """Of the answer; where answers are streamed, of each."""
     timeout_s: float | None = None
     """None: the channel's."""
+
+
+class _Answers(Protocol[_A_co]):
+    """Of a call that streams them, as gRPC gives them."""
+
+    def __iter__(self) -> Iterator[_A_co]: ...
+
+    def cancel(self) -> bool: ...
 
 
 class Channel:
@@ -59,20 +71,21 @@ class Channel:
         if channel is not None and os.getpid() == self.endpoint.pid:
             channel.close()
 
-    def ask(self, call: Call[_T]) -> _T:
-        """One unary call. Its request may be a function that makes an iterator of requests."""
+    def ask(self, call: Call[_A, _T]) -> _T:
+        """One call with one answer."""
 
-        def invoke(stub: WarehouseStub, budget: dict[str, Any]) -> Any:
+        def invoke(stub: WarehouseStub, budget: Budget) -> _A:
             request = call.request() if callable(call.request) else call.request
-            return getattr(stub, call.method)(request, **budget)
+            answer: _A = getattr(stub, call.method)(request, **budget)
+            return answer
 
         return call.decode(self._attempt(invoke, call.timeout_s))
 
-    def stream(self, call: Call[_T]) -> Generator[_T, None, None]:
+    def stream(self, call: Call[_A, _T]) -> Generator[_T, None, None]:
         """The answers of a streaming call. Closing the generator cancels the call."""
 
-        def begin(stub: WarehouseStub, budget: dict[str, Any]) -> tuple[Any, list[Any]]:
-            answers = getattr(stub, call.method)(call.request, **budget)
+        def begin(stub: WarehouseStub, budget: Budget) -> tuple[_Answers[_A], list[_A]]:
+            answers: _Answers[_A] = getattr(stub, call.method)(call.request, **budget)
             return answers, list(islice(answers, 1))  # whether anyone answers shows at the first
 
         answers, first = self._attempt(begin, call.timeout_s)
@@ -85,7 +98,7 @@ class Channel:
             answers.cancel()
 
     def _attempt(
-        self, invoke: Callable[[WarehouseStub, dict[str, Any]], _T], timeout_s: float | None
+        self, invoke: Callable[[WarehouseStub, Budget], _T], timeout_s: float | None
     ) -> _T:
         """Runs `invoke`, once more over a new connection if no daemon answered: after a restart the
         old one only knows that it is gone. Every call of the service may be repeated."""
@@ -97,9 +110,7 @@ class Channel:
                 raise
         return self._invoke(invoke, budget)
 
-    def _invoke(
-        self, invoke: Callable[[WarehouseStub, dict[str, Any]], _T], budget: dict[str, Any]
-    ) -> _T:
+    def _invoke(self, invoke: Callable[[WarehouseStub, Budget], _T], budget: Budget) -> _T:
         stub, channel = self._current()
         try:
             return invoke(stub, budget)

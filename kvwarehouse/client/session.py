@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from kvwarehouse.client.endpoint import Address, Endpoint
-from kvwarehouse.client.prompt import checked_timeout
+from kvwarehouse.client.endpoint import Address, Endpoint, checked_timeout
 from kvwarehouse.errors import TransportError, UsageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The data path of a client on the daemon's host: shared memory, by the native client.
+"""The transport of a client on the daemon's host: shared memory, by the native client.
 
 Thread-safe. Lookups and loads of DRAM pages make no call; after a daemon's restart the native
 client reconnects by itself.
@@ -13,21 +13,29 @@ from numpy.typing import NDArray
 
 from kvwarehouse import core
 from kvwarehouse.client.endpoint import Address, daemon_uid
-from kvwarehouse.client.prompt import Prefix, Window
+from kvwarehouse.client.pins import Pins
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    PinRequest,
+    StoreRequest,
+    TiersRequest,
+)
 from kvwarehouse.client.session import Session
-from kvwarehouse.client.transport import Pinned, Transport
-from kvwarehouse.types import Control, Namespace
+from kvwarehouse.client.transport import Transport
+from kvwarehouse.types import Control, Loaded, Match, Namespace, StoreResult
 
 _log = logging.getLogger(__name__)
+
+# 2^64 over the golden ratio: shards of a page are far from each other, and from other pages'.
+_SHARD_STEP = 0x9E3779B97F4A7C15
 
 _DRAINING = 2
 """ControlState::draining of native/control/control.h."""
 
 
 class SharedMemory(Transport):
-    shares_memory = True
-
     def __init__(self, address: Address, session: Session, timeout_s: float) -> None:
         self.patient = session.patience_s != 0
         self.timeout_s = timeout_s
@@ -41,13 +49,52 @@ class SharedMemory(Transport):
             daemon_uid(),
         )
 
-    def opened(self, space: Namespace) -> bool:
+    @property
+    def shared_memory(self) -> SharedMemory:
+        return self
+
+    def has_namespace(self, space: Namespace) -> bool:
         return self.native.has_namespace(space.id)
 
-    def sees(self, space: Namespace) -> bool:
+    def lookup(self, request: LookupRequest) -> Match:
+        prefix = request.prefix
+        return request.match(*self.native.lookup(request.space.id, prefix.tokens, prefix.keys))
+
+    def load(self, request: LoadRequest) -> Loaded:
+        pages, missed = self.native.load(
+            request.space.id,
+            request.prefix.tokens,
+            request.prefix.keys,
+            request.first,
+            self._native_regions(request.out),
+            request.shard,
+            request.timeout_s,
+        )
+        return Loaded(pages, missed)
+
+    def store(self, request: StoreRequest) -> StoreResult:
+        stored, already, dropped = self.native.store(
+            request.space.id,
+            request.prefix.tokens,
+            request.prefix.keys,
+            request.first,
+            self._native_regions(request.pages),
+            request.shard,
+            request.timeout_s,
+        )
+        return StoreResult(stored, already, dropped)
+
+    def close(self) -> None:
+        self.native.close()
+
+    # --- what no other transport has
+
+    def sees_namespace(self, space: Namespace) -> bool:
+        """Returns True when the memory that is mapped now shows `space`. No call."""
         return self.native.sees_namespace(space.id)
 
     def refresh(self, timeout_s: float) -> bool:
+        """Returns True when a daemon answers; finds a new one if it must."""
         return self.native.refresh(timeout_s)
 
     def control(self) -> Control:
@@ -57,39 +104,59 @@ class SharedMemory(Transport):
             **{name: page[name] for name in Control.__dataclass_fields__ if name != "draining"},
         )
 
-    def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
-        return self.native.lookup(space.id, prefix.tokens, prefix.keys)
+    def tiers(self, request: TiersRequest) -> NDArray[np.uint8]:
+        """A Tier for each page."""
+        prefix = request.prefix
+        return self.native.tiers(request.space.id, prefix.tokens, prefix.keys, request.counted)
 
-    def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:
-        return self.native.tiers(space.id, prefix.tokens, prefix.keys, counted)
+    def pin(self, request: PinRequest) -> Pins:
+        prefix, first = request.prefix, request.first
+        held = self.native.pin(
+            request.space.id, prefix.tokens, prefix.keys, first, request.timeout_s
+        )
+        return Pins(held)
 
-    def load(
-        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
-    ) -> tuple[int, dict[str, int]]:
-        return self.native.load(
-            space.id,
-            prefix.tokens,
-            prefix.keys,
-            window.first,
-            self._regions(out),
-            window.shard,
-            timeout_s,
+    def tags(self, request: LoadRequest) -> NDArray[np.uint64]:
+        """A word for each page of the prompt, of the request's shard: as good as its key and shard
+        for telling it from others."""
+        prefix = request.prefix
+        tags = self.native.tags(request.space.id, prefix.tokens, prefix.keys)
+        return tags + np.uint64(request.shard * _SHARD_STEP % (1 << 64))
+
+    def hold(self, request: LoadRequest) -> core.Extents:
+        """The pages that are on NVMe, from the request's first on, held there."""
+        prefix = request.prefix
+        part = (request.first, request.out.count, request.shard)
+        return self.native.hold(
+            request.space.id, prefix.tokens, prefix.keys, part, request.timeout_s
         )
 
-    def store(
-        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
-    ) -> tuple[int, int, dict[str, int]]:
-        return self.native.store(
-            space.id,
-            prefix.tokens,
-            prefix.keys,
-            window.first,
-            self._regions(pages),
-            window.shard,
-            timeout_s,
-        )
+    def segments(self, timeout_s: float) -> str:
+        """Where the daemon's segments are, as a path for any process of this user; "" where it has
+        none, or does not say."""
+        return self.native.segments(timeout_s)
 
-    def _regions(self, regions: Regions) -> core.Regions:
+    def use_device(self, ordinal: int) -> None:
+        """Loads the kernels onto a GPU, unless they are there, and takes the memory of one load or
+        store. Blocks for a second the first time in a process."""
+        if self.native.has_device(ordinal):
+            return
+        from kvwarehouse.client.gpu.at_exit import stop_at_exit
+        from kvwarehouse.client.gpu.kernels import compiled
+
+        self.native.use_device(ordinal, compiled(*core.device_capability(ordinal)))
+        stop_at_exit(self)
+
+    def stop_registering(self, timeout_s: float) -> None:
+        """As the process ends: nothing more is registered with a GPU's driver, nor undone."""
+        self.native.stop_registering(timeout_s)
+
+    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
+        """Memory of a GPU for held pages to land in."""
+        self.use_device(ordinal)
+        return self.native.device_stage(ordinal, size_bytes)
+
+    def _native_regions(self, regions: Regions) -> core.Regions:
         """Their native form; the first time on a device it is made ready, which takes a second."""
         if regions.place is not None:
             self.use_device(regions.place.ordinal)
@@ -110,38 +177,3 @@ class SharedMemory(Transport):
             size_bytes,
             refusal,
         )
-
-    def use_device(self, ordinal: int) -> None:
-        if self.native.has_device(ordinal):
-            return
-        from kvwarehouse.client.gpu.at_exit import stop_at_exit
-        from kvwarehouse.client.gpu.kernels import compiled
-
-        self.native.use_device(ordinal, compiled(*core.device_capability(ordinal)))
-        stop_at_exit(self)
-
-    def stop_registering(self, timeout_s: float) -> None:
-        """As the process ends: nothing more is registered with a GPU's driver, nor undone."""
-        self.native.stop_registering(timeout_s)
-
-    def tags(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint64]:
-        return self.native.tags(space.id, prefix.tokens, prefix.keys)
-
-    def hold(
-        self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
-    ) -> core.Extents:
-        part = (window.first, window.pages, window.shard)
-        return self.native.hold(space.id, prefix.tokens, prefix.keys, part, timeout_s)
-
-    def segments(self, timeout_s: float) -> str:
-        return self.native.segments(timeout_s)
-
-    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
-        self.use_device(ordinal)
-        return self.native.device_stage(ordinal, size_bytes)
-
-    def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned:
-        return self.native.pin(space.id, prefix.tokens, prefix.keys, first, timeout_s)
-
-    def close(self) -> None:
-        self.native.close()

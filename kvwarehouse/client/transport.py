@@ -1,96 +1,84 @@
-"""The seam between the surface and how pages move: shared memory, or chunks over gRPC.
-
-Implementations are thread-safe. Arguments are checked already (client/namespace.py).
+"""The seam between the surface of the blocking client and how pages move: shared memory, or chunks
+over gRPC. kvwarehouse/aio/transport.py is its twin.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvwarehouse.client.prompt import Prefix, Window
-from kvwarehouse.client.regions import Regions
-from kvwarehouse.types import Control, Namespace
+from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
+from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
 if TYPE_CHECKING:
-    from kvwarehouse import core
-
-
-class Pinned(Protocol):
-    """Pages held in DRAM until release()."""
-
-    @property
-    def pages(self) -> int: ...
-
-    def release(self) -> None: ...
+    from kvwarehouse.client.client import Client
+    from kvwarehouse.client.namespace import OpenNamespace
+    from kvwarehouse.client.shared_memory import SharedMemory
 
 
 class Transport(Protocol):
-    shares_memory: bool
-    """Whether pages move through shared memory; a namespace opened must then show in it."""
+    """What every way to a daemon can do. Thread-safe. Requests were checked when they were made."""
 
     patient: bool
-    """Whether calls that read may talk to a new daemon."""
+    """Calls that read may talk to a new daemon."""
 
-    def opened(self, space: Namespace) -> bool:
-        """Whether the daemon is known to have `space`. Finds a new daemon first if it must."""
+    @property
+    def shared_memory(self) -> SharedMemory | None:
+        """This transport where it is shared memory, which offers more; None where it is not."""
         ...
 
-    def sees(self, space: Namespace) -> bool:
-        """Whether shared memory shows `space`, as it is mapped now. No call."""
+    def has_namespace(self, space: Namespace) -> bool:
+        """Returns True when the daemon is known to have `space`. Finds a new daemon first if it
+        must."""
         ...
 
-    def refresh(self, timeout_s: float) -> bool:
-        """Whether a daemon answers; finds a new one if it must."""
-        ...
+    def lookup(self, request: LookupRequest) -> Match: ...
 
-    def control(self) -> Control: ...
+    def load(self, request: LoadRequest) -> Loaded: ...
 
-    def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
-        """Pages by tier: in HBM, in DRAM, only on NVMe."""
-        ...
-
-    def tiers(self, space: Namespace, prefix: Prefix, *, counted: bool) -> NDArray[np.uint8]:
-        """A Tier for each page; `counted` as a lookup."""
-        ...
-
-    def load(
-        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
-    ) -> tuple[int, dict[str, int]]:
-        """Pages filled in order; reasons for the others."""
-        ...
-
-    def store(
-        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
-    ) -> tuple[int, int, dict[str, int]]:
-        """Pages stored, already there, and dropped by reason."""
-        ...
-
-    def pin(self, space: Namespace, prefix: Prefix, first: int, timeout_s: float) -> Pinned: ...
-
-    def tags(self, space: Namespace, prefix: Prefix) -> NDArray[np.uint64]:
-        """A word for each page, as good as its key for telling it from others."""
-        ...
-
-    def hold(
-        self, space: Namespace, prefix: Prefix, window: Window, timeout_s: float
-    ) -> core.Extents:
-        """The pages of the window that are on NVMe, from its first on, held there."""
-        ...
-
-    def segments(self, timeout_s: float) -> str:
-        """Where they are, as a path for any process of this user; "" where there are none."""
-        ...
-
-    def use_device(self, ordinal: int) -> None:
-        """Loads the kernels onto a GPU, unless they are there, and takes the memory of one load or
-        store. Blocks for a second the first time in a process."""
-        ...
-
-    def device_stage(self, ordinal: int, size_bytes: int) -> core.DeviceStage:
-        """Memory of a GPU for held pages to land in."""
-        ...
+    def store(self, request: StoreRequest) -> StoreResult: ...
 
     def close(self) -> None: ...
+
+
+def shared_memory_of(owner: Client | OpenNamespace) -> SharedMemory:
+    """The memory that a client on the daemon's host, or a namespace of such a client, works with.
+
+    Raises UsageError (code "unsupported") for other clients."""
+    memory = owner._transport.shared_memory
+    if memory is None:
+        raise no_pins(owner._channel.address)
+    return memory
+
+
+def no_tiers(address: object) -> UsageError:
+    return unshared(address, "tiers are read from shared memory", "look the prompt up instead")
+
+
+def no_pins(address: object) -> UsageError:
+    return unshared(address, "pins hold pages of shared memory", "load them instead")
+
+
+def no_control(address: object) -> UsageError:
+    return unshared(address, "the control page is shared memory", "ask for the status")
+
+
+def no_refresh(address: object) -> UsageError:
+    return unshared(address, "refresh maps new shared memory", "go on, calls reconnect")
+
+
+def unshared(address: object, what: str, instead: str) -> UsageError:
+    """The error (code "unsupported") for what a client without shared memory cannot do."""
+    return UsageError(
+        f"{what}, and {address} shares none; {instead}, or connect to the daemon"
+        " of this host by its unix:// address",
+        code="unsupported",
+    )
+
+
+def not_visible(address: object) -> TransportError:
+    return TransportError(
+        f"{address} registered the namespace, but its shared memory does not show it;"
+        " the daemon may have been restarted in between: try again",
+        code="namespace_not_shared",
+    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from kvwarehouse.client.admin import namespace_id
+from kvwarehouse.client.admin import Named, Opened, namespace_id
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.wire import warehouse_pb2 as pb
 
@@ -39,7 +39,7 @@ class Changes:
     """All that was stored when the watch began has been said."""
 
 
-def watch(space: Any | None) -> Call[Changes]:
+def watch(space: Named | Opened | None) -> Call[pb.WatchResponse, Changes]:
     """Its answers are streamed."""
     request = pb.WatchRequest(namespace_id=b"" if space is None else namespace_id(space))
     return Call("Watch", request, _changes, LONGEST_WATCH_S)

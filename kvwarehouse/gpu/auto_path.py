@@ -22,6 +22,7 @@ from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, LoadPath, written
 from kvwarehouse.gpu.path_selection import Choice, select_path
 from kvwarehouse.gpu.staging_area import DeviceStagingArea
 from kvwarehouse.client.namespace import OpenNamespace
+from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse.types import Loaded
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class AutoPath:
     def _find(self, opened: OpenNamespace) -> None:
         """In a thread of its own."""
         try:
-            segments = opened._moves.segments(_ASK_S)
+            segments = shared_memory_of(opened).segments(_ASK_S)
             if segments and _enough(Path(segments)):
                 self._take(opened, self._select(Path(segments), self._ordinal, among=_PATHS))
         except Exception as error:  # noqa: BLE001 - whatever a vendor's library raises

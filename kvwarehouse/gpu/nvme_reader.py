@@ -24,17 +24,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwarehouse.client.moves import Moves
-from kvwarehouse.client.namespace import OpenNamespace
-from kvwarehouse.client.prompt import Keys, Prefix, Window, checked_timeout
+from kvwarehouse.client.namespace import OpenNamespace, tiers_of
+from kvwarehouse.client.prompt import Keys
 from kvwarehouse.client.recent_pages import RecentPages
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, PreadReader
 from kvwarehouse.gpu.staging_area import HostStagingArea, StagingArea
+from kvwarehouse.client.requests import LoadRequest, TiersRequest
+from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse.types import Loaded, Tier
 
 if TYPE_CHECKING:
     from kvwarehouse import core
+    from kvwarehouse.client.shared_memory import SharedMemory
 
 _CLOSE_S = 5.0
 _GAP_BYTES = 16 << 10
@@ -102,21 +104,23 @@ class NvmeReader:
         """As opened.load, with the same arguments, promises and errors: each page by the tier that
         it is in now. opened: what client.open returned. A device that does not answer in time holds
         nobody: its pages are a timeout, and until it answers loads go the daemon's way."""
-        moves = opened._moves
-        prefix, wanted, regions = moves.loading(tokens, keys, out, (first, shard))
-        deadline_s = time.monotonic() + checked_timeout(timeout_s)
-        if not wanted.pages:
+        wanted = LoadRequest.checked(opened.space, tokens, keys, out, first, shard, timeout_s)
+        deadline_s = time.monotonic() + wanted.timeout_s
+        pages = wanted.out.count
+        if not pages:
             return Loaded(0)
-        part = slice(wanted.first, wanted.first + wanted.pages)
-        direct = moves.tiers_of(prefix)[part] == Tier.NVME
+        part = slice(wanted.first, wanted.first + pages)
+        asked = TiersRequest(wanted.space, wanted.prefix, counted=False)
+        direct = tiers_of(opened, asked)[part] == Tier.NVME
+        memory = shared_memory_of(opened)
         tags = None
         if self._recent is not None and direct.any():
-            tags = moves.tags_of(prefix, wanted.shard)[part]
+            tags = memory.tags(wanted)[part]
             direct &= ~self._recent.among(tags)
-        if not (direct.any() and self._fits(regions) and self._turn.acquire(blocking=False)):
+        if not (direct.any() and self._fits(wanted.out) and self._turn.acquire(blocking=False)):
             left_s = max(0.0, deadline_s - time.monotonic())
-            return Loaded(*moves.load_window(prefix, wanted, regions, left_s))
-        load = _Load(self, moves, prefix, wanted, regions, deadline_s)
+            return memory.load(wanted._replace(timeout_s=left_s))
+        load = _Load(self, memory, wanted, deadline_s)
         try:
             loaded = load.run(direct)
             if self._recent is not None and tags is not None:
@@ -160,7 +164,7 @@ class RecentPages:
         self._mask = np.uint64(places - 1)
 
     def among(self, tags: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these are known. tags: Moves.tags_of."""
+        """Which of these are known. tags: SharedMemory.tags."""
         found: NDArray[np.bool_] = self._tags[tags & self._mask] == tags
         return found
 
@@ -174,16 +178,14 @@ class _Load:
     def __init__(
         self,
         reader: NvmeReader,
-        moves: Moves,
-        prefix: Prefix,
-        wanted: Window,
-        out: Regions,
+        memory: SharedMemory,
+        wanted: LoadRequest,
         deadline_s: float,
     ) -> None:
         self._reader = reader
         self._staging = reader._staging
-        self._moves = moves
-        self._prefix, self._wanted, self._out = prefix, wanted, out
+        self._memory = memory
+        self._wanted = wanted
         self._deadline_s = deadline_s
         self._under_way: deque[tuple[_Read, Finished]] = deque()
         self._held: core.Extents | None = None
@@ -192,8 +194,8 @@ class _Load:
 
     def run(self, direct: NDArray[np.bool_]) -> Loaded:
         """direct: which of the pages that are wanted are to be read past the daemon."""
-        at = 0
-        while at < self._wanted.pages:
+        at, pages = 0, self._wanted.out.count
+        while at < pages:
             read, others = 0, _span(direct, at)
             if direct[at] and self._held is None:
                 read, others = self._past_daemon(at, others)
@@ -202,7 +204,7 @@ class _Load:
                 filled, why = self._by_daemon(at, others)
                 at += filled
                 if filled < others:
-                    return Loaded(at, {why: self._wanted.pages - at})
+                    return Loaded(at, {why: pages - at})
         return Loaded(at)
 
     def end(self, then: Callable[[], None]) -> None:
@@ -229,18 +231,16 @@ class _Load:
             _kept.append(self)
 
     def _by_daemon(self, at: int, pages: int) -> tuple[int, str]:
-        filled, missed = self._moves.load_window(
-            self._prefix, self._window(at, pages), self._out.part(at, pages), self._left_s()
-        )
-        return filled, next(iter(missed), "missing")
+        loaded = self._memory.load(self._wanted.part(at, pages, self._left_s()))
+        return int(loaded), next(iter(loaded.missed), "missing")
 
     def _past_daemon(self, at: int, pages: int) -> tuple[int, int]:
         """Pages that are in `out` now, and how many behind them are the daemon's to bring; the next
         may be tried here where that is none."""
-        held = self._held = self._moves.hold(self._prefix, self._window(at, pages), self._left_s())
+        held = self._held = self._memory.hold(self._wanted.part(at, pages, self._left_s()))
         try:
             here, ended = held.pages, held.ended
-            read = self._through(held, self._out.part(at, here)) if here else 0
+            read = self._through(held, self._wanted.out.part(at, here)) if here else 0
         finally:
             if self._arrived(self._left_s()).all_ended:  # what is under way, however this ended
                 self._let_go()
@@ -255,9 +255,6 @@ class _Load:
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())
-
-    def _window(self, at: int, pages: int) -> Window:
-        return Window(self._wanted.first + at, pages, self._wanted.shard)
 
     def _through(self, extents: core.Extents, out: Regions) -> int:
         """Pages delivered, in order. One round of transfers is under way while the one before is

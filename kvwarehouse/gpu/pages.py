@@ -24,11 +24,12 @@ def prepare(address: int, client: Client | None = None) -> int:
     library; InternalError (code "bad_kernels") where that refuses the kernels."""
     from kvwarehouse import core
     from kvwarehouse.client.gpu.kernels import compiled
+    from kvwarehouse.client.transport import shared_memory_of
 
     ordinal = int(core.device_of(address))
     compiled(*core.device_capability(ordinal))
     if client is not None and client.local:
-        client._path.use_device(ordinal)
+        shared_memory_of(client).use_device(ordinal)
     return ordinal
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse.gpu.driver import DeviceMemory
 from kvwarehouse.undumped import leave_out
 
@@ -87,7 +88,8 @@ class DeviceStagingArea:
 
     def __init__(self, opened: OpenNamespace, ordinal: int, stage_bytes: int = STAGE_BYTES) -> None:
         self.stage_bytes = stage_bytes
-        self._stages = [opened._moves.device_stage(ordinal, stage_bytes) for _ in range(2)]
+        memory = shared_memory_of(opened)
+        self._stages = [memory.device_stage(ordinal, stage_bytes) for _ in range(2)]
 
     def part(self, turn: int, at_bytes: int, size_bytes: int) -> DeviceMemory:
         return DeviceMemory(self._stages[turn].address + at_bytes, size_bytes)

@@ -10,8 +10,10 @@ from typing import Any, get_origin, get_type_hints
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.aio.transport import AsyncTransport
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.client.routing import who_has
+from kvwarehouse.client.transport import Transport
 
 TWINS = {"Client": (kvw.Client, kvw.aio.Client), "ns": (kvw.OpenNamespace, kvw.aio.OpenNamespace)}
 # Not awaited there: no call, no wait.
@@ -28,6 +30,15 @@ def test_twins_have_the_same_names(name: str) -> None:
     assert public(awaited).keys() == public(blocking).keys()
     for made in ("enter", "exit"):
         assert hasattr(blocking, f"__{made}__") == hasattr(awaited, f"__a{made}__")
+
+
+def test_transports_of_both_take_the_same_requests() -> None:
+    blocking, awaited = public(Transport), public(AsyncTransport)
+    assert awaited.keys() == blocking.keys()
+    for name in ("has_namespace", "lookup", "load", "store"):
+        mine, twin = inspect.signature(blocking[name]), inspect.signature(awaited[name])
+        assert twin == mine
+        assert inspect.iscoroutinefunction(awaited[name])
 
 
 def methods() -> list[tuple[str, Callable[..., Any], Callable[..., Any]]]:

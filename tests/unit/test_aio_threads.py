@@ -12,14 +12,15 @@ import pytest
 from kvwarehouse import Namespace, UsageError
 from kvwarehouse.aio.shared_memory import AsyncSharedMemory
 from kvwarehouse.aio.threads import THREADS, Threads
-from kvwarehouse.client.prompt import Window, prefix_of
 from kvwarehouse.client.regions import Regions
+from kvwarehouse.client.requests import LoadRequest
+from kvwarehouse.types import Loaded
 
 SPACE = Namespace("m", "w", "f", "t/1", page_tokens=4, page_bytes=16)
 TIME_S = 60.0
 
 
-class Path:
+class Memory:
     """Writes down the time that a load is given."""
 
     timeout_s = TIME_S
@@ -28,9 +29,9 @@ class Path:
     def __init__(self) -> None:
         self.given_s: list[float] = []
 
-    def load(self, *arguments: Any) -> tuple[int, dict[str, int]]:
-        self.given_s.append(arguments[-1])
-        return 0, {}
+    def load(self, request: LoadRequest) -> Loaded:
+        self.given_s.append(request.timeout_s)
+        return Loaded(0)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -59,24 +60,23 @@ def test_closing_ends_what_waits_for_a_thread_and_is_bounded() -> None:
 
 
 def test_load_that_waited_for_a_thread_has_what_is_left_of_its_time() -> None:
-    beneath = Path()
+    beneath = Memory()
 
     async def run() -> None:
         threads = Threads()
-        path = AsyncSharedMemory(beneath, None, threads)  # type: ignore[arg-type]
+        memory = AsyncSharedMemory(beneath, None, threads)  # type: ignore[arg-type]
         free = threading.Event()
         busy = [
             asyncio.create_task(threads.run(free.wait, TIME_S, late=bool)) for _ in range(THREADS)
         ]
         await asyncio.sleep(0)
         out = Regions.rows(np.zeros((1, 16), np.uint8), writable=True)
-        load = asyncio.create_task(
-            path.load(SPACE, prefix_of(SPACE, range(4), None), Window(0, 1, 0), out, TIME_S)
-        )
+        request = LoadRequest.checked(SPACE, range(4), None, out, 0, 0, TIME_S)
+        load = asyncio.create_task(memory.load(request))
         await asyncio.sleep(0)
         free.set()
         await asyncio.gather(*busy, load)
-        await path.close(TIME_S)
+        await memory.close(TIME_S)
 
     asyncio.run(run())
     assert len(beneath.given_s) == 1

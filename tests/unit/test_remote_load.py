@@ -35,35 +35,36 @@ def test_pages_are_whole_wherever_the_stream_is_cut(
 ) -> None:
     out, regions = made(pages, page_bytes)
     data = np.random.default_rng(1).integers(0, 256, pages * page_bytes, dtype=np.uint8).tobytes()
-    filling = Filling(regions, pages)
+    filling = Filling(regions)
     sent = 0
     for cut in cuts:
         filling.add(data[sent : sent + cut])
         sent = min(len(data), sent + cut)
-    filled, missed = filling.cut()
+    filled = filling.cut()
     assert filled == sent // page_bytes
-    assert missed == {"timeout": pages - filled}
+    assert filled.missed == {"timeout": pages - filled}
     assert out[:filled].tobytes() == data[: filled * page_bytes]
 
 
 def test_summary_that_counts_less_than_was_sent_is_believed() -> None:
     _, regions = rows(3, 4)
-    filling = Filling(regions, 3)
+    filling = Filling(regions)
     filling.add(b"abcdefgh")
-    assert filling.finish(1, {"mismatch": 2}) == (1, {"mismatch": 2})
+    loaded = filling.finish(1, {"mismatch": 2})
+    assert (loaded, loaded.missed) == (1, {"mismatch": 2})
 
 
 def test_summary_that_counts_more_than_was_sent_is_refused() -> None:
     _, regions = rows(3, 4)
-    filling = Filling(regions, 3)
+    filling = Filling(regions)
     filling.add(b"abcdefg")
     with pytest.raises(TransportError, match="counts 2 pages and sent 1"):
         filling.finish(2, {})
 
 
 def test_stream_longer_than_what_was_asked_for_is_refused() -> None:
-    _, regions = rows(2, 4)
-    filling = Filling(regions, 1)
+    _, regions = rows(1, 4)
+    filling = Filling(regions)
     with pytest.raises(TransportError, match="more than the 1 pages"):
         filling.add(b"abcde")
 
@@ -73,7 +74,7 @@ def test_stream_longer_than_what_was_asked_for_is_refused() -> None:
 def test_chunks_are_the_pages_bytes_and_never_too_large(made: Any, page_bytes: int) -> None:
     array, regions = made(5, page_bytes)
     array[:] = np.random.default_rng(2).integers(0, 256, array.shape, dtype=np.uint8)
-    sent = list(chunks(regions, 5))
+    sent = list(chunks(regions))
     assert b"".join(sent) == array.tobytes()
     assert max(map(len, sent)) <= CHUNK_BYTES
     assert len(sent) == -(-array.nbytes // CHUNK_BYTES)

@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 import kvwarehouse as kvw
+from kvwarehouse.client.transport import shared_memory_of
+
+if TYPE_CHECKING:
+    from kvwarehouse import core
 
 PATIENCE_S = 120.0
 _PAGE_TOKENS = 16
@@ -111,10 +115,9 @@ class DevicePages:
         self._tokens = self._next()
 
     @property
-    def native(self) -> Any:
+    def native(self) -> core.NativeClient:
         """The native client, which nobody but benches asks."""
-        path: Any = self.client._path
-        return path.native
+        return shared_memory_of(self.client).native
 
     def store(self) -> float:
         """Seconds for pages that no tier has; those of the store before are cleared first."""

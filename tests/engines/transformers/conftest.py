@@ -7,17 +7,22 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from kvwarehouse import FlushResult, Namespace, OpenNamespace, TransportError
-from kvwarehouse.client.ends import Ends
-from kvwarehouse.client.moves import Moves
-from kvwarehouse.client.prompt import Prefix, Window
-from kvwarehouse.client.regions import Regions
+from kvwarehouse import (
+    FlushResult,
+    Loaded,
+    Match,
+    Namespace,
+    OpenNamespace,
+    StoreResult,
+    TransportError,
+)
+from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
 from testkit.tiny_llama import tiny_llama
 
 
 class MemoryWarehouse:
     """Stands in for a kvw.Client: a contract model. Arguments are checked by the real
-    OpenNamespace; only the data path is a dictionary. `broken` calls raise; `most` cuts loads
+    OpenNamespace; only the transport is a dictionary. `broken` calls raise; `most` cuts loads
     short, as evictions do."""
 
     def __init__(self) -> None:
@@ -30,7 +35,7 @@ class MemoryWarehouse:
 
     def open(self, space: Namespace) -> OpenNamespace:
         self._call("open")
-        return OpenNamespace(Moves(space, Ends(self, self), reopen=False))
+        return OpenNamespace(space, self, self, reopen=False)
 
     def flush(self) -> FlushResult:
         return FlushResult(len(self.pages), 0, 0)
@@ -44,46 +49,46 @@ class MemoryWarehouse:
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def opened(self, space: Namespace) -> bool:
+    def has_namespace(self, space: Namespace) -> bool:
         return True
 
-    def lookup(self, space: Namespace, prefix: Prefix) -> tuple[int, int, int]:
+    def lookup(self, request: LookupRequest) -> Match:
         self._call("lookup")
         found = cold = 0
-        while found < prefix.pages and self._key(space, prefix, found) in self.pages:
-            cold += self._key(space, prefix, found) in self.cold
+        while found < request.prefix.pages and self._key(request, found) in self.pages:
+            cold += self._key(request, found) in self.cold
             found += 1
-        return 0, found - cold, cold
+        return request.match(0, found - cold, cold)
 
-    def load(
-        self, space: Namespace, prefix: Prefix, window: Window, out: Regions, timeout_s: float
-    ) -> tuple[int, dict[str, int]]:
-        for row in range(window.pages):
-            page = self.pages.get(self._key(space, prefix, window.first + row))
+    def load(self, request: LoadRequest) -> Loaded:
+        wanted = request.out.count
+        for row in range(wanted):
+            key = self._key(request, request.first + row)
+            page = self.pages.get(key)
             if page is None or row == self.most:
-                return row, {"absent": window.pages - row}
-            out.write(row, memoryview(page))
-            self.cold.discard(self._key(space, prefix, window.first + row))
+                return Loaded(row, {"absent": wanted - row})
+            request.out.write(row, memoryview(page))
+            self.cold.discard(key)
             # After some bytes were written: what follows them must not be believed.
             self._call("load")
-        return window.pages, {}
+        return Loaded(wanted)
 
-    def store(
-        self, space: Namespace, prefix: Prefix, window: Window, pages: Regions, timeout_s: float
-    ) -> tuple[int, int, dict[str, int]]:
+    def store(self, request: StoreRequest) -> StoreResult:
         self._call("store")
         self.stores += 1
-        stored = 0
-        for row in range(window.pages):
-            key = self._key(space, prefix, window.first + row)
+        stored, given = 0, request.pages.count
+        for row in range(given):
+            key = self._key(request, request.first + row)
             if key not in self.pages:
-                self.pages[key] = bytes(pages.read(row))
+                self.pages[key] = bytes(request.pages.read(row))
                 stored += 1
-        return stored, window.pages - stored, {}
+        return StoreResult(stored, given - stored, {})
 
-    def _key(self, space: Namespace, prefix: Prefix, page: int) -> tuple[bytes, bytes]:
-        end = (page + 1) * space.page_tokens
-        return space.id, np.ascontiguousarray(prefix.tokens[:end]).tobytes()
+    def _key(
+        self, request: LookupRequest | LoadRequest | StoreRequest, page: int
+    ) -> tuple[bytes, bytes]:
+        end = (page + 1) * request.space.page_tokens
+        return request.space.id, np.ascontiguousarray(request.prefix.tokens[:end]).tobytes()
 
     def _call(self, name: str) -> None:
         if name in self.broken:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvwarehouse.client import Client
+from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse_bench.harness.eventually import eventually
 from testkit.reference_model import ReferenceModel
 
@@ -158,6 +159,4 @@ def check_survived(
 
 def counters_of(client: Client) -> dict[str, int]:
     """Of a client over shared memory: its session's own, by name."""
-    path: Any = client._path
-    found: dict[str, int] = path.native.counters()
-    return found
+    return shared_memory_of(client).native.counters()

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 
 _WORDS = 2
@@ -219,8 +220,8 @@ class Worker:
         with the next daemon; what is stored meanwhile is not in it."""
         if self.task.remote:
             return "the daemon's own"
-        native: Any = self.client._path  # the only place that knows
-        mine, newest = native.native.incarnation, native.native.control()["incarnation"]
+        native = shared_memory_of(self.client).native
+        mine, newest = native.incarnation, native.control()["incarnation"]
         return "old" if mine != newest else str(mine)
 
     def timed(self, call: Any) -> Any:
