@@ -48,7 +48,11 @@ from kvwarehouse.types import (
 
 if TYPE_CHECKING:
     from kvwarehouse import aio, gpu
-    from kvwarehouse.client import Client, OpenNamespace, Pins, Regions, connect
+    from kvwarehouse.client.client import Client
+    from kvwarehouse.client.connect import connect
+    from kvwarehouse.client.namespace import OpenNamespace
+    from kvwarehouse.client.pins import Pins
+    from kvwarehouse.client.regions import Regions
 
 __all__ = [
     "BadCopy",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvwarehouse.aio.life import Life
-from kvwarehouse.client.endpoint import OPTIONS, Address, Budget, Credentials, Endpoint
+from kvwarehouse.client.endpoint import OPTIONS, Address, CallOptions, Credentials, Endpoint
 from kvwarehouse.client.rpc import Call
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
@@ -52,7 +52,7 @@ class AsyncChannel:
     async def ask(self, call: Call[_A, _T]) -> _T:
         """One call with one answer."""
 
-        async def invoke(channel: grpc.aio.Channel, budget: Budget) -> Any:
+        async def invoke(channel: grpc.aio.Channel, budget: CallOptions) -> Any:
             if not callable(call.request):
                 under_way = self._begin(channel, call.method, call.request, **budget)
                 with self._awaiting(under_way):
@@ -66,7 +66,7 @@ class AsyncChannel:
     async def stream(self, call: Call[_A, _T]) -> AsyncGenerator[_T, None]:
         """The answers of a streaming call. Closing the generator cancels the call."""
 
-        async def begin(channel: grpc.aio.Channel, budget: Budget) -> tuple[Any, Any, Any]:
+        async def begin(channel: grpc.aio.Channel, budget: CallOptions) -> tuple[Any, Any, Any]:
             under_way = self._begin(channel, call.method, call.request, **budget)
             answers = aiter(under_way)
             try:
@@ -90,7 +90,7 @@ class AsyncChannel:
 
     async def _attempt(
         self,
-        invoke: Callable[[grpc.aio.Channel, Budget], Awaitable[_T]],
+        invoke: Callable[[grpc.aio.Channel, CallOptions], Awaitable[_T]],
         timeout_s: float | None,
     ) -> _T:
         """As that of the blocking channel: once more over a new connection if nobody answered."""

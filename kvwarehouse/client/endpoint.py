@@ -228,7 +228,7 @@ class Credentials:
             )
 
 
-class Budget(TypedDict):
+class CallOptions(TypedDict):
     """The deadline and the credentials of a call, as gRPC takes them."""
 
     timeout: float
@@ -244,7 +244,7 @@ class Endpoint:
         self.pid = os.getpid()
         """Of the process that may use it."""
 
-    def budget(self, timeout_s: float | None) -> Budget:
+    def budget(self, timeout_s: float | None) -> CallOptions:
         token = self._credentials.token
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         return {

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from kvwarehouse.client.endpoint import OPTIONS, Address, Budget, Credentials, Endpoint, closed
+from kvwarehouse.client.endpoint import OPTIONS, Address, CallOptions, Credentials, Endpoint, closed
 from kvwarehouse.errors import TransportError
 from kvwarehouse.wire import WarehouseStub, error_from_rpc
 
@@ -74,7 +74,7 @@ class Channel:
     def ask(self, call: Call[_A, _T]) -> _T:
         """One call with one answer."""
 
-        def invoke(stub: WarehouseStub, budget: Budget) -> _A:
+        def invoke(stub: WarehouseStub, budget: CallOptions) -> _A:
             request = call.request() if callable(call.request) else call.request
             answer: _A = getattr(stub, call.method)(request, **budget)
             return answer
@@ -84,7 +84,7 @@ class Channel:
     def stream(self, call: Call[_A, _T]) -> Generator[_T, None, None]:
         """The answers of a streaming call. Closing the generator cancels the call."""
 
-        def begin(stub: WarehouseStub, budget: Budget) -> tuple[_Answers[_A], list[_A]]:
+        def begin(stub: WarehouseStub, budget: CallOptions) -> tuple[_Answers[_A], list[_A]]:
             answers: _Answers[_A] = getattr(stub, call.method)(call.request, **budget)
             return answers, list(islice(answers, 1))  # whether anyone answers shows at the first
 
@@ -98,7 +98,7 @@ class Channel:
             answers.cancel()
 
     def _attempt(
-        self, invoke: Callable[[WarehouseStub, Budget], _T], timeout_s: float | None
+        self, invoke: Callable[[WarehouseStub, CallOptions], _T], timeout_s: float | None
     ) -> _T:
         """Runs `invoke`, once more over a new connection if no daemon answered: after a restart the
         old one only knows that it is gone. Every call of the service may be repeated."""
@@ -110,7 +110,9 @@ class Channel:
                 raise
         return self._invoke(invoke, budget)
 
-    def _invoke(self, invoke: Callable[[WarehouseStub, Budget], _T], budget: Budget) -> _T:
+    def _invoke(
+        self, invoke: Callable[[WarehouseStub, CallOptions], _T], budget: CallOptions
+    ) -> _T:
         stub, channel = self._current()
         try:
             return invoke(stub, budget)

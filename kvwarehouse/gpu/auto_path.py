@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvwarehouse.client.namespace import OpenNamespace
+from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse.gpu.file_reader import KvikioReader
 from kvwarehouse.gpu.nvme_reader import NvmeReader
 from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, LoadPath, written
 from kvwarehouse.gpu.path_selection import Choice, select_path
 from kvwarehouse.gpu.staging_area import DeviceStagingArea
-from kvwarehouse.client.namespace import OpenNamespace
-from kvwarehouse.client.transport import shared_memory_of
 from kvwarehouse.types import Loaded
 
 _log = logging.getLogger(__name__)

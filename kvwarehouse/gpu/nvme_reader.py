@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 
 from kvwarehouse.client.namespace import OpenNamespace, tiers_of
 from kvwarehouse.client.prompt import Keys
-from kvwarehouse.client.recent_pages import RecentPages
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, PreadReader
-from kvwarehouse.gpu.staging_area import HostStagingArea, StagingArea
 from kvwarehouse.client.requests import LoadRequest, TiersRequest
 from kvwarehouse.client.transport import shared_memory_of
+from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, PreadReader
+from kvwarehouse.gpu.staging_area import HostStagingArea, StagingArea
 from kvwarehouse.types import Loaded, Tier
 
 if TYPE_CHECKING:

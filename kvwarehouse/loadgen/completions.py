@@ -20,7 +20,7 @@ from kvwarehouse.loadgen.completion_events import (
     event_data,
     parsed,
 )
-from kvwarehouse.loadgen.endpoint import Cutoff, Endpoint, Line
+from kvwarehouse.loadgen.endpoint import Cutoff, HttpEndpoint, Line
 from kvwarehouse.loadgen.prompts import Prompt, PromptShape, prompt_of
 from kvwarehouse.loadgen.results import INTERRUPTED, EngineAnswer, EngineResults
 from kvwarehouse.workloads.call import WorkloadCall
@@ -35,7 +35,7 @@ _PART_BYTES = 65_536
 class Completions:
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: HttpEndpoint,
         model: str,
         shape: PromptShape,
         clock: Callable[[], float] = time.monotonic,

@@ -1,6 +1,6 @@
 """Where an engine listens, and connections to it that end at their deadlines.
 
-An Endpoint is immutable. A Cutoff ends connections whatever the other side does: a stream that
+An HttpEndpoint is immutable. A Cutoff ends connections whatever the other side does: a stream that
 drips a byte now and then outlives every timeout of a single read. It has one thread of its own,
 which ends with close(). Thread-safe.
 """
@@ -99,7 +99,7 @@ class Cutoff:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class HttpEndpoint:
     host: str
     port: int
     tls: ssl.SSLContext | None
@@ -139,7 +139,7 @@ class Endpoint:
             ) from failed
 
 
-def endpoint_of(url: str, key: str | None = None) -> Endpoint:
+def endpoint_of(url: str, key: str | None = None) -> HttpEndpoint:
     """Of "http://host:port", "https://host" or either with the path of its API, such as /v1.
     Raises UsageError."""
     try:
@@ -160,7 +160,7 @@ def endpoint_of(url: str, key: str | None = None) -> Endpoint:
         headers["Authorization"] = f"Bearer {key}"
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     default_port = 443 if tls else 80
-    return Endpoint(parts.hostname, port or default_port, tls, path, headers)
+    return HttpEndpoint(parts.hostname, port or default_port, tls, path, headers)
 
 
 def _bad(url: str, why: str) -> UsageError:

@@ -31,11 +31,11 @@ struct Space {
 // Things worth a log line, until somebody takes them.
 class Events {
  public:
-  static constexpr size_t kKept = 1024;
+  static constexpr size_t kEventsKept = 1024;
 
   void add(std::string_view name, std::string_view detail);
   std::vector<std::pair<std::string, std::string>> take() { return std::exchange(kept_, {}); }
-  bool full() const { return kept_.size() >= kKept; }
+  bool full() const { return kept_.size() >= kEventsKept; }
   uint64_t dropped() const { return dropped_; }
 
  private:

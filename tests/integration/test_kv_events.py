@@ -14,8 +14,8 @@ import pytest
 import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.daemon.event_batch import hash_of
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
 from testkit.hostile_doors import zmtp_greeting
 from testkit.kv_subscriber import KvSubscriber

@@ -24,8 +24,8 @@ from kvwarehouse.daemon.admission import Refusals
 from kvwarehouse.daemon.credentials import certificate_ends_at
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
-from kvwarehouse_bench.strain import raw_protocols
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
+from kvwarehouse_bench.strain import raw_protocols
 from testkit.served import Served
 
 T = 30.0

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.daemon import gate
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
+from kvwarehouse_bench.harness.process import free_port
 
 
 class Guarded:

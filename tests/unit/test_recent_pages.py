@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from kvwarehouse.gpu.nvme_reader import RecentPages
-from kvwarehouse.client.recent_pages import RecentPages
 
 
 def tags(*numbers: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:

@@ -16,9 +16,9 @@ import numpy as np
 import kvwarehouse as kvw
 from kvwarehouse.gpu import Machine, Rates, reader, select_path
 from kvwarehouse.gpu.driver import Driver
-from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse.gpu.path_benchmark import disk_rate
 from kvwarehouse.gpu.path_benchmark_child import drop_cached
+from kvwarehouse_bench.gpu.goals import PartOutcome
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.micro.figures import GIGABYTE, Figure
 

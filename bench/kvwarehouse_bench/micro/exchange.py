@@ -16,8 +16,8 @@ import numpy as np
 
 from kvwarehouse import core
 from kvwarehouse.client import Client, OpenNamespace
-from kvwarehouse_bench.harness.alternation import Rounds, alternate, p50, timed
 from kvwarehouse.client.endpoint import parse_address
+from kvwarehouse_bench.harness.alternation import Rounds, alternate, p50, timed
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.filled import full_settings, is_full
 from kvwarehouse_bench.micro.options import PAGE_TOKENS, Bench, open_bench, prompt

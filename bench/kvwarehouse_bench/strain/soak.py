@@ -38,8 +38,8 @@ import numpy as np
 
 import kvwarehouse as kvw
 from kvwarehouse_bench.harness.client_process import ClientProcess
-from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_bench.strain import resource_snapshot
 from kvwarehouse_bench.strain.resource_snapshot import ResourceSnapshot

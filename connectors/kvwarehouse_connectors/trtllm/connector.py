@@ -11,7 +11,7 @@ from typing import Any
 
 from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.trtllm import arguments, compat
-from kvwarehouse_connectors.trtllm.messages import StepMetadata
+from kvwarehouse_connectors.trtllm.messages import TrtllmStepMetadata
 from kvwarehouse_connectors.trtllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.trtllm.settings import Settings, read_settings
 from kvwarehouse_connectors.trtllm.worker import WorkerSide
@@ -50,7 +50,7 @@ class WarehouseScheduler(compat.KvCacheConnectorScheduler):
     ) -> None:
         self.side.allocated(request, block_ids_by_layer_group)
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+    def build_connector_meta(self, scheduler_output: Any) -> TrtllmStepMetadata:
         # Not guarded: an order that is lost would be a promise broken in silence.
         return self.side.step_metadata(scheduler_output)
 
@@ -114,9 +114,9 @@ class WarehouseWorker(compat.KvCacheConnectorWorker):
         """Not called by TensorRT-LLM, whose processes end."""
         self.side.close()
 
-    def _step_metadata(self) -> StepMetadata:
+    def _step_metadata(self) -> TrtllmStepMetadata:
         metadata = self.get_connector_meta()
-        return metadata if isinstance(metadata, StepMetadata) else StepMetadata()
+        return metadata if isinstance(metadata, TrtllmStepMetadata) else TrtllmStepMetadata()
 
 
 for _shell in (WarehouseScheduler, WarehouseWorker):

@@ -17,11 +17,11 @@ from kvwarehouse_connectors.core.groups import CacheGroup
 # Engines of one process that were not closed; each entry keeps its arguments alive.
 _MOST = 16
 _lock = threading.Lock()
-_published: OrderedDict[int, tuple[Any, CacheInfo]] = OrderedDict()
+_published: OrderedDict[int, tuple[Any, TrtllmCacheInfo]] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class CacheInfo:
+class TrtllmCacheInfo:
     """groups, spaces: of the cache's parts, in their order. pool: whether the cache is one tensor,
     and the engine takes every offer whole."""
 
@@ -32,7 +32,7 @@ class CacheInfo:
     pool: bool
 
 
-def publish(llm_args: Any, cache_info: CacheInfo) -> None:
+def publish(llm_args: Any, cache_info: TrtllmCacheInfo) -> None:
     with _lock:
         _published.pop(id(llm_args), None)
         _published[id(llm_args)] = (llm_args, cache_info)
@@ -40,7 +40,7 @@ def publish(llm_args: Any, cache_info: CacheInfo) -> None:
             _published.popitem(last=False)
 
 
-def read(llm_args: Any) -> CacheInfo | None:
+def read(llm_args: Any) -> TrtllmCacheInfo | None:
     with _lock:
         found = _published.get(id(llm_args))
     return found[1] if found is not None else None

@@ -27,7 +27,7 @@ class SaveOrder:
 
 
 @dataclass
-class StepMetadata:
+class TrtllmStepMetadata:
     """One step's work."""
 
     spaces: tuple[bytes, ...] = ()

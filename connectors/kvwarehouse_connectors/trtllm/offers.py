@@ -19,7 +19,7 @@ from kvwarehouse_connectors.core.prefix_matcher import (
     PrefixMatcher,
     page_run,
 )
-from kvwarehouse_connectors.trtllm.handshake import CacheInfo
+from kvwarehouse_connectors.trtllm.handshake import TrtllmCacheInfo
 from kvwarehouse_connectors.trtllm.verified_pages import VerifiedPages
 
 # A barrier that some rank has not come to for so long is made anew: answers are pages, and one
@@ -67,7 +67,7 @@ class ReadinessBarrier:
 
 
 class Offers:
-    def __init__(self, cache_info: CacheInfo, budget_s: float) -> None:
+    def __init__(self, cache_info: TrtllmCacheInfo, budget_s: float) -> None:
         self._groups = cache_info.groups
         self._budget_s = budget_s
         self._verified_pages = VerifiedPages()

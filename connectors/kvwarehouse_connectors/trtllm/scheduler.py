@@ -24,7 +24,7 @@ from kvwarehouse_connectors.core.prefix_matcher import (
 from kvwarehouse_connectors.trtllm import compat, handshake
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.keys import PromptKeys
-from kvwarehouse_connectors.trtllm.messages import LoadOrder, SaveOrder, StepMetadata
+from kvwarehouse_connectors.trtllm.messages import LoadOrder, SaveOrder, TrtllmStepMetadata
 from kvwarehouse_connectors.trtllm.offers import Offers, ReadinessBarrier
 from kvwarehouse_connectors.trtllm.parts import ABSENT
 from kvwarehouse_connectors.trtllm.settings import Settings
@@ -47,7 +47,7 @@ class SchedulerSide:
         self._connection = DaemonConnection(
             settings.address, ConnectionOptions(verify=settings.verify, read_only=True)
         )
-        self._cache_info: handshake.CacheInfo | None = None
+        self._cache_info: handshake.TrtllmCacheInfo | None = None
         self._offers: Offers | None = None
         self._barrier: ReadinessBarrier | None = None
         self._planner: TrtllmStorePlanner | None = None
@@ -58,7 +58,7 @@ class SchedulerSide:
         self.counts = Counts("scheduler")
 
     @property
-    def cache_info(self) -> handshake.CacheInfo | None:
+    def cache_info(self) -> handshake.TrtllmCacheInfo | None:
         """What the worker of this process saw; None until it has registered the cache."""
         if self._cache_info is None:
             found = handshake.read(self._llm_args)
@@ -123,14 +123,14 @@ class SchedulerSide:
         self._loads.append(LoadOrder(name, runs, tracked.waits))
         tracked.awaited = False
 
-    def step_metadata(self, output: Any) -> StepMetadata:
+    def step_metadata(self, output: Any) -> TrtllmStepMetadata:
         """This step's work for the workers."""
         self._steps_ended()
         cache_info = self.cache_info
         if cache_info is None:
-            return StepMetadata()
+            return TrtllmStepMetadata()
         scheduled = self._scheduled(output)
-        metadata = StepMetadata(
+        metadata = TrtllmStepMetadata(
             spaces=tuple(space.id for space in cache_info.spaces),
             barrier_key=self._barrier_key(),
             loads=self._loads,
@@ -179,7 +179,7 @@ class SchedulerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _track(self, request: Any, cache_info: handshake.CacheInfo) -> TrtllmRequest | None:
+    def _track(self, request: Any, cache_info: handshake.TrtllmCacheInfo) -> TrtllmRequest | None:
         if compat.request_problem(request):
             return None
         salt = compat.request_salt(request)
@@ -245,7 +245,7 @@ class SchedulerSide:
         self,
         request: Any,
         hit: PrefixHit,
-        cache_info: handshake.CacheInfo,
+        cache_info: handshake.TrtllmCacheInfo,
         tables: Sequence[Sequence[int]],
     ) -> None:
         """Every block of full attention that the engine will take as loaded has a place."""
@@ -265,7 +265,7 @@ class SchedulerSide:
                     " report this, with TensorRT-LLM's version"
                 )
 
-    def _honoured(self, request: Any, hit: PrefixHit, cache_info: handshake.CacheInfo) -> int:
+    def _honoured(self, request: Any, hit: PrefixHit, cache_info: handshake.TrtllmCacheInfo) -> int:
         """Tokens of the promise that the engine takes: with one pool tensor always all."""
         offered = hit.tokens - hit.local_tokens
         if cache_info.pool:
@@ -364,7 +364,7 @@ class SchedulerSide:
 
 
 def _load_runs(
-    cache_info: handshake.CacheInfo,
+    cache_info: handshake.TrtllmCacheInfo,
     hit: PrefixHit,
     keys: PromptKeys,
     tables: Sequence[Sequence[int]],

@@ -23,7 +23,7 @@ from kvwarehouse_connectors.trtllm import arguments, compat, handshake, identity
 from kvwarehouse_connectors.trtllm.counts import Counts
 from kvwarehouse_connectors.trtllm.deferred_frees import DeferredFrees
 from kvwarehouse_connectors.trtllm.loads import LoadOptions, Loads
-from kvwarehouse_connectors.trtllm.messages import StepMetadata
+from kvwarehouse_connectors.trtllm.messages import TrtllmStepMetadata
 from kvwarehouse_connectors.trtllm.parts import Cache, layout_cache, pool_cache
 from kvwarehouse_connectors.trtllm.settings import Settings
 
@@ -117,7 +117,7 @@ class WorkerSide:
             except kvw.UsageError:
                 break  # refused, and said so in the log: the engine computes
         if self._rank == 0:
-            cache_info = handshake.CacheInfo(
+            cache_info = handshake.TrtllmCacheInfo(
                 cache.groups, spaces, self._barrier_space, cache.block_tokens, cache.pool
             )
             handshake.publish(self._llm_args, cache_info)
@@ -125,7 +125,7 @@ class WorkerSide:
 
     # -- each step ---------------------------------------------------------------------------
 
-    def start_loads(self, metadata: StepMetadata) -> None:
+    def start_loads(self, metadata: TrtllmStepMetadata) -> None:
         """Before the step's forward pass. Raises RuntimeError where a promised load does not come,
         UsageError where ranks differ."""
         if self._cache is None:
@@ -135,7 +135,7 @@ class WorkerSide:
         self._deferred_frees.ordered(metadata.saves)
         self._loads.begin(metadata.loads)
 
-    def take_copies(self, metadata: StepMetadata) -> None:
+    def take_copies(self, metadata: TrtllmStepMetadata) -> None:
         """After the forward pass: copies the blocks to be stored; the engine may write them again
         when this returns."""
         if self._cache is None:
@@ -171,7 +171,7 @@ class WorkerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _check_spaces(self, metadata: StepMetadata) -> None:
+    def _check_spaces(self, metadata: TrtllmStepMetadata) -> None:
         if metadata.spaces in ((), self._checked):
             return
         own = tuple(space.id for space in self._spaces)

@@ -210,7 +210,9 @@ def wait_found(engines: list[Engine], client: kvw.Client) -> None:
     now = client.control().incarnation
     for engine in engines:
         connection = engine.scheduler._connection
-        eventually(lambda at=connection: at.client.control().incarnation == now, "the daemon is found")
+        eventually(
+            lambda at=connection: at.client.control().incarnation == now, "the daemon is found"
+        )
         engine.ready()
 
 

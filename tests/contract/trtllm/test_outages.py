@@ -264,18 +264,18 @@ def test_load_is_reported_when_it_is_over_whatever_was_ordered_of_its_request_be
     """An offer of which nothing was left is reported at once; the same request may be offered pages
     again."""
     from kvwarehouse_connectors.core.page_run import PageRun
-    from kvwarehouse_connectors.trtllm.messages import LoadOrder, StepMetadata
+    from kvwarehouse_connectors.trtllm.messages import LoadOrder, TrtllmStepMetadata
 
     environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "30")
     engine = start().ready()
     worker, loads = engine.executor.manager.worker, engine.worker._loads
-    worker.bind_connector_meta(StepMetadata(loads=[LoadOrder(5, (), waits=False)]))
+    worker.bind_connector_meta(TrtllmStepMetadata(loads=[LoadOrder(5, (), waits=False)]))
     worker.start_load_kv(None)
     eventually(lambda: 5 in loads._done, "the empty order is over")
     gate, load = threading.Event(), loads._load
     loads._load = lambda order: gate.wait(60) and load(LoadOrder(5, (), waits=False))
     run = PageRun(0, [b"k" * 32], [1], True)
-    worker.bind_connector_meta(StepMetadata(loads=[LoadOrder(5, (run,), waits=False)]))
+    worker.bind_connector_meta(TrtllmStepMetadata(loads=[LoadOrder(5, (run,), waits=False)]))
     worker.start_load_kv(None)
     assert worker.get_finished([], [5]) == ([], [])
     gate.set()
@@ -286,13 +286,13 @@ def test_error_of_a_broken_promise_says_what_and_why(
     start: Start, prompt: Prompt, environment: pytest.MonkeyPatch
 ) -> None:
     from kvwarehouse_connectors.core.page_run import PageRun
-    from kvwarehouse_connectors.trtllm.messages import LoadOrder, StepMetadata
+    from kvwarehouse_connectors.trtllm.messages import LoadOrder, TrtllmStepMetadata
 
     environment.setenv("TLLM_KVW_LOAD_TIMEOUT_S", "0.05")
     engine = start().ready()
     run = PageRun(0, [b"k" * 32], [1], True)
     worker = engine.executor.manager.worker
-    worker.bind_connector_meta(StepMetadata(loads=[LoadOrder(4, (run,), waits=True)]))
+    worker.bind_connector_meta(TrtllmStepMetadata(loads=[LoadOrder(4, (run,), waits=True)]))
     with pytest.raises(RuntimeError) as broken:
         worker.start_load_kv(None)
     assert "request 4 was promised 1 blocks, and 0 came" in str(broken.value)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.process import free_port
 
 _PYTHON = Path(os.environ.get("KVW_TEST_DYNAMO_PYTHON", ".venv-dynamo/bin/python"))
 _ANSWER_S = 20.0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.kv_subscriber import LossyRelay
 

@@ -53,7 +53,9 @@ def test_a_daemon_killed_in_the_middle_costs_misses_and_is_used_again(
             assert back.pages == expected[: len(back.pages)]
         if turn % 3 == 2:
             serving.start()
-            eventually(lambda: engine.storage._connection.control() is not None, "the daemon is seen")
+            eventually(
+                lambda: engine.storage._connection.control() is not None, "the daemon is seen"
+            )
     assert len(kept) >= ROUNDS // 3
     eventually(
         lambda: all(

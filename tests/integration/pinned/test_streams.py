@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from pinned_parts.cache import BLOCKS
 from pinned_parts.rig import TIMEOUT_S, Make
 from testkit.cuda_tensors import ModelStream

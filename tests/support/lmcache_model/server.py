@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, StoreAnswer
 from kvwarehouse_bench.harness.eventually import DEADLINE_S
+from kvwarehouse_connectors.lmcache.adapter_core import AdapterCore, StoreAnswer
 from kvwarehouse_connectors.lmcache.settings import read_settings
 from lmcache_model.objects import Key, Memory
 

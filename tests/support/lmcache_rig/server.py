@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
+from kvwarehouse_bench.harness.process import free_port
 from lmcache_rig.spec import l2_adapter
 
 CHUNK = 16

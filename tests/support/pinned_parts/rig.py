@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.memory import RowsOnly
 from kvwarehouse_connectors.core.page_run import PageRun

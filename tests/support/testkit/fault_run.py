@@ -27,8 +27,8 @@ from typing import Final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvwarehouse_bench.harness.markdown import replace_section
 from kvwarehouse.cli.output import console, print_json, print_table
+from kvwarehouse_bench.harness.markdown import replace_section
 from kvwarehouse_bench.micro.conditions import processor
 from testkit import tally
 from testkit.fault_classes import CLASSES, FaultClass, faults, inputs

@@ -15,9 +15,9 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit
 from kvwarehouse_connectors.vllm.messages import StepResults
-from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
 from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.worker import WorkerSide

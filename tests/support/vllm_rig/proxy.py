@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.process import free_port
 from vllm_rig.messages import Ask
 from vllm_rig.process import Group
 from vllm_rig.server import Stream

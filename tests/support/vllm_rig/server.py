@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvwarehouse_bench.harness.process import free_port
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.process import free_port
 from vllm_rig.engine import EXCHANGE_S, START_S
 from vllm_rig.environment import engine_environment
 from vllm_rig.messages import Ask

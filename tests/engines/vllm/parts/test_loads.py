@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.vllm import loads as module
 from kvwarehouse_connectors.vllm.loads import LoadOptions, Loads

@@ -29,7 +29,9 @@ def test_engine_without_a_daemon_computes_and_shares_once_there_is_one(
             engine.scheduler.finished(one)
             serving.start()
             eventually(lambda: engine.scheduler._matcher() is not None, "the daemon is found")
-            eventually(lambda: engine.workers[0]._connection.control(), "the worker has found it too")
+            eventually(
+                lambda: engine.workers[0]._connection.control(), "the worker has found it too"
+            )
             stored_prompt(engine, rng)
     finally:
         serving.remove()
@@ -61,4 +63,6 @@ def test_stores_are_dropped_and_counted_while_there_is_no_daemon(
         stats = eventually(engine.workers[0].stats, "it is counted")
         assert stats.data["dropped_blocks"] == 10
         assert stats.data["stored_blocks"] == 0
-        eventually(lambda: not engine.workers[0]._store_queue._ring.used_bytes, "the room is given back")
+        eventually(
+            lambda: not engine.workers[0]._store_queue._ring.used_bytes, "the room is given back"
+        )

@@ -16,8 +16,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
 from kvwarehouse_connectors.vllm import compat, identity

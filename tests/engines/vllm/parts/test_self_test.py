@@ -14,8 +14,8 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.layout_self_test import check_tensors
 from kvwarehouse_connectors.core.memory import HostMemory

@@ -207,7 +207,9 @@ def test_what_comes_while_there_is_no_daemon_is_dropped_at_once(
     store_queue, results = make()
     warehouse.there = False
     for block in range(50):
-        eventually(lambda block=block: store_queue.put([run(block)], SPACE, Memory()), "there is room")
+        eventually(
+            lambda block=block: store_queue.put([run(block)], SPACE, Memory()), "there is room"
+        )
     eventually(lambda: len(results) == 50, "all are told")
     assert {result.dropped_pages for result in results} == {1}
     assert warehouse.pages == []
