@@ -87,7 +87,7 @@ RecoverySummary Recovery::run() {
   summary_.epoch = state_.epoch;
   summary_.pages_dram = state_.catalog.dram_pages();
   summary_.pages_nvme = state_.catalog.nvme_pages();
-  return std::move(summary_);
+  return summary_;
 }
 
 void Recovery::forget_undeclared() {
