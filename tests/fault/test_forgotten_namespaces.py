@@ -35,7 +35,7 @@ PROGRAM = f"""
 import os, signal, sys
 from kvwarehouse.cli import main
 from kvwarehouse.daemon import epoch_file, ledger, ledger_file
-from kvwarehouse.daemon.warehouse import Warehouse
+from kvwarehouse.daemon.warehouse import DaemonWarehouse
 
 ledger.MAX_NAMESPACES = {BOUND}
 left = int(os.environ.get("DIE_AT", "-1"))
@@ -62,7 +62,7 @@ class Core:
     def __getattr__(self, name):
         return stepping(getattr(self.core, name))
 
-plain = Warehouse._forget
+plain = DaemonWarehouse._forget
 
 def forget(self, *args):
     global forgetting
@@ -72,7 +72,7 @@ def forget(self, *args):
     finally:
         self._core, forgetting = core, False
 
-Warehouse._forget = forget
+DaemonWarehouse._forget = forget
 epoch_file.write = stepping(epoch_file.write)
 ledger_file.LedgerFile.commit = stepping(ledger_file.LedgerFile.commit)
 sys.exit(main(sys.argv[1:]))

@@ -55,7 +55,7 @@ def test_facts_go_on_and_the_status_is_1_when_a_part_fails(
     failed = [line.split()[1] for line in asked.stdout.splitlines() if " FAILED " in line]
     assert (asked.returncode, failed) == (1, ["calls", "contexts", "copies", "batches"])
     assert "FACT granularity minimum" in asked.stdout
-    assert "FACT copies FAILED DriverError cuMemAlloc_v2 -> 2" in asked.stdout
+    assert "FACT copies FAILED CudaDriverError cuMemAlloc_v2 -> 2" in asked.stdout
 
 
 def test_batch_that_the_driver_refuses_is_told_beside_single_copies(

@@ -20,7 +20,7 @@ from kvwarehouse.client.gpu import kernels
 from kvwarehouse.gpu import LoadPath, auto_path
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
-from kvwarehouse_connectors.core import PageGeometry, Ppath
+from kvwarehouse_connectors.core import PageGeometry, Plane
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.transformers import PrefillOptions, WarehousePrefill
 from kvwarehouse_connectors.transformers.transfer import DeviceTransfer, Stored
@@ -63,7 +63,7 @@ class Rooms:
             memory.fill(data)
 
     def pages(self, datas: list[Any] | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The layout in words: ppath by ppath [heads, page_tokens, size]; of what they hold now."""
+        """The layout in words: plane by plane [heads, page_tokens, size]; of what they hold now."""
         parts = []
         for number, (heads, _) in enumerate(PLANES):
             data = self.memories[number].data if datas is None else datas[number]
@@ -101,7 +101,7 @@ class Rig:
         self.device = device
         self.rooms = Rooms(device, rng, dtype)
         self.geometry = PageGeometry(
-            tuple(Ppath(heads, size * ITEM_BYTES[dtype]) for heads, size in PLANES), PAGE_TOKENS
+            tuple(Plane(heads, size * ITEM_BYTES[dtype]) for heads, size in PLANES), PAGE_TOKENS
         )
         self.fallbacks: list[None] = []
         self.copies = DeviceCopies(0, lambda: self.fallbacks.append(None), path)

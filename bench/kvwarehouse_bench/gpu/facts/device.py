@@ -37,7 +37,7 @@ _EVENT_PAUSE_S: Final = 0.01
 
 
 def opened(cuda: CudaDriver) -> DriverCard:
-    """Device 0. Raises DriverError."""
+    """Device 0. Raises CudaDriverError."""
     version, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
     cuda.must("cuInit", 0)
     cuda.must("cuDriverGetVersion", ctypes.byref(version))

@@ -51,7 +51,7 @@ class CudaDriverError(Exception):
 
 
 class CudaDriver:
-    """Raises DriverError (result NO_DEVICE) where the library cannot be loaded."""
+    """Raises CudaDriverError (result NO_DEVICE) where the library cannot be loaded."""
 
     def __init__(self, library: str) -> None:
         try:
