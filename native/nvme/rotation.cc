@@ -39,8 +39,8 @@ uint64_t Rotation::allocatable(uint64_t leaving_bytes) const {
 }
 
 uint64_t Rotation::spare(uint64_t leaving_bytes) const {
-  return context_.table.free().size() + allocatable(leaving_bytes) +
-         (next_ != nullptr || opening_ ? 1 : 0);
+  return context_.table.free().size() + allocatable(leaving_bytes) + (next_ != nullptr ? 1 : 0) +
+         (opening_ ? 1 : 0);
 }
 
 bool Rotation::has_room(uint64_t bytes) const {

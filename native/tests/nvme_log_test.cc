@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <thread>
 
 #include "base/fd.h"
 #include "tests/descriptor_limit.h"
@@ -351,6 +353,32 @@ TEST(no_space_shrinks_the_tier_to_the_files_that_exist_until_there_is_room) {
   world.append_all(300, 800);
   CHECK(world.bytes_on_disk() > 3 << 20);
   CHECK(world.bytes_on_disk() <= world.options.capacity_bytes);
+}
+
+// Reclaim begins by what is to come: it must not drop pages because the disk is being asked.
+TEST(asking_a_full_disk_for_room_takes_nothing_from_what_is_to_come) {
+  World world;
+  std::atomic<uint64_t> files = 0, allowed = 3;
+  std::atomic<bool> held = false, asked = false;
+  world.options.allocate = [&](int fd, uint64_t bytes) {
+    if (bytes == kBlockBytes) return ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+    if (held) asked = true;
+    while (held) std::this_thread::yield();
+    if (files >= allowed) return ENOSPC;
+    ++files;
+    return ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  };
+  world.open();
+  world.append_all(0, 300);
+  allowed = 100;
+  held = true;
+  world.clock.advance_ns(world.options.retry_interval_ns);
+  const uint64_t to_come = world.log->stats().free_segments;
+  world.until([&] { return asked.load(); });
+  const uint64_t meanwhile = world.log->stats().free_segments;
+  held = false;
+  CHECK_EQ(meanwhile, to_come);
+  world.until([&] { return world.log->has_room(); });
 }
 
 TEST(no_space_for_more_than_one_segment_still_serves) {
