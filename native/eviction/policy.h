@@ -7,10 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -70,6 +72,16 @@ class Keep {
 class KeepNone final : public Keep {
  public:
   bool operator()(PageId) const override { return false; }
+};
+
+// Keeps those of which `kept` is true.
+class KeepIf final : public Keep {
+ public:
+  explicit KeepIf(std::function<bool(PageId)> kept) : kept_(std::move(kept)) {}
+  bool operator()(PageId page) const override { return kept_(page); }
+
+ private:
+  std::function<bool(PageId)> kept_;
 };
 
 // Names: "lru", "s3fifo". Throws Error (usage) that lists the known names. `capacity` is a hint of

@@ -2,27 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 
 namespace kvw {
 
 namespace {
 
 constexpr size_t kBatch = 64;  // victims of stores at a time
-
-// What may not leave DRAM now, in terms of a class's residents.
-class KeepBusy final : public Keep {
- public:
-  using Busy = std::function<bool(SlotId)>;
-  KeepBusy(const Pool& pool, const SlotClass& cls, Busy busy)
-      : pool_(pool), cls_(cls), busy_(std::move(busy)) {}
-  bool operator()(PageId resident) const override { return busy_(pool_.slot_of(cls_, resident)); }
-
- private:
-  const Pool& pool_;
-  const SlotClass& cls_;
-  Busy busy_;
-};
 
 }  // namespace
 
@@ -59,7 +44,8 @@ void Eviction::keep_free() {
 size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // None, until a victim turns out to be pinned: then those pinned are passed over.
   const PinSet* pins = nullptr;
-  const KeepBusy keep(state_.pool, cls, [&](SlotId slot) {
+  const KeepIf busy([&](PageId resident) {
+    const SlotId slot = state_.pool.slot_of(cls, resident);
     return slot == spare || writes_.is_writing(slot) || (pins != nullptr && pins->has_slot(slot)) ||
            awaits_child(slot);
   });
@@ -69,7 +55,7 @@ size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // Pinned since we looked, a victim is touched; a few rounds bound the work.
   for (int round = 0; round < 4 && left < want; ++round) {
     const size_t found =
-        cls.policy->victims(std::span(residents).first(std::min(want - left, kBatch)), keep);
+        cls.policy->victims(std::span(residents).first(std::min(want - left, kBatch)), busy);
     if (found == 0) break;
     slots.clear();
     for (size_t i = 0; i < found; ++i) slots.push_back(state_.pool.slot_of(cls, residents[i]));

@@ -1,7 +1,6 @@
 // Promotion into HBM: what is wanted, where it goes, and what makes room for it or for an operator.
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <utility>
 
 #include "warehouse/hbm.h"
@@ -13,16 +12,6 @@ namespace {
 
 constexpr size_t kVictims = 64;     // dropped for one scan of the pins
 constexpr size_t kChain = 1 << 16;  // ancestors that are looked at for one page
-
-class KeepSome final : public Keep {
- public:
-  using Kept = std::function<bool(PageId)>;
-  explicit KeepSome(Kept kept) : kept_(std::move(kept)) {}
-  bool operator()(PageId resident) const override { return kept_(resident); }
-
- private:
-  Kept kept_;
-};
 
 }  // namespace
 
@@ -123,7 +112,7 @@ size_t HbmTier::demote(const EntryView& candidate, SlotId parent) {
       leaving_, [bytes](const Leaving& each) { return each.bytes == bytes; }));
   const size_t wish = std::min(kVictims, queue_.size() + 1);
   if (coming >= wish) return 0;
-  const KeepSome keep([&](PageId resident) {
+  const KeepIf keep([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
     const auto copy = copies_.find(slot);
     return slot == parent || copy == copies_.end() || !copy->second.published;
@@ -159,7 +148,7 @@ uint64_t HbmTier::evict(int ordinal, uint64_t pages) {
   for (; dropped < pages; ++dropped) {
     std::erase_if(classes, [&](Class& each) {
       if (each.coldest != kNoSlot) return false;
-      const KeepSome keep([&](PageId resident) {
+      const KeepIf keep([&](PageId resident) {
         const SlotId slot = pool.slot_of(*each.cls, resident);
         const auto view = view_in(slot);
         return !has(slot) || !view || (ordinal >= 0 && view->space != ordinal);

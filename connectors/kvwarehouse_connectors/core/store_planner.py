@@ -61,9 +61,15 @@ class StorePlanner(Generic[_Tracked]):
         self._page_bytes = [space.page_bytes for space in spaces]
         self._step_bytes = step_bytes
         self._absent = absent_block
-        # Both begin anew with each step. Requests of a step may share blocks.
+        # Both begin anew with each plan. Requests of a step may share blocks.
         self._planned: set[tuple[int, bytes]] = set()
         self._left_bytes = 0
+
+    def _begin(self, most_bytes: int) -> list[PageRun]:
+        """Begins a plan of at most so much for one rank; returns where its runs go."""
+        self._planned.clear()
+        self._left_bytes = most_bytes
+        return []
 
     def _add(
         self,

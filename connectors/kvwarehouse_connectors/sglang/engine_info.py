@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import kvwarehouse as kvw
 
-MHA_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_unified")
 SPLIT_LAYOUTS = ("page_head", "page_unified")
 """Those in which the heads of a page can be cut apart."""
 

@@ -33,9 +33,7 @@ class TrtllmStorePlanner(StorePlanner[TrtllmRequest]):
 
     def plan(self, scheduled: Iterable[TrtllmRequest], matcher: PrefixMatcher) -> list[PageRun]:
         """The blocks that are full when this step has run."""
-        runs: list[PageRun] = []
-        self._planned.clear()
-        self._left_bytes = self._step_bytes
+        runs = self._begin(self._step_bytes)
         for tracked in scheduled:
             if tracked.stores:
                 for place in range(len(self._groups)):
@@ -44,9 +42,7 @@ class TrtllmStorePlanner(StorePlanner[TrtllmRequest]):
 
     def rest(self, tracked: TrtllmRequest, matcher: PrefixMatcher) -> tuple[PageRun, ...]:
         """What is full and was left out so far, of full attention: for a request that ends."""
-        runs: list[PageRun] = []
-        self._planned.clear()
-        self._left_bytes = _ALL_BYTES
+        runs = self._begin(_ALL_BYTES)
         for place, group in enumerate(self._groups):
             if can_catch_up(group):
                 self._add_part(tracked, place, matcher, runs)

@@ -45,9 +45,7 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
         self, step: Any, requests: Mapping[str, VllmRequest], matcher: PrefixMatcher, epoch: int
     ) -> list[PageRun]:
         """The blocks that are full when this step has run. Cheap for requests that fill none."""
-        runs: list[PageRun] = []
-        self._planned.clear()
-        self._left_bytes = self._step_bytes
+        runs = self._begin(self._step_bytes)
         for request_id, scheduled in step.num_scheduled_tokens.items():
             tracked = requests.get(request_id)
             if tracked is None or not tracked.stores or tracked.epoch != epoch:
