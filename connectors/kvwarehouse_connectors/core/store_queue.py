@@ -51,6 +51,7 @@ class PendingStore:
     """Rows in the ring, or Regions in the memory of a device."""
     blocks: int
     give_back: Callable[[], None]
+    wanted: Callable[[], bool]
 
 
 class StoreQueue:
@@ -75,15 +76,24 @@ class StoreQueue:
         self._thread = threading.Thread(target=self._run, name="kvw-store", daemon=True)
         self._thread.start()
 
-    def put(self, runs: list[PageRun], space: kvw.Namespace, memory: BlockMemory) -> bool:
+    def put(
+        self,
+        runs: list[PageRun],
+        space: kvw.Namespace,
+        memory: BlockMemory,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
         """Copies the blocks of one step in one group, and queues them. False: there was no room,
-        nothing is stored."""
+        nothing is stored. wanted: asked in the storing thread, when the device has made the copies,
+        whether they are to be stored after all."""
         blocks = [block for run in runs for block in run.blocks]
         copied = self._copied(blocks, memory)
         if copied is None:
             return False
         with self._changed:
-            self._queue.append(PendingStore(runs, space, memory, copied[0], len(blocks), copied[1]))
+            self._queue.append(
+                PendingStore(runs, space, memory, copied[0], len(blocks), copied[1], wanted)
+            )
             self._changed.notify()
         return True
 
@@ -144,6 +154,8 @@ class StoreQueue:
 
     def _store(self, pending: PendingStore) -> kvw.StoreResult:
         pending.memory.settle()
+        if not pending.wanted():
+            return kvw.StoreResult(0, 0, {"unwanted": pending.blocks})
         opened = self._connection.namespace(pending.space)
         if opened is None and self._connection.control() is not None:
             opened = self._connection.wait_namespace(pending.space, self._timeout_s)

@@ -7,9 +7,11 @@ in vLLM's processes only. Stateless.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -131,6 +133,39 @@ def engine_problem(vllm_config: Any) -> str:
             f" in a block's key (served: {', '.join(_DRAFTS_WITHOUT_KV)})"
         )
     return ""
+
+
+def models_with(vllm_config: Any, layers: Iterable[str]) -> list[torch.nn.Module]:
+    """The models, a draft's too, that have these layers; no hook of a connector is given them.
+    Takes a few tenths of a second: it looks at all that Python knows."""
+    known = vllm_config.compilation_config.static_forward_context
+    parents: dict[int, list[torch.nn.Module]] = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.nn.Module):  # some things pretend to be of other classes
+            for child in thing._modules.values():
+                parents.setdefault(id(child), []).append(thing)
+    found: dict[int, torch.nn.Module] = {}
+    climbing = [parent for name in layers for parent in parents.get(id(known[name]), [])]
+    while climbing:
+        module = climbing.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            climbing += parents.get(id(module), [])
+    return [module for module in found.values() if id(module) not in parents]
+
+
+def moving_parameters(vllm_config: Any) -> Callable[[str], bool]:
+    """By name, parameters that change while the model stays the same: experts move from rank to
+    rank to balance their load."""
+    balanced = bool(getattr(vllm_config.parallel_config, "enable_eplb", False))
+    return lambda name: balanced and "experts" in name
+
+
+def cache_content(kv_cache_manager: Any) -> Any:
+    """An object that is another one after each reset of vLLM's prefix cache; None where there is
+    no telling."""
+    pool = getattr(kv_cache_manager, "block_pool", None)
+    return getattr(pool, "cached_block_hash_to_block", None)
 
 
 def own_media(request: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.hooks import never_raises
+from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.compat import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -76,6 +77,11 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
         self.scheduler_side.set_cache_info(metadata)
+
+    @never_raises()
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduler_side.set_cache_manager(kv_cache_manager)
 
     @never_raises()
     def on_new_request(self, request: Any) -> None:
@@ -144,7 +150,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     # -- the worker's hooks ----------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        self.worker_side.register(kv_caches)
+        self.worker_side.register(kv_caches, compat.models_with(self._vllm_config, kv_caches))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self.worker_side.cache_info()

@@ -76,14 +76,20 @@ class Loads:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="kvw-half")
         self._helper_free = threading.Semaphore()
 
-    def begin(self, order: LoadOrder, spaces: tuple[kvw.Namespace, ...]) -> None:
-        """In the engine's thread, which goes on at once."""
+    def begin(
+        self,
+        order: LoadOrder,
+        spaces: tuple[kvw.Namespace, ...],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """In the engine's thread, which goes on at once. wanted: asked in the loading thread, when
+        the device has come to this step, whether it is to be made after all."""
         self._spaces = spaces
         try:
             for memory in self._memories:
                 memory.after_engine()
             pool = self._waiters if order.from_nvme else self._copiers
-            pool.submit(self._load, order, time.monotonic())
+            pool.submit(self._load, order, time.monotonic(), wanted)
         except Exception:  # noqa: BLE001 - the engine's edge; it waits for this load
             _log.exception("kvwarehouse: a load could not be begun")
             self.report(order, [])
@@ -119,7 +125,7 @@ class Loads:
 
     # -- in the loading threads ----------------------------------------------------------------
 
-    def _load(self, order: LoadOrder, begin_s: float) -> None:
+    def _load(self, order: LoadOrder, begin_s: float, wanted: Callable[[], bool]) -> None:
         """One request's load, from begin to report. begin_s: when it was ordered, from where on its
         schedule counts."""
         results: list[LoadResult] = []
@@ -127,7 +133,7 @@ class Loads:
             # What the engine has queued is no part of a load's time: until it is done, nobody could
             # compute these blocks either.
             begin_s += self._engine_done(order)
-            for run in order.runs:
+            for run in order.runs if wanted() else ():
                 results.append(self._load_run(order, run, begin_s))
                 if results[-1].pages < len(run.blocks):
                     break

@@ -15,6 +15,7 @@ from kvwarehouse_connectors.vllm.compat import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+from kvwarehouse_connectors.vllm.weights_watch import WeightsNews
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class StepMetadata(KVConnectorMetadata):
     """With the first work; they hold from then on."""
     loads: list[LoadOrder] = field(default_factory=list)
     stores: list[PageRun] = field(default_factory=list)
+    epoch: int = 0
+    resets: int = 0
+    """What its keys are of: see weights_watch.py."""
 
 
 @dataclass
@@ -72,9 +76,10 @@ class StepResults(KVConnectorWorkerMetadata):
     nvme_bytes_per_s: float = 0.0
     stored: Counter[tuple[int, bytes]] = field(default_factory=Counter)
     """(group, key) to ranks that stored it; only where events are wanted."""
+    weights: WeightsNews = field(default_factory=WeightsNews)
 
     def __bool__(self) -> bool:
-        return bool(self.failed or self.load_bytes_per_s or self.nvme_bytes_per_s or self.stored)
+        return self != StepResults()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
         assert isinstance(other, StepResults)
@@ -83,6 +88,7 @@ class StepResults(KVConnectorWorkerMetadata):
             _slower(self.load_bytes_per_s, other.load_bytes_per_s),
             _slower(self.nvme_bytes_per_s, other.nvme_bytes_per_s),
             self.stored + other.stored,
+            self.weights.and_also(other.weights),
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from kvwarehouse_connectors.vllm.messages import StepResults
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
+from kvwarehouse_connectors.vllm.weights_watch import WeightsNews
 
 
 class Results:
@@ -51,6 +52,12 @@ class Results:
         """Blocks that are stored now, by group and key."""
         with self._lock:
             self._step_results.stored.update(blocks)
+
+    def saw(self, weights: WeightsNews) -> None:
+        """What became of the engine's weights."""
+        with self._lock:
+            told = self._step_results
+            told.weights = told.weights.and_also(weights)
 
     def count(self, **amounts: int) -> None:
         """Adds to counters of stats.py."""

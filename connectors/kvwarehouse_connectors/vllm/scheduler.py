@@ -75,8 +75,12 @@ class SchedulerSide:
         self._load_policy: LoadPolicy | None = None
         self._stats = WarehouseStats.empty()
         self._held = 0  # hits that wait for room in the engine
-        self._epoch = 0
+        self._epoch = 0  # this, and resets: see weights_watch.py
         self._epoch_twist = b""
+        self._resets = 0
+        self._mixed_resets = -1
+        self._cache_manager: Any = None
+        self._cache_content: Any = None
         self._events = StoreEvents(vllm_config, self._groups, self._shards)
         self._planner: VllmStorePlanner | None = None
         self._coordinator: HandoffCoordinator | None = None
@@ -119,6 +123,11 @@ class SchedulerSide:
                 break  # refused, and said so in the log: the engine computes
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in self._spaces))
 
+    def set_cache_manager(self, manager: Any) -> None:
+        """vLLM's own, of whose cache a plain reset is seen: it calls no hook."""
+        self._cache_manager = manager
+        self._cache_content = compat.cache_content(manager)
+
     def _hash_scheme(self) -> str:
         return OWN_SCHEME if self._own_chain else compat.hash_scheme(self._vllm_config)
 
@@ -145,8 +154,11 @@ class SchedulerSide:
 
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load beyond local_tokens, always asynchronously; None: ask again."""
+        self._see_resets()
         tracked = self._requests.get(request.request_id)
         if tracked is None or not tracked.loads or request.skip_reading_prefix_cache:
+            return 0, False
+        if self._mixed:
             return 0, False
         hit = tracked.hit
         if hit is None or hit.local_tokens != local_tokens:
@@ -205,7 +217,13 @@ class SchedulerSide:
         """This step's work for the workers."""
         if self._load_policy is not None:
             self._load_policy.step_begins(step.num_scheduled_tokens)
-        metadata = StepMetadata(loads=self._new_loads, stores=self._stores_of(step))
+        self._see_resets()
+        metadata = StepMetadata(
+            loads=self._new_loads,
+            stores=self._stores_of(step),
+            epoch=self._epoch,
+            resets=self._resets,
+        )
         self._new_loads = []
         if not self._told and (metadata.loads or metadata.stores):
             metadata.spaces = self._spaces
@@ -240,6 +258,10 @@ class SchedulerSide:
         if self._load_policy is not None:
             self._load_policy.delivered(results)
         self._events.stored(results.stored)
+        self._mixed_resets = max(self._mixed_resets, results.weights.mixed_resets)
+        if self._epoch < results.weights.least_epoch:
+            self._stats.add("weights_changed")
+            self._new_epoch()
 
     def step_ends(self) -> WarehouseStats | None:
         if self._load_policy is not None:
@@ -258,8 +280,13 @@ class SchedulerSide:
     # -- the engine's life -----------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The engine's weights or cache were reset: nothing stored before is loaded by it again,
-        and requests that began before store nothing more."""
+        """The engine's cache was reset, and ours is to be: nothing stored before is loaded by it
+        again, and requests that began before store nothing more."""
+        self._see_resets(ours_too=True)
+        self._resets += 1
+        self._new_epoch()
+
+    def _new_epoch(self) -> None:
         self._epoch += 1
         self._epoch_twist = os.urandom(16)
         for tracked in self._requests.values():
@@ -275,8 +302,26 @@ class SchedulerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    @property
+    def _mixed(self) -> bool:
+        """Whether the engine's cache has KV of several weights."""
+        return self._mixed_resets >= self._resets
+
+    def _see_resets(self, *, ours_too: bool = False) -> None:
+        content = compat.cache_content(self._cache_manager)
+        if content is self._cache_content:
+            return
+        self._cache_content = content
+        self._resets += 1
+        if not ours_too:
+            _log.info(
+                "kvwarehouse: vLLM's prefix cache was reset, and pages in the warehouse are served"
+                " as before while the weights are the same. To forget those too: POST"
+                " /reset_prefix_cache?reset_external=true"
+            )
+
     def _stores_of(self, step: Any) -> list[PageRun]:
-        matcher = self._matcher() if self._settings.stores else None
+        matcher = self._matcher() if self._settings.stores and not self._mixed else None
         if matcher is None or self._planner is None:
             return []
         try:

@@ -6,7 +6,9 @@ for the warehouse has threads of its own. One per rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout_self_test import check_tensors
+from kvwarehouse_connectors.core.live_weights import LiveWeights
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
@@ -26,6 +29,9 @@ from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, StepMetad
 from kvwarehouse_connectors.vllm.results import Results
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
+from kvwarehouse_connectors.vllm.weights_watch import Ticket, WeightsWatch
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerSide:
@@ -64,12 +70,21 @@ class WorkerSide:
             LoadOptions(whole, self._shard, settings.load_timeout_s),
         )
         self._store_queue = StoreQueue(self._connection, settings, self._shard, self._stored)
+        self._watch: WeightsWatch | None = None
+        self._ticket: Ticket | None = None  # this step's; None: its weights could not be read
 
     # -- once ----------------------------------------------------------------------------------
 
-    def register(self, caches: Mapping[str, Any]) -> None:
-        """The engine's cache tensors, by layer. Proves that blocks keep their bytes on the way;
-        raises UsageError where they do not."""
+    def register(self, caches: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> None:
+        """caches: the engine's cache tensors, by layer. models: whose layers they are. Proves that
+        blocks keep their bytes on the way; raises UsageError where they do not, or where the
+        models' weights cannot be read."""
+        try:
+            self._watch = WeightsWatch(
+                LiveWeights(models, compat.moving_parameters(self._vllm_config))
+            )
+        except ValueError as error:
+            raise unsupported("this engine", f"has weights that cannot be seen: {error}") from error
         config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
         order = str(config.cache_config.kv_cache_layout or "")
         made = self._tensors = TensorMemories(
@@ -121,8 +136,9 @@ class WorkerSide:
     def start_loads(self, metadata: StepMetadata) -> None:
         """Called before take_copies in every step."""
         self._spaces = metadata.spaces or self._spaces
+        self._ticket = self._sampled(metadata)
         for order in metadata.loads:
-            self._loads.begin(order, self._spaces)
+            self._loads.begin(order, self._spaces, partial(self._right_weights, self._ticket))
 
     def take_copies(self, metadata: StepMetadata) -> None:
         """Copies the blocks to be stored: the engine may write them again when this returns."""
@@ -130,7 +146,9 @@ class WorkerSide:
             return
         for group, memory in enumerate(self._memories):
             runs = [run for run in metadata.stores if run.group == group]
-            if runs and not self._store_queue.put(runs, self._spaces[group], memory):
+            if runs and not self._store_queue.put(
+                runs, self._spaces[group], memory, partial(self._right_weights, self._ticket)
+            ):
                 self._results.count(dropped_blocks=sum(len(run.blocks) for run in runs))
 
     def results(self) -> tuple[set[str], set[str]]:
@@ -142,6 +160,8 @@ class WorkerSide:
         return self._results.take_bad_blocks()
 
     def step_results(self) -> StepResults | None:
+        if self._watch is not None:
+            self._results.saw(self._watch.take_news())
         return self._results.take_step_results()
 
     def stats(self) -> WarehouseStats | None:
@@ -155,6 +175,23 @@ class WorkerSide:
         if self._tensors is not None:
             self._tensors.close()
         self._connection.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _sampled(self, metadata: StepMetadata) -> Ticket | None:
+        try:
+            assert self._watch is not None, "no caches are registered"
+            return self._watch.step(metadata.epoch, metadata.resets)
+        except Exception:  # noqa: BLE001 - the engine's edge; it waits for this step's loads
+            _log.exception(
+                "kvwarehouse: the weights could not be read; nothing is loaded or stored"
+            )
+            return None
+
+    def _right_weights(self, ticket: Ticket | None) -> bool:
+        """In the loading and storing threads."""
+        assert self._watch is not None
+        return ticket is not None and self._watch.good(ticket)
 
     # -- in the storing thread -----------------------------------------------------------------
 

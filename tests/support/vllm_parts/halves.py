@@ -59,13 +59,15 @@ def engine_config(layers: Sequence[str], *, rank: int = 0, ranks: int = 1, **mor
 
 @dataclass
 class Engine:
-    """One scheduler and its ranks. groups: as vLLM has them; each rank has caches of its own."""
+    """One scheduler and its ranks. groups: as vLLM has them; each rank has caches of its own, and
+    what `model` makes."""
 
     address: str
     groups: Callable[[], list[KVCacheGroupSpec]]
     settings: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
     role: str = "kv_both"
+    model: Callable[[], torch.nn.Module] = lambda: torch.nn.Linear(64, 64)
 
     def __enter__(self) -> Self:
         layers = [name for group in self.groups() for name in group.layer_names]
@@ -76,13 +78,15 @@ class Engine:
         )
         self.caches: list[Caches] = []
         self.workers: list[WorkerSide] = []
+        self.models: list[torch.nn.Module] = []
         for rank in range(self.ranks):
             cache = caches(self.groups(), KVCacheLayout.LBHNC, BLOCKS)
             cache.config.hash_block_size = 16
             worker = WorkerSide(
                 engine_config(layers, rank=rank, ranks=self.ranks), cache.config, chosen
             )
-            worker.register(cache.by_layer)
+            self.models.append(self.model())
+            worker.register(cache.by_layer, [self.models[-1]])
             self.caches.append(cache)
             self.workers.append(worker)
         self.scheduler = SchedulerSide(

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
+import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import kvwarehouse as kvw
@@ -65,7 +66,7 @@ def test_blocks_of_a_load_that_failed_hold_zeros(
     settings = read_settings({"kvwarehouse.address": daemon.address}, "kv_both")
     worker = WorkerSide(engine_config(layers), cache.config, settings)
     try:
-        worker.register(cache.by_layer)
+        worker.register(cache.by_layer, [torch.nn.Linear(8, 8)])
         cache.host(0).scatter([5], np.full((1, cache.host(0).block_bytes), 0xFF, np.uint8))
         run = PageRun(0, [b"k" * 32], [5], True)
         worker._loads.report(LoadOrder("r", (run,)), [])
@@ -88,7 +89,7 @@ def test_staging_in_which_no_block_fits_refuses_the_start(daemon: kvw.PrivateDae
         settings = replace(settings, staging_bytes=staging_bytes)
         worker = WorkerSide(engine_config(layers), cache.config, settings)
         try:
-            worker.register(cache.by_layer)
+            worker.register(cache.by_layer, [torch.nn.Linear(8, 8)])
         finally:
             worker.close()
 
