@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import numpy as np
-import torch
 from torch import nn
 
 import kvwarehouse as kvw
