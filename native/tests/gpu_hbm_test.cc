@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -360,8 +362,17 @@ TEST(killed_daemon_takes_nothing_from_those_who_read_its_pool) {
     std::thread loading([&] { report = rig.load(*client, chain, cache); });
     while (rig.model.count("launches") == launches) std::this_thread::yield();
     rig.daemon.kill(SIGKILL);
+    // A load waits 30 s for its device, and on a disk with much to do a daemon may start no sooner.
+    std::atomic<bool> up{round == 0};
+    std::thread letting_go([&] {
+      const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      while (!up && std::chrono::steady_clock::now() < latest)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      rig.model.set("hold", 0);
+    });
     if (round != 0) rig.daemon.start_process();
-    rig.model.set("hold", 0);
+    up = true;
+    letting_go.join();
     loading.join();
     CHECK_EQ(report.pages, 30);
     HbmRig::check(chain, cache);
