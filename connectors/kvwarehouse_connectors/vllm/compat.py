@@ -66,6 +66,15 @@ def join_logs() -> None:
         ours.propagate = not theirs.handlers
 
 
+# Draft heads of one layer, which see the target's hidden state of a token and the token after it.
+_ONE_TOKEN_AHEAD = ("eagle", "eagle3")
+_MTP_MODELS = (
+    "DeepSeekMTPModel",
+    "ErnieMTPModel",
+    "Glm4MoeMTPModel",
+    "MiMoMTPModel",
+    "Qwen3NextMTP",
+)
 # Methods of speculative decoding that keep no KV of their own.
 _DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 # blake3 and sha256, or sha512: a plain UUID has 32 digits.
@@ -104,8 +113,6 @@ def group_problem(group: Any) -> str:
         return f"keeps its KV as {', '.join(names)}"
     if not group.enable_kv_transfer or group.host_resident or not spec.prefix_cacheable:
         return f"keeps KV ({names[0]}) that vLLM does not cache by prefix"
-    if group.is_eagle_group:
-        return "belongs to a draft model (EAGLE, MTP), whose KV depends on the token after it"
     if getattr(inner[0], "extra_retained_tokens", 0):
         return "keeps more of a window than it attends to, for a draft model"
     if names == ["MambaSpec"] and inner[0].mamba_cache_mode != "align":
@@ -126,13 +133,58 @@ def engine_problem(vllm_config: Any) -> str:
             return f"splits the context over ranks ({name} > 1)"
     if vllm_config.model_config.is_encoder_decoder:
         return "is an encoder-decoder model"
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_KV:
+    return _draft_problem(vllm_config.speculative_config)
+
+
+def _draft_problem(speculative: Any) -> str:
+    if speculative is None or speculative.method in _DRAFTS_WITHOUT_KV:
+        return ""
+    method = speculative.method
+    served = (*_DRAFTS_WITHOUT_KV, "draft_model", *_ONE_TOKEN_AHEAD, "mtp")
+    if method not in served:
         return (
-            f"drafts tokens by {speculative.method!r}: a draft's KV depends on tokens that are not"
-            f" in a block's key (served: {', '.join(_DRAFTS_WITHOUT_KV)})"
+            f"drafts tokens by {method!r}: it is not known on what such a draft's KV depends"
+            f" (served: {', '.join(served)})"
         )
+    if getattr(speculative, "parallel_drafting", False):
+        return f"drafts several tokens at once ({method!r} with parallel_drafting)"
+    if method == "mtp":
+        config = speculative.draft_model_config.hf_config
+        names = [str(name) for name in config.architectures or ()]
+        if not set(names) <= set(_MTP_MODELS) or getattr(config, "n_predict", 0) != 1:
+            return (
+                f"drafts tokens by {method!r} with {', '.join(names)}"
+                f" ({getattr(config, 'n_predict', 0)} layers; served: one layer of"
+                f" {', '.join(_MTP_MODELS)})"
+            )
     return ""
+
+
+def drafts_with_kv(vllm_config: Any) -> bool:
+    """Whether blocks hold a draft's KV beside the target's."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and speculative.method not in _DRAFTS_WITHOUT_KV
+
+
+def draft_lookahead_tokens(vllm_config: Any) -> int:
+    """On so many tokens behind a block a draft's KV in it depends. A draft model of its own sees
+    none of them."""
+    own_model = vllm_config.speculative_config.method == "draft_model"
+    return 0 if own_model else 1
+
+
+def draft_limit_tokens(vllm_config: Any) -> int:
+    """The length of a request from which on a step may have no draft. Twice what is drafted is
+    left beneath vLLM's own limit: with asynchronous scheduling lengths run ahead."""
+    speculative = vllm_config.speculative_config
+    longest = int(vllm_config.model_config.max_model_len)
+    own = getattr(speculative.draft_model_config, "max_model_len", None)
+    return min(longest, int(own or longest)) - 2 * (int(speculative.num_speculative_tokens) + 1)
+
+
+def media_or_embeddings(request: Any) -> bool:
+    """Whether a token's id does not say all of what the model is given for it."""
+    return bool(request.mm_features) or getattr(request, "prompt_embeds", None) is not None
 
 
 def models_with(vllm_config: Any, layers: Iterable[str]) -> list[torch.nn.Module]:

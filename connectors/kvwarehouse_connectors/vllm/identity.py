@@ -40,6 +40,7 @@ class Shared:
     hash_scheme: str
     shards: int
     salt: str
+    draft: str = ""
 
 
 def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
@@ -47,17 +48,36 @@ def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
     (code "no_weights") where there are no files to read."""
     if settings.weights:
         return settings.weights
-    load_format = str(vllm_config.load_config.load_format)
-    if load_format == "dummy":
+    return _fingerprint(vllm_config.model_config, vllm_config.load_config)
+
+
+def _fingerprint(model_config: Any, load_config: Any) -> str:
+    if str(load_config.load_format) == "dummy":
         raise no_weights("load_format is dummy: such weights are in no file", WHERE)
-    model = str(
-        getattr(vllm_config.model_config, "model_weights", "") or vllm_config.model_config.model
-    )
-    return checkpoint_fingerprint(
-        model,
-        vllm_config.model_config.revision,
-        vllm_config.load_config.download_dir,
-        WHERE,
+    model = str(getattr(model_config, "model_weights", "") or model_config.model)
+    return checkpoint_fingerprint(model, model_config.revision, load_config.download_dir, WHERE)
+
+
+def draft_identity(vllm_config: Any, settings: Settings) -> str:
+    """Of what a draft's KV depends on, beside the target; "" where blocks hold none. A name given
+    in place of the weights' fingerprint stands for the draft's too."""
+    if not compat.drafts_with_kv(vllm_config):
+        return ""
+    speculative = vllm_config.speculative_config
+    draft = speculative.draft_model_config
+    loads_by = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
+    weights = settings.weights or _fingerprint(draft, loads_by)
+    parallel = getattr(speculative, "draft_parallel_config", None)
+    return digest_of(
+        {
+            "config": _config_digest(draft.hf_config),
+            "dtype": str(draft.dtype),
+            "lookahead": compat.draft_lookahead_tokens(vllm_config),
+            "method": str(speculative.method),
+            "quantization": str(draft.quantization or ""),
+            "shards": getattr(parallel, "tensor_parallel_size", None),
+            "weights": weights,
+        }
     )
 
 
@@ -94,6 +114,7 @@ def namespaces(
                     "quantization": str(model.quantization or ""),
                     "rule": f"{group.rule.value}/{group.reach_tokens}",
                     "vllm": compat.VERSION,
+                    **({"draft": shared.draft} if shared.draft else {}),
                 },
             )
         )

@@ -5,8 +5,9 @@ each then names its whole prefix, media, salt and adapter name, and is what a lo
 confirmed against. Where they are not (xxhash: not collision resistant, and seeded at random for
 each process), the same chain is made here with SHA-256.
 
-What vLLM's hashes leave out is twisted in: which *weights* an adapter had, and the epoch of an
-engine whose weights or cache were reset while it ran.
+What vLLM's hashes leave out is twisted in: which *weights* an adapter had, the epoch of an engine
+whose weights or cache were reset while it ran, and the tokens behind a block on which a draft's KV
+in it depends.
 
 One per request; not thread-safe.
 """
@@ -79,18 +80,29 @@ def _still(sources: list[bytes], hashes: Sequence[bytes]) -> int:
 class RequestKeys:
     """Implements core.prefix_matcher.BlockKeys for groups of different block sizes.
 
-    twist: b"" for none."""
+    twist: b"" for none. hash_tokens: of one hash. lookahead_tokens: so many tokens behind a block
+    belong to its key, and until they are known it has none."""
 
-    def __init__(self, request: Any, hashes: KeysOf, twist: bytes) -> None:
+    def __init__(
+        self,
+        request: Any,
+        hashes: KeysOf,
+        twist: bytes,
+        hash_tokens: int = 0,
+        lookahead_tokens: int = 0,
+    ) -> None:
         self._request = request
         self._hashes = hashes
         self._twist = twist
+        self._hash_tokens = hash_tokens
+        self._lookahead_tokens = lookahead_tokens
         self._twisted: list[bytes] = []
         self._sources: list[bytes] = []
 
     def count(self, block_hashes: int) -> int:
-        """Whole blocks whose tokens are all known. block_hashes: hashes of a block."""
-        return len(self._hashes(self._request)) // block_hashes
+        """Whole blocks whose tokens are all known, and those behind that belong to their keys.
+        block_hashes: hashes of a block."""
+        return len(self._known()) // block_hashes
 
     def keys(self, begin: int, end: int, block_hashes: int) -> Sequence[bytes]:
         """Keys of blocks begin to end - 1: of each the last hash inside it, which names the whole
@@ -101,12 +113,25 @@ class RequestKeys:
         return hashes[(begin + 1) * block_hashes - 1 : end * block_hashes : block_hashes]
 
     def _all(self) -> Sequence[bytes]:
-        hashes = self._hashes(self._request)
-        if not self._twist:
+        hashes = self._known()
+        if not self._twist and not self._lookahead_tokens:
             return hashes
         known = _still(self._sources, hashes)
         del self._twisted[known:]
-        for fresh in hashes[known:]:
-            self._sources.append(fresh)
-            self._twisted.append(hashlib.blake2b(fresh, digest_size=32, key=self._twist).digest())
+        for number in range(known, len(hashes)):
+            state = hashlib.blake2b(hashes[number], digest_size=32, key=self._twist)
+            state.update(self._behind((number + 1) * self._hash_tokens))
+            self._sources.append(hashes[number])
+            self._twisted.append(state.digest())
         return self._twisted
+
+    def _known(self) -> Sequence[bytes]:
+        hashes = self._hashes(self._request)
+        if not self._lookahead_tokens:
+            return hashes
+        usable = (self._request.num_tokens - self._lookahead_tokens) // self._hash_tokens
+        return hashes[: max(0, usable)] if usable < len(hashes) else hashes
+
+    def _behind(self, end: int) -> bytes:
+        tokens = self._request.all_token_ids[end : end + self._lookahead_tokens]
+        return np.asarray(tokens, "<u4").tobytes()

@@ -20,6 +20,7 @@ from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher,
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.draft_holes import DraftHoles
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.handoff import boot_s
 from kvwarehouse_connectors.vllm.handoff_coordinator import HandoffCoordinator
@@ -55,13 +56,23 @@ class SchedulerSide:
         )
         # The last token is always computed: its logits are what the engine is after. In full
         # attention its KV may be there already: vLLM takes a hit of all tokens, and computes that
-        # one alone. A state would then have it twice, and a window may begin a block earlier.
-        self._computed_tokens = 0 if all(g.rule is Rule.PREFIX for g in self._groups) else 1
+        # one alone. A state would then have it twice, a window may begin a block earlier, and a
+        # draft model's first guess is then a bad one.
+        prefixes = all(group.rule is Rule.PREFIX for group in self._groups)
+        self._computed_tokens = 0 if prefixes and not compat.drafts_with_kv(vllm_config) else 1
         self._align = math.lcm(*(group.block_tokens for group in self._groups))
         algorithm = compat.hash_algorithm(vllm_config)
         self._own_chain = algorithm not in CRYPTOGRAPHIC
         self._chain = chain_for(algorithm, self._groups[0].hash_tokens)
         self._weights = identity.weights_fingerprint(vllm_config, settings)
+        self._draft = identity.draft_identity(vllm_config, settings)
+        self._lookahead_tokens = 0
+        self._holes: DraftHoles | None = None
+        if self._draft:
+            self._lookahead_tokens = compat.draft_lookahead_tokens(vllm_config)
+            self._holes = DraftHoles(
+                compat.draft_limit_tokens(vllm_config), self._groups[0].hash_tokens
+            )
         self._adapters = Adapters()
         self._connection = DaemonConnection(
             settings.address,
@@ -101,7 +112,9 @@ class SchedulerSide:
             self._vllm_config,
             self._groups,
             cache_info,
-            identity.Shared(self._weights, self._hash_scheme(), self._shards, self._settings.salt),
+            identity.Shared(
+                self._weights, self._hash_scheme(), self._shards, self._settings.salt, self._draft
+            ),
         )
         self._load_policy = LoadPolicy(
             self._settings, self._spaces, self._groups, cache_info.device
@@ -138,11 +151,19 @@ class SchedulerSide:
         adapter = self._adapters.fingerprint(request.lora_request)
         # Tokens of a session may be taken back, and media may have names of their own.
         known = adapter is not None and not request.resumable and not compat.own_media(request)
+        if self._lookahead_tokens and compat.media_or_embeddings(request):
+            known = False  # the token behind a block is not all that the draft sees of it
         twist = self._epoch_twist + (adapter or b"")
         loads = self._settings.loads and known and switch(params, LOAD)
         self._requests[request.request_id] = VllmRequest(
             request=request,
-            keys=RequestKeys(request, self._chain(), twist[:64]),
+            keys=RequestKeys(
+                request,
+                self._chain(),
+                twist[:64],
+                self._groups[0].hash_tokens,
+                self._lookahead_tokens,
+            ),
             loads=loads,
             stores=self._settings.stores and known and switch(params, STORE),
             epoch=self._epoch,
@@ -156,6 +177,9 @@ class SchedulerSide:
         """Tokens to load beyond local_tokens, always asynchronously; None: ask again."""
         self._see_resets()
         tracked = self._requests.get(request.request_id)
+        if tracked is not None and self._holes is not None:
+            local_hashes = request.block_hashes[: local_tokens // self._groups[0].hash_tokens]
+            tracked.stores = tracked.stores and not self._holes.found_in(local_hashes)
         if tracked is None or not tracked.loads or request.skip_reading_prefix_cache:
             return 0, False
         if self._mixed:
@@ -218,6 +242,8 @@ class SchedulerSide:
         if self._load_policy is not None:
             self._load_policy.step_begins(step.num_scheduled_tokens)
         self._see_resets()
+        if self._holes is not None:
+            self._holes.look(step, self._requests)
         metadata = StepMetadata(
             loads=self._new_loads,
             stores=self._stores_of(step),
@@ -235,6 +261,8 @@ class SchedulerSide:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
+        if self._holes is not None:
+            self._holes.ended(request)
         self._drop_hit(tracked)
         if self._planner is None or self._coordinator is None:
             return None
@@ -313,6 +341,8 @@ class SchedulerSide:
             return
         self._cache_content = content
         self._resets += 1
+        if self._holes is not None:
+            self._holes.clear()
         if not ours_too:
             _log.info(
                 "kvwarehouse: vLLM's prefix cache was reset, and pages in the warehouse are served"

@@ -144,6 +144,13 @@ class Checkpoints:
             write(shape, seed, path)
         return path
 
+    def draft(self, kind: str) -> Path:
+        """A draft head of one layer for the llama: "eagle" or "eagle3". To be read only."""
+        path = self._folder / kind
+        if not path.exists():
+            write_draft(kind, path)
+        return path
+
     def copy(self, to: Path, shape: str = "llama", seed: int = 0) -> Path:
         """Puts it at `to`, over what is there: as an update of weights at the same path does."""
         shutil.rmtree(to, ignore_errors=True)
@@ -169,6 +176,55 @@ def write(shape: str, seed: int, path: Path) -> None:
     _keep_fields(unfinished / "config.json", fields)
     tokenizer.write(unfinished, VOCABULARY)
     unfinished.rename(path)
+
+
+def write_draft(kind: str, path: Path) -> None:
+    """With random weights: nearly nothing that it drafts is accepted. The tensors' names are what
+    vLLM reads (its models llama_eagle and llama_eagle3). The embedding and, of "eagle", the head
+    are the target's."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = {**_BASE, "model_type": "llama", "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
+    hidden, inner, head = _HIDDEN, config["intermediate_size"], _HIDDEN // 4
+    generator = torch.Generator().manual_seed(7)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        weights = torch.randn(rows, columns, generator=generator) * hidden**-0.5
+        return weights.to(torch.bfloat16)
+
+    def layer(name: str, width: int) -> dict[str, torch.Tensor]:
+        attention = {"q": 4 * head, "k": 2 * head, "v": 2 * head}
+        projections = {f"self_attn.{n}_proj": matrix(rows, width) for n, rows in attention.items()}
+        projections |= {
+            "self_attn.o_proj": matrix(hidden, hidden),
+            "mlp.gate_proj": matrix(inner, hidden),
+            "mlp.up_proj": matrix(inner, hidden),
+            "mlp.down_proj": matrix(hidden, inner),
+            "post_attention_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
+        }
+        return {f"{name}.{part}.weight": weights for part, weights in projections.items()}
+
+    if kind == "eagle":
+        config |= {"architectures": ["LlamaForCausalLM"]}
+        tensors = {**layer("layers.0", hidden), "fc.weight": matrix(hidden, 2 * hidden)}
+    else:
+        config |= {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": VOCABULARY,
+            # Three different ones: those that vLLM chooses are not, in a model of four layers.
+            "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        }
+        norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm")
+        tensors = {
+            **layer("midlayer", 2 * hidden),
+            **{f"{name}.weight": torch.ones(hidden, dtype=torch.bfloat16) for name in norms},
+            "fc.weight": matrix(hidden, 3 * hidden),
+            "lm_head.weight": matrix(VOCABULARY, hidden),
+        }
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, path / "model.safetensors")
 
 
 def _keep_fields(path: Path, fields: dict[str, Any]) -> None:

@@ -135,7 +135,6 @@ def unserved() -> dict[str, tuple[Any, str]]:
         "two rules in one group": (mixed, "FullAttentionSpec, SlidingWindowSpec"),
         "states without checkpoints": (state(16, "none"), "'none'"),
         "states of every block": (state(16, "all"), "'all'"),
-        "a draft model": (group(full(16), is_eagle_group=True), "draft model"),
         "host memory": (group(full(16), host_resident=True), "does not cache by prefix"),
         "a replica": (group(full(16), enable_kv_transfer=False), "does not cache by prefix"),
     }

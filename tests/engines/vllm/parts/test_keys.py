@@ -228,3 +228,41 @@ def test_twisted_keys_grow_with_a_request(rng: random.Random) -> None:
     one.append_output_token_ids(tokens(rng, STEP))
     assert list(keys.keys(0, 3, 1))[:2] == before
     assert keys.count(1) == 3
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(st.integers(0, 1 << 32), st.integers(0, 100), st.integers(1, 3))
+def test_lookahead_tokens_belong_to_the_key_and_until_then_there_is_none(
+    algorithm: str, chance: int, count: int, lookahead: int
+) -> None:
+    rng = random.Random(chance)
+    ids = tokens(rng, count)
+
+    def keys_with(ids: list[int]) -> list[bytes]:
+        chosen = "sha256" if algorithm == "own" else algorithm
+        one = request(ids, hash_tokens=STEP, algorithm=chosen)
+        chain = OwnChain(STEP) if algorithm == "own" else chain_for(chosen, STEP)()
+        keys = RequestKeys(one, chain, b"", STEP, lookahead)
+        return list(keys.keys(0, keys.count(1), 1))
+
+    found = keys_with(ids)
+    assert len(found) == max(0, count - lookahead) // STEP
+    assert not set(found) & set(keys_of(ids, algorithm))
+    longer = keys_with([*ids, *tokens(rng, STEP)])
+    assert longer[: len(found)] == found
+    if found:
+        end = len(found) * STEP + rng.randrange(lookahead)
+        other = [*ids[:end], ids[end] + 1, *ids[end + 1 :]]
+        changed = keys_with(other)
+        assert changed[: len(found) - 1] == found[:-1]
+        assert changed[len(found) - 1] != found[-1]
+
+
+def test_keys_with_lookahead_grow_with_a_request(rng: random.Random) -> None:
+    one = request(tokens(rng, 2 * STEP), hash_tokens=STEP)
+    keys = RequestKeys(one, chain_for("sha256", STEP)(), b"twist", STEP, 1)
+    assert keys.count(1) == 1
+    before = list(keys.keys(0, 1, 1))
+    one.append_output_token_ids(tokens(rng, 1))
+    assert keys.count(1) == 2
+    assert list(keys.keys(0, 2, 1))[:1] == before

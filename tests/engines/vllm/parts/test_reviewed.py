@@ -115,17 +115,71 @@ def test_media_are_shared_only_by_a_digest_of_their_content(identifier: str, own
 
 
 @pytest.mark.parametrize(
-    ("method", "served"), [("ngram", True), ("suffix", True), ("eagle3", False), ("mtp", False)]
+    ("method", "served"),
+    [
+        ("ngram", True),
+        ("suffix", True),
+        ("draft_model", True),
+        ("eagle", True),
+        ("eagle3", True),
+        ("dflash", False),
+        ("medusa", False),
+    ],
 )
-def test_drafts_of_another_model_are_refused_and_drafts_without_kv_are_not(
+def test_drafts_are_served_where_it_is_known_on_what_their_kv_depends(
     method: str, served: bool
 ) -> None:
-    """vLLM does not mark the groups of most draft models."""
     engine = engine_config(["layer.0"])
     engine.speculative_config = SimpleNamespace(method=method)
     problem = compat.engine_problem(engine)
     assert (problem == "") is served
     assert served or method in problem
+    engine.speculative_config.parallel_drafting = True
+    assert compat.engine_problem(engine) or method in ("ngram", "suffix")
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "served"),
+    [
+        ("DeepSeekMTPModel", 1, True),
+        ("DeepSeekMTPModel", 2, False),
+        ("Gemma4MTPModel", 1, False),
+    ],
+)
+def test_mtp_is_served_with_one_layer_of_a_known_model(
+    model: str, layers: int, served: bool
+) -> None:
+    """A second layer sees one token further; Gemma's reads the target's own KV."""
+    engine = engine_config(["layer.0"])
+    hf_config = SimpleNamespace(architectures=[model], n_predict=layers)
+    engine.speculative_config = SimpleNamespace(
+        method="mtp", draft_model_config=SimpleNamespace(hf_config=hf_config)
+    )
+    problem = compat.engine_problem(engine)
+    assert (problem == "") is served
+    assert served or model in problem
+
+
+def test_draft_is_part_of_what_names_a_namespace() -> None:
+    def drafting(**change: Any) -> Any:
+        engine = engine_config(["layer.0"])
+        draft = SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": 8}),
+            dtype=torch.float16,
+            quantization=None,
+        )
+        fields = {"method": "eagle", "draft_model_config": draft, **change}
+        engine.speculative_config = SimpleNamespace(**fields)
+        return identity.draft_identity(engine, settings)
+
+    settings = read_settings({"kvwarehouse.weights": "w"}, "kv_both")
+    one = drafting()
+    assert one == drafting()
+    assert one != drafting(method="draft_model")
+    other = replace(settings, weights="x")
+    settings = other
+    assert one != drafting()
+    assert identity.draft_identity(engine_config(["layer.0"]), settings) == ""
 
 
 def _spaces(engine: Any) -> Any:
