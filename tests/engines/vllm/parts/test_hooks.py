@@ -63,6 +63,7 @@ BLOCKS = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
 ASKED = request(list(range(40)))
 CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     # hook: (arguments, what it answers instead)
+    "bind_kv_cache_manager": ((SimpleNamespace(block_pool=None),), None),
     "on_new_request": ((ASKED,), None),
     "get_num_new_matched_tokens": ((ASKED, 0), (0, False)),
     "get_external_cache_hit_sources": ((ASKED, 16), {}),
