@@ -76,13 +76,13 @@ class LiveWeights:
             hashed.update(row.numpy())
         return hashed.digest()
 
-    def writes(self) -> int:
-        """How many operations wrote in place to all parameters and buffers, as torch counts them:
-        a cheap first sign. Writes to `.data`, to another view of the memory and in inference mode
-        are not counted, so an equal count proves nothing."""
-        return sum(
-            tensor._version for _, tensor in _named(self._model) if not tensor.is_inference()
-        )
+    def census(self) -> tuple[int, int]:
+        """How many parameters and buffers there are, and how many operations wrote to them in
+        place, as torch counts them: a cheap first sign, of all tensors. Writes to `.data`, to
+        another view of the memory and in inference mode are not counted, so that an equal census
+        proves nothing."""
+        writes = [0 if one.is_inference() else one._version for _, one in _named(self._model)]
+        return len(writes), sum(writes)
 
     def _sample(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bytes, on the tensor's device."""

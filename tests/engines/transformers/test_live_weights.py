@@ -247,12 +247,14 @@ def test_wrapper_is_read_by_its_parts() -> None:
     assert weights.digest() != before
 
 
-def test_writes_are_counted_where_torch_counts_them(model: Any) -> None:
+def test_census_differs_when_torch_counted_a_write_or_a_tensor_was_added(model: Any) -> None:
     with torch.inference_mode():
         model.register_buffer("made_in_inference", torch.zeros(4))
     weights = LiveWeights(model)
-    before = weights.writes()
-    train(model)
-    trained = weights.writes()
+    before = weights.census()
+    model.layers[5].b.weight.detach()[7, 7] += 1  # not in the sample
+    written = weights.census()
     write_data(model)
-    assert before < trained == weights.writes()
+    assert before != written == weights.census()
+    model.layers[5].b.register_parameter("lora_A", torch.nn.Parameter(torch.zeros(4)))
+    assert weights.census() != written
