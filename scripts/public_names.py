@@ -110,6 +110,7 @@ def _entry_points() -> dict[str, list[str]]:
     return {
         "scripts": sorted(project["scripts"]),
         "extras": sorted(project["optional-dependencies"]),
+        "sglang.srt.plugins": sorted(project["entry-points"]["sglang.srt.plugins"]),
         "vllm.general_plugins": sorted(project["entry-points"]["vllm.general_plugins"]),
     }
 

@@ -1,5 +1,5 @@
 """Everything of SGLang that differs, or may come to differ, between its versions. Nothing else here
-knows a version; nothing else imports from SGLang.
+knows a version; nothing else imports from SGLang, but plugin.py, which has its methods' names.
 
 Written against 0.5.23, the first version served (HiCacheStorage as of its hicache_storage.py).
 Imported in SGLang's processes only. Stateless.
@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_context
 
 from kvwarehouse_connectors.sglang.counts import Calls
 from kvwarehouse_connectors.sglang.engine_info import EngineInfo, PoolInfo, RankInfo
+from kvwarehouse_connectors.sglang.weight_updates import UPDATES
 
 __all__ = ["KV", "VERSION", "HiCacheStorage", "PoolHitPolicy", "PoolTransferResult"]
 
@@ -159,20 +160,22 @@ def knows_chains() -> bool:
 
 
 def weights_mark() -> object:
-    """Something that changes with the weights of a running engine, as far as SGLang says so: it is
-    told a version with them, or it is not."""
+    """Something that changes before the weights of a running engine do, or with the version that
+    SGLang is told with them."""
     try:
-        return get_context().config_leaf("weight_version")
+        return UPDATES.writes, get_context().config_leaf("weight_version")
     except ValueError:
-        return None
+        return UPDATES.writes, None
 
 
 def weights_changed_before() -> bool:
     """Whether the engine's weights are others than those it began with."""
     try:
-        return bool(_leaf("weight_version") != get_context().server_args.weight_version)
+        return bool(
+            UPDATES.writes or _leaf("weight_version") != get_context().server_args.weight_version
+        )
     except (ValueError, AttributeError):
-        return False
+        return UPDATES.writes > 0
 
 
 def storage_metrics(loads: Calls, stores: Calls) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
-from kvwarehouse_connectors.sglang import compat
+from kvwarehouse_connectors.sglang import compat, plugin
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.engine_info import check_engine
 from kvwarehouse_connectors.sglang.identity import Identity, adapters_of, weights_of
@@ -24,6 +24,7 @@ from kvwarehouse_connectors.sglang.keys import Span
 from kvwarehouse_connectors.sglang.page_store import every_page, last_pages, longest
 from kvwarehouse_connectors.sglang.pools import WarehousePool
 from kvwarehouse_connectors.sglang.settings import WHERE, read_settings
+from kvwarehouse_connectors.sglang.weight_updates import UPDATES
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +46,12 @@ class WarehouseStorage(compat.HiCacheStorage):
         self._check_interface(ranks.tp_lcm_size > ranks.tp_size)
         self._check_weights()
         self._weights_mark = compat.weights_mark()
+        weights = weights_of(engine, self._settings)
+        self._check_name(weights)
         self._identity = Identity(
             engine,
             ranks,
-            weights_of(engine, self._settings),
+            weights,
             adapters_of(engine),
             self._settings.salt,
         )
@@ -135,6 +138,8 @@ class WarehouseStorage(compat.HiCacheStorage):
         """The target locations that were filled, in order, and None from the first that was not."""
         pool, targets = self._pool(compat.KV), list(target_locations or ())
         filled = pool.load_flat(Span.of(keys), targets) if pool else 0
+        if filled and self._pool(compat.KV) is None:
+            filled = 0
         return [*targets[:filled], *[None] * (len(keys) - filled)]
 
     def set(
@@ -190,12 +195,16 @@ class WarehouseStorage(compat.HiCacheStorage):
         )
 
     def _pool(self, name: str) -> WarehousePool | None:
-        """None where it must not be used: another one than was registered, or other weights."""
+        """None where it must not be used: another one than was registered, or other weights, or
+        none."""
+        if UPDATES.away:
+            return None
         if self._serving and compat.weights_mark() != self._weights_mark:
             self._serving = False
             _log.warning(
                 "kvwarehouse: the weights were changed; nothing is loaded or stored any more."
-                " Detach the storage backend and attach it with another kvwarehouse.weights"
+                " Flush the cache, detach the storage backend, and attach it with another"
+                " kvwarehouse.weights"
             )
         return self._pools.get(name) if self._serving else None
 
@@ -239,6 +248,8 @@ class WarehouseStorage(compat.HiCacheStorage):
     def _load(self, name: str, span: Span, indices: Any) -> list[bool]:
         pool = self._pool(name)
         filled = pool.load(span, indices) if pool else 0
+        if filled and self._pool(name) is None:  # the weights were changed meanwhile
+            filled = 0
         return [True] * filled + [False] * (len(span) - filled)
 
     def _store(self, name: str, span: Span, indices: Any) -> list[bool]:
@@ -257,9 +268,34 @@ class WarehouseStorage(compat.HiCacheStorage):
         )
 
     def _check_weights(self) -> None:
+        unseen = plugin.unseen()
+        if unseen:
+            raise kvw.UsageError(
+                "kvwarehouse would not see that this engine's weights are changed: its SGLang has"
+                f" put no hook to {', '.join(unseen)}. Install kvwarehouse in SGLang's environment,"
+                " and name its plugin, kvwarehouse, in SGLANG_PLUGINS if that is set;"
+                " docs/sglang.md says which versions were run",
+                code="unsupported",
+            )
         if not self._settings.weights and compat.weights_changed_before():
             raise kvw.UsageError(
                 "kvwarehouse cannot name the weights: they were changed since this engine began."
                 f" Set kvwarehouse.weights in {WHERE} to a name of those that it has now",
+                code="no_weights",
+            )
+        if UPDATES.stale or UPDATES.away:
+            raise kvw.UsageError(
+                "kvwarehouse would store KV of earlier weights: SGLang's cache was not flushed"
+                " since they were changed, or they are out of memory. Resume the memory, flush the"
+                " cache (POST /flush_cache), and attach again",
+                code="unsupported",
+            )
+        UPDATES.watched = True
+
+    def _check_name(self, weights: str) -> None:
+        if not UPDATES.named(weights):
+            raise kvw.UsageError(
+                f"kvwarehouse.weights is {weights!r}, as before the weights were changed. Set it in"
+                f" {WHERE} to a name of those that the engine has now",
                 code="no_weights",
             )

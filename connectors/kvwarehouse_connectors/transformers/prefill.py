@@ -1,8 +1,9 @@
 """Prefill with reuse: load the longest stored prefix, compute the rest, store what is new.
 
 Not thread-safe, as a model's forward; stores run in a thread of their own. Invariants: what a load
-did not verify is never attended to; nothing is stored of a prefill whose load failed; whatever
-happens to the warehouse, the prompt is answered.
+did not verify is never attended to; nothing is stored of a prefill whose load failed; once the
+weights are others than at the start, nothing is loaded or stored; whatever happens to the
+warehouse, the prompt is answered.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from kvwarehouse_connectors.transformers.support import (
     with_cache,
 )
 from kvwarehouse_connectors.transformers.transfer import Stored, transfer_for
+from kvwarehouse_connectors.transformers.watched_weights import WatchedWeights
 
 _log = logging.getLogger(__name__)
 
@@ -81,13 +83,19 @@ class LoadedPrefix:
     started: float
 
 
+_CHANGED = Reuse(
+    failure="the model's weights were changed since the connector was made", weights_changed=True
+)
+
+
 class WarehousePrefill:
     """A model joined to a warehouse. Also a context manager.
 
     model: a causal LM with a plain cache in every layer, in eval mode. client: a kvw.Client, which
     stays yours, or an address. weights: kvw.fingerprint of the checkpoint; two models with one
-    fingerprint share KV. Raises UsageError where the model is not supported (naming what was found)
-    or the options do not fit; a daemon that is not there is no error."""
+    fingerprint share KV. From then on the model's weights are watched: make another connector, with
+    another fingerprint, once they were changed. Raises UsageError where the model is not supported
+    (naming what was found) or the options do not fit; a daemon that is not there is no error."""
 
     def __init__(
         self,
@@ -103,6 +111,7 @@ class WarehousePrefill:
         self._options = options
         self._grid = ChunkGrid(options.page_tokens, options.chunk_tokens)
         self._shape = observe(model)
+        self._weights = WatchedWeights(model)
         self._geometry = PageGeometry(self._shape.planes, options.page_tokens)
         self.space = namespace_of(model, weights, self._shape, self._geometry, self._grid)
         self._stats = StatsCounter()
@@ -129,7 +138,7 @@ class WarehousePrefill:
         logits are there; new pages are stored after that, in the background (flush waits for
         them), unless store is False. Raises UsageError on bad input; failures of the warehouse are
         in result.reuse.failure."""
-        return self.complete(self.load_prefix(input_ids), store=store)
+        return self._complete(self.load_prefix(input_ids), store)
 
     def load_prefix(self, input_ids: Any) -> LoadedPrefix:
         """The first half of prefill: a cache with the longest stored prefix that the prompt can
@@ -138,14 +147,21 @@ class WarehousePrefill:
         require_unchanged(self._model)
         ids, tokens = self._prompt(input_ids)
         cache = self._cache(tokens)
-        reuse = self._reuse(tokens, cache)
+        reuse = self._reuse(tokens, cache) if self._weights.same() else _CHANGED
         if reuse.failure is not None:
             cache = self._cache(tokens)  # what a device that hangs may still write to is not used
         cache.show(reuse.tokens_loaded)
         return LoadedPrefix(ids, tokens, cache, reuse, started)
 
     def complete(self, prefix: LoadedPrefix, *, store: bool = True) -> PrefillResult:
-        """The second half: computes the rest, and queues the store."""
+        """The second half: computes the rest, and queues the store. What was loaded is computed too
+        where the weights were changed in between."""
+        if not self._weights.same():
+            prefix = replace(prefix, cache=self._cache(prefix.tokens), reuse=_CHANGED)
+            prefix.cache.show(0)
+        return self._complete(prefix, store)
+
+    def _complete(self, prefix: LoadedPrefix, store: bool) -> PrefillResult:
         computing = time.perf_counter()
         logits = self._compute(prefix)
         done = time.perf_counter()
@@ -250,6 +266,8 @@ class WarehousePrefill:
         return logits[:, -1, :]
 
     def _store(self, prefix: LoadedPrefix) -> StoreState:
+        if prefix.reuse.weights_changed:
+            return StoreState.WEIGHTS_CHANGED
         if prefix.reuse.failure is not None:
             return StoreState.LOAD_FAILED
         storable = self._grid.storable_tokens(len(prefix.tokens))
@@ -281,7 +299,8 @@ class WarehousePrefill:
                 tokens_asked=len(prefix.tokens),
                 tokens_loaded=prefix.reuse.tokens_loaded,
                 bytes_loaded=prefix.reuse.bytes_loaded,
-                load_failures=prefix.reuse.failure is not None,
+                load_failures=prefix.reuse.failure is not None and not prefix.reuse.weights_changed,
+                weights_changed=prefix.reuse.weights_changed,
                 stores_queued=state is StoreState.QUEUED,
                 stores_refused=state is StoreState.QUEUE_FULL,
             )

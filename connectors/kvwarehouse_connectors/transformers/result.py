@@ -17,6 +17,8 @@ class StoreState(StrEnum):
     NOTHING_NEW = "nothing_new"
     LOAD_FAILED = "load_failed"
     """Refused: nothing computed after a failed load is stored."""
+    WEIGHTS_CHANGED = "weights_changed"
+    """Refused: the namespace is of the weights that the connector was made with."""
     QUEUE_FULL = "queue_full"
     OFF = "off"
 
@@ -37,6 +39,8 @@ class Reuse:
     load_s: float = 0.0
     failure: str | None = None
     """Why the warehouse could not be used, where it could not: the prompt was computed instead."""
+    weights_changed: bool = False
+    """Whether that is because the model's weights are no longer those it was joined with."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class PrefillStats:
     bytes_loaded: int = 0
     load_failures: int = 0
     """Prefills that computed everything because the warehouse failed."""
+    weights_changed: int = 0
+    """Prefills after the model's weights were changed: nothing is loaded or stored any more."""
     stores_queued: int = 0
     stores_refused: int = 0
     """The queue was full."""

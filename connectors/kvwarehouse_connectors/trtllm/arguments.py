@@ -36,6 +36,18 @@ def engine_problem(llm_args: Any) -> str:
         )
     if getattr(llm_args, "sparse_attention_config", None) is not None:
         return "keeps its KV for sparse attention (sparse_attention_config)"
+    if getattr(llm_args, "ray_worker_extension_cls", None):
+        return (
+            "takes other weights while it runs (ray_worker_extension_cls ="
+            f" {llm_args.ray_worker_extension_cls}), of which it tells a connector nothing: their"
+            " KV would be stored where the first weights' is found"
+        )
+    for name in ("sleep_config", "enable_sleep"):
+        if getattr(llm_args, name, None):
+            return (
+                f"gives up the memory of weights and blocks while it sleeps ({name}), and tells a"
+                " connector neither that nor which weights come back"
+            )
     ranks, host = tensor_parallel(llm_args), int(getattr(llm_args, "gpus_per_node", 0) or 0)
     if host and ranks > host:
         return (

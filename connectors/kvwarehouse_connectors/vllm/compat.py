@@ -206,11 +206,12 @@ def models_with(vllm_config: Any, layers: Iterable[str]) -> list[torch.nn.Module
     return [module for module in found.values() if id(module) not in parents]
 
 
-def moving_parameters(vllm_config: Any) -> Callable[[str], bool]:
-    """By name, parameters that change while the model stays the same: experts move from rank to
-    rank to balance their load."""
+def moving_tensors(vllm_config: Any, models: Iterable[torch.nn.Module]) -> Callable[[str], bool]:
+    """By name, what changes while a model stays the same: buffers, some of which are counters, and
+    experts that move from rank to rank to balance their load."""
     balanced = bool(getattr(vllm_config.parallel_config, "enable_eplb", False))
-    return lambda name: balanced and "experts" in name
+    buffers = {name for name, _ in torch.nn.ModuleList(models).named_buffers()}
+    return lambda name: name in buffers or (balanced and "experts" in name)
 
 
 def cache_content(kv_cache_manager: Any) -> Any:

@@ -33,6 +33,8 @@ from kvwarehouse_connectors.vllm.weights_watch import Ticket, WeightsWatch
 
 _log = logging.getLogger(__name__)
 
+_WATCHED_TENSORS = 96
+
 
 class WorkerSide:
     """Raises UsageError where this engine cannot be served, naming why."""
@@ -79,12 +81,13 @@ class WorkerSide:
         """caches: the engine's cache tensors, by layer. models: whose layers they are. Proves that
         blocks keep their bytes on the way; raises UsageError where they do not, or where the
         models' weights cannot be read."""
-        try:
-            self._watch = WeightsWatch(
-                LiveWeights(models, compat.moving_parameters(self._vllm_config))
+        self._watch = WeightsWatch(
+            LiveWeights(
+                torch.nn.ModuleList(models),
+                _WATCHED_TENSORS,
+                compat.moving_tensors(self._vllm_config, models),
             )
-        except ValueError as error:
-            raise unsupported("this engine", f"has weights that cannot be seen: {error}") from error
+        )
         config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
         order = str(config.cache_config.kv_cache_layout or "")
         made = self._tensors = TensorMemories(

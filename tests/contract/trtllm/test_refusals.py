@@ -39,6 +39,12 @@ def config(**values: Any) -> SimpleNamespace:
         ({"enable_attention_dp": True}, "enable_attention_dp; served: false"),
         ({"speculative_config": object()}, "speculative_config"),
         ({"sparse_attention_config": object()}, "sparse_attention_config"),
+        (
+            {"ray_worker_extension_cls": "rlhf.Extension"},
+            "ray_worker_extension_cls = rlhf.Extension",
+        ),
+        ({"sleep_config": object()}, "while it sleeps (sleep_config)"),
+        ({"enable_sleep": True}, "while it sleeps (enable_sleep)"),
         ({"tensor_parallel_size": 16}, "16 ranks on hosts of 8"),
         ({"tensor_parallel_size": 128, "gpus_per_node": 0}, "128 ranks"),
         ({"kv_cache_config": config(max_attention_window=[128, 4096])}, "windows of"),

@@ -19,6 +19,8 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 # SGLang compiles its page hash when it is first used: beside the environment, not in a home.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
 
+from sglang.srt.plugins import load_plugins
+
 from kvwarehouse_bench.harness.serving import Serving
 from sglang_rig.engine import Engine, Rank, config, join_ranks
 from sglang_rig.pools import Shape
@@ -36,6 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> None:
+    load_plugins()  # as SGLang's scheduler process begins
     join_ranks(Rank(tmp_path_factory.mktemp("ranks") / "one"))
 
 

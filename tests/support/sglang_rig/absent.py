@@ -1,6 +1,7 @@
 """SGLang imports Triton and torchvision wherever it runs. Neither is here: the first has no use
-without a GPU, the second brings one's libraries. Nothing of what is tested calls them, so importing
-them gives modules of names that stand for nothing.
+without a GPU, the second brings one's libraries. Its scheduler imports what a server needs besides.
+Nothing of what is tested calls any of them, so importing them gives modules of names that stand for
+nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_ABSENT = ("triton", "torchvision")
+_ABSENT = (
+    *("triton", "torchvision"),
+    *("einops", "httpx", "openai", "partial_json_parser", "setproctitle", "sniffio", "uvicorn"),
+)
+
+
+def _attribute(name: str, nothing: Any) -> Any:
+    if name.startswith("__") or name == "driver":  # Triton's, where there is no GPU
+        raise AttributeError(name)
+    return nothing
 
 
 class _Names(type):
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
+        return _attribute(name, cls)
 
 
 class _Nothing(metaclass=_Names):
@@ -27,6 +35,15 @@ class _Nothing(metaclass=_Names):
     def __new__(cls, *given: Any, **named: Any) -> Any:
         decorated = len(given) == 1 and callable(given[0]) and not named
         return given[0] if decorated else cls
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
 
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
@@ -37,9 +54,7 @@ class _Module(ModuleType):
     __version__ = "0.0.0"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Nothing
+        return _attribute(name, _Nothing)
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -225,7 +225,7 @@ def test_weights_that_cannot_be_read_are_not_served(
     with monkeypatch.context() as patched:
         patched.setattr(LiveWeights, "sample", lost)
         assert not life.ask(ids)
-    with pytest.raises(kvw.UsageError, match="weights that cannot be seen"):
+    with pytest.raises(kvw.UsageError, match="could not be seen"):
         life.engine.workers[0].register(life.engine.caches[0].by_layer, [nn.ReLU()])
 
 
