@@ -23,7 +23,6 @@ MAX_SHARDS = _native.MAX_SHARDS
 SECRET_BYTES = _native.SECRET_BYTES
 VERSION = _native.VERSION
 
-CapturesAside = _native.CapturesAside
 Core = _native.Core
 CoreOptions = _native.CoreOptions
 DeviceStage = _native.DeviceStage
@@ -33,6 +32,7 @@ NativeClient = _native.NativeClient
 Pins = _native.Pins
 Recorded = _native.Recorded
 Regions = _native.Regions
+RelaxedCaptureMode = _native.RelaxedCaptureMode
 
 chain_keys = _native.chain_keys
 check_options = _native.check_options
@@ -58,7 +58,6 @@ __all__ = [
     "MAX_SHARDS",
     "SECRET_BYTES",
     "VERSION",
-    "CapturesAside",
     "Core",
     "CoreOptions",
     "DeviceStage",
@@ -68,6 +67,7 @@ __all__ = [
     "Pins",
     "Recorded",
     "Regions",
+    "RelaxedCaptureMode",
     "chain_keys",
     "check_options",
     "copy_path",

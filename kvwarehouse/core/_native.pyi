@@ -62,7 +62,7 @@ class Recorded:
     @property
     def events(self) -> list[int]: ...
 
-class CapturesAside:
+class RelaxedCaptureMode:
     """A with statement in which what this thread asks of a device breaks no graph that another
     thread captures. address: in the memory of a device whose primary context is the thread's
     meanwhile. Raises UsageError (code "no_gpu"); entering it code "bad_device_memory", StorageError

@@ -57,6 +57,6 @@ def relaxed_capture_mode(address: int | None = None) -> AbstractContextManager[N
     from kvwarehouse import core
 
     try:
-        return core.CapturesAside(address)
+        return core.RelaxedCaptureMode(address)
     except UsageError:
         return nullcontext()

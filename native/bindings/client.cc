@@ -39,9 +39,14 @@ class Pages {
     else
       hold(keys);
   }
-  Prompt prompt() const {
-    if (tokens_) return Prompt::of_tokens(tokens_->view());
-    return runs_ ? Prompt::of_runs(spans_, *runs_) : Prompt::of_keys(spans_);
+  // Makes the call with their prompt, without the GIL.
+  template <class Call>
+  auto without_gil(const Call& call) const {
+    const nb::gil_scoped_release release;
+    Prompt prompt = tokens_ ? Prompt::of_tokens(tokens_->view())
+                    : runs_ ? Prompt::of_runs(spans_, *runs_)
+                            : Prompt::of_keys(spans_);
+    return call(prompt);
   }
 
  private:
@@ -96,12 +101,7 @@ nb::dict dict_of(const std::map<std::string, uint64_t>& counts) {
 nb::tuple lookup(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
-  LookupResult result;
-  {
-    nb::gil_scoped_release release;
-    Prompt prompt = pages.prompt();
-    result = client.lookup(space, prompt);
-  }
+  auto result = pages.without_gil([&](Prompt& prompt) { return client.lookup(space, prompt); });
   return nb::make_tuple(result.hbm, result.dram, result.nvme);
 }
 
@@ -119,24 +119,15 @@ nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
                  bool counted) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
-  std::vector<PageTier> found;
-  {
-    nb::gil_scoped_release release;
-    Prompt prompt = pages.prompt();
-    found = client.tiers(space, prompt, counted);
-  }
+  auto found =
+      pages.without_gil([&](Prompt& prompt) { return client.tiers(space, prompt, counted); });
   return array_of<uint8_t>(std::move(found));
 }
 
 nb::object tags(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
-  std::vector<uint64_t> found;
-  {
-    nb::gil_scoped_release release;
-    Prompt prompt = pages.prompt();
-    found = client.tags(space, prompt);
-  }
+  auto found = pages.without_gil([&](Prompt& prompt) { return client.tags(space, prompt); });
   return array_of<uint64_t>(std::move(found));
 }
 
@@ -144,12 +135,9 @@ nb::tuple load(Client& client, const nb::bytes& id, nb::handle tokens, nb::handl
                size_t first, const Regions& regions, uint32_t shard, double timeout_s) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
-  LoadReport report;
-  {
-    nb::gil_scoped_release release;
-    Prompt prompt = pages.prompt();
-    report = client.load(space, prompt, first, regions, shard, to_ns(timeout_s));
-  }
+  auto report = pages.without_gil([&](Prompt& prompt) {
+    return client.load(space, prompt, first, regions, shard, to_ns(timeout_s));
+  });
   return nb::make_tuple(report.pages, dict_of(report.reasons));
 }
 
@@ -157,12 +145,9 @@ nb::tuple store(Client& client, const nb::bytes& id, nb::handle tokens, nb::hand
                 size_t first, const Regions& regions, uint32_t shard, double timeout_s) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
-  StoreReport report;
-  {
-    nb::gil_scoped_release release;
-    Prompt prompt = pages.prompt();
-    report = client.store(space, prompt, first, regions, shard, to_ns(timeout_s));
-  }
+  auto report = pages.without_gil([&](Prompt& prompt) {
+    return client.store(space, prompt, first, regions, shard, to_ns(timeout_s));
+  });
   return nb::make_tuple(report.stored, report.already, dict_of(report.dropped));
 }
 
@@ -170,9 +155,8 @@ std::unique_ptr<Pins> pin(Client& client, const nb::bytes& id, nb::handle tokens
                           size_t first, double timeout_s) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
-  nb::gil_scoped_release release;
-  Prompt prompt = pages.prompt();
-  return client.pin(space, prompt, first, to_ns(timeout_s));
+  return pages.without_gil(
+      [&](Prompt& prompt) { return client.pin(space, prompt, first, to_ns(timeout_s)); });
 }
 
 std::unique_ptr<Extents> hold(Client& client, const nb::bytes& id, nb::handle tokens,
@@ -181,9 +165,9 @@ std::unique_ptr<Extents> hold(Client& client, const nb::bytes& id, nb::handle to
   const Pages held(tokens, keys);
   const auto first = nb::cast<size_t>(window[0]), pages = nb::cast<size_t>(window[1]);
   const auto shard = nb::cast<uint32_t>(window[2]);
-  nb::gil_scoped_release release;
-  Prompt prompt = held.prompt();
-  return client.hold(space, prompt, first, pages, shard, to_ns(timeout_s));
+  return held.without_gil([&](Prompt& prompt) {
+    return client.hold(space, prompt, first, pages, shard, to_ns(timeout_s));
+  });
 }
 
 nb::dict control_of(Client& client) {

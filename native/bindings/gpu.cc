@@ -42,9 +42,9 @@ bool wait_event(int ordinal, uint64_t event, double timeout_s) {
 
 // For a with statement of one thread's: what a framework does in it breaks no graph of another's.
 // With the context of the device that has the memory at an address, where one is given.
-class CapturesAside {
+class RelaxedCaptureMode {
  public:
-  explicit CapturesAside(std::optional<uint64_t> address)
+  explicit RelaxedCaptureMode(std::optional<uint64_t> address)
       : cuda_(gpu::driver()), address_(address) {}
   void enter() {
     if (address_) {
@@ -86,10 +86,10 @@ void bind_gpu(nb::module_& m) {
       .def(nb::init<int, const std::vector<uint64_t>&>(), nb::arg("ordinal"), nb::arg("streams"),
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("events", &events_of);
-  nb::class_<CapturesAside>(m, "CapturesAside")
+  nb::class_<RelaxedCaptureMode>(m, "RelaxedCaptureMode")
       .def(nb::init<std::optional<uint64_t>>(), nb::arg("address") = nb::none())
-      .def("__enter__", &CapturesAside::enter, nb::call_guard<nb::gil_scoped_release>())
-      .def("__exit__", &CapturesAside::exit, nb::call_guard<nb::gil_scoped_release>());
+      .def("__enter__", &RelaxedCaptureMode::enter, nb::call_guard<nb::gil_scoped_release>())
+      .def("__exit__", &RelaxedCaptureMode::exit, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace kvw::bindings

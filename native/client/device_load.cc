@@ -7,22 +7,19 @@
 
 namespace kvw {
 
-DeviceLoad::DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
-                       const Regions& regions, uint32_t shard, uint64_t deadline_ns)
-    : client_(client),
-      call_(call),
-      prompt_(prompt),
+DeviceLoad::DeviceLoad(const ClientCall& call, Gpus& gpus, size_t first, const Regions& regions,
+                       uint32_t shard)
+    : call_(call),
       first_(first),
       regions_(regions),
       shard_(shard),
-      deadline_ns_(deadline_ns),
-      end_(std::min(prompt.pages(), first + regions.count())),
+      end_(std::min(call.prompt.pages(), first + regions.count())),
       next_(first),
       good_(first),
-      promotions_(client, call, prompt, deadline_ns),
-      gpu_(client.gpus_.use(regions.device()->ordinal, *call.view)),
-      mover_(gpu_.device->borrow(deadline_ns)) {
-  gpu_.hbm = client.hbm(gpu_.device, deadline_ns);
+      promotions_(call),
+      gpu_(gpus.use(regions.device()->ordinal, call.view())),
+      mover_(gpu_.device->borrow(call.deadline_ns)) {
+  gpu_.hbm = call.daemon->hbm.of(gpu_.device, call.link, call.deadline_ns);
 }
 
 DeviceLoad::~DeviceLoad() {
@@ -32,13 +29,13 @@ DeviceLoad::~DeviceLoad() {
     if (done) drop(flight.held);
     all = all && done;
   }
-  if (!all) Gpus::keep(gpu_, call_.session);
+  if (!all) Gpus::keep(gpu_, call_.daemon->session);
 }
 
 LoadReport DeviceLoad::run() {
   // Nothing is written before the engine is done with these pages; waited for here and not on the
   // stream, so that the wait has an end.
-  if (mover_ == nullptr || !gpu_.device->wait(regions_.device()->ready, deadline_ns_))
+  if (mover_ == nullptr || !gpu_.device->wait(regions_.device()->ready, call_.deadline_ns))
     why_ = Reason::timeout;
   for (;;) {
     const bool may = flights_.size() < gpu::Mover::kBatches && next_ < end_ && why_ == Reason::none;
@@ -58,15 +55,15 @@ LoadReport DeviceLoad::run() {
 // False: no page could be had now.
 bool DeviceLoad::launch() {
   gpu::Batch& batch = mover_->batch(launched_);
-  batch.begin(gpu::Way::to_device, call_.row.shape.shard_bytes, gpu_.arena.get());
+  batch.begin(gpu::Way::to_device, call_.shape().shard_bytes, gpu_.arena.get());
   // Pages that are on the device need no room beside it, so that many of them fit.
   const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(batch.device_room())));
-  Flight flight{&batch, next_, client_.hold(call_, promotions_, next_, end, nullptr, why_), {}, {}};
+  Flight flight{&batch, next_, pin_pages(promotions_, next_, end, 0, why_), {}, {}};
   const size_t held = flight.held.size();
   const bool whole = fill(flight);
   if (!whole || (next_ + held < end && why_ == Reason::none)) {
     // A slot was reused between the index and the pin.
-    call_.session->count(Counter::load_stale);
+    call_.session().count(Counter::load_stale);
     why_ = ++stale_ >= kStaleTries ? Reason::stale : Reason::none;
   } else if (flight.held.size() < held) {
     why_ = Reason::none;  // they did not fit; the rest follows
@@ -85,7 +82,7 @@ size_t DeviceLoad::in_hbm(size_t most) const {
   size_t pages = 0;
   if (gpu_.hbm == nullptr || !trust_hbm_) return 0;
   for (; pages < most && next_ + pages < end_; ++pages) {
-    const auto entry = call_.view->index().find(prompt_.key(next_ + pages));
+    const auto entry = call_.find(next_ + pages);
     if (!entry || !entry->in_dram() || !gpu_.hbm->hints(entry->slot, entry->generation)) break;
   }
   return pages;
@@ -99,23 +96,22 @@ bool DeviceLoad::fill(Flight& flight) {
   for (; added < flight.held.size(); ++added) {
     const size_t page = flight.first + added;
     const EntryView& entry = flight.held[added].entry;
-    const auto found = call_.view->find_pinned(
-        entry, expected_page(call_.row.shape.id, prompt_, page), call_.row.shape, shard_);
+    const auto found = call_.view().find_pinned(entry, call_.expected(page), call_.shape(), shard_);
     same = found.has_value();
     if (!same) break;
     regions_.pieces(page - first_, pieces);
     const auto copy = gpu_.hbm != nullptr && trust_hbm_
                           ? gpu_.hbm->find(entry.slot, entry.generation)
                           : std::nullopt;
-    const bool fits = copy ? flight.batch->add_from_device(
-                                 pieces, *copy + shard_ * call_.row.shape.shard_stride())
-                           : flight.batch->add(pieces, found->payload);
+    const bool fits =
+        copy ? flight.batch->add_from_device(pieces, *copy + shard_ * call_.shape().shard_stride())
+             : flight.batch->add(pieces, found->payload);
     if (!fits) break;
     flight.digests.push_back(found->digest);
     flight.from_hbm.push_back(copy.has_value());
   }
-  std::vector<Client::Held> rest(flight.held.begin() + static_cast<ptrdiff_t>(added),
-                                 flight.held.end());
+  std::vector<PinnedPage> rest(flight.held.begin() + static_cast<ptrdiff_t>(added),
+                               flight.held.end());
   flight.held.resize(added);
   drop(rest);
   return same;
@@ -129,11 +125,11 @@ void DeviceLoad::land() {
     if (!verified(flight, i)) {
       const bool copy = flight.from_hbm[i];
       drain();
-      client_.report_mismatch(entry, *call_.view, shard_, deadline_ns_);
+      call_.report_mismatch(entry, shard_);
       return copy ? doubted() : failed(entry);
     }
-    call_.session->touch(entry);
-    if (flight.from_hbm[i]) call_.session->count(Counter::pages_loaded_hbm);
+    call_.session().touch(entry);
+    if (flight.from_hbm[i]) call_.session().count(Counter::pages_loaded_hbm);
     ++good_;
     stale_ = 0;
   }
@@ -142,19 +138,19 @@ void DeviceLoad::land() {
 }
 
 bool DeviceLoad::verified(const Flight& flight, size_t number) {
-  return flight.batch->digest(number, prompt_.key(good_), shard_) == flight.digests[number];
+  return flight.batch->digest(number, call_.prompt.key(good_), shard_) == flight.digests[number];
 }
 
 // What is in DRAM was not looked at yet.
 void DeviceLoad::doubted() {
-  call_.session->count(Counter::load_mismatch_hbm);
+  call_.session().count(Counter::load_mismatch_hbm);
   trust_hbm_ = false;
   next_ = good_;
   why_ = Reason::none;
 }
 
 void DeviceLoad::failed(const EntryView& entry) {
-  call_.session->count(Counter::load_mismatch);
+  call_.session().count(Counter::load_mismatch);
   next_ = good_;
   const bool again = ++stale_ < kStaleTries && promotions_.has_other_copy(entry);
   why_ = again ? Reason::none : Reason::mismatch;
@@ -169,8 +165,8 @@ void DeviceLoad::drain() {
   }
 }
 
-void DeviceLoad::drop(std::vector<Client::Held>& held) {
-  for (const Client::Held& each : held) call_.session->drop_pin(each.place);
+void DeviceLoad::drop(std::vector<PinnedPage>& held) {
+  for (const PinnedPage& each : held) call_.session().drop_pin(each.place);
   held.clear();
 }
 

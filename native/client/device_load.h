@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/gpus.h"
+#include "client/pins.h"
 #include "client/promotion_window.h"
 #include "gpu/mover.h"
 
@@ -19,8 +21,8 @@ namespace kvw {
 
 class DeviceLoad {
  public:
-  DeviceLoad(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
-             const Regions& regions, uint32_t shard, uint64_t deadline_ns);
+  DeviceLoad(const ClientCall& call, Gpus& gpus, size_t first, const Regions& regions,
+             uint32_t shard);
   ~DeviceLoad();
   DeviceLoad(const DeviceLoad&) = delete;
   DeviceLoad& operator=(const DeviceLoad&) = delete;
@@ -32,7 +34,7 @@ class DeviceLoad {
   struct Flight {
     gpu::Batch* batch;
     size_t first;  // page
-    std::vector<Client::Held> held;
+    std::vector<PinnedPage> held;
     std::vector<uint64_t> digests;  // as sealed
     std::vector<bool> from_hbm;
   };
@@ -45,15 +47,12 @@ class DeviceLoad {
   void drain();
   void failed(const EntryView& entry);
   void doubted();
-  void drop(std::vector<Client::Held>& held);
+  void drop(std::vector<PinnedPage>& held);
 
-  Client& client_;
-  const Client::Open& call_;
-  Prompt& prompt_;
+  const ClientCall& call_;
   size_t first_;
   const Regions& regions_;
   uint32_t shard_;
-  uint64_t deadline_ns_;
   size_t end_, next_, good_;  // pages: to load, to launch, verified
   PromotionWindow promotions_;
   Gpus::Use gpu_;

@@ -1,9 +1,12 @@
 #include "client/extents.h"
 
-#include <algorithm>
+#include <fcntl.h>
+
 #include <cerrno>
+#include <cstdio>
 
 #include "base/error.h"
+#include "client/daemon_link.h"
 #include "copy/copy.h"
 
 namespace kvw {
@@ -12,26 +15,74 @@ namespace {
 
 constexpr uint64_t kReadBytes = 4 << 20;
 
+// O_DIRECT where the filesystem has it, for a header is read once and the page cache is others'.
+Fd open_segment(int directory, uint32_t segment, bool& direct) {
+  char name[16];
+  std::snprintf(name, sizeof name, "%08u.seg", segment);
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
+  Fd fd(::openat(directory, name, kFlags | O_DIRECT));
+  direct = fd.valid();
+  if (!fd.valid() && errno == EINVAL) fd = Fd(::openat(directory, name, kFlags));
+  return fd;
+}
+
 }  // namespace
 
-Extents::Extents(std::shared_ptr<const View> view, std::shared_ptr<ClientSession> session,
-                 const View::SpaceRow& row, uint32_t shard,
-                 std::shared_ptr<std::atomic<uint64_t>> segments_held)
-    : view_(std::move(view)),
-      session_(std::move(session)),
-      row_(row),
-      shard_(shard),
-      segments_held_(std::move(segments_held)),
-      forks_(fork_count()) {}
+const SegmentFolder::Opened* SegmentFolder::open(DaemonLink& link, uint64_t deadline_ns) {
+  if (!handed_out_) return nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (opened_) return &*opened_;
+  }
+  Writer message(MessageType::locate);
+  Connection::Reply reply = link.ask(message, MessageType::located, deadline_ns);
+  Reader body = reply.body();
+  const auto* located = body.take<Located>();
+  if (located == nullptr || reply.descriptors.size() != 1)
+    throw Error(ErrorKind::transport, "daemon_gone", "the daemon's answer is malformed");
+  const std::lock_guard lock(mutex_);
+  if (!opened_) opened_.emplace(std::move(reply.descriptors.front()), located->segments_held);
+  return &*opened_;
+}
 
 void Extents::release() {
   if (session_ != nullptr && forks_ == fork_count()) {
     for (const File& file : files_) session_->drop_pin(file.pin);
-    *segments_held_ -= files_.size();
+    session_->segments_held().give_back(files_.size());
   }
   files_.clear();
   pages_.clear();
   session_.reset();
+}
+
+std::optional<uint32_t> Extents::pin_segment(const nvme::Extent& extent,
+                                             const SegmentFolder::Opened& folder) {
+  const auto refuse = [this](Reason why) {
+    ended_ = why;
+    return std::nullopt;
+  };
+  for (uint32_t at = 0; at < files_.size(); ++at) {
+    if (files_[at].segment != extent.segment) continue;
+    if (files_[at].life != extent.life) return refuse(Reason::stale);
+    return at;
+  }
+  if (!session_->segments_held().take(1, folder.segments_held)) return refuse(Reason::later);
+  const int pin = session_->take_pin();
+  bool direct = false;
+  Fd fd = pin < 0 ? Fd() : open_segment(folder.directory.get(), extent.segment, direct);
+  if (!fd.valid()) {
+    if (pin >= 0) session_->drop_pin(pin);
+    session_->segments_held().give_back(1);
+    return refuse(pin < 0 ? Reason::later : Reason::io_error);
+  }
+  session_->store_pin(pin, segment_pin(extent.segment, extent.life));
+  files_.push_back({extent.segment, extent.life, ParentFd(fd.release()), direct, pin});
+  return static_cast<uint32_t>(files_.size() - 1);
+}
+
+void Extents::end(Reason why, uint64_t pages) {
+  ended_ = why;
+  pages_.erase(pages_.begin() + static_cast<ptrdiff_t>(pages), pages_.end());
 }
 
 std::vector<Extents::Read> Extents::plan(uint64_t stage_bytes, uint64_t gap_bytes) {

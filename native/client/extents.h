@@ -11,15 +11,41 @@
 // writing what a transfer reads.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "client/client.h"
+#include "base/fork.h"
+#include "client/regions.h"
+#include "client/session.h"
+#include "client/view.h"
+#include "exchange/messages.h"
 
 namespace kvw {
+
+class DaemonLink;
+
+// The directory of the segments, as a daemon hands it out to those who ask. Thread-safe.
+class SegmentFolder {
+ public:
+  struct Opened {
+    ParentFd directory;
+    uint64_t segments_held;  // that a session may hold at a time
+  };
+
+  explicit SegmentFolder(bool handed_out) : handed_out_(handed_out) {}
+  // Null: the daemon hands out none. The first call is a round trip. Throws Error transport.
+  const Opened* open(DaemonLink& link, uint64_t deadline_ns);
+
+ private:
+  const bool handed_out_;
+  std::mutex mutex_;
+  std::optional<Opened> opened_;  // stays as it is once it is there
+};
 
 class Extents {
  public:
@@ -48,8 +74,8 @@ class Extents {
   };
 
   Extents(std::shared_ptr<const View> view, std::shared_ptr<ClientSession> session,
-          const View::SpaceRow& row, uint32_t shard,
-          std::shared_ptr<std::atomic<uint64_t>> segments_held);
+          const View::SpaceRow& row, uint32_t shard)
+      : view_(std::move(view)), session_(std::move(session)), row_(row), shard_(shard) {}
   ~Extents() { release(); }
   Extents(const Extents&) = delete;
   Extents& operator=(const Extents&) = delete;
@@ -61,6 +87,15 @@ class Extents {
   uint64_t page_bytes() const { return row_.shape.shard_bytes; }
   // Why the hold ended before the last page that was asked for.
   Reason ended() const { return ended_; }
+
+  // For the call that makes the hold. Stores a pin for the segment of an extent, where there is
+  // none yet, and returns its number in files(). Nothing: it cannot be had, and ended() says why.
+  std::optional<uint32_t> pin_segment(const nvme::Extent& extent,
+                                      const SegmentFolder::Opened& folder);
+  void add(const Page& page) { pages_.push_back(page); }
+  void set_digest(uint64_t page, uint64_t digest) { pages_[page].digest = digest; }
+  // No more than so many pages are held.
+  void end(Reason why, uint64_t pages);
 
   // How to read all pages through stages of that many bytes: neighbours with at most `gap_bytes`
   // between them in one transfer, gap included, up to 4 MiB: more makes no disk faster, and a
@@ -79,15 +114,11 @@ class Extents {
   bool current(uint64_t page) const;
 
  private:
-  friend class Client;
-  friend class HoldCall;
-
   std::shared_ptr<const View> view_;
   std::shared_ptr<ClientSession> session_;
   View::SpaceRow row_;
   uint32_t shard_;
-  std::shared_ptr<std::atomic<uint64_t>> segments_held_;  // the client's
-  uint64_t forks_;
+  uint64_t forks_ = fork_count();
   std::vector<File> files_;
   std::vector<Page> pages_;
   Reason ended_ = Reason::none;

@@ -2,11 +2,13 @@
 // pool of device memory that they are in, mapped in this process. Old ones stay as they are for as
 // long as somebody holds them: the pool of a daemon that ended is written by nobody.
 //
-// Immutable; readers on any thread.
+// A view is immutable, with readers on any thread; HbmCopies is thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "base/fd.h"
@@ -15,6 +17,8 @@
 #include "hbm/table.h"
 
 namespace kvw {
+
+class DaemonLink;
 
 class HbmView {
  public:
@@ -41,6 +45,28 @@ class HbmView {
   const HbmHeader* header_ = nullptr;
   uint32_t slots_ = 0;
   std::unique_ptr<gpu::SharedMemory> pool_;
+};
+
+// A daemon's copies, by the device that they are in, as far as somebody asked for them.
+class HbmCopies {
+ public:
+  explicit HbmCopies(bool has_tier) : has_tier_(has_tier) {}
+  // Null: the daemon has none in that device, or does not say so in a moment; asked again a little
+  // later then.
+  std::shared_ptr<const HbmView> of(const std::shared_ptr<gpu::Device>& device, DaemonLink& link,
+                                    uint64_t deadline_ns);
+  // Those that are mapped already, of any device; for as long as this object. Null: none. No call.
+  const HbmView* mapped();
+
+ private:
+  struct Answer {
+    std::shared_ptr<const HbmView> view;  // stays once it is there
+    uint64_t ask_again_ns;
+  };
+
+  const bool has_tier_;
+  std::mutex mutex_;
+  std::map<int, Answer> answers_;
 };
 
 }  // namespace kvw

@@ -9,18 +9,15 @@ namespace {
 
 constexpr size_t kPrefetchAhead = 16;
 
-}  // namespace
-
 // Finds pages in order; asks for the index entries of those ahead, since each is a cache miss.
 class Finder {
  public:
-  // hbm: the copies there that this client reads; null: none.
-  Finder(const Client::Open& call, Prompt& prompt, std::shared_ptr<const HbmView> hbm)
-      : index_(call.view->index()),
-        prompt_(prompt),
+  explicit Finder(const ClientCall& call)
+      : index_(call.view().index()),
+        prompt_(call.prompt),
         ordinal_(call.row.ordinal),
-        epoch_(call.view->clear_epoch(call.row.ordinal)),
-        hbm_(std::move(hbm)) {}
+        epoch_(call.clear_epoch),
+        hbm_(call.daemon->hbm.mapped()) {}
 
   // Missing too where the page does not count.
   PageTier find(size_t page) {
@@ -40,17 +37,11 @@ class Finder {
   Prompt& prompt_;
   uint16_t ordinal_;
   uint64_t epoch_;
-  std::shared_ptr<const HbmView> hbm_;
+  const HbmView* hbm_;  // the copies that this client reads; null: none
   size_t prefetched_ = 0;
 };
 
-void LookupResult::add(PageTier tier) {
-  hbm += tier == PageTier::hbm;
-  dram += tier == PageTier::dram;
-  nvme += tier == PageTier::nvme;
-}
-
-void Client::count_lookup(ClientSession& session, const LookupResult& found, size_t asked) {
+void count_lookup(ClientSession& session, const LookupResult& found, size_t asked) {
   session.count(Counter::lookups);
   session.count(Counter::lookup_hit_hbm, found.hbm);
   session.count(Counter::lookup_hit_dram, found.dram);
@@ -58,22 +49,30 @@ void Client::count_lookup(ClientSession& session, const LookupResult& found, siz
   session.count(Counter::lookup_missed, asked - found.pages());
 }
 
+}  // namespace
+
+void LookupResult::add(PageTier tier) {
+  hbm += tier == PageTier::hbm;
+  dram += tier == PageTier::dram;
+  nvme += tier == PageTier::nvme;
+}
+
 LookupResult Client::lookup(const Key& namespace_id, Prompt& prompt) {
-  const Open call = open(namespace_id, prompt, false, 0);
-  Finder finder(call, prompt, mapped_hbm());
+  const auto call = ClientCall::open(link_, namespace_id, prompt, false, 0);
+  Finder finder(call);
   LookupResult result;
   for (size_t page = 0; page < prompt.pages(); ++page) {
     const PageTier tier = finder.find(page);
     if (tier == PageTier::missing) break;
     result.add(tier);
   }
-  count_lookup(*call.session, result, prompt.pages());
+  count_lookup(call.session(), result, prompt.pages());
   return result;
 }
 
 std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, bool counted) {
-  const Open call = open(namespace_id, prompt, false, 0);
-  Finder finder(call, prompt, mapped_hbm());
+  const auto call = ClientCall::open(link_, namespace_id, prompt, false, 0);
+  Finder finder(call);
   std::vector<PageTier> tiers(prompt.pages(), PageTier::missing);
   LookupResult result;
   for (size_t page = 0; page < prompt.pages();) {
@@ -81,12 +80,12 @@ std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, boo
     result.add(tiers[page]);
     page = tiers[page] == PageTier::missing ? prompt.run_end(page) : page + 1;
   }
-  if (counted) count_lookup(*call.session, result, prompt.pages());
+  if (counted) count_lookup(call.session(), result, prompt.pages());
   return tiers;
 }
 
 std::vector<uint64_t> Client::tags(const Key& namespace_id, Prompt& prompt) {
-  open(namespace_id, prompt, false, 0);
+  const auto call = ClientCall::open(link_, namespace_id, prompt, false, 0);
   std::vector<uint64_t> tags(prompt.pages());
   for (size_t page = 0; page < tags.size(); ++page) tags[page] = prompt.key(page).lo;
   return tags;

@@ -117,15 +117,17 @@ class DeviceWriter final : public PageWriter {
 
 }  // namespace
 
-std::unique_ptr<PageWriter> page_writer(const StoreEnds& ends, const Regions& regions,
-                                        uint64_t deadline_ns) {
+std::unique_ptr<PageWriter> page_writer(const ClientCall& call, Gpus& gpus,
+                                        const Regions& regions) {
   if (regions.device() == nullptr) return std::make_unique<HostWriter>(regions);
-  Gpus::Use gpu = ends.gpus.use(regions.device()->ordinal, *ends.view);
+  Gpus::Use gpu = gpus.use(regions.device()->ordinal, call.view());
   // Nothing is read before the engine has written it; waited for here and not on the stream, so
   // that the wait has an end.
-  gpu::Device::Borrowed mover = gpu.device->borrow(deadline_ns);
-  if (mover == nullptr || !gpu.device->wait(regions.device()->ready, deadline_ns)) return nullptr;
-  return std::make_unique<DeviceWriter>(regions, std::move(gpu), std::move(mover), ends.session);
+  gpu::Device::Borrowed mover = gpu.device->borrow(call.deadline_ns);
+  if (mover == nullptr || !gpu.device->wait(regions.device()->ready, call.deadline_ns))
+    return nullptr;
+  return std::make_unique<DeviceWriter>(regions, std::move(gpu), std::move(mover),
+                                        call.daemon->session);
 }
 
 }  // namespace kvw

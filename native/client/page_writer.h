@@ -5,7 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "client/client.h"
+#include "client/call.h"
+#include "client/gpus.h"
 
 namespace kvw {
 
@@ -30,12 +31,6 @@ class PageWriter {
 
 // Nothing: the device has no mover for this call, or the engine's event did not come, until the
 // deadline.
-struct StoreEnds {
-  Gpus& gpus;
-  const std::shared_ptr<const View>& view;
-  const std::shared_ptr<ClientSession>& session;
-};
-std::unique_ptr<PageWriter> page_writer(const StoreEnds& ends, const Regions& regions,
-                                        uint64_t deadline_ns);
+std::unique_ptr<PageWriter> page_writer(const ClientCall& call, Gpus& gpus, const Regions& regions);
 
 }  // namespace kvw

@@ -16,30 +16,22 @@ constexpr uint64_t kWaitSliceNs = 20 * kMillisecondNs;
 // For what the daemon makes of a report: it may find the page good, and then nothing changes.
 constexpr uint64_t kJudgedWithinNs = 200 * kMillisecondNs;
 
-uint64_t now_ns() { return system_clock().boot_ns(); }
-
 }  // namespace
 
-PromotionWindow::PromotionWindow(Client& client, const Client::Open& call, Prompt& prompt,
-                                 uint64_t deadline_ns)
-    : client_(client),
-      call_(call),
-      prompt_(prompt),
-      deadline_ns_(deadline_ns),
-      epoch_(call.view->clear_epoch(call.row.ordinal)) {
+PromotionWindow::PromotionWindow(const ClientCall& call) : call_(call) {
   // What the daemon reads at a time, so that one who loads alone is never told to ask again. And
   // never more than the tier can hold beside what others use: pages read too early are evicted
   // again before they are reached.
   const uint64_t limit =
-      std::min(call.view->control().reserve_limit_bytes.value.load(), kPromoteBytes);
-  window_ = std::clamp<uint64_t>(limit / call.row.shape.slot_bytes(), 1, kPromotePages);
+      std::min(call.view().control().reserve_limit_bytes.value.load(), kPromoteBytes);
+  window_ = std::clamp<uint64_t>(limit / call.shape().slot_bytes(), 1, kPromotePages);
 }
 
 std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reason& why) {
   for (;;) {
     const uint64_t tick = promoted_word().load(std::memory_order_acquire);
-    const auto entry = call_.view->index().find(prompt_.key(page));
-    if (!entry || entry->space != call_.row.ordinal || entry->clear_epoch < epoch_) {
+    const auto entry = call_.find(page);
+    if (!entry) {
       why = Reason::missing;
       return std::nullopt;
     }
@@ -48,7 +40,7 @@ std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reaso
         ask_ahead(page, end, why);
       return entry;
     }
-    if (now_ns() >= deadline_ns_) {
+    if (call_.late()) {
       why = Reason::timeout;
       return std::nullopt;
     }
@@ -62,10 +54,10 @@ std::optional<EntryView> PromotionWindow::in_dram(size_t page, size_t end, Reaso
 
 bool PromotionWindow::has_other_copy(const EntryView& damaged) {
   if (!damaged.in_nvme()) return false;
-  const uint64_t until_ns = std::min(deadline_ns_, now_ns() + kJudgedWithinNs);
+  const uint64_t until_ns = std::min(call_.deadline_ns, now_ns() + kJudgedWithinNs);
   do {
     const uint64_t tick = promoted_word().load(std::memory_order_acquire);
-    const auto entry = call_.view->index().find(damaged.key);
+    const auto entry = call_.view().index().find(damaged.key);
     if (!entry || entry->slot != damaged.slot || entry->generation != damaged.generation)
       return true;
     wait(tick);
@@ -74,7 +66,7 @@ bool PromotionWindow::has_other_copy(const EntryView& damaged) {
 }
 
 std::atomic<uint64_t>& PromotionWindow::promoted_word() const {
-  return const_cast<std::atomic<uint64_t>&>(call_.view->control().promoted.value);
+  return const_cast<std::atomic<uint64_t>&>(call_.view().control().promoted.value);
 }
 
 // Asks for the pages of the window from `page` on that are only on NVMe and were not asked for
@@ -85,10 +77,10 @@ bool PromotionWindow::ask_ahead(size_t page, size_t end, Reason& why) {
   std::vector<Key> keys;
   std::vector<size_t> pages;
   for (size_t ahead = ask_again_ ? page : std::max(page, asked_until_); ahead < until; ++ahead) {
-    const auto entry = call_.view->index().find(prompt_.key(ahead));
+    const auto entry = call_.find(ahead);
     if (!entry) break;
     if (entry->in_dram()) continue;
-    keys.push_back(prompt_.key(ahead));
+    keys.push_back(call_.prompt.key(ahead));
     pages.push_back(ahead);
   }
   ask_again_ = false;
@@ -117,7 +109,7 @@ Reason PromotionWindow::promote(std::span<const Key> keys, std::vector<PromoteAn
   message.put_bytes(keys.data(), keys.size_bytes());
   message.set_counts(static_cast<uint32_t>(keys.size()));
   try {
-    auto reply = client_.ask(message, MessageType::promoting, deadline_ns_);
+    auto reply = call_.link.ask(message, MessageType::promoting, call_.deadline_ns);
     Reader body = reply.body();
     const auto* array = body.take_array<PromoteAnswer>(reply.head().first);
     if (!body.ok() || reply.head().first != keys.size()) return Reason::unreachable;
@@ -131,7 +123,8 @@ Reason PromotionWindow::promote(std::span<const Key> keys, std::vector<PromoteAn
 // Sleeps until a promotion ends somewhere, at most a slice: a daemon that died wakes nobody.
 void PromotionWindow::wait(uint64_t tick) {
   const uint64_t now = now_ns();
-  const uint64_t slice = std::min(kWaitSliceNs, deadline_ns_ > now ? deadline_ns_ - now : 0);
+  const uint64_t slice =
+      std::min(kWaitSliceNs, call_.deadline_ns > now ? call_.deadline_ns - now : 0);
   timespec timeout{static_cast<time_t>(slice / kSecondNs), static_cast<long>(slice % kSecondNs)};
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&promoted_word()), FUTEX_WAIT,
             static_cast<uint32_t>(tick), &timeout, nullptr, 0);

@@ -15,6 +15,22 @@
 
 namespace kvw {
 
+// What a session may hold of something: so much at a time, as the daemon says.
+class SessionShare {
+ public:
+  bool take(uint64_t amount, uint64_t limit) {
+    uint64_t taken = taken_;
+    do {
+      if (taken + amount > limit) return false;
+    } while (!taken_.compare_exchange_weak(taken, taken + amount));
+    return true;
+  }
+  void give_back(uint64_t amount) { taken_ -= amount; }
+
+ private:
+  std::atomic<uint64_t> taken_{0};
+};
+
 class ClientSession {
  public:
   // Takes the descriptor that hello passed. Throws Error storage "bad_files".
@@ -22,6 +38,8 @@ class ClientSession {
   ~ClientSession();
 
   uint64_t id() const { return id_; }
+  SessionShare& pinned_bytes() { return pinned_bytes_; }
+  SessionShare& segments_held() { return segments_held_; }
 
   void count(Counter counter, uint64_t amount = 1) {
     file_->counters[static_cast<uint32_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
@@ -46,6 +64,7 @@ class ClientSession {
   Mapping mapping_;
   SessionFile* file_ = nullptr;
   uint64_t id_ = 0;
+  SessionShare pinned_bytes_, segments_held_;
   std::mutex mutex_;
   std::vector<int> free_pins_;
   int next_pin_ = 0;

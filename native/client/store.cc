@@ -28,8 +28,6 @@ constexpr size_t kFirstShare = 4;
 constexpr uint64_t kRetryPauseNs = kMillisecondNs;
 constexpr uint64_t kSealGraceNs = 100 * kMillisecondNs;  // to seal what is copied when time is up
 
-uint64_t now_ns() { return system_clock().boot_ns(); }
-
 }  // namespace
 
 // One store in progress. A page is fresh (from next_ on), asked for in the exchange under way,
@@ -41,19 +39,17 @@ uint64_t now_ns() { return system_clock().boot_ns(); }
 // runs of the call go on.
 class StoreCall {
  public:
-  StoreCall(Client& client, const Client::Open& call, Prompt& prompt, size_t first,
-            const Regions& regions, uint32_t shard, uint64_t deadline_ns)
-      : client_(client),
-        call_(call),
-        prompt_(prompt),
+  StoreCall(const ClientCall& call, Gpus& gpus, size_t first, const Regions& regions,
+            uint32_t shard)
+      : call_(call),
+        prompt_(call.prompt),
         first_(first),
-        writer_(page_writer({client.gpus_, call.view, call.session}, regions, deadline_ns)),
+        writer_(page_writer(call, gpus, regions)),
         shard_(shard),
-        deadline_ns_(deadline_ns),
         next_(first),
-        end_(std::min(prompt.pages(), first + regions.count())) {
-    const uint64_t limit = call.view->control().reserve_limit_bytes.value.load();
-    const uint64_t slot = call.row.shape.slot_bytes();
+        end_(std::min(call.prompt.pages(), first + regions.count())) {
+    const uint64_t limit = call.view().control().reserve_limit_bytes.value.load();
+    const uint64_t slot = call.shape().slot_bytes();
     const uint64_t share = regions.device() == nullptr ? kLimitShare : kDeviceLimitShare;
     window_ = std::max<size_t>(1, std::min(kWindowBytes, limit / share) / slot);
     asks_ = std::max<size_t>(1, window_ / kFirstShare);
@@ -67,14 +63,14 @@ class StoreCall {
     try {
       while (unanswered() || !held_.empty()) {
         // Late: what is copied is still sealed, nothing new is begun.
-        if (now_ns() >= deadline_ns_) refuse_rest(Reason::timeout);
+        if (call_.late()) refuse_rest(Reason::timeout);
         if (!unanswered() && held_.empty()) break;
         if (!step() && unanswered() && held_.empty()) pause();
       }
     } catch (...) {
       // Where something may still write, the slots stay this session's until it ends; nobody else
       // is given them before.
-      if (writer_->settle()) client_.give_up(held_);
+      if (writer_->settle()) call_.link.give_up(held_);
       throw;
     }
     return report_;
@@ -94,19 +90,19 @@ class StoreCall {
   bool step() {
     if (!unanswered()) writer_->finish();
     const std::vector<Seal> seals = std::exchange(writer_->seals(), {});
-    if (!seals.empty() && call_.view->arena()->lost())
+    if (!seals.empty() && call_.view().arena()->lost())
       throw Error(ErrorKind::storage, "memory_lost",
                   "the arena file lacks memory that this store has written: it was cut, or its "
                   "filesystem is full; see the daemon's log, and connect again");
     Writer message(MessageType::exchange);
-    message.put(call_.row.shape.id);
+    message.put(call_.shape().id);
     for (const Seal& seal : seals) message.put(seal);
     const std::vector<size_t> asked = add_reserves(message);
     message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(asked.size()));
     Connection::Reply reply;
     try {
-      reply = client_.exchange(*call_.view, message, seals, asked.size(), shard_,
-                               std::max(deadline_ns_, now_ns() + kSealGraceNs));
+      reply = call_.link.exchange(*call_.daemon, message, seals, asked.size(), shard_,
+                                  std::max(call_.deadline_ns, now_ns() + kSealGraceNs));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::transport || report_.stored + report_.already == 0) throw;
       writer_->finish();
@@ -195,11 +191,11 @@ class StoreCall {
   }
 
   void copy(size_t page, const ReserveAnswer& answer) {
-    const View& view = *call_.view;
+    const View& view = call_.view();
     const SlabLayout layout = view.slots().layout(view.slots().slab_of(answer.slot));
-    view.prefault(answer.slot, layout, true);
+    view.prefault(answer.slot, true);
     writer_->put(page - first_,
-                 view.payload(answer.slot, layout) + shard_ * call_.row.shape.shard_stride(),
+                 view.payload(answer.slot, layout) + shard_ * call_.shape().shard_stride(),
                  prompt_.key(page), {answer.generation, 0, answer.slot, shard_});
   }
 
@@ -227,7 +223,7 @@ class StoreCall {
   // not counted as stored.
   void give_up(std::span<const size_t> asked) {
     report_.dropped[reason_name(Reason::unreachable)] += held_.size();
-    client_.give_up(held_);
+    call_.link.give_up(held_);
     held_.clear();
     writer_->seals().clear();
     std::vector<Waiting> all;
@@ -242,13 +238,11 @@ class StoreCall {
     ::nanosleep(&pause, nullptr);
   }
 
-  Client& client_;
-  const Client::Open& call_;
+  const ClientCall& call_;
   Prompt& prompt_;
   size_t first_;
   std::unique_ptr<PageWriter> writer_;
   uint32_t shard_;
-  uint64_t deadline_ns_;
   size_t next_, end_;
   size_t window_, asks_ = 0;      // pages of an exchange, and of the next one
   std::vector<Waiting> waiting_;  // ascending, all before next_
@@ -258,25 +252,16 @@ class StoreCall {
 
 StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
                           const Regions& regions, uint32_t shard, uint64_t timeout_ns) {
-  if (options_.read_only)
+  if (link_.options().read_only)
     throw Error(ErrorKind::usage, "read_only",
                 "this client was connected read-only; connect another one to store");
-  const uint64_t deadline_ns = now_ns() + timeout_ns;
-  const Open call = open(namespace_id, prompt, true, deadline_ns);
-  const NamespaceShape& shape = call.row.shape;
-  if (shard >= shape.shards)
-    throw Error(ErrorKind::usage, "bad_shard",
-                "shard is " + std::to_string(shard) + ", this namespace has " +
-                    std::to_string(shape.shards));
-  if (regions.page_bytes() != shape.shard_bytes)
-    throw Error(ErrorKind::usage, "bad_page_bytes",
-                "a page of the buffer has " + std::to_string(regions.page_bytes()) +
-                    " bytes, a page of the namespace " + std::to_string(shape.shard_bytes));
-  StoreReport report = StoreCall(*this, call, prompt, first, regions, shard, deadline_ns).run();
-  ClientSession& session = *call.session;
+  const auto call = ClientCall::open(link_, namespace_id, prompt, true, now_ns() + timeout_ns);
+  call.check_pages(regions, shard);
+  StoreReport report = StoreCall(call, gpus_, first, regions, shard).run();
+  ClientSession& session = call.session();
   session.count(Counter::stores);
   session.count(Counter::pages_stored, report.stored);
-  session.count(Counter::bytes_stored, report.stored * shape.shard_bytes);
+  session.count(Counter::bytes_stored, report.stored * call.shape().shard_bytes);
   session.count(Counter::pages_already, report.already);
   for (uint32_t at = 0; at < static_cast<uint32_t>(Reason::count); ++at)
     if (const auto found = report.dropped.find(reason_name(Reason(at)));

@@ -24,14 +24,14 @@ struct stat stat_of(const ParentFd& fd) {
 
 uint64_t file_bytes(const ParentFd& fd) { return static_cast<uint64_t>(stat_of(fd).st_size); }
 
-void require(bool good, const char* what) {
+}  // namespace
+
+void require_format(bool good, const char* what) {
   if (!good)
     throw Error(ErrorKind::storage, "bad_files",
                 std::string("the daemon's ") + what +
                     " is not in this version's format; use the same kvwarehouse on both sides");
 }
-
-}  // namespace
 
 MappedArena::MappedArena(const ParentFd& file, const Id& id)
     : id_(id),
@@ -61,33 +61,35 @@ void MappedArena::prefault(uint64_t begin, uint64_t end, bool for_write) const {
 
 View::View(ParentFd control, ParentFd slots, ParentFd index, ParentFd arena, bool writable,
            const std::shared_ptr<const MappedArena>& before) {
-  require(file_bytes(control) >= sizeof(ControlPage), "control page");
+  require_format(file_bytes(control) >= sizeof(ControlPage), "control page");
   control_mapping_ = Mapping(control.get(), file_bytes(control), false);
   control_ = control_mapping_.at<const ControlPage>(0);
-  require(control_->magic == kControlMagic && control_->version == kControlVersion, "control page");
+  require_format(control_->magic == kControlMagic && control_->version == kControlVersion,
+                 "control page");
 
   if (control_mapping_.bytes() >= control_bytes(control_->segment_words))
     segment_words_ = control_->segment_words;
 
-  require(file_bytes(slots) >= kBlockBytes, "slots file");
+  require_format(file_bytes(slots) >= kBlockBytes, "slots file");
   slots_mapping_ = std::make_shared<const Mapping>(slots.get(), file_bytes(slots), false);
   check_slots_header(*slots_mapping_->at<const SlotsHeader>(0), control_->warehouse_id);
-  require(slots_mapping_->bytes() >= slots_mapping_->at<const SlotsHeader>(0)->bytes, "slots file");
+  require_format(slots_mapping_->bytes() >= slots_mapping_->at<const SlotsHeader>(0)->bytes,
+                 "slots file");
   slots_ = Slots(*slots_mapping_);
 
-  require(file_bytes(index) >= kBlockBytes, "index");
+  require_format(file_bytes(index) >= kBlockBytes, "index");
   index_mapping_ = Mapping(index.get(), file_bytes(index), false);
   const auto* header = index_mapping_.at<const IndexHeader>(0);
-  require(header->magic == kIndexMagic && header->version == kIndexVersion &&
-              index_mapping_.bytes() >= index_bytes(header->entries) &&
-              (header->entries & (header->entries - 1)) == 0,
-          "index");
+  require_format(header->magic == kIndexMagic && header->version == kIndexVersion &&
+                     index_mapping_.bytes() >= index_bytes(header->entries) &&
+                     (header->entries & (header->entries - 1)) == 0,
+                 "index");
   incarnation_ = header->incarnation;
   index_ = Index(index_mapping_);
 
   slab_count_ = static_cast<uint32_t>(control_->slab_count);
   const uint64_t bytes = slab_count_ * slots_.header().slab_bytes;
-  require(slab_count_ <= slots_.header().slab_max && file_bytes(arena) >= bytes, "arena");
+  require_format(slab_count_ <= slots_.header().slab_max && file_bytes(arena) >= bytes, "arena");
   arena_ = MappedArena::of(arena, bytes, writable, before);
 }
 
@@ -183,7 +185,9 @@ std::optional<View::Found> View::find_pinned(const EntryView& entry, const Expec
   return Found{header->payload, header->digest};
 }
 
-void View::prefault(SlotId slot, const SlabLayout& layout, bool for_write) const {
+void View::prefault(SlotId slot, bool for_write) const {
+  if (!slot_in_range(slot)) return;
+  const SlabLayout layout = slots_.layout(slots_.slab_of(slot));
   const uint64_t begin = slots_.arena_offset(slot, layout);
   arena_->prefault(begin, begin + layout.slot_bytes(), for_write);
 }

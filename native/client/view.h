@@ -69,6 +69,9 @@ enum class LoadResult {
   mismatch,  // the header is this page's, the bytes are not
 };
 
+// Throws Error storage "bad_files" unless the daemon's file `what` is in this version's format.
+void require_format(bool good, const char* what);
+
 class View {
  public:
   // Takes the descriptors of a welcome. `before`: the arena of the view before this one, or null.
@@ -127,7 +130,8 @@ class View {
   const std::shared_ptr<const Mapping>& slots_mapping() const { return slots_mapping_; }
   bool writable() const { return arena_->writable(); }
 
-  void prefault(SlotId slot, const SlabLayout& layout, bool for_write) const;
+  // Maps a slot's pages now. Nothing where there is no such slot.
+  void prefault(SlotId slot, bool for_write) const;
 
  private:
   // What a slot's header says, which may be garbage until the word is seen unchanged.

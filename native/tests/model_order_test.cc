@@ -1,5 +1,5 @@
 // Memory order of one slot, exhaustively: published as generation 1, reclaimed, reused as
-// generation 2, under a reader that copies (View::load) or pins (Client::pin), with crash and
+// generation 2, under a reader that copies (View::load) or pins (pin_pages), with crash and
 // recovery. Explored under sequential consistency, under TSO (store buffers), and under TSO with
 // streaming stores that leave the buffer out of order. Every rule that core.md marks is then left
 // out in turn, and the model must find what it was for.
@@ -80,8 +80,8 @@ struct Rules {
   bool reserved_fence = true;     // Pool::take: full fence after (generation + 1, RESERVED)
   bool streaming_fence = true;    // copy.h: streaming stores end in a fence
   bool reclaim_fence = true;      // evict_slots: full fence between CLOSING and the scan
-  bool pin_fence = true;          // Client::pin: full fence between pin and check
-  bool pin_needs_live = true;     // Client::pin: (generation, LIVE), not just the generation
+  bool pin_fence = true;          // pin_pages: full fence between pin and check
+  bool pin_needs_live = true;     // pin_pages: (generation, LIVE), not just the generation
   bool unpin_last = true;         // drop_pin: release, after the loads
   bool recheck_last = true;       // View::load: acquire fence between copy and re-check
   bool witness_inside = true;     // View::load: witness and digests inside the window
@@ -429,7 +429,7 @@ class Order {
     p.push_back(simple(Step::accept, "ACCEPTS"));
   }
 
-  // Client::pin, a use of the bytes, ClientSession::drop_pin
+  // pin_pages, a use of the bytes, ClientSession::drop_pin
   void pinning_reader() {
     programs_.emplace_back();
     Program& p = programs_.back();

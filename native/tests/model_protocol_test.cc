@@ -5,7 +5,7 @@
 // must find what it was for.
 //
 // Steps follow the code: Reservations::reserve, join, open_group, seal, publish, settle, tick,
-// settled; Recovery::recover_slot; Removal::evict_slots; Registry::reap, find; Client::reconnect
+// settled; Recovery::recover_slot; Removal::evict_slots; Registry::reap, find; DaemonLink::reconnect
 // (which settles what hello lists and it is not writing).
 #include <array>
 
@@ -275,7 +275,7 @@ class Protocol {
       if (kShardsOf[who] >> shard & 1) s.owner[shard] = who;
   }
 
-  // Warehouse::unsettled, and what Client::reconnect makes of it.
+  // Warehouse::unsettled, and what DaemonLink::reconnect makes of it.
   void welcome(State& s, uint8_t from) const {
     uint8_t mine = 0;
     for (int shard = 0; shard < 2; ++shard)

@@ -360,7 +360,7 @@ class Peer {
                       {entry.key, view_->slots().load(entry.slot).generation, entry.slot, shard});
   }
 
-  // Pin, fence, check (Client::pin); the place of the pin, or -1 where it came too late.
+  // Pin, fence, check (pin_pages); the place of the pin, or -1 where it came too late.
   int pin(const TestPage& page) {
     const auto entry = view_->index().find(page.key);
     if (!entry) return -1;

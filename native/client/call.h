@@ -1,0 +1,54 @@
+// What one call of a client works with, from its begin to its end: whatever daemon comes meanwhile,
+// it goes on with the files of the one that it began with. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "client/daemon_link.h"
+#include "client/prompt.h"
+#include "client/regions.h"
+#include "client/view.h"
+
+namespace kvw {
+
+inline uint64_t now_ns() { return system_clock().boot_ns(); }
+
+struct ClientCall {
+  // Binds the prompt. Throws Error usage "namespace_unknown", and as DaemonLink::renew does.
+  static ClientCall open(DaemonLink& link, const Key& namespace_id, Prompt& prompt, bool patient,
+                         uint64_t deadline_ns);
+  // Throw Error usage "bad_shard", "bad_page_bytes".
+  void check_shard(uint32_t shard) const;
+  void check_pages(const Regions& regions, uint32_t shard) const;
+
+  const View& view() const { return *daemon->view; }
+  ClientSession& session() const { return *daemon->session; }
+  const NamespaceShape& shape() const { return row.shape; }
+  bool late() const { return now_ns() >= deadline_ns; }
+
+  // The index's entry of a page, unless it was cleared.
+  std::optional<EntryView> find(size_t page) const {
+    auto entry = view().index().find(prompt.key(page));
+    if (entry && (entry->space != row.ordinal || entry->clear_epoch < clear_epoch)) entry.reset();
+    return entry;
+  }
+  // What a page of the prompt must be.
+  Expected expected(size_t page) const {
+    Prompt& of = prompt;
+    return {row.shape.id,      of.key(page),      of.parent(page),
+            of.position(page), of.witness_kind(), of.witness(page)};
+  }
+  // Tells the daemon, and does not wait for what it finds.
+  void report_mismatch(const EntryView& entry, uint32_t shard) const;
+
+  DaemonLink& link;
+  std::shared_ptr<Attachment> daemon;
+  Prompt& prompt;
+  View::SpaceRow row;
+  uint64_t clear_epoch;  // when it began
+  uint64_t deadline_ns;
+};
+
+}  // namespace kvw
