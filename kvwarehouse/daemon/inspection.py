@@ -94,11 +94,10 @@ class Inspection:
             self._warehouse.restore()
             self.recovery = self._core.start()
             self.findings = self._core.events()
-            status = self._core.status()
-            tiers = status["tiers"]
-            if not any(tiers[name]["left"]["window"] for name in ("dram", "nvme")):
+            status = self._warehouse.core_status()
+            if not any(tier.left["window"] for tier in (status.tiers.dram, status.tiers.nvme)):
                 return
-            index_pages = 2 * max(status["index"]["capacity"], int(self.recovery["records"]))
+            index_pages = 2 * max(status.index.capacity, int(self.recovery["records"]))
             self._core.stop()
         raise StorageError(
             f"the pages did not fit an index of {index_pages} entries; give more memory to "
