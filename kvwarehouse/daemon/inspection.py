@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kvwarehouse.daemon import directories, identity, ledger_file
@@ -73,12 +72,7 @@ class Inspection:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def check(self, *, repair: bool) -> Iterator[CheckProgress]:
