@@ -31,7 +31,6 @@ SETTINGS: Final = {
     "flush_interval_s": "0.05",
 }  # fmt: skip
 PAGE_BYTES: Final = 200  # small: noise does not compress
-TIERS: Final = ("dram", "nvme")
 
 BY_TOKENS: Final = kvw.Namespace(
     model="tokens", weights="w", dtype="uint8", layout="t/1", page_tokens=2, page_bytes=PAGE_BYTES,

@@ -19,11 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
-from kvwarehouse import config, errors, metrics
+from kvwarehouse import config, errors
 from kvwarehouse.cli.commands import COMMANDS, find_plugins
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.main import main as run_command
 from kvwarehouse.daemon.logs import Event
+from kvwarehouse.daemon.metrics import METRICS
 from kvwarehouse_bench.micro import MEASURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +47,7 @@ def names() -> dict[str, dict[str, list[str]]]:
             "variables": sorted(config.OTHER_VARIABLES),
             **{engine: _settings(engine) for engine in ("lmcache", "sglang", "trtllm", "vllm")},
         },
-        "metrics": {"names": sorted(f"{metric.name} {metric.kind}" for metric in metrics.METRICS)},
+        "metrics": {"names": sorted(f"{each.name} {each.kind}" for each in METRICS.values())},
         "log": {"events": sorted(Event)},
         "errors": {
             "classes": sorted(f"{cls.__name__} {kind}" for kind, cls in errors.BY_KIND.items()),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from types import TracebackType
 
 from kvwarehouse.client.endpoint import closed, forked
 from kvwarehouse.errors import UsageError
@@ -54,12 +53,7 @@ class Life:
         self._under_way += 1
         self._idle.clear()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._under_way -= 1
         if not self._under_way:
             self._idle.set()

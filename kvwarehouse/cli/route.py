@@ -14,7 +14,7 @@ from kvwarehouse.cli.connection import token_from
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
 from kvwarehouse.client.routing import Answer, Question, who_has
-from kvwarehouse.client.scoring import Candidate, Choice, Costs, choose
+from kvwarehouse.client.scoring import Candidate, Costs, Ranking, choose
 from kvwarehouse.errors import UsageError
 
 EXAMPLES = """\
@@ -117,12 +117,12 @@ def run(args: argparse.Namespace) -> int:
         tls=args.tls,
         timeout_s=args.timeout,
     )
-    choice = choose(answers, question, costs=costs, requests=_requests(args.requests))
+    ranking = choose(answers, question, costs=costs, requests=_requests(args.requests))
     if args.json:
-        print_json(_fields(choice))
+        print_json(_fields(ranking))
     else:
-        _show(choice)
-    return Exit.OK if choice.best else Exit.NO_DAEMON
+        _show(ranking)
+    return Exit.OK if ranking.best else Exit.NO_DAEMON
 
 
 def _question(args: argparse.Namespace) -> Question:
@@ -186,17 +186,17 @@ def _requests(given: Sequence[str]) -> dict[str, float]:
     return requests
 
 
-def _show(choice: Choice) -> None:
-    if choice.best is None:
+def _show(ranking: Ranking) -> None:
+    if ranking.best is None:
         print("no warehouse to route to")
     else:
         print_table(
             "",
             ("warehouse", "name", ">score", ">DRAM tokens", ">NVMe tokens", ">requests", ">ms"),
-            [_row(candidate) for candidate in choice.candidates],
+            [_row(candidate) for candidate in ranking.candidates],
         )
-        print(f"route to {choice.best.answer.address}")
-    for answer in choice.left_out:
+        print(f"route to {ranking.best.answer.address}")
+    for answer in ranking.left_out:
         print(f"left out {answer.address}: {answer.problem or 'it drains'}")
 
 
@@ -213,9 +213,9 @@ def _row(candidate: Candidate) -> tuple[Any, ...]:
     )
 
 
-def _fields(choice: Choice) -> dict[str, Any]:
+def _fields(ranking: Ranking) -> dict[str, Any]:
     return {
-        "route_to": choice.best.answer.address if choice.best else None,
+        "route_to": ranking.best.answer.address if ranking.best else None,
         "candidates": [
             {
                 **_answer(candidate.answer),
@@ -223,11 +223,11 @@ def _fields(choice: Choice) -> dict[str, Any]:
                 "saved_tokens": candidate.saved_tokens,
                 "requests": candidate.requests,
             }
-            for candidate in choice.candidates
+            for candidate in ranking.candidates
         ],
         "left_out": [
             {"address": answer.address, "problem": answer.problem or "it drains"}
-            for answer in choice.left_out
+            for answer in ranking.left_out
         ],
     }
 

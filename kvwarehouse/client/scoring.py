@@ -56,7 +56,9 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Ranking:
+    """What choose() makes of the answers."""
+
     candidates: tuple[Candidate, ...]
     """Best first."""
     left_out: tuple[Answer, ...]
@@ -73,7 +75,7 @@ def choose(
     *,
     costs: Costs | None = None,
     requests: Mapping[str, float] | None = None,
-) -> Choice:
+) -> Ranking:
     """Scores `answers`: tokens that a warehouse has, each less what having it costs in its tier,
     less the cost of the requests that are under way there. `requests`: by address; not named: 0.
 
@@ -104,7 +106,7 @@ def choose(
         tie = hashlib.blake2b(beginning, key=answer.warehouse_id[:64], digest_size=16).digest()
         candidates.append(Candidate(answer, score, waiting, saved, tie))
     candidates.sort(key=_rank, reverse=True)
-    return Choice(tuple(candidates), tuple(left_out))
+    return Ranking(tuple(candidates), tuple(left_out))
 
 
 def _rank(candidate: Candidate) -> tuple[float, float, int, bytes]:

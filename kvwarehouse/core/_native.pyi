@@ -159,7 +159,7 @@ class Core:
     def sweep(self) -> int:
         """Drops orphan pages; returns how many."""
     def status(self) -> dict[str, Any]:
-        """One snapshot: kvwarehouse/core/status.py."""
+        """One snapshot: CoreStatus of proto/kvwarehouse/v1/status.proto, by its names."""
     def miss_ratio(self, ordinal: int) -> dict[str, Any]:
         """Of a namespace, or -1 for all: "uses", "uses_lost", "since_s", "share", "samples", and
         "sizes_bytes" with "hits": of the uses, those that a cache of each size would have hit."""

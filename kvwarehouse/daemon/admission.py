@@ -22,8 +22,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.metrics import METRICS
 from kvwarehouse.errors import CapacityError
-from kvwarehouse.metrics import REFUSAL_REASONS
 
 TOLD_EVERY_S: Final = 10.0
 """Between two lines of one reason, at least."""
@@ -127,8 +127,9 @@ class Refusals:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(REFUSAL_REASONS, 0)
-        self._peers = dict.fromkeys(REFUSAL_REASONS, "")
+        reasons = METRICS["kvwarehouse_refused_calls_total"].values
+        self._counts = dict.fromkeys(reasons, 0)
+        self._peers = dict.fromkeys(reasons, "")
         self._told: dict[str, tuple[float, int]] = {}  # when last, and of how many
 
     @property

@@ -42,7 +42,7 @@ MAX_TOKENS: Final = 64
 _TOKEN_HEADER: Final = "authorization"
 _TOKEN_SCHEME: Final = "bearer "
 
-# Of metrics.REFUSAL_REASONS.
+# Reasons of the metric refused_calls_total.
 _NO_TOKEN: Final = "no_token"
 _BAD_TOKEN: Final = "bad_token"
 

@@ -42,6 +42,7 @@ from kvwarehouse.daemon.ledger import NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.types import CHAIN_SCHEME
+from kvwarehouse.wire import status_pb2
 
 if TYPE_CHECKING:
     from kvwarehouse.config import Config
@@ -83,9 +84,7 @@ class EventStream:
         self._chosen: NamespaceRecord | None = None
         self._changed = threading.Lock()  # guards _chosen, _feed and _counts
         self._feed: Any = None
-        self._counts = dict.fromkeys(
-            ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays"), 0
-        )
+        self._counts = status_pb2.KvEventsStatus()
         self._context = zmq.Context()
         self._gates: list[Gate] = []
         try:
@@ -153,16 +152,14 @@ class EventStream:
         if old is not None:
             old.close()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> status_pb2.KvEventsStatus:
+        status = status_pb2.KvEventsStatus(
+            ended_peers=sum(gate.ended for gate in self._gates), next_number=self._buffer.next
+        )
         with self._changed:
-            counts = dict(self._counts)
-            chosen = self._chosen
-        return {
-            **counts,
-            "ended_peers": sum(gate.ended for gate in self._gates),
-            "next_number": self._buffer.next,
-            "namespace_id": chosen.space.id.hex() if chosen else "",
-        }
+            status.MergeFrom(self._counts)
+            status.namespace_id = self._chosen.space.id.hex() if self._chosen else ""
+        return status
 
     def _bound(self, kind: int, queued: int, endpoint: str, inner: str) -> Any:
         made = self._context.socket(kind)
@@ -185,9 +182,11 @@ class EventStream:
             ) from error
         return made
 
-    def _count(self, name: str, by: int = 1) -> None:
+    def _count(self, **by: int) -> None:
+        """By fields of KvEventsStatus."""
         with self._changed:
-            self._counts[name] += by
+            for name, count in by.items():
+                setattr(self._counts, name, getattr(self._counts, name) + count)
 
     # --- the PUB socket's thread
 
@@ -234,7 +233,7 @@ class EventStream:
             )
         taken = feed.take(_WAIT_S)
         if taken["lost"]:
-            self._count("losses")
+            self._count(losses=1)
             self._log.event(Event.KV_EVENTS_LOST)
             feed.restart()
             return False
@@ -246,10 +245,7 @@ class EventStream:
         return published
 
     def _publish(self, batch: EventBatch) -> None:
-        with self._changed:
-            self._counts["batches"] += 1
-            self._counts["stored"] += batch.stored
-            self._counts["removed"] += batch.removed
+        self._count(batches=1, stored=batch.stored, removed=batch.removed)
         self._send(self._buffer.add(batch), batch.payload)
 
     def _send(self, number: int, payload: bytes) -> None:
@@ -268,14 +264,13 @@ class EventStream:
             except zmq.Again:
                 continue
             if len(frames) != 3 or frames[1] or len(frames[2]) != _NUMBER.size:
-                self._count("failed_replays")
+                self._count(failed_replays=1)
                 continue
             try:
                 anew = self._replay(frames[0], _NUMBER.unpack(frames[2])[0])
-                self._count("replays")
-                self._count("snapshots", int(anew))
+                self._count(replays=1, snapshots=int(anew))
             except Exception as error:  # noqa: BLE001  the edge of a thread: others may ask
-                self._count("failed_replays")
+                self._count(failed_replays=1)
                 self._log.event(Event.KV_EVENTS_REPLAY_FAILED, reason=repr(error))
 
     def _replay(self, peer: bytes, number: int) -> bool:

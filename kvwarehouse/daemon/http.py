@@ -20,9 +20,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
-from kvwarehouse import metrics
+from kvwarehouse.daemon import metrics
 from kvwarehouse.errors import TransportError, WarehouseError
 from kvwarehouse.settings import split_address
+from kvwarehouse.wire import status_pb2
 
 CALLS_MAX: Final = 64
 """Connections at a time."""
@@ -45,7 +46,7 @@ class StatusPages:
 
     def __init__(
         self,
-        snapshot: Callable[[], metrics.Snapshot],
+        snapshot: Callable[[], status_pb2.Status],
         live: Callable[[], str],
         ready: Callable[[], str],
     ) -> None:

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kvwarehouse.daemon import directories, identity, ledger_file
@@ -73,12 +72,7 @@ class Inspection:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def check(self, *, repair: bool) -> Iterator[CheckProgress]:
@@ -94,11 +88,10 @@ class Inspection:
             self._warehouse.restore()
             self.recovery = self._core.start()
             self.findings = self._core.events()
-            status = self._core.status()
-            tiers = status["tiers"]
-            if not any(tiers[name]["left"]["window"] for name in ("dram", "nvme")):
+            status = self._warehouse.core_status()
+            if not any(tier.left["window"] for tier in (status.tiers.dram, status.tiers.nvme)):
                 return
-            index_pages = 2 * max(status["index"]["capacity"], int(self.recovery["records"]))
+            index_pages = 2 * max(status.index.capacity, int(self.recovery["records"]))
             self._core.stop()
         raise StorageError(
             f"the pages did not fit an index of {index_pages} entries; give more memory to "

@@ -21,7 +21,7 @@ from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.daemon.who_has import WhoHas
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import FlushResult, TierCheck
-from kvwarehouse.wire import namespace_pb2, status_pb2
+from kvwarehouse.wire import namespace_pb2
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 _DEFAULT_TIERS = "dram"
@@ -56,11 +56,11 @@ class WarehouseService(wire.WarehouseServicer):
                 code="namespace_id_differs",
             )
         record = self._warehouse.open_namespace(space)
-        core = self._snapshots.core()
+        core = self._snapshots.serving().core
         return pb.OpenNamespaceResponse(
             namespace=self._info(record),
-            warehouse_id=bytes.fromhex(core["warehouse_id"]),
-            incarnation=core["incarnation"],
+            warehouse_id=bytes.fromhex(core.warehouse_id),
+            incarnation=core.incarnation,
         )
 
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
@@ -107,9 +107,7 @@ class WarehouseService(wire.WarehouseServicer):
                 yield pb.LoadResponse(summary=pb.LoadSummary(pages=part, missed=missed))
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
-        status = status_pb2.Status()
-        wire.fill(status, self._snapshots.take())
-        return pb.StatusResponse(status=status)
+        return pb.StatusResponse(status=self._snapshots.take())
 
     def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext

@@ -6,7 +6,6 @@ Thread-safe. Before the core runs there is no core in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.admission import Connections, Refusals
@@ -16,6 +15,7 @@ from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.transfer import Staging
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import TransportError
+from kvwarehouse.wire import status_pb2
 
 
 class Snapshots:
@@ -30,7 +30,7 @@ class Snapshots:
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
         self.path_watch: PathWatch | None = None
-        self.kv_events: Callable[[], dict[str, Any]] | None = None
+        self.kv_events: Callable[[], status_pb2.KvEventsStatus] | None = None
         self.nvme_unanswered = ""  # why there is no NVMe tier though one was named
         self.http = ""
         self.listen = ""
@@ -41,44 +41,43 @@ class Snapshots:
         self._ledger, self._staging = ledger, staging
         self._warehouse = warehouse
 
-    def core(self) -> dict[str, Any]:
-        """Status of the core. Waits for its thread; TransportError when it does not answer."""
+    def serving(self) -> status_pb2.Status:
+        """As take(). Raises TransportError (code "recovering") before the core runs."""
         if self._warehouse is None:
             raise TransportError("the daemon is still recovering; try again", code="recovering")
-        return self._warehouse.core_status()
+        return self.take()
 
-    def take(self) -> dict[str, Any]:
-        """Status (proto/kvwarehouse/v1/status.proto) as nested dicts."""
-        snapshot: dict[str, Any] = {
-            "name": self._config.name,
-            "version": self._version,
-            "state": self._lifecycle.state.value,
-        }
+    def take(self) -> status_pb2.Status:
+        """Waits for the core's thread; raises TransportError when it does not answer."""
+        status = status_pb2.Status(
+            name=self._config.name, version=self._version, state=self._lifecycle.state.value
+        )
         if self._warehouse is not None:
-            snapshot["core"] = core = self._warehouse.core_status()
+            status.core.CopyFrom(self._warehouse.core_status())
             if self.nvme_unanswered:
-                core["tiers"]["nvme"] |= {"health": "no_answer", "reason": self.nvme_unanswered}
-            snapshot["service"] = self._service()
+                nvme = status.core.tiers.nvme
+                nvme.health, nvme.reason = "no_answer", self.nvme_unanswered
+            status.service.CopyFrom(self._service())
             if self.kv_events is not None:
-                snapshot["kv_events"] = self.kv_events()
-        return snapshot
+                status.kv_events.CopyFrom(self.kv_events())
+        return status
 
-    def _service(self) -> dict[str, Any]:
+    def _service(self) -> status_pb2.ServiceStatus:
         assert self._ledger is not None
         assert self._staging is not None
-        return {
-            "ledger_health": self._ledger.health,
-            "ledger_reason": self._ledger.reason,
-            "ledger_tombstones": self._ledger.tombstone_count(),
-            "streams": self._staging.streams,
-            "streams_max": self._config.streams,
-            "staging_bytes": self._staging.bytes,
-            "staging_bytes_max": self._staging.bytes_max,
-            "socket": self._config.socket,
-            "listen": self.listen,
-            "http": self.http,
-            "connections": self.connections.count if self.connections else 0,
-            "connections_max": self.connections.bound if self.connections else 0,
-            "refused": self._refusals.counts,
-            "paths_reason": self.path_watch.reason if self.path_watch else "",
-        }
+        return status_pb2.ServiceStatus(
+            ledger_health=self._ledger.health,
+            ledger_reason=self._ledger.reason,
+            ledger_tombstones=self._ledger.tombstone_count(),
+            streams=self._staging.streams,
+            streams_max=self._config.streams,
+            staging_bytes=self._staging.bytes,
+            staging_bytes_max=self._staging.bytes_max,
+            socket=self._config.socket,
+            listen=self.listen,
+            http=self.http,
+            connections=self.connections.count if self.connections else 0,
+            connections_max=self.connections.bound if self.connections else 0,
+            refused=self._refusals.counts,
+            paths_reason=self.path_watch.reason if self.path_watch else "",
+        )

@@ -16,6 +16,7 @@ from kvwarehouse.daemon.ledger import Ledger, NamespaceRecord
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
 from kvwarehouse.types import BadCopy, CheckProgress, FlushResult, Namespace, TierCheck
+from kvwarehouse.wire import fill, status_pb2
 
 if TYPE_CHECKING:
     from kvwarehouse.core import Core
@@ -191,17 +192,16 @@ class DaemonWarehouse:
     def _core_ordinals(self, record: NamespaceRecord | None) -> list[int]:
         if record is None:
             # The core's own list: it may know some that a rebuilt ledger does not.
-            return [int(space["ordinal"]) for space in self._core.status()["namespaces"]]
+            return [space.ordinal for space in self.core_status().namespaces]
         known = self._ordinals.get(record.space.id)
         return [] if known is None else [known]
 
     def _nameless(self) -> int:
         """How many namespaces have pages and are not in the ledger: it was lost, and nobody has
         opened them since."""
-        spaces = self._core.status()["namespaces"]
         return sum(
-            bool(each["pages"]) and not self._ledger.find(bytes.fromhex(each["id"]))
-            for each in spaces
+            bool(each.pages) and not self._ledger.find(bytes.fromhex(each.id))
+            for each in self.core_status().namespaces
         )
 
     def _unplaced(self, record: NamespaceRecord | None) -> list[bytes]:
@@ -299,13 +299,12 @@ class DaemonWarehouse:
         with self._changes:  # from here on it is not forgotten
             return self._core.watch(self.ordinal(record), tokens_only)
 
-    def core_status(self) -> dict[str, Any]:
-        return self._core.status()
+    def core_status(self) -> status_pb2.CoreStatus:
+        return fill(status_pb2.CoreStatus(), self._core.status())
 
     def forget_moot_tombstones(self) -> None:
         """Drops tombstones of what no segment holds, and writes what a full disk has missed."""
-        oldest = int(self._core.status()["tiers"]["nvme"].get("oldest_position", 0))
-        if oldest:
+        if oldest := self.core_status().tiers.nvme.oldest_position:
             self._ledger.prune(oldest)
         self._ledger.heal()
 

@@ -3,7 +3,7 @@ this warehouse is. Thread-safe; reads shared memory, and counts as no lookup."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from kvwarehouse.daemon.transfer import GrpcTransfer, TransferSpan, span
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import CHAIN_SCHEME, Tier
-from kvwarehouse.wire import prefix_from_wire
+from kvwarehouse.wire import prefix_from_wire, status_pb2
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 MAX_HOLDINGS: Final = 64
@@ -30,21 +30,20 @@ class WhoHas:
     def answer(self, request: pb.WhoHasRequest) -> pb.WhoHasResponse:
         """Raises UsageError for a namespace that is not known, or a prefix that is none."""
         prefix = prefix_from_wire(request.prefix)
-        core = self._snapshots.core()
+        status = self._snapshots.serving()
         found: list[pb.Holding] = []
         for record in self._asked(request, by_keys=prefix[1] is not None):
             # One whose pages no longer fit, or that is forgotten meanwhile, is not the core's.
             if holding := self._holding(span(record, prefix, first=0, pages=None, shard=0)):
                 found.append(holding)
         found.sort(key=lambda holding: (-holding.tokens, -holding.dram_pages))
-        snapshot = self._snapshots.take()
         return pb.WhoHasResponse(
-            warehouse_id=bytes.fromhex(core["warehouse_id"]),
-            incarnation=core["incarnation"],
-            name=snapshot["name"],
-            draining=core["draining"],
+            warehouse_id=bytes.fromhex(status.core.warehouse_id),
+            incarnation=status.core.incarnation,
+            name=status.name,
+            draining=status.core.draining,
             holdings=found[:MAX_HOLDINGS],
-            load=_load(core, snapshot["service"]),
+            load=_load(status),
         )
 
     def _asked(self, request: pb.WhoHasRequest, *, by_keys: bool) -> list[NamespaceRecord]:
@@ -84,13 +83,13 @@ class WhoHas:
         )
 
 
-def _load(core: dict[str, Any], service: dict[str, Any]) -> pb.Load:
-    nvme = core["tiers"]["nvme"]
+def _load(status: status_pb2.Status) -> pb.Load:
+    nvme = status.core.tiers.nvme
     return pb.Load(
-        streams=service["streams"],
-        streams_max=service["streams_max"],
-        sessions=core["sessions"],
-        promotions_in_flight=nvme.get("promotions_in_flight", 0),
-        nvme_read_bytes_per_s=nvme.get("read_bytes_per_s", 0),
-        nvme_write_queue_bytes=nvme.get("queued_bytes", 0),
+        streams=status.service.streams,
+        streams_max=status.service.streams_max,
+        sessions=status.core.sessions,
+        promotions_in_flight=nvme.promotions_in_flight,
+        nvme_read_bytes_per_s=nvme.read_bytes_per_s,
+        nvme_write_queue_bytes=nvme.queued_bytes,
     )

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kvwarehouse.embedded.folder import PrivateFolder
@@ -126,12 +125,7 @@ class PrivateDaemon:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # No flush for an arena that goes away; an NVMe tier of the caller's is flushed.
         if self._process is not None and self._settings.get("nvme_dir") and not self._forked:
             self.stop()

@@ -68,11 +68,11 @@ class Driver:
         """Makes the context that was chosen by `use` this thread's too: threads have none."""
         self.call("cuCtxSetCurrent", self._context)
 
-    def memory(self, size_bytes: int) -> DeviceMemory:
+    def memory(self, size_bytes: int) -> DeviceBytes:
         """Until the process ends."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
-        return DeviceMemory(address.value, size_bytes)
+        return DeviceBytes(address.value, size_bytes)
 
     def pinned(self, size_bytes: int) -> Any:
         """Page-locked host memory as a ctypes array, until the process ends."""
@@ -81,7 +81,7 @@ class Driver:
         assert address.value is not None
         return (ctypes.c_uint8 * size_bytes).from_address(address.value)
 
-    def to_device(self, memory: DeviceMemory, source: Any, size_bytes: int) -> None:
+    def to_device(self, memory: DeviceBytes, source: Any, size_bytes: int) -> None:
         """Blocks until the copy has ended."""
         self.call(
             "cuMemcpyHtoD_v2",
@@ -96,7 +96,7 @@ class Driver:
         return device
 
 
-class DeviceMemory:
+class DeviceBytes:
     """Bytes on a device, as other libraries take them."""
 
     def __init__(self, address: int, size_bytes: int) -> None:

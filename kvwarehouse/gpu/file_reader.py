@@ -18,7 +18,7 @@ from math import inf
 from typing import Any, Protocol
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.gpu.driver import DeviceMemory
+from kvwarehouse.gpu.driver import DeviceBytes
 from kvwarehouse.gpu.pages import relaxed_capture_mode
 
 OPEN_FILES = 16
@@ -123,7 +123,7 @@ class KvikioReader:
             for opened in files:
                 opened.handle.close()
 
-    def _read(self, file: HeldFile, offset_bytes: int, part: DeviceMemory) -> None:
+    def _read(self, file: HeldFile, offset_bytes: int, part: DeviceBytes) -> None:
         size = part.size_bytes
         with relaxed_capture_mode(part.address):
             opened = self._acquire(file)
@@ -164,12 +164,12 @@ class _Open:
         self.users = 0
 
 
-def _parts(target: Any) -> Iterator[tuple[int, DeviceMemory]]:
+def _parts(target: Any) -> Iterator[tuple[int, DeviceBytes]]:
     """Where in the target each begins, and its memory, which is the target's."""
     whole = target.__cuda_array_interface__
     (size_bytes,), address = whole["shape"], whole["data"][0]
     for at in range(0, size_bytes, _PART_BYTES):
-        yield at, DeviceMemory(address + at, min(_PART_BYTES, size_bytes - at))
+        yield at, DeviceBytes(address + at, min(_PART_BYTES, size_bytes - at))
 
 
 def _kvikio() -> Any:

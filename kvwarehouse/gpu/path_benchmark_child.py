@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from kvwarehouse.gpu.direct_cufile import forbid_fallback, require_direct
-from kvwarehouse.gpu.driver import DeviceMemory, Driver
+from kvwarehouse.gpu.driver import DeviceBytes, Driver
 from kvwarehouse.gpu.file_reader import FileReader, Finished, HeldFile, read_whole
 from kvwarehouse.gpu.path_benchmark import DISK, LoadPath
 from kvwarehouse.gpu.probe_process import report_steps
@@ -84,7 +84,7 @@ def _by_kvikio(pieces: Sequence[Piece], driver: Driver, *, gds: bool) -> float:
             if len(under_way) == _DEPTH:
                 under_way.pop(0)(inf)
             target = targets[number % _DEPTH]
-            part = DeviceMemory(target.address, piece.size_bytes)
+            part = DeviceBytes(target.address, piece.size_bytes)
             under_way.append(file_reader.start(files[piece.path], piece.offset_bytes, part))
         for finished in under_way:
             finished(inf)

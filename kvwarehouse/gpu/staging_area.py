@@ -15,7 +15,7 @@ import numpy as np
 from kvwarehouse.client.namespace import OpenNamespace
 from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.transport import shared_memory_of
-from kvwarehouse.gpu.driver import DeviceMemory
+from kvwarehouse.gpu.driver import DeviceBytes
 from kvwarehouse.undumped import leave_out
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class DeviceStagingArea:
         memory = shared_memory_of(opened)
         self._stages = [memory.device_stage(ordinal, stage_bytes) for _ in range(2)]
 
-    def part(self, turn: int, at_bytes: int, size_bytes: int) -> DeviceMemory:
-        return DeviceMemory(self._stages[turn].address + at_bytes, size_bytes)
+    def part(self, turn: int, at_bytes: int, size_bytes: int) -> DeviceBytes:
+        return DeviceBytes(self._stages[turn].address + at_bytes, size_bytes)
 
     def deliver(
         self,

@@ -7,7 +7,7 @@ Stateless; thread-safe. A prefix is copied once in each direction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -20,6 +20,8 @@ from kvwarehouse.wire.generated import warehouse_pb2 as pb
 from kvwarehouse.wire.limits import MAX_KEY_BYTES, MAX_KEYS, MAX_TOKENS
 
 _PACKED = np.dtype("<u4")
+
+M = TypeVar("M", bound=Message)
 
 
 def prefix_to_wire(tokens: NDArray[Any] | None, keys: Sequence[bytes] | None) -> pb.Prefix:
@@ -106,9 +108,10 @@ def plain(message: Message) -> dict[str, Any]:
     }
 
 
-def fill(message: Message, values: Mapping[str, Any]) -> None:
+def fill(message: M, values: Mapping[str, Any]) -> M:
     """The inverse of plain(): fields absent from `values` keep their defaults, and names the
-    message does not have are left out, so that a core newer than its service still reports."""
+    message does not have are left out, so that a core newer than its service still reports.
+    Returns `message`."""
     for field in message.DESCRIPTOR.fields:
         value = values.get(field.name)
         if value is None:
@@ -125,6 +128,7 @@ def fill(message: Message, values: Mapping[str, Any]) -> None:
             fill(target, value)
         else:
             setattr(message, field.name, value)
+    return message
 
 
 def _plain_field(value: Any, field: Any) -> Any:

@@ -1,4 +1,4 @@
-// The core's reports as the nested dicts that kvwarehouse/core/status.py describes.
+// The core's reports as the nested dicts that status.proto describes.
 #pragma once
 
 #include "bindings/bindings.h"

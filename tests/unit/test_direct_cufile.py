@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvwarehouse.gpu import direct_cufile, path_benchmark_child, probe
-from kvwarehouse.gpu.driver import DeviceMemory
+from kvwarehouse.gpu.driver import DeviceBytes
 from testkit.gpu_paths import KvikioModel
 
 
@@ -28,9 +28,9 @@ class HostDriver:
     def use(self, number: int) -> None:
         assert number == 0
 
-    def memory(self, size_bytes: int) -> DeviceMemory:
+    def memory(self, size_bytes: int) -> DeviceBytes:
         self.kept.append(ctypes.create_string_buffer(size_bytes))
-        return DeviceMemory(ctypes.addressof(self.kept[-1]), size_bytes)
+        return DeviceBytes(ctypes.addressof(self.kept[-1]), size_bytes)
 
 
 def take(part: Any, data: bytes) -> None:

@@ -136,7 +136,7 @@ def test_loss_is_followed_by_a_clear_and_everything_again(rig: Rig) -> None:
     rig.knows(1, 2)
     assert feed.restarts == 1
     assert rig.subscriber.clears == clears + 1
-    assert rig.stream.status()["losses"] == 1
+    assert rig.stream.status().losses == 1
     assert rig.logged("kv_events_lost")
 
 
@@ -166,9 +166,9 @@ def test_snapshot_that_cannot_be_had_ends_that_replay_alone(tmp_path: Path) -> N
         rig.warehouse.feeds[0].says.put([stored(3)])
         rig.knows(1, 2, 3)
         rig.warehouse.refusals = 1
-        failed = rig.stream.status()["failed_replays"]
+        failed = rig.stream.status().failed_replays
         rig.subscriber._dealer.send_multipart([b"", bytes(8)])  # all is gone from so small a buffer
-        eventually(lambda: rig.stream.status()["failed_replays"] > failed, "it failed")
+        eventually(lambda: rig.stream.status().failed_replays > failed, "it failed")
         assert rig.logged("kv_events_replay_failed")
         rig.subscriber.ask(0)
         assert rig.subscriber.blocks.keys() >= {block(1), block(2)}
@@ -185,12 +185,12 @@ def test_replay_that_takes_too_long_is_ended_and_may_be_asked_for_again(
     rig.knows(1, 2)
     monkeypatch.setattr(event_stream, "REPLAY_S", -1.0)
     rig.subscriber._dealer.send_multipart([b"", bytes(8)])
-    eventually(lambda: rig.stream.status()["failed_replays"], "it failed")
+    eventually(lambda: rig.stream.status().failed_replays, "it failed")
     assert rig.logged("kv_events_replay_failed")
     monkeypatch.undo()
-    replays = rig.stream.status()["replays"]
+    replays = rig.stream.status().replays
     rig.subscriber.ask(0)
-    eventually(lambda: rig.stream.status()["replays"] == replays + 1, "it is counted")
+    eventually(lambda: rig.stream.status().replays == replays + 1, "it is counted")
 
 
 def test_end_of_the_stream_closes_its_feed_and_sockets(rig: Rig) -> None:

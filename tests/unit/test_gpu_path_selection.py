@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.gpu.driver import DeviceMemory
+from kvwarehouse.gpu.driver import DeviceBytes
 from kvwarehouse.gpu.machine import Machine
 from kvwarehouse.gpu.path_benchmark import LEAST_BYTES, LoadPath, Rates, disk_rate, measure, written
 from kvwarehouse.gpu.path_benchmark_child import _by_host, pieces_of, rate_of
@@ -265,8 +265,8 @@ class SlowCopies:
     def enter(self) -> None:
         self._entered.done = True
 
-    def memory(self, size_bytes: int) -> DeviceMemory:
-        return DeviceMemory(0, size_bytes)
+    def memory(self, size_bytes: int) -> DeviceBytes:
+        return DeviceBytes(0, size_bytes)
 
     def pinned(self, size_bytes: int) -> Any:
         return mmap.mmap(-1, size_bytes)

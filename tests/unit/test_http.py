@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse import metrics
 from kvwarehouse.daemon import http
 from kvwarehouse.errors import TransportError
+from kvwarehouse.wire import status_pb2
 from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 
 
@@ -26,7 +26,7 @@ class Endpoint:
         pages = http.StatusPages(self._take, lambda: "", lambda: "recovering")
         self.server = http.HttpServer("127.0.0.1:0", pages)
 
-    def _take(self) -> metrics.Snapshot:
+    def _take(self) -> status_pb2.Status:
         self.taken += 1
         assert self.may_take.wait(DEADLINE_S)
         raise TransportError("no core")

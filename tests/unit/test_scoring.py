@@ -26,8 +26,8 @@ def best(*answers: Answer, **options: Any) -> str:
 
 
 def test_score_is_tokens_less_what_loading_them_costs() -> None:
-    choice = choose([answer("a", dram=10, nvme=20)], PROMPT, costs=Costs(dram=0.25, nvme=0.5))
-    assert choice.candidates[0].score == 100 * 0.75 + 200 * 0.5
+    ranking = choose([answer("a", dram=10, nvme=20)], PROMPT, costs=Costs(dram=0.25, nvme=0.5))
+    assert ranking.candidates[0].score == 100 * 0.75 + 200 * 0.5
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_prompts_that_begin_alike_meet_in_one_place_and_others_spread() -> None:
 
 
 def test_who_did_not_answer_or_drains_is_left_out_and_said() -> None:
-    choice = choose(
+    ranking = choose(
         [answer("a", dram=50, draining=True), Answer("b", problem="no daemon"), answer("c")], PROMPT
     )
-    assert [c.answer.address for c in choice.candidates] == ["c"]
-    assert [a.address for a in choice.left_out] == ["a", "b"]
+    assert [c.answer.address for c in ranking.candidates] == ["c"]
+    assert [a.address for a in ranking.left_out] == ["a", "b"]
     assert choose([Answer("b", problem="gone")], PROMPT).best is None
 
 
 def test_warehouse_without_the_namespace_is_a_candidate_with_nothing() -> None:
-    choice = choose([Answer("a", warehouse_id=b"a" * 16)], PROMPT)
-    assert choice.candidates[0].score == 0
+    ranking = choose([Answer("a", warehouse_id=b"a" * 16)], PROMPT)
+    assert ranking.candidates[0].score == 0
 
 
 @pytest.mark.parametrize("costs", [{"dram": -0.1}, {"nvme": 1.5}, {"request_tokens": float("nan")}])

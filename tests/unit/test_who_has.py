@@ -11,7 +11,7 @@ from kvwarehouse.daemon.transfer import TransferSpan
 from kvwarehouse.daemon.who_has import MAX_HOLDINGS, WhoHas
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace, Tier
-from kvwarehouse.wire import prefix_to_wire
+from kvwarehouse.wire import prefix_to_wire, status_pb2
 from kvwarehouse.wire import warehouse_pb2 as pb
 
 
@@ -39,18 +39,8 @@ class Parts:
         tiers = [Tier.DRAM] * stored
         return np.array([*tiers, Tier.MISSING], np.uint8)
 
-    def core(self) -> dict[str, Any]:
-        nvme: dict[str, Any] = {}
-        return {
-            "warehouse_id": "00" * 16,
-            "incarnation": 1,
-            "draining": False,
-            "sessions": 0,
-            "tiers": {"nvme": nvme},
-        }
-
-    def take(self) -> dict[str, Any]:
-        return {"name": "n", "service": {"streams": 0, "streams_max": 1}}
+    def serving(self) -> status_pb2.Status:
+        return status_pb2.Status(core=status_pb2.CoreStatus(warehouse_id="00" * 16))
 
 
 def test_namespace_that_is_forgotten_meanwhile_is_left_out() -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import TracebackType
 from typing import Any, Self
 
 from kvwarehouse_bench.harness.eventually import DEADLINE_S
@@ -72,12 +71,7 @@ class ClientProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None

@@ -25,71 +25,250 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvwarehouse/v1/status.proto\x12\x0ekvwarehouse.v1\"\xc3\x01\n\x06Status\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12(\n\x04\x63ore\x18\x04 \x01(\x0b\x32\x1a.kvwarehouse.v1.CoreStatus\x12.\n\x07service\x18\x05 \x01(\x0b\x32\x1d.kvwarehouse.v1.ServiceStatus\x12\x31\n\tkv_events\x18\x06 \x01(\x0b\x32\x1e.kvwarehouse.v1.KvEventsStatus\"\xce\x01\n\x0eKvEventsStatus\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x04\x12\x0f\n\x07removed\x18\x03 \x01(\x04\x12\x0e\n\x06losses\x18\x04 \x01(\x04\x12\x0f\n\x07replays\x18\x05 \x01(\x04\x12\x11\n\tsnapshots\x18\x06 \x01(\x04\x12\x16\n\x0e\x66\x61iled_replays\x18\x07 \x01(\x04\x12\x13\n\x0bnext_number\x18\x08 \x01(\x04\x12\x14\n\x0cnamespace_id\x18\t \x01(\t\x12\x13\n\x0b\x65nded_peers\x18\n \x01(\x04\"\x8f\x03\n\rServiceStatus\x12\x15\n\rledger_health\x18\x01 \x01(\t\x12\x15\n\rledger_reason\x18\x02 \x01(\t\x12\x19\n\x11ledger_tombstones\x18\x03 \x01(\x04\x12\x0f\n\x07streams\x18\x04 \x01(\r\x12\x13\n\x0bstreams_max\x18\x05 \x01(\r\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x19\n\x11staging_bytes_max\x18\x07 \x01(\x04\x12\x0e\n\x06socket\x18\x08 \x01(\t\x12\x0e\n\x06listen\x18\t \x01(\t\x12\x0c\n\x04http\x18\n \x01(\t\x12\x13\n\x0b\x63onnections\x18\x0b \x01(\r\x12\x17\n\x0f\x63onnections_max\x18\x0c \x01(\r\x12\x14\n\x0cpaths_reason\x18\r \x01(\t\x12;\n\x07refused\x18\x0e \x03(\x0b\x32*.kvwarehouse.v1.ServiceStatus.RefusedEntry\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd0\x04\n\nCoreStatus\x12\x14\n\x0cwarehouse_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12*\n\x05tiers\x18\x05 \x01(\x0b\x32\x1b.kvwarehouse.v1.TiersStatus\x12.\n\x07lookups\x18\x06 \x01(\x0b\x32\x1d.kvwarehouse.v1.LookupsStatus\x12*\n\x05loads\x18\x07 \x01(\x0b\x32\x1b.kvwarehouse.v1.LoadsStatus\x12,\n\x06stores\x18\x08 \x01(\x0b\x32\x1c.kvwarehouse.v1.StoresStatus\x12\x13\n\x0bquarantined\x18\t \x01(\x04\x12\x14\n\x0corphan_pages\x18\n \x01(\x04\x12\x10\n\x08sessions\x18\x0b \x01(\x04\x12\x13\n\x0b\x63onnections\x18\x0c \x01(\x04\x12(\n\x04pins\x18\r \x01(\x0b\x32\x1a.kvwarehouse.v1.PinsStatus\x12*\n\x05index\x18\x0e \x01(\x0b\x32\x1b.kvwarehouse.v1.IndexStatus\x12\x33\n\nnamespaces\x18\x0f \x03(\x0b\x32\x1f.kvwarehouse.v1.NamespaceStatus\x12\x30\n\x08recovery\x18\x10 \x01(\x0b\x32\x1e.kvwarehouse.v1.RecoveryStatus\x12\x16\n\x0e\x65vents_dropped\x18\x11 \x01(\x04\x12\x16\n\x0epage_bytes_max\x18\x12 \x01(\x04\"\x89\x01\n\x0bTiersStatus\x12(\n\x04\x64ram\x18\x01 \x01(\x0b\x32\x1a.kvwarehouse.v1.DramStatus\x12(\n\x04nvme\x18\x02 \x01(\x0b\x32\x1a.kvwarehouse.v1.NvmeStatus\x12&\n\x03hbm\x18\x03 \x01(\x0b\x32\x19.kvwarehouse.v1.HbmStatus\"\xa4\x02\n\tHbmStatus\x12\x0e\n\x06health\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\r\n\x05pages\x18\x05 \x01(\x04\x12\x16\n\x0eleaving_places\x18\x06 \x01(\x04\x12\x14\n\x0cqueued_pages\x18\x07 \x01(\x04\x12\x16\n\x0epages_promoted\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_promoted\x18\t \x01(\x04\x12\x31\n\x04left\x18\n \x03(\x0b\x32#.kvwarehouse.v1.HbmStatus.LeftEntry\x1a+\n\tLeftEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa8\x02\n\nDramStatus\x12\x0e\n\x06health\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fpopulated_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\r\n\x05pages\x18\x05 \x01(\x04\x12\x12\n\nfree_slots\x18\x06 \x01(\x04\x12\x16\n\x0ereserved_slots\x18\x07 \x01(\x04\x12\x13\n\x0blimbo_slots\x18\x08 \x01(\x04\x12\x14\n\x0czombie_slots\x18\t \x01(\x04\x12\x32\n\x04left\x18\n \x03(\x0b\x32$.kvwarehouse.v1.DramStatus.LeftEntry\x1a+\n\tLeftEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x99\x07\n\nNvmeStatus\x12\x0e\n\x06health\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tio_engine\x18\x03 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\r\n\x05pages\x18\x06 \x01(\x04\x12\x10\n\x08segments\x18\x07 \x01(\x04\x12\x15\n\rfree_segments\x18\x08 \x01(\x04\x12\x14\n\x0cqueued_bytes\x18\t \x01(\x04\x12\x16\n\x0equeued_records\x18\n \x01(\x04\x12\x17\n\x0freads_in_flight\x18\x0b \x01(\x04\x12\x1c\n\x14promotions_in_flight\x18\x0c \x01(\x04\x12\x16\n\x0epages_promoted\x18\r \x01(\x04\x12\x17\n\x0fwritten_records\x18\x0e \x01(\x04\x12\x15\n\rwritten_bytes\x18\x0f \x01(\x04\x12\x19\n\x11relocated_records\x18\x10 \x01(\x04\x12\x17\n\x0frelocated_bytes\x18\x11 \x01(\x04\x12\x14\n\x0cread_records\x18\x12 \x01(\x04\x12\x12\n\nread_bytes\x18\x13 \x01(\x04\x12\x1a\n\x12reclaimed_segments\x18\x14 \x01(\x04\x12\x17\n\x0f\x64ropped_records\x18\x15 \x01(\x04\x12\x14\n\x0cwrite_errors\x18\x16 \x01(\x04\x12\x13\n\x0bread_errors\x18\x17 \x01(\x04\x12\x12\n\nmismatches\x18\x18 \x01(\x04\x12\x0f\n\x07\x66lushes\x18\x19 \x01(\x04\x12\x14\n\x0c\x66lush_errors\x18\x1a \x01(\x04\x12\x18\n\x10read_bytes_per_s\x18\x1b \x01(\x04\x12\x19\n\x11write_bytes_per_s\x18\x1c \x01(\x04\x12\x17\n\x0foldest_position\x18\x1d \x01(\x04\x12\x32\n\x04left\x18\x1e \x03(\x0b\x32$.kvwarehouse.v1.NvmeStatus.LeftEntry\x12\x41\n\x0cnot_admitted\x18\x1f \x03(\x0b\x32+.kvwarehouse.v1.NvmeStatus.NotAdmittedEntry\x12\x11\n\tdirect_io\x18  \x01(\x08\x12\x15\n\rread_digest_s\x18! \x01(\x01\x1a+\n\tLeftEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x32\n\x10NotAdmittedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"{\n\rLookupsStatus\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x04\x12\x16\n\x0epages_hit_dram\x18\x02 \x01(\x04\x12\x16\n\x0epages_hit_nvme\x18\x03 \x01(\x04\x12\x14\n\x0cpages_missed\x18\x04 \x01(\x04\x12\x15\n\rpages_hit_hbm\x18\x05 \x01(\x04\"\xe0\x01\n\x0bLoadsStatus\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x04\x12\x14\n\x0cpages_loaded\x18\x02 \x01(\x04\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\x12\x37\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\'.kvwarehouse.v1.LoadsStatus.FailedEntry\x12\x16\n\x0epages_from_hbm\x18\x05 \x01(\x04\x12\x16\n\x0ehbm_mismatches\x18\x06 \x01(\x04\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc6\x01\n\x0cStoresStatus\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x04\x12\x14\n\x0cpages_sealed\x18\x02 \x01(\x04\x12\x14\n\x0c\x62ytes_sealed\x18\x03 \x01(\x04\x12\x0f\n\x07\x61lready\x18\x04 \x01(\x04\x12:\n\x07\x64ropped\x18\x05 \x03(\x0b\x32).kvwarehouse.v1.StoresStatus.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\":\n\nPinsStatus\x12\x0c\n\x04held\x18\x01 \x01(\x04\x12\r\n\x05taken\x18\x02 \x01(\x04\x12\x0f\n\x07refused\x18\x03 \x01(\x04\"=\n\x0bIndexStatus\x12\r\n\x05pages\x18\x01 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x02 \x01(\x04\x12\r\n\x05\x62ound\x18\x03 \x01(\x08\"z\n\x0fNamespaceStatus\x12\x0f\n\x07ordinal\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05pages\x18\x03 \x01(\x04\x12\x12\n\ndram_pages\x18\x04 \x01(\x04\x12\x12\n\nnvme_pages\x18\x05 \x01(\x04\x12\x13\n\x0b\x63lear_epoch\x18\x06 \x01(\x04\"\xff\x02\n\x0eRecoveryStatus\x12\x12\n\npages_dram\x18\x01 \x01(\x04\x12\x12\n\npages_nvme\x18\x02 \x01(\x04\x12\x15\n\rdropped_slots\x18\x03 \x01(\x04\x12\x18\n\x10unfinished_slots\x18\x04 \x01(\x04\x12\x0f\n\x07\x63leared\x18\x05 \x01(\x04\x12\x19\n\x11unknown_namespace\x18\x06 \x01(\x04\x12\x0f\n\x07orphans\x18\x07 \x01(\x04\x12\x10\n\x08sessions\x18\x08 \x01(\x04\x12\x10\n\x08segments\x18\t \x01(\x04\x12\x0f\n\x07records\x18\n \x01(\x04\x12\x18\n\x10scanned_segments\x18\x0b \x01(\x04\x12\x17\n\x0frefused_records\x18\x0c \x01(\x04\x12\x18\n\x10\x66oreign_segments\x18\r \x01(\x04\x12\x12\n\nepoch_seen\x18\x0e \x01(\x04\x12\x0f\n\x07seconds\x18\x0f \x01(\x01\x12\x13\n\x0b\x62\x61\x64_headers\x18\x10 \x01(\x04\x12\x1b\n\x13unreadable_segments\x18\x11 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvwarehouse/v1/status.proto\x12\x0ekvwarehouse.v1\x1a google/protobuf/descriptor.proto\"\xa0\x02\n\x06Status\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12j\n\x05state\x18\x03 \x01(\tB[\xba\xc4,0state{state=recovering|serving|draining|stopped}\xc2\xc4,#What the daemon does now; one is 1.\x12(\n\x04\x63ore\x18\x04 \x01(\x0b\x32\x1a.kvwarehouse.v1.CoreStatus\x12.\n\x07service\x18\x05 \x01(\x0b\x32\x1d.kvwarehouse.v1.ServiceStatus\x12\x31\n\tkv_events\x18\x06 \x01(\x0b\x32\x1e.kvwarehouse.v1.KvEventsStatus\"\xf1\x04\n\x0eKvEventsStatus\x12N\n\x07\x62\x61tches\x18\x01 \x01(\x04\x42=\xba\xc4,\x16kv_event_batches_total\xc2\xc4,\x1f\x42\x61tches of KV events published.\x12i\n\x06stored\x18\x02 \x01(\x04\x42Y\xba\xc4,$kv_event_blocks_total{change=stored}\xc2\xc4,-Blocks said to have entered or left a medium.\x12:\n\x07removed\x18\x03 \x01(\x04\x42)\xba\xc4,%kv_event_blocks_total{change=removed}\x12o\n\x06losses\x18\x04 \x01(\x04\x42_\xba\xc4,\x15kv_event_losses_total\xc2\xc4,BTimes when more changed than could be kept, and all was said anew.\x12\x0f\n\x07replays\x18\x05 \x01(\x04\x12\x11\n\tsnapshots\x18\x06 \x01(\x04\x12\x16\n\x0e\x66\x61iled_replays\x18\x07 \x01(\x04\x12\x13\n\x0bnext_number\x18\x08 \x01(\x04\x12\x14\n\x0cnamespace_id\x18\t \x01(\t\x12\x8f\x01\n\x0b\x65nded_peers\x18\n \x01(\x04\x42z\xba\xc4,\x1akv_event_ended_peers_total\xc2\xc4,XConnections to the ports of KV events that were too many, said too much or did not read.\"\x99\x08\n\rServiceStatus\x12h\n\rledger_health\x18\x01 \x01(\tBQ\xba\xc4,*ledger_health{health=ok|rebuilt|in_memory}\xc2\xc4,\x1fHealth of the ledger; one is 1.\x12\x15\n\rledger_reason\x18\x02 \x01(\t\x12\\\n\x11ledger_tombstones\x18\x03 \x01(\x04\x42\x41\xba\xc4,\x11ledger_tombstones\xc2\xc4,(Evicted keys that the ledger keeps down.\x12@\n\x07streams\x18\x04 \x01(\rB/\xba\xc4,\x07streams\xc2\xc4, gRPC stores and loads under way.\x12\x13\n\x0bstreams_max\x18\x05 \x01(\r\x12\x43\n\rstaging_bytes\x18\x06 \x01(\x04\x42,\xba\xc4,\rstaging_bytes\xc2\xc4,\x17Memory of gRPC streams.\x12\x19\n\x11staging_bytes_max\x18\x07 \x01(\x04\x12\x0e\n\x06socket\x18\x08 \x01(\t\x12\x0e\n\x06listen\x18\t \x01(\t\x12\x0c\n\x04http\x18\n \x01(\t\x12T\n\x0b\x63onnections\x18\x0b \x01(\rB?\xba\xc4,\x10grpc_connections\xc2\xc4,\'Connections at the TCP address of gRPC.\x12\x63\n\x0f\x63onnections_max\x18\x0c \x01(\rBJ\xba\xc4,\x14grpc_connections_max\xc2\xc4,.Connections that it takes; 0 without --listen.\x12p\n\x0cpaths_reason\x18\r \x01(\tBZ\xba\xc4,\npaths_lost\xc2\xc4,H1 while files or sockets of the daemon are gone that it cannot put back.\x12\xe6\x01\n\x07refused\x18\x0e \x03(\x0b\x32*.kvwarehouse.v1.ServiceStatus.RefusedEntryB\xa8\x01\xba\xc4,~refused_calls_total{reason=no_token|bad_token|too_many_streams|staging_full|too_many_watchers|watcher_too_slow|too_many_calls}\xc2\xc4,\"Calls over gRPC that were refused.\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xb5\x08\n\nCoreStatus\x12\x14\n\x0cwarehouse_id\x18\x01 \x01(\t\x12K\n\x0bincarnation\x18\x02 \x01(\x04\x42\x36\xba\xc4,\x0bincarnation\xc2\xc4,#Rises with every start of a daemon.\x12?\n\x08uptime_s\x18\x03 \x01(\x01\x42-\xba\xc4,\x0euptime_seconds\xc2\xc4,\x17Since the core started.\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12*\n\x05tiers\x18\x05 \x01(\x0b\x32\x1b.kvwarehouse.v1.TiersStatus\x12.\n\x07lookups\x18\x06 \x01(\x0b\x32\x1d.kvwarehouse.v1.LookupsStatus\x12*\n\x05loads\x18\x07 \x01(\x0b\x32\x1b.kvwarehouse.v1.LoadsStatus\x12,\n\x06stores\x18\x08 \x01(\x0b\x32\x1c.kvwarehouse.v1.StoresStatus\x12[\n\x0bquarantined\x18\t \x01(\x04\x42\x46\xba\xc4,\x17quarantined_pages_total\xc2\xc4,\'Pages taken out because of their bytes.\x12\x64\n\x0corphan_pages\x18\n \x01(\x04\x42N\xba\xc4,\x0corphan_pages\xc2\xc4,:Stored pages with an ancestor in no tier; 0 after a sweep.\x12>\n\x08sessions\x18\x0b \x01(\x04\x42,\xba\xc4,\x08sessions\xc2\xc4,\x1c\x43lients whose session lives.\x12N\n\x0b\x63onnections\x18\x0c \x01(\x04\x42\x39\xba\xc4,\x0b\x63onnections\xc2\xc4,&Clients connected to the local socket.\x12(\n\x04pins\x18\r \x01(\x0b\x32\x1a.kvwarehouse.v1.PinsStatus\x12*\n\x05index\x18\x0e \x01(\x0b\x32\x1b.kvwarehouse.v1.IndexStatus\x12]\n\nnamespaces\x18\x0f \x03(\x0b\x32\x1f.kvwarehouse.v1.NamespaceStatusB(\xba\xc4,\nnamespaces\xc2\xc4,\x16Registered namespaces.\x12\x30\n\x08recovery\x18\x10 \x01(\x0b\x32\x1e.kvwarehouse.v1.RecoveryStatus\x12i\n\x0e\x65vents_dropped\x18\x11 \x01(\x04\x42Q\xba\xc4,\x14\x65vents_dropped_total\xc2\xc4,5Core events lost because nobody drained them in time.\x12\x16\n\x0epage_bytes_max\x18\x12 \x01(\x04\"\x89\x01\n\x0bTiersStatus\x12(\n\x04\x64ram\x18\x01 \x01(\x0b\x32\x1a.kvwarehouse.v1.DramStatus\x12(\n\x04nvme\x18\x02 \x01(\x0b\x32\x1a.kvwarehouse.v1.NvmeStatus\x12&\n\x03hbm\x18\x03 \x01(\x0b\x32\x19.kvwarehouse.v1.HbmStatus\"\xd4\x06\n\tHbmStatus\x12j\n\x06health\x18\x01 \x01(\tBZ\xba\xc4,1hbm_health{health=off|starting|ok|waiting|failed}\xc2\xc4,!Health of the HBM tier; one is 1.\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x39\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x42!\xba\xc4,\x1dtier_capacity_bytes{tier=hbm}\x12\x31\n\nused_bytes\x18\x04 \x01(\x04\x42\x1d\xba\xc4,\x19tier_used_bytes{tier=hbm}\x12\'\n\x05pages\x18\x05 \x01(\x04\x42\x18\xba\xc4,\x14tier_pages{tier=hbm}\x12h\n\x0eleaving_places\x18\x06 \x01(\x04\x42P\xba\xc4,\x12hbm_leaving_places\xc2\xc4,6Places of dropped copies that somebody may still read.\x12\x41\n\x0cqueued_pages\x18\x07 \x01(\x04\x42+\xba\xc4,\x10hbm_queued_pages\xc2\xc4,\x13Pages to be copied.\x12\x45\n\x0epages_promoted\x18\x08 \x01(\x04\x42-\xba\xc4,\x18hbm_promoted_pages_total\xc2\xc4,\rPages copied.\x12\x45\n\x0e\x62ytes_promoted\x18\t \x01(\x04\x42-\xba\xc4,\x18hbm_promoted_bytes_total\xc2\xc4,\rBytes copied.\x12\xcb\x01\n\x04left\x18\n \x03(\x0b\x32#.kvwarehouse.v1.HbmStatus.LeftEntryB\x97\x01\xba\xc4,Jhbm_left_pages_total{reason=demoted|left_dram|rebalanced|damaged|operator}\xc2\xc4,ECopies that left HBM; their pages stayed in DRAM unless they left it.\x1a+\n\tLeftEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd5\x06\n\nDramStatus\x12\x0e\n\x06health\x18\x01 \x01(\t\x12N\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x42\x36\xba\xc4,\x1etier_capacity_bytes{tier=dram}\xc2\xc4,\x10\x42ound of a tier.\x12Y\n\x0fpopulated_bytes\x18\x03 \x01(\x04\x42@\xba\xc4,\x14\x64ram_populated_bytes\xc2\xc4,$Bytes of the arena backed by memory.\x12M\n\nused_bytes\x18\x04 \x01(\x04\x42\x39\xba\xc4,\x1atier_used_bytes{tier=dram}\xc2\xc4,\x17\x42ytes of a tier in use.\x12X\n\x05pages\x18\x05 \x01(\x04\x42I\xba\xc4,\x15tier_pages{tier=dram}\xc2\xc4,,Pages in a tier; one in both counts in both.\x12W\n\nfree_slots\x18\x06 \x01(\x04\x42\x43\xba\xc4,\x16\x64ram_slots{state=free}\xc2\xc4,%Slots by state, those of pages aside.\x12\x36\n\x0ereserved_slots\x18\x07 \x01(\x04\x42\x1e\xba\xc4,\x1a\x64ram_slots{state=reserved}\x12\x30\n\x0blimbo_slots\x18\x08 \x01(\x04\x42\x1b\xba\xc4,\x17\x64ram_slots{state=limbo}\x12\x32\n\x0czombie_slots\x18\t \x01(\x04\x42\x1c\xba\xc4,\x18\x64ram_slots{state=zombie}\x12\xbe\x01\n\x04left\x18\n \x03(\x0b\x32$.kvwarehouse.v1.DramStatus.LeftEntryB\x89\x01\xba\xc4,ldram_left_pages_total{reason=evicted|window|rebalanced|reclaimed|cleared|operator|orphaned|quarantined|lost}\xc2\xc4,\x15Pages that left DRAM.\x1a+\n\tLeftEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc3\x13\n\nNvmeStatus\x12h\n\x06health\x18\x01 \x01(\tBX\xba\xc4,.nvme_health{health=off|ok|read_only|no_answer}\xc2\xc4,\"Health of the NVMe tier; one is 1.\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tio_engine\x18\x03 \x01(\t\x12:\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04\x42\"\xba\xc4,\x1etier_capacity_bytes{tier=nvme}\x12\x32\n\nused_bytes\x18\x05 \x01(\x04\x42\x1e\xba\xc4,\x1atier_used_bytes{tier=nvme}\x12(\n\x05pages\x18\x06 \x01(\x04\x42\x19\xba\xc4,\x15tier_pages{tier=nvme}\x12\x10\n\x08segments\x18\x07 \x01(\x04\x12\x15\n\rfree_segments\x18\x08 \x01(\x04\x12J\n\x0cqueued_bytes\x18\t \x01(\x04\x42\x34\xba\xc4,\x10nvme_queue_bytes\xc2\xc4,\x1c\x42ytes waiting to be written.\x12P\n\x0equeued_records\x18\n \x01(\x04\x42\x38\xba\xc4,\x12nvme_queue_records\xc2\xc4,\x1eRecords waiting to be written.\x12H\n\x0freads_in_flight\x18\x0b \x01(\x04\x42/\xba\xc4,\x14nvme_reads_in_flight\xc2\xc4,\x13Records being read.\x12\x61\n\x14promotions_in_flight\x18\x0c \x01(\x04\x42\x43\xba\xc4,\x19nvme_promotions_in_flight\xc2\xc4,\"Pages on their way back into DRAM.\x12S\n\x0epages_promoted\x18\r \x01(\x04\x42;\xba\xc4,\x19nvme_promoted_pages_total\xc2\xc4,\x1aPages read back into DRAM.\x12^\n\x0fwritten_records\x18\x0e \x01(\x04\x42\x45\xba\xc4,%nvme_written_records_total{why=store}\xc2\xc4,\x18Records written, by why.\x12X\n\rwritten_bytes\x18\x0f \x01(\x04\x42\x41\xba\xc4,#nvme_written_bytes_total{why=store}\xc2\xc4,\x16\x42ytes written, by why.\x12G\n\x11relocated_records\x18\x10 \x01(\x04\x42,\xba\xc4,(nvme_written_records_total{why=relocate}\x12\x43\n\x0frelocated_bytes\x18\x11 \x01(\x04\x42*\xba\xc4,&nvme_written_bytes_total{why=relocate}\x12\x42\n\x0cread_records\x18\x12 \x01(\x04\x42,\xba\xc4,\x17nvme_read_records_total\xc2\xc4,\rRecords read.\x12<\n\nread_bytes\x18\x13 \x01(\x04\x42(\xba\xc4,\x15nvme_read_bytes_total\xc2\xc4,\x0b\x42ytes read.\x12S\n\x12reclaimed_segments\x18\x14 \x01(\x04\x42\x37\xba\xc4,\x1dnvme_reclaimed_segments_total\xc2\xc4,\x12Segments recycled.\x12_\n\x0f\x64ropped_records\x18\x15 \x01(\x04\x42\x46\xba\xc4,\x1anvme_dropped_records_total\xc2\xc4,$Records gone with recycled segments.\x12\\\n\x0cwrite_errors\x18\x16 \x01(\x04\x42\x46\xba\xc4,\"nvme_errors_total{operation=write}\xc2\xc4,\x1c\x46\x61iled operations, by which.\x12:\n\x0bread_errors\x18\x17 \x01(\x04\x42%\xba\xc4,!nvme_errors_total{operation=read}\x12[\n\nmismatches\x18\x18 \x01(\x04\x42G\xba\xc4,\x15nvme_mismatches_total\xc2\xc4,*Records that were not what they should be.\x12\x42\n\x07\x66lushes\x18\x19 \x01(\x04\x42\x31\xba\xc4,\x12nvme_flushes_total\xc2\xc4,\x17\x46lushes that succeeded.\x12<\n\x0c\x66lush_errors\x18\x1a \x01(\x04\x42&\xba\xc4,\"nvme_errors_total{operation=flush}\x12\x18\n\x10read_bytes_per_s\x18\x1b \x01(\x04\x12\x19\n\x11write_bytes_per_s\x18\x1c \x01(\x04\x12\x17\n\x0foldest_position\x18\x1d \x01(\x04\x12\xbe\x01\n\x04left\x18\x1e \x03(\x0b\x32$.kvwarehouse.v1.NvmeStatus.LeftEntryB\x89\x01\xba\xc4,lnvme_left_pages_total{reason=evicted|window|rebalanced|reclaimed|cleared|operator|orphaned|quarantined|lost}\xc2\xc4,\x15Pages that left NVMe.\x12\xdf\x01\n\x0cnot_admitted\x18\x1f \x03(\x0b\x32+.kvwarehouse.v1.NvmeStatus.NotAdmittedEntryB\x9b\x01\xba\xc4,hnvme_not_admitted_pages_total{reason=parent_not_admitted|queue_full|read_only|no_space|io_error|stopped}\xc2\xc4,+Sealed pages that were not written to NVMe.\x12\x11\n\tdirect_io\x18  \x01(\x08\x12g\n\rread_digest_s\x18! \x01(\x01\x42P\xba\xc4,\x1envme_read_digest_seconds_total\xc2\xc4,*Processor time of digesting what was read.\x1a+\n\tLeftEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x32\n\x10NotAdmittedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x8c\x03\n\rLookupsStatus\x12,\n\x05\x63\x61lls\x18\x01 \x01(\x04\x42\x1d\xba\xc4,\rlookups_total\xc2\xc4,\x08Lookups.\x12z\n\x0epages_hit_dram\x18\x02 \x01(\x04\x42\x62\xba\xc4,!lookup_hit_pages_total{tier=dram}\xc2\xc4,9Pages asked for and found, by the fastest tier with them.\x12=\n\x0epages_hit_nvme\x18\x03 \x01(\x04\x42%\xba\xc4,!lookup_hit_pages_total{tier=nvme}\x12U\n\x0cpages_missed\x18\x04 \x01(\x04\x42?\xba\xc4,\x19lookup_missed_pages_total\xc2\xc4,\x1ePages asked for and not found.\x12;\n\rpages_hit_hbm\x18\x05 \x01(\x04\x42$\xba\xc4, lookup_hit_pages_total{tier=hbm}\"\xf8\x04\n\x0bLoadsStatus\x12(\n\x05\x63\x61lls\x18\x01 \x01(\x04\x42\x19\xba\xc4,\x0bloads_total\xc2\xc4,\x06Loads.\x12T\n\x0cpages_loaded\x18\x02 \x01(\x04\x42>\xba\xc4,\x12loaded_pages_total\xc2\xc4,$Shards of pages loaded and verified.\x12J\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\x42\x34\xba\xc4,\x12loaded_bytes_total\xc2\xc4,\x1a\x42ytes loaded and verified.\x12\x9c\x01\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\'.kvwarehouse.v1.LoadsStatus.FailedEntryBc\xba\xc4,6load_failed_pages_total{reason=stale|mismatch|timeout}\xc2\xc4,%Shards of pages found and not loaded.\x12X\n\x0epages_from_hbm\x18\x05 \x01(\x04\x42@\xba\xc4,\x16loaded_hbm_pages_total\xc2\xc4,\"Of them, those from copies in HBM.\x12u\n\x0ehbm_mismatches\x18\x06 \x01(\x04\x42]\xba\xc4,\x14hbm_mismatches_total\xc2\xc4,ACopies that were not what was stored; their pages came from DRAM.\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x86\x05\n\x0cStoresStatus\x12*\n\x05\x63\x61lls\x18\x01 \x01(\x04\x42\x1b\xba\xc4,\x0cstores_total\xc2\xc4,\x07Stores.\x12Q\n\x0cpages_sealed\x18\x02 \x01(\x04\x42;\xba\xc4,\x12sealed_pages_total\xc2\xc4,!Pages sealed, all shards of each.\x12\x46\n\x0c\x62ytes_sealed\x18\x03 \x01(\x04\x42\x30\xba\xc4,\x12sealed_bytes_total\xc2\xc4,\x16\x42ytes of sealed pages.\x12[\n\x07\x61lready\x18\x04 \x01(\x04\x42J\xba\xc4,\x19store_already_pages_total\xc2\xc4,)Pages asked to be stored that were there.\x12\xa1\x02\n\x07\x64ropped\x18\x05 \x03(\x0b\x32).kvwarehouse.v1.StoresStatus.DroppedEntryB\xe4\x01\xba\xc4,\x94\x01store_dropped_pages_total{reason=draining|parent_missing|reserve_limit|later|no_room|index_full|refused_tail|stale|cleared|timeout|busy|unreachable}\xc2\xc4,GPages that stores dropped, as their callers were told: shards of pages.\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc7\x01\n\nPinsStatus\x12<\n\x04held\x18\x01 \x01(\x04\x42.\xba\xc4,\x04pins\xc2\xc4,\"Slots and extents held by clients.\x12\x32\n\x05taken\x18\x02 \x01(\x04\x42#\xba\xc4,\x10pins_taken_total\xc2\xc4,\x0bPins taken.\x12G\n\x07refused\x18\x03 \x01(\x04\x42\x36\xba\xc4,\x12pins_refused_total\xc2\xc4,\x1cPins refused by their bound.\"\xa9\x01\n\x0bIndexStatus\x12>\n\x05pages\x18\x01 \x01(\x04\x42/\xba\xc4,\x0bindex_pages\xc2\xc4,\x1c\x45ntries of the index in use.\x12K\n\x08\x63\x61pacity\x18\x02 \x01(\x04\x42\x39\xba\xc4,\x14index_capacity_pages\xc2\xc4,\x1dPages the index has room for.\x12\r\n\x05\x62ound\x18\x03 \x01(\x08\"z\n\x0fNamespaceStatus\x12\x0f\n\x07ordinal\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05pages\x18\x03 \x01(\x04\x12\x12\n\ndram_pages\x18\x04 \x01(\x04\x12\x12\n\nnvme_pages\x18\x05 \x01(\x04\x12\x13\n\x0b\x63lear_epoch\x18\x06 \x01(\x04\"\xa7\x04\n\x0eRecoveryStatus\x12X\n\npages_dram\x18\x01 \x01(\x04\x42\x44\xba\xc4,\x1arecovered_pages{tier=dram}\xc2\xc4,\"Pages found at the start, by tier.\x12\x32\n\npages_nvme\x18\x02 \x01(\x04\x42\x1e\xba\xc4,\x1arecovered_pages{tier=nvme}\x12\x15\n\rdropped_slots\x18\x03 \x01(\x04\x12\x18\n\x10unfinished_slots\x18\x04 \x01(\x04\x12\x0f\n\x07\x63leared\x18\x05 \x01(\x04\x12\x19\n\x11unknown_namespace\x18\x06 \x01(\x04\x12\x0f\n\x07orphans\x18\x07 \x01(\x04\x12\x10\n\x08sessions\x18\x08 \x01(\x04\x12\x10\n\x08segments\x18\t \x01(\x04\x12\x0f\n\x07records\x18\n \x01(\x04\x12\x18\n\x10scanned_segments\x18\x0b \x01(\x04\x12\x17\n\x0frefused_records\x18\x0c \x01(\x04\x12\x18\n\x10\x66oreign_segments\x18\r \x01(\x04\x12\x12\n\nepoch_seen\x18\x0e \x01(\x04\x12Q\n\x07seconds\x18\x0f \x01(\x01\x42@\xba\xc4,\x10recovery_seconds\xc2\xc4,(How long the last start\'s recovery took.\x12\x13\n\x0b\x62\x61\x64_headers\x18\x10 \x01(\x04\x12\x1b\n\x13unreadable_segments\x18\x11 \x01(\x04:/\n\x06metric\x12\x1d.google.protobuf.FieldOptions\x18\xc7\xc8\x05 \x01(\t:-\n\x04help\x12\x1d.google.protobuf.FieldOptions\x18\xc8\xc8\x05 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvwarehouse.v1.status_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STATUS'].fields_by_name['state']._loaded_options = None
+  _globals['_STATUS'].fields_by_name['state']._serialized_options = b'\272\304,0state{state=recovering|serving|draining|stopped}\302\304,#What the daemon does now; one is 1.'
+  _globals['_KVEVENTSSTATUS'].fields_by_name['batches']._loaded_options = None
+  _globals['_KVEVENTSSTATUS'].fields_by_name['batches']._serialized_options = b'\272\304,\026kv_event_batches_total\302\304,\037Batches of KV events published.'
+  _globals['_KVEVENTSSTATUS'].fields_by_name['stored']._loaded_options = None
+  _globals['_KVEVENTSSTATUS'].fields_by_name['stored']._serialized_options = b'\272\304,$kv_event_blocks_total{change=stored}\302\304,-Blocks said to have entered or left a medium.'
+  _globals['_KVEVENTSSTATUS'].fields_by_name['removed']._loaded_options = None
+  _globals['_KVEVENTSSTATUS'].fields_by_name['removed']._serialized_options = b'\272\304,%kv_event_blocks_total{change=removed}'
+  _globals['_KVEVENTSSTATUS'].fields_by_name['losses']._loaded_options = None
+  _globals['_KVEVENTSSTATUS'].fields_by_name['losses']._serialized_options = b'\272\304,\025kv_event_losses_total\302\304,BTimes when more changed than could be kept, and all was said anew.'
+  _globals['_KVEVENTSSTATUS'].fields_by_name['ended_peers']._loaded_options = None
+  _globals['_KVEVENTSSTATUS'].fields_by_name['ended_peers']._serialized_options = b'\272\304,\032kv_event_ended_peers_total\302\304,XConnections to the ports of KV events that were too many, said too much or did not read.'
   _globals['_SERVICESTATUS_REFUSEDENTRY']._loaded_options = None
   _globals['_SERVICESTATUS_REFUSEDENTRY']._serialized_options = b'8\001'
+  _globals['_SERVICESTATUS'].fields_by_name['ledger_health']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['ledger_health']._serialized_options = b'\272\304,*ledger_health{health=ok|rebuilt|in_memory}\302\304,\037Health of the ledger; one is 1.'
+  _globals['_SERVICESTATUS'].fields_by_name['ledger_tombstones']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['ledger_tombstones']._serialized_options = b'\272\304,\021ledger_tombstones\302\304,(Evicted keys that the ledger keeps down.'
+  _globals['_SERVICESTATUS'].fields_by_name['streams']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['streams']._serialized_options = b'\272\304,\007streams\302\304, gRPC stores and loads under way.'
+  _globals['_SERVICESTATUS'].fields_by_name['staging_bytes']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['staging_bytes']._serialized_options = b'\272\304,\rstaging_bytes\302\304,\027Memory of gRPC streams.'
+  _globals['_SERVICESTATUS'].fields_by_name['connections']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['connections']._serialized_options = b'\272\304,\020grpc_connections\302\304,\'Connections at the TCP address of gRPC.'
+  _globals['_SERVICESTATUS'].fields_by_name['connections_max']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['connections_max']._serialized_options = b'\272\304,\024grpc_connections_max\302\304,.Connections that it takes; 0 without --listen.'
+  _globals['_SERVICESTATUS'].fields_by_name['paths_reason']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['paths_reason']._serialized_options = b'\272\304,\npaths_lost\302\304,H1 while files or sockets of the daemon are gone that it cannot put back.'
+  _globals['_SERVICESTATUS'].fields_by_name['refused']._loaded_options = None
+  _globals['_SERVICESTATUS'].fields_by_name['refused']._serialized_options = b'\272\304,~refused_calls_total{reason=no_token|bad_token|too_many_streams|staging_full|too_many_watchers|watcher_too_slow|too_many_calls}\302\304,\"Calls over gRPC that were refused.'
+  _globals['_CORESTATUS'].fields_by_name['incarnation']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['incarnation']._serialized_options = b'\272\304,\013incarnation\302\304,#Rises with every start of a daemon.'
+  _globals['_CORESTATUS'].fields_by_name['uptime_s']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['uptime_s']._serialized_options = b'\272\304,\016uptime_seconds\302\304,\027Since the core started.'
+  _globals['_CORESTATUS'].fields_by_name['quarantined']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['quarantined']._serialized_options = b'\272\304,\027quarantined_pages_total\302\304,\'Pages taken out because of their bytes.'
+  _globals['_CORESTATUS'].fields_by_name['orphan_pages']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['orphan_pages']._serialized_options = b'\272\304,\014orphan_pages\302\304,:Stored pages with an ancestor in no tier; 0 after a sweep.'
+  _globals['_CORESTATUS'].fields_by_name['sessions']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['sessions']._serialized_options = b'\272\304,\010sessions\302\304,\034Clients whose session lives.'
+  _globals['_CORESTATUS'].fields_by_name['connections']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['connections']._serialized_options = b'\272\304,\013connections\302\304,&Clients connected to the local socket.'
+  _globals['_CORESTATUS'].fields_by_name['namespaces']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['namespaces']._serialized_options = b'\272\304,\nnamespaces\302\304,\026Registered namespaces.'
+  _globals['_CORESTATUS'].fields_by_name['events_dropped']._loaded_options = None
+  _globals['_CORESTATUS'].fields_by_name['events_dropped']._serialized_options = b'\272\304,\024events_dropped_total\302\304,5Core events lost because nobody drained them in time.'
   _globals['_HBMSTATUS_LEFTENTRY']._loaded_options = None
   _globals['_HBMSTATUS_LEFTENTRY']._serialized_options = b'8\001'
+  _globals['_HBMSTATUS'].fields_by_name['health']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['health']._serialized_options = b'\272\304,1hbm_health{health=off|starting|ok|waiting|failed}\302\304,!Health of the HBM tier; one is 1.'
+  _globals['_HBMSTATUS'].fields_by_name['capacity_bytes']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['capacity_bytes']._serialized_options = b'\272\304,\035tier_capacity_bytes{tier=hbm}'
+  _globals['_HBMSTATUS'].fields_by_name['used_bytes']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['used_bytes']._serialized_options = b'\272\304,\031tier_used_bytes{tier=hbm}'
+  _globals['_HBMSTATUS'].fields_by_name['pages']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['pages']._serialized_options = b'\272\304,\024tier_pages{tier=hbm}'
+  _globals['_HBMSTATUS'].fields_by_name['leaving_places']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['leaving_places']._serialized_options = b'\272\304,\022hbm_leaving_places\302\304,6Places of dropped copies that somebody may still read.'
+  _globals['_HBMSTATUS'].fields_by_name['queued_pages']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['queued_pages']._serialized_options = b'\272\304,\020hbm_queued_pages\302\304,\023Pages to be copied.'
+  _globals['_HBMSTATUS'].fields_by_name['pages_promoted']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['pages_promoted']._serialized_options = b'\272\304,\030hbm_promoted_pages_total\302\304,\rPages copied.'
+  _globals['_HBMSTATUS'].fields_by_name['bytes_promoted']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['bytes_promoted']._serialized_options = b'\272\304,\030hbm_promoted_bytes_total\302\304,\rBytes copied.'
+  _globals['_HBMSTATUS'].fields_by_name['left']._loaded_options = None
+  _globals['_HBMSTATUS'].fields_by_name['left']._serialized_options = b'\272\304,Jhbm_left_pages_total{reason=demoted|left_dram|rebalanced|damaged|operator}\302\304,ECopies that left HBM; their pages stayed in DRAM unless they left it.'
   _globals['_DRAMSTATUS_LEFTENTRY']._loaded_options = None
   _globals['_DRAMSTATUS_LEFTENTRY']._serialized_options = b'8\001'
+  _globals['_DRAMSTATUS'].fields_by_name['capacity_bytes']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['capacity_bytes']._serialized_options = b'\272\304,\036tier_capacity_bytes{tier=dram}\302\304,\020Bound of a tier.'
+  _globals['_DRAMSTATUS'].fields_by_name['populated_bytes']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['populated_bytes']._serialized_options = b'\272\304,\024dram_populated_bytes\302\304,$Bytes of the arena backed by memory.'
+  _globals['_DRAMSTATUS'].fields_by_name['used_bytes']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['used_bytes']._serialized_options = b'\272\304,\032tier_used_bytes{tier=dram}\302\304,\027Bytes of a tier in use.'
+  _globals['_DRAMSTATUS'].fields_by_name['pages']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['pages']._serialized_options = b'\272\304,\025tier_pages{tier=dram}\302\304,,Pages in a tier; one in both counts in both.'
+  _globals['_DRAMSTATUS'].fields_by_name['free_slots']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['free_slots']._serialized_options = b'\272\304,\026dram_slots{state=free}\302\304,%Slots by state, those of pages aside.'
+  _globals['_DRAMSTATUS'].fields_by_name['reserved_slots']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['reserved_slots']._serialized_options = b'\272\304,\032dram_slots{state=reserved}'
+  _globals['_DRAMSTATUS'].fields_by_name['limbo_slots']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['limbo_slots']._serialized_options = b'\272\304,\027dram_slots{state=limbo}'
+  _globals['_DRAMSTATUS'].fields_by_name['zombie_slots']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['zombie_slots']._serialized_options = b'\272\304,\030dram_slots{state=zombie}'
+  _globals['_DRAMSTATUS'].fields_by_name['left']._loaded_options = None
+  _globals['_DRAMSTATUS'].fields_by_name['left']._serialized_options = b'\272\304,ldram_left_pages_total{reason=evicted|window|rebalanced|reclaimed|cleared|operator|orphaned|quarantined|lost}\302\304,\025Pages that left DRAM.'
   _globals['_NVMESTATUS_LEFTENTRY']._loaded_options = None
   _globals['_NVMESTATUS_LEFTENTRY']._serialized_options = b'8\001'
   _globals['_NVMESTATUS_NOTADMITTEDENTRY']._loaded_options = None
   _globals['_NVMESTATUS_NOTADMITTEDENTRY']._serialized_options = b'8\001'
+  _globals['_NVMESTATUS'].fields_by_name['health']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['health']._serialized_options = b'\272\304,.nvme_health{health=off|ok|read_only|no_answer}\302\304,\"Health of the NVMe tier; one is 1.'
+  _globals['_NVMESTATUS'].fields_by_name['capacity_bytes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['capacity_bytes']._serialized_options = b'\272\304,\036tier_capacity_bytes{tier=nvme}'
+  _globals['_NVMESTATUS'].fields_by_name['used_bytes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['used_bytes']._serialized_options = b'\272\304,\032tier_used_bytes{tier=nvme}'
+  _globals['_NVMESTATUS'].fields_by_name['pages']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['pages']._serialized_options = b'\272\304,\025tier_pages{tier=nvme}'
+  _globals['_NVMESTATUS'].fields_by_name['queued_bytes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['queued_bytes']._serialized_options = b'\272\304,\020nvme_queue_bytes\302\304,\034Bytes waiting to be written.'
+  _globals['_NVMESTATUS'].fields_by_name['queued_records']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['queued_records']._serialized_options = b'\272\304,\022nvme_queue_records\302\304,\036Records waiting to be written.'
+  _globals['_NVMESTATUS'].fields_by_name['reads_in_flight']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['reads_in_flight']._serialized_options = b'\272\304,\024nvme_reads_in_flight\302\304,\023Records being read.'
+  _globals['_NVMESTATUS'].fields_by_name['promotions_in_flight']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['promotions_in_flight']._serialized_options = b'\272\304,\031nvme_promotions_in_flight\302\304,\"Pages on their way back into DRAM.'
+  _globals['_NVMESTATUS'].fields_by_name['pages_promoted']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['pages_promoted']._serialized_options = b'\272\304,\031nvme_promoted_pages_total\302\304,\032Pages read back into DRAM.'
+  _globals['_NVMESTATUS'].fields_by_name['written_records']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['written_records']._serialized_options = b'\272\304,%nvme_written_records_total{why=store}\302\304,\030Records written, by why.'
+  _globals['_NVMESTATUS'].fields_by_name['written_bytes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['written_bytes']._serialized_options = b'\272\304,#nvme_written_bytes_total{why=store}\302\304,\026Bytes written, by why.'
+  _globals['_NVMESTATUS'].fields_by_name['relocated_records']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['relocated_records']._serialized_options = b'\272\304,(nvme_written_records_total{why=relocate}'
+  _globals['_NVMESTATUS'].fields_by_name['relocated_bytes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['relocated_bytes']._serialized_options = b'\272\304,&nvme_written_bytes_total{why=relocate}'
+  _globals['_NVMESTATUS'].fields_by_name['read_records']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['read_records']._serialized_options = b'\272\304,\027nvme_read_records_total\302\304,\rRecords read.'
+  _globals['_NVMESTATUS'].fields_by_name['read_bytes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['read_bytes']._serialized_options = b'\272\304,\025nvme_read_bytes_total\302\304,\013Bytes read.'
+  _globals['_NVMESTATUS'].fields_by_name['reclaimed_segments']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['reclaimed_segments']._serialized_options = b'\272\304,\035nvme_reclaimed_segments_total\302\304,\022Segments recycled.'
+  _globals['_NVMESTATUS'].fields_by_name['dropped_records']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['dropped_records']._serialized_options = b'\272\304,\032nvme_dropped_records_total\302\304,$Records gone with recycled segments.'
+  _globals['_NVMESTATUS'].fields_by_name['write_errors']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['write_errors']._serialized_options = b'\272\304,\"nvme_errors_total{operation=write}\302\304,\034Failed operations, by which.'
+  _globals['_NVMESTATUS'].fields_by_name['read_errors']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['read_errors']._serialized_options = b'\272\304,!nvme_errors_total{operation=read}'
+  _globals['_NVMESTATUS'].fields_by_name['mismatches']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['mismatches']._serialized_options = b'\272\304,\025nvme_mismatches_total\302\304,*Records that were not what they should be.'
+  _globals['_NVMESTATUS'].fields_by_name['flushes']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['flushes']._serialized_options = b'\272\304,\022nvme_flushes_total\302\304,\027Flushes that succeeded.'
+  _globals['_NVMESTATUS'].fields_by_name['flush_errors']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['flush_errors']._serialized_options = b'\272\304,\"nvme_errors_total{operation=flush}'
+  _globals['_NVMESTATUS'].fields_by_name['left']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['left']._serialized_options = b'\272\304,lnvme_left_pages_total{reason=evicted|window|rebalanced|reclaimed|cleared|operator|orphaned|quarantined|lost}\302\304,\025Pages that left NVMe.'
+  _globals['_NVMESTATUS'].fields_by_name['not_admitted']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['not_admitted']._serialized_options = b'\272\304,hnvme_not_admitted_pages_total{reason=parent_not_admitted|queue_full|read_only|no_space|io_error|stopped}\302\304,+Sealed pages that were not written to NVMe.'
+  _globals['_NVMESTATUS'].fields_by_name['read_digest_s']._loaded_options = None
+  _globals['_NVMESTATUS'].fields_by_name['read_digest_s']._serialized_options = b'\272\304,\036nvme_read_digest_seconds_total\302\304,*Processor time of digesting what was read.'
+  _globals['_LOOKUPSSTATUS'].fields_by_name['calls']._loaded_options = None
+  _globals['_LOOKUPSSTATUS'].fields_by_name['calls']._serialized_options = b'\272\304,\rlookups_total\302\304,\010Lookups.'
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_hit_dram']._loaded_options = None
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_hit_dram']._serialized_options = b'\272\304,!lookup_hit_pages_total{tier=dram}\302\304,9Pages asked for and found, by the fastest tier with them.'
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_hit_nvme']._loaded_options = None
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_hit_nvme']._serialized_options = b'\272\304,!lookup_hit_pages_total{tier=nvme}'
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_missed']._loaded_options = None
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_missed']._serialized_options = b'\272\304,\031lookup_missed_pages_total\302\304,\036Pages asked for and not found.'
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_hit_hbm']._loaded_options = None
+  _globals['_LOOKUPSSTATUS'].fields_by_name['pages_hit_hbm']._serialized_options = b'\272\304, lookup_hit_pages_total{tier=hbm}'
   _globals['_LOADSSTATUS_FAILEDENTRY']._loaded_options = None
   _globals['_LOADSSTATUS_FAILEDENTRY']._serialized_options = b'8\001'
+  _globals['_LOADSSTATUS'].fields_by_name['calls']._loaded_options = None
+  _globals['_LOADSSTATUS'].fields_by_name['calls']._serialized_options = b'\272\304,\013loads_total\302\304,\006Loads.'
+  _globals['_LOADSSTATUS'].fields_by_name['pages_loaded']._loaded_options = None
+  _globals['_LOADSSTATUS'].fields_by_name['pages_loaded']._serialized_options = b'\272\304,\022loaded_pages_total\302\304,$Shards of pages loaded and verified.'
+  _globals['_LOADSSTATUS'].fields_by_name['bytes_loaded']._loaded_options = None
+  _globals['_LOADSSTATUS'].fields_by_name['bytes_loaded']._serialized_options = b'\272\304,\022loaded_bytes_total\302\304,\032Bytes loaded and verified.'
+  _globals['_LOADSSTATUS'].fields_by_name['failed']._loaded_options = None
+  _globals['_LOADSSTATUS'].fields_by_name['failed']._serialized_options = b'\272\304,6load_failed_pages_total{reason=stale|mismatch|timeout}\302\304,%Shards of pages found and not loaded.'
+  _globals['_LOADSSTATUS'].fields_by_name['pages_from_hbm']._loaded_options = None
+  _globals['_LOADSSTATUS'].fields_by_name['pages_from_hbm']._serialized_options = b'\272\304,\026loaded_hbm_pages_total\302\304,\"Of them, those from copies in HBM.'
+  _globals['_LOADSSTATUS'].fields_by_name['hbm_mismatches']._loaded_options = None
+  _globals['_LOADSSTATUS'].fields_by_name['hbm_mismatches']._serialized_options = b'\272\304,\024hbm_mismatches_total\302\304,ACopies that were not what was stored; their pages came from DRAM.'
   _globals['_STORESSTATUS_DROPPEDENTRY']._loaded_options = None
   _globals['_STORESSTATUS_DROPPEDENTRY']._serialized_options = b'8\001'
-  _globals['_STATUS']._serialized_start=48
-  _globals['_STATUS']._serialized_end=243
-  _globals['_KVEVENTSSTATUS']._serialized_start=246
-  _globals['_KVEVENTSSTATUS']._serialized_end=452
-  _globals['_SERVICESTATUS']._serialized_start=455
-  _globals['_SERVICESTATUS']._serialized_end=854
-  _globals['_SERVICESTATUS_REFUSEDENTRY']._serialized_start=808
-  _globals['_SERVICESTATUS_REFUSEDENTRY']._serialized_end=854
-  _globals['_CORESTATUS']._serialized_start=857
-  _globals['_CORESTATUS']._serialized_end=1449
-  _globals['_TIERSSTATUS']._serialized_start=1452
-  _globals['_TIERSSTATUS']._serialized_end=1589
-  _globals['_HBMSTATUS']._serialized_start=1592
-  _globals['_HBMSTATUS']._serialized_end=1884
-  _globals['_HBMSTATUS_LEFTENTRY']._serialized_start=1841
-  _globals['_HBMSTATUS_LEFTENTRY']._serialized_end=1884
-  _globals['_DRAMSTATUS']._serialized_start=1887
-  _globals['_DRAMSTATUS']._serialized_end=2183
-  _globals['_DRAMSTATUS_LEFTENTRY']._serialized_start=1841
-  _globals['_DRAMSTATUS_LEFTENTRY']._serialized_end=1884
-  _globals['_NVMESTATUS']._serialized_start=2186
-  _globals['_NVMESTATUS']._serialized_end=3107
-  _globals['_NVMESTATUS_LEFTENTRY']._serialized_start=1841
-  _globals['_NVMESTATUS_LEFTENTRY']._serialized_end=1884
-  _globals['_NVMESTATUS_NOTADMITTEDENTRY']._serialized_start=3057
-  _globals['_NVMESTATUS_NOTADMITTEDENTRY']._serialized_end=3107
-  _globals['_LOOKUPSSTATUS']._serialized_start=3109
-  _globals['_LOOKUPSSTATUS']._serialized_end=3232
-  _globals['_LOADSSTATUS']._serialized_start=3235
-  _globals['_LOADSSTATUS']._serialized_end=3459
-  _globals['_LOADSSTATUS_FAILEDENTRY']._serialized_start=3414
-  _globals['_LOADSSTATUS_FAILEDENTRY']._serialized_end=3459
-  _globals['_STORESSTATUS']._serialized_start=3462
-  _globals['_STORESSTATUS']._serialized_end=3660
-  _globals['_STORESSTATUS_DROPPEDENTRY']._serialized_start=3614
-  _globals['_STORESSTATUS_DROPPEDENTRY']._serialized_end=3660
-  _globals['_PINSSTATUS']._serialized_start=3662
-  _globals['_PINSSTATUS']._serialized_end=3720
-  _globals['_INDEXSTATUS']._serialized_start=3722
-  _globals['_INDEXSTATUS']._serialized_end=3783
-  _globals['_NAMESPACESTATUS']._serialized_start=3785
-  _globals['_NAMESPACESTATUS']._serialized_end=3907
-  _globals['_RECOVERYSTATUS']._serialized_start=3910
-  _globals['_RECOVERYSTATUS']._serialized_end=4293
+  _globals['_STORESSTATUS'].fields_by_name['calls']._loaded_options = None
+  _globals['_STORESSTATUS'].fields_by_name['calls']._serialized_options = b'\272\304,\014stores_total\302\304,\007Stores.'
+  _globals['_STORESSTATUS'].fields_by_name['pages_sealed']._loaded_options = None
+  _globals['_STORESSTATUS'].fields_by_name['pages_sealed']._serialized_options = b'\272\304,\022sealed_pages_total\302\304,!Pages sealed, all shards of each.'
+  _globals['_STORESSTATUS'].fields_by_name['bytes_sealed']._loaded_options = None
+  _globals['_STORESSTATUS'].fields_by_name['bytes_sealed']._serialized_options = b'\272\304,\022sealed_bytes_total\302\304,\026Bytes of sealed pages.'
+  _globals['_STORESSTATUS'].fields_by_name['already']._loaded_options = None
+  _globals['_STORESSTATUS'].fields_by_name['already']._serialized_options = b'\272\304,\031store_already_pages_total\302\304,)Pages asked to be stored that were there.'
+  _globals['_STORESSTATUS'].fields_by_name['dropped']._loaded_options = None
+  _globals['_STORESSTATUS'].fields_by_name['dropped']._serialized_options = b'\272\304,\224\001store_dropped_pages_total{reason=draining|parent_missing|reserve_limit|later|no_room|index_full|refused_tail|stale|cleared|timeout|busy|unreachable}\302\304,GPages that stores dropped, as their callers were told: shards of pages.'
+  _globals['_PINSSTATUS'].fields_by_name['held']._loaded_options = None
+  _globals['_PINSSTATUS'].fields_by_name['held']._serialized_options = b'\272\304,\004pins\302\304,\"Slots and extents held by clients.'
+  _globals['_PINSSTATUS'].fields_by_name['taken']._loaded_options = None
+  _globals['_PINSSTATUS'].fields_by_name['taken']._serialized_options = b'\272\304,\020pins_taken_total\302\304,\013Pins taken.'
+  _globals['_PINSSTATUS'].fields_by_name['refused']._loaded_options = None
+  _globals['_PINSSTATUS'].fields_by_name['refused']._serialized_options = b'\272\304,\022pins_refused_total\302\304,\034Pins refused by their bound.'
+  _globals['_INDEXSTATUS'].fields_by_name['pages']._loaded_options = None
+  _globals['_INDEXSTATUS'].fields_by_name['pages']._serialized_options = b'\272\304,\013index_pages\302\304,\034Entries of the index in use.'
+  _globals['_INDEXSTATUS'].fields_by_name['capacity']._loaded_options = None
+  _globals['_INDEXSTATUS'].fields_by_name['capacity']._serialized_options = b'\272\304,\024index_capacity_pages\302\304,\035Pages the index has room for.'
+  _globals['_RECOVERYSTATUS'].fields_by_name['pages_dram']._loaded_options = None
+  _globals['_RECOVERYSTATUS'].fields_by_name['pages_dram']._serialized_options = b'\272\304,\032recovered_pages{tier=dram}\302\304,\"Pages found at the start, by tier.'
+  _globals['_RECOVERYSTATUS'].fields_by_name['pages_nvme']._loaded_options = None
+  _globals['_RECOVERYSTATUS'].fields_by_name['pages_nvme']._serialized_options = b'\272\304,\032recovered_pages{tier=nvme}'
+  _globals['_RECOVERYSTATUS'].fields_by_name['seconds']._loaded_options = None
+  _globals['_RECOVERYSTATUS'].fields_by_name['seconds']._serialized_options = b'\272\304,\020recovery_seconds\302\304,(How long the last start\'s recovery took.'
+  _globals['_STATUS']._serialized_start=82
+  _globals['_STATUS']._serialized_end=370
+  _globals['_KVEVENTSSTATUS']._serialized_start=373
+  _globals['_KVEVENTSSTATUS']._serialized_end=998
+  _globals['_SERVICESTATUS']._serialized_start=1001
+  _globals['_SERVICESTATUS']._serialized_end=2050
+  _globals['_SERVICESTATUS_REFUSEDENTRY']._serialized_start=2004
+  _globals['_SERVICESTATUS_REFUSEDENTRY']._serialized_end=2050
+  _globals['_CORESTATUS']._serialized_start=2053
+  _globals['_CORESTATUS']._serialized_end=3130
+  _globals['_TIERSSTATUS']._serialized_start=3133
+  _globals['_TIERSSTATUS']._serialized_end=3270
+  _globals['_HBMSTATUS']._serialized_start=3273
+  _globals['_HBMSTATUS']._serialized_end=4125
+  _globals['_HBMSTATUS_LEFTENTRY']._serialized_start=4082
+  _globals['_HBMSTATUS_LEFTENTRY']._serialized_end=4125
+  _globals['_DRAMSTATUS']._serialized_start=4128
+  _globals['_DRAMSTATUS']._serialized_end=4981
+  _globals['_DRAMSTATUS_LEFTENTRY']._serialized_start=4082
+  _globals['_DRAMSTATUS_LEFTENTRY']._serialized_end=4125
+  _globals['_NVMESTATUS']._serialized_start=4984
+  _globals['_NVMESTATUS']._serialized_end=7483
+  _globals['_NVMESTATUS_LEFTENTRY']._serialized_start=4082
+  _globals['_NVMESTATUS_LEFTENTRY']._serialized_end=4125
+  _globals['_NVMESTATUS_NOTADMITTEDENTRY']._serialized_start=7433
+  _globals['_NVMESTATUS_NOTADMITTEDENTRY']._serialized_end=7483
+  _globals['_LOOKUPSSTATUS']._serialized_start=7486
+  _globals['_LOOKUPSSTATUS']._serialized_end=7882
+  _globals['_LOADSSTATUS']._serialized_start=7885
+  _globals['_LOADSSTATUS']._serialized_end=8517
+  _globals['_LOADSSTATUS_FAILEDENTRY']._serialized_start=8472
+  _globals['_LOADSSTATUS_FAILEDENTRY']._serialized_end=8517
+  _globals['_STORESSTATUS']._serialized_start=8520
+  _globals['_STORESSTATUS']._serialized_end=9166
+  _globals['_STORESSTATUS_DROPPEDENTRY']._serialized_start=9120
+  _globals['_STORESSTATUS_DROPPEDENTRY']._serialized_end=9166
+  _globals['_PINSSTATUS']._serialized_start=9169
+  _globals['_PINSSTATUS']._serialized_end=9368
+  _globals['_INDEXSTATUS']._serialized_start=9371
+  _globals['_INDEXSTATUS']._serialized_end=9540
+  _globals['_NAMESPACESTATUS']._serialized_start=9542
+  _globals['_NAMESPACESTATUS']._serialized_end=9664
+  _globals['_RECOVERYSTATUS']._serialized_start=9667
+  _globals['_RECOVERYSTATUS']._serialized_end=10218
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,6 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -192,12 +191,7 @@ class Engine:
         self.attach()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.controller.detach_storage_backend()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import msgpack
@@ -45,12 +44,7 @@ class KvSubscriber:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def read(self, timeout_s: float = 0.05) -> int:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import forkserver
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self
 
 from kvwarehouse_bench.harness.eventually import eventually
@@ -291,10 +291,6 @@ class Engine:
             commands.send(("forget_reusable",))
         self.executor.cache.forget_reusable()
 
-    def kill_rank(self, rank: int) -> None:
-        self._processes[rank - 1].kill()
-        self._processes[rank - 1].join(_DEADLINE_S)
-
     # -- inside ----------------------------------------------------------------------------------
 
     def _all(self, name: str, *arguments: Any) -> None:
@@ -327,12 +323,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end_processes()
         self.executor.manager.worker.shutdown()
         self.executor.manager.scheduler.shutdown()

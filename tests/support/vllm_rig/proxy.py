@@ -7,7 +7,6 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kvwarehouse_bench.harness.eventually import eventually
@@ -43,12 +42,7 @@ class Proxy:
         eventually(self._healthy, "a proxy that answers", deadline_s=_START_S)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.group.kill()
 
     def _healthy(self) -> bool:
