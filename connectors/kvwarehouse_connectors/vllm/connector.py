@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-import kvwarehouse as kvw
 from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.vllm.compat import (
     KVConnectorBase_V1,
@@ -24,8 +23,8 @@ from kvwarehouse_connectors.vllm.compat import (
     join_logs,
 )
 from kvwarehouse_connectors.vllm.messages import StepMetadata, StepResults
+from kvwarehouse_connectors.vllm.refusals import checked_settings
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
-from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.stats import WarehousePromMetrics, WarehouseStats
 from kvwarehouse_connectors.vllm.worker import WorkerSide
 
@@ -39,15 +38,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         join_logs()
-        transfer = vllm_config.kv_transfer_config
-        if transfer.kv_load_failure_policy != "recompute":
-            raise kvw.UsageError(
-                f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}: a block that does"
-                " not come would fail its request. Start the engine with"
-                ' "kv_load_failure_policy": "recompute" in --kv-transfer-config',
-                code="bad_setting",
-            )
-        settings = read_settings(transfer.kv_connector_extra_config, str(transfer.kv_role))
+        settings = checked_settings(vllm_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -69,6 +60,13 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         """A cache: what is not stored is computed again."""
         return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """None: any layout is served. vLLM asks before it measures and warms up; plugin.py refuses
+        earlier still, where vLLM's plugins are not shut out."""
+        checked_settings(vllm_config)
+        return None
 
     # -- the scheduler's hooks -------------------------------------------------------------------
 

@@ -42,14 +42,19 @@ class Shared:
     salt: str
 
 
+def check_weights_named(vllm_config: Any, settings: Settings) -> None:
+    """Reads no file. Raises UsageError (code "no_weights") where there can be none to read, and no
+    name is given in their place."""
+    if not settings.weights and str(vllm_config.load_config.load_format) == "dummy":
+        raise no_weights("load_format is dummy: such weights are in no file", WHERE)
+
+
 def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
     """Of the weights that this engine loaded, or the name given in their place. Raises UsageError
     (code "no_weights") where there are no files to read."""
     if settings.weights:
         return settings.weights
-    load_format = str(vllm_config.load_config.load_format)
-    if load_format == "dummy":
-        raise no_weights("load_format is dummy: such weights are in no file", WHERE)
+    check_weights_named(vllm_config, settings)
     model = str(
         getattr(vllm_config.model_config, "model_weights", "") or vllm_config.model_config.model
     )

@@ -19,7 +19,7 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
-from kvwarehouse_connectors.vllm.cache_layout import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.handoff import boot_s
 from kvwarehouse_connectors.vllm.handoff_coordinator import HandoffCoordinator
@@ -46,9 +46,6 @@ class SchedulerSide:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
-        problem = compat.engine_problem(vllm_config)
-        if problem:
-            raise unsupported("this engine", problem)
         self._groups = cache_groups(kv_cache_config)
         self._shards = vllm_config.parallel_config.tensor_parallel_size // compat.tp_replicas(
             kv_cache_config

@@ -26,6 +26,7 @@ AT_THE_START = {
     "register_kv_caches",
     "set_xfer_handshake_metadata",
     "get_handshake_metadata",
+    "get_required_kvcache_layout",
 }
 """These may refuse an engine that cannot be served."""
 
