@@ -29,7 +29,8 @@ from kvwarehouse_connectors.vllm.messages import CacheInfo, LoadOrder, StepMetad
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
-from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, VllmRequest, switch
+from kvwarehouse_connectors.vllm.tracked import VllmRequest
+from kvwarehouse_connectors.vllm.wishes import LOAD, STORE, UnknownWishes, switch
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class SchedulerSide:
         self._told = False  # the workers know the namespaces
         self._load_policy: LoadPolicy | None = None
         self._stats = WarehouseStats.empty()
+        self._unknown_wishes = UnknownWishes(self._count)
         self._held = 0  # hits that wait for room in the engine
         self._epoch = 0
         self._epoch_twist = b""
@@ -123,6 +125,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         params = request.kv_transfer_params
+        self._unknown_wishes.look_for(params)
         adapter = self._adapters.fingerprint(request.lora_request)
         # Tokens of a session may be taken back, and media may have names of their own.
         known = adapter is not None and not request.resumable and not compat.own_media(request)
