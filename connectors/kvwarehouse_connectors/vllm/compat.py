@@ -117,8 +117,6 @@ def group_problem(group: Any) -> str:
 def engine_problem(vllm_config: Any) -> str:
     """Why an engine of this configuration cannot be served, as what "it" does; "" where it can."""
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        return "splits its layers over pipeline stages (pipeline_parallel_size > 1)"
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             return f"splits the context over ranks ({name} > 1)"
@@ -151,6 +149,24 @@ def publishes_events(vllm_config: Any) -> bool:
 def tp_replicas(kv_cache_config: Any) -> int:
     """Consecutive ranks that hold the same KV (MLA, or fewer KV heads than ranks)."""
     return int(getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
+
+
+def shards(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Parts of which each page consists: one for each pipeline stage, and in it for each rank, or
+    for those that hold the same."""
+    parallel = vllm_config.parallel_config
+    in_a_stage = parallel.tensor_parallel_size // tp_replicas(kv_cache_config)
+    return int(parallel.pipeline_parallel_size * in_a_stage)
+
+
+def shard(vllm_config: Any, kv_cache_config: Any) -> tuple[int, bool]:
+    """Which part this worker holds, and whether it is the one that stores it."""
+    parallel, replicas = vllm_config.parallel_config, tp_replicas(kv_cache_config)
+    stage, rank = divmod(int(parallel.rank), int(parallel.tensor_parallel_size))
+    in_a_stage = int(parallel.tensor_parallel_size) // replicas
+    # vLLM numbers the ranks of a stage one after the other, and stage after stage.
+    stage %= int(parallel.pipeline_parallel_size)
+    return stage * in_a_stage + rank // replicas, rank % replicas == 0
 
 
 def by_manager_block(tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:

@@ -70,8 +70,8 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- the scheduler's hooks -------------------------------------------------------------------
 
-    def set_xfer_handshake_metadata(
-        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         self.scheduler_side.set_cache_info(metadata)
 

@@ -7,8 +7,8 @@ not on a thread that anybody waits for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
@@ -40,6 +40,8 @@ class Shared:
     hash_scheme: str
     shards: int
     salt: str
+    stages: str = ""
+    """Which layers each pipeline stage has; "" for one stage."""
 
 
 def check_weights_named(vllm_config: Any, settings: Settings) -> None:
@@ -64,6 +66,29 @@ def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
         vllm_config.load_config.download_dir,
         WHERE,
     )
+
+
+def one_of_all(by_rank: Mapping[tuple[int, int], CacheInfo]) -> tuple[CacheInfo, str]:
+    """What all workers saw of their tensors, by pipeline stage and rank within it, and Shared's
+    `stages`. Raises UsageError where they differ in more than the layers of stages: all parts of a
+    page have the same size and layout."""
+    kinds = {_without_layers(seen) for seen in by_rank.values()}
+    if len(kinds) != 1:
+        raise kvw.UsageError(
+            f"the ranks of this engine have caches of {len(kinds)} kinds: {kinds}; kvwarehouse"
+            " serves equal shards only. Pipeline stages have equal ones where they have equally"
+            " many layers (VLLM_PP_LAYER_PARTITION)",
+            code="unsupported",
+        )
+    layers = {
+        stage: [group.layer_names for group in seen.groups]
+        for (stage, _), seen in sorted(by_rank.items(), key=lambda item: item[0])
+    }
+    return by_rank[min(by_rank)], digest_of(list(layers.values())) if len(layers) > 1 else ""
+
+
+def _without_layers(seen: CacheInfo) -> CacheInfo:
+    return replace(seen, groups=tuple(replace(group, layer_names=()) for group in seen.groups))
 
 
 def namespaces(
@@ -99,6 +124,7 @@ def namespaces(
                     "quantization": str(model.quantization or ""),
                     "rule": f"{group.rule.value}/{group.reach_tokens}",
                     "vllm": compat.VERSION,
+                    **({"stages": shared.stages} if shared.stages else {}),
                 },
             )
         )

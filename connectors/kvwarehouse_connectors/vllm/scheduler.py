@@ -48,9 +48,7 @@ class SchedulerSide:
         self._vllm_config = vllm_config
         self._settings = settings
         self._groups = cache_groups(kv_cache_config)
-        self._shards = vllm_config.parallel_config.tensor_parallel_size // compat.tp_replicas(
-            kv_cache_config
-        )
+        self._shards = compat.shards(vllm_config, kv_cache_config)
         # The last token is always computed: its logits are what the engine is after. In full
         # attention its KV may be there already: vLLM takes a hit of all tokens, and computes that
         # one alone. A state would then have it twice, and a window may begin a block earlier.
@@ -82,21 +80,17 @@ class SchedulerSide:
 
     # -- once ----------------------------------------------------------------------------------
 
-    def set_cache_info(self, by_rank: Mapping[int, CacheInfo]) -> None:
-        """What the workers saw of their tensors. Raises UsageError where they differ."""
-        seen = set(by_rank.values())
-        if len(seen) != 1:
-            raise kvw.UsageError(
-                f"the ranks of this engine have caches of {len(seen)} kinds: {seen}; kvwarehouse"
-                " serves equal shards only",
-                code="unsupported",
-            )
-        cache_info = seen.pop()
+    def set_cache_info(self, by_rank: Mapping[tuple[int, int], CacheInfo]) -> None:
+        """What the workers saw of their tensors, by pipeline stage and rank within it. Raises
+        UsageError where they differ in more than the layers of stages."""
+        cache_info, stages = identity.one_of_all(by_rank)
         self._spaces = identity.namespaces(
             self._vllm_config,
             self._groups,
             cache_info,
-            identity.Shared(self._weights, self._hash_scheme(), self._shards, self._settings.salt),
+            identity.Shared(
+                self._weights, self._hash_scheme(), self._shards, self._settings.salt, stages
+            ),
         )
         self._load_policy = LoadPolicy(
             self._settings, self._spaces, self._groups, cache_info.device

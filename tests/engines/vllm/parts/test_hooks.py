@@ -24,7 +24,7 @@ from vllm_parts.requests import request
 AT_THE_START = {
     "__init__",
     "register_kv_caches",
-    "set_xfer_handshake_metadata",
+    "set_xfer_handshake_metadata_pp_aware",
     "get_handshake_metadata",
     "get_required_kvcache_layout",
 }
