@@ -30,7 +30,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
+)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 __all__ = [
@@ -117,6 +121,8 @@ def group_problem(group: Any) -> str:
 def engine_problem(vllm_config: Any) -> str:
     """Why an engine of this configuration cannot be served, as what "it" does; "" where it can."""
     parallel = vllm_config.parallel_config
+    if getattr(parallel, "nnodes_within_dp", 1) > 1:
+        return "spreads its ranks over several hosts, and no daemon would have whole pages"
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             return f"splits the context over ranks ({name} > 1)"
@@ -215,6 +221,18 @@ def extra_keys(request: Any, begin: int, end: int, mm_index: int) -> tuple[Any, 
     """What vLLM hashes beside the tokens begin..end of a request: LoRA, media, salt, embeddings."""
     found = kv_cache_utils.generate_block_hash_extra_keys(request, begin, end, mm_index)
     return found[0], int(found[1])
+
+
+def event_fields(kv_cache_config: Any) -> dict[int, dict[str, Any]]:
+    """What vLLM's events say of each cache group, by which readers tell groups apart."""
+    return {
+        index: {
+            "kv_cache_spec_kind": get_kv_cache_spec_kind(group.kv_cache_spec).value,
+            "kv_cache_spec_sliding_window": get_kv_cache_spec_sliding_window(group.kv_cache_spec),
+            "locality": "LOCAL",
+        }
+        for index, group in enumerate(kv_cache_config.kv_cache_groups)
+    }
 
 
 def event_hash(block_hash: bytes) -> Any:

@@ -68,6 +68,12 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         checked_settings(vllm_config)
         return None
 
+    @classmethod
+    def supports_sleep_mode(cls, *args: Any) -> bool:
+        """vLLM asks from 0.33 on whether the connector lets go of the caches' memory when the
+        engine sleeps. It keeps their addresses."""
+        return False
+
     # -- the scheduler's hooks -------------------------------------------------------------------
 
     def set_xfer_handshake_metadata_pp_aware(

@@ -74,7 +74,9 @@ class SchedulerSide:
         self._held = 0  # hits that wait for room in the engine
         self._epoch = 0
         self._epoch_twist = b""
-        self._events = StoreEvents(vllm_config, self._groups, self._shards)
+        self._events = StoreEvents(
+            vllm_config, self._groups, self._shards, compat.event_fields(kv_cache_config)
+        )
         self._planner: VllmStorePlanner | None = None
         self._coordinator: HandoffCoordinator | None = None
 

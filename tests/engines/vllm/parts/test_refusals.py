@@ -33,6 +33,7 @@ def configured(connector: str = plugin.NAME, **extra: Any) -> Any:
 
 
 REFUSED: list[tuple[Callable[[Any], None], str]] = [
+    (lambda c: setattr(c.parallel_config, "nnodes_within_dp", 2), "several hosts"),
     (lambda c: setattr(c.parallel_config, "decode_context_parallel_size", 2), "context"),
     (lambda c: setattr(c.parallel_config, "prefill_context_parallel_size", 2), "context"),
     (lambda c: setattr(c.model_config, "is_encoder_decoder", True), "encoder-decoder"),
