@@ -57,6 +57,9 @@ def _run(given: list[str]) -> int:
     if not given:
         parser.print_help(sys.stderr)
         return Exit.USAGE
+    command = next((word for word in given if word in own or word in plugins), "")
+    if command and name.startswith("-") and name not in ("-h", "--help", "--version"):
+        parser.error(f"{name} belongs after the command: kvwarehouse {command} {name} ...")
     parser.parse_args(given)
     return Exit.OK
 

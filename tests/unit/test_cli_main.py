@@ -55,6 +55,16 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert "statsu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [["--address", "unix:///x"], ["--json"]])
+def test_option_before_its_command_is_a_usage_error_that_says_where_it_belongs(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*given, "status"])
+    assert caught.value.code == Exit.USAGE
+    assert f"after the command: kvwarehouse status {given[0]} ..." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -17,7 +17,8 @@ from kvwarehouse_connectors.doctor.facts import (
     SoftwareFacts,
 )
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict, healthy
-from kvwarehouse_connectors.doctor.vllm import findings_of, settings_of
+from kvwarehouse_connectors.doctor.look import option_of
+from kvwarehouse_connectors.doctor.vllm import SERVED, findings_of, settings_of
 
 GIB = 1 << 30
 SOCKET = "/run/kvw/kvw.sock"
@@ -65,6 +66,9 @@ HEALTHY = Facts(
     config=ConfigFacts(given=True, values=CONFIG),
     settings=settings_of(CONFIG, {}),
     page=PageFacts(model="llama", tokens=16, page_bytes=2 << 20),
+)
+SERVED_LINE = replace(
+    HEALTHY, engine=replace(HEALTHY.engine, command_block_tokens=16), command=("model",)
 )
 NO_STATUS: dict[str, Any] = {}
 
@@ -264,6 +268,15 @@ FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
         Verdict.WARN,
         "32 MiB",
     ),
+    "a command line that is refused": (
+        replace(
+            machine(engine={"command_error": "UsageError: it is an encoder-decoder model"}),
+            command=("model",),
+        ),
+        "vllm serve",
+        Verdict.FAIL,
+        "encoder-decoder",
+    ),
     "a disk that fails": (
         machine(daemon={"status": status(nvme={"health": "read_only", "reason": "no_space"})}),
         "NVMe tier",
@@ -360,7 +373,7 @@ FAULTS: dict[str, tuple[Facts, str, Verdict, str]] = {
 
 
 def test_healthy_machine_has_nothing_but_ok() -> None:
-    found = findings_of(HEALTHY)
+    found = findings_of(SERVED_LINE)
     assert {one.verdict for one in found} == {Verdict.OK}
     assert len({one.check for one in found}) == len(found) >= 18
     assert healthy(found)
@@ -442,3 +455,38 @@ def test_mode_is_told_as_the_role_makes_it(role: str, told: str) -> None:
     assert found.verdict is Verdict.OK
     assert told in found.what
     assert SOCKET in found.what
+
+
+def test_small_dram_tier_is_to_be_larger_whatever_it_was_started_with() -> None:
+    small = machine(daemon={"status": status(dram={"capacity_bytes": 512 << 20})})
+    assert "a larger --dram" in finding(small, "DRAM tier").fix
+
+
+def test_command_line_that_was_not_read_is_not_judged() -> None:
+    unread = finding(replace(HEALTHY, command=("model",)), "vllm serve")
+    assert unread.verdict is finding(HEALTHY, "vllm serve").verdict is Verdict.SKIP
+    assert "did not come" in unread.what
+
+
+def test_command_line_that_is_served_says_how_large_its_blocks_are() -> None:
+    found = finding(SERVED_LINE, "vllm serve")
+    assert found.verdict is Verdict.OK
+    assert "16 tokens" in found.what
+
+
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", 128), ("cuda", 16), ("", 16)])
+def test_default_block_is_that_of_the_device(device: str, tokens: int) -> None:
+    assert SERVED.page_tokens_on(device) == tokens
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ((), ""),
+        (("m", "--kv-transfer-config", "{}", "-tp", "2"), "{}"),
+        (("m", '--kv_transfer_config={"a": "b=c"}'), '{"a": "b=c"}'),
+        (("m", "--kv-transfer-config"), ""),
+    ],
+)
+def test_configuration_is_found_in_a_command_line(line: tuple[str, ...], value: str) -> None:
+    assert option_of(line, SERVED.config_option) == value

@@ -8,6 +8,7 @@ Looks and reports; changes nothing.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,13 @@ engines:
   sglang     of --hicache-storage-backend-extra-config
   trtllm     of --extra_llm_api_options, a file
 
+After "--" vllm takes a whole command line of `vllm serve`: vLLM reads it, as if to start, and the
+doctor says whether such an engine is served. --config is then read from it.
+
 examples:
   kvwarehouse doctor vllm
   kvwarehouse doctor vllm --address unix:///run/kvw/kvw.sock --model ./llama --page-tokens 16
+  kvwarehouse doctor vllm -- vllm serve ./llama --kv-transfer-config "$CONFIG" -tp 2
   kvwarehouse doctor sglang --config @extra.json --model ./llama --page-tokens 64
   kvwarehouse doctor trtllm --config config.yaml --model llama-3.3-70b
   kvwarehouse doctor gpu --segments /nvme/kvwarehouse/segments
@@ -60,7 +65,12 @@ exit status: 0 when nothing fails, 1 when something does, 2 for wrong arguments.
 
 def command(arguments: list[str]) -> int:
     """Runs the doctor; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    own, command_line = _split(arguments)
+    args = parser.parse_args(own)
+    args.command_line = command_line
+    if command_line and args.engine != "vllm":
+        parser.error("only the arguments of `vllm serve` are read after --")
     from kvwarehouse_connectors.doctor.findings import healthy
     from kvwarehouse_connectors.doctor.show import print_json, print_table
 
@@ -73,10 +83,28 @@ def _engine(args: argparse.Namespace) -> list[Finding]:
     from kvwarehouse_connectors.doctor.engines import engine_of
     from kvwarehouse_connectors.doctor.look import Asked, look
 
+    if sys.stderr.isatty() and not args.json:
+        wait = f"at most {args.timeout:g} s (--timeout)"
+        print(f"Importing {args.engine} to look at it: up to a minute, {wait} ...", file=sys.stderr)
     asked = Asked(
-        args.address, args.config, args.model, args.page_tokens, args.kv_dtype, args.timeout
+        args.address,
+        args.config,
+        args.model,
+        args.page_tokens,
+        args.kv_dtype,
+        args.timeout,
+        tuple(args.command_line),
     )
     return engine_of(args.engine).findings_of(look(args.engine, asked))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The doctor's own arguments, and those of `vllm serve` behind "--"."""
+    if "--" not in arguments:
+        return arguments, []
+    place = arguments.index("--")
+    own, line = arguments[:place], arguments[place + 1 :]
+    return own, line[2:] if line[:2] == ["vllm", "serve"] else line
 
 
 def _gpu(args: argparse.Namespace) -> list[Finding]:
@@ -128,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_page_tokens,
         default=0,
         help="Tokens of a page: the engine's block or page size. Default: what --config says, else"
-        " the engine's own default (vllm 16, sglang 1, trtllm 32).",
+        " the engine's own default (vllm 16, on a CPU 128; sglang 1, trtllm 32).",
     )
     parser.add_argument(
         "--kv-dtype",

@@ -15,9 +15,10 @@ _PROBE = (sys.executable, "-P", "-m", "kvwarehouse_connectors.doctor.probe")
 _LAST_LINES = 3
 
 
-def probe(engine: str) -> list[str]:
-    """The command that looks at an engine, one of engines.ENGINES."""
-    return [*_PROBE, engine]
+def probe(engine: str, command: Sequence[str] = ()) -> list[str]:
+    """The command that looks at an engine, one of engines.ENGINES, and at what it makes of the
+    arguments of a command line of its own."""
+    return [*_PROBE, engine, *command]
 
 
 def engine_facts(command: Sequence[str], timeout_s: float) -> EngineFacts:

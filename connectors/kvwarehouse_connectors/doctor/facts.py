@@ -39,6 +39,10 @@ class EngineFacts:
     connector_error: str = ""
     hash_algorithm: str = ""
     """vLLM's default for block hashes."""
+    command_block_tokens: int = 0
+    """Tokens of a block of the engine that the given command line would start; 0: not known."""
+    command_error: str = ""
+    """Why that command line would start no engine that is served."""
     crash: str = ""
     """How that process ended, if not by itself, and in which step."""
 
@@ -123,3 +127,5 @@ class Facts:
     config: ConfigFacts = field(default_factory=ConfigFacts)
     settings: SettingsFacts = field(default_factory=SettingsFacts)
     page: PageFacts = field(default_factory=PageFacts)
+    command: tuple[str, ...] = ()
+    """Arguments of the engine's own command line; () where none was given."""

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import kvwarehouse as kvw
@@ -35,24 +36,43 @@ class Asked:
     """0: as the engine has them."""
     kv_dtype: str = ""
     engine_timeout_s: float = 180.0
+    command: tuple[str, ...] = ()
+    """Arguments of `vllm serve`, to be judged; () for none."""
 
 
 def look(name: str, asked: Asked) -> Facts:
     """name: one of engines.ENGINES."""
     engine = engine_of(name)
-    served, config = engine.SERVED, config_facts(asked.config)
+    given = asked.config or option_of(asked.command, engine.SERVED.config_option)
+    served, config = engine.SERVED, config_facts(given)
     settings = engine.settings_of(config.values, os.environ)
-    page_tokens = asked.page_tokens or engine.page_tokens_of(config.values) or served.page_tokens
+    found = engine_facts(probe(name, asked.command), asked.engine_timeout_s)
+    page_tokens = (
+        asked.page_tokens
+        or found.command_block_tokens
+        or engine.page_tokens_of(config.values)
+        or served.page_tokens_on(found.device)
+    )
     return Facts(
         software=software_facts(served.module, served.plugin_group),
-        engine=engine_facts(probe(name), asked.engine_timeout_s),
+        engine=found,
         host=host_facts(),
         daemon=daemon_facts(asked.address or settings.address or kvw.default_address()),
         environment=dict(os.environ),
         config=config,
         settings=settings,
+        command=asked.command,
         page=page_facts(asked.model, page_tokens, asked.kv_dtype),
     )
+
+
+def option_of(command: Sequence[str], option: str) -> str:
+    """The value that a command line gives an option; "" for none."""
+    for word, following in zip(command, (*command[1:], ""), strict=False):
+        name, has_value, value = word.partition("=")
+        if name.replace("_", "-") == option:
+            return value if has_value else following
+    return ""
 
 
 def host_facts() -> HostFacts:

@@ -11,25 +11,34 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 _MOST_TEXT = 400
-_ERRORS = {"torch": "torch_error", "engine": "engine_error", "connector": "connector_error"}
+_ERRORS = {
+    "torch": "torch_error",
+    "engine": "engine_error",
+    "connector": "connector_error",
+    "command": "command_error",
+}
 
 Found = dict[str, Any]
 """Fields of EngineFacts."""
 Step = Callable[[], Found]
 
 
-def main(engine: str) -> None:
+def main(engine: str, command: Sequence[str] = ()) -> None:
     # Imports may print: what they print is not ours, and goes where errors go.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    steps: tuple[Step, ...] = import_module(f"kvwarehouse_connectors.doctor.probe_{engine}").STEPS
-    for step in (_torch, *steps):
-        name = step.__name__.strip("_")
+    module = import_module(f"kvwarehouse_connectors.doctor.probe_{engine}")
+    steps: list[tuple[str, Step]] = [
+        (step.__name__.strip("_"), step) for step in (_torch, *module.STEPS)
+    ]
+    if command:
+        steps.append(("command", lambda: dict(module.read_command(command))))
+    for name, step in steps:
         print(json.dumps({"step": name}), file=answer, flush=True)
         print(json.dumps(_found(name, step)), file=answer, flush=True)
 
@@ -47,4 +56,4 @@ def _torch() -> Found:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -43,6 +44,27 @@ def _hashes() -> dict[str, Any]:
 
 def _factory() -> Any:
     return import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+
+
+def read_command(arguments: Sequence[str]) -> dict[str, Any]:
+    """What vLLM and the connector make of arguments of `vllm serve`; makes no engine. May fetch a
+    model's configuration, as vLLM does. Raises whatever they refuse them with."""
+    args_of = import_module("vllm.entrypoints.launchers.cli_args").make_arg_parser
+    parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(exit_on_error=False)
+    parser.error = _raise
+    args = args_of(parser).parse_args(list(arguments))
+    args.model = args.model_tag or args.model
+    engine_args = import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(args)
+    config = engine_args.create_engine_config()
+    transfer = config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != CONNECTOR:
+        return {"command_error": "its --kv-transfer-config names another connector, or none"}
+    import_module("kvwarehouse_connectors.vllm.refusals").checked_settings(config)
+    return {"command_block_tokens": int(config.cache_config.block_size or 0)}
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
 
 
 STEPS = (_engine, _device, _plugin, _connector, _hashes)

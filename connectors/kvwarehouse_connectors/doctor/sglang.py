@@ -37,6 +37,7 @@ SERVED = Served(
     install="kvwarehouse[sglang]",
     page="docs/sglang.md",
     page_tokens=1,
+    cpu_page_tokens=1,
     page_option="--page-size",
     config_option=f"--{WHERE}",
 )

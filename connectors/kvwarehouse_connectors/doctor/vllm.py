@@ -47,6 +47,7 @@ SERVED = Served(
     install="kvwarehouse[vllm]",
     page="docs/vllm.md",
     page_tokens=16,
+    cpu_page_tokens=128,
     page_option="--block-size",
     config_option="--kv-transfer-config",
     plugin_group="vllm.general_plugins",
@@ -69,6 +70,7 @@ def findings_of(facts: Facts) -> list[Finding]:
         *_software(facts),
         *check_settings(facts, SERVED),
         *_configuration(facts),
+        *_command_line(facts),
         *_engine(facts),
         *check_host(facts),
         check_staging(facts),
@@ -114,6 +116,26 @@ def _configuration(facts: Facts) -> Iterator[Finding]:
     else:
         yield ok(
             check, f"{CONNECTOR} as {config['kv_role']}; a block that does not come is computed"
+        )
+
+
+def _command_line(facts: Facts) -> Iterator[Finding]:
+    """The arguments of `vllm serve`, as vLLM and the connector read them."""
+    check, found = "vllm serve", facts.engine
+    if not facts.command:
+        yield skip(check, "no command line was given: after -- its arguments are judged")
+        return
+    if not found.version:
+        yield skip(check, "vLLM was not imported")
+    elif found.command_error:
+        yield fail(
+            check, found.command_error, "change its arguments; docs/vllm.md says what is served"
+        )
+    elif not found.command_block_tokens:
+        yield skip(check, "vLLM did not come to read its arguments")
+    else:
+        yield ok(
+            check, f"such an engine is served, in blocks of {found.command_block_tokens} tokens"
         )
 
 

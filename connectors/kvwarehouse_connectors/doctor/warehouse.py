@@ -119,7 +119,8 @@ def _tiers(facts: Facts) -> Iterator[Finding]:
         yield warn(
             "DRAM tier",
             f"{size(room)}: a few prompts fill it",
-            "start the daemon with --dram; `kvwarehouse size --help` says how much a model needs",
+            "start the daemon with a larger --dram; `kvwarehouse size --help` says how much a model"
+            " needs",
         )
     else:
         yield ok("DRAM tier", f"{size(room)}, {size(int(dram.get('used_bytes', 0)))} used")

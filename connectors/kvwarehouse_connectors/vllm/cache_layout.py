@@ -33,6 +33,10 @@ def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
             raise unsupported(
                 f"cache group {index} ({', '.join(group.layer_names[:2])}, ...)", problem
             )
+        if not group.layer_names:
+            raise unsupported(
+                "this engine", f"has a pipeline stage without layers of group {index}"
+            )
         spec = compat.group_spec(group)
         rule, reach = _rule(spec)
         block_tokens = int(spec.block_size)

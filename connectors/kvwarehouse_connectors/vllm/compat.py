@@ -32,7 +32,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
+)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 __all__ = [
@@ -126,8 +130,8 @@ def group_problem(group: Any) -> str:
 def engine_problem(vllm_config: Any) -> str:
     """Why an engine of this configuration cannot be served, as what "it" does; "" where it can."""
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        return "splits its layers over pipeline stages (pipeline_parallel_size > 1)"
+    if getattr(parallel, "nnodes_within_dp", 1) > 1:
+        return "spreads its ranks over several hosts, and no daemon would have whole pages"
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             return f"splits the context over ranks ({name} > 1)"
@@ -241,6 +245,24 @@ def tp_replicas(kv_cache_config: Any) -> int:
     return int(getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
 
 
+def shards(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Parts of which each page consists: one for each pipeline stage, and in it for each rank, or
+    for those that hold the same."""
+    parallel = vllm_config.parallel_config
+    in_a_stage = parallel.tensor_parallel_size // tp_replicas(kv_cache_config)
+    return int(parallel.pipeline_parallel_size * in_a_stage)
+
+
+def shard(vllm_config: Any, kv_cache_config: Any) -> tuple[int, bool]:
+    """Which part this worker holds, and whether it is the one that stores it."""
+    parallel, replicas = vllm_config.parallel_config, tp_replicas(kv_cache_config)
+    stage, rank = divmod(int(parallel.rank), int(parallel.tensor_parallel_size))
+    in_a_stage = int(parallel.tensor_parallel_size) // replicas
+    # vLLM numbers the ranks of a stage one after the other, and stage after stage.
+    stage %= int(parallel.pipeline_parallel_size)
+    return stage * in_a_stage + rank // replicas, rank % replicas == 0
+
+
 def by_manager_block(tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """A layer's cache with the scheduler's blocks as dimension 0; kernels may use smaller ones."""
     return tensor if tensor.shape[0] == num_blocks else tensor.unflatten(0, (num_blocks, -1))
@@ -287,6 +309,18 @@ def extra_keys(request: Any, begin: int, end: int, mm_index: int) -> tuple[Any, 
     """What vLLM hashes beside the tokens begin..end of a request: LoRA, media, salt, embeddings."""
     found = kv_cache_utils.generate_block_hash_extra_keys(request, begin, end, mm_index)
     return found[0], int(found[1])
+
+
+def event_fields(kv_cache_config: Any) -> dict[int, dict[str, Any]]:
+    """What vLLM's events say of each cache group, by which readers tell groups apart."""
+    return {
+        index: {
+            "kv_cache_spec_kind": get_kv_cache_spec_kind(group.kv_cache_spec).value,
+            "kv_cache_spec_sliding_window": get_kv_cache_spec_sliding_window(group.kv_cache_spec),
+            "locality": "LOCAL",
+        }
+        for index, group in enumerate(kv_cache_config.kv_cache_groups)
+    }
 
 
 def event_hash(block_hash: bytes) -> Any:

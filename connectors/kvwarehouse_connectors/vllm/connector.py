@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-import kvwarehouse as kvw
 from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.compat import (
@@ -25,8 +24,8 @@ from kvwarehouse_connectors.vllm.compat import (
     join_logs,
 )
 from kvwarehouse_connectors.vllm.messages import StepMetadata, StepResults
+from kvwarehouse_connectors.vllm.refusals import checked_settings
 from kvwarehouse_connectors.vllm.scheduler import SchedulerSide
-from kvwarehouse_connectors.vllm.settings import read_settings
 from kvwarehouse_connectors.vllm.stats import WarehousePromMetrics, WarehouseStats
 from kvwarehouse_connectors.vllm.worker import WorkerSide
 
@@ -40,15 +39,7 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         join_logs()
-        transfer = vllm_config.kv_transfer_config
-        if transfer.kv_load_failure_policy != "recompute":
-            raise kvw.UsageError(
-                f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}: a block that does"
-                " not come would fail its request. Start the engine with"
-                ' "kv_load_failure_policy": "recompute" in --kv-transfer-config',
-                code="bad_setting",
-            )
-        settings = read_settings(transfer.kv_connector_extra_config, str(transfer.kv_role))
+        settings = checked_settings(vllm_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -71,10 +62,23 @@ class WarehouseConnector(KVConnectorBase_V1, SupportsHMA):
         """A cache: what is not stored is computed again."""
         return False
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """None: any layout is served. vLLM asks before it measures and warms up; plugin.py refuses
+        earlier still, where vLLM's plugins are not shut out."""
+        checked_settings(vllm_config)
+        return None
+
+    @classmethod
+    def supports_sleep_mode(cls, *args: Any) -> bool:
+        """vLLM asks from 0.33 on whether the connector lets go of the caches' memory when the
+        engine sleeps. It keeps their addresses."""
+        return False
+
     # -- the scheduler's hooks -------------------------------------------------------------------
 
-    def set_xfer_handshake_metadata(
-        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         self.scheduler_side.set_cache_info(metadata)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,16 @@ class _Waiting:
 
 
 class StoreEvents:
-    def __init__(self, vllm_config: Any, groups: Sequence[CacheGroup], ranks: int) -> None:
+    """fields: what an event says of its cache group, by the group's index in vLLM."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        groups: Sequence[CacheGroup],
+        ranks: int,
+        fields: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        self._fields = fields
         self.wanted = compat.publishes_events(vllm_config)
         self._groups = groups
         self._ranks = ranks
@@ -59,6 +68,8 @@ class StoreEvents:
                 medium=compat.MEDIUM_CPU,
                 lora_name=lora.lora_name if lora is not None else None,
                 group_idx=group.index,
+                session_id=request.session_id,
+                **self._fields[group.index],
             )
             self._waiting.pop((place, key), None)  # behind the others: its time begins again
             self._waiting[place, key] = _Waiting(event)

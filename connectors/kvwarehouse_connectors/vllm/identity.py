@@ -7,8 +7,8 @@ not on a thread that anybody waits for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kvwarehouse as kvw
@@ -41,6 +41,15 @@ class Shared:
     shards: int
     salt: str
     draft: str = ""
+    stages: str = ""
+    """Which layers each pipeline stage has; "" for one stage."""
+
+
+def check_weights_named(vllm_config: Any, settings: Settings) -> None:
+    """Reads no file. Raises UsageError (code "no_weights") where there can be none to read, and no
+    name is given in their place."""
+    if not settings.weights:
+        _check_files(vllm_config.load_config)
 
 
 def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
@@ -51,9 +60,13 @@ def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
     return _fingerprint(vllm_config.model_config, vllm_config.load_config)
 
 
-def _fingerprint(model_config: Any, load_config: Any) -> str:
+def _check_files(load_config: Any) -> None:
     if str(load_config.load_format) == "dummy":
         raise no_weights("load_format is dummy: such weights are in no file", WHERE)
+
+
+def _fingerprint(model_config: Any, load_config: Any) -> str:
+    _check_files(load_config)
     model = str(getattr(model_config, "model_weights", "") or model_config.model)
     return checkpoint_fingerprint(model, model_config.revision, load_config.download_dir, WHERE)
 
@@ -79,6 +92,29 @@ def draft_identity(vllm_config: Any, settings: Settings) -> str:
             "weights": weights,
         }
     )
+
+
+def one_of_all(by_rank: Mapping[tuple[int, int], CacheInfo]) -> tuple[CacheInfo, str]:
+    """What all workers saw of their tensors, by pipeline stage and rank within it, and Shared's
+    `stages`. Raises UsageError where they differ in more than the layers of stages: all parts of a
+    page have the same size and layout."""
+    kinds = {_without_layers(seen) for seen in by_rank.values()}
+    if len(kinds) != 1:
+        raise kvw.UsageError(
+            f"the ranks of this engine have caches of {len(kinds)} kinds: {kinds}; kvwarehouse"
+            " serves equal shards only. Pipeline stages have equal ones where they have equally"
+            " many layers (VLLM_PP_LAYER_PARTITION)",
+            code="unsupported",
+        )
+    layers = {
+        stage: [group.layer_names for group in seen.groups]
+        for (stage, _), seen in sorted(by_rank.items(), key=lambda item: item[0])
+    }
+    return by_rank[min(by_rank)], digest_of(list(layers.values())) if len(layers) > 1 else ""
+
+
+def _without_layers(seen: CacheInfo) -> CacheInfo:
+    return replace(seen, groups=tuple(replace(group, layer_names=()) for group in seen.groups))
 
 
 def namespaces(
@@ -115,6 +151,7 @@ def namespaces(
                     "rule": f"{group.rule.value}/{group.reach_tokens}",
                     "vllm": compat.VERSION,
                     **({"draft": shared.draft} if shared.draft else {}),
+                    **({"stages": shared.stages} if shared.stages else {}),
                 },
             )
         )

@@ -26,11 +26,14 @@ class GroupInfo:
     layout: str
     kv_dtype: str
     attention_backend: str
+    layer_names: tuple[str, ...] = ()
+    """Of the group, those of the worker's pipeline stage."""
 
 
 @dataclass(frozen=True)
 class CacheInfo(KVConnectorHandshakeMetadata):
-    """A worker's part of the namespaces' identity: the same on all ranks, or the start fails."""
+    """A worker's part of the namespaces' identity: the same on all ranks but for the layers of
+    pipeline stages, or the start fails."""
 
     groups: tuple[GroupInfo, ...]
     """In the order of groups.cache_groups."""

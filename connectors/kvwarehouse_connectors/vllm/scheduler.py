@@ -19,7 +19,7 @@ from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.prefix_matcher import PrefixHit, PrefixMatcher, load_runs
 from kvwarehouse_connectors.vllm import compat, identity
 from kvwarehouse_connectors.vllm.adapters import Adapters
-from kvwarehouse_connectors.vllm.cache_layout import cache_groups, unsupported
+from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.draft_holes import DraftHoles
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.handoff import boot_s
@@ -30,7 +30,8 @@ from kvwarehouse_connectors.vllm.messages import CacheInfo, LoadOrder, StepMetad
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
-from kvwarehouse_connectors.vllm.tracked import LOAD, STORE, VllmRequest, switch
+from kvwarehouse_connectors.vllm.tracked import VllmRequest
+from kvwarehouse_connectors.vllm.wishes import LOAD, STORE, UnknownWishes, switch
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +48,8 @@ class SchedulerSide:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
-        problem = compat.engine_problem(vllm_config)
-        if problem:
-            raise unsupported("this engine", problem)
         self._groups = cache_groups(kv_cache_config)
-        self._shards = vllm_config.parallel_config.tensor_parallel_size // compat.tp_replicas(
-            kv_cache_config
-        )
+        self._shards = compat.shards(vllm_config, kv_cache_config)
         # The last token is always computed: its logits are what the engine is after. In full
         # attention its KV may be there already: vLLM takes a hit of all tokens, and computes that
         # one alone. A state would then have it twice, a window may begin a block earlier, and a
@@ -85,6 +81,7 @@ class SchedulerSide:
         self._told = False  # the workers know the namespaces
         self._load_policy: LoadPolicy | None = None
         self._stats = WarehouseStats.empty()
+        self._unknown_wishes = UnknownWishes(self._count)
         self._held = 0  # hits that wait for room in the engine
         self._epoch = 0  # this, and resets: see weights_watch.py
         self._epoch_twist = b""
@@ -92,28 +89,29 @@ class SchedulerSide:
         self._mixed_resets = -1
         self._cache_manager: Any = None
         self._cache_content: Any = None
-        self._events = StoreEvents(vllm_config, self._groups, self._shards)
+        self._events = StoreEvents(
+            vllm_config, self._groups, self._shards, compat.event_fields(kv_cache_config)
+        )
         self._planner: VllmStorePlanner | None = None
         self._coordinator: HandoffCoordinator | None = None
 
     # -- once ----------------------------------------------------------------------------------
 
-    def set_cache_info(self, by_rank: Mapping[int, CacheInfo]) -> None:
-        """What the workers saw of their tensors. Raises UsageError where they differ."""
-        seen = set(by_rank.values())
-        if len(seen) != 1:
-            raise kvw.UsageError(
-                f"the ranks of this engine have caches of {len(seen)} kinds: {seen}; kvwarehouse"
-                " serves equal shards only",
-                code="unsupported",
-            )
-        cache_info = seen.pop()
+    def set_cache_info(self, by_rank: Mapping[tuple[int, int], CacheInfo]) -> None:
+        """What the workers saw of their tensors, by pipeline stage and rank within it. Raises
+        UsageError where they differ in more than the layers of stages."""
+        cache_info, stages = identity.one_of_all(by_rank)
         self._spaces = identity.namespaces(
             self._vllm_config,
             self._groups,
             cache_info,
             identity.Shared(
-                self._weights, self._hash_scheme(), self._shards, self._settings.salt, self._draft
+                self._weights,
+                self._hash_scheme(),
+                self._shards,
+                self._settings.salt,
+                self._draft,
+                stages,
             ),
         )
         self._load_policy = LoadPolicy(
@@ -148,6 +146,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         params = request.kv_transfer_params
+        self._unknown_wishes.look_for(params)
         adapter = self._adapters.fingerprint(request.lora_request)
         # Tokens of a session may be taken back, and media may have names of their own.
         known = adapter is not None and not request.resumable and not compat.own_media(request)

@@ -24,6 +24,7 @@ COUNTERS = {
     "dropped_blocks": "Blocks not stored: no room, no daemon, too slow, on every rank.",
     "device_fallbacks": "Ranks whose pages go through host memory; their log says why.",
     "weights_changed": "Times that the engine was seen to have other weights than before.",
+    "unknown_wishes": "Names and values in requests' kv_transfer_params that mean nothing.",
     "handoff_waits": "Requests that began to wait for pages of a hand-off record.",
     "handoff_complete": "Hand-off records whose pages were there, at once or after a wait.",
     "handoff_expired": "Hand-off records whose pages did not come in time; they were computed.",

@@ -17,8 +17,7 @@ from kvwarehouse_connectors.core.store_planner import StorePlanner
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.tracked import VllmRequest
-
-WANT_HANDOFF = "kvwarehouse.handoff"
+from kvwarehouse_connectors.vllm.wishes import HANDOFF
 
 _NULL_BLOCK = 0  # of vLLM's block tables
 
@@ -63,7 +62,7 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
     def handoff_wanted(self, tracked: VllmRequest) -> bool:
         """A producer always says what it stored; others where the request asks."""
         params = tracked.request.kv_transfer_params or {}
-        asked = not self._settings.loads or params.get(WANT_HANDOFF) is True
+        asked = not self._settings.loads or params.get(HANDOFF) is True
         return tracked.stores and asked
 
     def stored_tokens(self, tracked: VllmRequest) -> int:

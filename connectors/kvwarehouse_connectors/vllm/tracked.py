@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvwarehouse_connectors.core.store_planner import TrackedRequest
 from kvwarehouse_connectors.vllm.handoff import Handoff
-
-LOAD = "kvwarehouse.load"
-STORE = "kvwarehouse.store"
-"""Names in a request's kv_transfer_params: two switches."""
 
 
 @dataclass(kw_only=True)
@@ -27,8 +22,3 @@ class VllmRequest(TrackedRequest):
     """While it waits for that, on the clock of records: not before then."""
     next_tokens: int = 0
     """Computed tokens at which there is something to store."""
-
-
-def switch(params: Mapping[str, Any] | None, name: str) -> bool:
-    """A request's own wish; anything but an explicit false means yes."""
-    return params is None or params.get(name) is not False

@@ -44,12 +44,8 @@ class WorkerSide:
         self._settings = settings
         self._kv_cache_config = kv_cache_config
         self._groups = cache_groups(kv_cache_config)
-        replicas = compat.tp_replicas(kv_cache_config)
-        rank = int(vllm_config.parallel_config.rank) % int(
-            vllm_config.parallel_config.tensor_parallel_size
-        )
-        self._shard = rank // replicas
-        self._stores = settings.stores and rank % replicas == 0
+        self._shard, stores = compat.shard(vllm_config, kv_cache_config)
+        self._stores = settings.stores and stores
         self._connection = DaemonConnection(
             settings.address,
             ConnectionOptions(verify=settings.verify, read_only=not settings.stores),
@@ -115,6 +111,7 @@ class WorkerSide:
                     layout=layout.name,
                     kv_dtype=_kv_dtype(config, views[0]),
                     attention_backend=backend,
+                    layer_names=group.layer_names,
                 )
             )
         self._check_staging()

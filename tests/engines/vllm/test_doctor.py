@@ -55,7 +55,8 @@ def test_doctor_finds_nothing_wrong_with_this_environment_and_a_daemon(tmp_path:
         table_status, table = doctor(*given)
     assert (status, table_status) == (0, 0)
     assert {check: verdict for check, verdict in found.items() if verdict != "ok"} == {
-        "DRAM tier": "warn"  # 64 MiB
+        "DRAM tier": "warn",  # 64 MiB
+        "vllm serve": "skip",  # no command line was given
     } | {check: "warn" for check in ("vllm command",) if found[check] == "warn"}
     assert "vllm can be served" in table
     assert all(check in table for check in found)
@@ -75,3 +76,20 @@ def test_doctor_finds_plugins_that_are_shut_out_and_a_daemon_that_is_not_there(
 
 def test_doctor_asks_for_the_name_under_which_the_plugin_registers() -> None:
     assert CONNECTOR == NAME
+
+
+def test_doctor_reads_a_whole_command_line_as_vllm_and_the_connector_do(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with Serving(tmp_path, dram="64MiB") as serving:
+        line = ("--", "vllm", "serve", str(checkpoint), "--kv-transfer-config")
+        served, told = doctor("--json", *line, config(serving.address))
+        refused, why = doctor("--json", *line, config(serving.address), "--load-format=dummy")
+        odd, error = doctor("--json", *line, config(serving.address), "--no-such-option")
+    assert served == 0
+    assert verdicts(told)["vllm serve"] == "ok"
+    assert "blocks of 128 tokens" in told
+    assert (refused, verdicts(why)["vllm serve"]) == (1, "fail")
+    assert "load_format is dummy" in why
+    assert (odd, verdicts(error)["vllm serve"]) == (1, "fail")
+    assert "--no-such-option" in error

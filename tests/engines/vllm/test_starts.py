@@ -21,11 +21,26 @@ from vllm_rig.stored_pages import StoredPages
 Start = Callable[..., Pair]
 
 
-def refusal(start: Start, settings: dict[str, object]) -> str:
-    """The log of an engine that does not start."""
+LOADING = "Starting to load model"
+"""What an engine's log says before anything of the model is read."""
+
+
+def refusal(start: Start, settings: dict[str, object], **options: object) -> str:
+    """The log of an engine that does not start: what it says before it loads its model."""
     with pytest.raises(StartError) as refused:
-        start(settings=settings)
+        start(settings=settings, **options)
+    assert LOADING not in refused.value.log
     return refused.value.log
+
+
+def test_engine_that_starts_says_that_it_loads_its_model(pair: Pair) -> None:
+    """Else the other tests look for nothing."""
+    assert LOADING in pair.engine.group.text()
+
+
+def test_engine_whose_weights_are_in_no_file_is_refused_before_it_makes_them(start: Start) -> None:
+    said = refusal(start, {}, load_format="dummy")
+    assert "UsageError: kvwarehouse cannot fingerprint the weights: load_format is dummy" in said
 
 
 @pytest.mark.slow_engine

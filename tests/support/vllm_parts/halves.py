@@ -27,13 +27,16 @@ from vllm_parts.tensors import Bytes, Caches, caches
 BLOCKS = 64
 
 
-def engine_config(layers: Sequence[str], *, rank: int = 0, ranks: int = 1, **more: Any) -> Any:
-    """As much of a VllmConfig as the connector reads. more: fields of model_config."""
+def engine_config(
+    layers: Sequence[str], *, rank: int = 0, ranks: int = 1, stages: int = 1, **more: Any
+) -> Any:
+    """As much of a VllmConfig as the connector reads. ranks: of each pipeline stage. more: fields
+    of model_config."""
     backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
     layer = SimpleNamespace(get_attn_backend=lambda: backend)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
-            pipeline_parallel_size=1, tensor_parallel_size=ranks, rank=rank
+            pipeline_parallel_size=stages, tensor_parallel_size=ranks, rank=rank
         ),
         model_config=SimpleNamespace(
             **{
@@ -60,7 +63,8 @@ def engine_config(layers: Sequence[str], *, rank: int = 0, ranks: int = 1, **mor
 @dataclass
 class Engine:
     """One scheduler and its ranks. groups: as vLLM has them; each rank has caches of its own, and
-    what `model` makes."""
+    what `model` makes. later_stages: the groups of further pipeline stages, each with as many
+    ranks."""
 
     address: str
     groups: Callable[[], list[KVCacheGroupSpec]]
@@ -68,9 +72,12 @@ class Engine:
     ranks: int = 1
     role: str = "kv_both"
     model: Callable[[], torch.nn.Module] = lambda: torch.nn.Linear(64, 64)
+    later_stages: Sequence[Callable[[], list[KVCacheGroupSpec]]] = ()
 
     def __enter__(self) -> Self:
-        layers = [name for group in self.groups() for name in group.layer_names]
+        stages = (self.groups, *self.later_stages)
+        layers = [name for groups in stages for group in groups() for name in group.layer_names]
+        shape = {"ranks": self.ranks, "stages": len(stages)}
         # A guess of the prefill rate must not decide what these tests load.
         extra = {"address": self.address, "weights": "w", "load": "always", **self.settings}
         chosen = read_settings(
@@ -79,21 +86,19 @@ class Engine:
         self.caches: list[Caches] = []
         self.workers: list[WorkerSide] = []
         self.models: list[torch.nn.Module] = []
-        for rank in range(self.ranks):
-            cache = caches(self.groups(), KVCacheLayout.LBHNC, BLOCKS)
+        for rank in range(len(stages) * self.ranks):
+            cache = caches(stages[rank // self.ranks](), KVCacheLayout.LBHNC, BLOCKS)
             cache.config.hash_block_size = 16
-            worker = WorkerSide(
-                engine_config(layers, rank=rank, ranks=self.ranks), cache.config, chosen
-            )
+            worker = WorkerSide(engine_config(layers, rank=rank, **shape), cache.config, chosen)
             self.models.append(self.model())
             worker.register(cache.by_layer, [self.models[-1]])
             self.caches.append(cache)
             self.workers.append(worker)
         self.scheduler = SchedulerSide(
-            engine_config(layers, ranks=self.ranks), self.caches[0].config, chosen
+            engine_config(layers, **shape), self.caches[0].config, chosen
         )
         self.scheduler.set_cache_info(
-            {rank: worker.cache_info() for rank, worker in enumerate(self.workers)}  # type: ignore[misc]
+            {divmod(rank, self.ranks): one.cache_info() for rank, one in enumerate(self.workers)}  # type: ignore[misc]
         )
         self.received: set[str] = set()
         self.failed: set[str] = set()

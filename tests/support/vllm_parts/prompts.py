@@ -14,6 +14,11 @@ def one_group() -> list[Any]:
     return [group(full(16), "a", "b")]
 
 
+def second_stage() -> list[Any]:
+    """Of a pipeline whose first stage has one_group."""
+    return [group(full(16), "c", "d")]
+
+
 def one_window() -> list[Any]:
     return [group(window(16, 64), "a", "b")]
 

@@ -87,7 +87,9 @@ class Engine:
     def __init__(self, options: dict[str, Any], folder: Path) -> None:
         self.options = options
         self._socket, self._theirs = socket.socketpair()
-        environment = engine_environment(folder, options.get("tensor_parallel_size", 1))
+        self._stages = options.get("pipeline_parallel_size", 1)
+        ranks = options.get("tensor_parallel_size", 1) * self._stages
+        environment = engine_environment(folder, ranks)
         descriptor = str(self._theirs.fileno())
         command = [sys.executable, "-P", "-m", "vllm_rig.host", descriptor, json.dumps(options)]
         self.group = Group(command, folder / f"engine-{os.urandom(4).hex()}.log", environment)
@@ -113,6 +115,8 @@ class Engine:
             if isinstance(error, CallError):
                 raise StartError(str(error), self.group.text()) from None
             raise
+        if self._stages > 1:
+            self.probe("rig_take_stages")
         self.started_in_s = time.monotonic() - begin
 
     @property

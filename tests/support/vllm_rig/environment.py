@@ -9,7 +9,7 @@ _CACHE_GIB = 1
 
 
 def engine_environment(folder: Path, ranks: int = 1) -> dict[str, str]:
-    """ranks: tensor_parallel_size. Without cores named for each, vLLM wants a NUMA node a rank, and
+    """ranks: of all stages. Without cores named for each, vLLM wants a NUMA node a rank, and
     may keep one of two cores for itself."""
     cores = sorted(os.sched_getaffinity(0))[: max(2, ranks)]
     share = max(1, len(cores) // ranks)

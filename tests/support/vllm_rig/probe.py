@@ -24,6 +24,16 @@ class Probe:
         for view in self._rig_caches():
             view.fill_(float(value))
 
+    def rig_take_stages(self) -> None:
+        """vLLM's runner for the CPU makes the buffer between pipeline stages only while it
+        compiles, and dies without it."""
+        runner = self.model_runner  # type: ignore[attr-defined]
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens,
+            dtype=runner.model_config.dtype,
+            device=runner.device,
+        )
+
     def rig_digests(self, blocks: list[int]) -> list[str]:
         """A digest over all layers for each block: equal where the bytes are."""
         import torch

@@ -11,11 +11,10 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import kvwarehouse_connectors.vllm.handoff as handoff
-import kvwarehouse_connectors.vllm.tracked as tracked
+import kvwarehouse_connectors.vllm.wishes as wishes
 from kvwarehouse_connectors.doctor.vllm import LEAST, RUN
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.stats import COUNTERS
-from kvwarehouse_connectors.vllm.store_planner import WANT_HANDOFF
 
 TEXT = (Path(__file__).parents[4] / "docs" / "vllm.md").read_text(encoding="utf-8")
 
@@ -26,10 +25,10 @@ def test_every_metric_is_in_the_text() -> None:
 
 def test_switches_and_the_record_of_the_examples_are_understood() -> None:
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
-    (switches,) = [block for block in blocks if tracked.LOAD in block]
-    assert not tracked.switch(switches, tracked.LOAD)
-    assert not tracked.switch(switches, tracked.STORE)
-    assert [block for block in blocks if block == {WANT_HANDOFF: True}]
+    (switches,) = [block for block in blocks if wishes.LOAD in block]
+    assert not wishes.switch(switches, wishes.LOAD)
+    assert not wishes.switch(switches, wishes.STORE)
+    assert [block for block in blocks if block == {wishes.HANDOFF: True}]
     (record,) = [block for block in blocks if handoff.RECORD in block]
     found = handoff.decode(record)
     assert isinstance(found, handoff.Record)

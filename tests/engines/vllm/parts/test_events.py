@@ -15,6 +15,7 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 import kvwarehouse_connectors.vllm.events as events_module
+from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.cache_layout import cache_groups
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from vllm_parts.requests import adapter, request, tokens
@@ -26,7 +27,9 @@ UNWANTED = [
     SimpleNamespace(kv_events_config=SimpleNamespace(enable_kv_cache_events=False)),
     SimpleNamespace(),
 ]
-GROUPS = cache_groups(config(window(16, 64), full(32), hash_tokens=16))
+CONFIG = config(window(16, 64), full(32), hash_tokens=16)
+GROUPS = cache_groups(CONFIG)
+FIELDS = compat.event_fields(CONFIG)
 FULL, WINDOW = GROUPS
 
 
@@ -55,7 +58,7 @@ def stored(place: int, *keys: bytes, ranks: int = 1) -> Counter[tuple[int, bytes
 
 
 def test_event_says_what_vllm_says_of_its_own_blocks(asked: Any) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     events.ordered(asked, FULL, [1], [b"key"])
     events.stored(stored(0, b"key"))
     (event,) = events.take()
@@ -66,10 +69,25 @@ def test_event_says_what_vllm_says_of_its_own_blocks(asked: Any) -> None:
     assert event.token_ids == list(asked.all_token_ids[32:64])
     assert (event.block_size, event.group_idx, event.medium) == (32, 1, "CPU")
     assert (event.lora_id, event.lora_name) == (1, "a")
+    assert (event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) == (
+        "full_attention",
+        None,
+    )
+    assert event.locality == "LOCAL"
+
+
+def test_event_of_a_window_says_how_long_it_is(asked: Any) -> None:
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
+    asked.session_id = "talk"
+    events.ordered(asked, WINDOW, [1], [b"key"])
+    events.stored(stored(1, b"key"))
+    (event,) = events.take()
+    assert (event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) == ("sliding_window", 64)
+    assert event.session_id == "talk"
 
 
 def test_first_block_has_no_parent(asked: Any) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     events.ordered(asked, WINDOW, [0], [b"key"])
     events.stored(stored(1, b"key"))
     (event,) = events.take()
@@ -78,7 +96,7 @@ def test_first_block_has_no_parent(asked: Any) -> None:
 
 
 def test_block_is_announced_once_and_only_when_every_rank_has_stored_it(asked: Any) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=3)
+    events = StoreEvents(WANTED, GROUPS, 3, FIELDS)
     events.ordered(asked, FULL, [0, 1], [b"a", b"b"])
     events.stored(stored(0, b"a", ranks=2))
     events.stored(stored(0, b"b"))
@@ -93,7 +111,7 @@ def test_block_is_announced_once_and_only_when_every_rank_has_stored_it(asked: A
 
 
 def test_block_of_one_group_is_not_that_of_another(asked: Any) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     events.ordered(asked, FULL, [0], [b"key"])
     events.stored(stored(1, b"key"))
     assert list(events.take()) == []
@@ -101,7 +119,7 @@ def test_block_of_one_group_is_not_that_of_another(asked: Any) -> None:
 
 @pytest.mark.parametrize("config_", UNWANTED)
 def test_nothing_is_remembered_where_the_engine_publishes_nothing(config_: Any, asked: Any) -> None:
-    events = StoreEvents(config_, GROUPS, ranks=1)
+    events = StoreEvents(config_, GROUPS, 1, FIELDS)
     events.ordered(asked, FULL, [0], [b"key"])
     events.stored(stored(0, b"key"))
     events.cleared()
@@ -110,7 +128,7 @@ def test_nothing_is_remembered_where_the_engine_publishes_nothing(config_: Any, 
 
 
 def test_engine_is_kept_awake_for_a_moment_only(asked: Any, clock: Clock) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     assert not events.pending()
     events.ordered(asked, FULL, [0], [b"key"])
     assert events.pending()
@@ -123,14 +141,14 @@ def test_engine_is_kept_awake_for_a_moment_only(asked: Any, clock: Clock) -> Non
 
 
 def test_engine_is_not_kept_awake_once_all_is_told(asked: Any) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     events.ordered(asked, FULL, [0], [b"key"])
     events.stored(stored(0, b"key"))
     assert not events.pending()
 
 
 def test_reset_announces_that_all_is_cleared_and_nothing_older(asked: Any) -> None:
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     events.ordered(asked, FULL, [0, 1], [b"a", b"b"])
     events.stored(stored(0, b"a"))
     events.cleared()
@@ -143,7 +161,7 @@ def test_blocks_that_are_never_confirmed_are_bounded(
     asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events_module, "_MOST_WAITING", 3)
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     for key in (b"a", b"b", b"c", b"d"):
         events.ordered(asked, FULL, [0], [key])
     events.stored(stored(0, b"a", b"b", b"c", b"d"))
@@ -154,7 +172,7 @@ def test_blocks_that_nobody_stored_do_not_silence_those_after_them(
     asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events_module, "_MOST_WAITING", 3)
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     for number in range(20):
         events.ordered(asked, FULL, [0], [b"lost %d" % number])
     events.ordered(asked, FULL, [0, 1], [b"a", b"b"])
@@ -166,7 +184,7 @@ def test_block_that_is_ordered_again_waits_behind_the_others(
     asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events_module, "_MOST_WAITING", 2)
-    events = StoreEvents(WANTED, GROUPS, ranks=1)
+    events = StoreEvents(WANTED, GROUPS, 1, FIELDS)
     for key in (b"a", b"b", b"a", b"c"):
         events.ordered(asked, FULL, [0], [key])
     events.stored(stored(0, b"a"))

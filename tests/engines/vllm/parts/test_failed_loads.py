@@ -13,13 +13,13 @@ import kvwarehouse as kvw
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.core.page_run import PageRun
 from vllm_parts.halves import Engine, same
-from vllm_parts.prompts import one_group, one_window, stored_prompt, two_groups
+from vllm_parts.prompts import one_group, one_window, second_stage, stored_prompt, two_groups
 from vllm_parts.requests import request, tokens
 
 
-def cut_loads(engine: Engine, pages: int) -> None:
-    """From now on a load brings so many blocks and no more."""
-    for memory in engine.workers[0]._memories:
+def cut_loads(engine: Engine, pages: int, *, worker: int = 0) -> None:
+    """From now on a load of that worker brings so many blocks and no more."""
+    for memory in engine.workers[worker]._memories:
         real = memory.load
 
         def cut(space: Any, run: PageRun, begin: int, shard: int, timeout_s: float, real=real):  # type: ignore[no-untyped-def]
@@ -40,6 +40,20 @@ def test_blocks_that_did_not_come_are_reported_and_those_before_them_are_kept(
     assert engine.bad_blocks == set(blocks[4:])
     assert engine.failed == set()
     assert same(engine.pages(blocks[:4]), [pages[:4] for pages in content])
+
+
+def test_block_of_which_one_stage_found_nothing_is_computed_by_all(
+    shared: Serving, rng: random.Random
+) -> None:
+    with Engine(shared.address, one_group, later_stages=[second_stage]) as engine:
+        ids, content = stored_prompt(engine, rng)
+        cut_loads(engine, 4, worker=1)
+        blocks = list(range(30, 40))
+        one = request([*ids, 7], name="second")
+        assert engine.load(one, [blocks]) == 160
+        assert engine.bad_blocks == set(blocks[4:])
+        assert same(engine.pages(blocks[:4]), [pages[:4] for pages in content])
+        assert engine.scheduler.matched(one, 0) == (0, False)
 
 
 def test_request_whose_load_failed_loads_nothing_more_and_others_do(

@@ -140,7 +140,7 @@ def test_page_is_not_promised_before_every_rank_has_stored_it(
 
 def test_ranks_that_differ_are_refused(shared: Serving) -> None:
     with Engine(shared.address, one_group) as engine, Engine(shared.address, one_layer) as other:
-        by_rank = {0: engine.workers[0].cache_info(), 1: other.workers[0].cache_info()}
+        by_rank = {(0, 0): engine.workers[0].cache_info(), (0, 1): other.workers[0].cache_info()}
         with pytest.raises(kvw.UsageError, match="caches of 2 kinds"):
             engine.scheduler.set_cache_info(by_rank)  # type: ignore[arg-type]
 

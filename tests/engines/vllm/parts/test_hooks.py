@@ -24,8 +24,9 @@ from vllm_parts.requests import request
 AT_THE_START = {
     "__init__",
     "register_kv_caches",
-    "set_xfer_handshake_metadata",
+    "set_xfer_handshake_metadata_pp_aware",
     "get_handshake_metadata",
+    "get_required_kvcache_layout",
 }
 """These may refuse an engine that cannot be served."""
 
@@ -35,6 +36,7 @@ NOT_HOOKS = {
     "requires_kv_delivery",
     "build_kv_connector_stats",
     "build_prom_metrics",
+    "supports_sleep_mode",
 }
 
 
@@ -100,8 +102,14 @@ def test_every_hook_is_among_the_tests() -> None:
     }
     assert own - AT_THE_START - NOT_HOOKS == set(CALLS) | TELLING
     assert own - {"scheduler_side", "worker_side"} <= set(dir(KVConnectorBase_V1)) | {
-        "request_finished_all_groups"
+        "request_finished_all_groups",
+        "supports_sleep_mode",  # of vLLM 0.33
     }
+
+
+def test_connector_does_not_promise_to_let_go_of_memory_in_sleep() -> None:
+    assert WarehouseConnector.supports_sleep_mode() is False
+    assert WarehouseConnector.supports_sleep_mode(object()) is False
 
 
 def test_every_hook_that_vllm_requires_is_there() -> None:

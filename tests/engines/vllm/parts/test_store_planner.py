@@ -63,7 +63,7 @@ class Simulation:
         self.step_bytes = step_bytes
         self.settings = chosen or settings()
         spaces = [space_of(place, group) for place, group in enumerate(groups)]
-        events = StoreEvents(NO_EVENTS, groups, 1)
+        events = StoreEvents(NO_EVENTS, groups, 1, {})
         self.planner = VllmStorePlanner(groups, spaces, self.settings, step_bytes, events)
         self.filled: set[tuple[int, bytes]] = set()
         """Blocks that were full, and in their table, when the step that filled them had run."""

@@ -1,4 +1,5 @@
-"""Two ranks: each keeps its own part of every page, and a page is there when both are."""
+"""Two ranks, of one stage or of two: each keeps its own part of every page, and a page is there
+when both are."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 
 from vllm_rig.bay import Bay
 from vllm_rig.compare import assert_same
+from vllm_rig.engine import Engine
 from vllm_rig.kinds import DEEPSEEK3
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, blocks, hit, prompt
@@ -19,9 +21,26 @@ from vllm_rig.stock import copies, stock
 Start = Callable[..., Pair]
 
 
+TENSOR, PIPELINE = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(TENSOR, id="tensor"),
+        pytest.param(PIPELINE, id="pipeline", marks=pytest.mark.slow_engine),
+    ],
+)
+def ranks(request: pytest.FixtureRequest) -> dict[str, int]:
+    """Options of an engine of two ranks; of a module, so that tests of the same engine follow each
+    other."""
+    options: dict[str, int] = request.param
+    return options
+
+
 @pytest.fixture
-def pair(start: Start, rng: random.Random) -> Pair:
-    pair = start(tensor_parallel_size=2)
+def pair(start: Start, rng: random.Random, ranks: dict[str, int]) -> Pair:
+    pair = start(**ranks)
     pair.connected(rng)
     pair.engine.forget()
     return pair
@@ -97,20 +116,37 @@ def test_both_parts_outlive_a_daemon_that_is_killed(pair: Pair, rng: random.Rand
 
 @pytest.mark.slow_engine
 def test_both_parts_outlive_the_engine(
-    pair: Pair, bay: Bay, start: Start, rng: random.Random
+    pair: Pair, bay: Bay, start: Start, rng: random.Random, ranks: dict[str, int]
 ) -> None:
     ask = Ask(prompt(rng, 300))
     cold = pair.engine.ask(ask)
     settle(pair, rng)
     bay.empty()
-    warm = start(tensor_parallel_size=2).engine.ask(ask)
+    warm = start(**ranks).engine.ask(ask)
     assert warm.cached == hit(ask)
     assert_same(cold, warm)
 
 
 @pytest.mark.slow_engine
+def test_two_ranks_answer_as_an_engine_without_a_connector(
+    plain: Engine, start: Start, rng: random.Random, ranks: dict[str, int]
+) -> None:
+    asks = [Ask(prompt(rng, tokens)) for tokens in (40, 333, 700)]
+    alone = plain.generate(asks)
+    pair = start(**ranks)
+    pair.connected(rng)
+    cold = pair.engine.generate(asks)
+    settle(pair, rng)
+    warm = [pair.reloaded(ask) for ask in asks]
+    assert [answer.cached for answer in warm] == [hit(ask) for ask in asks]
+    for one, other, third in zip(alone, cold, warm, strict=True):
+        assert_same(one, other)
+        assert_same(other, third)
+
+
+@pytest.mark.slow_engine
 def test_one_rank_reads_nothing_of_two(pair: Pair, start: Start, rng: random.Random) -> None:
-    """Its pages are others: twice the heads."""
+    """Its pages are others: twice the heads, or all layers."""
     ask = Ask(prompt(rng, 300))
     cold = pair.engine.ask(ask)
     settle(pair, rng)
