@@ -133,6 +133,15 @@ def engine_problem(vllm_config: Any) -> str:
     return ""
 
 
+def draft_model(vllm_config: Any) -> Any | None:
+    """The ModelConfig of the draft model, whose KV the engine keeps beside its own; None without
+    one. Of MTP it is the model itself."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method in _DRAFTS_WITHOUT_KV:
+        return None
+    return speculative.draft_model_config
+
+
 def own_media(request: Any) -> bool:
     """Whether media of a request are named by anything but a digest of their content: by a counter
     of this engine, or by the client. Such a name means nothing to another engine."""

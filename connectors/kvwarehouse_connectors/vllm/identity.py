@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
@@ -21,7 +21,7 @@ from kvwarehouse_connectors.core.identity import (
 )
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.messages import CacheInfo
-from kvwarehouse_connectors.vllm.settings import WHERE, Settings
+from kvwarehouse_connectors.vllm.settings import WHERE
 
 LAYOUT = "vllm/1"
 """Layers of a cache group in vLLM's order, each block as it lies in memory; which order that is
@@ -42,14 +42,20 @@ class Shared:
     salt: str
 
 
-def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
-    """Of the weights that this engine loaded, or the name given in their place. Raises UsageError
-    (code "no_weights") where there are no files to read."""
+class GivenWeights(Protocol):
+    @property
+    def weights(self) -> str: ...
+
+
+def weights_fingerprint(vllm_config: Any, settings: GivenWeights, where: str = WHERE) -> str:
+    """Of the weights that this engine loaded, or the name given in their place. where: what
+    messages call the place of the settings. Raises UsageError (code "no_weights") where there are
+    no files to read."""
     if settings.weights:
         return settings.weights
     load_format = str(vllm_config.load_config.load_format)
     if load_format == "dummy":
-        raise no_weights("load_format is dummy: such weights are in no file", WHERE)
+        raise no_weights("load_format is dummy: such weights are in no file", where)
     model = str(
         getattr(vllm_config.model_config, "model_weights", "") or vllm_config.model_config.model
     )
@@ -57,7 +63,7 @@ def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
         model,
         vllm_config.model_config.revision,
         vllm_config.load_config.download_dir,
-        WHERE,
+        where,
     )
 
 
@@ -73,7 +79,7 @@ def namespaces(
     for group, seen in zip(groups, cache_info.groups, strict=True):
         made.append(
             kvw.Namespace(
-                model=f"{short_name(model.model)}/{_config_digest(model.hf_config)}",
+                model=f"{short_name(model.model)}/{config_digest(model.hf_config)}",
                 weights=shared.weights,
                 dtype=str(model.dtype).removeprefix("torch."),
                 layout=LAYOUT,
@@ -108,5 +114,5 @@ def _group_name(group: CacheGroup, groups: Sequence[CacheGroup]) -> str:
     return f"{group.index}/{digest}"
 
 
-def _config_digest(config: Any) -> str:
+def config_digest(config: Any) -> str:
     return digest_of({n: value for n, value in config.to_dict().items() if n not in _INCIDENTAL})
