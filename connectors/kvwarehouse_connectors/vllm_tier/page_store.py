@@ -15,7 +15,7 @@ from functools import partial
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.page_store import PageStore, ReasonCounts
-from kvwarehouse_connectors.vllm_tier.chunks import TierChunk, Rows, runs
+from kvwarehouse_connectors.vllm_tier.chunks import Rows, TierChunk, runs
 from kvwarehouse_connectors.vllm_tier.jobs import Job, JobOutcome
 
 _LOAD_SLICE_S = 0.25

@@ -22,8 +22,8 @@ from enum import Enum
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.page_store import ReasonCounts
-from kvwarehouse_connectors.vllm_tier.chunks import TierChunk, RowGroup, Rows, group_of, name_of
-from kvwarehouse_connectors.vllm_tier.jobs import Job, Jobs, JobOutcome
+from kvwarehouse_connectors.vllm_tier.chunks import RowGroup, Rows, TierChunk, group_of, name_of
+from kvwarehouse_connectors.vllm_tier.jobs import Job, JobOutcome, Jobs
 from kvwarehouse_connectors.vllm_tier.page_store import NEAR, TierPages
 from kvwarehouse_connectors.vllm_tier.settings import TierSettings
 

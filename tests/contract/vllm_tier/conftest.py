@@ -30,14 +30,15 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 @pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """start(address, **settings): a tier in an engine, with a salt of the test's own unless told
-    another. The bounds of its jobs are far off: a test that ends by one says so."""
+    another, which knows its daemon. The bounds of its jobs are far off: a test that ends by one
+    says so."""
     started: list[Primary] = []
 
-    def begin(address: str, **settings: Any) -> Primary:
+    def begin(address: str, *, connected: bool = True, **settings: Any) -> Primary:
         given = {"salt": request.node.nodeid[:200], "load_timeout_s": 120, "store_timeout_s": 120}
         primary = Primary(address, **{**given, **settings})
         started.append(primary)
-        return primary
+        return primary.connected() if connected else primary
 
     yield begin
     for primary in started:

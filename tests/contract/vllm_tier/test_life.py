@@ -84,7 +84,7 @@ def test_without_a_daemon_all_is_a_miss_and_one_that_comes_is_found(
     start: Any, serving: Serving, seed: int
 ) -> None:
     serving.kill()
-    primary, named = start(serving.address), keys(seed)
+    primary, named = start(serving.address, connected=False), keys(seed)
     source = primary.fill(HERE, seed)
     primary.core.begin("r", FACTS)
     assert primary.lookup("r", named) == [LookupAnswer.MISS] * 4

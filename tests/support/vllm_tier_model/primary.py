@@ -74,6 +74,12 @@ class Primary:
         self.reported: dict[int, JobOutcome] = {}
         self._settled: dict[int, bytes] = {}
 
+    def connected(self) -> Primary:
+        """Waits until the daemon knows the namespaces."""
+        found = self.core._connection.namespace
+        eventually(lambda: all(found(g.space) for g in self.groups.values()), "the namespaces")
+        return self
+
     # -- rows --------------------------------------------------------------------------------------
 
     def fill(self, rows: Sequence[int], seed: int = 0) -> list[bytes]:
