@@ -108,6 +108,12 @@ class Jobs:
             ended, self._ended = self._ended, []
             return ended
 
+    @property
+    def pending(self) -> bool:
+        """Whether a job waits, runs, or has ended and was not taken."""
+        with self._changed:
+            return bool(self._waiting or self._running or self._ended)
+
     def drain(self) -> None:
         """Returns when no job waits or runs: those that wait have failed. Blocks for those that
         run, which end by their own bounds."""

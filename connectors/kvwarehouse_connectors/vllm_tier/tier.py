@@ -113,6 +113,11 @@ class WarehouseTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         return [_result(outcome) for outcome in self._core.finished()]
 
+    @never_raises(default=False)
+    def has_pending_work(self) -> bool:
+        """vLLM keeps stepping for loads and stores; of a fetch it knows nothing."""
+        return self._core.pending
+
     # -- the engine's life -------------------------------------------------------------------------
 
     def drain_jobs(self) -> None:

@@ -201,6 +201,12 @@ class TierCore:
         self._counts.add(stored_chunks=sum(len(outcome.done) for outcome in stored))
         return ended + stored
 
+    @property
+    def pending(self) -> bool:
+        """Whether something was fetched, or will be, that a further step of vLLM takes: its pins
+        end there, also those of requests that have ended."""
+        return self._fetches.pending
+
     # -- the engine's life -------------------------------------------------------------------------
 
     def drain(self) -> None:

@@ -19,7 +19,7 @@ from vllm_rig.pair import BLOCK, prompt
 from vllm_rig.stored_pages import StoredPages
 
 ROWS_BYTES = 6 << 20
-"""Of vLLM's CPU tier: half of what `forget` puts there."""
+"""Of vLLM's CPU tier: less than what `forget` puts there."""
 SOON_S = 90.0
 
 
@@ -48,7 +48,7 @@ class Tiering:
 
     def forget(self, rng: random.Random) -> None:
         """Afterwards neither vLLM's cache nor its CPU tier has anything of earlier prompts."""
-        for _ in range(3):
+        for _ in range(2):
             self.engine.ask(Ask(prompt(rng, 1100), max_tokens=1), SOON_S)
         self.engine.forget()
 

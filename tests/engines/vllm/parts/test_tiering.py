@@ -301,6 +301,7 @@ def test_nothing_is_raised_into_vllm(manager: Manager, monkeypatch: pytest.Monke
     assert ended == {7: False, 8: False}
     manager.tier.on_schedule_end(STEP)
     manager.tier.on_request_finished(ReqContext("never seen"))
+    assert not manager.tier.has_pending_work()
 
 
 def test_keys_are_taken_apart_as_vllm_does() -> None:
