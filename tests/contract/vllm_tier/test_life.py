@@ -306,10 +306,12 @@ def test_load_of_a_request_that_has_ended_fails_and_writes_nothing(
     assert (primary.rows[THERE] == before).all()
 
 
+@pytest.mark.parametrize("polled", [True, False])
 @pytest.mark.parametrize("kind", ["load", "store"])
 def test_job_that_waits_too_long_fails_and_is_never_begun(
-    start: Any, shared: Serving, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
+    start: Any, shared: Serving, seed: int, kind: str, polled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether vLLM asks first, and is told so, or a thread comes to it first."""
     primary = start(shared.address, load_timeout_s=1, store_timeout_s=1)
     named, _ = stored(primary, seed)
     before = primary.rows[THERE].copy()
@@ -320,13 +322,37 @@ def test_job_that_waits_too_long_fails_and_is_never_begun(
     for _ in running:
         gate.wait_entered()
     waiting = begin("r", named, THERE)
-    assert not primary.ended(waiting).complete
+    jobs = primary.core._loads if kind == "load" else primary.core._stores
+    (late,) = jobs._waiting
+    eventually(lambda: time.monotonic() > late.until_s, "an end of its time")
+    if polled:
+        primary.poll()
+        assert not primary.reported[waiting].complete
     assert not any(number in primary.reported for number in running), "their threads go on"
     gate.open()
-    for number in running:
+    eventually(lambda: not jobs._waiting, "a thread that came to it")
+    for number in (*running, waiting):
         primary.ended(number)
+    assert not primary.reported[waiting].done
     assert gate.entered.acquire(blocking=False) is False, "the late job was begun"
     assert (primary.rows[THERE] == before).all()
+
+
+def test_chunk_that_did_not_come_is_not_found_again_by_its_request(
+    start: Any, shared: Serving, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is there, and nobody takes it out, the request would be held up for ever by
+    loads of it (vLLM's issue 49176)."""
+    primary = start(shared.address)
+    named, source = stored(primary, seed)
+    monkeypatch.setattr(primary.core._pages, "_load", lambda *_: kvw.Loaded(0, {"damaged": 1}))
+    assert primary.load("r", named, THERE) == [False] * 4
+    monkeypatch.undo()
+    assert primary.lookup("r", named) == [LookupAnswer.MISS] * 4
+    primary.core.begin("next", FACTS)
+    assert primary.lookup("next", named) == [LookupAnswer.HIT] * 4
+    assert primary.load("next", named, THERE) == [True] * 4
+    assert primary.contents(THERE) == source
 
 
 def test_load_that_runs_is_reported_only_when_nothing_writes_any_more(
