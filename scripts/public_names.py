@@ -30,7 +30,16 @@ from kvwarehouse_bench.micro import MEASURES
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTORS = "kvwarehouse_connectors"
 API = ("kvwarehouse", "kvwarehouse.aio", "kvwarehouse.gpu", "kvwarehouse_connectors.transformers")
-NAMED_TO_ENGINES = ("lmcache", "sglang", "trtllm", "vllm", "vllm.connector", "vllm.plugin")
+NAMED_TO_ENGINES = (
+    "lmcache",
+    "sglang",
+    "trtllm",
+    "vllm",
+    "vllm.connector",
+    "vllm.plugin",
+    "vllm_tier",
+)
+WITH_SETTINGS = ("lmcache", "sglang", "trtllm", "vllm", "vllm_tier")
 NATIVE_CODE = re.compile(r'Error\(\s*(?:kvw::)?ErrorKind::\w+,\s*"(\w+)"')
 
 
@@ -45,7 +54,7 @@ def names() -> dict[str, dict[str, list[str]]]:
         "settings": {
             "serve": sorted(config._FIELDS),
             "variables": sorted(config.OTHER_VARIABLES),
-            **{engine: _settings(engine) for engine in ("lmcache", "sglang", "trtllm", "vllm")},
+            **{engine: _settings(engine) for engine in WITH_SETTINGS},
         },
         "metrics": {"names": sorted(f"{each.name} {each.kind}" for each in METRICS.values())},
         "log": {"events": sorted(Event)},

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse_connectors import vllm_tier
 from kvwarehouse_connectors.vllm.handoff import RECORD, Record, decode
 from kvwarehouse_connectors.vllm.settings import PREFIX, Settings, read_settings
+from kvwarehouse_connectors.vllm_tier import settings as tier
 
 TEXT = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
 
@@ -30,12 +32,31 @@ def transfer_configs() -> list[dict[str, Any]]:
 
 
 def test_configurations_of_the_examples_are_accepted() -> None:
-    configs = transfer_configs()
+    configs = [one for one in transfer_configs() if one["kv_connector"] == "WarehouseConnector"]
     assert len(configs) >= 2
     for config in configs:
-        assert config["kv_connector"] == "WarehouseConnector"
         assert config["kv_load_failure_policy"] == "recompute"
         read_settings(config.get("kv_connector_extra_config", {}), config["kv_role"])
+
+
+def test_configuration_of_the_tier_is_accepted() -> None:
+    (config,) = [one for one in transfer_configs() if one["kv_connector"] != "WarehouseConnector"]
+    module = "kvwarehouse_connectors.vllm_tier"
+    assert config["kv_connector"] in vllm_tier.__all__
+    assert config["kv_connector_module_path"] == module
+    (entry,) = config["kv_connector_extra_config"]["secondary_tiers"]
+    assert entry.pop("type") in vllm_tier.__all__
+    assert entry.pop("module_path") == module
+    tier.read_settings(entry)
+
+
+def test_settings_of_the_tier_mean_what_they_mean_for_the_connector() -> None:
+    said = re.search(r"`secondary_tiers`.+?each after `kvwarehouse\.`", TEXT, re.DOTALL)
+    assert said is not None
+    names = [name for name in re.findall(r"`(\w+)`", said[0]) if name != "secondary_tiers"]
+    usual = {field.name: field.default for field in fields(Settings)}
+    assert names == [field.name for field in fields(tier.TierSettings)]
+    assert all(field.default == usual[field.name] for field in fields(tier.TierSettings))
 
 
 def test_record_of_the_examples_is_one() -> None:

@@ -56,10 +56,13 @@ class PageStore:
         daemon is alive."""
         return tiers != kvw.Tier.MISSING if self.alive else kvw.Tier.near(tiers)
 
-    def _pin(self, space: kvw.Namespace, keys: Keys) -> kvw.Pins | None:
-        """Of the first pages, as far as they are in DRAM; None where nothing can be pinned."""
+    def _pin(self, space: kvw.Namespace, keys: Keys, timeout_s: float = 0.0) -> kvw.Pins | None:
+        """Of the first pages, as far as they are in DRAM, or come there from NVMe in time; None
+        where nothing can be pinned."""
         nothing: kvw.Pins | None = None
-        return self._connection.call_or(space, lambda opened: opened.pin(keys=keys.runs()), nothing)
+        return self._connection.call_or(
+            space, lambda opened: opened.pin(keys=keys.runs(), timeout_s=timeout_s), nothing
+        )
 
     def _load(
         self,

@@ -225,6 +225,14 @@ def cache_content(kv_cache_manager: Any) -> Any:
     return getattr(pool, "cached_block_hash_to_block", None)
 
 
+def draft_model(vllm_config: Any) -> Any | None:
+    """The ModelConfig of the draft model, whose KV the engine keeps beside its own; None without
+    one. Of MTP it is the model itself."""
+    return (
+        vllm_config.speculative_config.draft_model_config if drafts_with_kv(vllm_config) else None
+    )
+
+
 def own_media(request: Any) -> bool:
     """Whether media of a request are named by anything but a digest of their content: by a counter
     of this engine, or by the client. Such a name means nothing to another engine."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.groups import CacheGroup
@@ -21,7 +21,7 @@ from kvwarehouse_connectors.core.identity import (
 )
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.messages import CacheInfo
-from kvwarehouse_connectors.vllm.settings import WHERE, Settings
+from kvwarehouse_connectors.vllm.settings import WHERE
 
 LAYOUT = "vllm/1"
 """Layers of a cache group in vLLM's order, each block as it lies in memory; which order that is
@@ -45,33 +45,39 @@ class Shared:
     """Which layers each pipeline stage has; "" for one stage."""
 
 
-def check_weights_named(vllm_config: Any, settings: Settings) -> None:
+class GivenWeights(Protocol):
+    @property
+    def weights(self) -> str: ...
+
+
+def check_weights_named(vllm_config: Any, settings: GivenWeights) -> None:
     """Reads no file. Raises UsageError (code "no_weights") where there can be none to read, and no
     name is given in their place."""
     if not settings.weights:
-        _check_files(vllm_config.load_config)
+        _check_files(vllm_config.load_config, WHERE)
 
 
-def weights_fingerprint(vllm_config: Any, settings: Settings) -> str:
-    """Of the weights that this engine loaded, or the name given in their place. Raises UsageError
-    (code "no_weights") where there are no files to read."""
+def weights_fingerprint(vllm_config: Any, settings: GivenWeights, where: str = WHERE) -> str:
+    """Of the weights that this engine loaded, or the name given in their place. where: what
+    messages call the place of the settings. Raises UsageError (code "no_weights") where there are
+    no files to read."""
     if settings.weights:
         return settings.weights
-    return _fingerprint(vllm_config.model_config, vllm_config.load_config)
+    return _fingerprint(vllm_config.model_config, vllm_config.load_config, where)
 
 
-def _check_files(load_config: Any) -> None:
+def _check_files(load_config: Any, where: str) -> None:
     if str(load_config.load_format) == "dummy":
-        raise no_weights("load_format is dummy: such weights are in no file", WHERE)
+        raise no_weights("load_format is dummy: such weights are in no file", where)
 
 
-def _fingerprint(model_config: Any, load_config: Any) -> str:
-    _check_files(load_config)
+def _fingerprint(model_config: Any, load_config: Any, where: str) -> str:
+    _check_files(load_config, where)
     model = str(getattr(model_config, "model_weights", "") or model_config.model)
-    return checkpoint_fingerprint(model, model_config.revision, load_config.download_dir, WHERE)
+    return checkpoint_fingerprint(model, model_config.revision, load_config.download_dir, where)
 
 
-def draft_identity(vllm_config: Any, settings: Settings) -> str:
+def draft_identity(vllm_config: Any, settings: GivenWeights) -> str:
     """Of what a draft's KV depends on, beside the target; "" where blocks hold none. A name given
     in place of the weights' fingerprint stands for the draft's too."""
     if not compat.drafts_with_kv(vllm_config):
@@ -79,11 +85,11 @@ def draft_identity(vllm_config: Any, settings: Settings) -> str:
     speculative = vllm_config.speculative_config
     draft = speculative.draft_model_config
     loads_by = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
-    weights = settings.weights or _fingerprint(draft, loads_by)
+    weights = settings.weights or _fingerprint(draft, loads_by, WHERE)
     parallel = getattr(speculative, "draft_parallel_config", None)
     return digest_of(
         {
-            "config": _config_digest(draft.hf_config),
+            "config": config_digest(draft.hf_config),
             "dtype": str(draft.dtype),
             "lookahead": compat.draft_lookahead_tokens(vllm_config),
             "method": str(speculative.method),
@@ -129,7 +135,7 @@ def namespaces(
     for group, seen in zip(groups, cache_info.groups, strict=True):
         made.append(
             kvw.Namespace(
-                model=f"{short_name(model.model)}/{_config_digest(model.hf_config)}",
+                model=f"{short_name(model.model)}/{config_digest(model.hf_config)}",
                 weights=shared.weights,
                 dtype=str(model.dtype).removeprefix("torch."),
                 layout=LAYOUT,
@@ -166,5 +172,5 @@ def _group_name(group: CacheGroup, groups: Sequence[CacheGroup]) -> str:
     return f"{group.index}/{digest}"
 
 
-def _config_digest(config: Any) -> str:
+def config_digest(config: Any) -> str:
     return digest_of({n: value for n, value in config.to_dict().items() if n not in _INCIDENTAL})

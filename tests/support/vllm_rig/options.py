@@ -8,6 +8,7 @@ from typing import Any
 from vllm_rig.probe import PROBE
 
 CONNECTOR = "WarehouseConnector"
+TIER = "kvwarehouse_connectors.vllm_tier"
 
 
 def engine_options(checkpoint: Path, **changes: Any) -> dict[str, Any]:
@@ -42,5 +43,28 @@ def transfer_config(address: str, **settings: Any) -> dict[str, Any]:
             "kvwarehouse.load_timeout_s": 60,
             "kvwarehouse.store_timeout_s": 60,
             **{f"kvwarehouse.{name}": value for name, value in settings.items()},
+        },
+    }
+
+
+def tiering_config(address: str, rows_bytes: int, **settings: Any) -> dict[str, Any]:
+    """kv_transfer_config of an engine whose own offloading has the warehouse beneath it.
+    rows_bytes: of vLLM's CPU tier. settings: the tier's, without their prefix."""
+    tier = {"address": address, "load_timeout_s": 60, "store_timeout_s": 60, **settings}
+    return {
+        "kv_connector": "WarehouseOffloadingConnector",
+        "kv_connector_module_path": TIER,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostTieringSpec",
+            "spec_module_path": "vllm_rig.host_offloading",
+            "cpu_bytes_to_use": rows_bytes,
+            "secondary_tiers": [
+                {
+                    "type": "WarehouseTier",
+                    "module_path": TIER,
+                    **{f"kvwarehouse.{name}": value for name, value in tier.items()},
+                }
+            ],
         },
     }

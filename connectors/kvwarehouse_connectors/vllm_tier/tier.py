@@ -1,0 +1,150 @@
+"""The tier as vLLM's tiering manager knows it: a shell around TierCore. Whatever goes wrong in it
+after the start ends here: it is logged, and is a miss or a failed job; vLLM computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from vllm.v1.kv_offload.base import Locality, LookupResult, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+import kvwarehouse as kvw
+from kvwarehouse_connectors.core.hooks import never_raises
+from kvwarehouse_connectors.vllm_tier import identity
+from kvwarehouse_connectors.vllm_tier.chunks import Rows
+from kvwarehouse_connectors.vllm_tier.handover import current_link
+from kvwarehouse_connectors.vllm_tier.jobs import JobOutcome
+from kvwarehouse_connectors.vllm_tier.rank_rows import RankRows
+from kvwarehouse_connectors.vllm_tier.settings import read_settings
+from kvwarehouse_connectors.vllm_tier.tier_core import LookupAnswer, TierCore
+
+_log = logging.getLogger(__name__)
+
+_RESULTS = {
+    LookupAnswer.HIT: LookupResult.HIT,
+    LookupAnswer.COMING: LookupResult.RETRY,
+    LookupAnswer.MISS: LookupResult.MISS,
+}
+
+
+class WarehouseTier(SecondaryTierManager):
+    """Raises UsageError at the start where a setting is bad, or nothing names the weights (code
+    "no_weights"); never later. Blocks then for reading the files of the weights."""
+
+    # Its chunks are in DRAM or on NVMe, so that a request that asks for either kind has it.
+    medium = None
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(settings.get("locality", Locality.LOCAL.value))
+        self._settings = read_settings(settings)
+        link = current_link()
+        if link is None:
+            raise kvw.UsageError(
+                "kvwarehouse cannot tell which weights this engine has: vLLM tells a tier nothing"
+                ' of it. Start it with "kv_connector": "WarehouseOffloadingConnector" and'
+                ' "kv_connector_module_path": "kvwarehouse_connectors.vllm_tier" in place of'
+                " OffloadingConnector; kvwarehouse.weights alone does not do, because nobody would"
+                " tell how blocks lie, or which requests have media or adapters of their own",
+                code="no_weights",
+            )
+        self._link = link
+        self._weights = identity.all_weights(link.vllm_config, self._settings)
+        self._core = TierCore(self._settings, _rows_of(primary_kv_view))
+        link.tiers.append(self._serve)
+
+    def _serve(self, ranks: Sequence[RankRows]) -> None:
+        """The workers have said how their KV lies. Raises UsageError where one has not."""
+        config = self._offloading_spec.config
+        groups = identity.row_groups(
+            self._link.vllm_config, config, ranks, self._weights, self._settings.salt
+        )
+        self._core.serve(groups)
+        names = ", ".join(group.space.id.hex() for group in groups.values())
+        _log.info("kvwarehouse: namespaces %s", names)
+
+    # -- a request ---------------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        self._begin(req_context.req_id)
+        return RequestOffloadingContext()
+
+    @never_raises()
+    def _begin(self, request_id: str) -> None:
+        self._core.begin(request_id, self._link.facts(request_id))
+
+    @never_raises(default=LookupResult.MISS)
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult:
+        return _RESULTS[self._core.lookup(req_context.req_id, key)]
+
+    @never_raises()
+    def on_schedule_end(self, context: Any) -> None:
+        self._core.step_ends()
+
+    @never_raises()
+    def on_request_finished(self, req_context: Any) -> None:
+        self._core.end(req_context.req_id)
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def submit_load(self, job_metadata: Any) -> None:
+        request = job_metadata.req_context
+        rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
+        self._core.load(job_metadata.job_id, request.req_id, rows)
+
+    def submit_store(self, job_metadata: Any) -> None:
+        request = job_metadata.req_context
+        rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
+        self._core.store(
+            job_metadata.job_id, request.req_id, rows, request.get_offload_key_position
+        )
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        return [_result(outcome) for outcome in self._core.finished()]
+
+    @never_raises(default=False)
+    def has_pending_work(self) -> bool:
+        """vLLM keeps stepping for loads and stores; of a fetch it knows nothing."""
+        return self._core.pending
+
+    # -- the engine's life -------------------------------------------------------------------------
+
+    def drain_jobs(self) -> None:
+        """The one sign of a reset that a tier gets. Blocks for the jobs that run."""
+        self._core.drain()
+        self._link.forget_adapters()
+
+    def shutdown(self) -> None:
+        self._core.close()
+
+
+def _rows_of(view: memoryview) -> Rows:
+    """Keeps no view of it: vLLM releases its own, which fails while there are others."""
+    shape, strides = view.shape, view.strides
+    assert shape is not None
+    assert strides is not None
+    assert view.contiguous, "vLLM's CPU tier is not one run of rows"
+    assert not view.readonly, "vLLM's CPU tier cannot be written"
+    address = np.frombuffer(view, np.uint8).ctypes.data if view.nbytes else 0
+    return Rows(int(address), int(strides[0]))
+
+
+def _result(outcome: JobOutcome) -> JobResult:
+    return JobResult(
+        job_id=outcome.job.number,
+        success=outcome.complete,
+        successful_keys=None if outcome.complete else tuple(c.key for c in outcome.done) or None,
+        transfer_time=outcome.seconds,
+        transfer_bytes=outcome.size_bytes,
+    )

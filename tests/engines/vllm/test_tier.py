@@ -1,0 +1,116 @@
+"""vLLM's own offloading with the warehouse beneath it: what comes back is what would be computed,
+and vLLM goes on whatever the warehouse does. On a real engine, whose own CPU tier is so small that
+it forgets what was a few prompts ago."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit import damage
+from vllm_rig.bay import Bay
+from vllm_rig.compare import assert_same
+from vllm_rig.daemon import Daemon
+from vllm_rig.messages import Ask
+from vllm_rig.pair import BLOCK, prompt
+from vllm_rig.stored_pages import StoredPages
+from vllm_rig.tiering import SOON_S, Tiering
+
+TOKENS = 330
+
+
+@pytest.fixture
+def tiering(bay: Bay, daemon: Daemon, stored_pages: StoredPages, checkpoint: Path) -> Tiering:
+    return Tiering(bay, daemon, stored_pages, checkpoint)
+
+
+def test_prompt_comes_back_from_the_tier_also_in_the_next_engine(
+    tiering: Tiering, bay: Bay, rng: random.Random
+) -> None:
+    ask = Ask(prompt(rng, TOKENS))
+    cold = tiering.stored(ask, TOKENS // BLOCK)
+    assert cold.cached == 0
+    warm = tiering.reloaded(ask, rng)
+    assert warm.cached == TOKENS // BLOCK * BLOCK
+    assert_same(cold, warm)
+    assert_same(warm, tiering.recomputed(ask))
+    bay.empty()
+    again = tiering.engine.ask(ask, SOON_S)
+    assert again.cached == TOKENS // BLOCK * BLOCK
+    assert_same(cold, again)
+
+
+def test_prompts_at_once_that_share_a_begin_are_right(tiering: Tiering, rng: random.Random) -> None:
+    shared = prompt(rng, 140)
+    asks = [Ask(shared[: rng.randrange(140)] + prompt(rng, 200)) for _ in range(6)]
+    expected = [tiering.recomputed(ask) for ask in asks]
+    tiering.engine.generate(asks)
+    tiering.forget(rng)
+    for right, found in zip(expected, tiering.engine.generate(asks), strict=True):
+        assert_same(right, found)
+
+
+def test_prompt_is_loaded_from_nvme(tiering: Tiering, rng: random.Random) -> None:
+    ask = Ask(prompt(rng, TOKENS))
+    cold = tiering.stored(ask, TOKENS // BLOCK)
+    tiering.forget(rng)
+    tiering.pages.only_on_nvme()
+    warm = tiering.engine.ask(ask, SOON_S)
+    assert warm.cached == TOKENS // BLOCK * BLOCK
+    assert_same(cold, warm)
+
+
+def test_output_is_right_when_a_stored_page_is_damaged(
+    tiering: Tiering, rng: random.Random
+) -> None:
+    tiering.stored(Ask(prompt(rng, 2 * BLOCK), max_tokens=1), 2)
+    ask = Ask(prompt(rng, TOKENS))
+    size = tiering.pages.spaces()[0].page_bytes
+    before = tiering.pages.arena()
+    cold = tiering.stored(ask, TOKENS // BLOCK)
+    (place, *_) = tiering.pages.changed(before, size)
+    tiering.forget(rng)
+    assert tiering.pages.client.flush().pending == 0
+    page = np.frombuffer(place.read(size), np.uint8)
+    for copy in [place, *damage.find(tiering.daemon.segments, page)]:
+        copy.flip(3, at=rng.randrange(size))
+    answer = tiering.engine.ask(ask, SOON_S)
+    assert answer.cached < TOKENS // BLOCK * BLOCK
+    assert_same(cold, answer)
+
+
+@pytest.mark.parametrize("end", ["kill", "pause"])
+def test_outputs_are_right_when_the_daemon_goes_and_it_is_used_when_it_is_back(
+    tiering: Tiering, rng: random.Random, end: str
+) -> None:
+    asks = [Ask(prompt(rng, 700)) for _ in range(4)]
+    cold = [tiering.stored(ask, 700 // BLOCK) for ask in asks]
+    tiering.forget(rng)
+    begun = [tiering.engine.begin(ask) for ask in asks]
+    getattr(tiering.daemon, end)()
+    for call, expected in zip(begun, cold, strict=True):
+        assert_same(expected, call.answer(SOON_S))
+    new = Ask(prompt(rng, TOKENS))
+    alone = tiering.engine.ask(new, SOON_S)
+    tiering.daemon.revive()
+    tiering.connected(rng)
+    assert_same(tiering.recomputed(new), alone)
+    assert_same(cold[0], tiering.reloaded(asks[0], rng))
+
+
+def test_nothing_stored_before_a_reset_is_loaded_after_it(
+    tiering: Tiering, bay: Bay, rng: random.Random
+) -> None:
+    ask = Ask(prompt(rng, TOKENS))
+    cold = tiering.stored(ask, TOKENS // BLOCK)
+    tiering.engine.forget(connector=True)
+    again = tiering.stored(ask, TOKENS // BLOCK)
+    assert again.cached == 0
+    assert_same(cold, again)
+    warm = tiering.reloaded(ask, rng)
+    assert warm.cached == TOKENS // BLOCK * BLOCK
+    assert_same(cold, warm)
+    bay.empty()  # it shares what it stores with nobody any more
