@@ -5,8 +5,8 @@
 // must find what it was for.
 //
 // Steps follow the code: Reservations::reserve, join, open_group, seal, publish, settle, tick,
-// settled; Recovery::recover_slot; Removal::evict_slots; Registry::reap, find; DaemonLink::reconnect
-// (which settles what hello lists and it is not writing).
+// settled; Recovery::recover_slot; Removal::evict_slots; Registry::reap, find;
+// DaemonLink::reconnect (which settles what hello lists and it is not writing).
 #include <array>
 
 #include "tests/model_explorer.h"
