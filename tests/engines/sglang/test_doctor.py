@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ EXTRA = {
 }
 
 
-def with_absent_parts(engine: str) -> list[str]:
-    """The doctor's own process, where SGLang can be imported without a GPU's packages."""
+def with_absent_parts(engine: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The doctor's own process, where SGLang can be imported without a GPU's packages. Without
+    arguments of an engine's command line."""
+    assert not arguments
     lines = (
         f"import sys; sys.path.insert(0, {str(RIG)!r})",
         "import sglang_rig.absent",
