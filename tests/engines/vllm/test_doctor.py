@@ -49,7 +49,8 @@ def config(address: str) -> str:
 
 def test_doctor_finds_nothing_wrong_with_this_environment_and_a_daemon(tmp_path: Path) -> None:
     with Serving(tmp_path, dram="64MiB") as serving:
-        given = ("--config", config(serving.address), "--model", "llama-3.3-70b")
+        model = ("--model", "llama-3.3-70b", "--page-tokens", "16")  # more has no room here
+        given = ("--config", config(serving.address), *model)
         status, told = doctor("--json", *given)
         found = verdicts(told)
         table_status, table = doctor(*given)

@@ -19,6 +19,8 @@ from vllm_rig.pair import BLOCK, prompt
 from vllm_rig.stored_pages import StoredPages
 from vllm_rig.tiering import SOON_S, Tiering
 
+pytestmark = pytest.mark.slow_engine
+
 TOKENS = 330
 
 
