@@ -8,6 +8,7 @@ client, and by the one of asyncio, driven on a loop of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvwarehouse import Client, Namespace, OpenNamespace, aio, connect
 from kvwarehouse.aio.connect import connect_grpc as aio_connect_grpc
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.embedded import PrivateDaemon
+from kvwarehouse_bench.harness.serving import Serving
 from testkit.served import Served
 from testkit.sync_adapter import SyncAdapter
 
@@ -24,6 +26,20 @@ PATHS = ("local", "remote", "model")
 KINDS = ("blocking", "asyncio")
 PAGE_TOKENS = 4
 PAGE_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The daemon of a connector's tests that neither end nor empty it."""
+    with Serving(tmp_path_factory.mktemp("disk"), dram="64MiB") as serving:
+        yield serving
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    """For tests that do things to it."""
+    with Serving(tmp_path, dram="16MiB", nvme_capacity="64MiB", nvme_segment="8MiB") as serving:
+        yield serving
 
 
 @pytest.fixture(scope="session")

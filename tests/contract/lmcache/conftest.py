@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.serving import Serving
 from lmcache_model.server import Server
 
 Start = Callable[..., Server]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with Serving(tmp_path_factory.mktemp("disk"), dram="64MiB") as serving:
-        yield serving
-
-
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    """For tests that do things to it."""
-    with Serving(tmp_path, dram="16MiB", nvme_capacity="64MiB", nvme_segment="8MiB") as serving:
-        yield serving
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.core.daemon_connection import DaemonConnection
 from kvwarehouse_connectors.sglang.counts import Counts
 from kvwarehouse_connectors.sglang.engine_info import EngineInfo, PoolInfo, RankInfo
@@ -20,19 +18,6 @@ from testkit.host_pools import ModelPool
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
 Attach = Callable[..., WarehousePool]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with Serving(tmp_path_factory.mktemp("disk"), dram="64MiB") as serving:
-        yield serving
-
-
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    """For tests that do things to it."""
-    with Serving(tmp_path, dram="16MiB", nvme_capacity="64MiB", nvme_segment="8MiB") as serving:
-        yield serving
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,14 @@ def stored(primary: Primary, *name: object) -> tuple[list[bytes], list[bytes]]:
     primary.core.begin("r", FACTS)
     assert primary.store("r", named, HERE)
     return named, source
+
+
+def assert_loaded(
+    primary: Primary, request: str, named: Sequence[bytes], source: Sequence[bytes]
+) -> None:
+    """All of them, and their bytes."""
+    assert primary.load(request, named, THERE) == [True] * len(named)
+    assert primary.contents(THERE) == source
 
 
 def only_on_nvme(serving: Serving) -> None:
@@ -94,8 +102,7 @@ def test_without_a_daemon_all_is_a_miss_and_one_that_comes_is_found(
     eventually(lambda: primary.store("r", named, HERE), "a store at the new daemon")
     primary.core.begin("next", FACTS)
     assert primary.found("next", named) == [True] * 4
-    assert primary.load("next", named, THERE) == [True] * 4
-    assert primary.contents(THERE) == source
+    assert_loaded(primary, "next", named, source)
 
 
 def test_chunks_outlive_a_killed_daemon_and_are_stored_at_the_next(
@@ -132,8 +139,7 @@ def test_stopped_daemon_serves_what_is_in_dram_and_is_not_waited_for(
         # What was begun before the engine knows, and what comes after.
         assert primary.found("r", far) == [False] * 4
         assert primary.found("r", near) == [True] * 4
-        assert primary.load("r", near, THERE) == [True] * 4
-        assert primary.contents(THERE) == source
+        assert_loaded(primary, "r", near, source)
         assert primary.load("r", far, THERE) == [False] * 4
         assert not primary.store("r", keys(seed, "new"), HERE)
     finally:
@@ -159,8 +165,7 @@ def test_warehouse_that_was_emptied_beneath_is_registered_at_anew(
             file.unlink()
     serving.start()
     eventually(lambda: primary.store("r", named, HERE), "a store at the empty warehouse")
-    assert primary.load("r", named, THERE) == [True] * 4
-    assert primary.contents(THERE) == source
+    assert_loaded(primary, "r", named, source)
 
 
 # -- NVMe ------------------------------------------------------------------------------------------
@@ -177,8 +182,7 @@ def test_chunks_on_nvme_are_asked_for_again_until_they_have_come_and_are_held(
     with serving.connect() as client:
         client.evict(None, 1000)
         assert primary.lookup("r", named) == [LookupAnswer.HIT] * 4
-        assert primary.load("r", named, THERE) == [True] * 4
-        assert primary.contents(THERE) == source
+        assert_loaded(primary, "r", named, source)
         assert client.status()["core"]["pins"]["held"] == 0
 
 
@@ -262,7 +266,7 @@ def test_wait_for_nvme_ends_by_its_bound_whatever_the_disk_does(
 def test_damaged_chunk_is_a_miss_for_its_request_and_the_others_come(
     start: Any, serving: Serving, seed: int, tier: str
 ) -> None:
-    """LookupAnswer again and again it would hold the request up for ever (vLLM's issue 49176)."""
+    """Asked for again and again it would hold the request up for ever (vLLM's issue 49176)."""
     primary = start(serving.address)
     named, source = stored(primary, seed)
     page = np.frombuffer(source[1], np.uint8)
@@ -285,8 +289,7 @@ def test_damaged_chunk_is_a_miss_for_its_request_and_the_others_come(
     assert primary.store("r", named, HERE)
     primary.core.begin("last", FACTS)
     assert primary.found("last", named) == [True] * 4
-    assert primary.load("last", named, THERE) == [True] * 4
-    assert primary.contents(THERE) == source
+    assert_loaded(primary, "last", named, source)
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -351,8 +354,7 @@ def test_chunk_that_did_not_come_is_not_found_again_by_its_request(
     assert primary.lookup("r", named) == [LookupAnswer.MISS] * 4
     primary.core.begin("next", FACTS)
     assert primary.lookup("next", named) == [LookupAnswer.HIT] * 4
-    assert primary.load("next", named, THERE) == [True] * 4
-    assert primary.contents(THERE) == source
+    assert_loaded(primary, "next", named, source)
 
 
 def test_load_that_runs_is_reported_only_when_nothing_writes_any_more(
