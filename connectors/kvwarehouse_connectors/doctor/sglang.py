@@ -37,7 +37,6 @@ SERVED = Served(
     install="kvwarehouse[sglang]",
     page="docs/sglang.md",
     page_tokens=1,
-    cpu_page_tokens=1,
     page_option="--page-size",
     config_option=f"--{WHERE}",
 )

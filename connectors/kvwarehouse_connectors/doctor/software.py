@@ -43,18 +43,18 @@ class Served:
     """Of the documentation."""
     page_tokens: int
     """The engine's own default."""
-    cpu_page_tokens: int
-    """And on a CPU."""
     page_option: str
     """Where the engine has the tokens of a page."""
     config_option: str
     """Where the engine has what --config is given."""
     plugin_group: str = ""
     """Of entry points by which the engine finds plugins."""
+    cpu_page_tokens: int = 0
+    """The engine's default on a CPU, where that is another; else 0."""
 
     def page_tokens_on(self, device: str) -> int:
         """device: as EngineFacts has it."""
-        return self.cpu_page_tokens if device == "cpu" else self.page_tokens
+        return (device == "cpu" and self.cpu_page_tokens) or self.page_tokens
 
 
 def check_version(facts: Facts, served: Served) -> Finding:

@@ -41,7 +41,6 @@ SERVED = Served(
     install="kvwarehouse",
     page="docs/trtllm.md",
     page_tokens=32,
-    cpu_page_tokens=32,
     page_option="kv_cache_config.tokens_per_block",
     config_option="--extra_llm_api_options",
 )
