@@ -30,9 +30,7 @@ _RUN_ELEMENTS = 16  # which cost about what one does: they lie in one line of a 
 _INDICES = 256
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-_PIECE_BYTES = 1024
+_PIECE_BYTES = 1024  # of one tensor, in a sample for each step
 
 
 class WeightsSample:
@@ -71,10 +69,10 @@ class LiveWeights:
     another quantization change a part of nearly every tensor. In bfloat16 a small step leaves most
     elements as they were: if it changes one in a thousand, the odds of missing it are below 1e-28.
 
-    The tensors are looked up by name each time, so that one put in another's place is seen. Tensors
-    on `meta`, sparse ones and those of torch's qint types cannot be read and are left out; what is
-    a wrapper (DTensor, torchao) is read by its parts. Raises UsageError (code "no_weights") where
-    nothing can be read.
+    `digest` looks the tensors up by name each time, so that one put in another's place is seen.
+    Tensors on `meta`, sparse ones and those of torch's qint types cannot be read and are left out;
+    what is a wrapper (DTensor, torchao) is read by its parts. Raises UsageError (code "no_weights")
+    where nothing can be read.
 
     leave_out: by name, what may change while the model stays the same."""
 
@@ -191,9 +189,9 @@ def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _found(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    path, _, leaf = name.rpartition(".")
     try:
-        found = getattr(model.get_submodule(path), leaf)
+        module, leaf = _place(model, name)
+        found = getattr(module, leaf)
     except AttributeError:
         return None
     return found if isinstance(found, torch.Tensor) else None
