@@ -164,10 +164,13 @@ def _draft_problem(speculative: Any) -> str:
     return ""
 
 
-def drafts_with_kv(vllm_config: Any) -> bool:
-    """Whether blocks hold a draft's KV beside the target's."""
+def draft_model(vllm_config: Any) -> Any | None:
+    """The ModelConfig of the draft, whose KV blocks hold beside the target's; None without one. Of
+    MTP it is the model itself."""
     speculative = vllm_config.speculative_config
-    return speculative is not None and speculative.method not in _DRAFTS_WITHOUT_KV
+    if speculative is None or speculative.method in _DRAFTS_WITHOUT_KV:
+        return None
+    return speculative.draft_model_config
 
 
 def draft_lookahead_tokens(vllm_config: Any) -> int:
@@ -223,14 +226,6 @@ def cache_content(kv_cache_manager: Any) -> Any:
     no telling."""
     pool = getattr(kv_cache_manager, "block_pool", None)
     return getattr(pool, "cached_block_hash_to_block", None)
-
-
-def draft_model(vllm_config: Any) -> Any | None:
-    """The ModelConfig of the draft model, whose KV the engine keeps beside its own; None without
-    one. Of MTP it is the model itself."""
-    return (
-        vllm_config.speculative_config.draft_model_config if drafts_with_kv(vllm_config) else None
-    )
 
 
 def own_media(request: Any) -> bool:

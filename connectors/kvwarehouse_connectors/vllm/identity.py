@@ -77,15 +77,24 @@ def _fingerprint(model_config: Any, load_config: Any, where: str) -> str:
     return checkpoint_fingerprint(model, model_config.revision, load_config.download_dir, where)
 
 
-def draft_identity(vllm_config: Any, settings: GivenWeights) -> str:
-    """Of what a draft's KV depends on, beside the target; "" where blocks hold none. A name given
-    in place of the weights' fingerprint stands for the draft's too."""
-    if not compat.drafts_with_kv(vllm_config):
+def draft_weights(vllm_config: Any, settings: GivenWeights, target: str, where: str = WHERE) -> str:
+    """The fingerprint of a draft's weights; target: the model's, which it is where they are the
+    same files. A name given in place of the weights' fingerprint stands for the draft's too. Raises
+    as weights_fingerprint() does."""
+    draft = compat.draft_model(vllm_config)
+    if settings.weights or draft is None or draft.model == vllm_config.model_config.model:
+        return target
+    own = getattr(vllm_config.speculative_config, "draft_load_config", None)
+    return _fingerprint(draft, own or vllm_config.load_config, where)
+
+
+def draft_identity(vllm_config: Any, settings: GivenWeights, target: str) -> str:
+    """Of what a draft's KV depends on, beside the target; "" where blocks hold none. target: the
+    fingerprint of the model's weights."""
+    draft = compat.draft_model(vllm_config)
+    if draft is None:
         return ""
     speculative = vllm_config.speculative_config
-    draft = speculative.draft_model_config
-    loads_by = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
-    weights = settings.weights or _fingerprint(draft, loads_by, WHERE)
     parallel = getattr(speculative, "draft_parallel_config", None)
     return digest_of(
         {
@@ -95,7 +104,7 @@ def draft_identity(vllm_config: Any, settings: GivenWeights) -> str:
             "method": str(speculative.method),
             "quantization": str(draft.quantization or ""),
             "shards": getattr(parallel, "tensor_parallel_size", None),
-            "weights": weights,
+            "weights": draft_weights(vllm_config, settings, target),
         }
     )
 

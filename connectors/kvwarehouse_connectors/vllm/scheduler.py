@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from kvwarehouse_connectors.vllm.tracked import VllmRequest
+from kvwarehouse_connectors.vllm.weights_watch import CacheEpochs
 from kvwarehouse_connectors.vllm.wishes import LOAD, STORE, UnknownWishes, switch
 
 _log = logging.getLogger(__name__)
@@ -55,16 +55,17 @@ class SchedulerSide:
         # one alone. A state would then have it twice, a window may begin a block earlier, and a
         # draft model's first guess is then a bad one.
         prefixes = all(group.rule is Rule.PREFIX for group in self._groups)
-        self._computed_tokens = 0 if prefixes and not compat.drafts_with_kv(vllm_config) else 1
+        drafts = compat.draft_model(vllm_config) is not None
+        self._computed_tokens = 0 if prefixes and not drafts else 1
         self._align = math.lcm(*(group.block_tokens for group in self._groups))
         algorithm = compat.hash_algorithm(vllm_config)
         self._own_chain = algorithm not in CRYPTOGRAPHIC
         self._chain = chain_for(algorithm, self._groups[0].hash_tokens)
         self._weights = identity.weights_fingerprint(vllm_config, settings)
-        self._draft = identity.draft_identity(vllm_config, settings)
+        self._draft = identity.draft_identity(vllm_config, settings, self._weights)
         self._lookahead_tokens = 0
         self._holes: DraftHoles | None = None
-        if self._draft:
+        if drafts:
             self._lookahead_tokens = compat.draft_lookahead_tokens(vllm_config)
             self._holes = DraftHoles(
                 compat.draft_limit_tokens(vllm_config), self._groups[0].hash_tokens
@@ -83,12 +84,7 @@ class SchedulerSide:
         self._stats = WarehouseStats.empty()
         self._unknown_wishes = UnknownWishes(self._count)
         self._held = 0  # hits that wait for room in the engine
-        self._epoch = 0  # this, and resets: see weights_watch.py
-        self._epoch_twist = b""
-        self._resets = 0
-        self._mixed_resets = -1
-        self._cache_manager: Any = None
-        self._cache_content: Any = None
+        self._epochs = CacheEpochs()
         self._events = StoreEvents(
             vllm_config, self._groups, self._shards, compat.event_fields(kv_cache_config)
         )
@@ -135,9 +131,8 @@ class SchedulerSide:
         _log.info("kvwarehouse: namespaces %s", ", ".join(s.id.hex() for s in self._spaces))
 
     def set_cache_manager(self, manager: Any) -> None:
-        """vLLM's own, of whose cache a plain reset is seen: it calls no hook."""
-        self._cache_manager = manager
-        self._cache_content = compat.cache_content(manager)
+        """vLLM's own."""
+        self._epochs.watch(manager)
 
     def _hash_scheme(self) -> str:
         return OWN_SCHEME if self._own_chain else compat.hash_scheme(self._vllm_config)
@@ -152,7 +147,7 @@ class SchedulerSide:
         known = adapter is not None and not request.resumable and not compat.own_media(request)
         if self._lookahead_tokens and compat.media_or_embeddings(request):
             known = False  # the token behind a block is not all that the draft sees of it
-        twist = self._epoch_twist + (adapter or b"")
+        twist = self._epochs.twist + (adapter or b"")
         loads = self._settings.loads and known and switch(params, LOAD)
         self._requests[request.request_id] = VllmRequest(
             request=request,
@@ -165,7 +160,7 @@ class SchedulerSide:
             ),
             loads=loads,
             stores=self._settings.stores and known and switch(params, STORE),
-            epoch=self._epoch,
+            epoch=self._epochs.epoch,
             handoff=self._coordinator.received(params)
             if loads and self._coordinator is not None
             else None,
@@ -181,7 +176,7 @@ class SchedulerSide:
             tracked.stores = tracked.stores and not self._holes.found_in(local_hashes)
         if tracked is None or not tracked.loads or request.skip_reading_prefix_cache:
             return 0, False
-        if self._mixed:
+        if self._epochs.mixed:
             return 0, False
         hit = tracked.hit
         if hit is None or hit.local_tokens != local_tokens:
@@ -246,8 +241,8 @@ class SchedulerSide:
         metadata = StepMetadata(
             loads=self._new_loads,
             stores=self._stores_of(step),
-            epoch=self._epoch,
-            resets=self._resets,
+            epoch=self._epochs.epoch,
+            resets=self._epochs.resets,
         )
         self._new_loads = []
         if not self._told and (metadata.loads or metadata.stores):
@@ -285,10 +280,9 @@ class SchedulerSide:
         if self._load_policy is not None:
             self._load_policy.delivered(results)
         self._events.stored(results.stored)
-        self._mixed_resets = max(self._mixed_resets, results.weights.mixed_resets)
-        if self._epoch < results.weights.least_epoch:
+        if self._epochs.take(results.weights):
             self._stats.add("weights_changed")
-            self._new_epoch()
+            self._forget()
 
     def step_ends(self) -> WarehouseStats | None:
         if self._load_policy is not None:
@@ -307,15 +301,15 @@ class SchedulerSide:
     # -- the engine's life -----------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The engine's cache was reset, and ours is to be: nothing stored before is loaded by it
-        again, and requests that began before store nothing more."""
-        self._see_resets(ours_too=True)
-        self._resets += 1
-        self._new_epoch()
+        """The connector is reset, and the engine's cache was, unless requests have blocks of it:
+        nothing stored before is loaded by it again, and requests that began before store nothing
+        more."""
+        self._was_reset()
+        self._epochs.begin()
+        self._forget()
 
-    def _new_epoch(self) -> None:
-        self._epoch += 1
-        self._epoch_twist = os.urandom(16)
+    def _forget(self) -> None:
+        """A new epoch of keys: requests of the one before neither load nor store any more."""
         for tracked in self._requests.values():
             self._drop_hit(tracked)
             tracked.loads = tracked.stores = False
@@ -329,20 +323,14 @@ class SchedulerSide:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    @property
-    def _mixed(self) -> bool:
-        """Whether the engine's cache has KV of several weights."""
-        return self._mixed_resets >= self._resets
-
-    def _see_resets(self, *, ours_too: bool = False) -> None:
-        content = compat.cache_content(self._cache_manager)
-        if content is self._cache_content:
-            return
-        self._cache_content = content
-        self._resets += 1
-        if self._holes is not None:
+    def _was_reset(self) -> bool:
+        seen = self._epochs.was_reset()
+        if seen and self._holes is not None:
             self._holes.clear()
-        if not ours_too:
+        return seen
+
+    def _see_resets(self) -> None:
+        if self._was_reset():
             _log.info(
                 "kvwarehouse: vLLM's prefix cache was reset, and pages in the warehouse are served"
                 " as before while the weights are the same. To forget those too: POST"
@@ -350,11 +338,12 @@ class SchedulerSide:
             )
 
     def _stores_of(self, step: Any) -> list[PageRun]:
-        matcher = self._matcher() if self._settings.stores and not self._mixed else None
+        wanted = self._settings.stores and not self._epochs.mixed
+        matcher = self._matcher() if wanted else None
         if matcher is None or self._planner is None:
             return []
         try:
-            return self._planner.plan(step, self._requests, matcher, self._epoch)
+            return self._planner.plan(step, self._requests, matcher, self._epochs.epoch)
         except kvw.WarehouseError as error:
             self._lost(error)
         except Exception:  # noqa: BLE001 - the engine's edge; the step's loads must not be lost with it

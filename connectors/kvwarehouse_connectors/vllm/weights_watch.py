@@ -19,11 +19,15 @@ stored until the next reset.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kvwarehouse_connectors.core.live_weights import LiveWeights, WeightsSample
+from kvwarehouse_connectors.vllm import compat
 
 _log = logging.getLogger(__name__)
 
@@ -53,21 +57,65 @@ class WeightsNews:
     mixed_resets: int = -1
     """While there were so many resets, the cache has KV of several weights."""
 
-    def __bool__(self) -> bool:
-        return self != WeightsNews()
-
     def and_also(self, other: WeightsNews) -> WeightsNews:
         return WeightsNews(
             max(self.least_epoch, other.least_epoch), max(self.mixed_resets, other.mixed_resets)
         )
 
 
-class WeightsWatch:
-    """Of one rank. `step` is called in the engine's thread, all else in any. The weights at the
-    beginning are those that the engine's fingerprint is of."""
+class CacheEpochs:
+    """The scheduler's half, in its thread: what keys and KV of the engine's cache are of now."""
 
-    def __init__(self, weights: LiveWeights) -> None:
+    def __init__(self) -> None:
+        self.resets = 0
+        self.epoch = 0
+        self.twist = b""
+        """Of the keys of this epoch."""
+        self._mixed_resets = -1
+        self._manager: Any = None
+        self._content: Any = None
+
+    def watch(self, cache_manager: Any) -> None:
+        """vLLM's own, of whose cache a plain reset is seen: it calls no hook."""
+        self._manager = cache_manager
+        self._content = compat.cache_content(cache_manager)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the engine's cache has KV of several weights."""
+        return self._mixed_resets >= self.resets
+
+    def was_reset(self) -> bool:
+        """Whether vLLM's cache was reset since this was last asked."""
+        content = compat.cache_content(self._manager)
+        if content is self._content:
+            return False
+        self._content = content
+        self.resets += 1
+        return True
+
+    def take(self, news: WeightsNews) -> bool:
+        """Whether a new epoch begins."""
+        self._mixed_resets = max(self._mixed_resets, news.mixed_resets)
+        if self.epoch >= news.least_epoch:
+            return False
+        self.begin()
+        return True
+
+    def begin(self) -> None:
+        """A new epoch."""
+        self.epoch += 1
+        self.twist = os.urandom(16)
+
+
+class WeightsWatch:
+    """Of one rank. `step` is called in the engine's thread, `good` and `tell` in any. The weights
+    at the beginning are those that the engine's fingerprint is of. tell: takes news for the
+    scheduler's half."""
+
+    def __init__(self, weights: LiveWeights, tell: Callable[[WeightsNews], None]) -> None:
         self._weights = weights
+        self._tell = tell
         self._lock = threading.Lock()
         self._reference = weights.sample()
         self._resets = -1
@@ -75,7 +123,6 @@ class WeightsWatch:
         self._least_epoch = 0
         self._mixed = False
         self._open: deque[Ticket] = deque()
-        self._news = WeightsNews()
 
     def step(self, epoch: int, resets: int) -> Ticket:
         """Of every step that computes, in their order, before it does. Waits for nothing."""
@@ -94,12 +141,6 @@ class WeightsWatch:
             while ticket.good is None:
                 self._judge(self._open.popleft())
             return ticket.good
-
-    def take_news(self) -> WeightsNews:
-        """Since they were last taken."""
-        with self._lock:
-            news, self._news = self._news, WeightsNews()
-        return news
 
     def _judge(self, ticket: Ticket) -> None:
         same = ticket.sample.same_as(self._reference)
@@ -129,6 +170,3 @@ class WeightsWatch:
         ticket.good = not self._mixed and ticket.epoch >= self._least_epoch
         if not self._mixed and not ticket.good:
             self._tell(WeightsNews(self._least_epoch))
-
-    def _tell(self, news: WeightsNews) -> None:
-        self._news = self._news.and_also(news)

@@ -82,7 +82,8 @@ class WorkerSide:
                 torch.nn.ModuleList(models),
                 _WATCHED_TENSORS,
                 compat.moving_tensors(self._vllm_config, models),
-            )
+            ),
+            self._results.saw,
         )
         config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
         order = str(config.cache_config.kv_cache_layout or "")
@@ -160,8 +161,6 @@ class WorkerSide:
         return self._results.take_bad_blocks()
 
     def step_results(self) -> StepResults | None:
-        if self._watch is not None:
-            self._results.saw(self._watch.take_news())
         return self._results.take_step_results()
 
     def stats(self) -> WarehouseStats | None:

@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import kvwarehouse as kvw
-from kvwarehouse_connectors.core.identity import checkpoint_fingerprint, digest_of, short_name
+from kvwarehouse_connectors.core.identity import digest_of, short_name
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.cache_layout import unsupported
-from kvwarehouse_connectors.vllm.identity import config_digest, weights_fingerprint
+from kvwarehouse_connectors.vllm.identity import (
+    config_digest,
+    draft_weights,
+    weights_fingerprint,
+)
 from kvwarehouse_connectors.vllm_tier.chunks import RowGroup
 from kvwarehouse_connectors.vllm_tier.rank_rows import GroupRows, RankRows, joined
 from kvwarehouse_connectors.vllm_tier.settings import WHERE, TierSettings
@@ -29,12 +33,9 @@ def all_weights(vllm_config: Any, settings: TierSettings) -> str:
     model's, or the name given in their place. Raises UsageError (code "no_weights") where there are
     no files to read."""
     target = weights_fingerprint(vllm_config, settings, WHERE)
-    draft = compat.draft_model(vllm_config)
-    if settings.weights or draft is None or draft.model == vllm_config.model_config.model:
+    if settings.weights or compat.draft_model(vllm_config) is None:
         return target
-    folder = vllm_config.load_config.download_dir
-    drafts = checkpoint_fingerprint(str(draft.model), draft.revision, folder, WHERE)
-    return digest_of([target, drafts])
+    return digest_of([target, draft_weights(vllm_config, settings, target, WHERE)])
 
 
 def row_groups(

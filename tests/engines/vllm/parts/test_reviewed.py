@@ -170,7 +170,7 @@ def test_draft_is_part_of_what_names_a_namespace() -> None:
         )
         fields = {"method": "eagle", "draft_model_config": draft, **change}
         engine.speculative_config = SimpleNamespace(**fields)
-        return identity.draft_identity(engine, settings)
+        return identity.draft_identity(engine, settings, settings.weights)
 
     settings = read_settings({"kvwarehouse.weights": "w"}, "kv_both")
     one = drafting()
@@ -179,7 +179,7 @@ def test_draft_is_part_of_what_names_a_namespace() -> None:
     other = replace(settings, weights="x")
     settings = other
     assert one != drafting()
-    assert identity.draft_identity(engine_config(["layer.0"]), settings) == ""
+    assert identity.draft_identity(engine_config(["layer.0"]), settings, "w") == ""
 
 
 def _spaces(engine: Any) -> Any:
