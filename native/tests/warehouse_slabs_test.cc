@@ -1,7 +1,10 @@
 // Slabs between page sizes: what nobody asks for gives way, what is in use keeps its own.
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -148,6 +151,42 @@ TEST(store_waits_for_an_arena_that_grows_and_evicts_nothing) {
   growing.pass(kSecondNs);
   CHECK(peer.store(growing.page(chain)));
   for (uint64_t at = 0; at <= chain; ++at) CHECK_EQ(peer.load(growing.page(at)), Got::right);
+}
+
+// A descriptor of this process that writes to a file.
+int writing_to(const std::string& path) {
+  for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const int fd = std::stoi(each.path().filename());
+    if (std::filesystem::read_symlink(each.path(), gone) == path &&
+        (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+      return fd;
+  }
+  throw std::runtime_error("nobody writes to " + path);
+}
+
+// Incident: it was said once more with each slab that came, and stores waited for the next one.
+TEST(metadata_without_room_is_said_once_though_further_slabs_come) {
+  World world(shape_of(120 * 1024, 1));
+  world.start_without_slabs();
+  Peer peer(world);
+  const int slots = writing_to(world.options.arena_dir + "/slots");
+  const Fd kept(::fcntl(slots, F_DUPFD_CLOEXEC, 0));
+  const Fd full(::open("/dev/null", O_RDONLY | O_CLOEXEC));  // takes no room from anywhere
+  CHECK_EQ(::dup2(full.get(), slots), slots);
+  int said = 0;
+  while (const auto slab = world->next_slab_to_populate()) {
+    world->slab_populated(*slab, world->arena().populate_slab(*slab));
+    CHECK_EQ(peer.reserve(world.page(*slab)).answer, Answer::dropped);
+    for (const auto& [name, detail] : world->take_events()) said += name == "arena_limited" ? 1 : 0;
+    CHECK(world->status().dram_health.starts_with("cannot grow the arena"));
+  }
+  CHECK_EQ(said, 1);
+  CHECK_EQ(::dup2(kept.get(), slots), slots);
+  world.pass(kSecondNs);
+  CHECK(peer.store(world.page(0)));
+  CHECK_EQ(world->status().dram_health, "ok");
+  CHECK(world->take_events().empty());
 }
 
 // Incident: an arena of 128 MiB with ten pages in it could not be made smaller.

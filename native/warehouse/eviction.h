@@ -57,7 +57,7 @@ class Eviction {
   void take_any_slab(SlotClass& needy);
   std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
-  void note_growth(int err);
+  void note_growth();
   bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }
   bool still_growing() const { return !is_whole() && growth_error_.empty(); }
 
@@ -66,6 +66,7 @@ class Eviction {
   Removal& removal_;
   Uses& uses_;
   uint32_t next_slab_ = 0;  // to be populated
+  int populate_errno_ = 0;  // of the last slab that was to come
   std::string growth_error_;
   uint64_t next_slab_move_ns_ = 0;
   size_t next_slab_look_ = 0;

@@ -28,7 +28,8 @@ std::optional<uint32_t> Eviction::next_slab_to_populate() const {
 }
 
 void Eviction::slab_populated(uint32_t slab, int err) {
-  note_growth(err);
+  populate_errno_ = err;
+  note_growth();
   if (err != 0) return;
   state_.pool.slab_ready(slab);
   if (state_.log) state_.log->register_memory(state_.arena.slab(slab));
@@ -45,15 +46,14 @@ std::string Eviction::health() const {
 }
 
 bool Eviction::grow(SlotClass& cls) {
-  if (state_.pool.grow(cls)) {
-    if (is_whole()) note_growth(0);
-    return true;
-  }
-  if (state_.pool.growth_errno() != 0) note_growth(state_.pool.growth_errno());
-  return false;
+  const bool grown = state_.pool.grow(cls);
+  note_growth();
+  return grown;
 }
 
-void Eviction::note_growth(int err) {
+// A slab that came does not mend that another found no room for its metadata, nor the reverse.
+void Eviction::note_growth() {
+  const int err = populate_errno_ != 0 ? populate_errno_ : state_.pool.growth_errno();
   const std::string error =
       err == 0 ? "" : std::string("cannot grow the arena: ") + std::strerror(err);
   if (err != 0 && error != growth_error_) state_.events.add("arena_limited", error);
