@@ -139,6 +139,25 @@ TEST(pin_through_an_old_index_holds_or_fails_but_never_names_another_page) {
   CHECK_EQ(reader.load_as(old_gone, gone, 0), Got::stale);
 }
 
+// What clients say of parents may be a ring: a page was given up, and came again below its own
+// child.
+TEST(pages_that_stand_above_each_other_make_room_for_others) {
+  World world(shape_of(kBig, 1));
+  world.start();
+  Peer peer(world);
+  for (uint64_t chain = 0; chain < world.capacity() / 2; ++chain) {
+    TestPage above = world.page(chain, 0);
+    const TestPage below = world.page(chain, 1);
+    const ReserveAnswer first = peer.reserve(above), child = peer.reserve(below);
+    peer.settle(first);
+    above.parent = below.key;
+    above.position = 2;
+    CHECK(peer.store(above));
+    CHECK_EQ(peer.seal(child, 0, peer.copy(child, below)), Reason::none);
+  }
+  churn(world, peer);
+}
+
 TEST(no_room_is_said_when_everything_is_pinned) {
   World world(shape_of(kBig));
   world.start();

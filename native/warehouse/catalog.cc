@@ -37,8 +37,7 @@ PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position) {
   if (view.page == kNoPage) view.page = table_.empty_in_window(view.key);
   if (table_.claimed(view.page)) --claimed_;
   view.flags |= kEntryUsed;
-  const auto lost = lost_.find(view.key);
-  const PageNumber before = lost == lost_.end() ? kNoNumber : lost->second;
+  const PageNumber before = lost_at(view.key, position);
   if (before != kNoNumber) find_again(before);
   table_.add(view, before);
   node(view.page).position = position;
@@ -46,7 +45,7 @@ PageId Catalog::insert(EntryView view, const Key& parent, uint32_t position) {
   ++spaces_[view.space].pages;
   count(view, +1);
   index_.write(view);
-  if (position > 0) link(table_.number_at(view.page), number_of(parent));
+  if (position > 0) link(table_.number_at(view.page), number_of(parent, position - 1));
   if (watcher_ != nullptr) watcher_->came(view);
   return view.page;
 }
@@ -93,29 +92,35 @@ std::vector<PageId> Catalog::orphans_to_drop(size_t limit,
   return pages;
 }
 
-// Up by number, and only as long as positions fall: what clients said of parents may be a ring.
 void Catalog::remove_those_above(PageId page, std::vector<PageId>& others, size_t first) const {
   PageNumber number = table_.number_at(page);
   const auto position = [this](PageNumber of) { return table_.numbered(of).position; };
   size_t kept = first;
   for (size_t at = first; at < others.size(); ++at) {
     const PageNumber other = table_.number_at(others[at]);
-    while (number != kNoNumber && position(number) > position(other)) {
-      const PageNumber above = table_.numbered(number).parent;
-      number = above != kNoNumber && position(above) < position(number) ? above : kNoNumber;
-    }
+    while (number != kNoNumber && position(number) > position(other))
+      number = table_.numbered(number).parent;
     if (number != other) others[kept++] = others[at];
   }
   others.resize(kept);
 }
 
-// Of a page in a tier or in none; new where it is not known.
-PageNumber Catalog::number_of(const Key& parent) {
-  if (const PageId there = table_.find(parent); there != kNoPage) return table_.number_at(there);
-  if (const auto lost = lost_.find(parent); lost != lost_.end()) return lost->second;
-  const PageNumber number = table_.add_left(parent);
+// Of a page in a tier or in none; new where it is not known at this position.
+PageNumber Catalog::number_of(const Key& key, uint32_t position) {
+  if (const PageId there = table_.find(key);
+      there != kNoPage && table_.node(there).position == position)
+    return table_.number_at(there);
+  if (const PageNumber lost = lost_at(key, position); lost != kNoNumber) return lost;
+  const PageNumber number = table_.add_left(key);
+  table_.numbered(number).position = position;
   lose(number);
   return number;
+}
+
+PageNumber Catalog::lost_at(const Key& key, uint32_t position) const {
+  const auto lost = lost_.find(key);
+  return lost != lost_.end() && table_.numbered(lost->second).position == position ? lost->second
+                                                                                   : kNoNumber;
 }
 
 uint64_t Catalog::children_of(PageNumber parent) const {
@@ -160,7 +165,7 @@ void Catalog::unlink(PageNumber page) {
 
 // At the ring's end: before the one whose turn it is.
 void Catalog::lose(PageNumber parent) {
-  lost_.emplace(table_.key(parent), parent);
+  lost_.insert_or_assign(table_.key(parent), parent);
   orphans_ += children_of(parent);
   if (turn_ == kNoNumber) turn_ = table_.numbered(parent).previous = parent;
   PageNode& own = table_.numbered(parent);
@@ -170,7 +175,9 @@ void Catalog::lose(PageNumber parent) {
 }
 
 void Catalog::find_again(PageNumber parent) {
-  lost_.erase(table_.key(parent));
+  if (const auto lost = lost_.find(table_.key(parent));
+      lost != lost_.end() && lost->second == parent)
+    lost_.erase(lost);
   orphans_ -= children_of(parent);
   PageNode& own = table_.numbered(parent);
   if (turn_ == parent) {

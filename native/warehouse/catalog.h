@@ -9,6 +9,8 @@
 //  - Every page above position 0 is linked to its parent, by number. While that is in no tier the
 //    page is an orphan, until the parent appears or a sweep drops the page. So a page comes and
 //    goes without a look at its children or siblings, however many there are.
+//  - A parent's position is one less than its children's: a page at another position is not the
+//    parent that they wait for. So links are no ring, whatever clients say of parents.
 //  - Parents that are in no tier stand in one ring, through the links that siblings have.
 //  - The shared entry's digest stays as long as the page does; the copy has none.
 #pragma once
@@ -123,7 +125,9 @@ class Catalog {
     return number == kNoNumber || table_.has_left(number) ? kNoPage
                                                           : table_.find(table_.key(number));
   }
-  PageNumber number_of(const Key& parent);
+  PageNumber number_of(const Key& key, uint32_t position);
+  // kNoNumber: no page waits for one of this key at this position.
+  PageNumber lost_at(const Key& key, uint32_t position) const;
   uint64_t children_of(PageNumber parent) const;
   void link(PageNumber page, PageNumber parent);
   void unlink(PageNumber page);
@@ -134,7 +138,7 @@ class Catalog {
   Index& index_;
   PageTable table_;
   std::vector<SpaceCounts> spaces_;
-  std::unordered_map<Key, PageNumber, KeyHash> lost_;     // parents that are in no tier
+  std::unordered_map<Key, PageNumber, KeyHash> lost_;     // parents in no tier, the last of a key
   std::unordered_map<PageNumber, uint32_t> many_;         // children, of those who have several
   PageNumber turn_ = kNoNumber, turn_child_ = kNoNumber;  // in the ring; none: the next one's first
   uint64_t orphans_ = 0;

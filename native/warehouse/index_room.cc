@@ -77,15 +77,9 @@ bool IndexRoom::drop_cold_on_nvme(const Key& parent) {
   return removal_.leave(leaf, LeaveReason::window);
 }
 
-// Only as long as positions rise: what clients said of parents may be a ring.
 PageId IndexRoom::last_below(PageId page) const {
-  for (;;) {
-    const PageId child = state_.catalog.first_child(page);
-    if (child == kNoPage ||
-        state_.catalog.node(child).position <= state_.catalog.node(page).position)
-      return page;
-    page = child;
-  }
+  while (state_.catalog.has_children(page)) page = state_.catalog.first_child(page);
+  return page;
 }
 
 bool IndexRoom::used_lately(PageId page) const {
