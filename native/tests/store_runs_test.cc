@@ -194,7 +194,11 @@ TEST(store_whose_daemon_dies_counts_each_page) {
   for (uint64_t prompt = 0; prompt < 5; ++prompt) call.add(prompt, 0, 2);
   for (uint32_t shard = 0; shard < 2; ++shard) CHECK_EQ(call.store(watcher, shard).stored, 10);
   for (uint64_t prompt = 5; prompt < 100; ++prompt) call.add(prompt, 0, 2);
-  std::thread killer([&] {  // once there is no room for a page more, and the store waits
+  Call begun;
+  begun.add(5, 0, 1);
+  CHECK_EQ(begun.store(watcher, 1).stored, 1);
+  std::jthread killer([&] {  // once there is no room for a page more, and the store waits
+    while (begun.load(watcher, 0) == 0) std::this_thread::yield();
     for (uint64_t prompt = 1000;; ++prompt) {
       Call alone;
       alone.add(prompt, 0, 1);
