@@ -12,6 +12,8 @@ from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
 
+pytestmark = pytest.mark.slow_engine
+
 LONG = 1500
 
 

@@ -27,6 +27,7 @@ def crash(pair: Pair) -> None:
     pair.daemon.start()
 
 
+@pytest.mark.slow_engine
 @pytest.mark.parametrize("again", [restart, crash])
 def test_prompt_is_loaded_when_the_daemon_was_replaced(
     pair: Pair, rng: random.Random, again: Callable[[Pair], None]
@@ -72,6 +73,7 @@ def test_outputs_are_right_when_the_daemon_is_killed_under_loads(
     pair.idle()
 
 
+@pytest.mark.slow_engine
 def test_outputs_are_right_when_there_is_no_daemon_and_prompts_are_stored_when_it_is_back(
     pair: Pair, rng: random.Random
 ) -> None:
@@ -90,6 +92,7 @@ def test_outputs_are_right_when_there_is_no_daemon_and_prompts_are_stored_when_i
     assert pair.reloaded(new).cached == hit(new)
 
 
+@pytest.mark.slow_engine
 @pytest.mark.parametrize("tier", ["dram", "nvme"])
 def test_outputs_are_right_and_nobody_waits_when_the_daemon_is_stopped(
     pair: Pair, rng: random.Random, tier: str
@@ -114,6 +117,7 @@ def test_outputs_are_right_and_nobody_waits_when_the_daemon_is_stopped(
     pair.idle()
 
 
+@pytest.mark.slow_engine
 def test_outputs_are_right_when_the_daemon_comes_and_goes_under_traffic(
     pair: Pair, rng: random.Random
 ) -> None:

@@ -49,7 +49,10 @@ def _digests(pair: Pair) -> set[str]:
 
 @pytest.mark.parametrize(
     "method",
-    ["draft_model", "eagle", pytest.param("eagle3", marks=pytest.mark.slow_engine)],
+    [
+        "eagle",
+        *(pytest.param(name, marks=pytest.mark.slow_engine) for name in ("draft_model", "eagle3")),
+    ],
 )
 def test_drafts_come_back_with_the_targets_kv(
     method: str, start: Start, checkpoints: Checkpoints, checkpoint: Path, rng: random.Random
@@ -105,6 +108,7 @@ def test_blocks_of_another_continuation_are_not_found_with_a_draft_head(
     assert_same(pair.recomputed(other), answer)
 
 
+@pytest.mark.slow_engine
 def test_steps_without_a_draft_store_nothing_nor_does_what_builds_on_them(
     start: Start, checkpoints: Checkpoints, checkpoint: Path, rng: random.Random
 ) -> None:

@@ -14,6 +14,8 @@ from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, blocks, prompt
 from vllm_rig.stock import block_keys
 
+pytestmark = pytest.mark.slow_engine
+
 
 @pytest.fixture(scope="module")
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:

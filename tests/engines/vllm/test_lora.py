@@ -15,6 +15,8 @@ from vllm_rig.compare import assert_same, difference
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, hit, prompt
 
+pytestmark = pytest.mark.slow_engine
+
 Start = Callable[..., Pair]
 
 _OPTIONS = {"enable_lora": True, "max_lora_rank": adapters.RANK, "max_loras": 2}
@@ -66,7 +68,6 @@ def test_nothing_is_loaded_or_stored_when_an_adapters_files_change_beneath_the_e
     assert len(pair.stored_pages.keys() - before) == (100 + wanted.max_tokens - 1) // 32
 
 
-@pytest.mark.slow_engine
 def test_next_engine_finds_pages_of_an_adapter_and_none_of_another_one_in_its_place(
     pair: Pair, bay: Bay, start: Start, adapter: Path, checkpoint: Path, rng: random.Random
 ) -> None:

@@ -52,6 +52,7 @@ def _truth(pair: Pair, ask: Ask) -> Answer:
     return answer
 
 
+@pytest.mark.slow_engine
 def test_reload_and_plain_reset_in_either_order_and_a_restart(
     pair: Pair, start: Start, bay: Bay, swap: Swap, rng: random.Random
 ) -> None:

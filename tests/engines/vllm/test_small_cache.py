@@ -13,6 +13,8 @@ from vllm_rig.compare import assert_same
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, Pair, hit, prompt
 
+pytestmark = pytest.mark.slow_engine
+
 BLOCKS = 24
 
 

@@ -62,6 +62,7 @@ def test_engine_refuses_to_start_when_a_setting_is_bad(
     assert f"kvwarehouse.{name}" in said
 
 
+@pytest.mark.slow_engine
 def test_engine_starts_and_serves_when_the_daemon_comes_later(
     bay: Bay, checkpoint: Path, tmp_path: Path, rng: random.Random
 ) -> None:

@@ -14,6 +14,8 @@ from vllm_rig.pair import Pair, hit, prompt
 from vllm_rig.settle import settle
 from vllm_rig.stock import PREFIX, WINDOW, copies, differing, stock
 
+pytestmark = pytest.mark.slow_engine
+
 Start = Callable[..., Pair]
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from vllm_rig.compare import assert_same
 from vllm_rig.engine import Engine
 from vllm_rig.kinds import GPT_OSS
 from vllm_rig.messages import Ask
 from vllm_rig.pair import Pair, prompt
 from vllm_rig.settle import settle
+
+pytestmark = pytest.mark.slow_engine
 
 
 def test_shared_prefix_is_loaded_where_vllms_own_cache_has_none_of_it(
