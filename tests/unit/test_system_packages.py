@@ -3,10 +3,10 @@ answer."""
 
 from __future__ import annotations
 
-import os
 import pty
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,18 +50,20 @@ class Machine:
             )  # fmt: skip
             return ran.returncode, ran.stdout
         here, there = pty.openpty()
-        os.set_blocking(here, False)
-        try:
-            os.write(here, answer.encode())
-            ran = subprocess.run(
-                command, env=variables, stdin=there, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
-            )  # fmt: skip
-            self.shown = os.read(here, 1 << 12).decode()
+        with open(here, "r+b", buffering=0) as terminal:
+            with open(there, "r+b", buffering=0) as stdin:
+                terminal.write(answer.encode())
+                ran = subprocess.run(
+                    command, env=variables, stdin=stdin, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+                )  # fmt: skip
+            # What was written may come later than the end of who wrote it.
+            shown = bytearray()
+            with suppress(OSError):  # EIO: that was all, and nobody has it open
+                while piece := terminal.read(1 << 12):
+                    shown += piece
+            self.shown = shown.decode()
             return ran.returncode, ran.stdout
-        finally:
-            os.close(here)
-            os.close(there)
 
     @property
     def installs(self) -> list[str]:
