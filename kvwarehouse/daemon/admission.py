@@ -4,8 +4,8 @@ hold, and what is said of those that were refused.
 Thread-safe; `look` of each is called by one thread. A caller is the host that a call comes from,
 not its token: engines share tokens. Callers of the Unix socket are all of this daemon's user, and
 have no share: what they hold is bounded for all. Refused calls are counted by reason, and told in
-the log at a rate that those who ask cannot raise. The connections of the TCP address are counted
-because gRPC itself does not tell their number.
+the log at a rate that those who ask cannot raise. The connections of the TCP address are looked at
+beside gRPC, which neither tells their number nor knows of shares.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 from kvwarehouse.daemon.logs import Event, Log
@@ -29,8 +29,8 @@ TOLD_EVERY_S: Final = 10.0
 """Between two lines of one reason, at least."""
 
 CONNECTIONS_MAX: Final = 256
-"""What is beyond it is closed unheard. They come before any token, so anybody can fill them: the
-warning is what tells."""
+"""What is beyond it is closed unheard. They come before any token, so hosts together can fill them:
+the warning is what tells."""
 
 _NEAR: Final = 0.8
 _RELAXED: Final = 0.5
@@ -161,35 +161,125 @@ class Refusals:
 
 
 class Connections:
-    """Those taken at `port` by this process."""
+    """Those taken at the TCP address by this process. gRPC closes whoever comes beyond `bound`,
+    whoever has come before; what sees to it that no host has more than half for long is a look:
+    it ends those of it that have shown no token, the oldest first, and then the newest."""
 
-    def __init__(self, port: int, log: Log) -> None:
-        self._port = port
+    def __init__(self, log: Log, refusals: Refusals) -> None:
         self._log = log
+        self._refusals = refusals
         self._near = False
+        self._lock = threading.Lock()
+        self._called: dict[str, _Peer] = {}  # have shown a token; by what gRPC calls them
+        self._seen: list[_Peer] = []  # in the order in which they came
+        self.port = 0  # until it listens
         self.count = 0
         self.bound = CONNECTIONS_MAX
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a host may have come to its share: then the next look is due soon."""
+        return self.count >= self.bound // 2
+
+    def called(self, peer: str) -> None:
+        """A call of the connection of this peer, as gRPC calls it, had a token."""
+        if peer not in self._called:
+            with self._lock:
+                self._called[peer] = _peer_of_call(peer)
+
     def look(self) -> None:
-        """Counts them, and says once when they come near the bound. A call to the kernel for each
-        descriptor of this process: a millisecond for a thousand."""
-        self.count = sum(_is_taken_at(self._port, int(fd)) for fd in os.listdir("/proc/self/fd"))
+        """Counts them, ends those beyond a host's share, and says once when they come near the
+        bound. A call to the kernel for each descriptor of this process: a millisecond for a
+        thousand."""
+        if not self.port:
+            return
+        with self._lock:
+            called = dict(self._called)
+        there = _taken_at(self.port)  # all that have called are among them, or gone
+        self.count = len(there)
+        with self._lock:
+            for name, peer in called.items():
+                if peer not in there:
+                    del self._called[name]
+        self._seen = [peer for peer in self._seen if peer in there]
+        self._seen += there.keys() - set(self._seen)
+        for peer in self._beyond_shares(set(called.values())):
+            self.count -= _end(there[peer], self.port, peer)
+            self._refusals.count("too_many_connections", f"{peer[0]}:{peer[1]}")
         share = self.count / self.bound
         if share >= _NEAR and not self._near:
             self._log.event(Event.CONNECTIONS_NEAR_BOUND, count=self.count, bound=self.bound)
         self._near = share >= (_RELAXED if self._near else _NEAR)
 
+    def _beyond_shares(self, known: Container[_Peer]) -> list[_Peer]:
+        of_hosts: dict[str, list[_Peer]] = {}
+        for peer in self._seen:
+            of_hosts.setdefault(host_of(peer[0]), []).append(peer)
+        beyond: list[_Peer] = []
+        for peers in of_hosts.values():
+            excess = max(0, len(peers) - (self.bound + 1) // 2)
+            strangers = [peer for peer in peers if peer not in known]
+            others = [peer for peer in reversed(peers) if peer in known]
+            beyond += (strangers + others)[:excess]
+        return beyond
 
-def _is_taken_at(port: int, fd: int) -> bool:
-    # Another thread may close it, and open another, at any time: that is counted a second later.
+
+_Peer: TypeAlias = tuple[str, int]
+"""Address and port."""
+
+
+def _peer_of_call(peer: str) -> _Peer:
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _plain(host.strip("[]")), int(port)
+
+
+def _plain(address: str) -> str:
+    """As gRPC and the kernel would both write it."""
+    there = ip_address(address.partition("%")[0])
+    return str(getattr(there, "ipv4_mapped", None) or there)
+
+
+def _taken_at(port: int) -> dict[_Peer, int]:
+    """Descriptors of connections that this process has at its port."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        if peer := _peer_at(port, int(name)):
+            found[peer] = int(name)
+    return found
+
+
+def _peer_at(port: int, fd: int) -> _Peer | None:
+    # Another thread may close it, and open another, at any time: that is seen at the next look.
     try:
         peek = socket.socket(fileno=fd)
     except OSError:
-        return False  # no socket, or gone
+        return None  # no socket, or gone
     try:
-        here, _there = peek.getsockname(), peek.getpeername()
-        return isinstance(here, tuple) and here[1] == port
+        here, there = peek.getsockname(), peek.getpeername()
+        ours = isinstance(here, tuple) and here[1] == port
+        return (_plain(there[0]), there[1]) if ours else None
     except OSError:
-        return False  # a listener, or gone
+        return None  # a listener, or gone
     finally:
         peek.detach()
+
+
+def _end(fd: int, port: int, peer: _Peer) -> bool:
+    """Whether it did. gRPC closes the descriptor when it hears of the end."""
+    try:
+        held = os.dup(fd)  # so that it stays what it is while it is looked at
+    except OSError:
+        return False
+    try:
+        if _peer_at(port, held) != peer:
+            return False
+        there = socket.socket(fileno=held)
+        try:
+            there.shutdown(socket.SHUT_RDWR)
+        finally:
+            there.detach()
+    except OSError:
+        return False
+    finally:
+        os.close(held)
+    return True

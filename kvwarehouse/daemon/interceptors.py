@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from kvwarehouse.daemon.admission import Quota, Quotas, Refusals, caller_of
+from kvwarehouse.daemon.admission import Connections, Quota, Quotas, Refusals, caller_of
 from kvwarehouse.daemon.deadline import LONGEST_STREAM_S, LONGEST_WATCH_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.watchdog import Watchdog, Watched
@@ -52,9 +52,17 @@ def threads_of(streams: int) -> int:
 
 
 class CallInterceptor(grpc.ServerInterceptor):
-    def __init__(self, log: Log, watchdog: Watchdog, refusals: Refusals, streams: int) -> None:
+    def __init__(
+        self,
+        log: Log,
+        watchdog: Watchdog,
+        refusals: Refusals,
+        connections: Connections,
+        streams: int,
+    ) -> None:
         """`streams`: stores and loads at a time."""
         self._quotas = Quotas()
+        self._connections = connections
         self._log = log
         self._refusals = refusals
         self._watchdog = watchdog
@@ -154,6 +162,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         """For as long as the call holds a thread, and until what it has said has left: a client
         that does not read lets it lie in this process's memory."""
         caller = caller_of(context.peer())
+        if caller:
+            self._connections.called(context.peer())
         give_back = self._quotas.take(caller, self._calls if caller else self._local_calls)
         try:
             kind = self._kind(method)

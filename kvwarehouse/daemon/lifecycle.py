@@ -39,6 +39,10 @@ from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
 from kvwarehouse.settings import OFF, split_address
 
 _EVENTS_EVERY_S: Final = 1.0
+
+CROWDED_S: Final = 0.1
+"""Between two looks at connections while they may be beyond a host's share."""
+
 _TOMBSTONES_EVERY_S: Final = 60.0
 _SESSION_TIMEOUT_S: Final = 10.0
 
@@ -62,7 +66,10 @@ class Daemon:
         self._reload_asked = False
         self._lifecycle = Lifecycle()
         self._refusals = Refusals(log)
-        self._snapshots = Snapshots(config, engine.VERSION, self._lifecycle, self._refusals)
+        self._connections = Connections(log, self._refusals)
+        self._snapshots = Snapshots(
+            config, engine.VERSION, self._lifecycle, self._refusals, self._connections
+        )
         self._answered_at = time.monotonic()  # when the core last did
         self._core: Any = None
         self._recovered: dict[str, Any] = {}
@@ -125,7 +132,9 @@ class Daemon:
             ledger = self._recover(stack)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
         self._credentials = TcpCredentials(config, log, self._refusals) if config.listen else None
-        interceptor = CallInterceptor(log, Watchdog(log), self._refusals, config.streams)
+        interceptor = CallInterceptor(
+            log, Watchdog(log), self._refusals, self._connections, config.streams
+        )
         servers = Servers(config, interceptor, self._credentials)
         stack.callback(servers.stop)
         self._start_core()
@@ -254,8 +263,7 @@ class Daemon:
         stack.callback(watches.end)  # before it: they would use up the grace of the others
         self._snapshots.listen = servers.listen_address
         if config.listen:
-            port = split_address(servers.listen_address)[1]
-            self._snapshots.connections = Connections(port, self._log)
+            self._connections.port = split_address(servers.listen_address)[1]
         servers.start(service, health)
 
     def _open_events(self, stack: ExitStack) -> None:
@@ -283,19 +291,29 @@ class Daemon:
 
     def _serve(self) -> None:
         tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
-        while not self._stop.wait(_EVENTS_EVERY_S):
+        while self._rest():
             self._reload()
             self._watch_core(self._drain_events)
             assert self._warehouse is not None
             self._watch_core(self._warehouse.bury_quarantined)
-            if self._snapshots.connections is not None:
-                self._snapshots.connections.look()
             self._refusals.look()
             assert self._path_watch is not None
             self._path_watch.look()
             if time.monotonic() >= tombstones_at:
                 self._watch_core(self._warehouse.forget_moot_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+
+    def _rest(self) -> bool:
+        """Until the next round; False once it is to end. Looks at connections as often as they
+        need it."""
+        until = time.monotonic() + _EVENTS_EVERY_S
+        while True:
+            left_s = until - time.monotonic()
+            if self._stop.wait(min(left_s, CROWDED_S) if self._connections.crowded else left_s):
+                return False
+            self._connections.look()
+            if time.monotonic() >= until:
+                return True
 
     def _reload(self) -> None:
         if self._reload_asked and self._credentials is not None:

@@ -20,12 +20,18 @@ from kvwarehouse.wire import status_pb2
 
 class Snapshots:
     def __init__(
-        self, config: Config, version: str, lifecycle: Lifecycle, refusals: Refusals
+        self,
+        config: Config,
+        version: str,
+        lifecycle: Lifecycle,
+        refusals: Refusals,
+        connections: Connections,
     ) -> None:
         self._config = config
         self._version = version
         self._lifecycle = lifecycle
         self._refusals = refusals
+        self._connections = connections
         self._warehouse: DaemonWarehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
@@ -34,7 +40,6 @@ class Snapshots:
         self.nvme_unanswered = ""  # why there is no NVMe tier though one was named
         self.http = ""
         self.listen = ""
-        self.connections: Connections | None = None
 
     def attach(self, warehouse: DaemonWarehouse, ledger: Ledger, staging: Staging) -> None:
         """Called once, when the core runs."""
@@ -76,8 +81,8 @@ class Snapshots:
             socket=self._config.socket,
             listen=self.listen,
             http=self.http,
-            connections=self.connections.count if self.connections else 0,
-            connections_max=self.connections.bound if self.connections else 0,
+            connections=self._connections.count,
+            connections_max=self._connections.bound if self.listen else 0,
             refused=self._refusals.counts,
             paths_reason=self.path_watch.reason if self.path_watch else "",
         )

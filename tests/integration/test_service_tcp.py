@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +264,8 @@ def test_silent_connections_are_told_and_keep_nobody_out_for_long(
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 8)
     with Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served, ExitStack() as stack:
         where = ("127.0.0.1", port_of(served))
-        for _ in range(8):
-            stack.enter_context(socket.create_connection(where, DEADLINE_S))
+        for host in ["127.0.0.2", "127.0.0.3"] * 4:
+            stack.enter_context(socket.create_connection(where, DEADLINE_S, (host, 0)))
 
         def connected() -> float:
             service = served.stub.Status(pb.StatusRequest(), timeout=T).status.service
@@ -275,21 +275,37 @@ def test_silent_connections_are_told_and_keep_nobody_out_for_long(
         assert "kvwarehouse_grpc_connections " in served.get("/metrics")[1]
         eventually(lambda: served.events("connections_near_bound"), "the log says it")
 
-        def served_beside_them() -> bool:
-            with channel(served, None) as there:
-                stub = wire.WarehouseStub(there)
-                try:
-                    stub.Status(pb.StatusRequest(), metadata=bearer(TOKEN), timeout=T)
-                except grpc.RpcError:
-                    return False
-                return True
-
-        eventually(served_beside_them, "there is room again")
+        eventually(lambda: served_to(served, None, TOKEN), "there is room again")
         eventually(lambda: connected() <= 1, "the silent ones are gone")
         assert len(served.events("connections_near_bound")) == 1
 
 
-def served_to(served: Served, cert: str, token: str) -> bool:
+@pytest.mark.parametrize("kind", ["silent", "greeting"])
+def test_host_without_a_token_keeps_half_of_the_connections(
+    tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Incident: one host held all of them open, and nobody with a token came in."""
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 8)
+    for name in ("HANDSHAKE_S", "IDLE_S"):
+        monkeypatch.setattr(servers, name, 10 * DEADLINE_S)  # what makes room is the share alone
+    said = raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0)
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        ExitStack() as stack,
+    ):
+        where = ("127.0.0.1", port_of(served))
+        for _ in range(12):
+            bad = socket.create_connection(where, DEADLINE_S, ("127.0.0.2", 0))
+            stack.enter_context(bad)
+            if kind == "greeting":
+                with suppress(OSError):
+                    bad.sendall(said)
+
+        eventually(lambda: served_to(served, None, TOKEN), "another host comes in")
+        assert refused(served, "too_many_connections") >= 4
+
+
+def served_to(served: Served, cert: str | None, token: str) -> bool:
     with channel(served, cert) as there:
         try:
             wire.WarehouseStub(there).Status(pb.StatusRequest(), metadata=bearer(token), timeout=T)
