@@ -232,6 +232,23 @@ TEST(process_has_half_of_the_connections) {
   }
 }
 
+TEST(connection_without_a_hello_is_ended_whatever_else_it_says) {
+  Daemon daemon(shape_of(5000));
+  daemon.start();
+  Rogue client(daemon);
+  client.hello();
+  Rogue talker(daemon);
+  Rogue silent(daemon);
+  Writer settle(MessageType::settle, 1);
+  const Bytes message = copy_of(settle.finish());
+  CHECK(talker.send(message));
+  CHECK_EQ(talker.refusal(), "no_session");
+  CHECK(silent.receive().empty());
+  CHECK(talker.receive().empty());
+  CHECK(client.send(message));
+  CHECK(!client.receive().empty());
+}
+
 // --- random garbage
 
 class Garbage {
