@@ -11,6 +11,7 @@
 namespace kvw::fuzz {
 namespace {
 
+constexpr uint32_t kSlots = 1 << 20;
 constexpr std::array<size_t, 6> kPlaces{0,
                                         offsetof(SessionFile, pins_high),
                                         offsetof(SessionFile, touch_head),
@@ -43,11 +44,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static FakeClock clock;
   const std::string path = directory.path() + "/00000000000000a1";
   fuzz::write_file(path, fuzz::Input(data, size));
-  Registry registry(directory.path(), kWarehouse, clock, kSecondNs, [](SessionId) { return true; });
+  Registry registry(directory.path(), kWarehouse, clock, kSecondNs, kSlots,
+                    [](SessionId) { return true; });
   // Once as an earlier daemon left it, and once more after its owner has written on.
   for (int round = 0; round < 2; ++round) {
     const PinSet& pins = registry.pins();
     fuzz::require(pins.size() <= kPinCapacity, "pins are bounded");
+    fuzz::require(!pins.has_slot(kSlots), "what does not exist is not pinned");
     uint64_t touches = 0;
     registry.drain_touches([&](PageId, uint32_t) { ++touches; });
     fuzz::require(touches <= kTouchCapacity, "touches are bounded");

@@ -77,12 +77,13 @@ const char* counter_name(Counter counter) {
 }
 
 Registry::Registry(std::string directory, const Key& warehouse_id, const Clock& clock,
-                   uint64_t grace_ns, Writes writes)
+                   uint64_t grace_ns, uint32_t slots, Writes writes)
     : directory_(std::move(directory)),
       warehouse_id_(warehouse_id),
       clock_(clock),
       grace_ns_(grace_ns),
-      writes_(std::move(writes)) {
+      writes_(std::move(writes)),
+      pins_(slots) {
   DIR* listing = ::opendir(directory_.c_str());
   if (listing == nullptr) throw storage_error("cannot list " + directory_, errno);
   std::vector<std::string> names;
@@ -245,7 +246,7 @@ const PinSet& Registry::pins() {
 }
 
 void PinSet::begin() {
-  size_ = blocks_ = 0;
+  size_ = blocks_ = segment_blocks_ = 0;
   all_ = false;
   if (++pass_ != 0) return;
   std::ranges::fill(table_, Block{});  // every pass has been there
@@ -253,9 +254,13 @@ void PinSet::begin() {
 }
 
 void PinSet::add(uint64_t pin) {
+  const bool segment = is_segment_pin(pin);
+  if (!segment && pinned_number(pin) >= slots_) return;
   const uint64_t tag = tag_of(name_of(pin)), bit = 1ull << name_of(pin) % 64;
-  Block& block = table_[place_of(tag)];
+  if (table_[last_].tag != tag) last_ = place_of(tag);
+  Block& block = table_[last_];
   const bool is_new = block.tag != tag;
+  if (is_new && segment && ++segment_blocks_ > kSegmentBlocks) return;
   if (is_new) block = {tag, 0};
   if ((block.bits & bit) == 0) ++size_;
   block.bits |= bit;
@@ -263,6 +268,7 @@ void PinSet::add(uint64_t pin) {
   const std::vector<Block> old = std::exchange(table_, std::vector<Block>(2 * table_.size()));
   for (const Block& each : old)
     if (each.tag >> 32 == pass_) table_[place_of(each.tag)] = each;
+  last_ = 0;
 }
 
 bool PinSet::has(uint64_t pin) const {

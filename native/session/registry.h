@@ -39,12 +39,22 @@ struct Session {
 };
 
 // What the pins of all sessions name, read in one pass: for each few pages that are evicted, so its
-// memory stays from one pass to the next, and a new pass clears nothing.
+// memory stays from one pass to the next, and a new pass clears nothing. Words are whatever clients
+// wrote: its memory is bounded by what there is to pin.
 class PinSet {
  public:
+  // Slots from `slots` on do not exist; what pins them pins nothing.
+  explicit PinSet(uint32_t slots) : slots_(slots) {}
+
   bool has_slot(SlotId slot) const { return has(slot_pin(slot, 0)); }
-  bool has_segment(uint32_t segment) const { return has(segment_pin(segment, 0)); }
+  bool has_segment(uint32_t segment) const {
+    return segment_blocks_ > kSegmentBlocks || has(segment_pin(segment, 0));
+  }
   uint64_t size() const { return size_; }
+  size_t blocks() const { return blocks_; }
+
+  // Of 64 segments each, of 1 MiB and more: as many as no disk has. Beyond, all are pinned.
+  static constexpr size_t kSegmentBlocks = 1 << 16;
 
   void begin();
   void add(uint64_t pin);
@@ -62,8 +72,10 @@ class PinSet {
   size_t place_of(uint64_t tag) const;
   bool has(uint64_t pin) const;
 
+  uint32_t slots_;
   std::vector<Block> table_ = std::vector<Block>(256);  // a power of two, half of it free
-  size_t blocks_ = 0;
+  size_t last_ = 0;                                     // the place of the last one
+  size_t blocks_ = 0, segment_blocks_ = 0;
   uint64_t size_ = 0;
   uint32_t pass_ = 1;
   bool all_ = false;
@@ -75,8 +87,9 @@ class Registry {
   // are dead.
   // `writes`: whether a session, pins aside, holds anything that its DMA may still write to.
   using Writes = std::function<bool(SessionId)>;
+  // `slots`: how many there are.
   Registry(std::string directory, const Key& warehouse_id, const Clock& clock, uint64_t grace_ns,
-           Writes writes);
+           uint32_t slots, Writes writes);
 
   // Creates a session file that is already locked: the returned descriptor carries the lock and is
   // for the client alone. Throws Error (storage; capacity "too_many_sessions": of all, or half of

@@ -17,11 +17,12 @@ namespace kvw {
 namespace {
 
 constexpr uint64_t kGrace = 5 * kSecondNs;
+constexpr uint32_t kSlots = 1 << 20;
 
 struct Desk {
   Desk() { open(); }
   void open() {
-    registry = std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace,
+    registry = std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace, kSlots,
                                           [this](SessionId id) { return writing.contains(id); });
   }
   std::string path(SessionId id) const {
@@ -250,7 +251,7 @@ TEST(session_pins_everything_when_its_pins_cannot_be_read) {
 
 TEST(pin_set_has_what_was_added_in_its_pass_and_nothing_else) {
   auto random = check::random("pin_set_has_what_was_added_in_its_pass");
-  PinSet pins;
+  PinSet pins(40000);
   for (uint64_t pass = 0; pass < 20; ++pass) {
     pins.begin();
     std::set<uint32_t> slots, segments;
@@ -267,6 +268,28 @@ TEST(pin_set_has_what_was_added_in_its_pass_and_nothing_else) {
       CHECK_EQ(pins.has_segment(number), segments.contains(number));
     }
   }
+}
+
+TEST(pin_set_stays_as_small_as_what_there_is_to_pin) {
+  PinSet pins(1000);
+  pins.begin();
+  constexpr uint32_t kScattered = 1000003;
+  for (uint32_t i = 0; i < 2 * 64 * PinSet::kSegmentBlocks; ++i) {
+    pins.add(slot_pin(i * kScattered >> 1, i));
+    pins.add(slot_pin(i % 1000, i));
+    pins.add(uint64_t{i});  // names nothing
+  }
+  CHECK(pins.has_slot(0) && pins.has_slot(999) && !pins.has_slot(1000));
+  CHECK_EQ(pins.size(), 1000);
+  CHECK(pins.blocks() <= 1000 / 64 + 2);
+  for (uint32_t i = 0; i < PinSet::kSegmentBlocks; ++i) pins.add(segment_pin(64 * i, 1));
+  CHECK(pins.has_segment(64) && !pins.has_segment(65));
+  for (uint32_t i = 0; i < 8 * PinSet::kSegmentBlocks; ++i) pins.add(segment_pin(i << 6, 1));
+  CHECK(pins.has_segment(65));  // beyond what it keeps it says so of all
+  CHECK(!pins.has_slot(1000));
+  CHECK(pins.blocks() <= 1000 / 64 + 2 + PinSet::kSegmentBlocks);
+  pins.begin();
+  CHECK(!pins.has_segment(64) && !pins.has_segment(65) && !pins.has_slot(0));
 }
 
 TEST(session_that_dropped_all_its_pins_has_none_to_read) {

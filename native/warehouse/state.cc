@@ -30,6 +30,7 @@ WarehouseState::WarehouseState(WarehouseOptions warehouse_options, const Clock& 
       pool(arena, options.policy),
       catalog(arena.index()),
       sessions(arena.sessions_directory(), options.warehouse_id, clock, options.grace_ns,
+               arena.slots().header().slab_max * arena.slots().slot_id(1, 0),
                [this](SessionId id) { return !groups.unsettled(id).empty(); }),
       spaces(kMaxNamespaces),
       // An arena that survived knows the clears of its time, whatever became of the ledger.
