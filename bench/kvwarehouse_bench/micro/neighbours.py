@@ -1,6 +1,7 @@
 """What one client loses beside another that does its worst, of each kind: its rate of stores and
-loads, and the slowest of its calls but for one in a hundred, against itself alone. Turns alternate,
-in one daemon. The first kind only computes: what it takes is the machine's, not the daemon's."""
+loads, and the slowest of its calls but for one in a hundred, against itself alone and against
+itself beside one that only computes. Turns alternate, in one daemon. What the second loses to the
+first is the machine's doing, not the daemon's."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from typing import Any, Final, Self
 
 from kvwarehouse.errors import WarehouseError
 from kvwarehouse.types import Namespace
+from kvwarehouse_bench.harness.alternation import rotated
 from kvwarehouse_bench.micro.figures import Figure
 from kvwarehouse_bench.micro.options import Options
 from kvwarehouse_bench.micro.private import private_daemon
@@ -43,6 +45,8 @@ WORST: Final[Mapping[str, str]] = {
 }
 """What a bad neighbour does, and how the good one that it is beside moves its pages."""
 
+_ALONE: Final = "alone"
+_BESIDE: Final = f"one that {_COMPUTES}"
 _KINDS: Final = ((_COMPUTES, _LOCALLY), (_COMPUTES, _OVER_GRPC), *WORST.items())
 _DRAM_BYTES: Final = 256 << 20
 _PAGE_BYTES: Final = 64 << 10
@@ -102,16 +106,23 @@ class Neighbour:
 class _Turns:
     """Of the good one, in the order they ran."""
 
-    alone: Sequence[dict[str, float]]
     beside: Sequence[dict[str, float]]
+    limits: Mapping[str, Sequence[dict[str, float]]]
+    """By what they are called: alone, and where it is judged beside one that only computes."""
 
     def figures(self, name: str, *, judged: bool) -> list[Figure]:
-        rates = [[_rate(turn) for turn in side] for side in (self.beside, self.alone)]
-        waits = [[turn["p99_s"] * 1e3 for turn in side] for side in (self.beside, self.alone)]
-        return [
-            _figure(f"{name}: rate", "rounds/s", rates, "ratio 0.5 or more" if judged else ""),
-            _figure(f"{name}: p99 of a call", "ms", waits, "ratio 5 or less" if judged else ""),
-        ]
+        goals = ("ratio 0.5 or more", "ratio 5 or less") if judged else ("", "")
+        found = []
+        for limit, turns in self.limits.items():
+            sides = (self.beside, turns)
+            against = "" if limit == _ALONE else f", against {limit}"
+            rates = [[_rate(turn) for turn in side] for side in sides]
+            waits = [[turn["p99_s"] * 1e3 for turn in side] for side in sides]
+            found += [
+                _figure(f"{name}: rate{against}", "rounds/s", rates, limit, goals[0]),
+                _figure(f"{name}: p99 of a call{against}", "ms", waits, limit, goals[1]),
+            ]
+        return found
 
 
 def _rate(turn: dict[str, float]) -> float:
@@ -119,18 +130,18 @@ def _rate(turn: dict[str, float]) -> float:
     return turn["rounds"] / turn["calls_s"] if turn["calls_s"] > 0 else 0.0
 
 
-def _figure(name: str, unit: str, sides: list[list[float]], goal: str) -> Figure:
-    beside, alone = sides
-    ratios = [ours / limit for ours, limit in zip(beside, alone, strict=True) if limit > 0]
+def _figure(name: str, unit: str, sides: list[list[float]], limit_name: str, goal: str) -> Figure:
+    beside, limits = sides
+    ratios = [ours / limit for ours, limit in zip(beside, limits, strict=True) if limit > 0]
     if not ratios:
-        raise WarehouseError(f"beside one that {name}: nothing was done alone", code="bench")
+        raise WarehouseError(f"beside one that {name}: nothing was done {limit_name}", code="bench")
     quarters = statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
     return Figure(
         name=f"beside one that {name}",
         value=statistics.median(beside),
         unit=unit,
-        limit=statistics.median(alone),
-        limit_name="alone",
+        limit=statistics.median(limits),
+        limit_name=limit_name,
         goal=goal,
         ratio_of_rounds=statistics.median(ratios),
         ratio_spread=(quarters[0], quarters[2]),
@@ -144,32 +155,38 @@ def measure(options: Options) -> list[Figure]:
             way: stack.enter_context(Neighbour(way, seed=seed, space=_space("good"), **given))
             for seed, way in enumerate((_LOCALLY, _OVER_GRPC))
         }
+        others = {"seed": 2, "space": _space("bad"), **given}
+        computing = stack.enter_context(Neighbour(_COMPUTES, **others))
         for kind, way in _KINDS:
-            with Neighbour(kind, seed=2, space=_space("bad"), **given) as bad:
-                turns = _turns(good[way], bad, options)
+            with Neighbour(kind, **others) as bad:
+                limits = {_ALONE: None, **({_BESIDE: computing} if kind in WORST else {})}
+                turns = _turns(good[way], bad, limits, options)
             name = f"{kind}, over gRPC" if way == _OVER_GRPC else kind
             found += turns.figures(name, judged=kind in WORST)
     return found
 
 
-def _turns(good: Neighbour, bad: Neighbour, options: Options) -> _Turns:
-    alone, beside = [], []
-    _turn(good, options)  # to warm up
+def _turns(
+    good: Neighbour, bad: Neighbour, limits: Mapping[str, Neighbour | None], options: Options
+) -> _Turns:
+    sides: dict[str, Neighbour | None] = {**limits, "": bad}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    _turn(good, None, options)  # to warm up
     for turn in range(options.rounds):
-        for is_beside in (False, True) if turn % 2 == 0 else (True, False):
-            if not is_beside:
-                alone.append(_turn(good, options))
-                continue
-            bad.go()
-            beside.append(_turn(good, options))
-            bad.stop()
-    return _Turns(alone, beside)
+        for name in rotated(list(sides), turn):
+            found[name].append(_turn(good, sides[name], options))
+    return _Turns(found.pop(""), found)
 
 
-def _turn(good: Neighbour, options: Options) -> dict[str, float]:
+def _turn(good: Neighbour, other: Neighbour | None, options: Options) -> dict[str, float]:
+    if other is not None:
+        other.go()
     good.go()
     time.sleep(options.sizes.turn_s)
-    return good.stop()
+    did = good.stop()
+    if other is not None:
+        other.stop()
+    return did
 
 
 def _space(salt: str) -> dict[str, Any]:
