@@ -204,7 +204,7 @@ def models_with(vllm_config: Any, layers: Iterable[str]) -> list[torch.nn.Module
             for child in thing._modules.values():
                 parents.setdefault(id(child), []).append(thing)
     found: dict[int, torch.nn.Module] = {}
-    climbing = [parent for name in layers for parent in parents.get(id(known[name]), [])]
+    climbing = [parent for name in layers for parent in parents.get(id(known.get(name)), [])]
     while climbing:
         module = climbing.pop()
         if id(module) not in found:

@@ -22,19 +22,29 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from kvwarehouse_connectors.core.live_weights import LiveWeights, WeightsSample
 from kvwarehouse_connectors.vllm import compat
 
 _log = logging.getLogger(__name__)
 
+_TENSORS = 96
 _WANTED = (
     "Reset the prefix cache when no request runs: llm.reset_prefix_cache(), POST"
     " /reset_prefix_cache"
 )
+
+
+def live_weights(vllm_config: Any, models: Sequence[torch.nn.Module]) -> LiveWeights:
+    """To watch those of an engine's models. Raises UsageError (code "no_weights") where they cannot
+    be read."""
+    moving = compat.moving_tensors(vllm_config, models)
+    return LiveWeights(torch.nn.ModuleList(models), _TENSORS, moving)
 
 
 @dataclass
@@ -64,7 +74,7 @@ class WeightsNews:
 
 
 class CacheEpochs:
-    """The scheduler's half, in its thread: what keys and KV of the engine's cache are of now."""
+    """The scheduler's half, in its thread: what keys and KV of the engine's caches are of now."""
 
     def __init__(self) -> None:
         self.resets = 0
@@ -85,13 +95,14 @@ class CacheEpochs:
         """Whether the engine's cache has KV of several weights."""
         return self._mixed_resets >= self.resets
 
-    def was_reset(self) -> bool:
-        """Whether vLLM's cache was reset since this was last asked."""
+    def was_reset(self, *, alone: bool = False) -> bool:
+        """Whether vLLM's cache was reset since this was last asked. alone: KV of before is
+        elsewhere, so that it counts as none."""
         content = compat.cache_content(self._manager)
         if content is self._content:
             return False
         self._content = content
-        self.resets += 1
+        self.resets += not alone
         return True
 
     def take(self, news: WeightsNews) -> bool:
@@ -109,13 +120,16 @@ class CacheEpochs:
 
 
 class WeightsWatch:
-    """Of one rank. `step` is called in the engine's thread, `good` and `tell` in any. The weights
-    at the beginning are those that the engine's fingerprint is of. tell: takes news for the
-    scheduler's half."""
+    """Of one rank. `step` is called in the engine's thread, `good`, `look` and `tell` in any. The
+    weights at the beginning are those that the engine's fingerprint is of. tell: takes news for the
+    scheduler's half. wanted: what the log asks for when weights change without a reset."""
 
-    def __init__(self, weights: LiveWeights, tell: Callable[[WeightsNews], None]) -> None:
+    def __init__(
+        self, weights: LiveWeights, tell: Callable[[WeightsNews], None], wanted: str = _WANTED
+    ) -> None:
         self._weights = weights
         self._tell = tell
+        self._wanted = wanted
         self._lock = threading.Lock()
         self._reference = weights.sample()
         self._resets = -1
@@ -129,9 +143,14 @@ class WeightsWatch:
         ticket = Ticket(self._weights.sample(), epoch, resets)
         with self._lock:
             self._open.append(ticket)
+        self.look()
+        return ticket
+
+    def look(self) -> None:
+        """Judges the tickets to which the device has come."""
+        with self._lock:
             while self._open and self._open[0].sample.ready:
                 self._judge(self._open.popleft())
-        return ticket
 
     def good(self, ticket: Ticket) -> bool:
         """Waits until the device has come to the ticket's step."""
@@ -164,7 +183,7 @@ class WeightsWatch:
                 "kvwarehouse: the weights have changed while the engine's prefix cache holds KV of"
                 " the old ones, which vLLM goes on to use. Nothing is loaded or stored until that"
                 " cache is reset. %s",
-                _WANTED,
+                self._wanted,
             )
         self._epoch = ticket.epoch
         ticket.good = not self._mixed and ticket.epoch >= self._least_epoch

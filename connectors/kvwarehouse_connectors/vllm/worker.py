@@ -16,7 +16,6 @@ import torch
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.daemon_connection import ConnectionOptions, DaemonConnection
 from kvwarehouse_connectors.core.layout_self_test import check_tensors
-from kvwarehouse_connectors.core.live_weights import LiveWeights
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 from kvwarehouse_connectors.core.self_test import SelfTest
@@ -29,11 +28,9 @@ from kvwarehouse_connectors.vllm.messages import CacheInfo, GroupInfo, StepMetad
 from kvwarehouse_connectors.vllm.results import Results
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.stats import WarehouseStats
-from kvwarehouse_connectors.vllm.weights_watch import Ticket, WeightsWatch
+from kvwarehouse_connectors.vllm.weights_watch import Ticket, WeightsWatch, live_weights
 
 _log = logging.getLogger(__name__)
-
-_WATCHED_TENSORS = 96
 
 
 class WorkerSide:
@@ -77,14 +74,7 @@ class WorkerSide:
         """caches: the engine's cache tensors, by layer. models: whose layers they are. Proves that
         blocks keep their bytes on the way; raises UsageError where they do not, or where the
         models' weights cannot be read."""
-        self._watch = WeightsWatch(
-            LiveWeights(
-                torch.nn.ModuleList(models),
-                _WATCHED_TENSORS,
-                compat.moving_tensors(self._vllm_config, models),
-            ),
-            self._results.saw,
-        )
+        self._watch = WeightsWatch(live_weights(self._vllm_config, models), self._results.saw)
         config, blocks = self._vllm_config, self._kv_cache_config.num_blocks
         order = str(config.cache_config.kv_cache_layout or "")
         made = self._tensors = TensorMemories(

@@ -1,5 +1,6 @@
 """vLLM's OffloadingConnector, which also tells the warehouse's tiers what vLLM tells no tier: the
-weights, how the workers' KV lies in a row, and which requests' KV is not to be shared.
+weights, and with each step whether they are the same; how the workers' KV lies in a row; and which
+requests' KV is not to be shared.
 
 One object in the scheduler's process and one in each worker's, as with every connector.
 """
@@ -14,12 +15,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.cache_layout import unsupported
 from kvwarehouse_connectors.vllm.keys import CRYPTOGRAPHIC
+from kvwarehouse_connectors.vllm.weights_watch import live_weights
 from kvwarehouse_connectors.vllm_tier.handover import EngineLink, handed_over
 from kvwarehouse_connectors.vllm_tier.rank_rows import RankRows, rank_rows
+from kvwarehouse_connectors.vllm_tier.steps import StepVerdict, StepWatch, WatchedStep
 
 
 class WarehouseOffloadingConnector(OffloadingConnector):
-    """Raises UsageError at the start, naming why, where the engine's keys do not name its KV."""
+    """Raises UsageError at the start, naming why, where the engine's keys do not name its KV, or a
+    change of its weights could not be seen."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         compat.join_logs()
@@ -38,12 +42,25 @@ class WarehouseOffloadingConnector(OffloadingConnector):
         with handed_over(self._link):
             super().__init__(vllm_config, role, kv_cache_config)
         self._rows: RankRows | None = None
+        self._watch: StepWatch | None = None
+
+    @property
+    def _scheduler_link(self) -> EngineLink:
+        assert self._link is not None, "this is a worker's connector"
+        return self._link
+
+    @property
+    def _weights_watch(self) -> StepWatch:
+        assert self._watch is not None, "no caches are registered"
+        return self._watch
 
     # -- in a worker -------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """vLLM computes where the KV lies, and shows it to its spec alone: so looks over the spec's
         shoulder."""
+        models = compat.models_with(self._vllm_config, kv_caches)
+        self._watch = StepWatch(live_weights(self._vllm_config, models))
         spec = self.connector_worker.spec
         seen: list[Any] = []
         get_worker = spec.get_worker
@@ -63,14 +80,46 @@ class WarehouseOffloadingConnector(OffloadingConnector):
     def get_handshake_metadata(self) -> compat.KVConnectorHandshakeMetadata | None:
         return self._rows
 
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """The first that a worker hears of a step."""
+        self._weights_watch.step(kv_connector_metadata)
+        super().handle_preemptions(kv_connector_metadata.vllm)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata.vllm)
+
+    def build_connector_worker_meta(self) -> Any:
+        return self._weights_watch.verdict(super().build_connector_worker_meta())
+
     # -- in the scheduler --------------------------------------------------------------------------
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[Any, Any]) -> None:
-        assert self._link is not None, "this is a worker's connector"
-        for tell in self._link.tiers:
-            tell(list(metadata.values()))
+        for tier in self._scheduler_link.tiers:
+            tier.rows_known(list(metadata.values()))
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._scheduler_link.epochs.watch(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:
-        if self._link is not None:
-            self._link.begin(request)
+        self._scheduler_link.begin(request)
         super().on_new_request(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> WatchedStep:
+        link = self._scheduler_link
+        link.step_begins()
+        work = super().build_connector_meta(scheduler_output)
+        return WatchedStep(work, link.step, link.epochs.epoch, link.epochs.resets)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the step's weights were is known before the tiers are given what it stored."""
+        verdict = connector_output.kv_connector_worker_meta
+        if isinstance(verdict, StepVerdict):
+            self._scheduler_link.take(verdict)
+            connector_output.kv_connector_worker_meta = verdict.vllm
+        super().update_connector_output(connector_output)
+
+    def reset_cache(self) -> bool | None:
+        answer: bool | None = super().reset_cache()
+        self._scheduler_link.was_reset()
+        return answer

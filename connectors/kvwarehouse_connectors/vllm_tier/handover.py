@@ -1,25 +1,44 @@
 """What the connector hands to the tiers that vLLM makes for it, which vLLM tells nothing of the
 weights, of a request's adapter or of what lies where in a row.
 
+Weights may change while the engine runs, and each worker sees that in the order of its steps
+(vllm/weights_watch.py). All KV of vLLM's caches was computed in some step, and is of the weights of
+the keys if they were right in every step since those caches were empty. So what a tier is given to
+store waits for the verdict on the step that was made last, and what it has loaded for vLLM for the
+one on the step that began the load.
+
 vLLM makes the tiers inside the connector's constructor, in its thread: there they find it in a
 context variable. Belongs to the scheduler's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from kvwarehouse_connectors.core.hooks import never_raises
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.adapters import Adapters
+from kvwarehouse_connectors.vllm.weights_watch import CacheEpochs
 from kvwarehouse_connectors.vllm.wishes import LOAD, STORE, switch
 from kvwarehouse_connectors.vllm_tier.rank_rows import RankRows
+from kvwarehouse_connectors.vllm_tier.steps import StepVerdict
 from kvwarehouse_connectors.vllm_tier.tier_core import RequestFacts
 
 _NOTHING = RequestFacts(loads=False, stores=False)
+
+
+class LinkedTier(Protocol):
+    def rows_known(self, ranks: Sequence[RankRows]) -> None:
+        """Once: how the workers' KV lies."""
+
+    def weights_known(self, step: int) -> None:
+        """They were right up to this step, or `forget` was called before."""
+
+    def forget(self) -> None:
+        """Keys are to be made anew, and what began before is not to be trusted."""
 
 
 class EngineLink:
@@ -27,8 +46,11 @@ class EngineLink:
 
     def __init__(self, vllm_config: Any) -> None:
         self.vllm_config = vllm_config
-        self.tiers: list[Callable[[Sequence[RankRows]], None]] = []
-        """Each is told of the workers' rows, once."""
+        self.tiers: list[LinkedTier] = []
+        self.epochs = CacheEpochs()
+        self.step = -1
+        """That is being made, or was made last."""
+        self._ranks = int(vllm_config.parallel_config.world_size)
         self._adapters = Adapters()
         self._current: tuple[str, RequestFacts] = ("", _NOTHING)
 
@@ -37,6 +59,8 @@ class EngineLink:
         """Before the tiers hear of a request."""
         self._current = (request.request_id, _NOTHING)
         adapter = self._adapters.fingerprint(request.lora_request)
+        if self.epochs.mixed:
+            return
         # Tokens of a session may be taken back, and media may have names of their own.
         if adapter is None or request.resumable or compat.own_media(request):
             return
@@ -48,6 +72,28 @@ class EngineLink:
         """Of the request that the tiers hear of now; another one's has nothing to do with them."""
         known, facts = self._current
         return facts if known == request_id else _NOTHING
+
+    @never_raises()
+    def step_begins(self) -> None:
+        """Before the tiers hear of a step's work."""
+        self.step += 1
+        self.epochs.was_reset(alone=True)  # vLLM's CPU tier keeps what it has
+
+    @never_raises()
+    def take(self, verdict: StepVerdict) -> None:
+        """With each step's results, before the tiers hear of those."""
+        if self.epochs.take(verdict.news):
+            for tier in self.tiers:
+                tier.forget()
+        if verdict.ranks == self._ranks:
+            for tier in self.tiers:
+                tier.weights_known(verdict.judged)
+
+    def was_reset(self) -> None:
+        """After the tiers were drained, and vLLM's CPU tier is empty. vLLM's cache is, too, unless
+        requests have blocks of it."""
+        self.epochs.was_reset()
+        self.epochs.begin()
 
     def forget_adapters(self) -> None:
         """The engine's cache was reset, with all blocks of earlier adapters in it."""

@@ -35,6 +35,10 @@ class Job:
     request_id: str
     chunks: list[TierChunk]
     until_s: float
+    step: int = -1
+    """Of the engine's: it counts if the weights were right until then."""
+    epoch: int = 0
+    """In which its keys were made."""
     begin_s: float = field(default_factory=time.monotonic)
     pins: list[kvw.Pins] = field(default_factory=list)
     """What keeps chunks in DRAM for it."""

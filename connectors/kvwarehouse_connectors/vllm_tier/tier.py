@@ -62,9 +62,11 @@ class WarehouseTier(SecondaryTierManager):
         self._link = link
         self._weights = identity.all_weights(link.vllm_config, self._settings)
         self._core = TierCore(self._settings, _rows_of(primary_kv_view))
-        link.tiers.append(self._serve)
+        link.tiers.append(self)
 
-    def _serve(self, ranks: Sequence[RankRows]) -> None:
+    # -- what the connector tells ------------------------------------------------------------------
+
+    def rows_known(self, ranks: Sequence[RankRows]) -> None:
         """The workers have said how their KV lies. Raises UsageError where one has not."""
         config = self._offloading_spec.config
         groups = identity.row_groups(
@@ -73,6 +75,12 @@ class WarehouseTier(SecondaryTierManager):
         self._core.serve(groups)
         names = ", ".join(group.space.id.hex() for group in groups.values())
         _log.info("kvwarehouse: namespaces %s", names)
+
+    def weights_known(self, step: int) -> None:
+        self._core.weights_known(step)
+
+    def forget(self) -> None:
+        self._core.forget()
 
     # -- a request ---------------------------------------------------------------------------------
 
@@ -101,14 +109,13 @@ class WarehouseTier(SecondaryTierManager):
     def submit_load(self, job_metadata: Any) -> None:
         request = job_metadata.req_context
         rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
-        self._core.load(job_metadata.job_id, request.req_id, rows)
+        self._core.load(job_metadata.job_id, request.req_id, rows, self._link.step)
 
     def submit_store(self, job_metadata: Any) -> None:
         request = job_metadata.req_context
         rows = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
-        self._core.store(
-            job_metadata.job_id, request.req_id, rows, request.get_offload_key_position
-        )
+        position = request.get_offload_key_position
+        self._core.store(job_metadata.job_id, request.req_id, rows, position, self._link.step)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         return [_result(outcome) for outcome in self._core.finished()]

@@ -2,6 +2,10 @@
 what becomes of a request. Nothing here waits, but `drain` and `close`; nothing copies in vLLM's
 thread.
 
+The engine's weights may change while it runs. So a store begins, and a load is reported, when the
+weights are known to have been right up to the engine's step that the job names. Where they were
+not, the job fails: the store was never begun, and vLLM has let nobody read the load's rows.
+
 A lookup reads shared memory. What is on NVMe is fetched behind vLLM's back, and the lookup says to
 ask again meanwhile. A chunk that did not come once is a miss for its request from then on: asked
 again and again it would hold the request up for ever.
@@ -81,7 +85,11 @@ class TierCore:
         self._rows = rows
         self._groups: Mapping[int, RowGroup] = {}
         self._requests: dict[str, _Request] = {}
+        self._epoch = 0
         self._epoch_twist = b""
+        self._known_step = -1
+        self._held_stores: list[Job] = []
+        self._held_loads: list[JobOutcome] = []
         self._closed = False
         self._counts = ReasonCounts("chunks")
         self._connection = DaemonConnection(
@@ -151,9 +159,11 @@ class TierCore:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def load(self, number: int, request_id: str, rows: Iterable[tuple[bytes, int]]) -> None:
-        """rows: of each key."""
-        job = Job(number, request_id, [], self._load_until())
+    def load(
+        self, number: int, request_id: str, rows: Iterable[tuple[bytes, int]], step: int
+    ) -> None:
+        """rows: of each key. step: that begins it."""
+        job = Job(number, request_id, [], self._load_until(), step, self._epoch)
         request = self._requests.get(request_id)
         if request is None or not request.facts.loads:
             self._loads.refuse(job)
@@ -173,9 +183,12 @@ class TierCore:
         request_id: str,
         rows: Iterable[tuple[bytes, int]],
         position: Callable[[bytes], int | None],
+        step: int,
     ) -> None:
-        """rows: of each key, in any order. position: of a key in its prompt, where it is known."""
-        job = Job(number, request_id, [], time.monotonic() + self._settings.store_timeout_s)
+        """rows: of each key, in any order. position: of a key in its prompt, where it is known.
+        step: the last that may have computed any of it."""
+        until_s = time.monotonic() + self._settings.store_timeout_s
+        job = Job(number, request_id, [], until_s, step, self._epoch)
         request = self._requests.get(request_id)
         if request is None or not (request.facts.stores and self._settings.stores):
             self._stores.refuse(job)
@@ -188,13 +201,14 @@ class TierCore:
             _log.exception("kvwarehouse: a store could not be begun")
             self._stores.refuse(job)
             return
-        if not self._stores.submit(job):
-            self._counts.why("dropped", {"queue_full": len(chunks)})
+        self._held_stores.append(job)
+        self._judge_stores()
 
     def finished(self) -> list[JobOutcome]:
         """Of loads and stores, each once. Their memory is vLLM's again."""
         self._take_fetched()
-        ended = self._loads.take()
+        self._judge_stores()
+        ended = self._judged_loads()
         for outcome in ended:
             self._loaded(outcome)
         stored = self._stores.take()
@@ -207,20 +221,34 @@ class TierCore:
         end there, also those of requests that have ended."""
         return self._fetches.pending
 
-    # -- the engine's life -------------------------------------------------------------------------
+    # -- the engine's weights ----------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """vLLM resets its cache, perhaps for other weights: nothing stored before is loaded again,
-        and requests that began before neither load nor store any more. Blocks for jobs that run;
-        all have ended then, and `finished` has them."""
-        for jobs in (self._loads, self._stores, self._fetches):
-            jobs.drain()
+    def weights_known(self, step: int) -> None:
+        """They were right up to this step, or `forget` was called before."""
+        self._known_step = max(self._known_step, step)
+        self._judge_stores()
+
+    def forget(self) -> None:
+        """The weights may be others: nothing stored before is loaded again, requests that began
+        before neither load nor store any more, and of their jobs no load that was not reported
+        comes, and no store that was held is made."""
+        self._epoch += 1
         self._epoch_twist = os.urandom(16)
+        self._judge_stores()
         for request in self._requests.values():
             request.release()
             request.to_fetch.clear()
             request.coming.clear()
             request.facts = RequestFacts(loads=False, stores=False)
+
+    # -- the engine's life -------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """vLLM resets its cache, perhaps for other weights: forgets. Blocks for jobs that run; all
+        have ended then, and `finished` has them."""
+        for jobs in (self._loads, self._stores, self._fetches):
+            jobs.drain()
+        self.forget()
 
     def close(self) -> None:
         """More than once is once. Blocks for jobs that run. Raises InternalError where one does not
@@ -231,7 +259,8 @@ class TierCore:
         ended = [jobs.close() for jobs in (self._loads, self._stores, self._fetches)]
         for request_id in list(self._requests):
             self.end(request_id)
-        for outcome in [*self._loads.take(), *self._fetches.take()]:
+        self.forget()
+        for outcome in [*self._held_loads, *self._loads.take(), *self._fetches.take()]:
             _release(outcome.job.pins)
         self._connection.close()
         _log.info("kvwarehouse: the tier is closed after %s", self.totals)
@@ -255,6 +284,41 @@ class TierCore:
             TierChunk(key, name_of(key, twist), groups[group_of(key)], int(row))
             for key, row in rows
         ]
+
+    def _objection(self, job: Job) -> str | None:
+        """What speaks against a job; "": nothing; None: that is not known yet."""
+        if job.epoch != self._epoch:
+            return "other_weights"
+        if job.step <= self._known_step:
+            return ""
+        return None if job.left_s else "timeout"
+
+    def _judge_stores(self) -> None:
+        held, self._held_stores = self._held_stores, []
+        for job in held:
+            objection = self._objection(job)
+            if objection is None:
+                self._held_stores.append(job)
+            elif objection:
+                self._stores.refuse(job)
+                self._counts.why("dropped", {objection: len(job.chunks)})
+            elif not self._stores.submit(job):
+                self._counts.why("dropped", {"queue_full": len(job.chunks)})
+
+    def _judged_loads(self) -> list[JobOutcome]:
+        """Of which it is known whether they count."""
+        held, self._held_loads = self._held_loads + self._loads.take(), []
+        ended = []
+        for outcome in held:
+            objection = self._objection(outcome.job) if outcome.done else ""
+            if objection is None:
+                self._held_loads.append(outcome)
+                continue
+            if objection:
+                self._counts.why("missed", {objection: len(outcome.done)})
+                outcome.done = []
+            ended.append(outcome)
+        return ended
 
     def _loaded(self, outcome: JobOutcome) -> None:
         _release(outcome.job.pins)

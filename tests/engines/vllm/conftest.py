@@ -73,6 +73,22 @@ def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
     bay.empty()
 
 
+Swap = Callable[[Engine, int], None]
+
+
+@pytest.fixture
+def swap(checkpoints: Checkpoints, checkpoint: Path, bay: Bay) -> Iterator[Swap]:
+    """swap(engine, seed): other files at the same path, and the engine reloads them in place."""
+
+    def swapped(engine: Engine, seed: int) -> None:
+        checkpoints.copy(checkpoint, seed=seed)
+        engine.probe("reload_weights")
+
+    yield swapped
+    checkpoints.copy(checkpoint)
+    bay.empty()
+
+
 @pytest.fixture(scope="session")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("disk"), **_ROOM) as daemon:

@@ -4,20 +4,19 @@ engine or a later one, in whichever order somebody reloads, resets, computes and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from kvwarehouse_bench.harness.eventually import eventually
 from vllm_rig.bay import Bay
-from vllm_rig.checkpoints import Checkpoints
 from vllm_rig.compare import assert_same, difference
+from vllm_rig.engine import Engine
 from vllm_rig.messages import Answer, Ask
 from vllm_rig.pair import Pair, hit, prompt
 
 Start = Callable[..., Pair]
-Swap = Callable[[Pair, int], None]
+Swap = Callable[[Engine, int], None]
 
 
 @pytest.fixture
@@ -27,19 +26,6 @@ def pair(start: Start, bay: Bay, rng: random.Random) -> Pair:
     pair.connected(rng)
     pair.engine.forget()
     return pair
-
-
-@pytest.fixture
-def swap(checkpoints: Checkpoints, checkpoint: Path, bay: Bay) -> Iterator[Swap]:
-    """swap(pair, seed): other files at the same path, and the engine reloads them in place."""
-
-    def swapped(pair: Pair, seed: int) -> None:
-        checkpoints.copy(checkpoint, seed=seed)
-        pair.engine.probe("reload_weights")
-
-    yield swapped
-    checkpoints.copy(checkpoint)
-    bay.empty()
 
 
 def _changes(pair: Pair, times: int) -> None:
@@ -58,13 +44,13 @@ def test_reload_and_plain_reset_in_either_order_and_a_restart(
 ) -> None:
     ask, own = Ask(prompt(rng, 300)), Ask(prompt(rng, 300))
     (old,) = pair.stored(ask)
-    swap(pair, 0)
+    swap(pair.engine, 0)
     warm = pair.reloaded(ask)
     assert warm.cached == hit(ask), "the same weights again: what is stored holds"
     assert_same(old, warm)
 
     # A reload and a plain reset. The first prompt sees the change, and has nothing to store with.
-    swap(pair, 1)
+    swap(pair.engine, 1)
     new = pair.reloaded(ask)
     assert new.cached == 0
     assert difference(old, new), "the other weights say the same: the test proves nothing"
@@ -77,7 +63,7 @@ def test_reload_and_plain_reset_in_either_order_and_a_restart(
 
     # The other order, with nothing in between.
     pair.engine.forget()
-    swap(pair, 2)
+    swap(pair.engine, 2)
     assert pair.engine.ask(ask).cached == 0
     _changes(pair, 2)
     third = pair.reloaded(own)
@@ -86,7 +72,7 @@ def test_reload_and_plain_reset_in_either_order_and_a_restart(
     assert_same(_truth(pair, own), third)
 
     # The old weights in a new engine: what was theirs, and nothing else.
-    swap(pair, 0)
+    swap(pair.engine, 0)
     bay.empty()
     restarted = start()
     warm = restarted.engine.ask(ask)
@@ -108,7 +94,7 @@ def test_nothing_is_loaded_or_stored_between_a_reload_and_the_reset(
     pair.stored(foreign)
     pair.reloaded(ask)
     before = pair.stored_pages.keys()
-    swap(pair, 1)
+    swap(pair.engine, 1)
     mixed = [pair.engine.ask(longer), pair.engine.ask(foreign)]
     assert mixed[0].cached == hit(ask), "vLLM's own stale blocks"
     assert mixed[1].cached == 0, "in vLLM's cache no more, and not ours to give"
@@ -124,7 +110,7 @@ def test_nothing_is_loaded_or_stored_between_a_reload_and_the_reset(
     assert_same(_truth(pair, longer), new)
     assert pair.reloaded(longer).cached == hit(longer)
 
-    swap(pair, 0)
+    swap(pair.engine, 0)
     bay.empty()
     restarted = start()
     assert_same(old, restarted.engine.ask(ask))

@@ -5,6 +5,7 @@ it forgets what was a few prompts ago."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from testkit import damage
 from vllm_rig.bay import Bay
-from vllm_rig.compare import assert_same
+from vllm_rig.compare import assert_same, difference
 from vllm_rig.daemon import Daemon
+from vllm_rig.engine import Engine
 from vllm_rig.messages import Ask
 from vllm_rig.pair import BLOCK, prompt
 from vllm_rig.stored_pages import StoredPages
@@ -22,6 +24,9 @@ from vllm_rig.tiering import SOON_S, Tiering
 pytestmark = pytest.mark.slow_engine
 
 TOKENS = 330
+WHOLE = TOKENS // BLOCK * BLOCK
+
+Swap = Callable[[Engine, int], None]
 
 
 @pytest.fixture
@@ -36,12 +41,12 @@ def test_prompt_comes_back_from_the_tier_also_in_the_next_engine(
     cold = tiering.stored(ask, TOKENS // BLOCK)
     assert cold.cached == 0
     warm = tiering.reloaded(ask, rng)
-    assert warm.cached == TOKENS // BLOCK * BLOCK
+    assert warm.cached == WHOLE
     assert_same(cold, warm)
     assert_same(warm, tiering.recomputed(ask))
     bay.empty()
     again = tiering.engine.ask(ask, SOON_S)
-    assert again.cached == TOKENS // BLOCK * BLOCK
+    assert again.cached == WHOLE
     assert_same(cold, again)
 
 
@@ -61,7 +66,7 @@ def test_prompt_is_loaded_from_nvme(tiering: Tiering, rng: random.Random) -> Non
     tiering.forget(rng)
     tiering.pages.only_on_nvme()
     warm = tiering.engine.ask(ask, SOON_S)
-    assert warm.cached == TOKENS // BLOCK * BLOCK
+    assert warm.cached == WHOLE
     assert_same(cold, warm)
 
 
@@ -80,7 +85,7 @@ def test_output_is_right_when_a_stored_page_is_damaged(
     for copy in [place, *damage.find(tiering.daemon.segments, page)]:
         copy.flip(3, at=rng.randrange(size))
     answer = tiering.engine.ask(ask, SOON_S)
-    assert answer.cached < TOKENS // BLOCK * BLOCK
+    assert answer.cached < WHOLE
     assert_same(cold, answer)
 
 
@@ -113,6 +118,72 @@ def test_nothing_stored_before_a_reset_is_loaded_after_it(
     assert again.cached == 0
     assert_same(cold, again)
     warm = tiering.reloaded(ask, rng)
-    assert warm.cached == TOKENS // BLOCK * BLOCK
+    assert warm.cached == WHOLE
     assert_same(cold, warm)
     bay.empty()  # it shares what it stores with nobody any more
+
+
+def test_reload_without_a_reset_ends_loads_and_stores_until_the_connector_is_reset(
+    tiering: Tiering, bay: Bay, swap: Swap, rng: random.Random
+) -> None:
+    """vLLM goes on with KV of the old weights: what it computes then is of neither."""
+    bay.empty()  # it begins with the weights of its checkpoint
+    tiering.connected(rng)
+    foreign, ask, fresh = (Ask(prompt(rng, TOKENS)) for _ in range(3))
+    longer = Ask([*ask.tokens, *prompt(rng, 200)])
+    tiering.stored(foreign, TOKENS // BLOCK)
+    old = tiering.stored(ask, TOKENS // BLOCK)
+    assert tiering.reloaded(ask, rng).cached == WHOLE
+    swap(tiering.engine, 1)
+    alone = tiering.engine.ask(foreign, SOON_S)
+    assert alone.cached == 0, "the first step that sees the change has loaded it"
+    mixed = tiering.engine.ask(longer, SOON_S)
+    assert mixed.cached == WHOLE, "vLLM's own stale blocks"
+    tiering.engine.ask(fresh, SOON_S)
+    assert_same(alone, tiering.recomputed(foreign))
+    assert tiering.reloaded(fresh, rng).cached == 0, "a plain reset leaves vLLM's CPU tier as it is"
+
+    tiering.engine.forget(connector=True)
+    new = tiering.stored(longer, len(longer.tokens) // BLOCK)
+    assert new.cached == 0
+    assert difference(mixed, new), "the other weights say the same: the test proves nothing"
+    warm = tiering.reloaded(longer, rng)
+    assert warm.cached == len(longer.tokens) // BLOCK * BLOCK
+    assert_same(new, warm)
+    assert_same(tiering.recomputed(longer), new)
+
+    swap(tiering.engine, 0)
+    bay.empty()
+    assert_same(old, tiering.engine.ask(ask, SOON_S))
+    answer = tiering.engine.ask(longer, SOON_S)
+    assert answer.cached == WHOLE, "of the longer one, what the old weights computed"
+    assert_same(tiering.recomputed(longer), answer)
+    assert tiering.engine.ask(fresh, SOON_S).cached == 0
+
+
+def test_reload_and_reset_of_the_connector_in_either_order_and_a_restart(
+    tiering: Tiering, bay: Bay, swap: Swap, rng: random.Random
+) -> None:
+    bay.empty()
+    tiering.connected(rng)
+    ask = Ask(prompt(rng, TOKENS))
+    said = [tiering.stored(ask, TOKENS // BLOCK)]
+    for seed, acts in enumerate([(0, 1), (1, 0)], 1):
+        for act in acts:
+            if act:
+                tiering.engine.forget(connector=True)
+            else:
+                swap(tiering.engine, seed)
+        new = tiering.stored(ask, TOKENS // BLOCK)
+        assert new.cached == 0
+        assert difference(said[-1], new), "the other weights say the same"
+        warm = tiering.reloaded(ask, rng)
+        assert warm.cached == WHOLE, "what it stores from now on it finds again"
+        assert_same(new, warm)
+        assert_same(tiering.recomputed(ask), new)
+        said.append(new)
+    swap(tiering.engine, 0)
+    bay.empty()
+    warm = tiering.engine.ask(ask, SOON_S)
+    assert warm.cached == WHOLE
+    assert_same(said[0], warm)

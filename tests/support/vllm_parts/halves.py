@@ -36,7 +36,10 @@ def engine_config(
     layer = SimpleNamespace(get_attn_backend=lambda: backend)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
-            pipeline_parallel_size=stages, tensor_parallel_size=ranks, rank=rank
+            pipeline_parallel_size=stages,
+            tensor_parallel_size=ranks,
+            world_size=ranks * stages,
+            rank=rank,
         ),
         model_config=SimpleNamespace(
             **{

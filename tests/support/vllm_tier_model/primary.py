@@ -60,7 +60,10 @@ def groups(**fields: object) -> dict[int, RowGroup]:
 
 
 class Primary:
-    """settings: the tier's, without their prefix. Owns its core."""
+    """settings: the tier's, without their prefix. Owns its core. step: that is being made; the
+    weights are known to be right up to `known`."""
+
+    step = known = 0
 
     def __init__(self, address: str, *, salt: str = "", **settings: object) -> None:
         given = {"address": address, **settings}
@@ -119,18 +122,19 @@ class Primary:
     def begin_load(self, request: str, named: Sequence[bytes], rows: Sequence[int]) -> int:
         number = next(self._numbers)
         self._open[number] = list(rows)
-        self.core.load(number, request, zip(named, rows, strict=True))
+        self.core.load(number, request, zip(named, rows, strict=True), self.step)
         return number
 
     def begin_store(self, request: str, named: Sequence[bytes], rows: Sequence[int]) -> int:
         number = next(self._numbers)
         self._open[number] = []
         places = {one: 16 * place for place, one in enumerate(named)}
-        self.core.store(number, request, zip(named, rows, strict=True), places.get)
+        self.core.store(number, request, zip(named, rows, strict=True), places.get, self.step)
         return number
 
     def poll(self) -> None:
         """As vLLM does once a step. The rows are vLLM's again."""
+        self.core.weights_known(self.known)
         for outcome in self.core.finished():
             number = outcome.job.number
             assert number in self._open, f"job {number} was reported twice, or never submitted"
