@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.model_flags import add_model_flags, footprint_from
@@ -149,17 +150,41 @@ def _lives(args: argparse.Namespace, footprint: Footprint) -> list[TierLife]:
 
 
 def _list_models(as_json: bool) -> None:
-    fp16 = find_dtype("fp16")
-    listed = [
-        (name, len(model.layers), Footprint(model, fp16).bytes_per_token, model.params)
-        for name, model in ((name, find_model(name)) for name in MODELS)
-    ]
+    listed = [_listed(name) for name in MODELS]
     if as_json:
-        names = ("model", "layers", "fp16_bytes_per_token", "params")
-        print_json({"models": [dict(zip(names, each, strict=True)) for each in listed]})
+        print_json({"models": listed})
         return
     print_table(
         "",
-        ("model", ">layers", ">fp16 bytes per token", ">parameters"),
-        [(*each[:3], f"{each[3] / 1e9:,.1f} B") for each in listed],
+        ("model", ">layers", "kinds", "heads x dim", ">fp16 B/token", ">windows full", ">params"),
+        [
+            (
+                each["model"],
+                each["layers"],
+                ", ".join(f"{count} {kind}" for kind, count in each["kinds"].items()),
+                ", ".join(f"{one['kv_heads']} x {one['dim']}" for one in each["heads"]),
+                each["fp16_bytes_per_token"],
+                each["fp16_growing_bytes_per_token"],
+                f"{each['params'] / 1e9:,.4g} B" if each["params"] else "unknown",
+            )
+            for each in listed
+        ],
     )
+
+
+def _listed(name: str) -> dict[str, Any]:
+    model, known = find_model(name), MODELS[name]
+    footprint = Footprint(model, find_dtype("fp16"))
+    heads = dict.fromkeys((cache.kv_heads, cache.key_dim) for cache in model.attention)
+    return {
+        "model": name,
+        "family": known.family,
+        "source": known.source,
+        "layers": len(model.layers),
+        "kinds": model.kinds,
+        "heads": [{"kv_heads": count, "dim": dim} for count, dim in heads],
+        "fp16_bytes_per_token": footprint.bytes_per_token,
+        "fp16_growing_bytes_per_token": footprint.growing_bytes_per_token,
+        "state_bytes": footprint.state_bytes,
+        "params": model.params or None,
+    }

@@ -22,7 +22,9 @@ class Attention:
     """A layer that keeps keys and values per token. A *latent* layer (MLA) keeps one compressed
     row, `key_dim` elements, that serves all heads as key and value; it has `value_dim` 0 and one
     head. `span_tokens` is the window or chunk that a layer looks back over at most (0: all).
-    `fixed_bytes` are per token whatever the KV's dtype is (the FP8 index keys of sparse MLA)."""
+    `row_tokens` tokens share a row where they are compressed. `fixed_bytes` are per row whatever
+    the KV's dtype is (index keys of sparse attention). `beside` is a second cache that the layer
+    has (the window of DeepSeek-V4's compressed layers)."""
 
     kv_heads: int
     key_dim: int
@@ -31,16 +33,20 @@ class Attention:
     span_tokens: int = 0
     latent: bool = False
     fixed_bytes: int = 0
+    row_tokens: int = 1
+    beside: Attention | None = None
 
     def __post_init__(self) -> None:
         _positive("KV heads", self.kv_heads)
         _positive("head dimension", self.key_dim)
+        _positive("tokens of a row", self.row_tokens)
         if (self.span == "full") != (self.span_tokens == 0) or self.span_tokens < 0:
             raise _impossible(f"a {self.span} layer that looks back {self.span_tokens} tokens")
 
-    def held_tokens(self, context_tokens: int) -> int:
-        """How many of a context's tokens this layer needs at most to go on."""
-        return min(context_tokens, self.span_tokens) if self.span_tokens else context_tokens
+    def held_rows(self, context_tokens: int) -> int:
+        """How many rows this layer needs at most to go on after a context."""
+        held = min(context_tokens, self.span_tokens) if self.span_tokens else context_tokens
+        return held // self.row_tokens
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ class Architecture:
 
     @property
     def attention(self) -> tuple[Attention, ...]:
-        return tuple(layer for layer in self.layers if isinstance(layer, Attention))
+        """All caches of attention layers, those beside others too."""
+        return tuple(cache for layer in self.layers for cache in caches_of(layer))
 
     @property
     def state(self) -> tuple[StateSpace, ...]:
@@ -107,9 +114,31 @@ class Architecture:
         return any(layer.latent for layer in self.attention)
 
     @property
+    def kinds(self) -> dict[str, int]:
+        """How many layers are of which kind: full, window, chunk, latent, compressed, state."""
+        return dict(Counter(kind for layer in self.layers if (kind := kind_of(layer))))
+
+    @property
     def groups(self) -> list[tuple[Layer, int]]:
         """Each kind of layer and how many there are, in the order of their first."""
         return list(Counter(self.layers).items())
+
+
+def caches_of(layer: Layer) -> tuple[Attention, ...]:
+    if not isinstance(layer, Attention):
+        return ()
+    return (layer, layer.beside) if layer.beside else (layer,)
+
+
+def kind_of(layer: Layer) -> str:
+    """ "" where it keeps nothing."""
+    if isinstance(layer, StateSpace):
+        return "state"
+    if not isinstance(layer, Attention):
+        return ""
+    if layer.row_tokens > 1:
+        return "compressed"
+    return "latent" if layer.latent and layer.span == "full" else layer.span
 
 
 def uniform(

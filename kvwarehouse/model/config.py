@@ -32,6 +32,8 @@ _LARGEST = 2**31
 # What families call one layer, and what it is here.
 _KINDS: dict[str, str] = {
     "full_attention": "full",
+    "indexed_attention": "full",
+    "minimax_m3_sparse": "full",
     "attention": "full",
     "hybrid": "full",
     "sliding_attention": "window",
@@ -46,9 +48,11 @@ _KINDS: dict[str, str] = {
 }
 _PATTERN_KINDS = {"M": "state", "*": "full", "-": "none", "E": "none"}
 
-# Bytes of the FP8 scale that goes with each 128 index elements of sparse MLA (DeepSeek-V3.2).
+# Bytes of the FP8 scale that goes with each 128 index elements of sparse MLA (DeepSeek-V3.2). Other
+# families keep index keys in 16 bits.
 _INDEX_GROUP = 128
 _INDEX_SCALE_BYTES = 4
+_PLAIN_INDEX_BYTES = 2
 
 
 class ConfigFields:
@@ -156,6 +160,9 @@ def state_layer(fields: ConfigFields, *, convolution_only: bool = False) -> Stat
         return _short_convolution(fields)
     if fields.has("linear_num_value_heads"):
         return _delta_net(fields)
+    linear = fields.section("linear_attn_config")
+    if linear is not None:
+        return _kimi_delta(linear)
     if any(fields.has(name) for name in ("mamba_num_heads", "mamba_n_heads")):
         return _mamba2(fields)
     if fields.text("model_type") == "mamba2":
@@ -172,6 +179,14 @@ def _delta_net(fields: ConfigFields) -> StateSpace:
     channels = 2 * key_heads * key_dim + value_heads * value_dim
     width = fields.count("linear_conv_kernel_dim", default=4)
     return StateSpace(value_heads * key_dim * value_dim, channels * (width - 1), value_heads)
+
+
+def _kimi_delta(fields: ConfigFields) -> StateSpace:
+    """Kimi Delta Attention: a square matrix for each head; queries, keys and values are convolved
+    apart."""
+    heads, dim = fields.count("num_heads"), fields.count("head_dim")
+    width = fields.count("short_conv_kernel_size", default=4)
+    return StateSpace(heads * dim * dim, 3 * heads * dim * (width - 1), heads)
 
 
 def _mamba2(fields: ConfigFields) -> StateSpace:
@@ -232,13 +247,15 @@ def architecture_of(
 def _attention_heads(fields: ConfigFields, layers: tuple[Layer, ...]) -> int:
     if not any(isinstance(layer, Attention) for layer in layers):
         return 0
-    return fields.count("num_attention_heads", "n_head", "n_heads")
+    return fields.count("num_attention_heads", "n_head", "n_heads", default=0)
 
 
 def _layers(fields: ConfigFields) -> tuple[Layer, ...]:
-    kinds = _kinds(fields)
-    by_kind: dict[str, Layer] = {kind: _layer(kind, fields) for kind in set(kinds)}
-    layers = [by_kind[kind] for kind in kinds]
+    if fields.has("compress_ratios"):
+        return _compressed_layers(fields)
+    kinds = [(kind, _index_bytes(fields, at)) for at, kind in enumerate(_kinds(fields))]
+    by_kind: dict[tuple[str, int], Layer] = {each: _layer(*each, fields) for each in set(kinds)}
+    layers = [by_kind[each] for each in kinds]
     shared = fields.count("num_kv_shared_layers", default=0, least=0)
     if shared >= len(layers):
         raise fields.bad("num_kv_shared_layers", "less than the layers")
@@ -247,13 +264,13 @@ def _layers(fields: ConfigFields) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-def _layer(kind: str, fields: ConfigFields) -> Layer:
+def _layer(kind: str, index_bytes: int, fields: ConfigFields) -> Layer:
     if kind == "none":
         return Stateless()
     if kind in ("state", "conv"):
         return state_layer(fields, convolution_only=kind == "conv")
     if fields.has("kv_lora_rank"):
-        return _latent_layer(fields)
+        return _latent_layer(fields, index_bytes)
     span: Span = "full"
     span_tokens = 0
     if kind == "window":
@@ -261,17 +278,75 @@ def _layer(kind: str, fields: ConfigFields) -> Layer:
     elif kind == "chunk":
         span, span_tokens = "chunk", fields.count("attention_chunk_size")
     heads, head_dim = _heads(fields)
+    if kind == "full" and fields.has("global_head_dim"):  # Gemma 4
+        head_dim = fields.count("global_head_dim")
+        heads = fields.count("num_global_key_value_heads", default=heads)
     value_dim = fields.count("v_head_dim", default=head_dim)
-    return Attention(heads, head_dim, value_dim, span, span_tokens)
+    fixed_bytes = index_bytes if kind == "full" else 0
+    return Attention(heads, head_dim, value_dim, span, span_tokens, fixed_bytes=fixed_bytes)
 
 
-def _latent_layer(fields: ConfigFields) -> Attention:
+def _latent_layer(fields: ConfigFields, index_bytes: int) -> Attention:
     """MLA: one latent vector and one rotary key a token, for all heads."""
     rotary = fields.count("qk_rope_head_dim", default=0, least=0)
-    index = fields.count("index_head_dim", default=0, least=0)
-    scales = -(-index // _INDEX_GROUP) * _INDEX_SCALE_BYTES
     row = fields.count("kv_lora_rank") + rotary
-    return Attention(1, row, 0, latent=True, fixed_bytes=index + scales)
+    return Attention(1, row, 0, latent=True, fixed_bytes=index_bytes)
+
+
+def _index_bytes(fields: ConfigFields, at: int) -> int:
+    """Of the index keys that layer `at` keeps of each token if it attends sparsely, whatever else
+    it is."""
+    sparse = fields.section("sparse_attention_config")
+    if sparse is not None:  # MiniMax-M3
+        which = sparse.numbers("sparse_attention_freq")
+        indexed = at < len(which) and which[at] != 0
+        return sparse.count("sparse_index_dim") * _PLAIN_INDEX_BYTES if indexed else 0
+    if fields.has("indexer_head_dim"):  # Qwen4-Exp: one key for a group of tokens
+        key = fields.count("indexer_head_dim") * _PLAIN_INDEX_BYTES
+        return -(-key // fields.count("indexer_compress_ratio"))
+    if not fields.has("index_head_dim") or not _has_indexer(fields, at):
+        return 0
+    # GLM-5.3-Flash: one key for a pool of tokens.
+    return -(-_index_row_bytes(fields) // fields.count("index_kpool", default=1))
+
+
+def _index_row_bytes(fields: ConfigFields) -> int:
+    index = fields.count("index_head_dim")
+    return index + -(-index // _INDEX_GROUP) * _INDEX_SCALE_BYTES
+
+
+def _has_indexer(fields: ConfigFields, at: int) -> bool:
+    """From GLM-5.2 on most layers use the tokens that an earlier layer's index chose."""
+    if fields.has("indexer_types"):
+        types = fields.texts("indexer_types")
+        return at < len(types) and types[at] == "full"
+    if fields.has("index_topk_pattern"):
+        return fields.text("index_topk_pattern")[at : at + 1] != "S"
+    every = fields.count("index_topk_freq", default=1)
+    offset = fields.count("index_skip_topk_offset", default=2, least=0)
+    return max(at - offset + 1, 0) % every == 0
+
+
+def _compressed_layers(fields: ConfigFields) -> tuple[Layer, ...]:
+    """DeepSeek-V4: every layer has a window, and most have rows that stand for several tokens
+    each; those of a ratio of 4 have an index key a row. In V4.1 only some layers have such rows,
+    all with index keys, and the others read theirs."""
+    count = fields.count("num_hidden_layers")
+    ratios = fields.numbers("compress_ratios")
+    if not count <= len(ratios) <= MOST_LAYERS or min(ratios) < 0:
+        raise fields.bad("compress_ratios", f"one number for each of {count} layers, 0 or more")
+    shared = fields.has("kv_source_layer_ids")
+    sources = fields.numbers("kv_source_layer_ids") if shared else range(count)
+    dim = fields.count("head_dim")
+    window = Attention(1, dim, 0, "window", fields.count("sliding_window"), latent=True)
+
+    def layer(at: int, ratio: int) -> Attention:
+        if ratio == 0 or at not in sources:
+            return window
+        index = _index_row_bytes(fields) if shared or ratio == 4 else 0
+        return Attention(1, dim, 0, latent=True, fixed_bytes=index, row_tokens=ratio, beside=window)
+
+    return tuple(layer(at, ratio) for at, ratio in enumerate(ratios[:count]))
 
 
 def _heads(fields: ConfigFields) -> tuple[int, int]:
@@ -341,6 +416,9 @@ def _from_names(fields: ConfigFields, name: str, count: int) -> list[str]:
 
 def _kind_at(fields: ConfigFields, at: int) -> str:
     """Of layer `at`, for families that say a period, or nothing."""
+    linear = fields.section("linear_attn_config")
+    if linear is not None and linear.has("full_attn_layers"):  # counted from 1
+        return "full" if at + 1 in linear.numbers("full_attn_layers") else "state"
     if fields.has("full_attention_interval"):
         return "full" if (at + 1) % fields.count("full_attention_interval") == 0 else "state"
     if fields.has("attn_layer_period"):

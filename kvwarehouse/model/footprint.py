@@ -12,7 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvwarehouse.errors import UsageError
-from kvwarehouse.model.architecture import Architecture, Attention, Layer, StateSpace
+from kvwarehouse.model.architecture import (
+    Architecture,
+    Attention,
+    Layer,
+    StateSpace,
+    caches_of,
+)
 
 # A convolution's window is kept in the model's own 16 bits.
 _CONV_BYTES = 2
@@ -126,9 +132,9 @@ class Footprint:
 
     @property
     def scale_bytes_per_token(self) -> int:
+        scales = self.dtype.scales_bytes
         return sum(
-            layer.kv_heads
-            * (self.dtype.scales_bytes(layer.key_dim) + self.dtype.scales_bytes(layer.value_dim))
+            layer.kv_heads * (scales(layer.key_dim) + scales(layer.value_dim)) // layer.row_tokens
             for layer in self.model.attention
         )
 
@@ -150,17 +156,21 @@ class Footprint:
         their compression is counted. None where the hidden size is unknown."""
         if not self.model.hidden_size:
             return None
-        return len(self.model.attention) * 2 * self.dtype.row_bytes(self.model.hidden_size)
+        layers = sum(isinstance(layer, Attention) for layer in self.model.layers)
+        return layers * 2 * self.dtype.row_bytes(self.model.hidden_size)
 
     def layer_bytes(self, layer: Attention) -> int:
-        """Per token that the layer holds."""
+        """Per token that the layer holds, rounded up; of one cache."""
+        return -(-self.row_bytes(layer) // layer.row_tokens)
+
+    def row_bytes(self, layer: Attention) -> int:
         row = self.dtype.row_bytes(layer.key_dim) + self.dtype.row_bytes(layer.value_dim)
         return layer.kv_heads * row + layer.fixed_bytes
 
     def context_bytes(self, tokens: int) -> int:
         """What a sequence of `tokens` really holds."""
         held = sum(
-            self.layer_bytes(layer) * layer.held_tokens(tokens) for layer in self.model.attention
+            self.row_bytes(layer) * layer.held_rows(tokens) for layer in self.model.attention
         )
         return held + self.state_bytes
 
@@ -179,8 +189,9 @@ class Footprint:
         )
 
     def _rank_layer_bytes(self, layer: Layer, tp: int) -> int:
-        if not isinstance(layer, Attention):
-            return 0
+        return sum(self._rank_cache_bytes(cache, tp) for cache in caches_of(layer))
+
+    def _rank_cache_bytes(self, layer: Attention, tp: int) -> int:
         if layer.latent:
             return self.layer_bytes(layer)
         if layer.kv_heads % tp and tp % layer.kv_heads:

@@ -77,7 +77,7 @@ def estimated_prefill(model: Architecture, gpu: Gpu, gpus: int) -> Prefill:
         if layer.span_tokens:
             per_token += flops * layer.span_tokens
         else:
-            per_pair += flops
+            per_pair += flops / layer.row_tokens
     assumption = (
         f"estimated: 2 FLOPs for each of {model.active_params / 1e9:,.3g} B parameters and token,"
         f" attention over all pairs, {PREFILL_PART.value:.0%} ({PREFILL_PART.low:.0%} to"

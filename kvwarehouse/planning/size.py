@@ -224,10 +224,11 @@ def _described(layer: Layer) -> str:
         return "state, one size for any context"
     if not isinstance(layer, Attention):
         return "keeps nothing of its own"
-    if layer.latent:
-        return "latent (MLA), full"
     reach = f"{layer.span} of {layer.span_tokens:,} tokens" if layer.span_tokens else "full"
-    return f"{layer.kv_heads} KV heads, {reach}"
+    if layer.row_tokens > 1:
+        reach = f"one row for {layer.row_tokens} tokens"
+    beside = f"; {_described(layer.beside)}" if layer.beside else ""
+    return f"{'latent (MLA)' if layer.latent else f'{layer.kv_heads} KV heads'}, {reach}{beside}"
 
 
 def _formula(layer: Layer, footprint: Footprint) -> str:
@@ -240,7 +241,10 @@ def _formula(layer: Layer, footprint: Footprint) -> str:
     if layer.value_dim:
         dims = f"({row(layer.key_dim):,} key + {row(layer.value_dim):,} value)"
     fixed = f" + {layer.fixed_bytes} index" if layer.fixed_bytes else ""
-    return f"{layer.kv_heads} x {dims}{fixed} = {footprint.layer_bytes(layer):,} a token"
+    shared = f", / {layer.row_tokens}" if layer.row_tokens > 1 else ""
+    beside = f"; {_formula(layer.beside, footprint)}" if layer.beside else ""
+    each = footprint.layer_bytes(layer)
+    return f"{layer.kv_heads} x {dims}{fixed}{shared} = {each:,} a token{beside}"
 
 
 def _contexts(asked: SizeQuestion) -> TableBlock:

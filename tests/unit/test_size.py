@@ -134,9 +134,17 @@ def test_table_says_bytes_with_separators(capsys: pytest.CaptureFixture[str]) ->
 def test_list_names_every_model_with_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "--list", "--json"]) == Exit.OK
     listed = json.loads(capsys.readouterr().out)["models"]
-    assert {"model": "llama-3.3-70b", "layers": 80}.items() <= next(
-        each for each in listed if each["model"] == "llama-3.3-70b"
-    ).items()
+    by_name = {each["model"]: each for each in listed}
+    assert by_name["llama-3.3-70b"].items() >= {"layers": 80, "params": 70.6e9}.items()
+    gemma = by_name["gemma-4-31b"]
+    assert gemma["kinds"] == {"window": 50, "full": 10}
+    assert gemma["heads"] == [{"kv_heads": 16, "dim": 256}, {"kv_heads": 4, "dim": 512}]
+    assert gemma["fp16_bytes_per_token"] > gemma["fp16_growing_bytes_per_token"]
+    assert by_name["kimi-k3"]["params"] is None, "what was not found is not made up"
+    assert main(["size", "--list"]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert "50 window, 10 full" in shown
+    assert "unknown" in shown
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ def spans(model: Architecture) -> list[int]:
         ("google/gemma-3-27b-it", "gemma-3-27b"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
         ("llama3.3-70b", "llama-3.3-70b"),
+        ("deepseek-ai/DeepSeek-V4-Pro-0813", "deepseek-v4-pro"),
+        ("zai-org/GLM-5.2", "glm-5.2"),
+        ("google/gemma-4-26B-A4B-it", "gemma-4-26b-a4b"),
+        ("mistralai/Mistral-Small-4-119B-2603", "mistral-small-4-119b"),
     ],
 )
 def test_model_is_found_however_its_name_is_written(written: str, name: str) -> None:
@@ -55,7 +59,7 @@ def test_every_known_model_has_a_footprint(name: str) -> None:
         footprint.bytes_per_token * 100_000 + footprint.state_bytes
     )
     assert footprint.bytes_per_token + footprint.state_bytes > 0
-    assert 0 < model.active_params <= model.params
+    assert 0 <= model.active_params <= model.params
 
 
 def test_missing_kv_heads_mean_one_for_each_head() -> None:
@@ -149,6 +153,82 @@ def test_sparse_mla_adds_its_index_keys_whatever_the_dtype() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "indexed"),
+    [
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [True, False, True, False]),
+        ({"index_topk_pattern": "FSSF"}, [True, False, False, True]),
+        ({"indexer_types": ["full", "shared", "shared", "shared"]}, [True, False, False, False]),
+        ({}, [True] * 4),
+    ],
+)
+def test_layers_that_share_an_index_keep_no_keys_of_it(
+    fields: dict[str, Any], indexed: list[bool]
+) -> None:
+    model = read(kv_lora_rank=512, qk_rope_head_dim=64, index_head_dim=128, **fields)
+    assert [layer.fixed_bytes for layer in model.attention] == [132 * each for each in indexed]
+
+
+def test_index_keys_of_pools_and_of_other_families() -> None:
+    pooled = read(kv_lora_rank=512, index_head_dim=128, index_kpool=4)
+    assert pooled.attention[0].fixed_bytes == 33
+    grouped = read(indexer_head_dim=128, indexer_compress_ratio=16)
+    assert grouped.attention[0].fixed_bytes == 128 * 2 // 16
+    sparse = {"sparse_index_dim": 128, "sparse_attention_freq": [0, 1, 1, 1]}
+    some = read(sparse_attention_config=sparse)
+    assert [layer.fixed_bytes for layer in some.attention] == [0, 256, 256, 256]
+
+
+def test_windows_keep_no_index_keys() -> None:
+    model = read(index_head_dim=128, sliding_window=100, sliding_window_pattern=2)
+    assert [layer.fixed_bytes for layer in model.attention] == [0, 132, 0, 132]
+
+
+def test_compressed_layers_keep_a_row_for_several_tokens_and_a_window() -> None:
+    model = read(compress_ratios=[0, 4, 128, 4, 0], sliding_window=128, index_head_dim=128)
+    assert model.kinds == {"window": 1, "compressed": 3}
+    footprint = Footprint(model, FP16)
+    row, index = 64 * 2, 132
+    assert footprint.growing_bytes_per_token == 2 * (row + index) // 4 + row // 128
+    assert footprint.bytes_per_token == footprint.growing_bytes_per_token + 4 * row
+    assert footprint.context_bytes(1000) == (4 * 128 * row + 2 * 250 * (row + index) + 7 * row), (
+        "the row of tokens that are not yet enough for one is not there"
+    )
+    assert footprint.rank_bytes_per_token(Sharding(tp=8)) == footprint.bytes_per_token
+
+
+def test_layers_that_read_compressed_rows_of_another_keep_a_window_only() -> None:
+    model = read(
+        compress_ratios=[0, 2, 2, 1],
+        kv_source_layer_ids=[1, 3],
+        sliding_window=128,
+        index_head_dim=128,
+    )
+    assert model.kinds == {"window": 2, "compressed": 1, "latent": 1}
+    rows = [layer.fixed_bytes for layer in model.attention if layer.span == "full"]
+    assert rows == [132, 132]
+
+
+def test_full_layers_may_have_heads_of_their_own() -> None:
+    model = read(
+        global_head_dim=128,
+        num_global_key_value_heads=1,
+        sliding_window=100,
+        sliding_window_pattern=4,
+    )
+    assert [(layer.kv_heads, layer.key_dim) for layer in model.attention] == [(2, 64)] * 3 + [
+        (1, 128)
+    ]
+
+
+def test_kimi_delta_layers_stand_where_the_list_leaves_them() -> None:
+    linear = {"full_attn_layers": [2, 4], "num_heads": 4, "head_dim": 16}
+    model = read(linear_attn_config=linear, kv_lora_rank=512)
+    assert model.kinds == {"state": 2, "latent": 2}
+    assert isinstance(model.layers[0], StateSpace)
+    assert model.state[0] == StateSpace(4 * 16 * 16, 3 * 4 * 16 * 3, 4)
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
@@ -163,6 +243,8 @@ def test_sparse_mla_adds_its_index_keys_whatever_the_dtype() -> None:
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"sliding_window": -5}, "sliding_window"),
         ({"text_config": 7}, "text_config"),
+        ({"compress_ratios": [4, 4], "sliding_window": 128}, "compress_ratios"),
+        ({"compress_ratios": [4, 4, 4, -4], "sliding_window": 128}, "compress_ratios"),
     ],
 )
 def test_bad_fields_are_named(fields: dict[str, Any], said: str) -> None:
