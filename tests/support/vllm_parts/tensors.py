@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -30,6 +29,11 @@ from kvwarehouse_connectors.core.memory import HostMemory
 from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm.cache_layout import block_layout
 from vllm_parts.specs import full, group, window
+
+try:  # vLLM 0.33
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+except ImportError:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 
 Bytes = NDArray[np.uint8]
 

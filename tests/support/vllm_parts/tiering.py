@@ -132,6 +132,11 @@ class Manager:
         self.vllm.on_schedule_end(STEP)
         self.link.take(StepVerdict(None, self.link.step, WeightsNews()))
 
+    def reset(self) -> None:
+        """As the scheduler does it. vLLM 0.33 loads nothing until the workers are done."""
+        self.vllm.reset_cache()
+        getattr(self.vllm, "on_reset_flushed", lambda: None)()
+
     def settle(self) -> None:
         def idle() -> bool:
             self.step()

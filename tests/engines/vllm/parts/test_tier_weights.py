@@ -91,7 +91,7 @@ class Life:
         if connector:
             # vLLM forgets its copies between the cache and the CPU tier, which end all the same.
             self._stale |= {one[0].req_id for one in self._open_stores()}
-            self.manager.vllm.reset_cache()
+            self.manager.reset()
             self.link.was_reset()
 
     def ask(self, prompt: int, *, longer: int | None = None) -> bool:

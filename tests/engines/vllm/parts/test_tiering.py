@@ -105,7 +105,7 @@ def test_load_of_which_a_part_is_gone_is_told_key_by_key(
 def test_reset_of_vllms_cache_ends_what_was_stored_before(manager: Manager, seed: int) -> None:
     named, context = keys(seed), manager.begin("r")
     manager.store(context, named, seed)
-    manager.vllm.reset_cache()
+    manager.reset()
     assert manager.found(context, named) == [MISS] * 4
     after = manager.begin("after")
     assert manager.found(after, named) == [MISS] * 4
@@ -121,7 +121,7 @@ def test_without_a_daemon_vllm_goes_on(tmp_path: Path, seed: int) -> None:
     manager.store(context, keys(seed), seed)
     manager.forget()
     assert manager.found(context, keys(seed)) == [MISS] * 4
-    manager.vllm.reset_cache()
+    manager.reset()
     manager.vllm.shutdown()
     manager.tier.shutdown()
 
