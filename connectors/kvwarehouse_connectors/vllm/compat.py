@@ -93,6 +93,21 @@ _KINDS = {
     "ChunkedLocalAttentionSpec": "chunked_local",
     "MambaSpec": "mamba",
 }
+# Whose blocks' bytes are not what their keys say, whoever keeps them.
+_INEXACT = {
+    "RSWASpec": "what a generated token's KV depends on ends with its prompt, and no key says where"
+    " that was",
+    "CrossAttentionSpec": "it depends on an encoder's input, which no key says",
+    "EncoderOnlyAttentionSpec": "it depends on tokens behind it, which no key says",
+}
+# What vLLM's own offloading leaves out or takes, and so WarehouseTier.
+_FOR_THE_TIER = {
+    "CircularBufferSpec": "one block for each request, written over again and again",
+    "HiSparseHotSpec": "a request's own copies of rows whose place is in host memory",
+    "HiSparseResidentSpec": "a request's own copies of rows whose place is in host memory",
+    "HiddenStateCacheSpec": "no KV, but hidden states",
+    "SlidingWindowMLASpec": "windows of latent rows, with which no engine was tried",
+}
 
 
 def group_spec(group: Any) -> Any:
@@ -113,8 +128,10 @@ def group_problem(group: Any) -> str:
         list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
     )
     names = sorted({type(one).__name__ for one in inner})
-    if len({spec_kind(one) for one in inner}) != 1 or not spec_kind(inner[0]):
-        return f"keeps its KV as {', '.join(names)}"
+    kinds = {spec_kind(one) for one in inner}
+    # Index keys beside full attention (MiniMax-M3): of both a block depends on its prefix alone.
+    if "" in kinds or (len(kinds) > 1 and kinds != {"full_attention", "mla"}):
+        return f"keeps its KV as {', '.join(names)}: {_why_unserved(names)}"
     if not group.enable_kv_transfer or group.host_resident or not spec.prefix_cacheable:
         return f"keeps KV ({names[0]}) that vLLM does not cache by prefix"
     if getattr(inner[0], "extra_retained_tokens", 0):
@@ -125,6 +142,24 @@ def group_problem(group: Any) -> str:
             " (it is vLLM's own choice with --enable-prefix-caching)"
         )
     return ""
+
+
+def inexact_kind(kv_cache_config: Any) -> str:
+    """The cache kind, and why, of which no block may be kept for others; "" where there is none."""
+    for group in kv_cache_config.kv_cache_groups:
+        name = type(group_spec(group)).__name__
+        if name in _INEXACT:
+            return f"keeps its KV as {name}: {_INEXACT[name]}"
+    return ""
+
+
+def _why_unserved(names: list[str]) -> str:
+    for name in names:
+        if name in _INEXACT:
+            return _INEXACT[name]
+    known = [_FOR_THE_TIER[name] for name in names if name in _FOR_THE_TIER]
+    mixed = "several kinds in one group" if len(names) > 1 else "a kind that is not known here"
+    return f"{known[0] if known else mixed}. WarehouseTier keeps what of it vLLM can offload"
 
 
 def engine_problem(vllm_config: Any) -> str:

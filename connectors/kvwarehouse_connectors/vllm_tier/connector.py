@@ -36,6 +36,9 @@ class WarehouseOffloadingConnector(OffloadingConnector):
             )
         if vllm_config.model_config.is_encoder_decoder:
             raise unsupported("this engine", "is an encoder-decoder model")
+        inexact = compat.inexact_kind(kv_cache_config)
+        if inexact:
+            raise unsupported("this engine", inexact)
         self._link: EngineLink | None = None
         if role == compat.KVConnectorRole.SCHEDULER:
             self._link = EngineLink(vllm_config)

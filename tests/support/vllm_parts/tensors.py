@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
     UniformTypeKVCacheSpecs,
@@ -140,12 +141,19 @@ def shapes() -> dict[str, Any]:
         page_size_padded=wide.page_size_bytes,
         mamba_cache_mode="align",
     )
-    uneven = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": wide, "b": narrow})
+    index = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=132, dtype=torch.uint8)
+
+    def together(a: KVCacheSpec, b: KVCacheSpec) -> list[KVCacheGroupSpec]:
+        both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": a, "b": b})
+        return [group(both, "a", "b")]
+
     return {
         "one layer": [group(wide, "a")],
         "three layers": [group(wide, "a", "b", "c")],
         "latent attention": [group(latent, "a", "b")],
-        "layers of two sizes": [group(uneven, "a", "b")],
+        "layers of two sizes": together(wide, narrow),
+        "latent attention and its index": together(latent, index),
+        "full attention and its index": together(wide, index),
         "a window beside it": [group(wide, "a", "b"), group(window(16, 64), "c", "d")],
         "padded states beside it": [group(wide, "a", "b"), group(padded, "c", "d")],
     }

@@ -19,10 +19,17 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
 )
 from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
     CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
     HiddenStateCacheSpec,
+    HiSparseHotSpec,
+    HiSparseResidentSpec,
     KVCacheSpec,
     MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
     SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
 )
@@ -115,28 +122,69 @@ def test_latent_attention_is_full_attention() -> None:
     assert only(spec).rule is Rule.PREFIX
 
 
-def unserved() -> dict[str, tuple[Any, str]]:
-    sizes: dict[str, Any] = {
-        "block_size": 16,
-        "num_kv_heads": 1,
-        "head_size": 8,
-        "dtype": full(16).dtype,
-    }
+SIZES: dict[str, Any] = {
+    "block_size": 16,
+    "num_kv_heads": 1,
+    "head_size": 8,
+    "dtype": full(16).dtype,
+}
+TIER = "WarehouseTier"
+
+
+class KindOfALaterVersionSpec(FullAttentionSpec):
+    """That it is like a known one says nothing about its blocks."""
+
+
+def test_index_keys_beside_full_attention_are_one_group_with_it() -> None:
+    both = {"a": full(16), "b": MLAAttentionSpec(**SIZES)}
+    found = only(UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=both))
+    assert (found.rule, found.block_tokens) == (Rule.PREFIX, 16)
+
+
+def unserved() -> dict[str, tuple[Any, tuple[str, ...]]]:
     mixed = UniformTypeKVCacheSpecs(
         block_size=16, kv_cache_specs={"a": full(16), "b": window(16, 64)}
     )
+    page = {"block_size": 16, "page_size": 64}
     return {
         "latent attention with a window": (
-            SlidingWindowMLASpec(sliding_window=64, **sizes),
-            "SlidingWindowMLASpec",
+            SlidingWindowMLASpec(sliding_window=64, **SIZES),
+            ("SlidingWindowMLASpec", "latent", TIER),
         ),
-        "attention to an encoder": (CrossAttentionSpec(**sizes), "CrossAttentionSpec"),
-        "hidden states": (HiddenStateCacheSpec(**sizes), "HiddenStateCacheSpec"),
-        "two rules in one group": (mixed, "FullAttentionSpec, SlidingWindowSpec"),
-        "states without checkpoints": (state(16, "none"), "'none'"),
-        "states of every block": (state(16, "all"), "'all'"),
-        "host memory": (group(full(16), host_resident=True), "does not cache by prefix"),
-        "a replica": (group(full(16), enable_kv_transfer=False), "does not cache by prefix"),
+        "a ring": (CircularBufferSpec(**SIZES), ("CircularBufferSpec", "written over", TIER)),
+        "windows behind the prompt": (
+            RSWASpec(rswa_window=64, **SIZES),
+            ("RSWASpec", "ends with its prompt"),
+        ),
+        "hot rows of host memory": (
+            HiSparseHotSpec(blocks_per_request=2, **page),
+            ("HiSparseHotSpec", "host memory", TIER),
+        ),
+        "resident rows of host memory": (
+            HiSparseResidentSpec(**page),
+            ("HiSparseResidentSpec", "host memory", TIER),
+        ),
+        "attention to an encoder": (
+            CrossAttentionSpec(**SIZES),
+            ("CrossAttentionSpec", "encoder's input"),
+        ),
+        "an encoder": (EncoderOnlyAttentionSpec(**SIZES), ("EncoderOnlyAttentionSpec", "behind")),
+        "hidden states": (
+            HiddenStateCacheSpec(**SIZES),
+            ("HiddenStateCacheSpec", "hidden states", TIER),
+        ),
+        "a kind of a later version": (
+            KindOfALaterVersionSpec(**SIZES),
+            ("KindOfALaterVersionSpec", "not known here", TIER),
+        ),
+        "two rules in one group": (
+            mixed,
+            ("FullAttentionSpec, SlidingWindowSpec", "several kinds", TIER),
+        ),
+        "states without checkpoints": (state(16, "none"), ("'none'",)),
+        "states of every block": (state(16, "all"), ("'all'",)),
+        "host memory": (group(full(16), host_resident=True), ("does not cache by prefix",)),
+        "a replica": (group(full(16), enable_kv_transfer=False), ("does not cache by prefix",)),
     }
 
 
@@ -146,8 +194,27 @@ def test_group_that_cannot_be_served_is_refused_by_name(name: str) -> None:
     with pytest.raises(kvw.UsageError) as refused:
         cache_groups(config(full(16), spec))
     assert refused.value.code == "unsupported"
-    for part in (words, "cache group 1", "docs/vllm.md"):
+    for part in (*words, "cache group 1", "docs/vllm.md"):
         assert part in str(refused.value)
+
+
+def test_every_kind_of_vllm_is_served_or_refused_with_a_reason() -> None:
+    """A kind that a new version brings is refused as unknown; then it wants a line of its own."""
+    served = {full(16), chunk(16, 64), window(16, 64), state(16)}
+    known = {type(spec).__name__ for spec in served} | {"MLAAttentionSpec"}
+    known |= {SinkFullAttentionSpec.__name__}
+    refused = {type(spec).__name__ for spec, _ in unserved().values()}
+    bases = {"KVCacheSpec", "AttentionSpec", "UniformTypeKVCacheSpecs"}
+    own = {
+        kind.__name__
+        for kind in all_kinds(KVCacheSpec)
+        if kind.__module__ == KVCacheSpec.__module__
+    }
+    assert own - bases == known | (refused & own) - bases
+
+
+def all_kinds(kind: type[KVCacheSpec]) -> set[type[KVCacheSpec]]:
+    return {kind}.union(*(all_kinds(derived) for derived in kind.__subclasses__()))
 
 
 def test_model_without_a_cache_is_refused() -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import torch
 from safetensors.numpy import save_file
+from vllm.v1.kv_cache_interface import RSWASpec
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
@@ -208,6 +209,15 @@ def test_hashes_that_may_collide_are_refused() -> None:
     with pytest.raises(kvw.UsageError, match="sha256") as refused:
         WarehouseOffloadingConnector(engine, compat.KVConnectorRole.SCHEDULER, None)
     assert refused.value.code == "unsupported"
+
+
+def test_kind_whose_keys_do_not_say_its_bytes_is_refused() -> None:
+    sizes = {"num_kv_heads": 1, "head_size": 8, "dtype": full(16).dtype}
+    caches = cache_config(full(16), RSWASpec(block_size=16, rswa_window=64, **sizes))
+    with pytest.raises(kvw.UsageError, match=r"RSWASpec.*ends with its prompt") as refused:
+        WarehouseOffloadingConnector(model(), compat.KVConnectorRole.SCHEDULER, caches)
+    assert refused.value.code == "unsupported"
+    assert not compat.inexact_kind(cache_config(full(16), window(16, 64)))
 
 
 def test_engine_of_which_a_rank_said_nothing_is_refused() -> None:
