@@ -192,7 +192,6 @@ def scheme_of_another_process(seed: str | None) -> str:
     return ran.stdout.split()[-1]
 
 
-@pytest.mark.timeout(900)  # three processes that import vLLM
 def test_scheme_is_the_same_in_every_process_of_the_same_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
