@@ -4,6 +4,12 @@
 
 namespace kvw {
 
+namespace {
+
+constexpr size_t kKeptLooks = 1024;  // of a search that finds nothing else
+
+}  // namespace
+
 // One call of victims(). A page that it takes leaves its list and its parent's children until the
 // end of the call, so that a parent whose children are all taken looks like the leaf it will be.
 struct LruPolicy::Search {
@@ -70,7 +76,7 @@ size_t LruPolicy::victims(std::span<PageId> out, const Keep& keep) {
   Search search{out, keep};
   sweep_aside(search, out.size());
   sweep_main(search);
-  if (!search.done()) sweep_aside(search, SIZE_MAX);
+  if (!search.done()) sweep_aside(search, kKeptLooks);
   for (size_t i = search.found; i-- > 0;) {
     const Place place = place_of(out[i]);
     push_cold(kMain, place);

@@ -42,7 +42,8 @@ class EvictionPolicy {
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
   // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident
   // until removed() is called. Returns how many were found; fewer than asked means that there are
-  // no more. Bounded work: amortised O(1) a victim, and when fewer are found also O(kept pages).
+  // no more, or only some that were kept before, of which each call looks at others. Bounded work:
+  // amortised O(1) a victim, and when fewer are found also O(1,024), for "s3fifo" O(kept pages).
   virtual size_t victims(std::span<PageId> out, const class Keep& keep) = 0;
   // Position in coldness for comparing two pages: larger is more recently used; 0 if not resident.
   virtual uint64_t heat(PageId page) const = 0;

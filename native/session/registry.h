@@ -115,6 +115,9 @@ class Registry {
   // Reads all pins. Call after CLOSING is stored and the full fence. Good until the next call.
   const PinSet& pins();
   const PinSet& pins_seen() const { return pins_; }  // by the last call
+  // The same if that was a moment ago and saw any, else null: a pass over all pins for each page
+  // that finds no room would be most of the core's work. For choices that pins() confirms.
+  const PinSet* pins_lately() const;
 
   // New touches since the last call, as (page id, low half of the key's low word); lossy.
   template <class Visit>
@@ -161,6 +164,7 @@ class Registry {
   std::vector<uint64_t> touched_;
   std::vector<uint64_t> words_;  // of pins, of one session
   PinSet pins_;
+  uint64_t pins_read_ns_ = 0;
   uint64_t touches_lost_ = 0;
 };
 

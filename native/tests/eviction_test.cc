@@ -344,6 +344,24 @@ TEST(lru_asks_about_kept_pages_a_bounded_number_of_times) {
   CHECK(keep.asked <= kKept + 2 * kOthers);
 }
 
+// Incident: where nearly all was pinned, each page of a message asked about all that was.
+TEST(lru_asks_about_a_bounded_number_of_pages_where_all_are_kept_and_finds_the_one_that_is_not) {
+  constexpr PageId kKept = 10000;
+  constexpr size_t kSearches = 100, kLooks = 1024;
+  const auto policy = make_policy("lru", kKept);
+  KeepSet keep;
+  for (PageId page = 0; page < kKept; ++page) {
+    policy->inserted(page, kNoPage);
+    keep.pages.insert(page);
+  }
+  for (size_t i = 0; i < kSearches; ++i) CHECK(take(*policy, 1, keep).empty());
+  CHECK(keep.asked <= kKept + kSearches * (kLooks + 1));
+  keep.pages.erase(kKept / 2);
+  Pages found;
+  for (size_t i = 0; i <= kKept / kLooks && found.empty(); ++i) found = take(*policy, 1, keep);
+  CHECK_EQ(found, (Pages{kKept / 2}));
+}
+
 TEST(policy_lists_the_known_names_when_the_name_is_unknown) {
   CHECK_THROWS(make_policy("lfu", 1), "eviction_policy");
   try {

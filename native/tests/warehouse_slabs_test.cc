@@ -131,6 +131,30 @@ TEST(page_size_that_found_no_slab_looks_again_a_little_later) {
   CHECK(two.other->store(page));
 }
 
+// Incident: only the page size with the coldest page was looked at, and another had slabs to give.
+TEST(page_size_without_a_slab_gets_one_though_the_coldest_is_pinned_all_over) {
+  World world(shape_of(64 * 1024, 1), kDram);
+  const NamespaceShape pinned = shape_of(32 * 1024, 1, {8, 8}), none = shape_of(8192, 1, {9, 9});
+  world.declared = {pinned, none};
+  world.start();
+  Peer holder(world), peer(world), other(world);
+  holder.use(pinned);
+  other.use(none);
+  for (uint64_t chain = 0; chain < 120; ++chain) {  // two slabs
+    CHECK(holder.store(page_of(pinned, chain, 0)));
+    CHECK(holder.pin(page_of(pinned, chain, 0)) >= 0);
+  }
+  for (uint64_t chain = 0; chain < world.capacity(); ++chain) peer.store(world.page(chain));
+  bool stored = false;
+  for (int look = 0; look < 8 && !stored; ++look) {
+    stored = other.store(page_of(none, 1, 0));
+    world.pass(20 * kMillisecondNs);
+  }
+  CHECK(stored);
+  for (uint64_t chain = 0; chain < 120; ++chain)
+    CHECK_EQ(holder.load(page_of(pinned, chain, 0)), Got::right);
+}
+
 TEST(store_waits_for_an_arena_that_grows_and_evicts_nothing) {
   World growing(shape_of(120 * 1024, 1));
   growing.start_without_slabs();

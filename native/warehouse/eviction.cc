@@ -42,8 +42,8 @@ void Eviction::keep_free() {
 }
 
 size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
-  // None, until a victim turns out to be pinned: then those pinned are passed over.
-  const PinSet* pins = nullptr;
+  // Those pinned are passed over: by what was seen lately, or once a victim turns out to be.
+  const PinSet* pins = state_.sessions.pins_lately();
   const KeepIf busy([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
     return slot == spare || writes_.is_writing(slot) || (pins != nullptr && pins->has_slot(slot)) ||

@@ -27,7 +27,7 @@ class Eviction {
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
   void keep_free();
-  // UINT64_MAX: it has no page that could leave.
+  // Of those not pinned a moment ago. UINT64_MAX: it has no page that could leave.
   uint64_t coldest_heat(SlotClass& cls) const;
   // A store that found none may come again.
   bool room_is_coming() const;
@@ -55,7 +55,8 @@ class Eviction {
   bool take_slab(SlotClass& needy, uint64_t heat);
   // Whatever it holds; after a vain look no other for a while.
   void take_any_slab(SlotClass& needy);
-  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
+  SlotClass* donor_for(const SlotClass& needy, uint64_t heat);
+  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor, const PinSet& pins);
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
   void note_growth();
   bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }
@@ -70,6 +71,7 @@ class Eviction {
   std::string growth_error_;
   uint64_t next_slab_move_ns_ = 0;
   size_t next_slab_look_ = 0;
+  size_t next_donor_ = 0;  // 0: the coldest; those before it had no slab that could move
 };
 
 }  // namespace kvw

@@ -81,17 +81,23 @@ void Eviction::take_any_slab(SlotClass& needy) {
 }
 
 uint64_t Eviction::coldest_heat(SlotClass& cls) const {
+  const PinSet* pins = state_.sessions.pins_lately();
+  const KeepIf pinned([&](PageId resident) {
+    return pins != nullptr && pins->has_slot(state_.pool.slot_of(cls, resident));
+  });
   std::array<PageId, 1> coldest;
-  return cls.policy->victims(coldest, KeepNone()) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
+  return cls.policy->victims(coldest, pinned) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
 }
 
 // Where its coldest pages lie, and some others, other ones each time: the coldest may be together
 // in a slab that cannot move.
-std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor) {
+std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor, const PinSet& pins) {
+  const KeepIf pinned(
+      [&](PageId resident) { return pins.has_slot(state_.pool.slot_of(donor, resident)); });
   std::array<PageId, kLooks> coldest;
   std::vector<uint32_t> slabs;
   slabs.reserve(2 * kLooks);
-  const size_t found = donor.policy->victims(coldest, KeepNone());
+  const size_t found = donor.policy->victims(coldest, pinned);
   for (size_t i = 0; i < found; ++i)
     slabs.push_back(state_.arena.slots().slab_of(state_.pool.slot_of(donor, coldest[i])));
   for (size_t i = 0; i < std::min(kLooks, donor.slabs.size()); ++i)
@@ -103,20 +109,24 @@ std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor) {
   return slabs;
 }
 
-bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
-  SlotClass* donor = nullptr;
-  uint64_t oldest = UINT64_MAX;
+// The class with the coldest page, or the next one where that had no slab to give: one at a look.
+SlotClass* Eviction::donor_for(const SlotClass& needy, uint64_t heat) {
+  std::vector<std::pair<uint64_t, SlotClass*>> donors;
   for (const auto& cls : state_.pool.classes()) {
     if (cls.get() == &needy || cls->total() == 0) continue;
-    if (const uint64_t own = coldest_heat(*cls); donor == nullptr || own < oldest) {
-      donor = cls.get();
-      oldest = own;
-    }
+    if (const uint64_t own = coldest_heat(*cls); own < heat) donors.emplace_back(own, cls.get());
   }
-  if (donor == nullptr || oldest >= heat) return false;
+  if (donors.empty()) return nullptr;
+  std::ranges::sort(donors);
+  return donors[next_donor_++ % donors.size()].second;
+}
+
+bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   const PinSet& pins = state_.sessions.pins();
+  SlotClass* donor = donor_for(needy, heat);
+  if (donor == nullptr) return false;
   std::optional<Candidate> best;
-  for (const uint32_t slab : slabs_to_look_at(*donor)) {
+  for (const uint32_t slab : slabs_to_look_at(*donor, pins)) {
     // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
     // nothing is evicted in vain.
     Candidate own{slab, {}};
@@ -137,6 +147,7 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   // Pinned since we looked: the pages that left are gone, the slab stays; another time.
   if (!best || removal_.evict_slots(best->live, LeaveReason::rebalanced) != best->live.size())
     return false;
+  next_donor_ = 0;
   KVW_SEQUENCE_POINT("rebalance: pages out");
   state_.pool.retire(best->slab);
   return grow(needy);
