@@ -106,12 +106,15 @@ def _signals(told: Told) -> Iterator[None]:
 def _heed(told: Told, daemon: Daemon) -> None:
     """Does what signals ask for, until the daemon's thread has ended."""
     ending = False
+    asked = 0  # by which signal to stop
     while True:
         try:
             # In slices: the kernel may give a signal to any thread, and a wait without an end on
             # this one would then not be interrupted for Python's handler to run.
             number = told.get(timeout=_SIGNALS_EVERY_S)
         except Empty:
+            if daemon.is_stuck():
+                os._exit(128 + asked)  # nothing of this start is served yet
             continue
         if number is None:
             return
@@ -123,4 +126,5 @@ def _heed(told: Told, daemon: Daemon) -> None:
             if ending:
                 os._exit(128 + number)  # whoever asks twice wants no more waiting
             ending = True
+        asked = number
         daemon.request_stop(signal.Signals(number).name)

@@ -36,6 +36,7 @@ _METADATA_SHARE: Final = 64
 _PROCESS_BYTES: Final = 64 << 20
 
 _BLOCK_BYTES: Final = 4096
+_FILES_READ: Final = 16  # identity, ledger and the like, of a directory that may have others
 
 
 def prepare(path: str, flag: str) -> None:
@@ -313,11 +314,18 @@ def answers(nvme_dir: str, timeout_s: float) -> bool:
 def _read(nvme_dir: str, done: threading.Event) -> None:
     try:
         segments = segment_files(nvme_dir)
-        for path in {*segments[:1], *segments[len(segments) // 2 :][:1], *segments[-1:]}:
+        some = {*segments[:1], *segments[len(segments) // 2 :][:1], *segments[-1:]}
+        for path in (*_files_in(nvme_dir)[:_FILES_READ], *some):
             with contextlib.suppress(OSError):  # what the start will meet too
                 _read_block(path)
     finally:
         done.set()
+
+
+def _files_in(folder: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if entry.is_file(follow_symlinks=False))
+    return []
 
 
 def _read_block(path: str) -> None:

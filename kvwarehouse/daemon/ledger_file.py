@@ -32,6 +32,7 @@ MAP_BYTES: Final = 256 << 20
 
 KEPT_DAMAGED: Final = 3
 PROBE_TIMEOUT_S: Final = 60.0
+_KILLED_S: Final = 5.0
 
 _CHECK_BYTES: Final = 8
 _FROM_PEOPLE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -51,13 +52,13 @@ def read(path: str, timeout_s: float = PROBE_TIMEOUT_S) -> dict[bytes, bytes]:
     DamagedLedgerError, or StorageError when the child could not look, which says nothing about it.
     Blocks for the child, at most `timeout_s`."""
     command = [sys.executable, "-P", _PROBE, path]
-    with _begin_probe(command) as child:
-        try:
-            found, said = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise _not_probed(path, f"reading it took over {timeout_s:g} s") from None
-        finally:
-            child.kill()
+    child = _begin_probe(command)
+    try:
+        found, said = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise _not_probed(path, f"reading it took over {timeout_s:g} s") from None
+    finally:
+        _end(child)
     last = said.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     if -child.returncode in _CRASHES:
         raise DamagedLedgerError(f"reading it ended with signal {-child.returncode}")
@@ -84,6 +85,16 @@ def _begin_probe(command: list[str]) -> subprocess.Popen[bytes]:
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """No wait without a bound: what waits for a disk that does not answer cannot be killed."""
+    child.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_KILLED_S)
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def set_aside(path: str) -> str:

@@ -12,9 +12,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvwarehouse.config import Config
@@ -52,6 +52,15 @@ _LIVE_WITHIN_S: Final = 60.0
 _READY_WITHIN_S: Final = 15.0
 
 
+@dataclass
+class _Wait:
+    """A step of the start that a disk can keep waiting, beyond any deadline of ours."""
+
+    path: str
+    begun_s: float
+    said_s: float
+
+
 class Daemon:
     """One run of a daemon. `engine`: the module kvwarehouse.core, or a double of it."""
 
@@ -76,6 +85,7 @@ class Daemon:
         self._warehouse: DaemonWarehouse | None = None
         self._path_watch: PathWatch | None = None
         self._failure: StorageError | None = None
+        self._wait: _Wait | None = None
 
     def request_stop(self, why: str = "stop") -> None:
         """`why`: for the log, of the first who asks."""
@@ -91,6 +101,25 @@ class Daemon:
     def request_reload(self) -> None:
         """Tokens and certificate are read anew within about a second, while it serves."""
         self._reload_asked = True
+
+    def is_stuck(self) -> bool:
+        """Whether a stop was asked for, and the start waits for a disk for longer than
+        --nvme-answer-s: nothing but the end of the process ends that. Says what it waits for, at
+        ever longer intervals. For another thread, now and then."""
+        wait, now_s = self._wait, time.monotonic()
+        if wait is None or now_s - wait.begun_s < self._config.nvme_answer_s:
+            return False
+        stuck = self._stop.is_set()
+        if stuck or now_s - wait.begun_s >= 2 * wait.said_s:
+            wait.said_s = now_s - wait.begun_s
+            self._log.event(
+                Event.START_WAITS,
+                path=wait.path,
+                waited_s=round(wait.said_s, 1),
+                text="the start waits for this disk to answer"
+                + ("; told to stop, it ends as it stands" if stuck else ""),
+            )
+        return stuck
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until request_stop, then drains. Raises WarehouseError when it cannot start, and
@@ -176,10 +205,20 @@ class Daemon:
         owned = [config.socket + ".lock"]
         for path, flag in ((config.arena_dir, "--arena-dir"), (config.nvme_dir, "--nvme-dir")):
             if path:
-                directories.prepare(path, flag)
+                with self._waiting_for(path):
+                    directories.prepare(path, flag)
                 owned.append(directories.lock_path(path))
         for path in owned:
-            stack.callback(directories.Ownership(path).close)
+            with self._waiting_for(path):
+                stack.callback(directories.Ownership(path).close)
+
+    @contextlib.contextmanager
+    def _waiting_for(self, *paths: str) -> Iterator[None]:
+        self._wait = _Wait(" and ".join(paths), time.monotonic(), 0.0)
+        try:
+            yield
+        finally:
+            self._wait = None
 
     def _open_http(self, stack: ExitStack) -> None:
         config = self._config
@@ -197,8 +236,9 @@ class Daemon:
         places = [path for path in (config.nvme_dir, config.arena_dir) if path]
         expected = _has_pages(config)
         with ExitStack() as opened:
-            who = identity.establish(places, self._log)
-            ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
+            with self._waiting_for(*places):
+                who = identity.establish(places, self._log)
+                ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
             opened.callback(ledger.close)
             options.warehouse_id = who.warehouse_id
             options.secret = who.secret

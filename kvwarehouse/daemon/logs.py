@@ -35,6 +35,7 @@ class Event(StrEnum):
     UNDRAINED = "undrained"
     FLUSHED = "flushed"
     STOPPED = "stopped"
+    START_WAITS = "start_waits"  # for a disk
     START_REFUSED = "start_refused"
     ENDED = "ended"  # by what it met while it served
     IDENTITY_CREATED = "identity_created"
@@ -77,6 +78,7 @@ _ERRORS: Final = {
     Event.KV_EVENTS_FAILED, Event.PATH_REMOVED, Event.PATH_NOT_RESTORED, Event.RELOAD_FAILED,
 }  # fmt: skip
 _WARNINGS: Final = {
+    Event.START_WAITS,
     Event.IDENTITY_MENDED,
     Event.IDENTITY_NOT_MENDED,
     Event.LEDGER_REBUILT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -464,6 +465,45 @@ def test_disk_that_hangs_beside_a_new_arena_refuses_the_start_and_changes_nothin
         use.serving.start()
         use.connect()
         use.check_durable()
+
+
+def test_ledger_on_a_disk_that_hangs_costs_the_tier_until_the_next_start(tmp_path: Path) -> None:
+    """Incident: only segments were asked before the start, and one without any waited for the
+    ledger without a word."""
+    faulty = FaultyDisk(tmp_path, tmp_path / "nvme" / "ledger.mdb")
+    with used(faulty_serving(tmp_path, faulty)) as use:
+        use.store(1)
+        use.client.close()
+        assert use.serving.stop() == 0
+        faulty.set(delay_s=1000)
+        use.serving.settings["nvme_answer_s"] = "0.5"
+        use.serving.start()
+        use.connect()
+        use.check_says("no_answer", "the disk gave no answer within 0.5 s of the start")
+        assert use.load(0) == PROMPT
+
+
+def test_start_that_a_disk_keeps_waiting_says_so_and_ends_when_told(tmp_path: Path) -> None:
+    """Incident: it waited without a word, and a SIGTERM did not end it."""
+    written = tmp_path / "nvme" / "ledger.mdb.new"  # after all that is asked before the start
+    faulty = FaultyDisk(tmp_path, written)
+    with used(faulty_serving(tmp_path, faulty)) as use:
+        use.store(1)
+        use.client.close()
+        assert use.serving.stop() == 0
+        faulty.set(delay_s=1000)
+        use.serving.settings["nvme_answer_s"] = "0.5"
+        use.serving.launch()
+        assert use.serving.said("start_waits")
+        assert use.serving.stop() == 128 + signal.SIGTERM
+        said = use.serving.events("start_waits")
+        assert said[0]["level"] == "warning"
+        assert str(use.serving.nvme_dir) in said[0]["path"]
+        faulty.heal()
+        del use.serving.settings["nvme_answer_s"]
+        use.serving.start()
+        use.connect()
+        assert use.load(0) == PROMPT
 
 
 # --- memory that really is full

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,23 @@ def test_probe_that_hangs_is_ended_and_says_nothing_of_the_ledger(kept: Kept) ->
     os.mkfifo(kept.file)  # opening it for reading waits for a writer that never comes
     with pytest.raises(StorageError, match="took over"):
         ledger_file.read(str(kept.file), timeout_s=0.5)
+
+
+def test_probe_that_cannot_be_killed_keeps_nobody_waiting(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a disk that does not answer takes no signal before it does."""
+    os.mkfifo(kept.file)
+    monkeypatch.setattr(ledger_file, "_KILLED_S", 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "kill", lambda child: children.append(child))
+        children: list[subprocess.Popen[bytes]] = []
+        with pytest.raises(StorageError, match="took over"):
+            ledger_file.read(str(kept.file), timeout_s=0.5)
+    [child] = children
+    assert child.poll() is None
+    child.kill()
+    child.wait()
 
 
 def probe_that(does: str, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
