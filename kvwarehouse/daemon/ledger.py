@@ -21,6 +21,7 @@ oldest tombstones go, and a page they held down may come back, which is a page w
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import os
 import struct
@@ -246,8 +247,8 @@ class Ledger:
             tombstones = self._state.tombstones
             fresh = {key: at for key, at in graves if at > tombstones.get(key, -1)}
             tombstones.update(fresh)
-            oldest = sorted(tombstones, key=tombstones.__getitem__)
-            dropped = oldest[: max(0, len(oldest) - MAX_TOMBSTONES)]
+            excess = max(0, len(tombstones) - MAX_TOMBSTONES)
+            dropped = heapq.nsmallest(excess, tombstones, key=tombstones.__getitem__)
             for key in dropped:
                 del tombstones[key]
                 fresh.pop(key, None)
