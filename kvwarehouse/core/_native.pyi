@@ -112,7 +112,7 @@ def index_bytes(options: CoreOptions) -> int:
 
 def table_bytes(options: CoreOptions) -> int:
     """Of memory that the core's own tables take beside that file once it names as many pages as it
-    can, of 32 KiB and more: at most. A recovery takes more, for a while."""
+    can, of 32 KiB and more, and what a recovery of them takes for a while: at most."""
 
 class Core:
     """The daemon's core: owns the arena, the index, the NVMe log and the local socket, on threads

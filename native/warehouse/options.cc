@@ -83,8 +83,11 @@ uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme) {
 
 uint64_t table_bytes_for(const WarehouseOptions& options) {
   constexpr uint64_t kSlotBytes = 32 * 1024;
-  return table_bytes(index_entries_for(options) / 2, options.dram_bytes / kSlotBytes,
-                     !options.nvme_dir.empty());
+  const uint64_t pages = index_entries_for(options) / 2, slots = options.dram_bytes / kSlotBytes;
+  const bool nvme = !options.nvme_dir.empty();
+  const uint64_t recovery =
+      std::min(pages, slots) * kRecoveredSlotBytes + (nvme ? pages * kRecoveredRecordBytes : 0);
+  return table_bytes(pages, slots, nvme) + recovery;
 }
 
 void check_options(const WarehouseOptions& options) {

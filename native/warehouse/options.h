@@ -64,9 +64,11 @@ ArenaOptions arena_options_for(const WarehouseOptions& options);
 // Of the index's file.
 uint64_t index_bytes_for(const WarehouseOptions& options);
 // Memory that the core's own tables take beside it once it names `pages` and the DRAM tier has
-// `slots`, at most. Recovery takes more, for a while.
+// `slots`, at most.
 uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme);
-// With all pages that the index has room for, of 32 KiB and more.
+// What recovery takes beside them, for a while, of so many records and slots with a page.
+inline constexpr uint64_t kRecoveredRecordBytes = 92, kRecoveredSlotBytes = 32;
+// Both, with all pages that the index has room for, of 32 KiB and more.
 uint64_t table_bytes_for(const WarehouseOptions& options);
 
 // Refuses what no warehouse can be opened with, before any file is written: sizes, and files of a

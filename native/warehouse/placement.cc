@@ -14,6 +14,8 @@ struct Claim {
   uint32_t which;  // of the keys
 };
 
+static_assert(sizeof(Claim) + sizeof(PageId) == kPlaceBytes);
+
 class Claims {
  public:
   Claims(std::span<const Key> keys, uint64_t positions) : keys_(keys), mask_(positions - 1) {

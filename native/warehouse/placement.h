@@ -18,5 +18,7 @@ namespace kvw {
 // every key gets one. Of more than `capacity` keys (at most half the positions) the first ones
 // count.
 std::vector<PageId> place(std::span<const Key> keys, uint64_t positions, uint64_t capacity);
+// Memory that it takes for each key, with its answer.
+inline constexpr uint64_t kPlaceBytes = 8 + sizeof(PageId);
 
 }  // namespace kvw

@@ -4,6 +4,8 @@
 // RESERVED, FILLING and LIMBO become LIMBO: their writers may still be writing. What cannot be
 // believed is freed only when no living session pins it.
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "base/error.h"
 #include "warehouse/placement.h"
@@ -26,6 +28,19 @@ PageFacts shape_facts_of(const SlotMeta& meta) {
   return facts;
 }
 
+// What is kept of a record until all have been read: there is one for each page on NVMe, and a
+// few namespaces.
+struct LogRecord {
+  Key key, parent;
+  nvme::Extent extent;
+  uint32_t position = 0;
+  uint32_t shape = 0;  // which of those met
+  uint64_t clear_epoch = 0;
+};
+// What a start is told that it takes.
+static_assert(sizeof(LogRecord) + sizeof(Key) + kPlaceBytes == kRecoveredRecordBytes);
+static_assert(sizeof(SlotId) + sizeof(Key) + kPlaceBytes == kRecoveredSlotBytes);
+
 // One look at what was left. `tombstones`: records of a key up to a log position are dead.
 class Recovery {
  public:
@@ -41,13 +56,13 @@ class Recovery {
   std::vector<SlotId> recover_slots();
   bool recover_slot(SlotId slot, const SlabLayout& layout);
   void close_recovered(SlotId slot);
-  bool believed(const nvme::RecoveredRecord& record);
+  LogRecord kept(const nvme::RecoveredRecord& record);
+  bool believed(const LogRecord& record);
   bool recovered_space(const PageFacts& facts);
   int adopt_namespace(const PageFacts& facts);
-  void insert_recovered(std::span<const SlotId> sealed,
-                        std::span<const nvme::RecoveredRecord> records);
+  void insert_recovered(std::span<const SlotId> sealed, std::span<const LogRecord> records);
   void insert_slot(SlotId slot, PageId page);
-  void insert_record(const nvme::RecoveredRecord& record, PageId page);
+  void insert_record(const LogRecord& record, PageId page);
   void forget_undeclared();
 
   Warehouse& warehouse_;
@@ -55,21 +70,23 @@ class Recovery {
   Removal& removal_;
   const Tombstones& tombstones_;
   RecoverySummary summary_;
+  std::vector<PageFacts> shapes_;  // those of records, as shape_facts_of has them
+  std::map<std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, uint64_t>, uint32_t> shape_numbers_;
   uint64_t without_room_dram_ = 0, without_room_nvme_ = 0;
 };
 
 RecoverySummary Recovery::run() {
   // First what can be believed, without effects: headers, records and slots know of clears that a
   // lost ledger forgot, and all are judged by the highest epoch seen anywhere.
-  std::vector<nvme::RecoveredRecord> records;
+  std::vector<LogRecord> records;
   if (state_.log) {
     summary_.log = state_.log->recover(
-        [&](nvme::RecoveredRecord&& record) { records.push_back(std::move(record)); });
+        [&](nvme::RecoveredRecord&& record) { records.push_back(kept(record)); });
     warehouse_.raise_epoch(summary_.log.epoch_seen);
   }
   std::vector<SlotId> sealed = recover_slots();
   for (const SlotId slot : sealed) warehouse_.raise_epoch(state_.pool.meta(slot)->clear_epoch);
-  for (const auto& record : records) warehouse_.raise_epoch(record.facts.clear_epoch);
+  for (const auto& record : records) warehouse_.raise_epoch(record.clear_epoch);
   std::erase_if(sealed, [&](SlotId slot) {
     if (recovered_space(shape_facts_of(*state_.pool.meta(slot)))) return false;
     close_recovered(slot);
@@ -163,9 +180,22 @@ void Recovery::close_recovered(SlotId slot) {
   removal_.retire(slot);
 }
 
-bool Recovery::believed(const nvme::RecoveredRecord& record) {
-  if (!recovered_space(record.facts)) return false;
-  const auto dead = tombstones_.find(record.facts.key);
+LogRecord Recovery::kept(const nvme::RecoveredRecord& record) {
+  const PageFacts& facts = record.facts;
+  const auto [number, first] =
+      shape_numbers_.try_emplace({facts.namespace_id.lo, facts.namespace_id.hi, facts.page_tokens,
+                                  facts.shards, facts.shard_bytes},
+                                 static_cast<uint32_t>(shapes_.size()));
+  if (first) shapes_.push_back(facts);
+  return {facts.key,      facts.parent,   record.extent,
+          facts.position, number->second, facts.clear_epoch};
+}
+
+bool Recovery::believed(const LogRecord& record) {
+  PageFacts& facts = shapes_[record.shape];
+  facts.clear_epoch = record.clear_epoch;
+  if (!recovered_space(facts)) return false;
+  const auto dead = tombstones_.find(record.key);
   if (dead == tombstones_.end() || record.extent.position() > dead->second) return true;
   ++summary_.cleared;
   return false;
@@ -212,11 +242,11 @@ int Recovery::adopt_namespace(const PageFacts& facts) {
 }
 
 void Recovery::insert_recovered(std::span<const SlotId> sealed,
-                                std::span<const nvme::RecoveredRecord> records) {
+                                std::span<const LogRecord> records) {
   std::vector<Key> keys;
   keys.reserve(sealed.size() + records.size());
   for (const SlotId slot : sealed) keys.push_back(state_.pool.meta(slot)->key);
-  for (const nvme::RecoveredRecord& record : records) keys.push_back(record.facts.key);
+  for (const LogRecord& record : records) keys.push_back(record.key);
   const std::vector<PageId> pages =
       place(keys, state_.catalog.index().entries(), state_.catalog.capacity());
   size_t next = 0;
@@ -229,7 +259,7 @@ void Recovery::insert_recovered(std::span<const SlotId> sealed,
     return pages[next++];
   };
   for (const SlotId slot : sealed) insert_slot(slot, page());
-  for (const nvme::RecoveredRecord& record : records) insert_record(record, page());
+  for (const LogRecord& record : records) insert_record(record, page());
   const uint64_t dram = without_room_dram_, nvme = without_room_nvme_;
   if (dram + nvme == 0) return;
   removal_.count_without_room(dram, nvme);
@@ -262,9 +292,8 @@ void Recovery::insert_slot(SlotId slot, PageId page) {
   state_.make_resident(slot, view);
 }
 
-void Recovery::insert_record(const nvme::RecoveredRecord& record, PageId page) {
-  const PageFacts& facts = record.facts;
-  if (auto there = state_.catalog.find(facts.key)) {
+void Recovery::insert_record(const LogRecord& record, PageId page) {
+  if (auto there = state_.catalog.find(record.key)) {
     if (there->in_nvme() && there->extent.position() >= record.extent.position()) return;
     there->flags |= kEntryNvme;
     there->extent = record.extent;
@@ -277,11 +306,11 @@ void Recovery::insert_record(const nvme::RecoveredRecord& record, PageId page) {
   EntryView view;
   view.page = page;
   view.flags = kEntryUsed | kEntryNvme;
-  view.space = static_cast<uint16_t>(state_.ordinal_of(facts.namespace_id));
-  view.key = facts.key;
+  view.space = static_cast<uint16_t>(state_.ordinal_of(shapes_[record.shape].namespace_id));
+  view.key = record.key;
   view.extent = record.extent;
-  view.clear_epoch = facts.clear_epoch;
-  state_.catalog.insert(view, facts.parent, facts.position);
+  view.clear_epoch = record.clear_epoch;
+  state_.catalog.insert(view, record.parent, record.position);
 }
 
 }  // namespace
