@@ -44,13 +44,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static FakeClock clock;
   const std::string path = directory.path() + "/00000000000000a1";
   fuzz::write_file(path, fuzz::Input(data, size));
-  Registry registry(directory.path(), kWarehouse, clock, kSecondNs, kSlots,
+  Registry registry(directory.path(), kWarehouse, clock, kSecondNs, fuzz::kSlots,
                     [](SessionId) { return true; });
   // Once as an earlier daemon left it, and once more after its owner has written on.
   for (int round = 0; round < 2; ++round) {
     const PinSet& pins = registry.pins();
     fuzz::require(pins.size() <= kPinCapacity, "pins are bounded");
-    fuzz::require(!pins.has_slot(kSlots), "what does not exist is not pinned");
+    fuzz::require(!pins.has_slot(fuzz::kSlots), "what does not exist is not pinned");
     uint64_t touches = 0;
     registry.drain_touches([&](PageId, uint32_t) { ++touches; });
     fuzz::require(touches <= kTouchCapacity, "touches are bounded");
