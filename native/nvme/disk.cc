@@ -137,9 +137,11 @@ int Disk::wait_ms() const {
   return static_cast<int>(group_left_ns() / kMillisecondNs + 1);
 }
 
+// Told to stop since take_posted() looked, what waits is still to be cancelled.
 bool Disk::ended() {
+  const bool waits = !reads_.waiting.empty() || !writes_.waiting.empty() || !registering_.empty();
   std::lock_guard lock(mutex_);
-  return stopping_ && posted_.empty() && running_.empty() && registering_.empty();
+  return stopping_ && posted_.empty() && running_.empty() && !waits;
 }
 
 // True if there was any, and what was posted meanwhile may have gone unheard.
