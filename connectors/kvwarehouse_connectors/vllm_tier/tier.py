@@ -5,7 +5,7 @@ after the start ends here: it is logged, and is a miss or a failed job; vLLM com
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,9 @@ _RESULTS = {
 
 
 class WarehouseTier(SecondaryTierManager):
-    """Raises UsageError at the start where a setting is bad, or nothing names the weights (code
-    "no_weights"); never later. Blocks then for reading the files of the weights."""
+    """Raises UsageError at the start where a setting is bad, nothing names the weights (code
+    "no_weights"), or another tier is beside it (code "unsupported"); never later. Blocks then for
+    reading the files of the weights."""
 
     # Its chunks are in DRAM or on NVMe, so that a request that asks for either kind has it.
     medium = None
@@ -49,6 +50,7 @@ class WarehouseTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(settings.get("locality", Locality.LOCAL.value))
         self._settings = read_settings(settings)
+        _refuse_others(tier_type, offloading_spec.config.extra_config.get("secondary_tiers", []))
         link = current_link()
         if link is None:
             raise kvw.UsageError(
@@ -134,6 +136,20 @@ class WarehouseTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         self._core.close()
+
+
+def _refuse_others(own: str, tiers: Sequence[Mapping[str, Any]]) -> None:
+    """What another tier brings of other weights is in vLLM's caches then, and what is computed on
+    it would be stored here as KV of these."""
+    others = {str(tier.get("type")) for tier in tiers} - {own}
+    if others:
+        raise kvw.UsageError(
+            f"kvwarehouse cannot be a tier beside {', '.join(sorted(others))}: vLLM's keys say of"
+            " KV which tokens it is of, and not which weights, so that a tier that keeps KV beyond"
+            " an engine can bring KV of others, and what is computed on it would be stored as KV"
+            " of these. Leave one of them out of secondary_tiers",
+            code="unsupported",
+        )
 
 
 def _rows_of(view: memoryview) -> Rows:

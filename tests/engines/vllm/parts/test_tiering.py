@@ -211,6 +211,18 @@ def test_hashes_that_may_collide_are_refused() -> None:
     assert refused.value.code == "unsupported"
 
 
+def test_tier_beside_others_is_refused(serving: Serving) -> None:
+    config = offloading(entry(serving.address))
+    config.extra_config["secondary_tiers"].append({"type": "fs", "root_dir": "folder"})
+    spec = OffloadingSpecFactory.create_spec(config)
+    with (
+        handed_over(EngineLink(model())),
+        pytest.raises(kvw.UsageError, match=r"beside fs: .* not which weights") as refused,
+    ):
+        spec.get_manager()
+    assert refused.value.code == "unsupported"
+
+
 def test_kind_whose_keys_do_not_say_its_bytes_is_refused() -> None:
     sizes = {"num_kv_heads": 1, "head_size": 8, "dtype": full(16).dtype}
     caches = cache_config(full(16), RSWASpec(block_size=16, rswa_window=64, **sizes))
