@@ -22,7 +22,6 @@ namespace {
 
 constexpr size_t kTouchesPerDrain = 4096;      // bounds one pass; the ring is lossy anyway
 constexpr uint64_t kTouchesMost = 1ull << 32;  // between two passes: more is no client's doing
-constexpr uint64_t kLatelyNs = 10 * kMillisecondNs;
 constexpr uint64_t kUncountedSecondsMost = 1 << 16;
 
 uint64_t read_word(int fd, size_t offset) {
@@ -243,13 +242,8 @@ const PinSet& Registry::pins() {
     for (const uint64_t pin : words.value_or(std::span<const uint64_t>()))
       if (pin != 0) pins_.add(pin);
   }
-  pins_read_ns_ = clock_.boot_ns();
+  lately_ = true;
   return pins_;
-}
-
-const PinSet* Registry::pins_lately() const {
-  const bool any = pins_.size() != 0 && clock_.boot_ns() - pins_read_ns_ < kLatelyNs;
-  return any ? &pins_ : nullptr;
 }
 
 void PinSet::begin() {

@@ -115,9 +115,11 @@ class Registry {
   // Reads all pins. Call after CLOSING is stored and the full fence. Good until the next call.
   const PinSet& pins();
   const PinSet& pins_seen() const { return pins_; }  // by the last call
-  // The same if that was a moment ago and saw any, else null: a pass over all pins for each page
-  // that finds no room would be most of the core's work. For choices that pins() confirms.
-  const PinSet* pins_lately() const;
+  // The same if that was since pins_are_old() and saw any, else null: a pass over all pins for each
+  // page of a message that finds no room would be most of the core's work. For choices that pins()
+  // confirms.
+  const PinSet* pins_lately() const { return lately_ && pins_.size() != 0 ? &pins_ : nullptr; }
+  void pins_are_old() { lately_ = false; }
 
   // New touches since the last call, as (page id, low half of the key's low word); lossy.
   template <class Visit>
@@ -164,7 +166,7 @@ class Registry {
   std::vector<uint64_t> touched_;
   std::vector<uint64_t> words_;  // of pins, of one session
   PinSet pins_;
-  uint64_t pins_read_ns_ = 0;
+  bool lately_ = false;  // they were read
   uint64_t touches_lost_ = 0;
 };
 

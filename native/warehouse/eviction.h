@@ -27,7 +27,7 @@ class Eviction {
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
   void keep_free();
-  // Of those not pinned a moment ago. UINT64_MAX: it has no page that could leave.
+  // Of those not seen pinned. UINT64_MAX: it has no page that could leave.
   uint64_t coldest_heat(SlotClass& cls) const;
   // A store that found none may come again.
   bool room_is_coming() const;

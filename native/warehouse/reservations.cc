@@ -47,6 +47,7 @@ void Reservations::exchange(SessionId session, const Key& namespace_id, std::spa
     throw Error(ErrorKind::usage, "namespace_unknown",
                 "namespace " + to_hex(namespace_id) + " is not open here; open it again");
   parts_.uses.count_stores();
+  state_.sessions.pins_are_old();  // whoever asks now may have let some go
   const Step step{session, static_cast<uint16_t>(ordinal), state_.clock.boot_ns(),
                   state_.clock.wall_ns()};
   sealed.reserve(seals.size());

@@ -152,6 +152,7 @@ void Warehouse::tick() {
   look_at_files();
   checker_.tick(now);
   if (state_.options.inspect) return;
+  state_.sessions.pins_are_old();
   state_.sessions.reap();
   reservations_.tick();
   removal_.free_retired();
