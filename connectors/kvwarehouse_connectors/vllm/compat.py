@@ -239,7 +239,8 @@ def models_with(vllm_config: Any, layers: Iterable[str]) -> list[torch.nn.Module
             for child in thing._modules.values():
                 parents.setdefault(id(child), []).append(thing)
     found: dict[int, torch.nn.Module] = {}
-    climbing = [parent for name in layers for parent in parents.get(id(known.get(name)), [])]
+    here = [known[name] for name in layers if name in known]
+    climbing = [parent for layer in here for parent in parents.get(id(layer), [])]
     while climbing:
         module = climbing.pop()
         if id(module) not in found:

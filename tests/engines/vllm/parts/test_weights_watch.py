@@ -258,6 +258,8 @@ def test_models_are_found_by_their_layers() -> None:
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
     assert compat.models_with(config, ["0.attn", "1.attn"]) == [model]
     assert {id(one) for one in compat.models_with(config, layers)} == {id(model), id(draft)}
+    draft.register_module("left_out", None)
+    assert compat.models_with(config, ["unknown"]) == []
     del model
     gc.collect()
     assert compat.models_with(config, ["0.attn"]) == []
