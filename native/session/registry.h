@@ -115,10 +115,9 @@ class Registry {
   // Reads all pins. Call after CLOSING is stored and the full fence. Good until the next call.
   const PinSet& pins();
   const PinSet& pins_seen() const { return pins_; }  // by the last call
-  // The same if that was since pins_are_old() and saw any, else null: a pass over all pins for each
-  // page of a message that finds no room would be most of the core's work. For choices that pins()
-  // confirms.
-  const PinSet* pins_lately() const { return lately_ && pins_.size() != 0 ? &pins_ : nullptr; }
+  // By the last call, if that was since pins_are_old(): a pass over all pins for each page of a
+  // message that finds no room would be most of the core's work. For choices that pins() confirms.
+  bool seen_pinned(SlotId slot) const { return lately_ && pins_.has_slot(slot); }
   void pins_are_old() { lately_ = false; }
 
   // New touches since the last call, as (page id, low half of the key's low word); lossy.

@@ -42,11 +42,10 @@ void Eviction::keep_free() {
 }
 
 size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
-  // Those pinned are passed over: by what was seen lately, or once a victim turns out to be.
-  const PinSet* pins = state_.sessions.pins_lately();
+  // What was seen pinned is passed over; a round that meets a pin sees them all.
   const KeepIf busy([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
-    return slot == spare || writes_.is_writing(slot) || (pins != nullptr && pins->has_slot(slot)) ||
+    return slot == spare || writes_.is_writing(slot) || state_.sessions.seen_pinned(slot) ||
            awaits_child(slot);
   });
   std::array<PageId, kBatch> residents;
@@ -59,9 +58,7 @@ size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
     if (found == 0) break;
     slots.clear();
     for (size_t i = 0; i < found; ++i) slots.push_back(state_.pool.slot_of(cls, residents[i]));
-    const size_t out = removal_.evict_slots(slots, LeaveReason::evicted);
-    if (out < found) pins = &state_.sessions.pins_seen();
-    left += out;
+    left += removal_.evict_slots(slots, LeaveReason::evicted);
   }
   return left;
 }

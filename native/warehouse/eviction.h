@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ class Eviction {
   SlotId take_slot(SlotClass& cls, SlotState state, SlotId spare);
   size_t evict_some(SlotClass& cls, size_t want, SlotId spare);
   void keep_free();
-  // Of those not seen pinned. UINT64_MAX: it has no page that could leave.
+  // UINT64_MAX: it has no page that could leave.
   uint64_t coldest_heat(SlotClass& cls) const;
   // A store that found none may come again.
   bool room_is_coming() const;
@@ -55,8 +56,10 @@ class Eviction {
   bool take_slab(SlotClass& needy, uint64_t heat);
   // Whatever it holds; after a vain look no other for a while.
   void take_any_slab(SlotClass& needy);
+  // The coldest first, of those not seen pinned; how many.
+  size_t coldest(SlotClass& cls, std::span<PageId> residents) const;
   SlotClass* donor_for(const SlotClass& needy, uint64_t heat);
-  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor, const PinSet& pins);
+  std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
   void note_growth();
   bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }

@@ -80,26 +80,27 @@ void Eviction::take_any_slab(SlotClass& needy) {
   needy.look_again_ns = state_.clock.boot_ns() + kLookNs;
 }
 
-uint64_t Eviction::coldest_heat(SlotClass& cls) const {
-  const PinSet* pins = state_.sessions.pins_lately();
+size_t Eviction::coldest(SlotClass& cls, std::span<PageId> residents) const {
   const KeepIf pinned([&](PageId resident) {
-    return pins != nullptr && pins->has_slot(state_.pool.slot_of(cls, resident));
+    return state_.sessions.seen_pinned(state_.pool.slot_of(cls, resident));
   });
-  std::array<PageId, 1> coldest;
-  return cls.policy->victims(coldest, pinned) == 0 ? UINT64_MAX : cls.policy->heat(coldest[0]);
+  return cls.policy->victims(residents, pinned);
+}
+
+uint64_t Eviction::coldest_heat(SlotClass& cls) const {
+  std::array<PageId, 1> resident;
+  return coldest(cls, resident) == 0 ? UINT64_MAX : cls.policy->heat(resident[0]);
 }
 
 // Where its coldest pages lie, and some others, other ones each time: the coldest may be together
 // in a slab that cannot move.
-std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor, const PinSet& pins) {
-  const KeepIf pinned(
-      [&](PageId resident) { return pins.has_slot(state_.pool.slot_of(donor, resident)); });
-  std::array<PageId, kLooks> coldest;
+std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor) {
+  std::array<PageId, kLooks> residents;
   std::vector<uint32_t> slabs;
   slabs.reserve(2 * kLooks);
-  const size_t found = donor.policy->victims(coldest, pinned);
+  const size_t found = coldest(donor, residents);
   for (size_t i = 0; i < found; ++i)
-    slabs.push_back(state_.arena.slots().slab_of(state_.pool.slot_of(donor, coldest[i])));
+    slabs.push_back(state_.arena.slots().slab_of(state_.pool.slot_of(donor, residents[i])));
   for (size_t i = 0; i < std::min(kLooks, donor.slabs.size()); ++i)
     if (const uint32_t slab = donor.slabs[next_slab_look_++ % donor.slabs.size()];
         slab != UINT32_MAX)
@@ -126,7 +127,7 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
   SlotClass* donor = donor_for(needy, heat);
   if (donor == nullptr) return false;
   std::optional<Candidate> best;
-  for (const uint32_t slab : slabs_to_look_at(*donor, pins)) {
+  for (const uint32_t slab : slabs_to_look_at(*donor)) {
     // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
     // nothing is evicted in vain.
     Candidate own{slab, {}};
