@@ -31,7 +31,7 @@ std::vector<PinnedPage> pin_pages(PromotionWindow& promotions, size_t page, size
       session.count(Counter::pins_refused);
       throw Error(ErrorKind::pin, "pin_budget",
                   "a session may pin " + std::to_string(limit_bytes) + " bytes and " +
-                      std::to_string(kPinCapacity) +
+                      std::to_string(session.pin_capacity()) +
                       " pages; release pins, or pin fewer pages at a time");
     }
     KVW_SEQUENCE_POINT("pin: entry found");

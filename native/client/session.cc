@@ -3,6 +3,8 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace kvw {
@@ -17,11 +19,12 @@ ClientSession::ClientSession(ParentFd file) : fd_(std::move(file)) {
                 "somebody else");
   mapping_ = Mapping(fd_.get(), sizeof(SessionFile), true);
   file_ = mapping_.at<SessionFile>(0);
-  if (file_->magic != kSessionMagic || file_->version != kSessionVersion)
+  if (file_->magic != kSessionMagic || file_->version == 0 || file_->version > kSessionVersion)
     throw Error(
         ErrorKind::storage, "bad_files",
         "the daemon's session file has another version; use the same kvwarehouse on both sides");
   id_ = file_->session_id;
+  pin_capacity_ = std::min(file_->pin_capacity, kPinCapacity);
 }
 
 ClientSession::~ClientSession() = default;  // closing the descriptor ends the lock
@@ -39,7 +42,7 @@ int ClientSession::take_pin() {
     free_pins_.pop_back();
     return place;
   }
-  if (next_pin_ == static_cast<int>(kPinCapacity)) return -1;
+  if (next_pin_ == static_cast<int>(pin_capacity_)) return -1;
   const int place = next_pin_++;
   // Before any pin at or above the old mark is stored; the batch's fence orders both.
   file_->pins_high.store(static_cast<uint64_t>(next_pin_), std::memory_order_release);

@@ -49,6 +49,7 @@ class ClientSession {
   }
   void touch(const EntryView& entry);
 
+  uint32_t pin_capacity() const { return pin_capacity_; }  // pins at a time
   // A free pin word, or -1 when all are in use.
   int take_pin();
   void store_pin(int place, uint64_t pin) {
@@ -64,6 +65,7 @@ class ClientSession {
   Mapping mapping_;
   SessionFile* file_ = nullptr;
   uint64_t id_ = 0;
+  uint32_t pin_capacity_ = 0;
   SessionShare pinned_bytes_, segments_held_;
   std::mutex mutex_;
   std::vector<int> free_pins_;

@@ -109,6 +109,11 @@ void Registry::adopt(const std::string& path) {
   session->file = std::move(file);
   session->path = path;
   session->owner_pid = read_word(session->file.get(), offsetof(SessionFile, owner_pid));
+  static_assert(offsetof(SessionFile, pin_capacity) == offsetof(SessionFile, version) + 4);
+  const auto granted = static_cast<uint32_t>(
+      read_word(session->file.get(), offsetof(SessionFile, version)) >> 32);
+  session->pin_capacity =
+      std::min({granted, kPinCapacity, std::max(pins_left(session->owner_pid), kPinsLeast)});
   session->touch_read = read_word(session->file.get(), offsetof(SessionFile, touch_head));
   sessions_[id] = std::move(session);
 }
@@ -120,6 +125,16 @@ bool Registry::full(uint64_t owner_pid) const {
          static_cast<size_t>(std::ranges::count_if(sessions_, of_owner)) >= kMaxSessionsOfProcess;
 }
 
+uint32_t Registry::pins_left(uint64_t owner_pid) const {
+  uint32_t all = 0, own = 0;
+  for (const auto& [id, session] : sessions_) {
+    all += session->pin_capacity;
+    if (owner_pid != 0 && session->owner_pid == owner_pid) own += session->pin_capacity;
+  }
+  return std::min(kPinsOfAll - std::min(all, kPinsOfAll),
+                  kPinsOfProcess - std::min(own, kPinsOfProcess));
+}
+
 Registry::Created Registry::create(uint64_t owner_pid) {
   if (full(owner_pid)) reap();
   if (full(owner_pid))
@@ -129,6 +144,7 @@ Registry::Created Registry::create(uint64_t owner_pid) {
                     " of this process; close clients that are not used");
   auto session = std::make_unique<Session>();
   session->owner_pid = owner_pid;
+  session->pin_capacity = std::clamp(pins_left(owner_pid) / 8, kPinsLeast, kPinCapacity);
   if (::getrandom(&session->id, sizeof session->id, 0) != sizeof session->id || session->id == 0)
     throw storage_error("cannot draw a session id", errno);
   char name[32];
@@ -157,7 +173,8 @@ void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
   if (::ftruncate(client, sizeof(SessionFile)) != 0)
     throw storage_error("cannot size " + session.path, errno);
   // Backed now: a client must not meet a full filesystem as SIGBUS.
-  if (::fallocate(client, 0, 0, sizeof(SessionFile)) != 0)
+  const off_t used = offsetof(SessionFile, pins) + session.pin_capacity * sizeof(uint64_t);
+  if (::fallocate(client, 0, 0, used) != 0)
     throw storage_error("no room for a session file in " + directory_, errno);
   session.counted_ns = clock_.boot_ns();
   session.file = Fd(::open(session.path.c_str(), O_RDWR | O_CLOEXEC));
@@ -167,7 +184,8 @@ void Registry::prepare(Session& session, int client, uint64_t owner_pid) {
     uint32_t version, pin_capacity;
     Key warehouse_id;
     uint64_t session_id, owner_pid;
-  } head{kSessionMagic, kSessionVersion, kPinCapacity, warehouse_id_, session.id, owner_pid};
+  } head{kSessionMagic, kSessionVersion, session.pin_capacity,
+         warehouse_id_, session.id,      owner_pid};
   static_assert(sizeof head == offsetof(SessionFile, owner_pid) + 8);
   if (::pwrite(session.file.get(), &head, sizeof head, 0) != sizeof head)
     throw storage_error("cannot write " + session.path, errno);
@@ -227,7 +245,7 @@ std::optional<std::span<const uint64_t>> Registry::pin_words(const Session& sess
   uint64_t high = 0;
   ssize_t got = ::pread(fd, &high, sizeof high, offsetof(SessionFile, pins_high));
   if (got >= 0) {
-    words_.resize(got == sizeof high ? std::min<uint64_t>(high, kPinCapacity) : 0);
+    words_.resize(got == sizeof high ? std::min<uint64_t>(high, session.pin_capacity) : 0);
     got = ::pread(fd, words_.data(), words_.size() * 8, offsetof(SessionFile, pins));
   }
   if (got < 0) return std::nullopt;

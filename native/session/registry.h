@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,6 +30,7 @@ using SessionId = uint64_t;
 struct Session {
   SessionId id = 0;
   uint64_t owner_pid = 0;
+  uint32_t pin_capacity = 0;  // words of its pins that count
   Fd file;  // the daemon's own open file: for pread and for trying the lock
   std::string path;
   bool connected = false;
@@ -139,6 +141,14 @@ class Registry {
 
   static constexpr size_t kMaxSessions = 1024;
   static constexpr size_t kMaxSessionsOfProcess = kMaxSessions / 2;
+  // The core reads the words of all sessions between two messages: what all may use is bounded, and
+  // each new session gets a part of what is left, so that many get less rather than the last none.
+  static constexpr uint32_t kPinsOfAll = 24 * kPinCapacity;
+  static constexpr uint32_t kPinsOfProcess = kPinsOfAll / 2;
+  static constexpr uint32_t kPinsLeast = 256;  // of a session, beyond that bound too
+  // What the files of all take, at most.
+  static constexpr uint64_t kFilesBytes =
+      kMaxSessions * (offsetof(SessionFile, pins) + kPinsLeast * 8 + 4096) + kPinsOfAll * 8;
   // Of one counter of one session: bytes from the memory of eight GPUs, times some.
   static constexpr uint64_t kCountsPerSecond = 1ull << 45;
   static constexpr uint64_t kCountMost = 1ull << 63;
@@ -151,6 +161,8 @@ class Registry {
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;
   bool full(uint64_t owner_pid) const;
+  // What those of all, and of a process that is seen, leave of pin words.
+  uint32_t pins_left(uint64_t owner_pid) const;
   // Until the next call. Nothing: they cannot be read.
   std::optional<std::span<const uint64_t>> pin_words(const Session& session);
   bool pins_any(const Session& session);

@@ -16,9 +16,8 @@
 namespace kvw {
 
 inline constexpr uint64_t kSessionMagic = 0x314e4f4953564bull;  // "KVSION1"
-inline constexpr uint32_t kSessionVersion = 1;
-inline constexpr uint32_t kPinCapacity =
-    32768;  // words in a session file: the hard bound on its pins
+inline constexpr uint32_t kSessionVersion = 2;  // 1: every session may use all its words
+inline constexpr uint32_t kPinCapacity = 32768;  // words that a session file has room for
 inline constexpr uint32_t kTouchCapacity = 8192;  // a power of two; older touches are overwritten
 
 // A pin word: 0 is none; the top bit tells a segment from a slot.
@@ -77,7 +76,7 @@ const char* counter_name(Counter counter);
 struct SessionFile {
   uint64_t magic;
   uint32_t version;
-  uint32_t pin_capacity;
+  uint32_t pin_capacity;  // words that this session may use; others pin nothing
   Key warehouse_id;
   uint64_t session_id;
   uint64_t owner_pid;  // as the daemon sees it, 0: it does not; liveness is the lock

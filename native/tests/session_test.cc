@@ -335,6 +335,87 @@ TEST(session_refuses_a_pin_when_all_words_are_taken) {
   CHECK_EQ(client.take_pin(), -1);
 }
 
+uint32_t granted(const Desk& desk, SessionId id) {
+  const Fd file(::open(desk.path(id).c_str(), O_RDONLY | O_CLOEXEC));
+  uint32_t words = 0;
+  CHECK_EQ(::pread(file.get(), &words, 4, offsetof(SessionFile, pin_capacity)), 4);
+  return words;
+}
+
+// Incident: a process with 512 sessions had the core read 16 million pin words for each eviction.
+TEST(sessions_share_the_pin_words_that_the_core_reads) {
+  Desk desk;
+  std::vector<Registry::Created> made;
+  uint64_t words = 0, bytes = 0;
+  for (size_t i = 0; i < Registry::kMaxSessions; ++i) {
+    made.push_back(desk.registry->create(0));
+    words += granted(desk, made.back().session->id);
+    struct stat info{};
+    CHECK_EQ(::fstat(made.back().descriptor.get(), &info), 0);
+    bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+    if (i == 15) CHECK_EQ(words, 16 * kPinCapacity);  // a rank on each GPU, and a few more
+  }
+  CHECK(words <= Registry::kPinsOfAll + Registry::kMaxSessions * Registry::kPinsLeast);
+  CHECK(bytes <= Registry::kFilesBytes);
+  // The last one may still pin something; words beyond its share pin nothing, whatever it writes.
+  const Fd file(::open(desk.path(made.back().session->id).c_str(), O_RDWR | O_CLOEXEC));
+  ClientSession client = attach(made.back().descriptor);
+  CHECK_EQ(client.pin_capacity(), Registry::kPinsLeast);
+  for (uint32_t i = 0; i < Registry::kPinsLeast; ++i)
+    client.store_pin(client.take_pin(), slot_pin(i, 1));
+  CHECK_EQ(client.take_pin(), -1);
+  const uint64_t beyond = slot_pin(5000, 1), high = kPinCapacity;
+  CHECK_EQ(::pwrite(file.get(), &beyond, 8,
+                    offsetof(SessionFile, pins) + uint64_t{Registry::kPinsLeast} * 8),
+           8);
+  CHECK_EQ(::pwrite(file.get(), &high, 8, offsetof(SessionFile, pins_high)), 8);
+  for (const bool restarted : {false, true}) {
+    if (restarted) desk.open();
+    CHECK(desk.registry->pins().has_slot(Registry::kPinsLeast - 1));
+    CHECK(!desk.registry->pins().has_slot(5000));
+  }
+  // Each has what it was granted by the daemon that it knew, and what is given back is there again.
+  made.clear();
+  desk.registry->reap();
+  CHECK_EQ(granted(desk, desk.registry->create(0).session->id), kPinCapacity);
+}
+
+TEST(process_has_half_of_the_pin_words) {
+  Desk desk;
+  std::vector<Registry::Created> made;
+  for (size_t i = 0; i < Registry::kMaxSessionsOfProcess; ++i)
+    made.push_back(desk.registry->create(7));
+  CHECK_EQ(granted(desk, made.back().session->id), Registry::kPinsLeast);
+  for (int i = 0; i < 3; ++i) {
+    made.push_back(desk.registry->create(8));
+    CHECK(granted(desk, made.back().session->id) >= kPinCapacity / 2);
+  }
+}
+
+TEST(sessions_of_an_earlier_daemon_keep_their_pins_within_the_same_bound) {
+  Desk desk;
+  std::vector<Fd> locks;
+  uint64_t pinned = 0;
+  for (uint64_t id = 1; id < 100; ++id) {  // all of version 1, where each had all its words
+    Registry::Created created = desk.registry->create(id);
+    const uint32_t head[] = {1, kPinCapacity};
+    CHECK_EQ(::pwrite(created.descriptor.get(), head, 8, offsetof(SessionFile, version)), 8);
+    const uint64_t high = kPinCapacity, pin = slot_pin(static_cast<SlotId>(id), 1);
+    const bool last = id % 2 == 0;  // or the first word
+    CHECK_EQ(::pwrite(created.descriptor.get(), &pin, 8,
+                      offsetof(SessionFile, pins) + (last ? (kPinCapacity - 1) * 8 : 0)),
+             8);
+    CHECK_EQ(::pwrite(created.descriptor.get(), &high, 8, offsetof(SessionFile, pins_high)), 8);
+    locks.push_back(std::move(created.descriptor));
+  }
+  desk.open();
+  const PinSet& pins = desk.registry->pins();
+  for (SlotId slot = 1; slot < 100; slot += 2) CHECK(pins.has_slot(slot));
+  for (SlotId slot = 2; slot < 100; slot += 2) pinned += pins.has_slot(slot) ? 1 : 0;
+  CHECK(pinned <= Registry::kPinsOfAll / kPinCapacity);
+  CHECK_EQ(granted(desk, desk.registry->create(100).session->id), Registry::kPinsLeast);
+}
+
 TEST(session_touches_arrive_once_and_the_newest_win) {
   Desk desk;
   Registry::Created created = desk.registry->create(1);

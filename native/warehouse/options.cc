@@ -6,6 +6,7 @@
 #include "arena/arena.h"
 #include "base/error.h"
 #include "eviction/lru.h"
+#include "session/registry.h"
 #include "warehouse/page_table.h"
 #include "warehouse/versions.h"
 
@@ -87,7 +88,7 @@ uint64_t table_bytes_for(const WarehouseOptions& options) {
   const bool nvme = !options.nvme_dir.empty();
   const uint64_t recovery =
       std::min(pages, slots) * kRecoveredSlotBytes + (nvme ? pages * kRecoveredRecordBytes : 0);
-  return table_bytes(pages, slots, nvme) + recovery;
+  return table_bytes(pages, slots, nvme) + recovery + Registry::kFilesBytes;
 }
 
 void check_options(const WarehouseOptions& options) {

@@ -68,7 +68,7 @@ uint64_t index_bytes_for(const WarehouseOptions& options);
 uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme);
 // What recovery takes beside them, for a while, of so many records and slots with a page.
 inline constexpr uint64_t kRecoveredRecordBytes = 92, kRecoveredSlotBytes = 32;
-// Both, with all pages that the index has room for, of 32 KiB and more.
+// Both, with all pages that the index has room for, of 32 KiB and more, and the files of sessions.
 uint64_t table_bytes_for(const WarehouseOptions& options);
 
 // Refuses what no warehouse can be opened with, before any file is written: sizes, and files of a
