@@ -143,7 +143,7 @@ class Registry {
   static constexpr size_t kMaxSessionsOfProcess = kMaxSessions / 2;
   // The core reads the words of all sessions between two messages: what all may use is bounded, and
   // each new session gets a part of what is left, so that many get less rather than the last none.
-  static constexpr uint32_t kPinsOfAll = 24 * kPinCapacity;
+  static constexpr uint32_t kPinsOfAll = 24 * 32768;  // of 24 full ones
   static constexpr uint32_t kPinsOfProcess = kPinsOfAll / 2;
   static constexpr uint32_t kPinsLeast = 256;  // of a session, beyond that bound too
   // What the files of all take, at most.
