@@ -418,6 +418,13 @@ CLASSES: Final = (
         live=True,
     ),
     FaultClass(
+        "NVMe tier detached for a run or two",
+        "nothing lost",
+        "two starts with it serve all that was there without it, and nothing that was cleared"
+        " meanwhile, or cleared or evicted before",
+        live=True,
+    ),
+    FaultClass(
         "filesystem read-only, then writable (ext4)",
         "nothing lost",
         _DISK_HOLDS,
