@@ -193,8 +193,8 @@ class Daemon:
         self._log.event(
             Event.NVME_NO_ANSWER,
             path=self._config.nvme_dir,
-            text=f"{reason}; it is not used until the next start, and what is cleared or evicted "
-            "until then is noted beside the arena alone",
+            text=f"{reason}; it is not used until the next start. What is cleared until then is "
+            "noted beside the arena alone; what is evicted may be there again, from this disk",
         )
         self._config = replace(self._config, nvme_dir="")
         self._snapshots.nvme_unanswered = reason

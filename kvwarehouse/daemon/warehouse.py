@@ -2,7 +2,8 @@
 
 Thread-safe. Order is the point of this file: a clear is in the ledger before it is in the core,
 and a tombstone is written before an eviction is reported, so that no restart brings back what a
-caller was told is gone.
+caller was told is gone. But an eviction knows no record of a tier that is not there: what a
+detached tier has is there again when it is back. A clear holds for that too.
 """
 
 from __future__ import annotations
