@@ -117,7 +117,10 @@ void Pool::retire(uint32_t slab) {
   }
   full_fence();
   KVW_SEQUENCE_POINT("retire: generations raised");
-  std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
+  if (aside_ == slab)
+    end_aside();
+  else
+    std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
   free_in_[slab] = 0;
   cls.slabs[slab_place_[slab]] = UINT32_MAX;
   slab_class_[slab] = kNoClass;
@@ -126,6 +129,35 @@ void Pool::retire(uint32_t slab) {
   layout.populated = 1;
   slots_.layout_word(slab).store(layout.pack(), std::memory_order_release);
   ready_.push_back(slab);
+}
+
+void Pool::set_aside(uint32_t slab) {
+  aside_ = slab;
+  std::erase_if(classes_[slab_class_[slab]]->free, [&](SlotId slot) {
+    if (is_aside(slot)) aside_free_.push_back(slot);
+    return is_aside(slot);
+  });
+}
+
+void Pool::put_back(uint32_t slab) {
+  SlotClass& cls = *classes_[slab_class_[slab]];
+  cls.free.insert(cls.free.end(), aside_free_.begin(), aside_free_.end());
+  end_aside();
+}
+
+void Pool::end_aside() {
+  aside_ = UINT32_MAX;
+  aside_free_.clear();
+}
+
+bool Pool::all_free(uint32_t slab) const {
+  return free_in_[slab] == classes_[slab_class_[slab]]->slots_per_slab;
+}
+
+uint64_t Pool::free_slots() const {
+  uint64_t count = aside_free_.size();
+  for (const auto& cls : classes_) count += cls->free.size();
+  return count;
 }
 
 void Pool::attach(uint32_t slab, const SlabLayout& layout) {
@@ -139,7 +171,7 @@ std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share)
   for (uint32_t slab = 0; slab < slab_class_.size(); ++slab) {
     if (slab_class_[slab] == kNoClass) continue;
     const SlotClass& cls = *classes_[slab_class_[slab]];
-    if (&cls == &needy || free_in_[slab] != cls.slots_per_slab) continue;
+    if (&cls == &needy || slab == aside_ || !all_free(slab)) continue;
     const uint64_t left = cls.total() - cls.slots_per_slab;
     if (cls.free.size() - cls.slots_per_slab >= left / share) return slab;
   }
@@ -149,7 +181,10 @@ std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share)
 void Pool::adopt_free(SlotId slot) { add_free(class_of(slot), slot); }
 
 void Pool::add_free(SlotClass& cls, SlotId slot) {
-  cls.free.push_back(slot);
+  if (is_aside(slot))
+    aside_free_.push_back(slot);
+  else
+    cls.free.push_back(slot);
   ++free_in_[slots_.slab_of(slot)];
 }
 

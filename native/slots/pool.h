@@ -56,6 +56,13 @@ class Pool {
   // A slab of another class that is all FREE, where that class has it to spare: one in `share` of
   // its slots stays free without it. Nothing where there is none.
   std::optional<uint32_t> spare_slab(const SlotClass& needy, uint64_t share) const;
+  // From now on its slots that are free, or become so, are not taken, until it is retired or put
+  // back. One at a time.
+  void set_aside(uint32_t slab);
+  void put_back(uint32_t slab);
+  bool is_aside(SlotId slot) const { return slots_.slab_of(slot) == aside_; }
+  bool all_free(uint32_t slab) const;
+  uint64_t free_slots() const;  // of all slabs
   // Adopts slots as an earlier daemon left them (recovery): registers the slab with its class.
   void attach(uint32_t slab, const SlabLayout& layout);
   void adopt_free(SlotId slot);
@@ -106,6 +113,7 @@ class Pool {
   SlotClass& add_class(const SlabLayout& layout);
   void assign(uint32_t slab, uint32_t class_number);
   void add_free(SlotClass& cls, SlotId slot);
+  void end_aside();
 
   Arena& arena_;
   const Slots& slots_;
@@ -116,6 +124,8 @@ class Pool {
   std::vector<uint32_t> slab_place_;        // place in its class's list of slabs
   std::vector<std::vector<PageId>> pages_;  // by slab, by place
   std::vector<uint32_t> free_in_;           // by slab: its slots that are FREE
+  uint32_t aside_ = UINT32_MAX;             // the slab
+  std::vector<SlotId> aside_free_;          // its slots that are FREE
   std::deque<uint32_t> ready_;              // populated and uncut
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;

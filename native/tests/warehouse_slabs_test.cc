@@ -155,6 +155,144 @@ TEST(page_size_without_a_slab_gets_one_though_the_coldest_is_pinned_all_over) {
     CHECK_EQ(holder.load(page_of(pinned, chain, 0)), Got::right);
 }
 
+// A slab of 2,048 pages of 4 KiB, which goes to another page size in two steps.
+struct Small {
+  Small() : world(shape_of(4096, 1), 64 * kMiB) {
+    world.declared = {other};
+    world.start();
+    owner.emplace(world);
+    needy.emplace(world);
+    needy->use(other);
+    for (uint64_t chain = 0; chain < world.capacity(); ++chain) owner->store(world.page(chain));
+  }
+  // The other size asks for its first slab; how many pages had to leave for it so far.
+  uint64_t begin() {
+    const uint64_t before = world->status().dram_pages;
+    CHECK_EQ(needy->reserve(wanted).reason, Reason::later);
+    CHECK(world->goes_on());
+    return before - world->status().dram_pages;
+  }
+  bool end() {
+    while (world->goes_on()) world->go_on();
+    return needy->store(wanted);
+  }
+  // The slab that is on its way: the one whose pages went first.
+  uint32_t slab_of_first_gap() {
+    std::map<uint32_t, uint64_t> there;
+    for (uint64_t chain = 0; chain < 4 * 2048 * 8; ++chain)
+      if (const auto entry = world.entry(world.page(chain)))
+        ++there[world.slots().slab_of(entry->slot)];
+    return std::ranges::min_element(there, {}, [](const auto& each) { return each.second; })->first;
+  }
+  std::optional<uint64_t> chain_in(uint32_t slab) {
+    for (uint64_t chain = 0; chain < 4 * 2048 * 8; ++chain)
+      if (const auto entry = world.entry(world.page(chain));
+          entry && world.slots().slab_of(entry->slot) == slab)
+        return chain;
+    return std::nullopt;
+  }
+
+  const NamespaceShape other = shape_of(64 * 1024, 1, {8, 8});
+  const TestPage wanted = page_of(other, 1, 0);
+  World world;
+  std::optional<Peer> owner, needy;
+};
+
+// Incident: 65,536 small pages left at once, and another client's store waited 28 ms.
+TEST(slab_of_many_pages_goes_to_another_page_size_in_steps) {
+  Small small;
+  const uint64_t first = small.begin();
+  CHECK(first > 0 && first <= 1024);
+  const uint32_t slab = small.slab_of_first_gap();
+  // Between two steps others are served, and nothing goes into what is to be emptied.
+  for (uint64_t chain = 100000; chain < 100300; ++chain) {
+    const TestPage page = small.world.page(chain);
+    CHECK(small.owner->store(page));
+    CHECK(small.world.slots().slab_of(small.world.entry(page)->slot) != slab);
+  }
+  CHECK(small.end());
+  CHECK_EQ(small.world.slots().layout(slab).slot_blocks, small.other.slot_bytes() / kBlockBytes);
+  small.world.check_settled();
+}
+
+TEST(slab_stays_when_a_page_of_it_is_pinned_or_written_between_two_steps) {
+  for (const bool pinned : {true, false}) {
+    Small small;
+    small.begin();
+    const uint32_t slab = small.slab_of_first_gap();
+    const auto chain = small.chain_in(slab);
+    CHECK(chain.has_value());
+    const TestPage page = small.world.page(*chain);
+    int pin = -1;
+    if (pinned) {
+      pin = small.owner->pin(page);
+    } else {  // its first child's metadata names it; without it the child could never be found
+      CHECK_EQ(small.owner->reserve(small.world.page(*chain, 1)).reason, Reason::none);
+    }
+    while (small.world->goes_on()) small.world->go_on();
+    CHECK(small.world.stored(page));
+    CHECK_EQ(small.world.slots().layout(slab).slot_blocks, 1);
+    if (pinned) {
+      CHECK_EQ(small.owner->load(page), Got::right);
+      small.owner->session().drop_pin(pin);
+    }
+    // It is used on: what left it makes room for others.
+    std::set<uint32_t> slabs;
+    for (uint64_t other = 200000; other < 201800; ++other) {
+      CHECK(small.owner->store(small.world.page(other)));
+      slabs.insert(small.world.slots().slab_of(small.world.entry(small.world.page(other))->slot));
+    }
+    CHECK(slabs.contains(slab));
+  }
+}
+
+TEST(slab_that_moves_is_right_whatever_happens_between_its_steps) {
+  Small small;
+  auto random = check::random("slab that moves");
+  uint64_t next = 300000, moved = 0;
+  std::vector<int> pins;
+  for (int round = 0; round < 40; ++round) {
+    small.world.pass(150 * kMillisecondNs);
+    const TestPage page = page_of(small.other, 1000 + round, 0);
+    small.needy->store(page);
+    while (small.world->goes_on()) {
+      for (uint64_t step = random() % 30; step > 0; --step) {
+        const TestPage own = small.world.page(next - random() % 400);
+        switch (random() % 6) {
+          case 0:
+            if (const auto entry = small.world.entry(own)) {
+              const int pin = small.owner->pin(own);
+              if (pin >= 0) pins.push_back(pin);
+            }
+            break;
+          case 1:
+            if (!pins.empty()) {
+              small.owner->session().drop_pin(pins.back());
+              pins.pop_back();
+            }
+            break;
+          case 2:
+            small.world.pass(random() % 50 * kMillisecondNs);
+            break;
+          default:
+            small.owner->store(small.world.page(next++));
+        }
+      }
+      small.world->go_on();
+    }
+    moved += small.needy->store(page) ? 1 : 0;
+  }
+  for (const int pin : pins) small.owner->session().drop_pin(pin);
+  CHECK(moved > 0);
+  small.world.pass(60 * kSecondNs);
+  small.world.pass(60 * kSecondNs);
+  while (small.world->goes_on()) small.world->go_on();
+  small.world.check_settled();
+  for (uint64_t chain = next - 100; chain < next; ++chain)
+    if (small.world.stored(small.world.page(chain)))
+      CHECK_EQ(small.owner->load(small.world.page(chain)), Got::right);
+}
+
 TEST(store_waits_for_an_arena_that_grows_and_evicts_nothing) {
   World growing(shape_of(120 * 1024, 1));
   growing.start_without_slabs();

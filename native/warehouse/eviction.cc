@@ -45,8 +45,8 @@ size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
   // What was seen pinned is passed over; a round that meets a pin sees them all.
   const KeepIf busy([&](PageId resident) {
     const SlotId slot = state_.pool.slot_of(cls, resident);
-    return slot == spare || writes_.is_writing(slot) || state_.sessions.seen_pinned(slot) ||
-           awaits_child(slot);
+    return slot == spare || state_.pool.is_aside(slot) || writes_.is_writing(slot) ||
+           state_.sessions.seen_pinned(slot) || awaits_child(slot);
   });
   std::array<PageId, kBatch> residents;
   std::vector<SlotId> slots;
@@ -64,7 +64,7 @@ size_t Eviction::evict_some(SlotClass& cls, size_t want, SlotId spare) {
 }
 
 bool Eviction::room_is_coming() const {
-  return still_growing() || !writes_.is_idle() || removal_.retired() != 0 ||
+  return still_growing() || goes_on() || !writes_.is_idle() || removal_.retired() != 0 ||
          state_.pool.unfinished_bytes() != 0;
 }
 

@@ -30,6 +30,11 @@ class Eviction {
   void keep_free();
   // UINT64_MAX: it has no page that could leave.
   uint64_t coldest_heat(SlotClass& cls) const;
+  // A slab that goes to another page size, whose pages leave in steps.
+  bool goes_on() const { return move_.has_value(); }
+  void go_on() {
+    if (move_) step_of_move();
+  }
   // A store that found none may come again.
   bool room_is_coming() const;
 
@@ -52,8 +57,9 @@ class Eviction {
   bool take_spare_slab(SlotClass& needy);  // that another class has no use for
   // That holds pages of another class which are colder than this one's coldest.
   bool take_colder_slab(SlotClass& needy);
-  // At least half of whose pages are colder than `heat`.
+  // At least half of whose pages are colder than `heat`. True: it is there, and not on its way.
   bool take_slab(SlotClass& needy, uint64_t heat);
+  bool step_of_move();  // true: it was the last, and the slab is there
   // Whatever it holds; after a vain look no other for a while.
   void take_any_slab(SlotClass& needy);
   // The coldest first, of those not seen pinned; how many.
@@ -65,10 +71,17 @@ class Eviction {
   bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }
   bool still_growing() const { return !is_whole() && growth_error_.empty(); }
 
+  struct Move {
+    uint32_t slab;
+    std::vector<SlotId> live;  // still to leave
+    SlotClass* needy = nullptr;
+  };
+
   WarehouseState& state_;
   WriteAdmission& writes_;
   Removal& removal_;
   Uses& uses_;
+  std::optional<Move> move_;
   uint32_t next_slab_ = 0;  // to be populated
   int populate_errno_ = 0;  // of the last slab that was to come
   std::string growth_error_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/sequence_point.h"
 #include "warehouse/eviction.h"
@@ -10,15 +11,11 @@ namespace kvw {
 
 namespace {
 
-constexpr uint64_t kMoveNs =
-    100 * kMillisecondNs;  // one slab at a time: each evicts all of its pages
+constexpr uint64_t kMoveNs = 100 * kMillisecondNs;  // from one slab to the next
+constexpr size_t kMovePages = 1024;                 // that leave in a step
 constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
-constexpr size_t kLooks = 16;                      // slabs of a donor, and as many victims
-
-struct Candidate {
-  uint32_t slab;
-  std::vector<SlotId> live;
-};
+constexpr size_t kLooks = 16;         // slabs of a donor, and as many victims
+constexpr size_t kLookSlots = 65536;  // of either, at most, but for one slab
 
 }  // namespace
 
@@ -95,13 +92,14 @@ uint64_t Eviction::coldest_heat(SlotClass& cls) const {
 // Where its coldest pages lie, and some others, other ones each time: the coldest may be together
 // in a slab that cannot move.
 std::vector<uint32_t> Eviction::slabs_to_look_at(SlotClass& donor) {
+  const size_t looks = std::clamp<size_t>(kLookSlots / donor.slots_per_slab, 1, kLooks);
   std::array<PageId, kLooks> residents;
   std::vector<uint32_t> slabs;
-  slabs.reserve(2 * kLooks);
-  const size_t found = coldest(donor, residents);
+  slabs.reserve(2 * looks);
+  const size_t found = coldest(donor, std::span(residents).first(looks));
   for (size_t i = 0; i < found; ++i)
     slabs.push_back(state_.arena.slots().slab_of(state_.pool.slot_of(donor, residents[i])));
-  for (size_t i = 0; i < std::min(kLooks, donor.slabs.size()); ++i)
+  for (size_t i = 0; i < std::min(looks, donor.slabs.size()); ++i)
     if (const uint32_t slab = donor.slabs[next_slab_look_++ % donor.slabs.size()];
         slab != UINT32_MAX)
       slabs.push_back(slab);
@@ -123,14 +121,15 @@ SlotClass* Eviction::donor_for(const SlotClass& needy, uint64_t heat) {
 }
 
 bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
+  if (move_) return false;
   const PinSet& pins = state_.sessions.pins();
   SlotClass* donor = donor_for(needy, heat);
   if (donor == nullptr) return false;
-  std::optional<Candidate> best;
+  std::optional<Move> best;
   for (const uint32_t slab : slabs_to_look_at(*donor)) {
     // A slab with a slot that is pinned, being written, or unfinished is left alone, so that
     // nothing is evicted in vain.
-    Candidate own{slab, {}};
+    Move own{slab, {}, &needy};
     size_t colder = 0;
     bool movable = true;
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
@@ -145,13 +144,33 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
     if (!movable || colder * 2 < own.live.size()) continue;
     if (!best || own.live.size() < best->live.size()) best = std::move(own);
   }
-  // Pinned since we looked: the pages that left are gone, the slab stays; another time.
-  if (!best || removal_.evict_slots(best->live, LeaveReason::rebalanced) != best->live.size())
-    return false;
+  if (!best) return false;
   next_donor_ = 0;
+  move_ = std::move(best);
+  state_.pool.set_aside(move_->slab);
+  return step_of_move();
+}
+
+bool Eviction::step_of_move() {
+  std::vector<SlotId>& live = move_->live;
+  std::vector<SlotId> leaving;
+  bool stays = false;
+  for (; !live.empty() && leaving.size() < kMovePages; live.pop_back()) {
+    if (state_.pool.load(live.back()).state != SlotState::live) continue;  // it left by itself
+    stays = stays || awaits_child(live.back());
+    leaving.push_back(live.back());
+  }
+  stays = stays || removal_.evict_slots(leaving, LeaveReason::rebalanced) != leaving.size();
+  if (!stays && !live.empty()) return false;
+  const Move move = *std::exchange(move_, std::nullopt);
+  // In use since we looked: the pages that left are gone, the slab stays; another time.
+  if (stays || !state_.pool.all_free(move.slab)) {
+    state_.pool.put_back(move.slab);
+    return false;
+  }
   KVW_SEQUENCE_POINT("rebalance: pages out");
-  state_.pool.retire(best->slab);
-  return grow(needy);
+  state_.pool.retire(move.slab);
+  return grow(*move.needy);
 }
 
 }  // namespace kvw

@@ -169,6 +169,7 @@ void Warehouse::tick() {
 void Warehouse::go_on() {
   if (checker_.goes_on()) checker_.go_on();
   removal_.go_on();
+  eviction_.go_on();
 }
 
 // Said once each; who hears that a file was cut ends the daemon.
@@ -212,10 +213,10 @@ WarehouseStatus Warehouse::status() {
   status.dram_populated_bytes = state_.pool.populated_slabs() * state_.arena.slab_bytes();
   for (const auto& cls : state_.pool.classes()) {
     status.dram_used_bytes += (cls->live + cls->reserved + cls->limbo) * cls->layout.slot_bytes();
-    status.free_slots += cls->free.size();
     status.reserved_slots += cls->reserved;
     status.limbo_slots += cls->limbo;
   }
+  status.free_slots = state_.pool.free_slots();
   status.zombie_slots = removal_.retired();
   status.dram_health = eviction_.health();
   status.dram_pages = state_.catalog.dram_pages();

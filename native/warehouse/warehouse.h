@@ -121,8 +121,9 @@ class Warehouse final : public nvme::LogHost {
   Feeds& feeds() { return feeds_; }
 
   void tick();
-  // What a check or a tick has begun and has a step more to do, once others were served.
-  bool goes_on() const { return checker_.goes_on() || removal_.goes_on(); }
+  // What was begun and has a step more to do, once others were served: a check, a tick, a slab's
+  // way to another page size.
+  bool goes_on() const { return checker_.goes_on() || removal_.goes_on() || eviction_.goes_on(); }
   void go_on();
   void drain();
   void undrain();
