@@ -29,8 +29,8 @@ TOLD_EVERY_S: Final = 10.0
 """Between two lines of one reason, at least."""
 
 CONNECTIONS_MAX: Final = 256
-"""What is beyond it is closed unheard. They come before any token, so hosts together can fill them:
-the warning is what tells."""
+"""What is beyond it is closed unheard. They come before any token, so who opens them faster than a
+look comes round keeps others out: the warning is what tells."""
 
 _NEAR: Final = 0.8
 _RELAXED: Final = 0.5
@@ -162,8 +162,9 @@ class Refusals:
 
 class Connections:
     """Those taken at the TCP address by this process. gRPC closes whoever comes beyond `bound`,
-    whoever has come before; what sees to it that no host has more than half for long is a look:
-    it ends those of it that have shown no token, the oldest first, and then the newest."""
+    whoever has come before; what sees to it that no host has more than half for long, nor all that
+    have shown no token, is a look: it ends those without one, the oldest first, and then the
+    newest of the host. One user of this host can call from every address of loopback."""
 
     def __init__(self, log: Log, refusals: Refusals) -> None:
         self._log = log
@@ -188,15 +189,15 @@ class Connections:
                 self._called[peer] = _peer_of_call(peer)
 
     def look(self) -> None:
-        """Counts them, ends those beyond a host's share, and says once when they come near the
-        bound. A call to the kernel for each descriptor of this process: a millisecond for a
+        """Counts them, ends those beyond a share, and says once when they came near the bound. A
+        call to the kernel for each descriptor of this process: a millisecond for a
         thousand."""
         if not self.port:
             return
         with self._lock:
             called = dict(self._called)
         there = _taken_at(self.port)  # all that have called are among them, or gone
-        self.count = len(there)
+        self.count = came = len(there)
         with self._lock:
             for name, peer in called.items():
                 if peer not in there:
@@ -206,22 +207,24 @@ class Connections:
         for peer in self._beyond_shares(set(called.values())):
             self.count -= _end(there[peer], self.port, peer)
             self._refusals.count("too_many_connections", f"{peer[0]}:{peer[1]}")
-        share = self.count / self.bound
+        share = came / self.bound
         if share >= _NEAR and not self._near:
-            self._log.event(Event.CONNECTIONS_NEAR_BOUND, count=self.count, bound=self.bound)
+            self._log.event(Event.CONNECTIONS_NEAR_BOUND, count=came, bound=self.bound)
         self._near = share >= (_RELAXED if self._near else _NEAR)
 
     def _beyond_shares(self, known: Container[_Peer]) -> list[_Peer]:
+        half = (self.bound + 1) // 2
         of_hosts: dict[str, list[_Peer]] = {}
         for peer in self._seen:
             of_hosts.setdefault(host_of(peer[0]), []).append(peer)
         beyond: list[_Peer] = []
         for peers in of_hosts.values():
-            excess = max(0, len(peers) - (self.bound + 1) // 2)
             strangers = [peer for peer in peers if peer not in known]
             others = [peer for peer in reversed(peers) if peer in known]
-            beyond += (strangers + others)[:excess]
-        return beyond
+            beyond += (strangers + others)[: max(0, len(peers) - half)]
+        ending = set(beyond)
+        strangers = [peer for peer in self._seen if peer not in known and peer not in ending]
+        return beyond + strangers[: max(0, len(strangers) - half)]
 
 
 _Peer: TypeAlias = tuple[str, int]

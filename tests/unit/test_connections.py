@@ -1,5 +1,5 @@
-"""Connections at the TCP address: of a host beyond its half those are ended that have shown no
-token, the oldest first."""
+"""Connections at the TCP address: of a host beyond its half, and of all hosts together, those are
+ended that have shown no token, the oldest first."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_oldest_without_a_token_are_ended_beyond_a_hosts_half(port: Port) -> Non
         here.append(port.connect("127.0.0.2")[0])
         if len(here) <= 4:
             port.connections.look()  # it sees in which order they come
-    other, _ = port.connect("127.0.0.3")
+    other, name = port.connect("127.0.0.3")
+    port.connections.called(name)
     port.connections.look()
     assert [ended(each) for each in here] == [True] * 2 + [False] * 4
     assert not ended(other)
@@ -88,6 +89,26 @@ def test_those_with_a_token_stay_before_those_without(port: Port) -> None:
     port.connections.look()
     assert not any(ended(there) for there, _ in called)
     assert sum(ended(there) for there in silent) == 4
+
+
+def test_those_without_a_token_have_half_together_whatever_address_they_call_from(
+    port: Port,
+) -> None:
+    """Incident: a user without a token called from two addresses of loopback and held every place
+    of the daemon's port, two halves of it."""
+    called = [port.connect(host) for host in ("127.0.0.2", "127.0.0.1")]
+    for _, name in called:
+        port.connections.called(name)
+    silent = []
+    for number in range(6):
+        silent.append(port.connect(f"127.0.0.{2 + number % 3}")[0])
+        if number < 4:
+            port.connections.look()  # it sees in which order they come
+    port.connections.look()
+    assert [ended(each) for each in silent] == [True] * 2 + [False] * 4
+    assert not any(ended(there) for there, _ in called)
+    assert port.connections.count == 6
+    assert port.refusals.counts["too_many_connections"] == 2
 
 
 def test_newest_with_a_token_are_ended_where_all_have_one(port: Port) -> None:
@@ -146,6 +167,7 @@ def test_crowd_is_told_once(port: Port) -> None:
             port.connect(host)
     for _ in range(3):
         port.connections.look()
+    assert port.connections.count == MAX // 2  # of those without a token
     assert port.connections.crowded
     lines = [json.loads(line) for line in port.log.getvalue().splitlines()]
     assert [(line["event"], line["count"]) for line in lines] == [("connections_near_bound", 8)]
