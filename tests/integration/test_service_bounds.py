@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from kvwarehouse import errors, wire
+from kvwarehouse.daemon import admission, interceptors, servers
 from kvwarehouse.daemon import deadline as deadline_module
-from kvwarehouse.daemon import interceptors, servers
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from kvwarehouse_bench.harness.serving import Serving
+from kvwarehouse_bench.strain import raw_protocols
 from testkit.served import Served
 
 T = 30.0
@@ -107,6 +108,62 @@ def test_load_whose_client_went_away_gives_its_place_back(served: Served) -> Non
             if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
     raise AssertionError("the places never came back")
+
+
+def greeted(path: str) -> socket.socket:
+    """A connection that says what HTTP/2 begins with, and no more."""
+    there = socket.socket(socket.AF_UNIX)
+    there.settimeout(T)  # gRPC's keepalive ends it, later
+    there.connect(path)
+    with contextlib.suppress(OSError):  # closed already
+        there.sendall(raw_protocols.PREFACE + raw_protocols.frame(raw_protocols.SETTINGS, 0, 0))
+    return there
+
+
+def is_closed(there: socket.socket) -> bool:
+    """Once it has told its greeting, or been hung up on."""
+    with contextlib.suppress(ConnectionResetError):
+        return not there.recv(1024)
+    return True
+
+
+def test_connections_of_the_unix_socket_beyond_the_bound_are_closed_and_find_room_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(servers, "IDLE_S", 10 * DEADLINE_S)  # what makes room is the close alone
+    with Served(tmp_path) as served, contextlib.ExitStack() as stack:
+        path = served.config.grpc_socket
+        held = [stack.enter_context(greeted(path)) for _ in range(8)]
+        assert not any(is_closed(there) for there in held)
+        for _ in range(3):
+            assert is_closed(stack.enter_context(greeted(path)))
+        assert failed(lambda: served.stub.Status(pb.StatusRequest(), timeout=T)) is (
+            grpc.StatusCode.UNAVAILABLE
+        )
+        held[0].close()
+
+        def served_again() -> bool:
+            with contextlib.suppress(grpc.RpcError), served.connect() as there:
+                request = pb.StatusRequest()
+                return bool(wire.WarehouseStub(there).Status(request, timeout=T).status.name)
+            return False
+
+        eventually(served_again, "there is room again")
+
+
+def test_silent_connection_of_the_unix_socket_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(servers, "IDLE_S", 1.0)
+    with Served(tmp_path) as served, socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(T)
+        silent.connect(served.config.grpc_socket)
+        with greeted(served.config.grpc_socket) as idle:
+            for there in (silent, idle):
+                while not is_closed(there):
+                    pass
 
 
 def test_store_that_stands_still_is_ended(tmp_path: Path, patience: Any) -> None:
