@@ -4,8 +4,8 @@ nothing that is secret.
 Whoever reaches the address may connect, so who is slow, or many, must not turn a probe into a 503
 for which an orchestrator kills the daemon. One thread reads and answers all connections without
 waiting for any; each request has a deadline as a whole; where connections are too many the oldest
-makes room. Figures, which wait for the core, are made by a thread of their own, for all at once who
-have asked.
+that has not asked makes room. Figures, which wait for the core, are made by a thread of their own,
+for all at once who have asked.
 """
 
 from __future__ import annotations
@@ -215,17 +215,22 @@ class HttpServer:
             return  # it is gone
         except OSError:  # no descriptor is left: one of ours may be given up for it
             if self._calls:
-                self._end(next(iter(self._calls)))
+                self._make_room()
             else:
                 time.sleep(_BREATH_S)
             return
         if len(self._calls) >= CALLS_MAX:
-            self._end(next(iter(self._calls)))
+            self._make_room()
         connection.setblocking(False)
         call = _Call(connection)
         self._calls[call] = None
         self._selector.register(connection, selectors.EVENT_READ, call)
         self._go_on(call)  # what came with the connection is answered before anyone makes room
+
+    def _make_room(self) -> None:
+        """First of those who have not asked yet, then of those who do not take their answer: who
+        waits for figures has done all that is his."""
+        self._end(min(self._calls, key=lambda call: (call.asks, bool(call.left))))
 
     def _go_on(self, call: _Call) -> None:
         if call not in self._calls:

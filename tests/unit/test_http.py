@@ -133,6 +133,21 @@ def test_probe_is_answered_while_figures_are_waited_for(endpoint: Endpoint) -> N
     assert endpoint.taken == 2, "those who ask meanwhile share the next figures"
 
 
+def test_who_waits_for_figures_makes_no_room_for_those_who_do_not_finish(
+    endpoint: Endpoint,
+) -> None:
+    """Incident: beside a stranger who opened connections, scrapes were hung up on."""
+    endpoint.may_take.clear()
+    with endpoint.connect() as there, ExitStack() as stack:
+        there.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        eventually(lambda: endpoint.taken, "figures are being made")
+        for _ in range(3 * http.CALLS_MAX):
+            stack.enter_context(endpoint.connect()).sendall(b"G")
+        assert endpoint.get("/healthz") == (200, "ok\n")  # behind all of them
+        endpoint.may_take.set()
+        assert b"no core" in _all(there)
+
+
 def test_client_that_left_does_not_keep_figures_from_others(endpoint: Endpoint) -> None:
     endpoint.may_take.clear()
     with endpoint.connect() as there:
