@@ -17,9 +17,9 @@ EXAMPLES = """\
   kvwarehouse serve --listen 0.0.0.0:7070 --tls-cert c.pem --tls-key k.pem --token-file tokens
 
 Settings: flags, over environment (KVW_DRAM=64GiB), over the file, over defaults; all are read
-once. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 drain: no more stores, a flush, exit 0; a second
-SIGTERM or SIGINT ends at once. With --listen SIGHUP reads --token-file, --tls-cert and --tls-key
-anew instead. The DRAM tier stays in --arena-dir for the next start.
+once. SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGALRM and the like drain: no more stores, a flush, exit
+0; a second SIGTERM or SIGINT ends at once. With --listen SIGHUP reads --token-file, --tls-cert and
+--tls-key anew instead. The DRAM tier stays in --arena-dir for the next start.
 """
 
 

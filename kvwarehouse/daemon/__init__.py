@@ -22,18 +22,23 @@ __all__ = ["serve"]
 _SIGNALS_EVERY_S: Final = 0.1
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
-# A terminal that closes, a log rotation's hook, a habit of other daemons. Without a handler each
-# ends the process where it stands.
-_STRAY: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# A terminal that closes, a log rotation's hook, a habit of other daemons, a limit on processor
+# time, a timer that somebody armed. Without a handler each ends the process where it stands.
+_STRAY: Final = (
+    signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM,
+    signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)  # fmt: skip
 
 Told: TypeAlias = SimpleQueue[int | None]
 """Numbers of signals, and None once the daemon's thread has ended."""
 
 
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
-    """Serves until SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, then drains; returns 0. A second
-    SIGTERM or SIGINT exits at once. With --listen SIGHUP reads its tokens and certificate anew
-    instead. What is ignored at the start, as nohup does, stays so, except SIGTERM and SIGINT.
+    """Serves until SIGTERM, SIGINT, or another signal that would end the process and is not for a
+    fault of it or a core dump, then drains; returns 0. A second SIGTERM or SIGINT exits at once.
+    With --listen SIGHUP reads its tokens and certificate anew instead. What is ignored at the
+    start, as nohup does, stays so, except SIGTERM and SIGINT.
 
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
     the daemon cannot start; nothing is left behind then but what was there before; and StorageError
@@ -94,7 +99,9 @@ def _signals(told: Told) -> Iterator[None]:
     def tell(number: int, _frame: FrameType | None) -> None:
         told.put(number)
 
-    stray = [number for number in _STRAY if signal.getsignal(number) is not signal.SIG_IGN]
+    # One that is ignored stays so, and one whose handler is not Python's is another's, as a
+    # profiler's.
+    stray = [number for number in _STRAY if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, tell) for number in (*_ENDING, *stray)}
     try:
         yield
@@ -127,4 +134,11 @@ def _heed(told: Told, daemon: Daemon) -> None:
                 os._exit(128 + number)  # whoever asks twice wants no more waiting
             ending = True
         asked = number
-        daemon.request_stop(signal.Signals(number).name)
+        daemon.request_stop(_name_of(number))
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # between the ends of those of real time
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
