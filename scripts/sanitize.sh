@@ -58,7 +58,8 @@ import sys, sysconfig
 print(sys._base_executable, sysconfig.get_path("purelib"))')
 compiler=${CXX:-c++}
 status=0
-env PYTHONSAFEPATH=1 PYTHONPATH="$site:$packages" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" \
+# Programs of bench/ that are no part of a distribution come last.
+env PYTHONSAFEPATH=1 PYTHONPATH="$site:$packages:$PWD/bench" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" \
   LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)" \
   "${layout[@]}" "$python" -S -m pytest -m concurrency tests \
   --ignore=tests/engines --ignore=tests/gpu || status=$?
