@@ -246,6 +246,28 @@ TEST(slab_stays_when_a_page_of_it_is_pinned_or_written_between_two_steps) {
   }
 }
 
+TEST(slab_whose_pages_are_cleared_between_two_steps_waits_for_who_reads_them) {
+  for (const bool read : {true, false}) {
+    Small small;
+    small.begin();
+    const uint32_t slab = small.slab_of_first_gap();
+    const TestPage page = small.world.page(*small.chain_in(slab));
+    const int pin = read ? small.owner->pin(page) : -1;
+    const auto own = static_cast<uint32_t>(small.world.declared.size());
+    small.world->clear(own, ++small.world.clear_epoch);
+    // Another slab is free as well and is given; this one is on its way already.
+    CHECK(small.needy->store(small.wanted));
+    CHECK_EQ(small.world.slots().layout(slab).slot_blocks, 1);
+    while (small.world->goes_on()) small.world->go_on();
+    const bool moved = small.world.slots().layout(slab).slot_blocks != 1;
+    CHECK_EQ(moved, !read);
+    if (read) small.owner->session().drop_pin(pin);
+    small.world.pass(60 * kSecondNs);
+    while (small.world->goes_on()) small.world->go_on();
+    small.world.check_settled();
+  }
+}
+
 TEST(slab_that_moves_is_right_whatever_happens_between_its_steps) {
   Small small;
   auto random = check::random("slab that moves");
