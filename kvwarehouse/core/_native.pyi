@@ -93,6 +93,7 @@ class CoreOptions:
     secret: bytes  # SECRET_BYTES
     epoch: int  # the ledger's clear epoch
     epoch_floor: int  # clear epoch of what nobody declares; 2**64 - 1: the highest that is seen
+    log_end: int  # of an NVMe tier that is not there: no record lies above it; 0: there is none
     policy: str  # one of policy_names()
     io_engine: str  # "auto", "io_uring", "pread"
     limbo_after_s: float  # 30
@@ -137,6 +138,9 @@ class Core:
         those the one that was used longest ago). Returns its id, b"" where there is none."""
     def add_tombstone(self, key: bytes, position: int) -> None:
         """Before start: records of `key` up to a log position are dead. See evict()."""
+    def log_end(self) -> int:
+        """After recover: a log position that no record of now lies above; 0 without an NVMe
+        tier."""
     def recover(self) -> dict[str, Any]:
         """Finds what is there, once, before start; nobody is served yet. Returns the report."""
     def start(self) -> dict[str, Any]:
@@ -149,7 +153,8 @@ class Core:
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
         """Takes the coldest pages of a namespace (-1: of all) out of "hbm", "dram", "nvme" or
         "all" ("hbm": its copies alone, the pages stay).
-        Returns how many left, and (key, log position) of those that left NVMe, for tombstones."""
+        Returns how many left, and (key, log position) of those that left NVMe, for tombstones;
+        without that tier, of those that it may have (CoreOptions.log_end)."""
     def flush(self, timeout_s: float) -> dict[str, int]:
         """Waits until what was sealed before is on stable media: {"flushed", "not_admitted",
         "pending"}; pending is 0 unless the time ran out."""

@@ -1,5 +1,5 @@
 """The ledger: the small durable state beside the pages. Namespaces and their numbers, the clear
-epochs, tombstones of evicted keys.
+epochs, tombstones of evicted keys, and how far the log may reach.
 
 Thread-safe. Everything is in memory; every change is committed to disk before it is returned,
 unless the disk refuses (full, read-only): then the ledger goes on in memory, says so, and writes
@@ -44,6 +44,10 @@ MAX_TOMBSTONES: Final = 1 << 17
 VERSION: Final = 1
 LOST: Final = (1 << 64) - 1
 """A floor: only the core's files know of the last clear (native/warehouse/options.h)."""
+LOG_AHEAD: Final = 1 << (20 + 32)
+"""How far ahead of the log its end is noted: 2**20 segments."""
+LOG_END_MAX: Final = 1 << 63
+"""What is noted at most: half of all positions, 2,048 times LOG_AHEAD."""
 
 _U16: Final = struct.Struct(">H")  # in keys: ordered
 _U64: Final = struct.Struct("<Q")
@@ -52,6 +56,7 @@ _WAREHOUSE_KEY: Final = b"f/warehouse"
 _SERIAL_KEY: Final = b"f/serial"
 _EPOCH_KEY: Final = b"f/epoch"
 _FLOOR_KEY: Final = b"f/floor"
+_LOG_END_KEY: Final = b"f/log-end"
 _NAMESPACE: Final = b"n/"
 _TOMBSTONE: Final = b"t/"
 
@@ -74,6 +79,7 @@ class _State:
     serial: int  # how often this ledger was opened
     epoch: int
     floor: int
+    log_end: int
     namespaces: dict[int, NamespaceRecord]
     tombstones: dict[bytes, int]
 
@@ -137,6 +143,13 @@ class Ledger:
     def floor(self) -> int:
         """The clear epoch of namespaces that are not in here. LOST until adopt_epoch()."""
         return self._state.floor
+
+    @property
+    def log_end(self) -> int:
+        """No record of the NVMe tier lies above this log position: what is known of it where it is
+        not there. 0: there never was one. A tombstone up to here holds for every record of its key
+        that the tier may have, and for no later one: the core begins new segments above it."""
+        return self._state.log_end
 
     def namespaces(self) -> list[NamespaceRecord]:
         with self._lock:
@@ -239,6 +252,15 @@ class Ledger:
                 state.epoch, state.floor = epoch, floor
                 self._write_epoch()
                 self._commit(self._epochs())
+
+    def keep_ahead(self, log_end: int) -> None:
+        """`log_end`: of now, from the core; 0 without a tier. Call before records are written, and
+        again before another LOG_AHEAD / 2 is."""
+        with self._lock:
+            end = min(log_end + LOG_AHEAD, LOG_END_MAX)
+            if log_end and end - self._state.log_end > LOG_AHEAD // 2:
+                self._state.log_end = end
+                self._commit({_LOG_END_KEY: _U64.pack(end)})
 
     def bury(self, graves: Iterable[tuple[bytes, int]]) -> bool:
         """Tombstones: records of (key) up to (log position) are dead. Returns whether that is
@@ -354,6 +376,7 @@ class Ledger:
             _WAREHOUSE_KEY: self._warehouse_id,
             _SERIAL_KEY: _U64.pack(self._state.serial),
             **self._epochs(),
+            _LOG_END_KEY: _U64.pack(self._state.log_end),
             **dict(_encode_namespace(record) for record in self._state.namespaces.values()),
             **{_TOMBSTONE + key: _U64.pack(at) for key, at in self._state.tombstones.items()},
         }
@@ -378,11 +401,12 @@ def _merged(states: list[_State]) -> _State:
     """What any of them knows: an older one was detached for a while. Ordinals are those of the one
     that was opened most often; what it does not know gets the next."""
     states = sorted(states, key=lambda state: state.serial, reverse=True)
-    merged = states[0] if states else _State(0, 0, 0, {}, {})
+    merged = states[0] if states else _State(0, 0, 0, 0, {}, {})
     for state in states[1:]:
         _merge_namespaces(merged, state)
         merged.epoch = max(merged.epoch, state.epoch)
         merged.floor = max(merged.floor, state.floor)
+        merged.log_end = max(merged.log_end, state.log_end)
         for key, at in state.tombstones.items():
             merged.tombstones[key] = max(at, merged.tombstones.get(key, 0))
     return merged
@@ -432,8 +456,10 @@ def _decode_namespace(key: bytes, payload: bytes) -> NamespaceRecord:
 
 def _decode_state(records: dict[bytes, bytes]) -> _State:
     serial, epoch = (_U64.unpack(records[key])[0] for key in (_SERIAL_KEY, _EPOCH_KEY))
-    floor = _U64.unpack(records.get(_FLOOR_KEY, bytes(8)))[0]  # older daemons wrote none
-    state = _State(serial, epoch, floor, {}, {})
+    floor, log_end = (  # older daemons wrote none
+        _U64.unpack(records.get(key, bytes(8)))[0] for key in (_FLOOR_KEY, _LOG_END_KEY)
+    )
+    state = _State(serial, epoch, floor, log_end, {}, {})
     for key, payload in sorted(records.items()):
         if key.startswith(_NAMESPACE):
             record = _decode_namespace(key, payload)

@@ -193,8 +193,8 @@ class Daemon:
         self._log.event(
             Event.NVME_NO_ANSWER,
             path=self._config.nvme_dir,
-            text=f"{reason}; it is not used until the next start. What is cleared until then is "
-            "noted beside the arena alone; what is evicted may be there again, from this disk",
+            text=f"{reason}; it is not used until the next start, and what is cleared or evicted "
+            "until then is noted beside the arena alone",
         )
         self._config = replace(self._config, nvme_dir="")
         self._snapshots.nvme_unanswered = reason
@@ -244,12 +244,14 @@ class Daemon:
             options.secret = who.secret
             options.epoch = ledger.epoch
             options.epoch_floor = ledger.floor
+            options.log_end = ledger.log_end
             self._core = self._engine.Core(options)
             self._warehouse = DaemonWarehouse(self._core, ledger, self._log)
             self._warehouse.restore()
             opened.callback(self._stop_core)
             self._recovered = self._core.recover()
             ledger.adopt_epoch(int(self._recovered.get("epoch_seen", 0)))
+            ledger.keep_ahead(self._core.log_end())
             stack.push(opened.pop_all())
         return ledger
 
@@ -340,7 +342,7 @@ class Daemon:
             assert self._path_watch is not None
             self._path_watch.look()
             if time.monotonic() >= tombstones_at:
-                self._watch_core(self._warehouse.forget_moot_tombstones)
+                self._watch_core(self._warehouse.tend_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
 
     def _rest(self) -> bool:

@@ -2,8 +2,8 @@
 
 Thread-safe. Order is the point of this file: a clear is in the ledger before it is in the core,
 and a tombstone is written before an eviction is reported, so that no restart brings back what a
-caller was told is gone. But an eviction knows no record of a tier that is not there: what a
-detached tier has is there again when it is back. A clear holds for that too.
+caller was told is gone. Of an NVMe tier that is not there the core knows no record: there a
+tombstone reaches to the end of its log, as the ledger has noted it.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ class DaemonWarehouse:
 
     def evict(self, record: NamespaceRecord | None, pages: int, tiers: str) -> tuple[int, int]:
         """Takes the coldest pages of a namespace (None: of any) out of "dram", "nvme" or "all",
-        or their copies out of "hbm": (pages evicted, pages of them that left NVMe).
+        or their copies out of "hbm": (pages evicted, pages of them that left NVMe, or that an NVMe
+        tier may have that is not there).
 
         Raises StorageError (code "evict_not_durable") when the ledger's disk refuses: the pages are
         gone now, and those that left NVMe may be there again after a restart."""
@@ -228,7 +229,7 @@ class DaemonWarehouse:
             raise StorageError(
                 f"{evicted} pages are evicted, but the ledger cannot be written "
                 f"({self._ledger.reason}): a restart may bring back the {len(graves)} of them that "
-                "were on NVMe; free its disk, and the daemon writes it within a minute",
+                "were on NVMe, or may be; free its disk, and the daemon writes it within a minute",
                 code="evict_not_durable",
                 context={"pages": evicted, "nvme_pages": len(graves)},
             )
@@ -303,10 +304,12 @@ class DaemonWarehouse:
     def core_status(self) -> status_pb2.CoreStatus:
         return fill(status_pb2.CoreStatus(), self._core.status())
 
-    def forget_moot_tombstones(self) -> None:
-        """Drops tombstones of what no segment holds, and writes what a full disk has missed."""
+    def tend_tombstones(self) -> None:
+        """Drops those of what no segment holds, keeps the noted end of the log ahead of it, and
+        writes what a full disk has missed."""
         if oldest := self.core_status().tiers.nvme.oldest_position:
             self._ledger.prune(oldest)
+        self._ledger.keep_ahead(self._core.log_end())
         self._ledger.heal()
 
 

@@ -21,7 +21,7 @@ struct CoreOptions {
   std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto";
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
   nb::bytes warehouse_id{"", 0}, secret{"", 0};
-  uint64_t epoch = 0, epoch_floor = 0, write_queue_bytes = 0, hbm_bytes = 0;
+  uint64_t epoch = 0, epoch_floor = 0, log_end = 0, write_queue_bytes = 0, hbm_bytes = 0;
   int hbm_device = 0;
   bool inspect = false;
   double limbo_after_s = 30, grace_s = 5, flush_interval_s = 1, nvme_retry_s = 30;
@@ -46,6 +46,7 @@ struct CoreOptions {
     made.index_pages = index_pages;
     made.epoch = epoch;
     made.epoch_floor = epoch_floor;
+    made.log_end = log_end;
     made.inspect = inspect;
     made.policy = policy;
     made.io_engine = io_engine;
@@ -98,6 +99,11 @@ class Core {
   void add_tombstone(const nb::bytes& key, uint64_t position) {
     if (started_) throw Error(ErrorKind::usage, "started", "tombstones are given before start()");
     server_.warehouse_before_start().add_tombstone(key_from(key), position);
+  }
+
+  uint64_t log_end() {
+    if (!started_) return server_.warehouse_before_start().log_end();
+    return on_core([](Warehouse& warehouse) { return warehouse.log_end(); });
   }
 
   nb::dict recover() {
@@ -260,6 +266,7 @@ void bind_core(nb::module_& m) {
       .def_rw("secret", &CoreOptions::secret)
       .def_rw("epoch", &CoreOptions::epoch)
       .def_rw("epoch_floor", &CoreOptions::epoch_floor)
+      .def_rw("log_end", &CoreOptions::log_end)
       .def_rw("inspect", &CoreOptions::inspect)
       .def_rw("policy", &CoreOptions::policy)
       .def_rw("io_engine", &CoreOptions::io_engine)
@@ -284,6 +291,7 @@ void bind_core(nb::module_& m) {
            nb::arg("page_tokens"), nb::arg("shards"), nb::arg("shard_bytes"),
            nb::arg("clear_epoch"))
       .def("add_tombstone", &Core::add_tombstone)
+      .def("log_end", &Core::log_end)
       .def("recover", &Core::recover)
       .def("start", &Core::start)
       .def("listen_again", &Core::listen_again)

@@ -212,6 +212,7 @@ LogStats SegmentLog::stats() const {
   stats.capacity_bytes = 0;
   for (const auto& [number, segment] : context_.table.all()) count_segment(segment, stats);
   stats.oldest_life = oldest_life(context_.table);
+  stats.last_life = context_.table.last_life();
   stats.health = context_.health.state();
   stats.health_reason = context_.health.reason();
   // Without room for more files the capacity is what exists.

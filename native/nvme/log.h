@@ -145,6 +145,7 @@ struct LogStats {
   std::string io_engine;
   // Of all that the next start may find, free segments too; 0: there is none, or nobody knows.
   uint32_t oldest_life = 0;
+  uint32_t last_life = 0;         // no record of now is of a later one
   uint64_t registered_bytes = 0;  // of memory that the engine need not find anew each time
   bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
 };

@@ -99,6 +99,7 @@ class SegmentTable {
   const std::deque<uint32_t>& free() const { return free_; }
 
   uint32_t take_life() { return next_life_++; }
+  uint32_t last_life() const { return next_life_ - 1; }
   void saw_life(uint32_t life) {
     if (life >= next_life_) next_life_ = life + 1;
   }

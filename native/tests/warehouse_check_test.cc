@@ -218,6 +218,43 @@ TEST(page_whose_copy_was_lost_gets_a_tombstone_with_the_copy_that_a_start_may_fi
     CHECK(key == page.key ? position == to.position() : position < to.position());
 }
 
+// It knows no record of it; another start does.
+TEST(eviction_without_the_nvme_tier_holds_for_all_that_it_has_and_for_nothing_written_later) {
+  Both both;
+  World& world = both.world;
+  uint64_t left = 0;
+  CHECK(both.world->log_end() >= world.entry(world.page(39))->extent.position());
+  CHECK(world.options.nvme_dir != "");
+  const std::string nvme = std::exchange(world.options.nvme_dir, "");
+  world.restart();
+  CHECK_EQ(world->log_end(), 0);
+  CHECK(world->evict(-1, 5, "all", left).empty());  // there never was a tier, as far as it knows
+  CHECK_EQ(left, 5);
+  world.options.log_end = uint64_t{1} << 50 | UINT32_MAX;
+  world.restart();
+  CHECK(world->evict(-1, 5, "dram", left).empty());
+  CHECK(world->evict(-1, 5, "nvme", left).empty());
+  CHECK_EQ(left, 0);
+  const std::vector<Tombstone> tombstones = world->evict(-1, 100, "all", left);
+  CHECK_EQ(left, 30);
+  CHECK_EQ(tombstones.size(), 30);
+  for (const auto& [key, position] : tombstones) CHECK_EQ(position, world.options.log_end);
+  {
+    Peer peer(world);
+    for (uint64_t chain = 0; chain < 40; ++chain)
+      if (world.page(chain).key == tombstones.front().first) CHECK(peer.store(world.page(chain)));
+  }
+  world.options.nvme_dir = nvme;
+  world.before_recover = [&] {
+    for (const auto& [key, position] : tombstones) world->add_tombstone(key, position);
+  };
+  for (int start = 0; start < 2; ++start) {
+    CHECK_EQ(world.restart().log.unreadable_segments, 0);
+    both.until([&] { return world->status().nvme_pages == 11; });  // and what was stored again
+    CHECK(world->log_end() > world.options.log_end);
+  }
+}
+
 TEST(page_that_is_cleared_while_it_is_read_is_no_damage) {
   Both both;
   both.begin_promotions();

@@ -130,6 +130,8 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
       tombstones_.push_back(quarantine_.tombstone_for(*rest));
       removal_.leave_nvme(*rest, LeaveReason::operator_);
       left = true;
+    } else if (left && nvme_ && !state_.log && state_.options.log_end != 0) {
+      tombstones_.emplace_back(view.key, state_.options.log_end);  // the tier may have it
     }
     left_ += left ? 1 : 0;
   }

@@ -299,6 +299,10 @@ void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) 
     segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
 }
 
+uint64_t Warehouse::log_end() const {
+  return has_log() ? uint64_t{state_.log->stats().last_life} << 32 | UINT32_MAX : 0;
+}
+
 uint64_t Warehouse::segments_held_limit() const {
   constexpr uint64_t kShare = 4;
   return std::max<uint64_t>(

@@ -73,6 +73,7 @@ class Warehouse final : public nvme::LogHost {
     promotions_.promote(keys, answers);
   }
   bool has_log() const { return state_.log != nullptr; }
+  uint64_t log_end() const;  // no record of now lies above this position; 0: no tier
   int log_fd() const { return state_.log->event_fd(); }
   // Where the segments are, and how many of them one session may hold at a time, so that reclaim
   // finds others. Precondition: has_log().

@@ -47,6 +47,8 @@ def mark(**what):
 for life in range(3):
     ledger = Ledger([folder], b"w" * 16, Log("json", io.StringIO()), expected=life > 0)
     mark(opened=True)
+    ledger.keep_ahead(rng.randrange(1, 1 << 60))
+    mark(log_end=ledger.log_end)
     for _ in range(6):
         known, what = len(ledger.namespaces()), rng.random()
         which = rng.sample([each.space.id for each in ledger.namespaces()], rng.randint(0, known))
@@ -76,7 +78,7 @@ class Promised:
 
     def __init__(self, marks: list[str]) -> None:
         self.opened = False
-        self.epoch = self.floor = 0
+        self.epoch = self.floor = self.log_end = 0
         self.cleared: dict[str, int] = {}
         self.namespaces: set[str] = set()
         self.graves: dict[str, int] = {}
@@ -94,6 +96,7 @@ class Promised:
                 self.floor = mark["epoch"]
                 self.namespaces -= set(mark["namespaces"])
         self.graves.update(mark.get("graves", {}))
+        self.log_end = mark.get("log_end", self.log_end)
 
     def check(self, ledger: Ledger) -> None:
         assert not ledger.lost, ledger.reason
@@ -108,6 +111,7 @@ class Promised:
             assert (found[name].clear_epoch if name in found else ledger.floor) >= epoch
         tombstones = {key.hex(): at for key, at in ledger.tombstones()}
         assert self.graves.items() <= tombstones.items()
+        assert ledger.log_end >= self.log_end
 
 
 def read_in_a_fork(path: str, timeout_s: float = 0) -> dict[bytes, bytes]:
@@ -180,7 +184,7 @@ def test_ledger_after_a_loss_of_power_at_any_call_keeps_what_it_reported_durable
                 tally.count(FAULT)
                 images += 1
         assert images > 100, "the calls were not recorded"
-        assert len(journal.marked) == 3 * 7
+        assert len(journal.marked) == 3 * 8
         # The model of the disk ends where the disk has ended.
         for name, data in journal.left("all", rng).items():
             assert (folder / name).read_bytes().rstrip(b"\0") == data.rstrip(b"\0"), name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvwarehouse.daemon.ledger import Ledger
+from kvwarehouse.daemon.ledger import LOG_AHEAD, Ledger
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import CapacityError
@@ -53,3 +53,14 @@ def test_core_that_is_busy_costs_no_namespace(ledger: Ledger) -> None:
         warehouse.open_namespace(space(3))
     assert caught.value.code == "core_busy"
     assert [record.space.model for record in ledger.namespaces()] == ["m0", "m1", "m2"]
+
+
+def test_noted_end_of_the_log_stays_ahead_of_it_while_it_is_written(ledger: Ledger) -> None:
+    core: Any = FakeCore(FakeOptions())
+    warehouse = DaemonWarehouse(core, ledger, Log("json", io.StringIO()))
+    core.end = 1
+    for _ in range(20):
+        warehouse.tend_tombstones()
+        core.end += LOG_AHEAD // 4
+        assert ledger.log_end >= core.end
+    assert ledger.log_end < core.end + 2 * LOG_AHEAD

@@ -248,6 +248,29 @@ def test_moot_tombstones_are_pruned_for_good(kept: Kept) -> None:
     assert dict(kept.open().tombstones()) == {b"b" * 16: 9}
 
 
+def test_end_of_the_log_is_noted_ahead_for_good_and_never_falls(kept: Kept) -> None:
+    ledger = kept.open()
+    assert ledger.log_end == 0  # there never was a log
+    ledger.keep_ahead(0)
+    assert kept.open().log_end == 0
+    ahead = 7 + module.LOG_AHEAD
+    kept.open_ones[-1].keep_ahead(7)
+    for end in (0, 3, 7 + module.LOG_AHEAD // 2):  # no tier; an older log; not far from it
+        ledger = kept.open()
+        ledger.keep_ahead(end)
+        assert ledger.log_end == ahead
+    ledger.keep_ahead(8 + module.LOG_AHEAD // 2)
+    assert kept.open().log_end > ahead
+
+
+def test_noted_end_of_the_log_has_a_bound_and_fits_the_ledger(kept: Kept) -> None:
+    ledger = kept.open()
+    for end in (module.LOG_END_MAX - 1, (1 << 64) - 1):
+        ledger.keep_ahead(end)
+        assert kept.open().log_end == module.LOG_END_MAX
+    assert (module.LOG_END_MAX >> 32) + (module.LOG_AHEAD >> 32) < 1 << 32  # lives are left
+
+
 def damage(file: Path, kind: str, rng: random.Random) -> None:
     data = bytearray(file.read_bytes())
     match kind:
@@ -512,6 +535,19 @@ def test_ledger_that_was_detached_undoes_no_clear_and_no_tombstone(
     for _ in range(2):
         assert facts(both.open(expected=True)) == now
         both.close()
+
+
+def test_end_of_the_log_is_known_beside_either_tier(both: Kept, tmp_path: Path) -> None:
+    both.open().keep_ahead(7)
+    both.close()
+    (tmp_path / "nvme" / ledger_file.FILE_NAME).unlink()
+    assert Kept(tmp_path / "arena").open().log_end == 7 + module.LOG_AHEAD
+    later = 7 + 3 * module.LOG_AHEAD
+    nvme = Kept(tmp_path / "nvme")
+    nvme.open().keep_ahead(later)
+    nvme.close()
+    for _ in range(2):
+        assert both.open(expected=True).log_end == later + module.LOG_AHEAD
 
 
 def test_detached_ledger_takes_the_floor_of_one_that_was_made_meanwhile(

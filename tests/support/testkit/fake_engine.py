@@ -70,6 +70,7 @@ class FakeOptions:
         self.warehouse_id = b""
         self.epoch = 0
         self.epoch_floor = 0
+        self.log_end = 0
 
 
 def _tier(name: str, **counts: int) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class FakeCore:
         self.clears: list[tuple[int, int]] = []
         self.epoch = options.epoch
         self.epoch_seen = 0
+        self.end = 0  # of a log that it has none of
         self.slots: dict[tuple[int, bytes], dict[int, bytes]] = {}
         self.counts = dict.fromkeys(("hit", "missed", "loaded", "sealed"), 0)
         self.log: list[tuple[str, dict[str, str]]] = []
@@ -115,6 +117,9 @@ class FakeCore:
     def add_tombstone(self, key: bytes, life: int) -> None:
         assert not self.started
         self.tombstones[key] = life
+
+    def log_end(self) -> int:
+        return self.end
 
     def start(self) -> dict[str, Any]:
         self.started = True

@@ -420,8 +420,8 @@ CLASSES: Final = (
     FaultClass(
         "NVMe tier detached for a run or two",
         "nothing lost",
-        "two starts with it serve all that was there without it, and nothing that was cleared"
-        " meanwhile, or cleared or evicted before",
+        "three starts with it serve all that was there without it, and nothing that was cleared"
+        " or evicted, with it or without",
         live=True,
     ),
     FaultClass(
