@@ -3,9 +3,9 @@ nothing that is secret.
 
 Whoever reaches the address may connect, so who is slow, or many, must not turn a probe into a 503
 for which an orchestrator kills the daemon. One thread reads and answers all connections without
-waiting for any; each request has a deadline as a whole; where connections are too many the oldest
-that has not asked makes room. Figures, which wait for the core, are made by a thread of their own,
-for all at once who have asked.
+waiting for any; each request has a deadline as a whole; a connection that says nothing stays in the
+kernel at first; where connections are too many the oldest that has not asked makes room. Figures,
+which wait for the core, are made by a thread of their own, for all at once who have asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ REQUEST_S: Final = 5.0
 HEAD_BYTES: Final = 8 << 10
 """Request line and headers."""
 
-_BACKLOG: Final = 128
+SILENT_S: Final = 3
+"""How long the kernel keeps a connection to itself that has said nothing: its places are not ours,
+so that who opens many takes none from a probe that has yet to ask."""
+
+_BACKLOG: Final = 1024
 _METRICS: Final = "/metrics"
 _BREATH_S: Final = 0.1
 
@@ -148,6 +152,7 @@ class HttpServer:
                 retryable=False,
                 context={"address": address},
             ) from error
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
         self._listener.setblocking(False)
         shown = f"[{host}]" if family == socket.AF_INET6 else host
         self.address = f"{shown}:{self._listener.getsockname()[1]}"
@@ -230,11 +235,18 @@ class HttpServer:
     def _make_room(self) -> None:
         """First of those who have not asked yet, then of those who do not take their answer: who
         waits for figures has done all that is his."""
-        self._end(min(self._calls, key=lambda call: (call.asks, bool(call.left))))
+        count = len(self._calls)
+        while len(self._calls) == count:
+            call = min(self._calls, key=lambda call: (call.asks, bool(call.left)))
+            if not call.asks and not call.left:
+                self._go_on(call)  # its request may be there, behind the same select
+                if call not in self._calls or call.asks or call.left:
+                    continue
+            self._end(call)
 
     def _go_on(self, call: _Call) -> None:
-        if call not in self._calls:
-            return  # it made room, behind the same select
+        if call not in self._calls or call.asks:
+            return  # it made room, or was looked at for that, behind the same select
         try:
             if call.left or self._understand(call):
                 self._write(call)

@@ -76,6 +76,53 @@ def test_probe_is_answered_beside_clients_that_do_not_finish(
         assert len(endpoint.server._calls) <= http.CALLS_MAX
 
 
+def test_client_that_has_not_asked_yet_keeps_its_place_beside_those_that_come(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: beside a stranger who opened connections a probe was hung up on, between its
+    connect and its first byte."""
+    monkeypatch.setattr(http, "CALLS_MAX", 8)
+    with endpoint.connect() as there, ExitStack() as stack:
+        for _ in range(3 * http.CALLS_MAX):
+            stack.enter_context(endpoint.connect()).sendall(b"G")
+        assert endpoint.get("/readyz") == (503, "recovering\n")  # behind all of them
+        there.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert _all(there).endswith(b"ok\n")
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/metrics"])
+def test_request_that_is_there_is_answered_before_it_makes_room(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr(http, "CALLS_MAX", 8)
+    busy, go_on = threading.Event(), threading.Event()
+
+    def answer_late() -> str:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+        return "x" * (32 << 20)  # so that it keeps its place
+
+    monkeypatch.setitem(endpoint.server._pages._probes, "/late", answer_late)
+    with ExitStack() as stack:
+
+        def client(said: bytes) -> socket.socket:
+            there = stack.enter_context(endpoint.connect())
+            there.sendall(said)
+            return there
+
+        oldest = client(b"G")
+        eventually(lambda: endpoint.server._calls, "it is taken")
+        for _ in range(http.CALLS_MAX - 2):
+            client(b"G")
+        client(b"GET /late HTTP/1.0\r\n\r\n")
+        assert busy.wait(DEADLINE_S)
+        newest = client(b"GET /healthz HTTP/1.0\r\n\r\n")
+        oldest.sendall(b"ET " + path + b" HTTP/1.0\r\n\r\n")
+        go_on.set()
+        for there in (oldest, newest):
+            assert _all(there).startswith(b"HTTP/1.0 ")
+
+
 def test_client_that_drips_is_ended(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_S", 0.3)
     with endpoint.connect() as there:
