@@ -154,7 +154,8 @@ class Config:
     http: str = setting(
         DEFAULT_HTTP,
         settings.http_address,
-        "Address of /metrics, /healthz and /readyz, host:port; port 0: any free one; or off.",
+        "Address of /metrics, /healthz and /readyz, host:port; port 0: any free one; or off. It "
+        "has neither tokens nor TLS: beyond loopback the log warns (http_exposed).",
         "loopback, so that exposing it is a decision. One that is taken refuses to start: a "
         "second daemon of the host needs its own",
     )

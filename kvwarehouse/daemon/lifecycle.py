@@ -36,7 +36,7 @@ from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
-from kvwarehouse.settings import OFF, split_address
+from kvwarehouse.settings import OFF, is_loopback, split_address
 
 _EVENTS_EVERY_S: Final = 1.0
 
@@ -228,6 +228,14 @@ class Daemon:
         server = HttpServer(config.http, pages)
         stack.callback(server.close)
         self._snapshots.http = server.address
+        if not is_loopback(config.http):
+            self._log.event(
+                Event.HTTP_EXPOSED,
+                address=server.address,
+                text="other hosts may reach this address, and see counters of this daemon there "
+                "without a token or TLS; keep all but probes and scrapers away with a firewall or "
+                "a NetworkPolicy, or take a --http on 127.0.0.1",
+            )
 
     def _recover(self, stack: ExitStack) -> Ledger:
         """What an earlier daemon left. Raises StorageError "nvme_no_answer", with all of it closed

@@ -325,6 +325,22 @@ def test_epoch_that_outlived_the_ledger_is_adopted(
         assert served.core.options.epoch == 41
 
 
+@pytest.mark.parametrize(
+    ("address", "exposed"), [("0.0.0.0:0", True), ("[::]:0", True), ("127.0.0.1:0", False)]
+)
+def test_http_beyond_loopback_is_a_warning_of_each_start(
+    tmp_path: Path, address: str, *, exposed: bool
+) -> None:
+    """Incident: --http 0.0.0.0:9470 started without a word, where --listen asks for TLS."""
+    with Served(tmp_path, http=address) as served:
+        said = served.events("http_exposed")
+        assert len(said) == exposed
+        for event in said:
+            assert event["level"] == "warning"
+            assert event["address"] == served.events("ready")[0]["http"]
+            assert "firewall" in event["text"]
+
+
 @pytest.mark.parametrize("source", ["default", "--http"])
 def test_http_port_that_is_taken_refuses_to_start_and_says_what_to_do(
     tmp_path: Path, source: str
