@@ -2,7 +2,8 @@
 
 Read once, at the edge, into a frozen Config; only this file reads configuration files and the
 environment. What is missing gets its default; what is present but bad, or unknown, refuses to
-start, and the error names the flag, the variable, or the file and key that said it.
+start, and the error names the flag, the variable, or the file and key that said it. Only a variable
+that nobody knows is left to a warning: it may be another program's, or an orchestrator's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from kvwarehouse.errors import UsageError
 from kvwarehouse.settings import setting
 
 ENVIRONMENT_PREFIX: Final = "KVW_"
+
+_PREFIX_ADVICE: Final = (
+    f"what begins with {ENVIRONMENT_PREFIX} is ours; another program takes another prefix"
+)
 
 OTHER_VARIABLES: Final = frozenset(
     {
@@ -284,6 +289,8 @@ class Config:
         "people read terminals, programs read the rest",
     )
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """What the environment has that looks like a setting and is none."""
 
     @property
     def grpc_socket(self) -> str:
@@ -291,9 +298,7 @@ class Config:
 
 
 _FIELDS: Final = {
-    item.metadata["key"] or item.name: item
-    for item in dataclasses.fields(Config)
-    if item.name != "sources"
+    item.metadata["key"] or item.name: item for item in dataclasses.fields(Config) if item.metadata
 }
 
 
@@ -341,7 +346,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> 
         item = _FIELDS[key]
         values[item.name] = item.metadata["parse"](value, name)
         sources[item.name] = source
-    config = Config(**values, sources=sources)
+    config = Config(**values, sources=sources, warnings=tuple(unknown_variables(environ)))
     _check(config)
     return _complete(config, environ)
 
@@ -383,19 +388,26 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str, s
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key in _FIELDS and name == name.upper():
             given[key] = (environ[name], name, name)
-        elif is_unknown_variable(name):
-            raise _bad(_unknown_variable(name))
     return given
 
 
-def is_unknown_variable(name: str) -> bool:
-    """Whether an environment variable has our prefix, and no program of ours reads it."""
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that has our prefix, and that no program of ours reads."""
+    return [
+        f"{name} is set and nobody reads it: "
+        + (_meant_variable(name) or f"no setting of kvwarehouse is called so ({_PREFIX_ADVICE})")
+        for name in sorted(environ)
+        if _is_unknown_variable(name)
+    ]
+
+
+def _is_unknown_variable(name: str) -> bool:
     known = name in OTHER_VARIABLES or name in _variables()
     ours = name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(TEST_PREFIX)
     return ours and not known and not _SERVICE_VARIABLE.fullmatch(name)
 
 
-def meant_variable(name: str) -> str:
+def _meant_variable(name: str) -> str:
     """A question for the one that was probably meant, "" where none is close."""
     close = difflib.get_close_matches(name.upper(), [*_variables(), *sorted(OTHER_VARIABLES)], 1)
     return f"did you mean {close[0]}?" if close else ""
@@ -403,15 +415,6 @@ def meant_variable(name: str) -> str:
 
 def _variables() -> list[str]:
     return [ENVIRONMENT_PREFIX + key.upper() for key in _FIELDS]
-
-
-def _unknown_variable(name: str) -> str:
-    said = " ".join(filter(None, (f"unknown environment variable {name};", meant_variable(name))))
-    return (
-        f"{said} what begins with {ENVIRONMENT_PREFIX} is a setting of this daemon: unset it, or "
-        "choose another prefix where it is another program's; the settings are "
-        + ", ".join(_variables())
-    )
 
 
 def _check(config: Config) -> None:

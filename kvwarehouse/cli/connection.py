@@ -14,8 +14,8 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-from kvwarehouse import config
 from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.connect import connect_grpc
@@ -71,21 +71,14 @@ def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = N
         if error.code != "unavailable" or args.address or args.socket:
             raise
         raise TransportError(
-            f"{error.message}. {_elsewhere(environ)}", code=error.code, context=error.context
+            f"{error.message}. {_ELSEWHERE}", code=error.code, context=error.context
         ) from error
 
 
-def _elsewhere(environ: Mapping[str, str]) -> str:
-    """How a daemon is found that does not listen where nobody said to look."""
-    unread = [
-        f"{name} is set and nobody reads it: {config.meant_variable(name)} "
-        for name in sorted(environ)
-        if config.is_unknown_variable(name)
-    ]
-    return "".join(unread) + (
-        "One that was started with --name, --socket or another XDG_RUNTIME_DIR is found by"
-        " KVW_NAME=NAME, or by --socket with what the line `ready` of its log says"
-    )
+_ELSEWHERE: Final = (
+    "One that was started with --name, --socket or another XDG_RUNTIME_DIR is found by"
+    " KVW_NAME=NAME, or by --socket with what the line `ready` of its log says"
+)
 
 
 def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:

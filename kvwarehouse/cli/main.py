@@ -18,6 +18,7 @@ from kvwarehouse.cli.commands import (
     summary_of,
 )
 from kvwarehouse.cli.exit_codes import MEANINGS, Exit, exit_code_of
+from kvwarehouse.cli.variables import warn_of_variables
 from kvwarehouse.errors import WarehouseError
 
 _ABOUT = """A warehouse for the KV cache of LLM inference: it keeps what an engine computed for a
@@ -52,6 +53,7 @@ def _run(given: list[str]) -> int:
         return _run_own(own[name], given[1:])
     plugins = find_plugins()
     if name in plugins:
+        warn_of_variables()
         return run_plugin(plugins[name], given[1:])
     parser = _parser(plugins)
     if not given:
@@ -68,7 +70,10 @@ def _run_own(command: Command, given: list[str]) -> int:
     module = command.load()
     parser = command_parser(command.name, command.summary, module.EXAMPLES)
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(given)))
+    args = parser.parse_args(given)
+    if command.name != "serve":  # which has a log for it
+        warn_of_variables()
+    return int(module.run(args))
 
 
 def _parser(plugins: Mapping[str, metadata.EntryPoint]) -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ import sys
 
 from kvwarehouse import config
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.cli.variables import warn_of_variables
 from kvwarehouse.errors import UsageError
 
 EXAMPLES = """\
@@ -28,8 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = config.load(vars(args))
+    try:
+        settings = config.load(vars(args))
+    except UsageError:
+        warn_of_variables()  # one of them may be why
+        raise
     if args.print_config:
+        warn_of_variables()  # a daemon says it in its log
         sys.stdout.write(config.print_config(settings))
         return Exit.OK
     if settings.listen:

@@ -48,6 +48,8 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine:
         from kvwarehouse import core as engine
     log = Log(config.log_format)
     log.event(Event.STARTING, name=config.name, version=engine.VERSION, pid=os.getpid())
+    for text in config.warnings:
+        log.event(Event.VARIABLE_UNKNOWN, text=text)
     before = os.umask(0o077)  # nothing this process makes is for others
     try:
         daemon = Daemon(config, log, engine)

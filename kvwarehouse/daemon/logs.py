@@ -49,6 +49,7 @@ class Event(StrEnum):
     CERTIFICATE_ENDS = "certificate_ends"
     CALLS_REFUSED = "calls_refused"
     CONNECTIONS_NEAR_BOUND = "connections_near_bound"
+    VARIABLE_UNKNOWN = "variable_unknown"
     HTTP_EXPOSED = "http_exposed"
     ARENA_NOT_TMPFS = "arena_not_tmpfs"
     ARENA_ROOM_SHORT = "arena_room_short"
@@ -87,6 +88,7 @@ _WARNINGS: Final = {
     Event.CERTIFICATE_ENDS,
     Event.CALLS_REFUSED,
     Event.CONNECTIONS_NEAR_BOUND,
+    Event.VARIABLE_UNKNOWN,
     Event.HTTP_EXPOSED,
     Event.ARENA_NOT_TMPFS,
     Event.ARENA_ROOM_SHORT,

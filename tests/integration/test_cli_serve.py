@@ -115,6 +115,27 @@ def test_status_says_which_way_nvme_takes_to_this_hosts_gpu(
     assert "gds: the fastest that was measured" in shown()
 
 
+def test_unknown_variable_is_a_warning_in_the_log(tmp_path: Path) -> None:
+    environment = {**os.environ, "KVW_DRAN": "1GiB"}
+    flags = ["--socket", str(tmp_path / "s"), "--arena-dir", str(tmp_path / "a"), "--http", "off"]
+    process = subprocess.Popen(
+        command("serve", "--dram", "64MiB", "--log-format", "json", *flags),
+        stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        said = {}
+        for line in map(json.loads, process.stderr):  # nothing else may be among them
+            said[line["event"]] = line
+            if line["event"] == "ready":
+                break
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+    assert said["variable_unknown"]["level"] == "warning"
+    assert "did you mean KVW_DRAM?" in said["variable_unknown"]["text"]
+
+
 def test_second_daemon_of_a_directory_is_refused_with_the_owners_pid(
     serving: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:

@@ -109,10 +109,35 @@ def test_command_that_finds_no_daemon_by_default_says_how_others_are_found(
     assert main(["status"]) == Exit.NO_DAEMON
     said = capsys.readouterr().err
     assert "KVW_NAME=NAME" in said
-    assert "KVW_ADRESS is set and nobody reads it: did you mean KVW_ADDRESS?" in said
-    assert said.count("\n") == 1
+    assert said.count("KVW_ADRESS is set and nobody reads it: did you mean KVW_ADDRESS?") == 1
+    assert said.count("\n") == 2
     assert main(["status", "--socket", str(tmp_path / "s")]) == Exit.NO_DAEMON
     assert "KVW_NAME" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["status", "--socket", "/nowhere/s"], Exit.NO_DAEMON),
+        (["drain", "--socket", "/nowhere/s"], Exit.NO_DAEMON),
+        (["serve", "--print-config"], Exit.OK),
+        (["serve", "--nvme-capacity", "1GiB"], Exit.USAGE),
+    ],
+)
+def test_command_says_once_which_variable_nobody_reads(
+    arguments: list[str],
+    status: Exit,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Incident: KVW_ADRESS was fatal for serve, and silently ignored by all else."""
+    monkeypatch.setenv("KVW_ADRESS", "unix:///there/kvw.sock")
+    assert main(arguments) == status
+    shown = capsys.readouterr()
+    said = "kvwarehouse: KVW_ADRESS is set and nobody reads it: did you mean KVW_ADDRESS?\n"
+    assert shown.err.startswith(said)
+    assert shown.err.count(said) == 1
+    assert "KVW_ADRESS" not in shown.out
 
 
 @pytest.mark.parametrize(
