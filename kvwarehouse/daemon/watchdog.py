@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import grpc
 
+from kvwarehouse.daemon.admission import TOLD_EVERY_S
 from kvwarehouse.daemon.deadline import LONGEST_S, Deadline
 from kvwarehouse.daemon.logs import Event, Log
 
@@ -96,6 +98,8 @@ class Watchdog:
         self._clock = clock
         self._lock = threading.Lock()
         self._watched: set[Watched] = set()
+        self._ended: Counter[tuple[str, str]] = Counter()  # since it was told; by method and why
+        self._told_at: dict[tuple[str, str], float] = {}
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -142,10 +146,24 @@ class Watchdog:
     def look(self) -> None:
         """Ends what is overdue now."""
         with self._lock:
-            streams = list(self._watched)
-        for stream in streams:
-            why = stream.overdue()
-            if why:
-                self._log.event(Event.STREAM_STALLED, method=stream.method, why=why)
-                stream.end()
-                self.forget(stream)
+            overdue = [(stream, why) for stream in self._watched if (why := stream.overdue())]
+            self._ended.update((stream.method, why) for stream, why in overdue)
+        self.tell()
+        for stream, _ in overdue:
+            stream.end()
+            self.forget(stream)
+
+    def tell(self) -> None:
+        """Says in the log what was ended since, by method and reason, and of each as seldom as of
+        refused calls: many clients that stand still do not fill it."""
+        now = self._clock()
+        with self._lock:
+            due = [
+                each
+                for each in self._ended
+                if now - self._told_at.get(each, now - TOLD_EVERY_S) >= TOLD_EVERY_S
+            ]
+            told = [(each, self._ended.pop(each)) for each in due]
+            self._told_at.update(dict.fromkeys(due, now))
+        for (method, why), count in told:
+            self._log.event(Event.STREAM_STALLED, method=method, why=why, count=count)

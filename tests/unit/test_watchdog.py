@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from kvwarehouse.daemon.admission import TOLD_EVERY_S
 from kvwarehouse.daemon.deadline import Deadline
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.watchdog import FIRST_S, PACE_BYTES_S, STALL_S, Watchdog, Watched
@@ -20,7 +23,8 @@ class Call:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.cancelled = False
-        self.watchdog = Watchdog(Log("json", io.StringIO()), clock=lambda: self.now_s)
+        self.log = io.StringIO()
+        self.watchdog = Watchdog(Log("json", self.log), clock=lambda: self.now_s)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -119,3 +123,36 @@ def test_watchdog_without_a_thread_begins_with_the_next_call(
     call.watchdog.forget(call.watchdog.leaving(call, "/m/Lookup"))  # type: ignore[arg-type]
     eventually(lambda: call.cancelled, "what stands still is ended")
     call.watchdog.forget(answer)
+
+
+def test_streams_that_are_ended_are_told_at_a_bounded_rate_and_none_is_left_out(call: Call) -> None:
+    """Incident: forty calls that stood still at once were forty lines."""
+
+    def told() -> list[tuple[str, str, int]]:
+        lines = [json.loads(line) for line in call.log.getvalue().splitlines()]
+        return [(line["method"], line["why"], line["count"]) for line in lines]
+
+    def stall(method: str, count: int) -> None:
+        with ExitStack() as stack:
+            for _ in range(count):
+                stream = stack.enter_context(
+                    call.watchdog.watch(call, Deadline(3600), method)  # type: ignore[arg-type]
+                )
+                stream.said_last()
+            call.now_s += STALL_S + 1
+            call.watchdog.look()
+
+    stall("/m/Store", 40)
+    assert told() == [("/m/Store", "stalled", 40)]
+    at = call.now_s
+    leaving = [call.watchdog.leaving(call, "/m/Store") for _ in range(3)]  # type: ignore[arg-type]
+    for stream in leaving:
+        stream._patience_s = 1.0
+        call.now_s += 2.0
+        call.watchdog.look()
+    assert call.now_s < at + TOLD_EVERY_S
+    assert len(told()) == 1
+    call.now_s = at + TOLD_EVERY_S
+    call.watchdog.tell()
+    call.watchdog.tell()
+    assert told()[1:] == [("/m/Store", "stalled", 3)]
