@@ -24,10 +24,10 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
         yield serving
 
 
-def readiness(serving: Serving) -> tuple[int, str]:
+def readiness(serving: Serving, path: str = "/readyz") -> tuple[int, str]:
     address = serving.events("ready")[0]["http"]
     try:
-        with urllib.request.urlopen(f"http://{address}/readyz", timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -102,3 +102,23 @@ def test_socket_that_cannot_be_bound_again_is_said_until_it_can(serving: Serving
     assert work_of_a_new_client(serving, AFTER)
     assert [event["level"] for event in serving.events("path_not_restored")] == ["error"]
     assert serving.metrics()["kvwarehouse_paths_lost"] == 0
+
+
+def test_arena_directory_that_cannot_be_put_back_is_not_ready_until_it_can(
+    serving: Serving,
+) -> None:
+    """It stays live: clients that are there are served, and a restart would not find the pages."""
+    with serving.connect() as client:
+        BEFORE.store_whole(client)
+        shutil.rmtree(serving.arena_dir)
+        serving.arena_dir.write_text("of somebody else")
+        eventually(lambda: readiness(serving)[0] == 503, "readiness says so")
+        assert str(serving.arena_dir) in readiness(serving)[1]
+        assert readiness(serving, "/healthz")[0] == 200
+        assert BEFORE.load(client) == BEFORE.pages
+        serving.arena_dir.unlink()
+        eventually(lambda: readiness(serving)[0] == 200, "new clients get in")
+        assert work_of_a_new_client(serving, AFTER)
+        assert BEFORE.load(client) == BEFORE.pages
+    assert readiness(serving, "/healthz")[0] == 200
+    assert serving.metrics()["kvwarehouse_paths_lost"] == 1, "DRAM's pages end with this daemon"
