@@ -110,8 +110,8 @@ void Registry::adopt(const std::string& path) {
   session->path = path;
   session->owner_pid = read_word(session->file.get(), offsetof(SessionFile, owner_pid));
   static_assert(offsetof(SessionFile, pin_capacity) == offsetof(SessionFile, version) + 4);
-  const auto granted = static_cast<uint32_t>(
-      read_word(session->file.get(), offsetof(SessionFile, version)) >> 32);
+  const auto granted =
+      static_cast<uint32_t>(read_word(session->file.get(), offsetof(SessionFile, version)) >> 32);
   session->pin_capacity =
       std::min({granted, kPinCapacity, std::max(pins_left(session->owner_pid), kPinsLeast)});
   session->touch_read = read_word(session->file.get(), offsetof(SessionFile, touch_head));

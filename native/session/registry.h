@@ -31,7 +31,7 @@ struct Session {
   SessionId id = 0;
   uint64_t owner_pid = 0;
   uint32_t pin_capacity = 0;  // words of its pins that count
-  Fd file;  // the daemon's own open file: for pread and for trying the lock
+  Fd file;                    // the daemon's own open file: for pread and for trying the lock
   std::string path;
   bool connected = false;
   uint64_t dead_since_ns = 0;                 // 0: the lock is held

@@ -16,8 +16,8 @@
 namespace kvw {
 
 inline constexpr uint64_t kSessionMagic = 0x314e4f4953564bull;  // "KVSION1"
-inline constexpr uint32_t kSessionVersion = 2;  // 1: every session may use all its words
-inline constexpr uint32_t kPinCapacity = 32768;  // words that a session file has room for
+inline constexpr uint32_t kSessionVersion = 2;    // 1: every session may use all its words
+inline constexpr uint32_t kPinCapacity = 32768;   // words that a session file has room for
 inline constexpr uint32_t kTouchCapacity = 8192;  // a power of two; older touches are overwritten
 
 // A pin word: 0 is none; the top bit tells a segment from a slot.

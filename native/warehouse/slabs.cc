@@ -13,9 +13,9 @@ namespace {
 
 constexpr uint64_t kMoveNs = 100 * kMillisecondNs;  // from one slab to the next
 constexpr size_t kMovePages = 1024;                 // that leave in a step
-constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
-constexpr size_t kLooks = 16;         // slabs of a donor, and as many victims
-constexpr size_t kLookSlots = 65536;  // of either, at most, but for one slab
+constexpr uint64_t kLookNs = 10 * kMillisecondNs;   // where none could be had
+constexpr size_t kLooks = 16;                       // slabs of a donor, and as many victims
+constexpr size_t kLookSlots = 65536;                // of either, at most, but for one slab
 
 }  // namespace
 
