@@ -15,6 +15,7 @@ import hmac
 import re
 import ssl
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -116,16 +117,31 @@ def _bad_token_file(path: str, problem: str) -> UsageError:
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
+class _AtOnce(ThreadPoolExecutor):
+    """Runs what it is given on the thread that gives it, to its end. What refuses a call waits for
+    nobody; on the server's own threads it would take the places of calls that have a token, and
+    those that wait for one."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  as of another thread
+            done.set_exception(error)
+        return done
+
+
 class TokenCheck(grpc.ServerInterceptor):
     """Refuses every call without one of `tokens`, health and reflection included."""
 
     def __init__(self, tokens: list[str], refusals: Refusals) -> None:
         self.replace(tokens)
         # Of the widest kind: it answers before it reads a request, whatever the method's own kind.
-        self._refusals: dict[str, Handler] = {
-            reason: grpc.stream_stream_rpc_method_handler(partial(_refuse, refusals, reason))
-            for reason in (_NO_TOKEN, _BAD_TOKEN)
-        }
+        self._refusals: dict[str, Handler] = {}
+        for reason in (_NO_TOKEN, _BAD_TOKEN):
+            behavior = partial(_refuse, refusals, reason)
+            behavior.experimental_thread_pool = _AtOnce(1)  # type: ignore[attr-defined]  # gRPC's
+            self._refusals[reason] = grpc.stream_stream_rpc_method_handler(behavior)
 
     def replace(self, tokens: list[str]) -> None:
         """For the calls to come; those under way go on."""

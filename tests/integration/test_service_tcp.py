@@ -456,6 +456,32 @@ def refused(served: Served, reason: str) -> int:
     return int(page.partition(line)[2].partition("\n")[0])
 
 
+def test_call_without_a_token_takes_no_place_of_those_with_one(
+    tmp_path: Path, tokens: str, patience: Any
+) -> None:
+    """Incident: a stranger's calls took all places, those in which calls wait for a thread too, and
+    an owner's call was refused as one too many."""
+    with (
+        Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served,
+        channel(served, None) as there,
+        Raw(served, "127.0.0.2") as one,
+        Raw(served, "127.0.0.3") as other,
+    ):
+        threads = interceptors.threads_of(served.config.streams)
+        for _ in range(threads // 2):
+            for raw in (one, other):
+                raw.call("/kvwarehouse.v1.Warehouse/Status")
+        watchdog = served._daemon._watchdog
+        assert watchdog is not None
+        eventually(lambda: len(watchdog._watched) == threads, "all threads are taken")
+        stub = wire.WarehouseStub(there)  # type: ignore[no-untyped-call, unused-ignore]
+        for metadata in (None, bearer("x" * len(TOKEN))):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Status(pb.StatusRequest(), metadata=metadata, timeout=T)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        patience.end()
+
+
 @pytest.mark.parametrize("sent", [b"", b"\0" + (1 << 20).to_bytes(4, "big") + bytes(1000)])
 @pytest.mark.parametrize(
     "method",
