@@ -34,7 +34,9 @@ struct LogContext {
   SegmentFiles files;
   Disk disk;
   SegmentTable table;
-  SpareBuffers headers;        // of reads
+  SpareBuffers headers;  // of reads
+  // A start had to make files fewer or shorter; until there are spare segments, so does reclaim.
+  bool shrinking = false;
   uint64_t untimed_bytes = 0;  // of payloads asked for since one whose digest is timed
   Health health;
   LogStats stats;  // the counters; the rest is filled in by Log::stats()

@@ -204,6 +204,14 @@ int SegmentFiles::prepare(uint32_t segment, uint64_t bytes) {
   return error;
 }
 
+int SegmentFiles::cut(uint32_t segment, uint64_t bytes) {
+  const int fd = acquire(segment);
+  if (fd < 0) return -fd;
+  const int error = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  release(segment);
+  return error;
+}
+
 int SegmentFiles::remove(uint32_t segment) {
   return ::unlink(path(segment).c_str()) == 0 || errno == ENOENT ? 0 : errno;
 }

@@ -61,6 +61,8 @@ class SegmentFiles {
   // Makes a file of at least `bytes`, all of them allocated; a file made here for nothing is
   // removed again. 0 or an errno. Not while the file has users.
   int prepare(uint32_t segment, uint64_t bytes);
+  // Lets go what lies behind `bytes`; not durable before the next flush. 0 or an errno.
+  int cut(uint32_t segment, uint64_t bytes);
   int remove(uint32_t segment);
 
   std::string path(uint32_t segment) const;

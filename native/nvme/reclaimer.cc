@@ -116,7 +116,7 @@ uint64_t Reclaimer::spare_to_come() const {
 }
 
 void Reclaimer::begin() {
-  if (spare_to_come() >= kSpareWanted) return;
+  if (spare_to_come() >= kSpareWanted) return tell_shrunk();
   if (!context_.health.writable() || context_.clock.boot_ns() < retry_at_ns_) return;
   victim_ = seize();
   if (victim_ == nullptr) {
@@ -133,6 +133,14 @@ void Reclaimer::begin() {
   moving_ = 0;
   lost_copy_ = false;
   stage_ = Stage::sorting;
+}
+
+// What it dropped since the start was for a capacity that became smaller.
+void Reclaimer::tell_shrunk() {
+  if (!std::exchange(context_.shrinking, false) || context_.stats.dropped_records == 0) return;
+  context_.host.on_event("nvme_shrunk",
+                         "pages=" + std::to_string(context_.stats.dropped_records) +
+                             " capacity=" + std::to_string(context_.options.capacity_bytes));
 }
 
 bool Reclaimer::worth_moving(const RecordRef& ref) const {

@@ -49,6 +49,7 @@ class Reclaimer {
   // A closed segment that nobody pins and, from now on, nobody can; null if there is none yet.
   Segment* seize();
   void begin();
+  void tell_shrunk();
   void sort_some();
   bool worth_moving(const RecordRef& ref) const;
   void drop(const RecordRef& ref);

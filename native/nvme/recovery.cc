@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "nvme/segment_scan.h"
 
 namespace kvw::nvme {
 namespace {
@@ -22,6 +21,19 @@ constexpr uint64_t kSmallestSegment = 4 * kBlockBytes;
 
 bool is_zero(std::span<const std::byte> bytes) {
   return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
+}
+
+// Of a segment with these records and their table, without free space.
+uint64_t length_of(std::span<const TocEntry> entries) {
+  const TocEntry& last = entries.back();
+  return (uint64_t{last.offset_blocks} + last.blocks) * kBlockBytes + toc_bytes(entries.size());
+}
+
+// How many of the first records fit with their table.
+size_t fitting(std::span<const TocEntry> entries, uint64_t bytes) {
+  while (!entries.empty() && length_of(entries) > bytes)
+    entries = entries.first(entries.size() - 1);
+  return entries.size();
 }
 
 }  // namespace
@@ -71,6 +83,17 @@ int Recovery::read(uint32_t segment, uint64_t offset, std::span<std::byte> to) {
   return 0;
 }
 
+int Recovery::write(uint32_t segment, uint64_t offset, std::span<const std::byte> from) {
+  const int fd = acquire(segment);
+  if (fd < 0) return -fd;
+  if (landing_.bytes() < from.size()) landing_ = AlignedBuffer(from.size());
+  std::memcpy(landing_.data(), from.data(), from.size());
+  const int64_t result = wait_for({IoKind::write, fd, offset, {{landing_.data(), from.size()}}, 0});
+  context_.files.release(segment);
+  if (result < 0) return static_cast<int>(-result);
+  return static_cast<uint64_t>(result) == from.size() ? 0 : EIO;
+}
+
 int Recovery::sync(uint32_t segment) {
   const int fd = acquire(segment);
   if (fd < 0) return -fd;
@@ -85,6 +108,7 @@ int Recovery::sync(uint32_t segment) {
 RecoveryReport Recovery::run(const Found& found) {
   for (const auto& file : context_.files.list()) classify(file.number, file.bytes);
   context_.table.saw_life(context_.options.life_floor);
+  if (!context_.options.inspect) cut_tails();
   if (!context_.options.inspect) shrink_to_capacity();
   for (auto& [number, segment] : context_.table.all())
     if (segment.state == SegmentState::closed) load(segment, found);
@@ -111,12 +135,24 @@ void Recovery::classify(uint32_t number, uint64_t bytes) {
     context_.table.saw_life(header->life);
     report_.epoch_seen = std::max(report_.epoch_seen, header->clear_epoch);
   }
-  if (!header || header->segment != number || header->segment_bytes != bytes)
-    return classify_headless(number, bytes);
+  if (!header || header->segment != number) return classify_headless(number, bytes);
+  const bool shortened = header->segment_bytes != bytes;
+  if (shortened && !is_cut(*header, bytes)) return classify_headless(number, bytes);
   ++report_.segments;
   Segment& segment = context_.table.add(number, bytes, SegmentState::closed);
   segment.life = segment.file_life = header->life;
   segment.has_file = true;
+  if (shortened && !context_.options.inspect) write_length(segment);
+}
+
+// A crash may come between the second and the third step of a cut.
+bool Recovery::is_cut(const SegmentHeader& header, uint64_t bytes) {
+  if (header.segment_bytes < bytes || bytes % kBlockBytes != 0) return false;
+  AlignedBuffer block(kBlockBytes);
+  if (read(header.segment, bytes - kBlockBytes, block.span()) != 0) return false;
+  const auto footer = decode_toc_footer(block.span());
+  return footer && footer->warehouse == header.warehouse && footer->segment == header.segment &&
+         footer->life == header.life && footer->segment_bytes == bytes;
 }
 
 // A crash can cut a header or a file short, so that such a file of ours is free again; but not
@@ -173,11 +209,86 @@ bool Recovery::has_record(const Segment& segment) {
   return record && record->extent.life == segment.life;
 }
 
-// The capacity may have been lowered. What has no record goes first, then the oldest; a file counts
-// until it is gone, so it stays in the table as bad until then.
+bool Recovery::is_larger(const Segment& segment) const {
+  return segment.state == SegmentState::closed && segment.bytes > context_.options.segment_bytes;
+}
+
+// Nothing after an error of the device, which may pass.
+std::optional<Recovery::Contents> Recovery::contents_of(const Segment& segment) {
+  if (auto entries = read_toc(segment)) return Contents{std::move(*entries)};
+  if (sync(segment.number) != 0) return std::nullopt;
+  Contents contents;
+  contents.scanned = true;
+  const ScanResult result = scan_records(segment, [&contents](RecordHeader&& header) {
+    contents.entries.push_back(toc_entry(header.facts, header.extent));
+  });
+  contents.refused = result.refused;
+  if (result.error != 0) return std::nullopt;
+  return contents;
+}
+
+// A cut is worth its flushes where a new segment finds room in what it frees.
+void Recovery::cut_tails() {
+  const uint64_t segment_bytes = context_.options.segment_bytes;
+  for (auto& [number, segment] : context_.table.all()) {
+    if (!is_larger(segment) || !has_record(segment)) continue;
+    auto contents = contents_of(segment);
+    if (!contents || contents->entries.empty()) continue;
+    const uint64_t wanted = std::max(length_of(contents->entries), segment_bytes);
+    if (wanted + segment_bytes <= segment.bytes) cut(segment, *contents, wanted);
+  }
+}
+
+// Keeps the first records of the contents, as many as fit. False: the file is as it was.
+bool Recovery::cut(Segment& segment, Contents& contents, uint64_t bytes) {
+  const std::span kept(contents.entries.data(), fitting(contents.entries, bytes));
+  AlignedBuffer toc(toc_bytes(kept.size()));
+  encode_toc(kept, {context_.options.warehouse_id, segment.number, segment.life, 0, 0, bytes},
+             toc.span());
+  int error = write(segment.number, bytes - toc.bytes(), toc.span());
+  if (error == 0) error = sync(segment.number);
+  if (error == 0) error = context_.files.cut(segment.number, bytes);
+  if (error != 0) {
+    context_.host.on_event("nvme_cut_failed", event_detail(segment.number, error));
+    context_.health.become_read_only(error);  // so that reclaim does not take it before a probe
+    return false;
+  }
+  context_.table.resize(segment, bytes);
+  contents.entries.resize(kept.size());
+  if (contents.scanned) ++report_.scanned_segments;
+  tell_refused(segment.number, contents.refused);
+  // As long as the header says the old length, the table at the end of the file speaks for it.
+  if (sync(segment.number) == 0) write_length(segment);
+  return true;
+}
+
+int Recovery::write_length(const Segment& segment) {
+  AlignedBuffer block(kBlockBytes);
+  if (const int error = read(segment.number, 0, block.span()); error != 0) return error;
+  auto header = decode_segment_header(block.span());
+  if (!header) return EIO;
+  header->segment_bytes = segment.bytes;
+  encode_segment_header(*header, block.span());
+  const int error = write(segment.number, 0, block.span());
+  return error != 0 ? error : sync(segment.number);
+}
+
+uint64_t Recovery::bytes_of_larger() const {
+  uint64_t bytes = 0;
+  for (const auto& [number, segment] : context_.table.all())
+    if (is_larger(segment)) bytes += segment.bytes;
+  return bytes;
+}
+
+// The capacity may have been lowered. What has no record goes first, then the oldest. Beside
+// segments that are larger than the options say, there has to be room for an open one and for spare
+// ones: to make it, reclaim would take a larger one as a whole.
 void Recovery::shrink_to_capacity() {
   uint64_t bound = context_.options.capacity_bytes;
-  if (context_.table.bytes() <= bound) return;
+  const uint64_t larger = bytes_of_larger();
+  const uint64_t spare = larger == 0 ? 0 : (1 + kSpareWanted) * context_.options.segment_bytes;
+  if (context_.table.bytes() <= bound && larger + spare <= bound) return;
+  context_.shrinking = true;
   std::set<std::tuple<bool, uint32_t, uint32_t>> order;
   for (const auto& [number, segment] : context_.table.all()) {
     const bool closed = segment.state == SegmentState::closed;
@@ -188,27 +299,55 @@ void Recovery::shrink_to_capacity() {
   for (const auto& [full, life, number] : order) others -= context_.table.find(number)->bytes;
   // Where what is not ours to remove fills the capacity, no removal reaches it.
   if (others >= bound) bound += others;
+  bound -= spare;
   uint32_t lost = 0;
+  uint64_t pages = 0;
   for (const auto& [full, life, number] : order) {
     if (context_.table.bytes() <= bound) break;
+    Segment& segment = *context_.table.find(number);
+    auto contents = full ? contents_of(segment) : std::nullopt;
+    const uint64_t before = contents ? contents->entries.size() : 0;
+    if (!shrink(segment, contents, context_.table.bytes() - bound)) continue;
     lost += full;
-    Segment* segment = context_.table.find(number);
-    --report_.segments;
-    context_.files.forget(number);
-    const int error = context_.files.remove(number);
-    context_.host.on_event("nvme_segment_removed", event_detail(number, error));
-    if (error == 0)
-      context_.table.erase(number);
-    else
-      segment->state = SegmentState::bad;
+    pages += before - (contents ? contents->entries.size() : 0);
   }
   if (lost != 0)
     context_.host.on_event("nvme_shrunk", "segments_with_pages=" + std::to_string(lost) +
-                                              " capacity=" + std::to_string(bound));
+                                              " pages=" + std::to_string(pages) + " capacity=" +
+                                              std::to_string(context_.options.capacity_bytes));
+}
+
+// Leaves in `contents` what stays. False: all of it, because the disk refused.
+bool Recovery::shrink(Segment& segment, std::optional<Contents>& contents, uint64_t excess) {
+  const uint64_t kept = segment.bytes - std::min(segment.bytes, round_up(excess, kBlockBytes));
+  if (is_larger(segment) && contents && fitting(contents->entries, kept) != 0) {
+    if (cut(segment, *contents, kept)) return true;
+    // Only for the sake of spare segments, it is left to reclaim.
+    if (context_.table.bytes() <= context_.options.capacity_bytes) return false;
+  }
+  remove(segment);
+  if (contents) contents->entries.clear();
+  return true;
+}
+
+// A file counts until it is gone, so it stays in the table as bad until then.
+void Recovery::remove(Segment& segment) {
+  const uint32_t number = segment.number;
+  --report_.segments;
+  context_.files.forget(number);
+  const int error = context_.files.remove(number);
+  context_.host.on_event("nvme_segment_removed", event_detail(number, error));
+  if (error == 0)
+    context_.table.erase(number);
+  else
+    segment.state = SegmentState::bad;
 }
 
 void Recovery::load(Segment& segment, const Found& found) {
-  if (!load_toc(segment, found)) scan(segment, found);
+  if (const auto entries = read_toc(segment))
+    adopt(segment, *entries, found);
+  else
+    scan(segment, found);
   if (segment.records.empty() && segment.state == SegmentState::closed)
     segment.state = SegmentState::free;
   else
@@ -216,14 +355,14 @@ void Recovery::load(Segment& segment, const Found& found) {
   report_.records += segment.records.size();
 }
 
-bool Recovery::load_toc(Segment& segment, const Found& found) {
+std::optional<std::vector<TocEntry>> Recovery::read_toc(const Segment& segment) {
   const uint64_t tail_bytes = std::min(kTailBytes, segment.bytes);
   AlignedBuffer tail(tail_bytes);
-  if (read(segment.number, segment.bytes - tail_bytes, tail.span()) != 0) return false;
+  if (read(segment.number, segment.bytes - tail_bytes, tail.span()) != 0) return std::nullopt;
   const auto footer = decode_toc_footer(tail.part(tail_bytes - kBlockBytes, kBlockBytes));
-  if (!footer || footer->warehouse != context_.options.warehouse_id) return false;
-  if (footer->segment != segment.number || footer->life != segment.life) return false;
-  if (footer->segment_bytes != segment.bytes) return false;
+  if (!footer || footer->warehouse != context_.options.warehouse_id) return std::nullopt;
+  if (footer->segment != segment.number || footer->life != segment.life) return std::nullopt;
+  if (footer->segment_bytes != segment.bytes) return std::nullopt;
   const uint64_t entry_bytes = toc_entry_bytes(footer->entries);
   AlignedBuffer whole;
   auto padded = tail.span();
@@ -232,12 +371,12 @@ bool Recovery::load_toc(Segment& segment, const Found& found) {
   } else {
     whole = AlignedBuffer(entry_bytes);
     padded = whole.span();
-    if (read(segment.number, segment.bytes - kBlockBytes - entry_bytes, padded) != 0) return false;
+    const uint64_t offset = segment.bytes - kBlockBytes - entry_bytes;
+    if (read(segment.number, offset, padded) != 0) return std::nullopt;
   }
   const auto entries = decode_toc_entries(*footer, padded);
-  if (!entries) return false;
-  adopt(segment, *entries, found);
-  return true;
+  if (!entries) return std::nullopt;
+  return std::vector<TocEntry>(entries->begin(), entries->end());
 }
 
 void Recovery::adopt(Segment& segment, std::span<const TocEntry> entries, const Found& found) {
@@ -261,19 +400,11 @@ void Recovery::scan(Segment& segment, const Found& found) {
     context_.host.on_event("nvme_bad_segment", event_detail(segment.number, error));
     return;
   }
-  SegmentScan scan(context_.options.warehouse_id, segment,
-                   [this, &segment](uint64_t offset, std::span<std::byte> to) {
-                     return read(segment.number, offset, to);
-                   });
-  const ScanResult result = scan.run([&](RecordHeader&& header) {
+  const ScanResult result = scan_records(segment, [&](RecordHeader&& header) {
     segment.add(header.facts, header.extent);
     found({header.extent, std::move(header.facts)});
   });
-  report_.refused_records += result.refused;
-  if (result.refused != 0)
-    context_.host.on_event(
-        "nvme_records_refused",
-        "segment=" + std::to_string(segment.number) + " records=" + std::to_string(result.refused));
+  tell_refused(segment.number, result.refused);
   segment.next_block = result.next_block;
   segment.placed = segment.records.size();
   if (result.error != 0)
@@ -290,6 +421,22 @@ void Recovery::scan(Segment& segment, const Found& found) {
     segment.toc.clear();
     segment.flushed_records = segment.records.size();
   }
+}
+
+ScanResult Recovery::scan_records(const Segment& segment,
+                                  const std::function<void(RecordHeader&&)>& found) {
+  SegmentScan scan(context_.options.warehouse_id, segment,
+                   [this, &segment](uint64_t offset, std::span<std::byte> to) {
+                     return read(segment.number, offset, to);
+                   });
+  return scan.run(found);
+}
+
+void Recovery::tell_refused(uint32_t segment, uint64_t records) {
+  report_.refused_records += records;
+  if (records == 0) return;
+  context_.host.on_event("nvme_records_refused", "segment=" + std::to_string(segment) +
+                                                     " records=" + std::to_string(records));
 }
 
 }  // namespace kvw::nvme

@@ -63,6 +63,11 @@ void SegmentTable::erase(uint32_t number) {
   segments_.erase(found);
 }
 
+void SegmentTable::resize(Segment& segment, uint64_t bytes) {
+  bytes_ += bytes - segment.bytes;
+  segment.bytes = bytes;
+}
+
 Segment* SegmentTable::find(uint32_t number) {
   const auto found = segments_.find(number);
   return found == segments_.end() ? nullptr : &found->second;

@@ -85,6 +85,8 @@ class SegmentTable {
 
   Segment& add(uint32_t number, uint64_t bytes, SegmentState state);
   void erase(uint32_t number);
+  // Its file has another length from now on.
+  void resize(Segment& segment, uint64_t bytes);
   Segment* find(uint32_t number);
   Map& all() { return segments_; }
   const Map& all() const { return segments_; }

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -333,6 +334,53 @@ def test_files_of_the_nvme_tier_never_exceed_its_capacity(tmp_path: Path) -> Non
             tally.count("twice the NVMe tier's capacity stored")
         assert daemon.core["tiers"]["nvme"]["reclaimed_segments"] > 0
         daemon.check_bounded()
+
+
+def pages_lost_by_shrinking(serving: Serving) -> list[int]:
+    told = [each for each in serving.events("core") if each["name"] == "nvme_shrunk"]
+    return [int(each["pages"]) for each in told]
+
+
+def start_with_nvme_alone(serving: Serving, capacity: str) -> None:
+    """As after a boot: nothing of the arena is left."""
+    assert serving.stop() == 0
+    shutil.rmtree(serving.arena_dir)
+    serving.settings["nvme_capacity"] = capacity
+    serving.start()
+
+
+def test_smaller_nvme_capacity_keeps_the_pages_that_fit_it(tmp_path: Path) -> None:
+    """Incident: 20 MiB in one segment of 64 MiB, and a capacity of 64 MiB. All pages were dropped
+    for the sake of smaller segments, and no line said so."""
+    prompts = [KnownPrompt(f"m{i}", pages=80, page_bytes=65_536) for i in range(4)]
+    with Serving(tmp_path, dram="32MiB", nvme_capacity="512MiB") as serving:
+        with serving.connect(timeout_s=60) as client:
+            for prompt in prompts:
+                prompt.store_whole(client)
+                assert client.flush(60).pending == 0
+        start_with_nvme_alone(serving, "64MiB")
+        with serving.connect(timeout_s=60) as client:
+            for prompt in prompts:
+                assert prompt.load(client) == prompt.pages
+            nvme = client.status()["core"]["tiers"]["nvme"]
+            assert nvme["pages"] == sum(prompt.pages for prompt in prompts)
+            assert sum(path.stat().st_size for path in serving.segments) <= 64 << 20
+        assert pages_lost_by_shrinking(serving) == []
+
+
+def test_smaller_nvme_capacity_says_how_many_pages_it_cost(tmp_path: Path) -> None:
+    prompt = KnownPrompt("m", pages=60, page_bytes=1 << 20)  # one segment, nearly full
+    with Serving(tmp_path, dram="128MiB", nvme_capacity="512MiB") as serving:
+        with serving.connect(timeout_s=60) as client:
+            prompt.store_whole(client)
+            assert client.flush(60).pending == 0
+        start_with_nvme_alone(serving, "64MiB")
+        with serving.connect(timeout_s=60) as client:
+            kept = client.open(prompt.space).lookup(prompt.nodes).pages
+            assert 32 <= kept < prompt.pages
+            assert prompt.load(client) == kept
+            assert sum(path.stat().st_size for path in serving.segments) <= 64 << 20
+        assert pages_lost_by_shrinking(serving) == [prompt.pages - kept]
 
 
 # --- sizes
