@@ -147,7 +147,7 @@ def test_session_of_a_newer_client_that_lives_is_refused_and_of_a_dead_one_is_no
         serving.kill()
         with path.open("r+b") as file:
             file.seek(8)
-            file.write(struct.pack("<I", 2))
+            file.write(struct.pack("<I", 1000))
         held = contents(serving)
         with pytest.raises(RefusedError) as refused:
             serving.start()
