@@ -163,3 +163,29 @@ def test_swapped_records_are_two_misses_whether_payloads_or_whole(in_both: Case)
     for node in (BAD + 1, BAD + 2, BAD + 3):
         assert in_both.load(first=node) == 0
     assert in_both.risen("tiers", "nvme", "mismatches") >= 1
+
+
+def test_what_was_found_damaged_stays_away_at_the_starts_that_follow(
+    both_tiers: Serving, rng: random.Random
+) -> None:
+    """In one tier each, and what is stored again is there again."""
+    prompts = [KnownPrompt("m", pages=PAGES, page_bytes=PAGE_BYTES, version=n) for n in (1, 2)]
+    with both_tiers.connect() as client:
+        for prompt in prompts:
+            prompt.store_whole(client)
+        assert client.flush().pending == 0
+        assert client.evict(prompts[0].space, PAGES) == PAGES
+        assert client.evict(prompts[1].space, PAGES, "nvme") == PAGES
+        prompts[0].in_segments(both_tiers, BAD).flip(at=rng.randrange(PAGE_BYTES))
+        prompts[1].in_arena(both_tiers, BAD).flip(at=rng.randrange(PAGE_BYTES))
+        for prompt in prompts:
+            assert prompt.load(client) == BAD
+    for start in range(3):
+        both_tiers.kill() if rng.random() < 0.5 else both_tiers.stop()
+        both_tiers.start()
+        with both_tiers.connect() as client:
+            for prompt in prompts:
+                assert prompt.load(client) == (BAD if start < 2 else PAGES)
+                if start == 1:
+                    assert prompt.store(client).dropped == {}
+                    assert prompt.load(client) == PAGES

@@ -18,6 +18,13 @@ OTHER = KnownPrompt("other", pages=12, page_bytes=20_000)
 BAD = 5
 
 
+def start_again(serving: Serving) -> None:
+    """With NVMe alone, as after a loss of power."""
+    serving.kill()
+    serving.lose_arena()
+    serving.start()
+
+
 @pytest.mark.parametrize("orderly", [True, False])
 def test_records_damaged_while_the_daemon_was_down_are_misses(
     both_tiers: Serving, rng: random.Random, orderly: bool
@@ -37,6 +44,14 @@ def test_records_damaged_while_the_daemon_was_down_are_misses(
         assert PROMPT.load(client) == BAD
         status = client.status()["core"]
         assert status["recovery"]["refused_records"] + status["quarantined"] == 1
+    start_again(both_tiers)
+    with both_tiers.connect() as client:
+        assert PROMPT.load(client) == BAD
+        PROMPT.store(client)
+        assert client.flush().pending == 0
+    start_again(both_tiers)
+    with both_tiers.connect() as client:
+        assert PROMPT.load(client) == PROMPT.pages
 
 
 def test_segments_cut_short_zeroed_or_full_of_noise_are_no_obstacle(
@@ -63,6 +78,10 @@ def test_segments_cut_short_zeroed_or_full_of_noise_are_no_obstacle(
         assert client.status()["core"]["tiers"]["nvme"]["health"] == "ok"
         assert client.evict(PROMPT.space, PROMPT.pages) == PROMPT.pages
         assert PROMPT.load(client) == PROMPT.pages
+    start_again(both_tiers)
+    with both_tiers.connect() as client:
+        assert PROMPT.load(client) == PROMPT.pages
+        assert OTHER.load(client) == 0
 
 
 def test_segment_of_another_warehouse_is_neither_served_nor_touched(
@@ -82,5 +101,9 @@ def test_segment_of_another_warehouse_is_neither_served_nor_touched(
         assert PROMPT.load(client) == 0
         PROMPT.store_whole(client)
         assert client.flush().pending == 0
+        assert PROMPT.load(client) == PROMPT.pages
+    start_again(both_tiers)
+    with both_tiers.connect() as client:
+        assert client.status()["core"]["recovery"]["foreign_segments"] == 1
         assert PROMPT.load(client) == PROMPT.pages
     assert copied.read_bytes() == kept

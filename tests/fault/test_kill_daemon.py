@@ -147,24 +147,34 @@ def test_every_page_reported_stored_is_there_after_kills_in_the_middle(
         # A page that had been lost would have been stored, and reported, a second time.
         assert sum(report.stored for report in reports) <= len(distinct)
         assert [(report.short, report.shortest) for report in reports[2:]] == [(0, "")] * 2
-        with serving.connect() as client:
-            opened = client.open(task.space())
-            for writer in (0, 1):
-                for number in range(prompts):
-                    nodes = task.nodes(writer, number)
-                    out = np.zeros((len(nodes), task.page_bytes), np.uint8)
-                    assert opened.load(task.tokens(nodes), out) == len(nodes)
-                    check_pages(out, nodes, 0, 0)
-            core = client.status()["core"]
-            assert not any(core["tiers"]["dram"]["left"].values())
-            assert core["tiers"]["dram"]["pages"] == len(distinct)
+        check_all_there(serving, task, prompts)
+        serving.kill()
+        serving.start()
+        check_all_there(serving, task, prompts)
+        tally.count(CLASS, kills + 1)
 
-            def settled() -> bool:
-                dram = client.status()["core"]["tiers"]["dram"]
-                return dram["reserved_slots"] == dram["limbo_slots"] == 0
 
-            eventually(settled, "what killed daemons and ended clients had reserved is free again")
-        tally.count(CLASS, kills)
+def check_all_there(serving: Serving, task: traffic.Task, prompts: int) -> None:
+    """Every page of both writers, and nothing besides."""
+    there = set()
+    with serving.connect() as client:
+        opened = client.open(task.space())
+        for writer in (0, 1):
+            for number in range(prompts):
+                nodes = task.nodes(writer, number)
+                out = np.zeros((len(nodes), task.page_bytes), np.uint8)
+                assert opened.load(task.tokens(nodes), out) == len(nodes)
+                check_pages(out, nodes, 0, 0)
+                there.update(nodes)
+        core = client.status()["core"]
+        assert not any(core["tiers"]["dram"]["left"].values())
+        assert core["tiers"]["dram"]["pages"] == len(there)
+
+        def settled() -> bool:
+            dram = client.status()["core"]["tiers"]["dram"]
+            return dram["reserved_slots"] == dram["limbo_slots"] == 0
+
+        eventually(settled, "what killed daemons and ended clients had reserved is free again")
 
 
 def test_no_byte_is_wrong_after_kills_in_the_middle_of_evictions_and_reclaim(
@@ -185,4 +195,10 @@ def test_no_byte_is_wrong_after_kills_in_the_middle_of_evictions_and_reclaim(
             core = client.status()["core"]
         assert core["quarantined"] == core["tiers"]["nvme"]["mismatches"] == 0
         assert core["loads"]["failed"].get("mismatch", 0) == 0
-        tally.count(CLASS, kills)
+        serving.kill()
+        serving.start()
+        with serving.connect() as client:
+            checked = list(client.check(moving.tasks[0].space()))
+            assert checked[-1].done
+            assert not any(progress.bad for progress in checked)
+        tally.count(CLASS, kills + 1)
