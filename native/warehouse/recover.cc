@@ -71,8 +71,7 @@ class Recovery {
   const Tombstones& tombstones_;
   RecoverySummary summary_;
   std::vector<PageFacts> shapes_;  // those of records, as shape_facts_of has them
-  std::map<std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, uint64_t, size_t>, uint32_t>
-      shape_numbers_;
+  std::map<std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, uint64_t>, uint32_t> shape_numbers_;
   uint64_t without_room_dram_ = 0, without_room_nvme_ = 0;
 };
 
@@ -185,7 +184,7 @@ LogRecord Recovery::kept(const nvme::RecoveredRecord& record) {
   const PageFacts& facts = record.facts;
   const auto [number, first] =
       shape_numbers_.try_emplace({facts.namespace_id.lo, facts.namespace_id.hi, facts.page_tokens,
-                                  facts.shards, facts.shard_bytes, facts.witness.size()},
+                                  facts.shards, facts.shard_bytes},
                                  static_cast<uint32_t>(shapes_.size()));
   if (first) shapes_.push_back(facts);
   return {facts.key,      facts.parent,   record.extent,
