@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from kvwarehouse.cli.connection import add_connection, connect_from, find_namespace
+from kvwarehouse.cli.connection import add_connection, connect_from, find_namespace, is_chosen
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, console, print_json, print_table
 from kvwarehouse.errors import UsageError
@@ -171,10 +171,10 @@ def _daemon(args: argparse.Namespace) -> CheckReport:
 
 
 def _directories(args: argparse.Namespace) -> CheckReport:
-    if args.namespace is not None or args.address or args.socket:
+    if args.namespace is not None or is_chosen(args):
         raise UsageError(
             "--nvme-dir and --arena-dir are for directories without a daemon; leave NAMESPACE, "
-            "--address and --socket out",
+            "--address, --socket and --name out",
             code="two_targets",
         )
     from kvwarehouse import core

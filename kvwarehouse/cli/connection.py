@@ -20,7 +20,7 @@ from kvwarehouse.client import Client
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import TransportError, UsageError
-from kvwarehouse.places import default_address
+from kvwarehouse.places import default_address, default_socket
 
 _MOST_SHOWN = 8
 
@@ -35,6 +35,11 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         " `kvwarehouse serve` uses by default.",
     )
     where.add_argument("--socket", metavar="PATH", help="The same as --address unix://PATH.")
+    where.add_argument(
+        "--name",
+        metavar="NAME",
+        help="Your daemon that was started with this --name. Default: $KVW_NAME.",
+    )
     group.add_argument(
         "--token-file",
         metavar="FILE",
@@ -68,7 +73,7 @@ def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = N
             timeout_s=args.timeout,
         )
     except TransportError as error:
-        if error.code != "unavailable" or args.address or args.socket:
+        if error.code != "unavailable" or is_chosen(args):
             raise
         raise TransportError(
             f"{error.message}. {_ELSEWHERE}", code=error.code, context=error.context
@@ -76,17 +81,24 @@ def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = N
 
 
 _ELSEWHERE: Final = (
-    "One that was started with --name, --socket or another XDG_RUNTIME_DIR is found by"
-    " KVW_NAME=NAME, or by --socket with what the line `ready` of its log says"
+    "One that was started with --name is found by the same --name (or KVW_NAME), any other by"
+    " --socket with what the line `ready` of its log says"
 )
 
 
+def is_chosen(args: argparse.Namespace) -> bool:
+    """Whether an argument says which daemon."""
+    return bool(args.address or args.socket or args.name)
+
+
 def address_from(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """--address or --socket, else the environment's, else the daemon's own default."""
+    """--address, --socket or --name, else the environment's, else the daemon's own default."""
     if args.address:
         return str(args.address)
     if args.socket:
         return f"unix://{os.path.abspath(args.socket)}"
+    if args.name:
+        return f"unix://{default_socket(environ, args.name)}"
     return default_address(environ)
 
 

@@ -247,3 +247,5 @@ def test_default_address_is_the_daemons_own_default() -> None:
     for environ in ({}, {"KVW_NAME": "second"}, {"XDG_RUNTIME_DIR": "/tmp"}):
         daemon = config.load({"dram": "64MiB"}, environ=environ).socket
         assert address_from(parser.parse_args([]), environ) == f"unix://{daemon}"
+        daemon = config.load({"dram": "64MiB", "name": "third"}, environ=environ).socket
+        assert address_from(parser.parse_args(["--name", "third"]), environ) == f"unix://{daemon}"

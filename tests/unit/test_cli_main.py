@@ -108,11 +108,12 @@ def test_command_that_finds_no_daemon_by_default_says_how_others_are_found(
     monkeypatch.setenv("KVW_ADRESS", "unix:///there/kvw.sock")
     assert main(["status"]) == Exit.NO_DAEMON
     said = capsys.readouterr().err
-    assert "KVW_NAME=NAME" in said
+    assert "--name (or KVW_NAME)" in said
     assert said.count("KVW_ADRESS is set and nobody reads it: did you mean KVW_ADDRESS?") == 1
     assert said.count("\n") == 2
-    assert main(["status", "--socket", str(tmp_path / "s")]) == Exit.NO_DAEMON
-    assert "KVW_NAME" not in capsys.readouterr().err
+    for chosen in (["--socket", str(tmp_path / "s")], ["--name", "x"]):
+        assert main(["status", *chosen]) == Exit.NO_DAEMON
+        assert "KVW_NAME" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
