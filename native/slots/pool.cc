@@ -167,11 +167,13 @@ void Pool::attach(uint32_t slab, const SlabLayout& layout) {
     if (classes_[number].get() == &cls) assign(slab, number);
 }
 
-std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share) const {
+std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share,
+                                         uint64_t now_ns) const {
   for (uint32_t slab = 0; slab < slab_class_.size(); ++slab) {
     if (slab_class_[slab] == kNoClass) continue;
     const SlotClass& cls = *classes_[slab_class_[slab]];
     if (&cls == &needy || slab == aside_ || !all_free(slab)) continue;
+    if (now_ns < cls.waits_until_ns) continue;
     const uint64_t left = cls.total() - cls.slots_per_slab;
     if (cls.free.size() - cls.slots_per_slab >= left / share) return slab;
   }
@@ -192,6 +194,7 @@ SlotId Pool::take(SlotClass& cls, SlotState state) {
   if (cls.free.empty()) return kNoSlot;
   const SlotId slot = cls.free.front();
   cls.free.pop_front();
+  cls.waits_until_ns = 0;
   --free_in_[slots_.slab_of(slot)];
   store(slot, {slots_.load(slot).generation + 1, state}, std::memory_order_relaxed);
   // Before anybody may write a byte of the new generation, every reader of the old one must see

@@ -31,7 +31,8 @@ struct SlotClass {
   std::deque<SlotId> free;
   std::unique_ptr<EvictionPolicy> policy;
   uint64_t live = 0, reserved = 0, limbo = 0;
-  uint64_t look_again_ns = 0;  // for a slab of another class
+  uint64_t look_again_ns = 0;   // for a slab of another class
+  uint64_t waits_until_ns = 0;  // for the slab that is on its way to it; 0 once it has taken of it
   bool unused = false;  // no namespace has such pages; without a slab, the next size takes it
 
   uint64_t total() const;
@@ -53,9 +54,10 @@ class Pool {
   // Takes a slab whose slots are all FREE away from its class; it is ready and uncut again.
   // Every word's generation rises first, so that no old entry ever validates in the new layout.
   void retire(uint32_t slab);
-  // A slab of another class that is all FREE, where that class has it to spare: one in `share` of
-  // its slots stays free without it. Nothing where there is none.
-  std::optional<uint32_t> spare_slab(const SlotClass& needy, uint64_t share) const;
+  // A slab of another class that is all FREE, where that class has it to spare: it does not wait
+  // for one itself, and one in `share` of its slots stays free without it. Nothing where there is
+  // none.
+  std::optional<uint32_t> spare_slab(const SlotClass& needy, uint64_t share, uint64_t now_ns) const;
   // From now on its slots that are free, or become so, are not taken, until it is retired or put
   // back. One at a time.
   void set_aside(uint32_t slab);

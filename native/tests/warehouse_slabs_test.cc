@@ -246,6 +246,30 @@ TEST(slab_stays_when_a_page_of_it_is_pinned_or_written_between_two_steps) {
   }
 }
 
+// Incident: it was all free until the store came again, and went back to who was storing meanwhile.
+TEST(slab_that_came_is_kept_for_the_store_that_waits_for_it) {
+  Small small;
+  small.begin();
+  while (small.world->goes_on()) small.world->go_on();
+  const uint64_t most = small.world.capacity();
+  for (uint64_t chain = 0; chain < most / 8; ++chain) {
+    CHECK(small.owner->store(small.world.page(400000 + chain)));
+    if (chain % 500 == 0) small.world.pass(10 * kMillisecondNs);
+  }
+  const uint64_t before = small.world->status().dram_pages;
+  CHECK(small.needy->store(small.wanted));
+  CHECK_EQ(small.world->status().dram_pages, before + 1);
+  // But not for ever for one that does not come.
+  Small other;
+  other.begin();
+  while (other.world->goes_on()) other.world->go_on();
+  other.world.pass(2 * kSecondNs);
+  for (uint64_t chain = 0; chain < other.world.capacity(); ++chain)
+    CHECK(other.owner->store(other.world.page(500000 + chain)));
+  for (uint32_t slab = 0; slab < other.world->arena().slab_count(); ++slab)
+    CHECK_EQ(other.world.slots().layout(slab).slot_blocks, 1);
+}
+
 TEST(slab_whose_pages_are_cleared_between_two_steps_waits_for_who_reads_them) {
   for (const bool read : {true, false}) {
     Small small;

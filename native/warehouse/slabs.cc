@@ -13,9 +13,11 @@ namespace {
 
 constexpr uint64_t kMoveNs = 100 * kMillisecondNs;  // from one slab to the next
 constexpr size_t kMovePages = 1024;                 // that leave in a step
-constexpr uint64_t kLookNs = 10 * kMillisecondNs;   // where none could be had
-constexpr size_t kLooks = 16;                       // slabs of a donor, and as many victims
-constexpr size_t kLookSlots = 65536;                // of either, at most, but for one slab
+// How long one that has come is kept for the page size that asked: its stores come again by then.
+constexpr uint64_t kKeptNs = kSecondNs;
+constexpr uint64_t kLookNs = 10 * kMillisecondNs;  // where none could be had
+constexpr size_t kLooks = 16;                      // slabs of a donor, and as many victims
+constexpr size_t kLookSlots = 65536;               // of either, at most, but for one slab
 
 }  // namespace
 
@@ -58,7 +60,7 @@ void Eviction::note_growth() {
 }
 
 bool Eviction::take_spare_slab(SlotClass& needy) {
-  const auto slab = state_.pool.spare_slab(needy, kFreeShare);
+  const auto slab = state_.pool.spare_slab(needy, kFreeShare, state_.clock.boot_ns());
   if (!slab) return false;
   state_.pool.retire(*slab);
   return grow(needy);
@@ -170,6 +172,7 @@ bool Eviction::step_of_move() {
   }
   KVW_SEQUENCE_POINT("rebalance: pages out");
   state_.pool.retire(move.slab);
+  move.needy->waits_until_ns = state_.clock.boot_ns() + kKeptNs;
   return grow(*move.needy);
 }
 
