@@ -24,7 +24,7 @@ from kvwarehouse_bench.micro.filled import CHAIN, PAGE_BYTES, Filled, chain, fil
 from kvwarehouse_bench.micro.load import check_filled
 from kvwarehouse_bench.micro.options import PAGE_TOKENS, Options, noise
 
-_PINS = 128 << 10
+_PINS = 96 << 10  # what one process may, of its half, beside sessions of its own
 _SESSIONS = 4
 _CALLS = 20
 _EVICTED = 1000
