@@ -150,9 +150,7 @@ bool Recovery::is_cut(const SegmentHeader& header, uint64_t bytes) {
   if (header.segment_bytes < bytes || bytes % kBlockBytes != 0) return false;
   AlignedBuffer block(kBlockBytes);
   if (read(header.segment, bytes - kBlockBytes, block.span()) != 0) return false;
-  const auto footer = decode_toc_footer(block.span());
-  return footer && footer->warehouse == header.warehouse && footer->segment == header.segment &&
-         footer->life == header.life && footer->segment_bytes == bytes;
+  return footer_of(block.span(), header.segment, header.life, bytes).has_value();
 }
 
 // A crash can cut a header or a file short, so that such a file of ours is free again; but not
@@ -262,15 +260,15 @@ bool Recovery::cut(Segment& segment, Contents& contents, uint64_t bytes) {
   return true;
 }
 
-int Recovery::write_length(const Segment& segment) {
+// Another start does it where this one cannot.
+void Recovery::write_length(const Segment& segment) {
   AlignedBuffer block(kBlockBytes);
-  if (const int error = read(segment.number, 0, block.span()); error != 0) return error;
+  if (read(segment.number, 0, block.span()) != 0) return;
   auto header = decode_segment_header(block.span());
-  if (!header) return EIO;
+  if (!header) return;
   header->segment_bytes = segment.bytes;
   encode_segment_header(*header, block.span());
-  const int error = write(segment.number, 0, block.span());
-  return error != 0 ? error : sync(segment.number);
+  if (write(segment.number, 0, block.span()) == 0) sync(segment.number);
 }
 
 uint64_t Recovery::bytes_of_larger() const {
@@ -355,14 +353,23 @@ void Recovery::load(Segment& segment, const Found& found) {
   report_.records += segment.records.size();
 }
 
+// Nothing where the block ends no table of this file in this life and of this length.
+std::optional<TocFooter> Recovery::footer_of(std::span<const std::byte> block, uint32_t segment,
+                                             uint32_t life, uint64_t bytes) const {
+  auto footer = decode_toc_footer(block);
+  if (!footer || footer->warehouse != context_.options.warehouse_id) return std::nullopt;
+  if (footer->segment != segment || footer->life != life) return std::nullopt;
+  if (footer->segment_bytes != bytes) return std::nullopt;
+  return footer;
+}
+
 std::optional<std::vector<TocEntry>> Recovery::read_toc(const Segment& segment) {
   const uint64_t tail_bytes = std::min(kTailBytes, segment.bytes);
   AlignedBuffer tail(tail_bytes);
   if (read(segment.number, segment.bytes - tail_bytes, tail.span()) != 0) return std::nullopt;
-  const auto footer = decode_toc_footer(tail.part(tail_bytes - kBlockBytes, kBlockBytes));
-  if (!footer || footer->warehouse != context_.options.warehouse_id) return std::nullopt;
-  if (footer->segment != segment.number || footer->life != segment.life) return std::nullopt;
-  if (footer->segment_bytes != segment.bytes) return std::nullopt;
+  const auto footer = footer_of(tail.part(tail_bytes - kBlockBytes, kBlockBytes), segment.number,
+                                segment.life, segment.bytes);
+  if (!footer) return std::nullopt;
   const uint64_t entry_bytes = toc_entry_bytes(footer->entries);
   AlignedBuffer whole;
   auto padded = tail.span();

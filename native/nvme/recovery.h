@@ -54,13 +54,15 @@ class Recovery {
   std::optional<Contents> contents_of(const Segment& segment);
   void cut_tails();
   bool cut(Segment& segment, Contents& contents, uint64_t bytes);
-  int write_length(const Segment& segment);
+  void write_length(const Segment& segment);
   uint64_t bytes_of_larger() const;
   void shrink_to_capacity();
   bool shrink(Segment& segment, std::optional<Contents>& contents, uint64_t excess);
   void remove(Segment& segment);
   bool has_record(const Segment& segment);
   void load(Segment& segment, const Found& found);
+  std::optional<TocFooter> footer_of(std::span<const std::byte> block, uint32_t segment,
+                                     uint32_t life, uint64_t bytes) const;
   std::optional<std::vector<TocEntry>> read_toc(const Segment& segment);
   void adopt(Segment& segment, std::span<const TocEntry> entries, const Found& found);
   void scan(Segment& segment, const Found& found);

@@ -291,10 +291,7 @@ TEST(start_with_a_smaller_capacity_is_as_before_when_the_disk_refuses_the_cut) {
 // What has to go behind the start, so that there are spare segments, goes for the same reason.
 TEST(reclaim_says_how_many_pages_a_smaller_capacity_cost) {
   World world(12);
-  world.open();
-  world.append_all(0, 480);
-  world.flush();
-  world.kill();
+  fill(world, 480, false);
   world.options.capacity_bytes = 5 << 20;
   world.open();
   CHECK(pages_told(world) < 480 - world.index.size() + 1);
