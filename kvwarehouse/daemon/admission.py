@@ -21,12 +21,9 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.logs import Event, Log, SeldomTold
 from kvwarehouse.daemon.metrics import METRICS
 from kvwarehouse.errors import CapacityError
-
-TOLD_EVERY_S: Final = 10.0
-"""Between two lines of one reason, at least."""
 
 CONNECTIONS_MAX: Final = 256
 """What is beyond it is closed unheard. They come before any token, so who opens them faster than a
@@ -130,7 +127,7 @@ class Refusals:
         reasons = METRICS["kvwarehouse_refused_calls_total"].values
         self._counts = dict.fromkeys(reasons, 0)
         self._peers = dict.fromkeys(reasons, "")
-        self._told: dict[str, tuple[float, int]] = {}  # when last, and of how many
+        self._told: SeldomTold[str] = SeldomTold()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -144,20 +141,14 @@ class Refusals:
         with self._lock:
             self._counts[reason] += 1
             self._peers[reason] = peer
+            self._told.count(reason)
 
     def look(self) -> None:
         """Tells what came since it was told last."""
-        now = self._clock()
-        for reason, count in self.counts.items():
-            told_at, told = self._told.get(reason, (now - TOLD_EVERY_S, 0))
-            if count > told and now - told_at >= TOLD_EVERY_S:
-                self._told[reason] = (now, count)
-                self._log.event(
-                    Event.CALLS_REFUSED,
-                    reason=reason,
-                    count=count - told,
-                    last_from=self._peers[reason],
-                )
+        with self._lock:
+            due = [(each, self._peers[each[0]]) for each in self._told.due(self._clock())]
+        for (reason, count), peer in due:
+            self._log.event(Event.CALLS_REFUSED, reason=reason, count=count, last_from=peer)
 
 
 class Connections:

@@ -84,7 +84,7 @@ class Daemon:
         self._recovered: dict[str, Any] = {}
         self._warehouse: DaemonWarehouse | None = None
         self._path_watch: PathWatch | None = None
-        self._watchdog: Watchdog | None = None
+        self._watchdog = Watchdog(log)
         self._failure: StorageError | None = None
         self._wait: _Wait | None = None
 
@@ -136,8 +136,7 @@ class Daemon:
                 raise self._failure  # without a flush: what it would write is not there
             self._drain()
             self._refusals.look()
-            if self._watchdog is not None:
-                self._watchdog.tell()
+            self._watchdog.tell()
         self._lifecycle.advance(DaemonState.STOPPED)
         self._log.event(Event.STOPPED)
 
@@ -164,7 +163,6 @@ class Daemon:
             ledger = self._recover(stack)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
         self._credentials = TcpCredentials(config, log, self._refusals) if config.listen else None
-        self._watchdog = Watchdog(log)
         interceptor = CallInterceptor(
             log, self._watchdog, self._refusals, self._connections, config.streams
         )
@@ -351,7 +349,6 @@ class Daemon:
             assert self._warehouse is not None
             self._watch_core(self._warehouse.bury_quarantined)
             self._refusals.look()
-            assert self._watchdog is not None
             self._watchdog.tell()
             assert self._path_watch is not None
             self._path_watch.look()

@@ -15,7 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, TextIO
+from typing import Any, Final, Generic, TextIO, TypeVar
+
+TOLD_EVERY_S: Final = 10.0
+"""Between two lines of one kind, at least, where whoever makes it happen decides how often."""
 
 _VALUE_CHARS: Final = 2000
 _FIELDS: Final = 32
@@ -178,6 +181,30 @@ class Log:
             return json.dumps({**head, **plain}, ensure_ascii=True)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in plain.items())
         return f"{stamp} {level:<7} {event.value} {shown}".rstrip()
+
+
+_What = TypeVar("_What")
+
+
+class SeldomTold(Generic[_What]):
+    """Counts what clients make happen, of few kinds, until it is told: each kind at most once in
+    TOLD_EVERY_S. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[_What] = Counter()
+        self._told_at: dict[_What, float] = {}
+
+    def count(self, what: _What) -> None:
+        self._counts[what] += 1
+
+    def due(self, now_s: float) -> list[tuple[_What, int]]:
+        """What is to be told now, and how often it happened since it was told last."""
+        never = now_s - TOLD_EVERY_S
+        due = [
+            what for what in self._counts if now_s - self._told_at.get(what, never) >= TOLD_EVERY_S
+        ]
+        self._told_at.update(dict.fromkeys(due, now_s))
+        return [(what, self._counts.pop(what)) for what in due]
 
 
 def _level(event: Event, name: object) -> str:

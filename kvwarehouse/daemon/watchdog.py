@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import grpc
 
-from kvwarehouse.daemon.admission import TOLD_EVERY_S
 from kvwarehouse.daemon.deadline import LONGEST_S, Deadline
-from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.logs import Event, Log, SeldomTold
 
 FIRST_S: Final = 10.0
 """How long a call may wait for its first message to be whole. None is larger than 8 MiB."""
@@ -98,8 +96,7 @@ class Watchdog:
         self._clock = clock
         self._lock = threading.Lock()
         self._watched: set[Watched] = set()
-        self._ended: Counter[tuple[str, str]] = Counter()  # since it was told; by method and why
-        self._told_at: dict[tuple[str, str], float] = {}
+        self._ended: SeldomTold[tuple[str, str]] = SeldomTold()  # by method and why
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -147,7 +144,8 @@ class Watchdog:
         """Ends what is overdue now."""
         with self._lock:
             overdue = [(stream, why) for stream in self._watched if (why := stream.overdue())]
-            self._ended.update((stream.method, why) for stream, why in overdue)
+            for stream, why in overdue:
+                self._ended.count((stream.method, why))
         self.tell()
         for stream, _ in overdue:
             stream.end()
@@ -156,14 +154,7 @@ class Watchdog:
     def tell(self) -> None:
         """Says in the log what was ended since, by method and reason, and of each as seldom as of
         refused calls: many clients that stand still do not fill it."""
-        now = self._clock()
         with self._lock:
-            due = [
-                each
-                for each in self._ended
-                if now - self._told_at.get(each, now - TOLD_EVERY_S) >= TOLD_EVERY_S
-            ]
-            told = [(each, self._ended.pop(each)) for each in due]
-            self._told_at.update(dict.fromkeys(due, now))
-        for (method, why), count in told:
+            due = self._ended.due(self._clock())
+        for (method, why), count in due:
             self._log.event(Event.STREAM_STALLED, method=method, why=why, count=count)

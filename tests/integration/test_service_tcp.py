@@ -472,7 +472,6 @@ def test_call_without_a_token_takes_no_place_of_those_with_one(
             for raw in (one, other):
                 raw.call("/kvwarehouse.v1.Warehouse/Status")
         watchdog = served._daemon._watchdog
-        assert watchdog is not None
         eventually(lambda: len(watchdog._watched) == threads, "all threads are taken")
         stub = wire.WarehouseStub(there)  # type: ignore[no-untyped-call, unused-ignore]
         for metadata in (None, bearer("x" * len(TOKEN))):

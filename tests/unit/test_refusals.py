@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 
-from kvwarehouse.daemon.admission import TOLD_EVERY_S, Refusals
-from kvwarehouse.daemon.logs import Log
+from kvwarehouse.daemon.admission import Refusals
+from kvwarehouse.daemon.logs import TOLD_EVERY_S, Log
 
 
 def test_refusals_are_told_by_reason_at_a_bounded_rate_and_none_is_left_out() -> None:
