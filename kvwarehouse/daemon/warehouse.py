@@ -2,8 +2,9 @@
 
 Thread-safe. Order is the point of this file: a clear is in the ledger before it is in the core,
 and a tombstone is written before an eviction is reported, so that no restart brings back what a
-caller was told is gone. Of an NVMe tier that is not there the core knows no record: there a
-tombstone reaches to the end of its log, as the ledger has noted it.
+caller was told is gone. Where the NVMe tier may have a record that the core does not know, the
+tombstone reaches to the end of its log: as the core sees it, or, without the tier, as the ledger
+has noted it.
 """
 
 from __future__ import annotations

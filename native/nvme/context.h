@@ -34,7 +34,8 @@ struct LogContext {
   SegmentFiles files;
   Disk disk;
   SegmentTable table;
-  SpareBuffers headers;  // of reads
+  uint64_t last_position = 0;  // of a record that has a place; see Log
+  SpareBuffers headers;        // of reads
   // A start had to make files fewer or shorter; until there are spare segments, so does reclaim.
   bool shrinking = false;
   uint64_t untimed_bytes = 0;  // of payloads asked for since one whose digest is timed

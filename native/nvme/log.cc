@@ -35,6 +35,7 @@ class SegmentLog final : public Log {
 
   RecoveryReport recover(const std::function<void(RecoveredRecord&&)>& found) override {
     const RecoveryReport report = Recovery(context_, rotation_).run(found);
+    context_.last_position = uint64_t{context_.table.last_life()} << 32 | UINT32_MAX;
     if (const int error = context_.files.write_error(); error != 0)
       context_.health.become_read_only(error);
     context_.disk.start();
@@ -104,6 +105,7 @@ class SegmentLog final : public Log {
 
   LogStats stats() const override;
   LogHealth health() const override { return context_.health.state(); }
+  uint64_t last_position() const override { return context_.last_position; }
   uint64_t queued_bytes() const override { return writes_.queued_bytes(); }
   bool has_room() const override {
     return rotation_.has_room(writes_.queued_bytes() + context_.options.segment_bytes);
@@ -212,7 +214,6 @@ LogStats SegmentLog::stats() const {
   stats.capacity_bytes = 0;
   for (const auto& [number, segment] : context_.table.all()) count_segment(segment, stats);
   stats.oldest_life = oldest_life(context_.table);
-  stats.last_life = context_.table.last_life();
   stats.health = context_.health.state();
   stats.health_reason = context_.health.reason();
   // Without room for more files the capacity is what exists.

@@ -43,6 +43,7 @@ struct LogOptions {
   bool inspect = false;
   uint64_t epoch_now = 0;               // the warehouse's clear epoch, stamped into segment headers
   uint32_t life_floor = 0;              // new lives are above it: the ledger's highest tombstone
+  uint32_t life_ahead = 0;              // of all that another run may have written; 0: not known
   uint64_t moving_bytes = 16ull << 20;  // that reclaim has in memory before it waits for the device
   // Seams for tests; unset means the real thing.
   std::function<std::unique_ptr<IoEngine>()> make_engine;
@@ -145,7 +146,6 @@ struct LogStats {
   std::string io_engine;
   // Of all that the next start may find, free segments too; 0: there is none, or nobody knows.
   uint32_t oldest_life = 0;
-  uint32_t last_life = 0;         // no record of now is of a later one
   uint64_t registered_bytes = 0;  // of memory that the engine need not find anew each time
   bool direct_io = false;  // false: the filesystem refuses O_DIRECT and the page cache is used
 };
@@ -189,6 +189,9 @@ class Log {
   // Looks at every segment. The two below do not.
   virtual LogStats stats() const = 0;
   virtual LogHealth health() const = 0;
+  // No record of now, written or on its way, lies above this position: not in a segment that was
+  // reclaimed or could not be read either. All that come lie above it.
+  virtual uint64_t last_position() const = 0;
   virtual uint64_t queued_bytes() const = 0;
   // What is queued and a page more fit without making room by what is there.
   virtual bool has_room() const = 0;

@@ -108,6 +108,7 @@ int Recovery::sync(uint32_t segment) {
 RecoveryReport Recovery::run(const Found& found) {
   for (const auto& file : context_.files.list()) classify(file.number, file.bytes);
   context_.table.saw_life(context_.options.life_floor);
+  if (report_.unreadable_segments != 0) context_.table.saw_life(context_.options.life_ahead);
   if (!context_.options.inspect) cut_tails();
   if (!context_.options.inspect) shrink_to_capacity();
   for (auto& [number, segment] : context_.table.all())

@@ -137,6 +137,7 @@ void WriteBehind::fill(Batch& batch) {
     if (bytes > 0 && bytes + next.bytes() > kMaxBatchBytes) break;
     bytes += next.bytes();
     batch.extents.push_back({segment.number, segment.next_block, next.blocks, segment.life});
+    context_.last_position = batch.extents.back().position();
     segment.next_block += next.blocks;
     ++segment.placed;
     if (batch.first_sequence == 0) batch.first_sequence = next.sequence;

@@ -57,6 +57,23 @@ TEST(oldest_life_is_not_known_while_a_segment_cannot_be_read) {
   CHECK_EQ(world.log->stats().oldest_life, 0);
 }
 
+TEST(records_of_a_segment_that_cannot_be_read_lie_below_all_that_is_written_beside_it) {
+  World world(6);
+  world.open();
+  world.append_all(0, 300);
+  world.flush();
+  const uint64_t end = world.log->last_position();
+  world.kill();
+  world.options.life_ahead = 5000;  // as it was noted: the next run may have come far
+  world.open();
+  CHECK(world.log->last_position() >= end);
+  CHECK(world.log->last_position() >> 32 < 5000);
+  world.kill();
+  world.faults->add({IoKind::read, "00000001.seg", 0, 1, EIO, -1});
+  world.open();
+  CHECK(world.log->last_position() >> 32 >= 5000);
+}
+
 TEST(reclaim_keeps_the_files_within_the_capacity) {
   World world(6);
   world.open();

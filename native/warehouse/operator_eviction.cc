@@ -119,6 +119,9 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
   for (const EntryView& view : views)
     if (dram_ && view.in_dram()) slots.push_back(view.slot);
   const PinSet* pins = removal_.close_slots(slots, LeaveReason::operator_);
+  // A start may find records that this run does not know: of segments that were reclaimed and not
+  // written to again, of those that could not be read, and of a tier that is not there.
+  const uint64_t log_end = state_.log ? state_.log->last_position() : state_.options.log_end;
   for (const EntryView& view : views) {
     const bool in_dram = dram_ && view.in_dram();
     if (is_held(view)) {
@@ -130,8 +133,8 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
       tombstones_.push_back(quarantine_.tombstone_for(*rest));
       removal_.leave_nvme(*rest, LeaveReason::operator_);
       left = true;
-    } else if (left && nvme_ && !state_.log && state_.options.log_end != 0) {
-      tombstones_.emplace_back(view.key, state_.options.log_end);  // the tier may have it
+    } else if (left && nvme_ && log_end != 0) {
+      tombstones_.emplace_back(view.key, log_end);
     }
     left_ += left ? 1 : 0;
   }

@@ -28,8 +28,7 @@ class OperatorEviction {
   bool step();
 
   uint64_t left() const { return left_; }  // pages so far
-  // Key and log position of what left NVMe since the last call, for tombstones. Of a tier that is
-  // not there (WarehouseOptions::log_end): of all that it may have.
+  // Key and log position of what left since the last call, and may be on NVMe, for tombstones.
   std::vector<Tombstone> take_tombstones() { return std::exchange(tombstones_, {}); }
 
  private:

@@ -37,8 +37,8 @@ struct WarehouseOptions {
   // Of namespaces that nobody declared, pages reserved before it are gone; kLedgerLost: before the
   // highest epoch that is seen anywhere.
   uint64_t epoch_floor = 0;
-  // Of an NVMe tier that is not there: no record in it lies above this log position. 0: there never
-  // was one.
+  // Of an NVMe tier that is not there, or cannot be read whole: no record in it lies above this log
+  // position. 0: there never was one.
   uint64_t log_end = 0;
   std::string policy = "lru";
   std::string io_engine = "auto";

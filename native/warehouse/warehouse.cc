@@ -35,6 +35,7 @@ void Warehouse::open_log() {
   log.allocate = state_.options.allocate;
   log.epoch_now = state_.epoch;
   log.inspect = state_.options.inspect;
+  log.life_ahead = static_cast<uint32_t>(state_.options.log_end >> 32);
   for (const auto& [key, position] : tombstones_)
     log.life_floor = std::max(log.life_floor, static_cast<uint32_t>(position >> 32));
   state_.log = nvme::open_log(log, *this, state_.clock);
@@ -299,9 +300,7 @@ void Warehouse::set_segment_word(uint32_t segment, uint32_t life, bool closing) 
     segment_words(&control)[segment].store(segment_word(life, closing), std::memory_order_release);
 }
 
-uint64_t Warehouse::log_end() const {
-  return has_log() ? uint64_t{state_.log->stats().last_life} << 32 | UINT32_MAX : 0;
-}
+uint64_t Warehouse::log_end() const { return has_log() ? state_.log->last_position() : 0; }
 
 uint64_t Warehouse::segments_held_limit() const {
   constexpr uint64_t kShare = 4;

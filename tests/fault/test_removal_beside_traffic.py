@@ -134,9 +134,13 @@ class Removal:
         assert len(back) <= others, f"{len(back)} pages are back, {others} were not reported"
 
 
-def prepare(client: kvw.Client, turn: int) -> None:
+def store_victims(client: kvw.Client) -> None:
     for node in range(VICTIMS):
         client.open(EVICTED).store([node], pages_of([node], 0, 0, PAGE_BYTES), timeout_s=10)
+
+
+def prepare(client: kvw.Client, turn: int) -> None:
+    store_victims(client)
     for prompt in range(PROMPTS):
         store_cleared(client, prompt, turn)
     client.flush(60)
@@ -209,3 +213,26 @@ def test_what_was_reported_evicted_or_cleared_beside_traffic_stays_away(
             removed += removal.reported
             tally.count("evict and clear beside reclaim, promotion and store", 9)
         assert removed > 0, "nothing was there to be evicted"
+
+
+# Incident: reclaim lets go of the records of pages that are in DRAM too, and they stay in a file
+# until it is written to again. Of 80 pages that were evicted by then, a start found 11.
+def test_what_is_evicted_stays_away_though_reclaim_left_its_records_in_a_file(
+    tmp_path: Path,
+) -> None:
+    with Serving(tmp_path, **{**SIZES, "dram": "64MiB"}) as serving:
+        with serving.connect(timeout_s=60) as client:
+            store_victims(client)
+            client.flush(60)
+            filler = 0
+            while not reclaimed(client):
+                fresh = list(range(filler, filler := filler + 16))
+                client.open(FILLER).store(fresh, pages_of(fresh, 0, 0, PAGE_BYTES), timeout_s=10)
+                client.flush(60)
+            assert len(Removal(client).there()) == VICTIMS  # in DRAM, all of them
+            assert client.evict(EVICTED, VICTIMS, "all") == VICTIMS
+        for end in (serving.kill, serving.stop):
+            end()
+            serving.start()
+            with serving.connect(timeout_s=60) as client:
+                assert not Removal(client).there()
