@@ -34,7 +34,7 @@ class SegmentFolder {
  public:
   struct Opened {
     ParentFd directory;
-    uint64_t segments_held;  // that a session may hold at a time
+    uint64_t segments_held;  // that all sessions of a process may hold at a time
   };
 
   explicit SegmentFolder(bool handed_out) : handed_out_(handed_out) {}

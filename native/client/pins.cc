@@ -30,7 +30,7 @@ std::vector<PinnedPage> pin_pages(PromotionWindow& promotions, size_t page, size
       release(0);
       session.count(Counter::pins_refused);
       throw Error(ErrorKind::pin, "pin_budget",
-                  "a session may pin " + std::to_string(limit_bytes) + " bytes and " +
+                  "a process may pin " + std::to_string(limit_bytes) + " bytes, and a session " +
                       std::to_string(session.pin_capacity()) +
                       " pages; release pins, or pin fewer pages at a time");
     }

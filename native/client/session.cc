@@ -4,10 +4,45 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 
 namespace kvw {
+
+namespace {
+
+struct SharesOfProcess {
+  explicit SharesOfProcess(SharesOfProcess* parents) : of_parent(parents) {}
+
+  const uint64_t forks = fork_count();
+  SharesOfProcess* const of_parent;  // kept: it may be in use where the fork happened
+  std::mutex mutex;
+  std::unordered_map<Key, std::weak_ptr<ProcessShares>, KeyHash> of_warehouses;
+};
+
+// A forked child begins anew: its parent's threads may have held the mutex, and what they pinned is
+// theirs.
+SharesOfProcess& shares_of_process() {
+  static std::atomic<SharesOfProcess*> current{nullptr};
+  SharesOfProcess* found = current.load();
+  if (found != nullptr && found->forks == fork_count()) return *found;
+  auto made = std::make_unique<SharesOfProcess>(found);
+  if (!current.compare_exchange_strong(found, made.get())) return *found;
+  return *made.release();  // for as long as the process lives
+}
+
+std::shared_ptr<ProcessShares> shares_of(const Key& warehouse_id) {
+  SharesOfProcess& all = shares_of_process();
+  const std::lock_guard lock(all.mutex);
+  std::weak_ptr<ProcessShares>& known = all.of_warehouses[warehouse_id];
+  auto shares = known.lock();
+  if (!shares) known = shares = std::make_shared<ProcessShares>();
+  return shares;
+}
+
+}  // namespace
 
 ClientSession::ClientSession(ParentFd file) : fd_(std::move(file)) {
   struct stat info{};
@@ -25,6 +60,7 @@ ClientSession::ClientSession(ParentFd file) : fd_(std::move(file)) {
         "the daemon's session file has another version; use the same kvwarehouse on both sides");
   id_ = file_->session_id;
   pin_capacity_ = std::min(file_->pin_capacity, kPinCapacity);
+  shares_ = shares_of(file_->warehouse_id);
 }
 
 ClientSession::~ClientSession() = default;  // closing the descriptor ends the lock

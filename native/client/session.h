@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -15,8 +16,8 @@
 
 namespace kvw {
 
-// What a session may hold of something: so much at a time, as the daemon says.
-class SessionShare {
+// What a client may hold of something: so much at a time, as the daemon says.
+class ClientShare {
  public:
   bool take(uint64_t amount, uint64_t limit) {
     uint64_t taken = taken_;
@@ -31,6 +32,11 @@ class SessionShare {
   std::atomic<uint64_t> taken_{0};
 };
 
+// What all sessions of this process hold of a warehouse: one more is no way to hold more.
+struct ProcessShares {
+  ClientShare pinned_bytes, segments_held;
+};
+
 class ClientSession {
  public:
   // Takes the descriptor that hello passed. Throws Error storage "bad_files".
@@ -38,8 +44,8 @@ class ClientSession {
   ~ClientSession();
 
   uint64_t id() const { return id_; }
-  SessionShare& pinned_bytes() { return pinned_bytes_; }
-  SessionShare& segments_held() { return segments_held_; }
+  ClientShare& pinned_bytes() { return shares_->pinned_bytes; }
+  ClientShare& segments_held() { return shares_->segments_held; }
 
   void count(Counter counter, uint64_t amount = 1) {
     file_->counters[static_cast<uint32_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
@@ -66,7 +72,7 @@ class ClientSession {
   SessionFile* file_ = nullptr;
   uint64_t id_ = 0;
   uint32_t pin_capacity_ = 0;
-  SessionShare pinned_bytes_, segments_held_;
+  std::shared_ptr<ProcessShares> shares_;
   std::mutex mutex_;
   std::vector<int> free_pins_;
   int next_pin_ = 0;

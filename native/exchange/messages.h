@@ -165,7 +165,7 @@ struct Report {
 // locate: nothing. located: one Located, and the directory's descriptor, which opens nothing but
 // paths (O_PATH).
 struct Located {
-  uint64_t segments_held;  // that a session may hold at a time
+  uint64_t segments_held;  // that all sessions of a process may hold at a time
 };
 
 // hbm, hbm_shared: nothing. With the latter the descriptors of the table (hbm/table.h), which has

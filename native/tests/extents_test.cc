@@ -42,19 +42,19 @@ struct Scene {
   Chain chain;
 };
 
-TEST(a_session_holds_no_more_segments_than_its_share) {
+TEST(sessions_of_a_process_hold_no_more_segments_than_its_share) {
   Scene scene;
   Client client(scene.daemon.client_options());
   const auto held = scene.hold(client, scene.chain);
   CHECK_EQ(held->files().size(), 4);  // a quarter of sixteen
   CHECK(held->ended() == Reason::later);
   CHECK(held->pages().size() < kPages);
-  // The share is the session's, not the call's.
+  // The share is the process's, not the call's or the session's.
   const auto more = scene.hold(client, scene.chain, held->pages().size());
   CHECK_EQ(more->pages().size(), 0);
   CHECK_EQ(scene.daemon.status().pins, 4);
   Client other(scene.daemon.client_options());
-  CHECK_EQ(scene.hold(other, scene.chain)->pages().size(), held->pages().size());
+  CHECK_EQ(scene.hold(other, scene.chain)->pages().size(), 0);
   held->release();
   CHECK(scene.hold(client, scene.chain, 1)->pages().size() > 0);
 }

@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 
 #include <filesystem>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "client/session.h"
 #include "session/registry.h"
@@ -333,6 +335,33 @@ TEST(session_refuses_a_pin_when_all_words_are_taken) {
   client.drop_pin(77);
   CHECK_EQ(client.take_pin(), 77);
   CHECK_EQ(client.take_pin(), -1);
+}
+
+// Incident: two sessions of one process pinned all of the arena, half of it each.
+TEST(sessions_of_a_process_share_what_they_may_hold_and_a_forked_child_begins_anew) {
+  Desk desk;
+  std::vector<Registry::Created> made;
+  for (int i = 0; i < 4; ++i) made.push_back(desk.registry->create(1));
+  std::optional<ClientSession> first(std::in_place, ParentFd(made[0].descriptor.release()));
+  ClientSession second = attach(made[1].descriptor);
+  CHECK(first->pinned_bytes().take(60, 100));
+  CHECK(!second.pinned_bytes().take(60, 100));
+  CHECK(second.pinned_bytes().take(40, 100));
+  CHECK(second.segments_held().take(1, 1));
+  CHECK(!first->segments_held().take(1, 1));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ClientSession own = attach(made[2].descriptor);
+    ::_exit(own.pinned_bytes().take(100, 100) && !own.pinned_bytes().take(1, 100) ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  first->pinned_bytes().give_back(60);
+  first.reset();
+  ClientSession last = attach(made[3].descriptor);
+  CHECK(last.pinned_bytes().take(60, 100));
+  CHECK(!last.pinned_bytes().take(1, 100));
 }
 
 uint32_t granted(const Desk& desk, SessionId id) {

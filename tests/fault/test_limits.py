@@ -264,11 +264,45 @@ def test_daemon_without_file_handles_serves_those_it_has_and_others_once_it_has_
 # --- memory, pins, disk
 
 
+# Two sessions that pin what they are told, until nobody gives them more; [] releases all.
+PINNING = """
+sessions = [client, kvw.connect(address)]
+opened = [each.open(kvw.Namespace(**given["space"])) for each in sessions]
+held = [[], []]
+while True:
+    turn, nodes = hear()
+    if not nodes:
+        for pins in held[0] + held[1]:
+            pins.release()
+        held = [[], []]
+        say(None)
+        continue
+    try:
+        held[turn].append(opened[turn].pin(nodes, timeout_s=30))
+        say(held[turn][-1].pages)
+    except kvw.PinError as refused:
+        say(refused.code)
+"""
+
+
+class Pinning(ClientProcess):
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(serving.address, PINNING, space=SPACE.to_fields())
+
+    def pin(self, nodes: list[int], session: int = 0) -> Any:
+        """How many pages of it, or the code of the refusal."""
+        self.tell([session, nodes])
+        return self.hear()
+
+    def release(self) -> None:
+        self.tell([0, []])
+        assert self.hear() is None
+
+
 def test_arena_full_of_pinned_pages_refuses_stores_until_pins_go(tmp_path: Path) -> None:
     with watched(tmp_path) as daemon, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(daemon.serving.connect(timeout_s=60)) for _ in range(8)]
+        processes = [stack.enter_context(Pinning(daemon.serving)) for _ in range(3)]
         for _ in range(tally.rounds(1)):
-            pins: list[kvw.Pins] = []
             held: list[list[int]] = []
             refused = ""
             for attempt in range(200):
@@ -276,44 +310,37 @@ def test_arena_full_of_pinned_pages_refuses_stores_until_pins_go(tmp_path: Path)
                 if result.dropped:
                     refused = ", ".join(result.dropped)
                     break
-                with contextlib.suppress(kvw.PinError):
-                    pins.append(clients[attempt % 8].open(SPACE).pin(nodes, timeout_s=30))
-                    # What nobody pins yet is what the daemon evicts to keep some slots free.
-                    held.append(nodes[: pins[-1].pages])
+                pages = processes[attempt % 3].pin(nodes)
+                # What nobody pins yet is what the daemon evicts to keep some slots free.
+                held.append(nodes[: 0 if pages == "pin_budget" else pages])
             assert refused in ("no_room", "refused_tail", "no_room, refused_tail"), refused
             assert all(daemon.load(nodes) == len(nodes) for nodes in held), "a pinned page has left"
-            for each in pins:
+            for each in processes:
                 each.release()
             daemon.check_bounded()
-            tally.count("store into an arena full of pinned pages", len(pins))
+            tally.count("store into an arena full of pinned pages", len(held))
 
 
-def pin_until_refused(ns: Any, nodes: list[int], pins: list[kvw.Pins]) -> None:
-    while len(pins) < 5000:
-        pins.append(ns.pin(nodes, timeout_s=30))
-
-
-def test_pins_beyond_a_session_s_budget_are_refused_and_cost_no_other_session_anything(
+def test_pins_beyond_a_process_s_budget_are_refused_and_cost_no_other_process_anything(
     tmp_path: Path,
 ) -> None:
-    with watched(tmp_path) as daemon, daemon.serving.connect(timeout_s=60) as greedy:
+    with watched(tmp_path) as daemon, Pinning(daemon.serving) as greedy:
         nodes, result = daemon.store(32)
         assert result.stored == 32
-        ns = greedy.open(SPACE)
         for _ in range(tally.rounds(1)):
-            pins: list[kvw.Pins] = []
-            with pytest.raises(kvw.PinError) as caught:
-                pin_until_refused(ns, nodes, pins)
-            assert caught.value.code == "pin_budget"
-            held = len(pins) * 32 * PAGE_BYTES
-            assert held <= daemon.core["tiers"]["dram"]["capacity_bytes"] / 2
+            times = 0
+            while greedy.pin(nodes) == 32:
+                times += 1
+            assert greedy.pin(nodes, session=1) == "pin_budget", "another session pins more"
+            limit_bytes = daemon.core["tiers"]["dram"]["capacity_bytes"] / 2
+            assert times * 32 * PAGE_BYTES <= limit_bytes < (times + 2) * 32 * PAGE_BYTES
             assert daemon.core["pins"]["refused"] > 0
             with daemon.ns.pin(nodes, timeout_s=30) as other:
                 assert other.pages == 32
-            for each in pins:
-                each.release()
-            assert ns.pin(nodes, timeout_s=30).pages == 32
-            tally.count("pin beyond a session's budget")
+            greedy.release()
+            assert greedy.pin(nodes, session=1) == 32
+            greedy.release()
+            tally.count("pin beyond a process's budget")
         daemon.check_bounded()
 
 

@@ -200,7 +200,7 @@ def test_a_full_warehouse_keeps_the_newest_and_what_is_locked(
 def test_locks_over_the_budget_of_pins_are_found_and_not_held(
     start: Any, tmp_path: Path, seed: int
 ) -> None:
-    """A session may pin half the arena; the rest stays loadable, and evictable."""
+    """A process may pin half the arena; the rest stays loadable, and evictable."""
     shape = {"shapes": [(2, 4, 256, 128)]}
     with Serving(tmp_path, dram="16MiB") as serving:
         server = start(serving.address)

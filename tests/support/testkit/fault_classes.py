@@ -556,7 +556,7 @@ CLASSES: Final = (
         live=True,
     ),
     FaultClass(
-        "pin beyond a session's budget",
+        "pin beyond a process's budget",
         "bounded",
         _LIMIT_HOLDS,
         live=True,
