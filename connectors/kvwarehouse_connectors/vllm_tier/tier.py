@@ -18,6 +18,7 @@ from kvwarehouse_connectors.vllm_tier import identity
 from kvwarehouse_connectors.vllm_tier.chunks import Rows
 from kvwarehouse_connectors.vllm_tier.handover import current_link
 from kvwarehouse_connectors.vllm_tier.jobs import JobOutcome
+from kvwarehouse_connectors.vllm_tier.metrics import CountsSinceLast, definitions
 from kvwarehouse_connectors.vllm_tier.rank_rows import RankRows
 from kvwarehouse_connectors.vllm_tier.settings import read_settings
 from kvwarehouse_connectors.vllm_tier.tier_core import LookupAnswer, TierCore
@@ -64,7 +65,17 @@ class WarehouseTier(SecondaryTierManager):
         self._link = link
         self._weights = identity.all_weights(link.vllm_config, self._settings)
         self._core = TierCore(self._settings, _rows_of(primary_kv_view))
+        self._counts = CountsSinceLast()
         link.tiers.append(self)
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> dict[str, Any]:
+        """vLLM asks in the process that serves its metrics."""
+        return dict(definitions())
+
+    @never_raises()
+    def get_stats(self) -> Any:
+        return self._counts.take(self._core.totals)
 
     # -- what the connector tells ------------------------------------------------------------------
 

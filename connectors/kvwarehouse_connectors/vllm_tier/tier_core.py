@@ -112,8 +112,7 @@ class TierCore:
 
     @property
     def totals(self) -> dict[str, int]:
-        """For people. NAME_chunks of what was hit, fetched, loaded, stored, missed and dropped;
-        `missed.REASON` and `dropped.REASON` say why."""
+        """By name, as metrics.COUNTERS has them; `missed.REASON` and `dropped.REASON` say why."""
         return self._counts.totals()
 
     # -- a request ---------------------------------------------------------------------------------
@@ -212,7 +211,10 @@ class TierCore:
         for outcome in ended:
             self._loaded(outcome)
         stored = self._stores.take()
-        self._counts.add(stored_chunks=sum(len(outcome.done) for outcome in stored))
+        self._counts.add(
+            stored_chunks=sum(len(outcome.done) for outcome in stored),
+            stored_bytes=sum(outcome.size_bytes for outcome in stored),
+        )
         return ended + stored
 
     @property
@@ -234,6 +236,7 @@ class TierCore:
         comes, and no store that was held is made."""
         self._epoch += 1
         self._epoch_twist = os.urandom(16)
+        self._counts.add(new_epochs=0 if self._closed else 1)
         self._judge_stores()
         for request in self._requests.values():
             request.release()
@@ -327,7 +330,10 @@ class TierCore:
         if request is not None:
             request.release()
             request.failed |= {c.key for c in outcome.job.chunks if c.key not in done}
-        self._counts.add(loaded_chunks=len(done))
+        self._counts.add(
+            loaded_chunks=len(done),
+            loaded_bytes=sum(chunk.group.space.page_bytes for chunk in outcome.done),
+        )
 
     def _load_until(self) -> float:
         return time.monotonic() + self._settings.load_timeout_s

@@ -15,7 +15,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from safetensors.numpy import save_file
+from vllm.config import KVTransferConfig
 from vllm.v1.kv_cache_interface import RSWASpec
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -36,6 +38,7 @@ from kvwarehouse_connectors.vllm import compat
 from kvwarehouse_connectors.vllm_tier import WarehouseOffloadingConnector, WarehouseTier, identity
 from kvwarehouse_connectors.vllm_tier.chunks import group_of
 from kvwarehouse_connectors.vllm_tier.handover import EngineLink, handed_over
+from kvwarehouse_connectors.vllm_tier.metrics import COUNTERS
 from kvwarehouse_connectors.vllm_tier.rank_rows import (
     RankRows,
     extents,
@@ -101,6 +104,53 @@ def test_load_of_which_a_part_is_gone_is_told_key_by_key(
     assert manager.found(context, named) == [HIT, MISS, HIT, HIT]
     chosen = [named[0], *named[2:]]
     assert manager.contents(context, chosen) == [written[0], *written[2:]]
+
+
+def sample(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    found: float | None = registry.get_sample_value(
+        f"kvwarehouse_tier_{name}_total", {"engine": "0", **labels}
+    )
+    return found
+
+
+def test_counts_reach_vllms_metrics(
+    manager: Manager, shared: Serving, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CollectorRegistry()
+    kinds = {
+        kind: lambda kind=kind, **options: kind(registry=registry, **options)
+        for kind in (Gauge, Counter, Histogram)
+    }
+    extra = offloading(entry(shared.address)).extra_config
+    transfer = KVTransferConfig(
+        kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    page = WarehouseOffloadingConnector.build_prom_metrics(
+        SimpleNamespace(kv_transfer_config=transfer), kinds, ["engine"], {0: ["0"]}
+    )
+    for name in COUNTERS:
+        if not name.startswith(("missed", "dropped")):
+            assert sample(registry, name) is None, "nothing was counted yet"
+    named = keys(seed)
+    manager.store(manager.begin("r"), named, seed)
+    manager.forget()
+    context = manager.begin("again")
+    assert manager.found(context, named) == [HIT] * 4
+    manager.reset()
+    other = [key(seed, str(number)) for number in range(2)]
+    monkeypatch.setattr(
+        manager.tier._core._pages, "_store", lambda *asked: kvw.StoreResult(0, 0, {"no_room": 2})
+    )
+    manager.store(manager.begin("other"), other, seed)
+    page.observe(manager.vllm.get_stats().data, 0)
+    size = BLOCK_BYTES
+    assert sample(registry, "stored_chunks") == sample(registry, "loaded_chunks") == 4
+    assert sample(registry, "stored_bytes") == sample(registry, "loaded_bytes") == 4 * size
+    assert sample(registry, "dropped_chunks", reason="no_room") == 2
+    assert sample(registry, "new_epochs") == 1
+    assert manager.tier.get_stats() is None, "nothing happened since"
+    again = manager.tier.build_metric_definitions({})
+    assert set(again) == {f"kvwarehouse_tier_{name}" for name in COUNTERS}
 
 
 def test_reset_of_vllms_cache_ends_what_was_stored_before(manager: Manager, seed: int) -> None:
