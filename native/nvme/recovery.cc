@@ -334,12 +334,13 @@ void Recovery::remove(Segment& segment) {
   const uint32_t number = segment.number;
   --report_.segments;
   context_.files.forget(number);
-  const int error = context_.files.remove(number);
-  context_.host.on_event("nvme_segment_removed", event_detail(number, error));
-  if (error == 0)
-    context_.table.erase(number);
-  else
+  if (const int error = context_.files.remove(number); error != 0) {
     segment.state = SegmentState::bad;
+    context_.host.on_event("nvme_remove_failed", event_detail(number, error));
+    return;
+  }
+  context_.table.erase(number);
+  context_.host.on_event("nvme_segment_removed", "segment=" + std::to_string(number));
 }
 
 void Recovery::load(Segment& segment, const Found& found) {

@@ -330,6 +330,8 @@ TEST(recovery_with_a_lower_capacity_removes_what_has_no_page_first) {
   world.kill();
   world.options.capacity_bytes = 4 << 20;
   CHECK_EQ(world.open().records, 180);
+  CHECK(world.saw_event("nvme_segment_removed"));
+  CHECK(!world.saw_event("nvme_remove_failed"));
   CHECK(!world.saw_event("nvme_shrunk"));
 }
 
