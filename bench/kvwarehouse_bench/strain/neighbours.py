@@ -181,15 +181,16 @@ def _sends_all(given: Given) -> Rests:
 
 
 def _pins_all(given: Given) -> Rests:
-    with given.connect() as client, ExitStack() as held:
-        ns = client.open(given.space)
-        while True:
-            nodes = given.new_nodes()
-            ns.store(nodes, pages_of(nodes, 0, 0, given.space.page_bytes), timeout_s=DEADLINE_S)
-            try:
-                held.callback(ns.pin(nodes).release)
-            except kvw.PinError:
-                break
+    with ExitStack() as held:
+        sessions = [held.enter_context(given.connect()) for _ in range(2)]
+        for ns in (session.open(given.space) for session in sessions):
+            while True:
+                nodes = given.new_nodes()
+                ns.store(nodes, pages_of(nodes, 0, 0, given.space.page_bytes), timeout_s=DEADLINE_S)
+                try:
+                    held.callback(ns.pin(nodes).release)
+                except kvw.PinError:
+                    break
         while True:
             with contextlib.suppress(kvw.PinError):
                 held.callback(ns.pin(nodes).release)
