@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvwarehouse.daemon import lifecycle
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.daemon.watchdog import STALL_S, Watchdog
+from testkit.tcp import OTHER, TOKEN, made_certificate
 
 
 class Patience:
@@ -34,3 +37,17 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
     patience = Patience()
     monkeypatch.setattr(lifecycle, "Watchdog", patience.watchdog)
     return patience
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate of localhost and 127.0.0.1, and its key."""
+    return made_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    path = tmp_path / "tokens"
+    path.write_text(f"{OTHER}\n{TOKEN}\n")
+    path.chmod(0o600)
+    return str(path)

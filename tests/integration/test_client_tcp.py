@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,28 +13,11 @@ import kvwarehouse as kvw
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from testkit.served import Served
+from testkit.tcp import TOKEN
 
-TOKEN = "0123456789abcdef0123456789abcdef"
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=4, page_bytes=65536
 )
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A self-signed certificate of localhost, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl program to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-        "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-        "-keyout", str(key), "-out", str(cert),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    key.chmod(0o600)
-    return str(cert), str(key)
 
 
 @pytest.fixture
