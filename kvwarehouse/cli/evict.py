@@ -13,7 +13,9 @@ EXAMPLES = """\
   kvwarehouse evict --all --pages 1000                 the coldest thousand pages out of DRAM
   kvwarehouse evict my-model --pages 50 --tier nvme    of one namespace, out of NVMe
 
-Pages that are on NVMe too can be promoted again after an eviction from DRAM.
+Pages that are on NVMe too can be promoted again after an eviction from DRAM. Pages that left all
+tiers or NVMe stay away over restarts, the last hundred thousand of them. For more than that, use
+kvwarehouse clear.
 """
 
 _MOST_PAGES = 100_000
