@@ -118,15 +118,16 @@ PageNumber Catalog::number_of(const Key& key, uint32_t position) {
 }
 
 PageNumber Catalog::lost_at(const Key& key, uint32_t position) const {
-  const auto lost = lost_.find(key);
-  return lost != lost_.end() && table_.numbered(lost->second).position == position ? lost->second
-                                                                                   : kNoNumber;
+  const auto& lost = lost_.of(key);
+  const auto at = lost.find(key);
+  return at != lost.end() && table_.numbered(at->second).position == position ? at->second
+                                                                              : kNoNumber;
 }
 
 uint64_t Catalog::children_of(PageNumber parent) const {
   const PageNumber first = table_.numbered(parent).first_child;
   if (first == kNoNumber) return 0;
-  return table_.numbered(first).next == kNoNumber ? 1 : many_.at(parent);
+  return table_.numbered(first).next == kNoNumber ? 1 : many_.of(parent).at(parent);
 }
 
 void Catalog::link(PageNumber page, PageNumber parent) {
@@ -138,7 +139,7 @@ void Catalog::link(PageNumber page, PageNumber parent) {
   above.first_child = page;
   if (own.next != kNoNumber) {
     table_.numbered(own.next).previous = page;
-    ++many_.try_emplace(parent, 1).first->second;
+    ++many_.of(parent).try_emplace(parent, 1).first->second;
   }
   if (table_.has_left(parent)) ++orphans_;
 }
@@ -148,8 +149,10 @@ void Catalog::unlink(PageNumber page) {
   const PageNumber parent = own.parent;
   if (parent == kNoNumber) return;
   if (turn_child_ == page) turn_child_ = own.next;
-  if (own.previous != kNoNumber || own.next != kNoNumber)
-    if (const auto many = many_.find(parent); --many->second == 1) many_.erase(many);
+  if (own.previous != kNoNumber || own.next != kNoNumber) {
+    auto& many = many_.of(parent);
+    if (const auto at = many.find(parent); --at->second == 1) many.erase(at);
+  }
   if (own.previous != kNoNumber)
     table_.numbered(own.previous).next = own.next;
   else
@@ -165,7 +168,8 @@ void Catalog::unlink(PageNumber page) {
 
 // At the ring's end: before the one whose turn it is.
 void Catalog::lose(PageNumber parent) {
-  lost_.insert_or_assign(table_.key(parent), parent);
+  const Key& key = table_.key(parent);
+  lost_.of(key).insert_or_assign(key, parent);
   orphans_ += children_of(parent);
   if (turn_ == kNoNumber) turn_ = table_.numbered(parent).previous = parent;
   PageNode& own = table_.numbered(parent);
@@ -175,9 +179,9 @@ void Catalog::lose(PageNumber parent) {
 }
 
 void Catalog::find_again(PageNumber parent) {
-  if (const auto lost = lost_.find(table_.key(parent));
-      lost != lost_.end() && lost->second == parent)
-    lost_.erase(lost);
+  auto& lost = lost_.of(table_.key(parent));
+  if (const auto at = lost.find(table_.key(parent)); at != lost.end() && at->second == parent)
+    lost.erase(at);
   orphans_ -= children_of(parent);
   PageNode& own = table_.numbered(parent);
   if (turn_ == parent) {

@@ -18,9 +18,9 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
+#include "base/sharded_map.h"
 #include "base/types.h"
 #include "index/index.h"
 #include "warehouse/page_table.h"
@@ -138,8 +138,8 @@ class Catalog {
   Index& index_;
   PageTable table_;
   std::vector<SpaceCounts> spaces_;
-  std::unordered_map<Key, PageNumber, KeyHash> lost_;     // parents in no tier, the last of a key
-  std::unordered_map<PageNumber, uint32_t> many_;         // children, of those who have several
+  ShardedMap<Key, PageNumber, KeyHash> lost_;             // parents in no tier, the last of a key
+  ShardedMap<PageNumber, uint32_t> many_;                 // children, of those who have several
   PageNumber turn_ = kNoNumber, turn_child_ = kNoNumber;  // in the ring; none: the next one's first
   uint64_t orphans_ = 0;
   uint64_t pages_ = 0, claimed_ = 0, dram_ = 0, nvme_ = 0;
