@@ -370,17 +370,19 @@ int Arena::populate_slab(uint32_t slab) {
   return 0;
 }
 
-int Arena::back_metadata(uint32_t slab, const SlabLayout& layout) {
-  const uint32_t count = slots_.slots_in(layout);
+int Arena::back_metadata(uint32_t slab, const SlabLayout& layout, uint32_t first, uint32_t end) {
   const SlotsHeader& header = slots_.header();
-  const uint64_t words = header.words_offset + slab * header.slots_per_slab * 8;
-  const uint64_t words_begin = words / kBlockBytes * kBlockBytes;
-  if (const int err = allocate(slots_fd_.get(), words_begin,
-                               round_up(words + count * 8ull, kBlockBytes) - words_begin);
-      err != 0)
-    return err;
-  const uint64_t metas = header.metas_offset + slab * header.meta_region_bytes;
-  return allocate(slots_fd_.get(), metas, round_up(count * layout.meta_bytes(), kBlockBytes));
+  const auto back = [&](uint64_t begin, uint64_t bytes) {
+    const uint64_t aligned = begin / kBlockBytes * kBlockBytes;
+    return allocate(slots_fd_.get(), aligned, round_up(begin + bytes, kBlockBytes) - aligned);
+  };
+  if (first == 0)
+    if (const int err = back(header.words_offset + slab * header.slots_per_slab * 8,
+                             slots_.slots_in(layout) * 8ull);
+        err != 0)
+      return err;
+  return back(header.metas_offset + slab * header.meta_region_bytes + first * layout.meta_bytes(),
+              (end - first) * layout.meta_bytes());
 }
 
 Arena::Damage Arena::damage() const {

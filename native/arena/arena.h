@@ -79,8 +79,9 @@ class Arena {
   // (SIGBUS); in huge pages, where the kernel has some. Blocks for 0.1 to 0.8 s per GiB. Returns 0
   // or an errno. Thread-safe.
   int populate_slab(uint32_t slab);
-  // The same for the words and the metadata of a slab that is about to be cut so. 0 or an errno.
-  int back_metadata(uint32_t slab, const SlabLayout& layout);
+  // The same for the metadata of a slab's slots from `first` to before `end`, as it is or is about
+  // to be cut, and with its first slot for all of its words. 0 or an errno.
+  int back_metadata(uint32_t slab, const SlabLayout& layout, uint32_t first, uint32_t end);
   // A file that is shorter than it is mapped here, or of which pages were lost otherwise when they
   // were touched (base/lost_pages.h). Four system calls.
   struct Damage {

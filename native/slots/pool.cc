@@ -1,5 +1,6 @@
 #include "slots/pool.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -9,6 +10,13 @@
 #include "base/sequence_point.h"
 
 namespace kvw {
+
+namespace {
+
+// Of slots that are added at a time: some hundreds, where pages have few tokens.
+constexpr uint64_t kAddedMetaBytes = 128 << 10;
+
+}  // namespace
 
 uint64_t SlotClass::total() const {
   uint64_t count = 0;
@@ -23,7 +31,8 @@ Pool::Pool(Arena& arena, std::string_view policy_name)
       slab_class_(slots_.header().slab_max, kNoClass),
       slab_place_(slots_.header().slab_max, 0),
       pages_(slots_.header().slab_max),
-      free_in_(slots_.header().slab_max, 0) {
+      free_in_(slots_.header().slab_max, 0),
+      added_in_(slots_.header().slab_max, 0) {
   make_policy(policy_name_, 0);  // an unknown name is refused at start, not at the first page
 }
 
@@ -63,7 +72,9 @@ SlotClass& Pool::add_class(const SlabLayout& layout) {
   SlotClass own;
   own.layout = layout;
   own.slots_per_slab = slots_.slots_in(layout);
-  own.policy = make_policy(policy_name_, own.slots_per_slab);
+  // Address space for every page that the class may ever have: as a table doubles, it moves, and
+  // everybody waits.
+  own.policy = make_policy(policy_name_, size_t{own.slots_per_slab} * slots_.header().slab_max);
   own.policy->share_clock(policy_clock_);
   if (made == nullptr) made = classes_.emplace_back(std::make_unique<SlotClass>()).get();
   *made = std::move(own);
@@ -78,34 +89,47 @@ void Pool::slab_ready(uint32_t slab) {
   ready_.push_back(slab);
 }
 
-void Pool::assign(uint32_t slab, uint32_t class_number) {
-  SlotClass& cls = *classes_[class_number];
+SlotClass& Pool::assign(uint32_t slab, const SlotClass& wanted) {
+  uint32_t number = 0;
+  while (classes_[number].get() != &wanted) ++number;
+  SlotClass& cls = *classes_[number];
   size_t place = 0;
   while (place < cls.slabs.size() && cls.slabs[place] != UINT32_MAX) ++place;
   if (place == cls.slabs.size())
     cls.slabs.push_back(slab);
   else
     cls.slabs[place] = slab;
-  slab_class_[slab] = class_number;
+  slab_class_[slab] = number;
   slab_place_[slab] = static_cast<uint32_t>(place);
   pages_[slab].assign(cls.slots_per_slab, kNoPage);
+  return cls;
+}
+
+uint32_t Pool::added_at_a_time(const SlotClass& cls) const {
+  return static_cast<uint32_t>(std::max<uint64_t>(kAddedMetaBytes / cls.layout.meta_bytes(), 1));
 }
 
 bool Pool::grow(SlotClass& cls) {
-  if (ready_.empty()) return false;
-  const uint32_t slab = ready_.front();
-  growth_errno_ = arena_.back_metadata(slab, cls.layout);
+  const bool is_new = cls.uncut.empty();
+  if (is_new && ready_.empty()) return false;
+  const uint32_t slab = is_new ? ready_.front() : cls.uncut.front();
+  const uint32_t first = added_in_[slab];
+  const uint32_t end = std::min(cls.slots_per_slab, first + added_at_a_time(cls));
+  growth_errno_ = arena_.back_metadata(slab, cls.layout, first, end);
   if (growth_errno_ != 0) return false;
-  ready_.pop_front();
-  for (uint32_t number = 0; number < classes_.size(); ++number)
-    if (classes_[number].get() == &cls) assign(slab, number);
   // What an older layout left there must not look like metadata of this one.
-  std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, 0), cls.layout)), 0,
-              cls.slots_per_slab * cls.layout.meta_bytes());
+  std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, first), cls.layout)), 0,
+              (end - first) * cls.layout.meta_bytes());
   KVW_SEQUENCE_POINT("grow: metadata cleared");
-  slots_.layout_word(slab).store(cls.layout.pack(), std::memory_order_release);
-  for (uint32_t place = 0; place < cls.slots_per_slab; ++place)
-    add_free(cls, slots_.slot_id(slab, place));
+  if (is_new) {
+    ready_.pop_front();
+    assign(slab, cls);
+    cls.uncut.push_back(slab);
+    slots_.layout_word(slab).store(cls.layout.pack(), std::memory_order_release);
+  }
+  for (uint32_t place = first; place < end; ++place) add_free(cls, slots_.slot_id(slab, place));
+  added_in_[slab] = end;
+  if (end == cls.slots_per_slab) cls.uncut.pop_front();
   return true;
 }
 
@@ -121,7 +145,8 @@ void Pool::retire(uint32_t slab) {
     end_aside();
   else
     std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
-  free_in_[slab] = 0;
+  std::erase(cls.uncut, slab);
+  free_in_[slab] = added_in_[slab] = 0;
   cls.slabs[slab_place_[slab]] = UINT32_MAX;
   slab_class_[slab] = kNoClass;
   pages_[slab].clear();
@@ -133,7 +158,9 @@ void Pool::retire(uint32_t slab) {
 
 void Pool::set_aside(uint32_t slab) {
   aside_ = slab;
-  std::erase_if(classes_[slab_class_[slab]]->free, [&](SlotId slot) {
+  SlotClass& cls = *classes_[slab_class_[slab]];
+  std::erase(cls.uncut, slab);
+  std::erase_if(cls.free, [&](SlotId slot) {
     if (is_aside(slot)) aside_free_.push_back(slot);
     return is_aside(slot);
   });
@@ -142,6 +169,7 @@ void Pool::set_aside(uint32_t slab) {
 void Pool::put_back(uint32_t slab) {
   SlotClass& cls = *classes_[slab_class_[slab]];
   cls.free.insert(cls.free.end(), aside_free_.begin(), aside_free_.end());
+  if (added_in_[slab] != cls.slots_per_slab) cls.uncut.push_back(slab);
   end_aside();
 }
 
@@ -150,21 +178,30 @@ void Pool::end_aside() {
   aside_free_.clear();
 }
 
-bool Pool::all_free(uint32_t slab) const {
-  return free_in_[slab] == classes_[slab_class_[slab]]->slots_per_slab;
+bool Pool::all_free(uint32_t slab) const { return free_in_[slab] == added_in_[slab]; }
+
+uint64_t Pool::not_added(const SlotClass& cls) const {
+  uint64_t count = 0;
+  for (const uint32_t slab : cls.uncut) count += cls.slots_per_slab - added_in_[slab];
+  return count;
 }
 
 uint64_t Pool::free_slots() const {
   uint64_t count = aside_free_.size();
-  for (const auto& cls : classes_) count += cls->free.size();
+  if (aside_ != UINT32_MAX)
+    count += classes_[slab_class_[aside_]]->slots_per_slab - added_in_[aside_];
+  for (const auto& cls : classes_) count += cls->free.size() + not_added(*cls);
   return count;
 }
 
-void Pool::attach(uint32_t slab, const SlabLayout& layout) {
+uint32_t Pool::attach(uint32_t slab, const SlabLayout& layout) {
   ++populated_;
-  const SlotClass& cls = add_class(layout);
-  for (uint32_t number = 0; number < classes_.size(); ++number)
-    if (classes_[number].get() == &cls) assign(slab, number);
+  SlotClass& cls = assign(slab, add_class(layout));
+  uint32_t used = cls.slots_per_slab;
+  while (used > 0 && slots_.load(slots_.slot_id(slab, used - 1)).state == SlotState::free) --used;
+  added_in_[slab] = used;
+  if (used < cls.slots_per_slab) cls.uncut.push_back(slab);
+  return used;
 }
 
 std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share,
@@ -175,7 +212,7 @@ std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share,
     if (&cls == &needy || slab == aside_ || !all_free(slab)) continue;
     if (now_ns < cls.waits_until_ns) continue;
     const uint64_t left = cls.total() - cls.slots_per_slab;
-    if (cls.free.size() - cls.slots_per_slab >= left / share) return slab;
+    if (cls.free.size() + not_added(cls) - cls.slots_per_slab >= left / share) return slab;
   }
   return std::nullopt;
 }

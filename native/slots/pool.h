@@ -6,8 +6,9 @@
 //  ->
 //    LIVE | FREE; RESERVED | FILLING -> LIMBO -> FREE. The generation rises at FREE -> RESERVED |
 //    FILLING and when a slab is cut anew.
-//  - A slot is on its class's free list exactly when its word is FREE (first in, first out: what
-//    was freed last stays readable longest).
+//  - A slot is on its class's free list exactly when its word is FREE and it was added (first in,
+//    first out: what was freed last stays readable longest). A slab's slots are added from its
+//    first on, a bounded number at a time: that of a slab of 256 MiB may be 65,536.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@ struct SlotClass {
   SlabLayout layout;
   uint32_t slots_per_slab = 0;
   std::vector<uint32_t> slabs;  // in order of assignment; a retired one leaves UINT32_MAX
+  std::deque<uint32_t> uncut;   // of them, those of which some slots are still to be added
   std::deque<SlotId> free;
   std::unique_ptr<EvictionPolicy> policy;
   uint64_t live = 0, reserved = 0, limbo = 0;
@@ -49,7 +51,8 @@ class Pool {
 
   // A slab's arena bytes are there (from populate_slab, or an earlier daemon).
   void slab_ready(uint32_t slab);
-  // Cuts a ready, uncut slab for the class. False: none ready, or no room for its metadata.
+  // Adds the next slots of a slab of the class, else the first of one that is ready, which it cuts.
+  // False: none ready, or no room for their metadata.
   bool grow(SlotClass& cls);
   // Takes a slab whose slots are all FREE away from its class; it is ready and uncut again.
   // Every word's generation rises first, so that no old entry ever validates in the new layout.
@@ -66,7 +69,9 @@ class Pool {
   bool all_free(uint32_t slab) const;
   uint64_t free_slots() const;  // of all slabs
   // Adopts slots as an earlier daemon left them (recovery): registers the slab with its class.
-  void attach(uint32_t slab, const SlabLayout& layout);
+  // Returns how many of its slots are to be adopted or restored, from the first on: those behind
+  // them are FREE, and grow() adds them.
+  uint32_t attach(uint32_t slab, const SlabLayout& layout);
   void adopt_free(SlotId slot);
 
   // Oldest free slot as (generation + 1, state), fenced before return; kNoSlot when none.
@@ -100,7 +105,7 @@ class Pool {
     if (ahead < cls.free.size()) prefetch(cls.free[ahead]);
   }
 
-  // Of the last grow(): why a slab that is ready could not be used; 0.
+  // Of the last grow(): why slots of a slab that is there could not be added; 0.
   int growth_errno() const { return growth_errno_; }
   uint64_t ready_slabs() const { return ready_.size(); }
   uint64_t populated_slabs() const { return populated_; }
@@ -113,7 +118,9 @@ class Pool {
  private:
   void store(SlotId slot, SlotWord word, std::memory_order order);
   SlotClass& add_class(const SlabLayout& layout);
-  void assign(uint32_t slab, uint32_t class_number);
+  SlotClass& assign(uint32_t slab, const SlotClass& cls);
+  uint32_t added_at_a_time(const SlotClass& cls) const;
+  uint64_t not_added(const SlotClass& cls) const;
   void add_free(SlotClass& cls, SlotId slot);
   void end_aside();
 
@@ -125,7 +132,8 @@ class Pool {
   std::vector<uint32_t> slab_class_;        // by slab
   std::vector<uint32_t> slab_place_;        // place in its class's list of slabs
   std::vector<std::vector<PageId>> pages_;  // by slab, by place
-  std::vector<uint32_t> free_in_;           // by slab: its slots that are FREE
+  std::vector<uint32_t> free_in_;           // by slab: its slots that are FREE and were added
+  std::vector<uint32_t> added_in_;          // by slab: its slots that were added, from the first on
   uint32_t aside_ = UINT32_MAX;             // the slab
   std::vector<SlotId> aside_free_;          // its slots that are FREE
   std::deque<uint32_t> ready_;              // populated and uncut

@@ -336,6 +336,79 @@ TEST(pool_shows_no_old_metadata_when_a_slab_is_cut_anew) {
   }
 }
 
+// Metadata of 16 KiB a slot: more in a slab than is cleared at a time.
+NamespaceShape shape_of_many_tokens() {
+  NamespaceShape shape = shape_of(4096, 1, {9, 9});
+  shape.page_tokens = 4096;
+  return shape;
+}
+
+// Incident: a store that began a slab of 65,536 slots kept all others waiting for 15 ms.
+TEST(pool_adds_the_slots_of_a_slab_a_part_at_a_time_and_in_order) {
+  Bench bench;
+  SlotClass& cls = bench.grown(shape_of_many_tokens());
+  size_t parts = 1;
+  CHECK_EQ(bench.pool.free_slots(), cls.slots_per_slab);
+  for (uint32_t place = 0; place < cls.slots_per_slab; ++place) {
+    if (cls.free.empty()) {
+      CHECK(bench.pool.grow(cls));
+      ++parts;
+    }
+    CHECK_EQ(bench.pool.take(cls, SlotState::reserved), place);
+    CHECK_EQ(bench.pool.free_slots(), cls.slots_per_slab - place - 1);
+  }
+  CHECK(parts > 2);
+  CHECK(cls.free.empty());
+  CHECK(!bench.pool.grow(cls));
+}
+
+TEST(pool_gives_away_a_slab_of_which_slots_were_never_added) {
+  Bench bench;
+  SlotClass& cls = bench.grown(shape_of_many_tokens());
+  SlotClass& other = bench.pool.class_of(shape_of(kShard));
+  const SlotId slot = bench.pool.take(cls, SlotState::reserved);
+  CHECK(!bench.pool.all_free(0));
+  CHECK(!bench.pool.spare_slab(other, 50, 0));
+  bench.pool.publish(slot, bench.pool.load(slot).generation);
+  bench.pool.close(slot);
+  bench.pool.release(slot);
+  CHECK(bench.pool.all_free(0));
+  CHECK_EQ(bench.pool.spare_slab(other, 50, 0), 0);
+  bench.pool.set_aside(0);
+  CHECK_EQ(bench.pool.free_slots(), cls.slots_per_slab);
+  CHECK(!bench.pool.grow(cls));
+  bench.pool.put_back(0);
+  CHECK_EQ(bench.pool.free_slots(), cls.slots_per_slab);
+  CHECK(bench.pool.grow(cls));
+  bench.pool.retire(0);
+  CHECK_EQ(bench.pool.free_slots(), 0);
+  CHECK(cls.free.empty() && cls.uncut.empty());
+  CHECK(bench.pool.grow(other));
+  CHECK_EQ(bench.pool.free_slots(), other.slots_per_slab);
+}
+
+TEST(pool_adds_what_an_earlier_daemon_did_not_use) {
+  Bench bench;
+  SlotClass& cls = bench.grown(shape_of_many_tokens());
+  for (int i = 0; i < 3; ++i) bench.pool.take(cls, SlotState::reserved);
+  bench.pool.to_limbo(1, bench.pool.load(1).generation);
+  bench.pool.end_limbo(1, bench.pool.load(1).generation);
+  Pool next(bench.arena, "lru");
+  CHECK_EQ(next.attach(0, cls.layout), 3);
+  next.restore(0, SlotState::limbo);
+  next.adopt_free(1);
+  next.restore(2, SlotState::limbo);
+  SlotClass& again = next.class_of(shape_of_many_tokens());
+  CHECK_EQ(again.free.size(), 1);
+  CHECK_EQ(next.free_slots(), again.slots_per_slab - 2);
+  CHECK(next.grow(again));
+  CHECK_EQ(next.take(again, SlotState::reserved), 1);
+  CHECK_EQ(next.take(again, SlotState::reserved), 3);
+  // Nothing of it is used: all of it is added anew.
+  Bench other;
+  CHECK_EQ(Pool(other.arena, "lru").attach(0, cls.layout), 0);
+}
+
 // Namespaces come and go for as long as a daemon runs, and their sizes with them.
 TEST(pool_gives_the_place_of_a_size_that_nobody_has_to_the_next) {
   Bench bench;

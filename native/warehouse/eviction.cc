@@ -35,6 +35,7 @@ void Eviction::keep_free() {
   for (const auto& cls : state_.pool.classes()) {
     const uint64_t want = cls->total() / kFreeShare;
     if (cls->free.size() >= want || state_.pool.ready_slabs() != 0) continue;
+    if (!cls->uncut.empty() && grow(*cls)) continue;
     if (still_growing()) continue;
     if (take_spare_slab(*cls)) continue;
     evict_some(*cls, std::min<size_t>(want - cls->free.size(), kBatch), kNoSlot);

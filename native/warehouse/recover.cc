@@ -125,8 +125,8 @@ std::vector<SlotId> Recovery::recover_slots() {
       state_.pool.slab_ready(slab);
       continue;
     }
-    state_.pool.attach(slab, layout);
-    for (uint32_t place = 0; place < slots.slots_in(layout); ++place)
+    const uint32_t used = state_.pool.attach(slab, layout);
+    for (uint32_t place = 0; place < used; ++place)
       if (const SlotId slot = slots.slot_id(slab, place); recover_slot(slot, layout))
         sealed.push_back(slot);
   }
