@@ -329,8 +329,9 @@ def test_pins_beyond_a_process_s_budget_are_refused_and_cost_no_other_process_an
         assert result.stored == 32
         for _ in range(tally.rounds(1)):
             times = 0
-            while greedy.pin(nodes) == 32:
+            while (answer := greedy.pin(nodes)) == 32:
                 times += 1
+            assert answer == "pin_budget"
             assert greedy.pin(nodes, session=1) == "pin_budget", "another session pins more"
             limit_bytes = daemon.core["tiers"]["dram"]["capacity_bytes"] / 2
             assert times * 32 * PAGE_BYTES <= limit_bytes < (times + 2) * 32 * PAGE_BYTES

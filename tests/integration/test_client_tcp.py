@@ -21,17 +21,9 @@ SPACE = kvw.Namespace(
 
 
 @pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens"
-    path.write_text(f"{TOKEN}\n")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture
-def address(tmp_path: Path, certificate: tuple[str, str], token_file: Path) -> Iterator[str]:
+def address(tmp_path: Path, certificate: tuple[str, str], tokens: str) -> Iterator[str]:
     cert, key = certificate
-    tls = {"tls_cert": cert, "tls_key": key, "token_file": str(token_file)}
+    tls = {"tls_cert": cert, "tls_key": key, "token_file": tokens}
     with Served(tmp_path, listen="0.0.0.0:0", **tls) as served:
         yield f"localhost:{served.events('ready')[0]['listen'].rpartition(':')[2]}"
 
@@ -48,7 +40,7 @@ def test_pages_are_stored_and_loaded_over_tls(
     assert np.array_equal(out, pages)
 
 
-@pytest.mark.parametrize("token", [None, "fedcba9876543210fedcba9876543210"])
+@pytest.mark.parametrize("token", [None, f"{TOKEN}0"])
 def test_missing_or_wrong_token_is_refused_when_connecting(
     address: str, certificate: tuple[str, str], token: str | None
 ) -> None:
@@ -68,9 +60,9 @@ def test_plain_connection_to_a_tls_port_is_refused(address: str) -> None:
 
 
 def test_tls_to_a_port_without_it_is_refused_by_that_name(
-    tmp_path: Path, certificate: tuple[str, str], token_file: Path
+    tmp_path: Path, certificate: tuple[str, str], tokens: str
 ) -> None:
-    with Served(tmp_path, listen="127.0.0.1:0", token_file=str(token_file)) as served:
+    with Served(tmp_path, listen="127.0.0.1:0", token_file=tokens) as served:
         port = served.events("ready")[0]["listen"].rpartition(":")[2]
         with pytest.raises(kvw.TransportError, match="does not speak TLS"):
             kvw.connect(f"localhost:{port}", token=TOKEN, tls=certificate[0], timeout_s=5)
@@ -84,9 +76,9 @@ def test_missing_authority_file_is_refused_by_name(address: str) -> None:
 def test_commands_reach_another_host(
     address: str,
     certificate: tuple[str, str],
-    token_file: Path,
+    tokens: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = ["--address", address, "--tls", certificate[0], "--token-file", str(token_file)]
+    flags = ["--address", address, "--tls", certificate[0], "--token-file", tokens]
     assert main(["status", *flags, "--json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["state"] == "serving"
