@@ -41,7 +41,7 @@ const SegmentFolder::Opened* SegmentFolder::open(DaemonLink& link, uint64_t dead
   if (located == nullptr || reply.descriptors.size() != 1)
     throw Error(ErrorKind::transport, "daemon_gone", "the daemon's answer is malformed");
   const std::lock_guard lock(mutex_);
-  if (!opened_) opened_.emplace(std::move(reply.descriptors.front()), located->segments_held);
+  if (!opened_) opened_ = Opened{std::move(reply.descriptors.front()), located->segments_held};
   return &*opened_;
 }
 
