@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
     _add_sizes(parser)
     parser.add_argument(
-        "--policy", default="lru", metavar="NAME", help="lru or s3fifo (default: lru)."
+        "--policy",
+        default="lru",
+        metavar="NAME",
+        help="lru, s3fifo, or opt: the most that any policy could hit, from the future"
+        " (default: lru).",
     )
     parser.add_argument(
         "--leaves-first",
@@ -61,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (default: page by page, as published figures are computed).",
     )
     parser.add_argument(
-        "--compare", action="store_true", help="Also every policy, in both orders of eviction."
+        "--compare",
+        action="store_true",
+        help="Also every policy, in both orders of eviction, and opt.",
     )
     parser.add_argument(
         "--sweep",

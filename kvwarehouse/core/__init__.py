@@ -45,6 +45,7 @@ device_of = _native.device_of
 index_costs = _native.index_costs
 io_engine_probe = _native.io_engine_probe
 page_digest = _native.page_digest
+optimal_hits = _native.optimal_hits
 policy_names = _native.policy_names
 replay = _native.replay
 table_bytes = _native.table_bytes
@@ -78,6 +79,7 @@ __all__ = [
     "index_bytes",
     "index_costs",
     "io_engine_probe",
+    "optimal_hits",
     "page_digest",
     "policy_names",
     "replay",

@@ -37,6 +37,13 @@ def replay(
 # first, of ids below `ids`; capacities of DRAM (ENDLESS: no bound) and NVMe (0: none) in pages.
 # {"dram_hits", "nvme_hits": uint32 a request; "dram", "nvme": {"written", "evicted", "refused"}}
 
+def optimal_hits(
+    pages: NDArray[np.uint32], ends: NDArray[np.uint64], ids: int, capacity: int
+) -> dict[str, Any]: ...
+
+# The same trace in a cache that knows the future: {"hits": uint32 a request, "written", "evicted",
+# "refused"}.
+
 def device_of(address: int) -> int:
     """The ordinal of the GPU whose memory has the address. Raises UsageError (code "no_gpu",
     "bad_device_memory")."""

@@ -4,7 +4,7 @@ predicted times to first token.
 Stateless; thread-safe. The policies are those that the daemon runs (native/eviction), over page ids
 of the trace instead of an arena's. One call is one pass over the trace; the GIL is released. For
 the times each request loads what it hits, tier after tier, and computes the rest; nobody waits in a
-queue.
+queue. OPTIMUM is no policy of the daemon: it knows the future, and says what is left to gain.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ WRITE_AMPLIFICATION = 4 / 3
 
 _SWEEP_HALVINGS = 9
 
+OPTIMUM = "opt"
+POLICIES = (*core.policy_names(), OPTIMUM)
+
 
 @dataclass(frozen=True)
 class ReplaySetup:
     """Capacities in pages; `dram_pages` None has no bound, `nvme_pages` 0 is no tier.
-    `leaves_first`: policies know each page's parent, as in the daemon."""
+    `leaves_first`: policies know each page's parent, as in the daemon. The optimum keeps prefixes
+    whole in any case."""
 
     policy: str = "lru"
     dram_pages: int | None = None
@@ -43,6 +47,11 @@ class ReplaySetup:
     leaves_first: bool = False
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UsageError(
+                f"no eviction policy is called {self.policy!r}; known: {', '.join(POLICIES)}",
+                code="eviction_policy",
+            )
         if self.dram_pages is not None and not 1 <= self.dram_pages < core.ENDLESS:
             raise UsageError(
                 f"a DRAM tier of {self.dram_pages} pages cannot be; use 1 or more", code="bad_pages"
@@ -55,12 +64,17 @@ class ReplaySetup:
 
     @property
     def order(self) -> str:
-        return "leaves" if self.leaves_first else "pages"
+        return "leaves" if self.leaves_first or self.is_optimum else "pages"
+
+    @property
+    def is_optimum(self) -> bool:
+        return self.policy == OPTIMUM
 
 
 @dataclass(frozen=True)
 class ReplayRun:
-    """What one pass found. Hits are pages, one number for each request."""
+    """What one pass found. Hits are pages, one number for each request. `nvme` of the optimum
+    counts pages of both tiers as one."""
 
     setup: ReplaySetup
     trace: Trace
@@ -84,15 +98,17 @@ class ReplayRun:
 
     @property
     def nvme_writes_per_day(self) -> float | None:
-        """How often a day the NVMe tier is written full; None without one, or without a span."""
-        if not self.setup.nvme_pages or self.trace.span_s <= 0:
+        """How often a day the NVMe tier is written full; None without one, without a span, and for
+        the optimum."""
+        if not self.setup.nvme_pages or self.setup.is_optimum or self.trace.span_s <= 0:
             return None
         days = self.trace.span_s / SECONDS_PER_DAY
         return self.nvme["written"] / self.setup.nvme_pages / days
 
 
 def run_replay(trace: Trace, setup: ReplaySetup) -> ReplayRun:
-    """Raises UsageError for a policy that is not known."""
+    if setup.is_optimum:
+        return _optimum(trace, setup)
     dram = core.ENDLESS if setup.dram_pages is None else setup.dram_pages
     found: dict[str, Any] = core.replay(
         trace.pages,
@@ -105,6 +121,19 @@ def run_replay(trace: Trace, setup: ReplaySetup) -> ReplayRun:
     return ReplayRun(
         setup, trace, found["dram_hits"], found["nvme_hits"], found["dram"], found["nvme"]
     )
+
+
+def _optimum(trace: Trace, setup: ReplaySetup) -> ReplayRun:
+    """The two tiers can at best hold what one of both sizes together would."""
+    dram_pages = core.ENDLESS if setup.dram_pages is None else setup.dram_pages
+    both_pages = min(dram_pages + setup.nvme_pages, core.ENDLESS)
+    dram, both = (
+        core.optimal_hits(trace.pages, trace.ends, trace.ids, pages)
+        for pages in (dram_pages, both_pages)
+    )
+    dram_hits: NDArray[np.uint32] = dram.pop("hits")
+    hits: NDArray[np.uint32] = both.pop("hits")
+    return ReplayRun(setup, trace, dram_hits, hits - dram_hits, dram, both)
 
 
 def sweep(trace: Trace, setup: ReplaySetup, sizes: Sequence[int]) -> list[tuple[int, float]]:
@@ -121,12 +150,13 @@ def sweep_sizes(trace: Trace) -> list[int]:
 
 
 def compared(setup: ReplaySetup) -> list[ReplaySetup]:
-    """The setup with every policy in both orders."""
-    return [
+    """The setup with every policy in both orders, and the optimum, which has one."""
+    policies = [
         replace(setup, policy=policy, leaves_first=leaves_first)
         for policy in core.policy_names()
         for leaves_first in (False, True)
     ]
+    return [*policies, replace(setup, policy=OPTIMUM)]
 
 
 Seconds = NDArray[np.float64]

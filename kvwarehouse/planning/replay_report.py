@@ -30,7 +30,9 @@ class ReplayAnswer:
 
 def replay_report(answer: ReplayAnswer) -> Report:
     run = answer.run
-    blocks: list[TableBlock | Plot] = [_trace(run.trace), _hits(answer), _written(answer)]
+    blocks: list[TableBlock | Plot] = [_trace(run.trace), _hits(answer)]
+    if not run.setup.is_optimum:
+        blocks.append(_written(answer))
     if answer.others:
         blocks.append(_others(answer.others))
     if answer.times:
@@ -51,6 +53,8 @@ def _described(setup: ReplaySetup) -> str:
 
 
 def _policy(setup: ReplaySetup) -> str:
+    if setup.is_optimum:
+        return f"{setup.policy}, which knows the future"
     return f"{setup.policy}, {'leaves first' if setup.leaves_first else 'page by page'}"
 
 
@@ -107,16 +111,33 @@ def _written(answer: ReplayAnswer) -> TableBlock:
 
 
 def _others(others: Sequence[ReplayRun]) -> TableBlock:
+    most = max(run.hit_rate for run in others)
     rows = [
         (
-            each.setup.policy,
-            "leaves first" if each.setup.leaves_first else "page by page",
-            f"{each.hit_rate:.2%}",
-            each.nvme["written"] if each.setup.nvme_pages else each.dram["written"],
+            run.setup.policy,
+            _order(run.setup),
+            f"{run.hit_rate:.2%}",
+            f"{run.hit_rate / most:.0%}" if most else "",
+            "" if run.setup.is_optimum else _pages_written(run),
         )
-        for each in others
+        for run in others
     ]
-    return TableBlock("Policies compared", ("policy", "order", ">hits", ">pages written"), rows)
+    return TableBlock(
+        "Policies compared",
+        ("policy", "order", ">hits", ">of the most possible", ">pages written"),
+        rows,
+        "opt knows the future: no policy can hit more.",
+    )
+
+
+def _order(setup: ReplaySetup) -> str:
+    if setup.is_optimum:
+        return "any"
+    return "leaves first" if setup.leaves_first else "page by page"
+
+
+def _pages_written(run: ReplayRun) -> int:
+    return (run.nvme if run.setup.nvme_pages else run.dram)["written"]
 
 
 def _times(answer: ReplayAnswer) -> TableBlock:
@@ -160,7 +181,12 @@ def _notes(answer: ReplayAnswer) -> list[str]:
         "All blocks of a request are used at its arrival, root first; KV of answers is not reused.",
         "Page by page is how published figures are computed, leaves first how the daemon evicts.",
     ]
-    if answer.run.setup.nvme_pages:
+    if answer.run.setup.is_optimum:
+        notes.append(
+            "opt is Belady's: it knows the future, and keeps only what is asked for again. No"
+            " policy hits more."
+        )
+    elif answer.run.setup.nvme_pages:
         notes.append(
             "NVMe is evicted page by page here; the log reclaims whole segments and may write up to"
             " a third more."

@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "eviction/policy.h"
+#include "replay/optimum.h"
 #include "replay/replay.h"
 
 namespace kvw::bindings {
@@ -72,6 +73,21 @@ nb::dict replay(const Pages& pages, const Ends& ends, size_t ids, const std::str
   return made;
 }
 
+nb::dict optimum(const Pages& pages, const Ends& ends, size_t ids, uint64_t capacity) {
+  const std::span<const uint32_t> chain(pages.data(), pages.size());
+  const std::span<const uint64_t> limits(ends.data(), ends.size());
+  std::vector<uint32_t> hits(limits.size());
+  TierCounts counts;
+  {
+    nb::gil_scoped_release release;
+    check_trace(chain, limits, ids);
+    counts = optimal_hits(chain, limits, ids, capacity, hits);
+  }
+  nb::dict made = counts_of(counts);
+  made["hits"] = array_of(std::move(hits));
+  return made;
+}
+
 }  // namespace
 
 void bind_replay(nb::module_& m) {
@@ -79,6 +95,8 @@ void bind_replay(nb::module_& m) {
   m.def("policy_names", &policy_names);
   m.def("replay", &replay, nb::arg("pages"), nb::arg("ends"), nb::arg("ids"), nb::arg("policy"),
         nb::arg("capacities"), nb::arg("leaves_first"));
+  m.def("optimal_hits", &optimum, nb::arg("pages"), nb::arg("ends"), nb::arg("ids"),
+        nb::arg("capacity"));
 }
 
 }  // namespace kvw::bindings

@@ -1,7 +1,10 @@
-"""`kvwarehouse replay`: answers computed by hand and by a plain LRU, and the public trace."""
+"""`kvwarehouse replay`: answers computed by hand, by a plain LRU and by another simulator, and the
+public trace."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import random
 from collections import OrderedDict
@@ -13,7 +16,7 @@ import pytest
 from kvwarehouse import core
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
-from kvwarehouse.planning.replay import ReplaySetup, run_replay, sweep, sweep_sizes
+from kvwarehouse.planning.replay import ReplaySetup, compared, run_replay, sweep, sweep_sizes
 from kvwarehouse.trace.trace import Trace, TraceBuilder, TraceRequest
 
 # A public trace that stands beside a checkout, never in it.
@@ -165,9 +168,10 @@ def test_compare_and_sweep_show_every_policy_in_both_orders(
     path = write([1, 2, 3], [1, 2, 4], [1, 2, 3])
     found = replay(path, "--compare", "--sweep", "1,3,4", "--html", str(page))
     shown = {(each["policy"], each["order"]) for each in found["compared"]}
-    assert shown == {(name, order) for name in ("lru", "s3fifo") for order in ("pages", "leaves")}
+    policies = {(name, order) for name in ("lru", "s3fifo") for order in ("pages", "leaves")}
+    assert shown == {*policies, ("opt", "leaves")}
     assert [point["dram_pages"] for point in found["sweep"][0]["points"]] == [1, 3, 4]
-    assert page.read_text().count("<polyline") == 4
+    assert page.read_text().count("<polyline") == 5
 
 
 def test_times_to_first_token_are_predicted_with_their_range(write: Any, replay: Any) -> None:
@@ -210,7 +214,7 @@ def test_table_says_where_pages_came_from(write: Any, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--policy", "mru"), "known: lru, s3fifo"),
+        (("--policy", "mru"), "known: lru, s3fifo, opt"),
         (("--dram-pages", "0"), "--dram-pages 0"),
         (("--nvme-pages", "-3"), "--nvme-pages -3"),
         (("--dram", "64GiB"), "--page-bytes"),
@@ -234,6 +238,82 @@ def test_replay_refuses_and_names_the_value(
     assert captured.out == ""
 
 
+# --- the optimum ----------------------------------------------------------------------------------
+
+
+def most_by_trying(chains: list[list[int]], capacity: int) -> int:
+    """Whatever can be kept after each request is: pages that were there or came, in any choice."""
+    reached: dict[frozenset[int], int] = {frozenset(): 0}
+    for chain in chains:
+        after: dict[frozenset[int], int] = {}
+        for kept, hits in reached.items():
+            found = hits + len(list(itertools.takewhile(kept.__contains__, chain)))
+            there = sorted(kept.union(chain))
+            for size in range(min(capacity, len(there)) + 1):
+                for choice in map(frozenset, itertools.combinations(there, size)):
+                    after[choice] = max(after.get(choice, 0), found)
+        reached = after
+    return max(reached.values())
+
+
+def test_optimum_is_the_best_of_all_that_can_be_tried(rng: random.Random) -> None:
+    for capacity in (1, 2, 3):
+        tree = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [5], [5, 6]]
+        chains = [rng.choice(tree) for _ in range(12)]
+        run = run_replay(trace_of(*chains), ReplaySetup("opt", capacity))
+        assert run.hits == most_by_trying(chains, capacity)
+
+
+@pytest.mark.parametrize("nvme_pages", [0, 40])
+def test_no_policy_beats_the_optimum(rng: random.Random, nvme_pages: int) -> None:
+    trace = trace_of(*prompts(rng, 200))
+    before = 0.0
+    for pages in (1, 5, 30, 100, None):
+        *policies, most = (
+            run_replay(trace, each)
+            for each in compared(ReplaySetup(dram_pages=pages, nvme_pages=nvme_pages))
+        )
+        assert most.setup.policy == "opt"
+        assert all(run.hit_rate <= most.hit_rate for run in policies)
+        assert all(run.tier_rate("dram") <= most.tier_rate("dram") for run in policies)
+        assert before <= most.hit_rate
+        before = most.hit_rate
+    assert before == run_replay(trace, ReplaySetup()).hit_rate
+
+
+@pytest.mark.parametrize(
+    ("policy", "named", "sizes"), [("opt", "optimal", (20, 100, 400)), ("lru", "lru", (400, 500))]
+)
+def test_hits_are_those_of_another_simulator(
+    rng: random.Random, write: Any, policy: str, named: str, sizes: tuple[int, ...]
+) -> None:
+    """kvcache-simulator counts the hits of a trace's second half, if its cache is full by then. Of
+    a prompt that is larger than the cache its LRU keeps other pages, and one fewer."""
+    simulator = pytest.importorskip("kvcache_sim.policies", reason="kvcache-simulator is missing")
+    plans, traces = (importlib.import_module(f"kvcache_sim.{name}") for name in ("plan", "trace"))
+    chains = prompts(rng, 500)
+    for capacity in sizes:
+        with Path(write(*chains)).open() as opened:
+            read = traces.parse_trace_lines(opened, block_size=512)
+        plan = plans.build_execution_plan(read, warmup_fraction=0.5)
+        other = simulator.simulate_policy(plan, named, capacity)
+        assert other.measurementMode == "fixed_window"
+        run = run_replay(trace_of(*chains), ReplaySetup(policy, capacity, leaves_first=True))
+        assert run.dram_hits[plan.warmup_requests :].sum() * 512 == other.hitTokens
+
+
+def test_table_says_how_much_of_the_most_possible_each_policy_hits(
+    write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write([1], [2], [1], [3], [1], [2])
+    assert main(["replay", path, "--dram-pages", "1", "--compare"]) == Exit.OK
+    assert "opt knows the future" in capsys.readouterr().out
+    assert main(["replay", path, "--dram-pages", "1", "--policy", "opt"]) == Exit.OK
+    out = capsys.readouterr().out
+    assert "33.3% of 6 pages hit" in out
+    assert "pages written" not in out
+
+
 # --- the public trace -----------------------------------------------------------------------------
 
 
@@ -255,3 +335,10 @@ def test_order_of_the_daemon_is_near_the_published_one_on_the_public_trace(repla
         alone = replay(str(PUBLIC_TRACE), *size)["hit_rate"]
         leaves = replay(str(PUBLIC_TRACE), *size, "--leaves-first")["hit_rate"]
         assert alone <= leaves < alone + 0.002
+
+
+@pytest.mark.skipif(not PUBLIC_TRACE.exists(), reason="the public trace is not beside the checkout")
+def test_optimum_of_the_public_trace_is_far_from_lru(replay: Any) -> None:
+    found = replay(str(PUBLIC_TRACE), "--policy", "opt", "--sweep", "1000,5000,10000,30000")
+    rates = [round(100 * each["hit_rate"], 1) for each in found["sweep"][0]["points"]]
+    assert rates == [27.7, 52.6, 61.8, 64.0]
