@@ -67,6 +67,7 @@ def command_parser(name: str, summary: str, examples: str) -> argparse.ArgumentP
 COMMANDS = (
     Command("serve", "Run the daemon of this host."),
     Command("status", "Show a running warehouse: tiers, hits, health."),
+    Command("top", "Watch a running warehouse: rates, hits, tiers, what fails."),
     Command("ls", "List its namespaces, or the pages of one."),
     Command("route", "Say which of several warehouses a request should go to."),
     Command("clear", "Remove all pages of a namespace from all tiers; erases no bytes."),

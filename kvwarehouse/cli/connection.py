@@ -25,7 +25,7 @@ from kvwarehouse.places import default_address, default_socket
 _MOST_SHOWN = 8
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
+def add_connection(parser: argparse.ArgumentParser, *, timeout_s: float = 10.0) -> None:
     group = parser.add_argument_group("which daemon")
     where = group.add_mutually_exclusive_group()
     where.add_argument(
@@ -55,9 +55,9 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout",
         type=float,
-        default=10.0,
+        default=timeout_s,
         metavar="SECONDS",
-        help="Bound of connecting and of every call (default: 10).",
+        help=f"Bound of connecting and of every call (default: {timeout_s:g}).",
     )
 
 
