@@ -339,11 +339,22 @@ def test_frame_of_80_columns_has_everything(busy: Frame) -> None:
         assert word in text, word
 
 
-def test_frame_does_not_move_when_its_figures_change(busy: Frame) -> None:
+def test_figures_end_beneath_their_titles_whatever_they_are(busy: Frame) -> None:
     calm = frame_of(snapshot(), later(snapshot(), 1.0), {})
-    for title in ("tier ", "a second"):
-        heads = [next(x for x in shown(frame) if x.startswith(title)) for frame in (busy, calm)]
-        assert heads[0] == heads[1]
+    tables = {"tier ": ("dram ", ["bytes", "pages", "hits", "in/s", "out/s"]),
+              "a second": ("loads ", ["calls", "pages", "bytes"])}  # fmt: skip
+    for head, (row, titles) in tables.items():
+        heads = set()
+        for frame in (busy, calm):
+            title_line, line = (
+                next(each for each in shown(frame) if each.startswith(word)) for word in (head, row)
+            )
+            heads.add(title_line)
+            for title in titles:
+                end = title_line.index(title) + len(title)
+                assert line[end - 1] != " ", (title, line)
+                assert line[end : end + 1] in ("", " "), (title, line)
+        assert len(heads) == 1, "titles do not move"
 
 
 def test_terminal_without_blocks_gets_plain_letters(busy: Frame) -> None:
