@@ -119,8 +119,9 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
   for (const EntryView& view : views)
     if (dram_ && view.in_dram()) slots.push_back(view.slot);
   const PinSet* pins = removal_.close_slots(slots, LeaveReason::operator_);
-  // A start may find records that this run does not know: of segments that were reclaimed and not
-  // written to again, of those that could not be read, and of a tier that is not there.
+  // A start may find records that this run does not know, later ones of a page too: of segments
+  // that were reclaimed and not written to again, of those that could not be read, and of a tier
+  // that is not there.
   const uint64_t log_end = state_.log ? state_.log->last_position() : state_.options.log_end;
   for (const EntryView& view : views) {
     const bool in_dram = dram_ && view.in_dram();
@@ -130,7 +131,8 @@ void OperatorEviction::leave(const std::vector<EntryView>& views) {
     }
     bool left = in_dram && removal_.leave_or_reopen(view.slot, pins, LeaveReason::operator_);
     if (const auto rest = state_.catalog.find(view.key); nvme_ && rest && rest->in_nvme()) {
-      tombstones_.push_back(quarantine_.tombstone_for(*rest));
+      const auto [key, known] = quarantine_.tombstone_for(*rest);
+      tombstones_.emplace_back(key, std::max(known, log_end));
       removal_.leave_nvme(*rest, LeaveReason::operator_);
       left = true;
     } else if (left && nvme_ && log_end != 0) {
