@@ -109,10 +109,23 @@ uint32_t Pool::added_at_a_time(const SlotClass& cls) const {
   return static_cast<uint32_t>(std::max<uint64_t>(kAddedMetaBytes / cls.layout.meta_bytes(), 1));
 }
 
+bool Pool::can_cut(uint32_t slab, const SlotClass& cls) {
+  growth_errno_ =
+      arena_.back_metadata(slab, cls.layout, 0, std::min(cls.slots_per_slab, added_at_a_time(cls)));
+  return growth_errno_ == 0;
+}
+
 bool Pool::grow(SlotClass& cls) {
-  const bool is_new = cls.uncut.empty();
-  if (is_new && ready_.empty()) return false;
-  const uint32_t slab = is_new ? ready_.front() : cls.uncut.front();
+  if (cls.uncut.empty()) return !ready_.empty() && add_some(cls, ready_.front());
+  if (add_some(cls, cls.uncut.front())) return true;
+  const int err = growth_errno_;
+  const bool grown = !ready_.empty() && add_some(cls, ready_.front());
+  growth_errno_ = err;
+  return grown;
+}
+
+bool Pool::add_some(SlotClass& cls, uint32_t slab) {
+  const bool is_new = slab_class_[slab] == kNoClass;
   const uint32_t first = added_in_[slab];
   const uint32_t end = std::min(cls.slots_per_slab, first + added_at_a_time(cls));
   growth_errno_ = arena_.back_metadata(slab, cls.layout, first, end);
@@ -124,12 +137,12 @@ bool Pool::grow(SlotClass& cls) {
   if (is_new) {
     ready_.pop_front();
     assign(slab, cls);
-    cls.uncut.push_back(slab);
+    cls.uncut.push_front(slab);
     slots_.layout_word(slab).store(cls.layout.pack(), std::memory_order_release);
   }
   for (uint32_t place = first; place < end; ++place) add_free(cls, slots_.slot_id(slab, place));
   added_in_[slab] = end;
-  if (end == cls.slots_per_slab) cls.uncut.pop_front();
+  if (end == cls.slots_per_slab) std::erase(cls.uncut, slab);
   return true;
 }
 
@@ -153,7 +166,7 @@ void Pool::retire(uint32_t slab) {
   SlabLayout layout;
   layout.populated = 1;
   slots_.layout_word(slab).store(layout.pack(), std::memory_order_release);
-  ready_.push_back(slab);
+  ready_.push_front(slab);  // whoever it was taken for is to get it
 }
 
 void Pool::set_aside(uint32_t slab) {

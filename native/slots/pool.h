@@ -54,6 +54,9 @@ class Pool {
   // Adds the next slots of a slab of the class, else the first of one that is ready, which it cuts.
   // False: none ready, or no room for their metadata.
   bool grow(SlotClass& cls);
+  // Whether there is room for the metadata of a slab's first slots when it is cut for the class. It
+  // is taken, whatever the slab is cut for now.
+  bool can_cut(uint32_t slab, const SlotClass& cls);
   // Takes a slab whose slots are all FREE away from its class; it is ready and uncut again.
   // Every word's generation rises first, so that no old entry ever validates in the new layout.
   void retire(uint32_t slab);
@@ -67,7 +70,8 @@ class Pool {
   void put_back(uint32_t slab);
   bool is_aside(SlotId slot) const { return slots_.slab_of(slot) == aside_; }
   bool all_free(uint32_t slab) const;
-  uint64_t free_slots() const;  // of all slabs
+  uint64_t free_slots() const;                     // of all slabs
+  uint64_t not_added(const SlotClass& cls) const;  // slots of its slabs that are to come
   // Adopts slots as an earlier daemon left them (recovery): registers the slab with its class.
   // Returns how many of its slots are to be adopted or restored, from the first on: those behind
   // them are FREE, and grow() adds them.
@@ -105,7 +109,7 @@ class Pool {
     if (ahead < cls.free.size()) prefetch(cls.free[ahead]);
   }
 
-  // Of the last grow(): why slots of a slab that is there could not be added; 0.
+  // Of the last grow() or can_cut(): why slots of a slab that is there could not be added; 0.
   int growth_errno() const { return growth_errno_; }
   uint64_t ready_slabs() const { return ready_.size(); }
   uint64_t populated_slabs() const { return populated_; }
@@ -120,7 +124,7 @@ class Pool {
   SlotClass& add_class(const SlabLayout& layout);
   SlotClass& assign(uint32_t slab, const SlotClass& cls);
   uint32_t added_at_a_time(const SlotClass& cls) const;
-  uint64_t not_added(const SlotClass& cls) const;
+  bool add_some(SlotClass& cls, uint32_t slab);
   void add_free(SlotClass& cls, SlotId slot);
   void end_aside();
 

@@ -397,6 +397,80 @@ TEST(metadata_without_room_is_said_once_though_further_slabs_come) {
   CHECK(world->take_events().empty());
 }
 
+// Four slabs: three of large pages, and one of small pages with metadata of 16 KiB each, whose
+// slots come a few at a time. From `no_memory()` on there is none for more of them.
+struct FewSlots {
+  FewSlots() : world(shape_of(120 * 1024, 1)) {
+    small.page_tokens = 4096;
+    world.declared.push_back(small);
+    world.start();
+    large.emplace(world);
+    owner.emplace(world);
+    owner->use(small);
+    for (uint64_t chain = 0; chain < kLarge; ++chain) CHECK(large->store(world.page(chain)));
+    CHECK(store(0));
+  }
+  bool store(uint64_t chain) { return owner->store(page_of(small, chain, 0)); }
+  uint64_t pages_of_large() {
+    uint64_t count = 0;
+    for (uint64_t chain = 0; chain < kLarge; ++chain) count += world.stored(world.page(chain));
+    return count;
+  }
+  void no_memory() {
+    slots = writing_to(world.options.arena_dir + "/slots");
+    kept = Fd(::fcntl(slots, F_DUPFD_CLOEXEC, 0));
+    const Fd full(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    CHECK_EQ(::dup2(full.get(), slots), slots);
+  }
+  void memory_again() { CHECK_EQ(::dup2(kept.get(), slots), slots); }
+
+  static constexpr uint64_t kLarge = 3 * 17;
+  World world;
+  NamespaceShape small = shape_of(4096, 1, {0x61, 0x62});
+  std::optional<Peer> large, owner;
+  int slots = -1;
+  Fd kept;
+};
+
+// Incident: a fiftieth of a slab was to be free, of which fewer slots had found memory: all that
+// was stored in them left while nobody stored anything.
+TEST(pages_stay_where_memory_for_more_slots_of_their_slab_is_missing) {
+  NamespaceShape shape = shape_of(4096, 1);
+  shape.page_tokens = 240;
+  World world(shape, 256 * kMiB);  // 7,281 slots a slab, of which 113 are added at a time
+  world.start_without_slabs();
+  Peer peer(world);
+  world->slab_populated(0, world->arena().populate_slab(0));
+  CHECK(peer.store(world.page(0)));
+  const int slots = writing_to(world.options.arena_dir + "/slots");
+  const Fd kept(::fcntl(slots, F_DUPFD_CLOEXEC, 0));
+  const Fd full(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  CHECK_EQ(::dup2(full.get(), slots), slots);
+  uint64_t stored = 1;
+  while (stored < 100) CHECK(peer.store(world.page(stored++)));
+  for (int tick = 0; tick < 10; ++tick) world.pass(kSecondNs);
+  CHECK_EQ(world->status().dram_pages, stored);
+  CHECK_EQ(::dup2(kept.get(), slots), slots);
+  while (stored < 300) CHECK(peer.store(world.page(stored++)));
+  CHECK_EQ(world->status().dram_pages, stored);
+  CHECK_EQ(world->status().dram_health, "populating");
+}
+
+// Incident: the slabs of another page size lost their pages, one after the other, to a page size
+// that then found no memory for its metadata in them.
+TEST(slab_is_not_taken_where_there_is_no_memory_to_cut_it_anew) {
+  FewSlots few;
+  few.no_memory();
+  for (uint64_t chain = 1; chain < 40; ++chain) {
+    few.store(chain);
+    few.world.clock.advance_ns(kSecondNs);
+  }
+  CHECK_EQ(few.pages_of_large(), FewSlots::kLarge);
+  CHECK_EQ(few.world->take_events().size(), 1);  // it is said once
+  few.memory_again();
+  for (uint64_t chain = 100; chain < 140; ++chain) CHECK(few.store(chain));
+}
+
 // Incident: an arena of 128 MiB with ten pages in it could not be made smaller.
 TEST(arena_that_no_client_has_mapped_gives_back_what_a_smaller_dram_has_no_room_for) {
   World world(shape_of(64 * 1024, 1), 16 * kMiB);

@@ -33,7 +33,7 @@ bool Eviction::awaits_child(SlotId slot) const {
 
 void Eviction::keep_free() {
   for (const auto& cls : state_.pool.classes()) {
-    const uint64_t want = cls->total() / kFreeShare;
+    const uint64_t want = (cls->total() - state_.pool.not_added(*cls)) / kFreeShare;
     if (cls->free.size() >= want || state_.pool.ready_slabs() != 0) continue;
     if (!cls->uncut.empty() && grow(*cls)) continue;
     if (still_growing()) continue;

@@ -67,6 +67,7 @@ class Eviction {
   SlotClass* donor_for(const SlotClass& needy, uint64_t heat);
   std::vector<uint32_t> slabs_to_look_at(SlotClass& donor);
   bool grow(SlotClass& cls);  // by a slab that is ready; says so where there is no room for it
+  bool can_cut(uint32_t slab, const SlotClass& cls);  // says so, too, where there is none
   void note_growth();
   bool is_whole() const { return next_slab_ == state_.arena.slab_count(); }
   bool still_growing() const { return !is_whole() && growth_error_.empty(); }

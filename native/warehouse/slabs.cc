@@ -50,6 +50,12 @@ bool Eviction::grow(SlotClass& cls) {
   return grown;
 }
 
+bool Eviction::can_cut(uint32_t slab, const SlotClass& cls) {
+  if (state_.pool.can_cut(slab, cls)) return true;
+  note_growth();
+  return false;
+}
+
 // A slab that came does not mend that another found no room for its metadata, nor the reverse.
 void Eviction::note_growth() {
   const int err = populate_errno_ != 0 ? populate_errno_ : state_.pool.growth_errno();
@@ -61,7 +67,7 @@ void Eviction::note_growth() {
 
 bool Eviction::take_spare_slab(SlotClass& needy) {
   const auto slab = state_.pool.spare_slab(needy, kFreeShare, state_.clock.boot_ns());
-  if (!slab) return false;
+  if (!slab || !can_cut(*slab, needy)) return false;
   state_.pool.retire(*slab);
   return grow(needy);
 }
@@ -146,7 +152,8 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
     if (!movable || colder * 2 < own.live.size()) continue;
     if (!best || own.live.size() < best->live.size()) best = std::move(own);
   }
-  if (!best) return false;
+  // Nothing leaves in vain for want of memory either.
+  if (!best || !can_cut(best->slab, needy)) return false;
   next_donor_ = 0;
   move_ = std::move(best);
   state_.pool.set_aside(move_->slab);
