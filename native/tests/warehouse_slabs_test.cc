@@ -456,6 +456,25 @@ TEST(pages_stay_where_memory_for_more_slots_of_their_slab_is_missing) {
   CHECK_EQ(world->status().dram_health, "populating");
 }
 
+// Incident: the word of a free slot became that of one with a page, and the daemon died of it when
+// the slab went to another page size.
+TEST(slab_with_a_damaged_word_costs_no_page_and_ends_nothing) {
+  FewSlots few;
+  uint64_t left = 0;
+  const SlotId slot = few.world.slot_of(few.world.page(0));
+  few.world->evict(-1, 1, "dram", left);
+  const SlotWord word = few.world.word(slot);
+  CHECK(word.state == SlotState::free);
+  few.world.set_word(slot, {word.generation, SlotState::live});
+  for (uint64_t chain = 1; chain < 100; ++chain) {
+    CHECK(few.store(chain));
+    few.world.clock.advance_ns(kSecondNs);
+  }
+  CHECK(few.pages_of_large() < FewSlots::kLarge - 1);  // of another slab
+  few.world.set_word(slot, word);
+  few.world.check_no_slot_leaks();
+}
+
 // Incident: the slabs of another page size lost their pages, one after the other, to a page size
 // that then found no memory for its metadata in them.
 TEST(slab_is_not_taken_where_there_is_no_memory_to_cut_it_anew) {

@@ -143,9 +143,11 @@ bool Eviction::take_slab(SlotClass& needy, uint64_t heat) {
     for (uint32_t place = 0; place < donor->slots_per_slab && movable; ++place) {
       const SlotId slot = state_.arena.slots().slot_id(slab, place);
       const SlotState state = state_.pool.load(slot).state;
-      movable = state == SlotState::free || (state == SlotState::live && !pins.has_slot(slot) &&
-                                             !writes_.is_writing(slot) && !awaits_child(slot));
-      if (state != SlotState::live) continue;
+      const bool has_page = state_.pool.page_at(slot) != kNoPage;  // whatever became of the word
+      movable = has_page ? state == SlotState::live && !pins.has_slot(slot) &&
+                               !writes_.is_writing(slot) && !awaits_child(slot)
+                         : state == SlotState::free;
+      if (!has_page) continue;
       own.live.push_back(slot);
       colder += donor->policy->heat(state_.pool.resident(slot)) < heat ? 1 : 0;
     }
@@ -165,7 +167,7 @@ bool Eviction::step_of_move() {
   std::vector<SlotId> leaving;
   bool stays = false;
   for (; !live.empty() && leaving.size() < kMovePages; live.pop_back()) {
-    if (state_.pool.load(live.back()).state != SlotState::live) continue;  // it left by itself
+    if (state_.pool.page_at(live.back()) == kNoPage) continue;  // it left by itself
     stays = stays || awaits_child(live.back());
     leaving.push_back(live.back());
   }
