@@ -1,5 +1,6 @@
 // Slabs between page sizes: what nobody asks for gives way, what is in use keeps its own.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -416,11 +417,16 @@ struct FewSlots {
     for (uint64_t chain = 0; chain < kLarge; ++chain) count += world.stored(world.page(chain));
     return count;
   }
-  void no_memory() {
+  // From the slab on; it is the last ones that have it not.
+  void no_memory(uint32_t slab = 0) {
     slots = writing_to(world.options.arena_dir + "/slots");
     kept = Fd(::fcntl(slots, F_DUPFD_CLOEXEC, 0));
-    const Fd full(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    CHECK_EQ(::dup2(full.get(), slots), slots);
+    const SlotsHeader& header = world.slots().header();
+    const Fd bounded(::memfd_create("bounded", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    const uint64_t bytes = slab == 0 ? 0 : header.metas_offset + slab * header.meta_region_bytes;
+    CHECK_EQ(::ftruncate(bounded.get(), static_cast<off_t>(bytes)), 0);
+    CHECK_EQ(::fcntl(bounded.get(), F_ADD_SEALS, F_SEAL_GROW), 0);
+    CHECK_EQ(::dup2(bounded.get(), slots), slots);
   }
   void memory_again() { CHECK_EQ(::dup2(kept.get(), slots), slots); }
 
@@ -488,6 +494,21 @@ TEST(slab_is_not_taken_where_there_is_no_memory_to_cut_it_anew) {
   CHECK_EQ(few.world->take_events().size(), 1);  // it is said once
   few.memory_again();
   for (uint64_t chain = 100; chain < 140; ++chain) CHECK(few.store(chain));
+}
+
+// A slab whose metadata has memory goes to whom it was taken for, though an earlier one has not.
+TEST(slab_is_used_where_an_earlier_one_still_waits_for_memory) {
+  FewSlots few;
+  few.no_memory(few.world.slots().slab_of(few.world.slot_of(page_of(few.small, 0, 0))));
+  for (uint64_t chain = 1; chain < 40; ++chain) {
+    CHECK(few.store(chain));
+    few.world.clock.advance_ns(kSecondNs);
+  }
+  for (uint64_t chain = 0; chain < 40; ++chain)
+    CHECK(few.world.stored(page_of(few.small, chain, 0)));
+  CHECK(few.pages_of_large() >= FewSlots::kLarge / 3);  // what two slabs had left
+  few.memory_again();
+  few.world.check_settled();
 }
 
 // Incident: an arena of 128 MiB with ten pages in it could not be made smaller.
