@@ -401,7 +401,7 @@ TEST(metadata_without_room_is_said_once_though_further_slabs_come) {
 // Four slabs: three of large pages, and one of small pages with metadata of 16 KiB each, whose
 // slots come a few at a time. From `no_memory()` on there is none for more of them.
 struct FewSlots {
-  FewSlots() : world(shape_of(120 * 1024, 1)) {
+  explicit FewSlots(bool has_small = true) : world(shape_of(120 * 1024, 1)) {
     small.page_tokens = 4096;
     world.declared.push_back(small);
     world.start();
@@ -409,7 +409,7 @@ struct FewSlots {
     owner.emplace(world);
     owner->use(small);
     for (uint64_t chain = 0; chain < kLarge; ++chain) CHECK(large->store(world.page(chain)));
-    CHECK(store(0));
+    if (has_small) CHECK(store(0));
   }
   bool store(uint64_t chain) { return owner->store(page_of(small, chain, 0)); }
   uint64_t pages_of_large() {
@@ -507,6 +507,18 @@ TEST(slab_is_used_where_an_earlier_one_still_waits_for_memory) {
   for (uint64_t chain = 0; chain < 40; ++chain)
     CHECK(few.world.stored(page_of(few.small, chain, 0)));
   CHECK(few.pages_of_large() >= FewSlots::kLarge / 3);  // what two slabs had left
+  few.memory_again();
+  few.world.check_settled();
+}
+
+TEST(slab_is_used_where_one_that_is_ready_has_no_memory) {
+  FewSlots few(false);
+  few.no_memory(3);
+  for (uint64_t chain = 0; chain < 20; ++chain) {
+    CHECK(few.store(chain));
+    few.world.clock.advance_ns(kSecondNs);
+  }
+  CHECK_EQ(few.pages_of_large(), FewSlots::kLarge * 2 / 3);
   few.memory_again();
   few.world.check_settled();
 }
