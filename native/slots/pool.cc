@@ -130,6 +130,14 @@ bool Pool::add_some(SlotClass& cls, uint32_t slab) {
   const uint32_t end = std::min(cls.slots_per_slab, first + added_at_a_time(cls));
   growth_errno_ = arena_.back_metadata(slab, cls.layout, first, end);
   if (growth_errno_ != 0) return false;
+  // What an earlier daemon freed may still be read under its generation.
+  if (!is_new) {
+    for (uint32_t place = first; place < end; ++place)
+      store(slots_.slot_id(slab, place),
+            {slots_.load(slots_.slot_id(slab, place)).generation + 1, SlotState::free},
+            std::memory_order_relaxed);
+    full_fence();
+  }
   // What an older layout left there must not look like metadata of this one.
   std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, first), cls.layout)), 0,
               (end - first) * cls.layout.meta_bytes());

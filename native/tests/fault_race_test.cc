@@ -474,5 +474,27 @@ TEST(client_never_sees_half_of_a_namespace_that_was_forgotten_beside_it) {
   }
 }
 
+// Incident: metadata of a slot that the last daemon had freed was cleared under its old generation,
+// and who still read it met a digest of zeros and reported damage.
+TEST(reader_held_while_the_next_daemon_adds_its_freed_slot_sees_no_damage) {
+  World world(shape_of(64 * 1024, 1));
+  world.start();
+  Peer reader(world);
+  TestPage page = world.page(1);
+  page.tokens.assign(page.tokens.size(), 0);  // as cleared metadata has it
+  CHECK(reader.store(world.page(0)));
+  CHECK(reader.store(page));
+  const EntryView entry = *world.entry(page);
+  uint64_t left = 0;
+  world->evict(-1, 2, "dram", left);
+  CHECK_EQ(reader.load_as(entry, page, 0), Got::right);
+  const At at("load: metadata read", [&] {
+    world.restart();
+    CHECK(Peer(world).store(world.page(2)));
+  });
+  CHECK_EQ(reader.load_as(entry, page, 0), Got::stale);
+  CHECK(world.word(entry.slot).state == SlotState::free);
+}
+
 }  // namespace
 }  // namespace kvw
