@@ -5,7 +5,7 @@
 //  - Only this class stores slot words. Transitions: FREE -> RESERVED | FILLING -> LIVE -> CLOSING
 //  ->
 //    LIVE | FREE; RESERVED | FILLING -> LIMBO -> FREE. The generation rises at FREE -> RESERVED |
-//    FILLING and when a slab is cut anew.
+//    FILLING, when a slab is cut anew, and when a slot that an earlier daemon freed is added again.
 //  - A slot is on its class's free list exactly when its word is FREE and it was added (first in,
 //    first out: what was freed last stays readable longest). A slab's slots are added from its
 //    first on, a bounded number at a time: that of a slab of 256 MiB may be 65,536.
