@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string path = directory.path() + "/00000000000000a1";
   fuzz::write_file(path, fuzz::Input(data, size));
   Registry registry(directory.path(), kWarehouse, clock, kSecondNs, fuzz::kSlots,
-                    [](SessionId) { return true; });
+                    [] { return std::unordered_set<SessionId>{0xa1}; });
   // Once as an earlier daemon left it, and once more after its owner has written on.
   for (int round = 0; round < 2; ++round) {
     const PinSet& pins = registry.pins();

@@ -20,7 +20,7 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kTouchesPerDrain = 4096;      // bounds one pass; the ring is lossy anyway
+constexpr uint64_t kTouchesPerDrain = 4096;    // of one session; the ring is lossy anyway
 constexpr uint64_t kTouchesMost = 1ull << 32;  // between two passes: more is no client's doing
 constexpr uint64_t kUncountedSecondsMost = 1 << 16;
 
@@ -77,12 +77,12 @@ const char* counter_name(Counter counter) {
 }
 
 Registry::Registry(std::string directory, const Key& warehouse_id, const Clock& clock,
-                   uint64_t grace_ns, uint32_t slots, Writes writes)
+                   uint64_t grace_ns, uint32_t slots, Writers writers)
     : directory_(std::move(directory)),
       warehouse_id_(warehouse_id),
       clock_(clock),
       grace_ns_(grace_ns),
-      writes_(std::move(writes)),
+      writers_(std::move(writers)),
       pins_(slots) {
   DIR* listing = ::opendir(directory_.c_str());
   if (listing == nullptr) throw storage_error("cannot list " + directory_, errno);
@@ -221,12 +221,17 @@ bool Registry::pins_any(const Session& session) {
 std::vector<SessionId> Registry::reap() {
   std::vector<SessionId> dead;
   const uint64_t now = clock_.boot_ns();
+  std::optional<std::unordered_set<SessionId>> writers;  // one look for all that died
+  const auto writes = [&](SessionId id) {
+    if (!writers) writers = writers_();
+    return writers->contains(id);
+  };
   for (auto& [id, session] : sessions_) {
     if (session->connected) continue;
     const bool died = session->dead_since_ns == 0 && lock_is_free(*session);
     if (died) session->dead_since_ns = now;
     const bool over = session->dead_since_ns != 0 && now - session->dead_since_ns >= grace_ns_;
-    if (over || (died && !pins_any(*session) && !writes_(id))) dead.push_back(id);
+    if (over || (died && !pins_any(*session) && !writes(id))) dead.push_back(id);
   }
   for (const SessionId id : dead) {
     forget(*sessions_[id]);
@@ -246,10 +251,11 @@ std::optional<std::span<const uint64_t>> Registry::pin_words(const Session& sess
   ssize_t got = ::pread(fd, &high, sizeof high, offsetof(SessionFile, pins_high));
   if (got >= 0) {
     words_.resize(got == sizeof high ? std::min<uint64_t>(high, session.pin_capacity) : 0);
-    got = ::pread(fd, words_.data(), words_.size() * 8, offsetof(SessionFile, pins));
+    if (!words_.empty())
+      got = ::pread(fd, words_.data(), words_.size() * 8, offsetof(SessionFile, pins));
   }
   if (got < 0) return std::nullopt;
-  return std::span(words_).first(static_cast<size_t>(got) / 8);
+  return std::span(words_).first(words_.empty() ? 0 : static_cast<size_t>(got) / 8);
 }
 
 const PinSet& Registry::pins() {
@@ -303,16 +309,25 @@ size_t PinSet::place_of(uint64_t tag) const {
   return place;
 }
 
-void Registry::drain(Session& session) {
-  const uint64_t head = read_word(session.file.get(), offsetof(SessionFile, touch_head));
-  if (head == session.touch_read) return;
+void Registry::read_touches() {
+  std::vector<std::pair<Session*, uint64_t>> heads;  // of those that have new ones
+  for (const auto& [id, session] : sessions_) {
+    const uint64_t head = read_word(session->file.get(), offsetof(SessionFile, touch_head));
+    if (head != session->touch_read) heads.emplace_back(session.get(), head);
+  }
+  for (const auto& [session, head] : heads)
+    drain(*session, head, std::min(kTouchesPerDrain, kTouchesPerPass / heads.size()));
+  touches_lately_ = true;
+}
+
+void Registry::drain(Session& session, uint64_t head, uint64_t most) {
   // Only the newest are still there, and only so many are worth a pass.
   const uint64_t lag = head - session.touch_read;
   if (lag > kTouchesMost) {
     session.touch_read = head;
     return;
   }
-  uint64_t from = lag > kTouchesPerDrain ? head - kTouchesPerDrain : session.touch_read;
+  uint64_t from = lag > most ? head - most : session.touch_read;
   touches_lost_ += from - session.touch_read;
   session.touch_read = head;
   const size_t base = offsetof(SessionFile, touches);

@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -87,11 +88,11 @@ class Registry {
  public:
   // Finds the sessions of an earlier daemon in the directory: their pins count until their owners
   // are dead.
-  // `writes`: whether a session, pins aside, holds anything that its DMA may still write to.
-  using Writes = std::function<bool(SessionId)>;
+  // `writers`: the sessions that, pins aside, hold anything that their DMA may still write to.
+  using Writers = std::function<std::unordered_set<SessionId>()>;
   // `slots`: how many there are.
   Registry(std::string directory, const Key& warehouse_id, const Clock& clock, uint64_t grace_ns,
-           uint32_t slots, Writes writes);
+           uint32_t slots, Writers writers);
 
   // Creates a session file that is already locked: the returned descriptor carries the lock and is
   // for the client alone. Throws Error (storage; capacity "too_many_sessions": of all, or half of
@@ -120,12 +121,15 @@ class Registry {
   // By the last call, if that was since pins_are_old(): a pass over all pins for each page of a
   // message that finds no room would be most of the core's work. For choices that pins() confirms.
   bool seen_pinned(SlotId slot) const { return lately_ && pins_.has_slot(slot); }
-  void pins_are_old() { lately_ = false; }
+  void pins_are_old() { lately_ = touches_lately_ = false; }
+  // Whether touches were drained since then: there are heads to read in as many files.
+  bool touches_are_new() const { return touches_lately_; }
 
-  // New touches since the last call, as (page id, low half of the key's low word); lossy.
+  // New touches since the last call, as (page id, low half of the key's low word); lossy: of each
+  // session the newest, and of all of them kTouchesPerPass, in equal parts.
   template <class Visit>
   void drain_touches(Visit&& visit) {
-    for (auto& [id, session] : sessions_) drain(*session);
+    read_touches();
     for (const uint64_t touch : touched_)
       visit(static_cast<PageId>(touch), static_cast<uint32_t>(touch >> 32));
     touched_.clear();
@@ -149,6 +153,7 @@ class Registry {
   // What the files of all take, at most.
   static constexpr uint64_t kFilesBytes =
       kMaxSessions * (offsetof(SessionFile, pins) + kPinsLeast * 8 + 4096) + kPinsOfAll * 8;
+  static constexpr uint64_t kTouchesPerPass = 16384;  // two milliseconds of the core's
   // Of one counter of one session: bytes from the memory of eight GPUs, times some.
   static constexpr uint64_t kCountsPerSecond = 1ull << 45;
   static constexpr uint64_t kCountMost = 1ull << 63;
@@ -156,7 +161,8 @@ class Registry {
  private:
   void adopt(const std::string& path);
   void prepare(Session& session, int client, uint64_t owner_pid);
-  void drain(Session& session);
+  void read_touches();
+  void drain(Session& session, uint64_t head, uint64_t most);
   void count(Session& session);
   void forget(Session& session);
   bool lock_is_free(const Session& session) const;
@@ -171,13 +177,13 @@ class Registry {
   Key warehouse_id_;
   const Clock& clock_;
   uint64_t grace_ns_;
-  Writes writes_;
+  Writers writers_;
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::array<uint64_t, kCounters> totals_{};
   std::vector<uint64_t> touched_;
   std::vector<uint64_t> words_;  // of pins, of one session
   PinSet pins_;
-  bool lately_ = false;  // they were read
+  bool lately_ = false, touches_lately_ = false;  // they were read
   uint64_t touches_lost_ = 0;
 };
 

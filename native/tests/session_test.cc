@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "client/session.h"
@@ -24,8 +25,11 @@ constexpr uint32_t kSlots = 1 << 20;
 struct Desk {
   Desk() { open(); }
   void open() {
-    registry = std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace, kSlots,
-                                          [this](SessionId id) { return writing.contains(id); });
+    registry =
+        std::make_unique<Registry>(directory.path(), kWarehouse, clock, kGrace, kSlots, [this] {
+          ++looks;
+          return writing;
+        });
   }
   std::string path(SessionId id) const {
     char name[32];
@@ -40,7 +44,8 @@ struct Desk {
   }
   TempDir directory;
   FakeClock clock;
-  std::set<SessionId> writing;  // sessions that were granted something
+  std::unordered_set<SessionId> writing;  // sessions that were granted something
+  int looks = 0;                          // at them
   std::unique_ptr<Registry> registry;
 };
 
@@ -466,6 +471,40 @@ TEST(session_touches_arrive_once_and_the_newest_win) {
   const std::vector<PageId> pages = drained();
   CHECK(!pages.empty());
   CHECK_EQ(pages.back(), 3 * kTouchCapacity - 1);
+}
+
+TEST(session_touches_of_all_in_a_pass_are_bounded_and_shared) {
+  constexpr uint64_t kBusy = 8;
+  Desk desk;
+  std::vector<std::unique_ptr<ClientSession>> clients;
+  for (uint64_t at = 0; at < 2 * kBusy; ++at)
+    clients.push_back(std::make_unique<ClientSession>(
+        ParentFd(desk.registry->create(at + 1).descriptor.release())));
+  EntryView entry;
+  for (uint64_t at = 0; at < kBusy; ++at) {  // the others say nothing, and take no part
+    entry.page = static_cast<PageId>(at);
+    for (uint64_t touch = 0; touch < 2 * Registry::kTouchesPerPass / kBusy; ++touch)
+      clients[at]->touch(entry);
+  }
+  std::vector<uint64_t> drained(kBusy);
+  desk.registry->drain_touches([&](PageId page, uint32_t) { ++drained[page]; });
+  for (const uint64_t of_one : drained) CHECK_EQ(of_one, Registry::kTouchesPerPass / kBusy);
+  CHECK_EQ(desk.registry->touches_lost(), Registry::kTouchesPerPass);
+}
+
+TEST(sessions_that_end_together_cost_one_look_at_what_is_written) {
+  Desk desk;
+  std::vector<Fd> locks;
+  for (uint64_t at = 0; at < 10; ++at) {
+    Registry::Created created = desk.registry->create(at + 1);
+    desk.registry->hung_up(created.session->id);
+    locks.push_back(std::move(created.descriptor));
+  }
+  CHECK(desk.registry->reap().empty());
+  CHECK_EQ(desk.looks, 0);  // nobody died
+  locks.clear();
+  CHECK_EQ(desk.registry->reap().size(), 10);
+  CHECK_EQ(desk.looks, 1);
 }
 
 TEST(session_counters_stay_in_the_totals_when_it_is_reaped) {

@@ -67,6 +67,34 @@ TEST(share_comes_back_with_the_end_of_its_session) {
   CHECK(beside > 0);
 }
 
+// However small pages are: the core looks at each unfinished slot in every tick, and a session that
+// is frozen lets all of its own turn to limbo at one time.
+TEST(unfinished_slots_are_bounded_by_number_and_end_a_bounded_number_at_a_time) {
+  constexpr uint64_t kHalf = Groups::kUnfinishedSlots / 2;
+  World world(shape_of(4096, 1), 1024 * kMiB);
+  world.options.index_pages = 4 * kHalf;
+  world.start_without_slabs();  // nobody writes into them: they need no memory
+  while (const auto slab = world->next_slab_to_populate()) world->slab_populated(*slab, 0);
+  Peer frozen(world), other(world);
+  CHECK_EQ(take_all(world, frozen, 100000), kHalf);
+  CHECK_EQ(frozen.reserve(world.page(1)).reason, Reason::reserve_limit);
+  CHECK_EQ(take_all(world, other, 200000), kHalf / 2);
+
+  world.pass(40 * kSecondNs);
+  const uint64_t first = world->status().limbo_slots;
+  CHECK(first > 0 && first <= kHalf / 4);
+  for (int tick = 0; tick < 20; ++tick) world->tick();
+  CHECK_EQ(world->status().limbo_slots, kHalf + kHalf / 2);
+  CHECK_EQ(world->status().reserved_slots, 0);
+  frozen.die();
+  other.die();
+  world->tick();
+  world.pass(10 * kSecondNs);
+  CHECK(world->status().limbo_slots >= kHalf);
+  for (int tick = 0; tick < 20; ++tick) world->tick();
+  world.check_settled();
+}
+
 TEST(page_larger_than_a_share_is_stored_by_one_at_a_time) {
   World world(shape_of(3 * kMiB / 4, 2));  // of 8 MiB
   world.start();

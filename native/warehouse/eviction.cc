@@ -15,7 +15,7 @@ SlotId Eviction::take_slot(SlotClass& cls, SlotState state, SlotId spare) {
   if (cls.free.empty() && !grow(cls) && !take_spare_slab(cls)) {
     // Room that nothing must leave for is on its way: a store can wait for it.
     if (state == SlotState::reserved && still_growing()) return kNoSlot;
-    uses_.apply_touches();
+    if (!state_.sessions.touches_are_new()) uses_.apply_touches();
     if (take_colder_slab(cls)) return state_.pool.take(cls, state);
     const size_t want = std::clamp<size_t>(cls.total() / kFreeShare, 1, kBatch);
     // A class that only waits for its own writes takes nothing from others.

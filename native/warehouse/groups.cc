@@ -6,7 +6,9 @@ Group& Groups::add(SlotId slot, uint32_t shards, SessionId payer, uint64_t slot_
   Group& group = table_.try_emplace(slot, &nodes_, shards).first->second;
   group.payer = payer;
   group.slot_bytes = slot_bytes;
-  held_bytes_[payer] += slot_bytes;
+  Held& held = held_[payer];
+  held.bytes += slot_bytes;
+  ++held.slots;
   return group;
 }
 
@@ -37,9 +39,9 @@ void Groups::no_longer_open(const Group& group) {
 
 void Groups::erase(SlotId slot) {
   const auto found = table_.find(slot);
-  const auto held = held_bytes_.find(found->second.payer);
-  held->second -= found->second.slot_bytes;
-  if (held->second == 0) held_bytes_.erase(held);
+  const auto held = held_.find(found->second.payer);
+  held->second.bytes -= found->second.slot_bytes;
+  if (--held->second.slots == 0) held_.erase(held);
   table_.erase(found);
 }
 
@@ -60,6 +62,14 @@ std::vector<SlotRef> Groups::unsettled(SessionId session) const {
       if (group.granted_to(session, shard) && (group.settled >> shard & 1) == 0)
         refs.push_back({group.generation, slot, shard});
   return refs;
+}
+
+std::unordered_set<SessionId> Groups::writers() const {
+  std::unordered_set<SessionId> writers;
+  for (const auto& [slot, group] : table_)
+    for (uint64_t left = group.granted & ~group.settled; left != 0; left &= left - 1)
+      writers.insert(group.shards[static_cast<size_t>(__builtin_ctzll(left))].owner);
+  return writers;
 }
 
 }  // namespace kvw

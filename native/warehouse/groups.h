@@ -7,6 +7,7 @@
 #include <memory_resource>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/types.h"
@@ -48,6 +49,13 @@ struct Group {
 
 class Groups {
  public:
+  // The core looks at each of them in every tick: however small pages are, it has no more.
+  static constexpr size_t kUnfinishedSlots = 32768;
+  // What counts against a session's share.
+  struct Held {
+    uint64_t bytes = 0;
+    size_t slots = 0;
+  };
   using Table = std::pmr::unordered_map<SlotId, Group>;
 
   Group* find(SlotId slot) {
@@ -79,13 +87,14 @@ class Groups {
     const auto found = open_.find(key);
     return found != open_.end() && found->second.children != 0;
   }
-  // Bytes of the slots that count against a session's share.
-  uint64_t held_bytes(SessionId session) const {
-    const auto found = held_bytes_.find(session);
-    return found == held_bytes_.end() ? 0 : found->second;
+  Held held(SessionId session) const {
+    const auto found = held_.find(session);
+    return found == held_.end() ? Held{} : found->second;
   }
   // What a session was granted and has neither sealed nor settled.
   std::vector<SlotRef> unsettled(SessionId session) const;
+  // The sessions that have such.
+  std::unordered_set<SessionId> writers() const;
 
  private:
   // Of a key: its RESERVED group's slot, or kNoSlot, and how many such groups are its children.
@@ -102,7 +111,7 @@ class Groups {
   std::pmr::unsynchronized_pool_resource nodes_;
   Table table_{&nodes_};
   std::pmr::unordered_map<Key, Opening, KeyHash> open_{&nodes_};  // RESERVED ones, their parents
-  std::unordered_map<SessionId, uint64_t> held_bytes_;
+  std::unordered_map<SessionId, Held> held_;
 };
 
 }  // namespace kvw

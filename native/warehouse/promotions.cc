@@ -28,6 +28,7 @@ Promotions::Promotions(WarehouseState& state, Eviction& eviction, Quarantine& qu
       limit_bytes_(std::min(state.arena.bytes() / 8, kPromoteBytes)) {}
 
 void Promotions::promote(std::span<const Key> keys, std::vector<PromoteAnswer>& answers) {
+  state_.sessions.pins_are_old();  // as for an exchange
   bool full = false;
   for (size_t at = 0; at < keys.size(); ++at) {
     const Key& key = keys[at];

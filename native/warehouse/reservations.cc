@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kPrefetchAhead = 8;  // pages of a message
 constexpr size_t kRefusedKept = 8192;
+constexpr size_t kEndedPerTick = 2048;      // groups that become LIMBO or are freed
 constexpr uint64_t kRefusedNs = kSecondNs;  // ranks of one engine ask within a step of each other
 
 ReserveAnswer drop(Reason reason) { return {0, kNoSlot, Answer::dropped, reason, 0}; }
@@ -26,6 +27,14 @@ bool witness_fits(const Reserve& fields, const NamespaceShape& shape) {
     return fields.witness_bytes == shape.page_tokens * 4;
   return fields.witness_kind == static_cast<uint32_t>(WitnessKind::engine_key) &&
          fields.witness_bytes >= 1 && fields.witness_bytes <= kMaxEngineKeyBytes;
+}
+
+// Nobody takes more than half of what the others leave: who never ends a store, frozen or waiting
+// for a rank that is gone, leaves the others half of what they had without it.
+bool half_of_rest(uint64_t own, uint64_t all, uint64_t more, uint64_t limit) {
+  if (all == 0 || (own == 0 && all + more <= limit)) return true;
+  const uint64_t others = all - own;
+  return others < limit && own + more <= (limit - others) / 2;
 }
 
 }  // namespace
@@ -222,14 +231,10 @@ ReserveAnswer Reservations::join(SessionId session, SlotId slot, const ReserveRe
   return {group.generation, slot, Answer::granted, Reason::none, 0};
 }
 
-// Nobody takes more than half of what the others leave: who never ends a store, frozen or waiting
-// for a rank that is gone, leaves the others half of what they had without it.
 bool Reservations::within_share(SessionId session, uint64_t bytes) const {
-  const uint64_t all = state_.pool.unfinished_bytes();
-  const uint64_t own = state_.groups.held_bytes(session);
-  if (all == 0 || (own == 0 && all + bytes <= limit_bytes_)) return true;
-  const uint64_t others = all - own;
-  return others < limit_bytes_ && own + bytes <= (limit_bytes_ - others) / 2;
+  const Groups::Held own = state_.groups.held(session);
+  return half_of_rest(own.bytes, state_.pool.unfinished_bytes(), bytes, limit_bytes_) &&
+         half_of_rest(own.slots, state_.groups.size(), 1, Groups::kUnfinishedSlots);
 }
 
 ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& request) {
@@ -335,13 +340,18 @@ void Reservations::give_up_before(uint32_t ordinal, uint64_t epoch) {
 void Reservations::tick() {
   const uint64_t now = state_.clock.boot_ns();
   std::vector<SlotId> done;
+  size_t given_up = 0;
   for (auto& [slot, group] : state_.groups) {
+    if (done.size() + given_up >= kEndedPerTick) break;  // the rest in the next ticks
     const bool over = settled(group);
     if (!group.limbo && (over || now >= group.deadline_ns)) {
       // Over without being published: every owner has gone or aborted; or it took too long.
       // All that were granted have sealed, but a shard was not asked for yet: it has until then.
       const bool incomplete = (group.granted & ~group.settled) == 0;
-      if (!incomplete || now >= group.deadline_ns) give_up(slot, group);
+      if (!incomplete || now >= group.deadline_ns) {
+        give_up(slot, group);
+        ++given_up;
+      }
     }
     if (group.limbo && over) done.push_back(slot);
   }
