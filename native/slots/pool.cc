@@ -72,9 +72,8 @@ SlotClass& Pool::add_class(const SlabLayout& layout) {
   SlotClass own;
   own.layout = layout;
   own.slots_per_slab = slots_.slots_in(layout);
-  // Address space for every page that the class may ever have: as a table doubles, it moves, and
-  // everybody waits.
-  own.policy = make_policy(policy_name_, size_t{own.slots_per_slab} * slots_.header().slab_max);
+  // Address space for all pages that the class may have: a table that doubles moves, and all wait.
+  own.policy = make_policy(policy_name_, size_t{own.slots_per_slab} * arena_.slab_count());
   own.policy->share_clock(policy_clock_);
   if (made == nullptr) made = classes_.emplace_back(std::make_unique<SlotClass>()).get();
   *made = std::move(own);
