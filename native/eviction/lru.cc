@@ -11,7 +11,7 @@ constexpr size_t kKeptLooks = 1024;  // of a search that finds nothing else
 }  // namespace
 
 // One call of victims(). A page that it takes leaves its list and its parent's children until the
-// end of the call, so that a parent whose children are all taken looks like the leaf it will be.
+// end of the call, so that a parent whose children are all taken is the leaf that it will be.
 struct LruPolicy::Search {
   std::span<PageId> out;
   const Keep& keep;
@@ -22,6 +22,7 @@ struct LruPolicy::Search {
 
 LruPolicy::LruPolicy(size_t capacity) {
   nodes_.reserve(capacity + kFirstPage);
+  heap_.reserve(capacity);
   nodes_.resize(kFirstPage);
   for (const Place list : {kMain, kAside}) nodes_[list].colder = nodes_[list].hotter = list;
 }
@@ -37,7 +38,7 @@ void LruPolicy::inserted(PageId page, PageId parent) {
                     std::to_string(kAbsent - kFirstPage));
   if (!resident(page)) {
     grow_to(place_of(page));
-    nodes_[place_of(page)].colder = kParked;
+    nodes_[place_of(page)].colder = kWaits;
     ++size_;
   }
   touched(page);
@@ -51,23 +52,26 @@ void LruPolicy::adopt(PageId parent, PageId child) {
   lose_child(before);
   nodes_[place_of(child)].parent = now;
   nodes_[place_of(child)].parent_life = nodes_[now].life;
-  ++nodes_[now].children;
+  gain_child(now);
 }
 
 void LruPolicy::touched(PageId page) {
   if (!resident(page)) return;
   const Place place = place_of(page);
-  nodes_[place].used_at = tick();
-  if (nodes_[place].hotter == kMain) return;  // the hottest already
-  park(place);
+  Node& node = nodes_[place];
+  node.used_at = tick();
+  if (node.children != 0) return;
+  if (node.hotter == kMain && node.colder != kInHeap) return;  // the hottest already
+  unlink(place);
   push_hot(kMain, place);
 }
 
 void LruPolicy::removed(PageId page) {
   if (!resident(page)) return;
   const Place place = place_of(page);
-  lose_child(parent_of(place));
-  park(place);
+  const Place parent = parent_of(place);
+  unlink(place);
+  lose_child(parent);
   nodes_[place] = Node{.life = nodes_[place].life + 1};
   --size_;
 }
@@ -75,13 +79,15 @@ void LruPolicy::removed(PageId page) {
 size_t LruPolicy::victims(std::span<PageId> out, const Keep& keep) {
   Search search{out, keep};
   sweep_aside(search, out.size());
-  sweep_main(search);
-  if (!search.done()) sweep_aside(search, kKeptLooks);
-  for (size_t i = search.found; i-- > 0;) {
-    const Place place = place_of(out[i]);
-    push_cold(kMain, place);
-    if (const Place parent = parent_of(place); parent != kNone) ++nodes_[parent].children;
+  sweep_leaves(search);
+  if (!search.done()) {
+    sweep_aside(search, kKeptLooks);
+    sweep_leaves(search);  // above those that are kept no more
   }
+  const auto taken = out.first(search.found);
+  for (const PageId page : taken) gain_child(parent_of(place_of(page)));
+  for (size_t i = taken.size(); i-- > 0;)
+    if (const Place place = place_of(taken[i]); nodes_[place].children == 0) place_leaf(place);
   return search.found;
 }
 
@@ -92,8 +98,12 @@ uint64_t LruPolicy::heat(PageId page) const {
 // --- search
 // ---------------------------------------------------------------------------------------
 
-void LruPolicy::sweep_main(Search& search) {
-  while (!search.done() && coldest(kMain) != kMain) meet(search, coldest(kMain));
+void LruPolicy::sweep_leaves(Search& search) {
+  while (!search.done()) {
+    const Place place = coldest_leaf();
+    if (place == kNone) return;
+    meet(search, place);
+  }
 }
 
 void LruPolicy::sweep_aside(Search& search, size_t pages) {
@@ -106,30 +116,14 @@ void LruPolicy::sweep_aside(Search& search, size_t pages) {
 }
 
 void LruPolicy::meet(Search& search, Place place) {
-  park(place);
-  if (nodes_[place].children != 0) return;
-  if (search.keep(place - kFirstPage)) {
+  unlink(place);
+  const PageId page = place - kFirstPage;
+  if (search.keep(page)) {
     push_hot(kAside, place);
-  } else {
-    take(search, place);
+    return;
   }
-}
-
-// Takes the page, and the colder ancestors that have no other descendants: they are parked, and
-// hence the coldest there are.
-void LruPolicy::take(Search& search, Place place) {
-  for (;;) {
-    search.out[search.found++] = place - kFirstPage;
-    const Place parent = parent_of(place);
-    if (parent == kNone || --nodes_[parent].children != 0) return;
-    if (nodes_[parent].colder != kParked) return;
-    if (search.done()) return;
-    if (search.keep(parent - kFirstPage)) {
-      push_hot(kAside, parent);
-      return;
-    }
-    place = parent;
-  }
+  search.out[search.found++] = page;
+  lose_child(parent_of(place));
 }
 
 // --- links
@@ -154,13 +148,44 @@ void LruPolicy::push_cold(Place list, Place place) {
   link_between(place, list, nodes_[list].hotter);
 }
 
-void LruPolicy::park(Place place) {
+void LruPolicy::unlink(Place place) {
   Node& node = nodes_[place];
-  if (node.colder == kParked) return;
-  nodes_[node.colder].hotter = node.hotter;
-  nodes_[node.hotter].colder = node.colder;
-  node.colder = kParked;
+  if (node.colder == kWaits) return;
+  if (node.colder == kInHeap) {
+    const size_t at = node.hotter;
+    const Place last = heap_.back();
+    heap_.pop_back();
+    if (at != heap_.size()) {
+      put(at, last);
+      sift_up(at);
+      sift_down(nodes_[last].hotter);
+    }
+  } else {
+    nodes_[node.colder].hotter = node.hotter;
+    nodes_[node.hotter].colder = node.colder;
+  }
+  node.colder = kWaits;
   node.hotter = kNone;
+}
+
+void LruPolicy::place_leaf(Place place) {
+  const Place first = coldest(kMain);
+  if (first == kMain || used_at(place) <= used_at(first)) {
+    push_cold(kMain, place);
+    return;
+  }
+  nodes_[place].colder = kInHeap;
+  heap_.push_back(place);
+  put(heap_.size() - 1, place);
+  sift_up(heap_.size() - 1);
+}
+
+void LruPolicy::gain_child(Place parent) {
+  if (parent != kNone && nodes_[parent].children++ == 0) unlink(parent);
+}
+
+void LruPolicy::lose_child(Place parent) {
+  if (parent != kNone && --nodes_[parent].children == 0) place_leaf(parent);
 }
 
 LruPolicy::Place LruPolicy::parent_of(Place child) const {
@@ -168,9 +193,39 @@ LruPolicy::Place LruPolicy::parent_of(Place child) const {
   return node.parent != kNone && nodes_[node.parent].life == node.parent_life ? node.parent : kNone;
 }
 
-void LruPolicy::lose_child(Place parent) {
-  if (parent == kNone || --nodes_[parent].children != 0) return;
-  if (nodes_[parent].colder == kParked) push_cold(kMain, parent);
+LruPolicy::Place LruPolicy::coldest_leaf() const {
+  const Place first = coldest(kMain);
+  if (heap_.empty()) return first == kMain ? kNone : first;
+  return first != kMain && used_at(first) < used_at(heap_.front()) ? first : heap_.front();
+}
+
+// --- the heap
+// -----------------------------------------------------------------------------------------
+
+void LruPolicy::put(size_t at, Place place) {
+  heap_[at] = place;
+  nodes_[place].hotter = static_cast<Place>(at);
+}
+
+void LruPolicy::sift_up(size_t at) {
+  for (; at != 0 && is_colder(at, (at - 1) / 2); at = (at - 1) / 2) {
+    const Place above = heap_[(at - 1) / 2];
+    put((at - 1) / 2, heap_[at]);
+    put(at, above);
+  }
+}
+
+void LruPolicy::sift_down(size_t at) {
+  for (;;) {
+    size_t least = at;
+    for (const size_t below : {2 * at + 1, 2 * at + 2})
+      if (below < heap_.size() && is_colder(below, least)) least = below;
+    if (least == at) return;
+    const Place colder = heap_[least];
+    put(least, heap_[at]);
+    put(at, colder);
+    at = least;
+  }
 }
 
 }  // namespace kvw

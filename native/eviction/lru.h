@@ -1,14 +1,17 @@
 // Least recently used, leaves first: the next victim is the coldest page that has no resident
-// children. A page that is colder than its children waits for them and follows the last of them.
+// children.
 //
-// All pages are in one list from cold to hot, except those that a search met and could not take:
-// a page with children is *parked* in no list (its last child's removal brings it back, to the cold
-// end: it was colder than its child), a kept page is set *aside* in a second list, of which each
-// search looks at some. So no search passes the same page again, and each step of it is paid for
-// by the insertion, touch or removal that had put the page into the list.
+// Pages without children are in a list from cold to hot, those with children in none: they wait
+// until the last child leaves. Such a page is as a rule the coldest of all then, since whoever used
+// the child used it, too, and before. Where others used it since, it goes by its last use into a
+// heap beside the list, and the next victim is the colder of the list's coldest and the heap's. So
+// no search passes a page with children, however many there are.
+//
+// A kept page that a search meets is set aside in a second list, of which each search looks at
+// some.
 //
 // Of its children a page knows how many there are, not which: so it leaves without a look at them.
-// kPageBytes a page. Not thread-safe.
+// kPageBytes a page, and 4 of one in the heap. Not thread-safe.
 #pragma once
 
 #include "eviction/policy.h"
@@ -30,16 +33,18 @@ class LruPolicy final : public EvictionPolicy {
   size_t size() const override { return size_; }
 
  private:
-  // A place in nodes_: the heads of the two lists, then the pages. Links are places.
+  // A place in nodes_: the heads of the two lists, then the pages. Links are places; of a page in
+  // the heap `hotter` is where.
   using Place = uint32_t;
   static constexpr Place kMain = 0;
   static constexpr Place kAside = 1;
   static constexpr Place kFirstPage = 2;
   static constexpr Place kNone = UINT32_MAX;
 
-  // Values of `colder` of a page that is in no list.
-  static constexpr Place kParked = UINT32_MAX - 1;
-  static constexpr Place kAbsent = UINT32_MAX - 2;
+  // Values of `colder` of a page that is in no list: with children, in the heap, not resident.
+  static constexpr Place kWaits = UINT32_MAX - 1;
+  static constexpr Place kInHeap = UINT32_MAX - 2;
+  static constexpr Place kAbsent = UINT32_MAX - 3;
 
   struct Node {
     Place colder = kAbsent;  // the lists are rings through their heads
@@ -57,25 +62,36 @@ class LruPolicy final : public EvictionPolicy {
   static Place place_of(PageId page) { return page + kFirstPage; }
   bool resident(PageId page) const;
   Place coldest(Place list) const { return nodes_[list].hotter; }
+  uint64_t used_at(Place place) const { return nodes_[place].used_at; }
 
   void grow_to(Place place);
   void link_between(Place place, Place colder, Place hotter);
   void push_hot(Place list, Place place);
   void push_cold(Place list, Place place);
-  // Out of whichever list it is in, to parked.
-  void park(Place place);
-  // Back to the cold end if it was parked and that was its last child. Ignores kNone.
-  void lose_child(Place parent);
+  // Out of the list or the heap that it is in.
+  void unlink(Place place);
+  // A page without children, in no list: to where its last use belongs.
+  void place_leaf(Place place);
+  void gain_child(Place parent);
+  void lose_child(Place parent);  // both ignore kNone
   // kNone: it has none, or that left.
   Place parent_of(Place child) const;
+  Place coldest_leaf() const;  // kNone: there is none, but for those set aside
 
-  void sweep_main(Search& search);
+  void put(size_t at, Place place);  // in the heap
+  bool is_colder(size_t at, size_t other) const {
+    return used_at(heap_[at]) < used_at(heap_[other]);
+  }
+  void sift_up(size_t at);
+  void sift_down(size_t at);
+
+  void sweep_leaves(Search& search);
   void sweep_aside(Search& search, size_t pages);
-  // The page is the coldest of its list. Takes it, or parks it, or sets it aside.
+  // Takes the leaf, or sets it aside.
   void meet(Search& search, Place place);
-  void take(Search& search, Place place);
 
   std::vector<Node> nodes_;
+  std::vector<Place> heap_;  // the coldest first
   size_t size_ = 0;
 };
 

@@ -30,20 +30,22 @@ class EvictionPolicy {
     (void)identity;
   }
   // The page became resident. `parent` is its parent if that is resident, else kNoPage.
-  // Ids are dense (below the capacity given at construction, or grown to). O(1).
+  // Ids are dense (below the capacity given at construction, or grown to). O(log n), for "s3fifo"
+  // O(1).
   virtual void inserted(PageId page, PageId parent) = 0;
   // `child` became resident before its parent did (promotion, recovery): link them. Ignored unless
-  // both are resident. O(1).
+  // both are resident. O(log n), for "s3fifo" O(1).
   virtual void adopt(PageId parent, PageId child) = 0;
-  // The page was used. O(1).
+  // The page was used. O(log n), for "s3fifo" O(1).
   virtual void touched(PageId page) = 0;
-  // The page left. Its resident children, if any, become roots. O(1) but for "s3fifo": O(children).
+  // The page left. Its resident children, if any, become roots. O(log n), for "s3fifo" O(children).
   virtual void removed(PageId page) = 0;
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
   // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident
   // until removed() is called. Returns how many were found; fewer than asked means that there are
   // no more, or only some that were kept before, of which each call looks at others. Bounded work:
-  // amortised O(1) a victim, and when fewer are found also O(1,024), for "s3fifo" O(kept pages).
+  // a victim, or a page that is kept for the first time since it was used, is O(log n), for
+  // "s3fifo" amortised O(1); when fewer are found also O(1,024), for "s3fifo" O(kept pages).
   virtual size_t victims(std::span<PageId> out, const class Keep& keep) = 0;
   // Position in coldness for comparing two pages: larger is more recently used; 0 if not resident.
   virtual uint64_t heat(PageId page) const = 0;
