@@ -31,7 +31,6 @@ Pool::Pool(Arena& arena, std::string_view policy_name)
       slab_class_(slots_.header().slab_max, kNoClass),
       slab_place_(slots_.header().slab_max, 0),
       pages_(slots_.header().slab_max),
-      free_in_(slots_.header().slab_max, 0),
       added_in_(slots_.header().slab_max, 0) {
   make_policy(policy_name_, 0);  // an unknown name is refused at start, not at the first page
 }
@@ -72,6 +71,7 @@ SlotClass& Pool::add_class(const SlabLayout& layout) {
   SlotClass own;
   own.layout = layout;
   own.slots_per_slab = slots_.slots_in(layout);
+  own.free = FreeSlots(slots_.header().slab_max, own.slots_per_slab);
   // Address space for all pages that the class may have: a table that doubles moves, and all wait.
   own.policy = make_policy(policy_name_, size_t{own.slots_per_slab} * arena_.slab_count());
   own.policy->share_clock(policy_clock_);
@@ -147,7 +147,7 @@ bool Pool::add_some(SlotClass& cls, uint32_t slab) {
     cls.uncut.push_front(slab);
     slots_.layout_word(slab).store(cls.layout.pack(), std::memory_order_release);
   }
-  for (uint32_t place = first; place < end; ++place) add_free(cls, slots_.slot_id(slab, place));
+  for (uint32_t place = first; place < end; ++place) cls.free.push({slab, place});
   added_in_[slab] = end;
   if (end == cls.slots_per_slab) std::erase(cls.uncut, slab);
   return true;
@@ -161,12 +161,10 @@ void Pool::retire(uint32_t slab) {
   }
   full_fence();
   KVW_SEQUENCE_POINT("retire: generations raised");
-  if (aside_ == slab)
-    end_aside();
-  else
-    std::erase_if(cls.free, [&](SlotId slot) { return slots_.slab_of(slot) == slab; });
+  if (aside_ == slab) aside_ = UINT32_MAX;
+  cls.free.drop(slab);
   std::erase(cls.uncut, slab);
-  free_in_[slab] = added_in_[slab] = 0;
+  added_in_[slab] = 0;
   cls.slabs[slab_place_[slab]] = UINT32_MAX;
   slab_class_[slab] = kNoClass;
   pages_[slab].clear();
@@ -180,25 +178,19 @@ void Pool::set_aside(uint32_t slab) {
   aside_ = slab;
   SlotClass& cls = *classes_[slab_class_[slab]];
   std::erase(cls.uncut, slab);
-  std::erase_if(cls.free, [&](SlotId slot) {
-    if (is_aside(slot)) aside_free_.push_back(slot);
-    return is_aside(slot);
-  });
+  cls.free.hide(slab);
 }
 
 void Pool::put_back(uint32_t slab) {
   SlotClass& cls = *classes_[slab_class_[slab]];
-  cls.free.insert(cls.free.end(), aside_free_.begin(), aside_free_.end());
+  cls.free.show(slab);
   if (added_in_[slab] != cls.slots_per_slab) cls.uncut.push_back(slab);
-  end_aside();
-}
-
-void Pool::end_aside() {
   aside_ = UINT32_MAX;
-  aside_free_.clear();
 }
 
-bool Pool::all_free(uint32_t slab) const { return free_in_[slab] == added_in_[slab]; }
+bool Pool::all_free(uint32_t slab) const {
+  return classes_[slab_class_[slab]]->free.in(slab) == added_in_[slab];
+}
 
 uint64_t Pool::not_added(const SlotClass& cls) const {
   uint64_t count = 0;
@@ -207,9 +199,11 @@ uint64_t Pool::not_added(const SlotClass& cls) const {
 }
 
 uint64_t Pool::free_slots() const {
-  uint64_t count = aside_free_.size();
-  if (aside_ != UINT32_MAX)
-    count += classes_[slab_class_[aside_]]->slots_per_slab - added_in_[aside_];
+  uint64_t count = 0;
+  if (aside_ != UINT32_MAX) {
+    const SlotClass& cls = *classes_[slab_class_[aside_]];
+    count += cls.free.in(aside_) + cls.slots_per_slab - added_in_[aside_];
+  }
   for (const auto& cls : classes_) count += cls->free.size() + not_added(*cls);
   return count;
 }
@@ -240,19 +234,14 @@ std::optional<uint32_t> Pool::spare_slab(const SlotClass& needy, uint64_t share,
 void Pool::adopt_free(SlotId slot) { add_free(class_of(slot), slot); }
 
 void Pool::add_free(SlotClass& cls, SlotId slot) {
-  if (is_aside(slot))
-    aside_free_.push_back(slot);
-  else
-    cls.free.push_back(slot);
-  ++free_in_[slots_.slab_of(slot)];
+  cls.free.push({slots_.slab_of(slot), slots_.place_of(slot)});
 }
 
 SlotId Pool::take(SlotClass& cls, SlotState state) {
   if (cls.free.empty()) return kNoSlot;
-  const SlotId slot = cls.free.front();
-  cls.free.pop_front();
+  const auto [slab, place] = cls.free.pop();
+  const SlotId slot = slots_.slot_id(slab, place);
   cls.waits_until_ns = 0;
-  --free_in_[slots_.slab_of(slot)];
   store(slot, {slots_.load(slot).generation + 1, state}, std::memory_order_relaxed);
   // Before anybody may write a byte of the new generation, every reader of the old one must see
   // that it ended.

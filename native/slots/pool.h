@@ -6,9 +6,9 @@
 //  ->
 //    LIVE | FREE; RESERVED | FILLING -> LIMBO -> FREE. The generation rises at FREE -> RESERVED |
 //    FILLING, when a slab is cut anew, and when a slot that an earlier daemon freed is added again.
-//  - A slot is on its class's free list exactly when its word is FREE and it was added (first in,
-//    first out: what was freed last stays readable longest). A slab's slots are added from its
-//    first on, a bounded number at a time: that of a slab of 256 MiB may be 65,536.
+//  - A slot is among its class's free ones exactly when its word is FREE and it was added. A slab's
+//    slots are added from its first on, a bounded number at a time: that of a slab of 256 MiB may
+//    be 65,536.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@
 #include "arena/arena.h"
 #include "base/types.h"
 #include "eviction/policy.h"
+#include "slots/free_slots.h"
 #include "slots/slots.h"
 
 namespace kvw {
@@ -30,7 +31,7 @@ struct SlotClass {
   uint32_t slots_per_slab = 0;
   std::vector<uint32_t> slabs;  // in order of assignment; a retired one leaves UINT32_MAX
   std::deque<uint32_t> uncut;   // of them, those of which some slots are still to be added
-  std::deque<SlotId> free;
+  FreeSlots free;
   std::unique_ptr<EvictionPolicy> policy;
   uint64_t live = 0, reserved = 0, limbo = 0;
   uint64_t look_again_ns = 0;   // for a slab of another class
@@ -106,7 +107,7 @@ class Pool {
   void prefetch(SlotId slot) const;
   // The same of the slot that take() gives after `ahead` others.
   void prefetch_free(const SlotClass& cls, size_t ahead) const {
-    if (ahead < cls.free.size()) prefetch(cls.free[ahead]);
+    if (const auto slot = cls.free.after(ahead)) prefetch(slots_.slot_id(slot->slab, slot->place));
   }
 
   // Of the last grow() or can_cut(): why slots of a slab that is there could not be added; 0.
@@ -126,7 +127,6 @@ class Pool {
   uint32_t added_at_a_time(const SlotClass& cls) const;
   bool add_some(SlotClass& cls, uint32_t slab);
   void add_free(SlotClass& cls, SlotId slot);
-  void end_aside();
 
   Arena& arena_;
   const Slots& slots_;
@@ -136,10 +136,8 @@ class Pool {
   std::vector<uint32_t> slab_class_;        // by slab
   std::vector<uint32_t> slab_place_;        // place in its class's list of slabs
   std::vector<std::vector<PageId>> pages_;  // by slab, by place
-  std::vector<uint32_t> free_in_;           // by slab: its slots that are FREE and were added
   std::vector<uint32_t> added_in_;          // by slab: its slots that were added, from the first on
   uint32_t aside_ = UINT32_MAX;             // the slab
-  std::vector<SlotId> aside_free_;          // its slots that are FREE
   std::deque<uint32_t> ready_;              // populated and uncut
   uint64_t populated_ = 0;
   uint64_t unfinished_bytes_ = 0;
