@@ -136,7 +136,8 @@ uint32_t Registry::pins_left(uint64_t owner_pid) const {
 }
 
 Registry::Created Registry::create(uint64_t owner_pid) {
-  if (full(owner_pid)) reap();
+  while (full(owner_pid) && !reap().empty()) {
+  }
   if (full(owner_pid))
     throw Error(ErrorKind::capacity, "too_many_sessions",
                 "the daemon already serves " + std::to_string(kMaxSessions) + " sessions, or " +
@@ -227,6 +228,7 @@ std::vector<SessionId> Registry::reap() {
     return writers->contains(id);
   };
   for (auto& [id, session] : sessions_) {
+    if (dead.size() == kEndedAtOnce) break;  // the rest in the next pass
     if (session->connected) continue;
     const bool died = session->dead_since_ns == 0 && lock_is_free(*session);
     if (died) session->dead_since_ns = now;

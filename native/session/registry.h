@@ -109,8 +109,8 @@ class Registry {
   void hung_up(SessionId id);
 
   // Tries the locks of sessions without a connection. Returns those that held nothing when they
-  // died, or whose grace has passed; they are removed from the registry, their counters kept in the
-  // totals.
+  // died, or whose grace has passed, kEndedAtOnce at most; they are removed from the registry,
+  // their counters kept in the totals.
   std::vector<SessionId> reap();
   // Nobody can still write in its name: dead for longer than the grace, or never known.
   bool gone(SessionId id) const { return !sessions_.contains(id); }
@@ -153,6 +153,7 @@ class Registry {
   // What the files of all take, at most.
   static constexpr uint64_t kFilesBytes =
       kMaxSessions * (offsetof(SessionFile, pins) + kPinsLeast * 8 + 4096) + kPinsOfAll * 8;
+  static constexpr size_t kEndedAtOnce = 64;          // each has a file to be removed
   static constexpr uint64_t kTouchesPerPass = 16384;  // two milliseconds of the core's
   // Of one counter of one session: bytes from the memory of eight GPUs, times some.
   static constexpr uint64_t kCountsPerSecond = 1ull << 45;

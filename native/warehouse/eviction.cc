@@ -7,7 +7,9 @@ namespace kvw {
 
 namespace {
 
-constexpr size_t kBatch = 64;  // victims of stores at a time
+// Victims of stores at a time: each time the pins of all sessions are read, two files at most for
+// each.
+constexpr size_t kBatch = 256;
 
 }  // namespace
 
