@@ -228,6 +228,16 @@ TEST(lru_frees_a_parent_when_its_only_child_is_adopted_by_another) {
   CHECK_EQ(take(*policy, 9), (Pages{0, 1, 2}));
 }
 
+TEST(lru_goes_by_their_last_use_where_pages_lost_their_children) {
+  const auto policy = make_policy("lru", 8);
+  for (PageId page = 0; page < 8; ++page) policy->inserted(page, kNoPage);
+  for (PageId page = 1; page < 8; ++page) policy->inserted(page + 10, page);
+  // In this order what takes the place of page 5 in the heap belongs above it.
+  for (const PageId page : {4u, 2u, 1u, 5u, 7u, 6u, 3u}) policy->removed(page + 10);
+  policy->touched(5);
+  CHECK_EQ(take(*policy, 9), (Pages{0, 1, 2, 3, 4, 6, 7, 5}));
+}
+
 TEST(lru_ignores_pages_that_are_not_resident) {
   const auto policy = make_policy("lru", 2);
   policy->touched(7);
