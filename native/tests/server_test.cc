@@ -7,10 +7,12 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <string>
 #include <thread>
 
+#include "client/connection.h"
 #include "io/faulty_engine.h"
 #include "tests/daemon_world.h"
 
@@ -112,6 +114,27 @@ TEST(commands_beyond_the_bound_of_those_that_wait_are_refused) {
       CHECK_EQ(error.code(), "core_busy");
     }
   }
+}
+
+// Incident: all that were queued ran in one go, thousands of them beside operators' tools.
+TEST(clients_are_served_between_two_commands_that_wait) {
+  const Daemon world(shape_of(4096));
+  Server server(world.options, world.socket());
+  server.start();
+  BusyCore busy(server);
+  const auto connections = std::make_shared<std::vector<uint64_t>>();  // that each command saw
+  const auto look = [connections, &server](Warehouse&) {
+    connections->push_back(server.connections());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // more than one step may take
+    return 0;
+  };
+  for (int i = 0; i < 8; ++i) code_of([&] { server.call(look, 0); });
+  const Connection client(world.socket(), std::nullopt,
+                          system_clock().boot_ns() + kPatienceMs * kMillisecondNs);
+  busy.let_go();
+  server.call([](Warehouse&) { return 0; }, kPatienceMs);
+  CHECK_EQ(connections->size(), 8);
+  CHECK_EQ(connections->at(2), 1);
 }
 
 TEST(lines_for_the_log_are_bounded_and_those_left_out_counted) {
