@@ -78,6 +78,43 @@ TEST(what_is_stored_beside_a_clear_is_built_on_nothing_that_it_takes) {
   for (const TestPage& page : pages) CHECK(peer.load(page) == Got::right);
 }
 
+// Incident: a clear gave up all of them at once, tens of thousands where pages are small.
+TEST(clear_gives_up_unfinished_pages_in_steps_and_nobody_joins_or_builds_on_one_meanwhile) {
+  constexpr size_t kOpen = 3000;
+  constexpr uint64_t kStep = 2048;
+  World world(shape_of(512, 2), 256 * kMiB);
+  world.start();
+  Peer peer(world), other(world);
+  std::vector<ReserveAnswer> grants;
+  for (uint64_t chain = 0; chain < kOpen; ++chain) {
+    grants.push_back(peer.reserve(world.page(chain)));
+    CHECK_EQ(grants.back().reason, Reason::none);
+  }
+  const uint32_t ordinal = ordinal_in(world);
+  world->begin_clear(ordinal, 5);
+  CHECK_EQ(world->status().reserved_slots, kOpen);
+  // Of the clear's own time: a page that is stored whole, in another slot than the one before it.
+  CHECK_EQ(other.reserve(world.page(1, 1)).reason, Reason::parent_missing);
+  CHECK(other.store(world.page(2)));
+  CHECK(world.slot_of(world.page(2)) != grants[2].slot);
+  CHECK_EQ(peer.seal(grants[3], 0, peer.copy(grants[3], world.page(3))), Reason::cleared);
+  uint64_t left = world->status().reserved_slots;
+  CHECK_EQ(left, kOpen - 3);
+  for (PageId cursor = 0; cursor != kNoPage;) {
+    world->clear_some(ordinal, 5, cursor);
+    const uint64_t now = world->status().reserved_slots;
+    CHECK(left - now <= kStep);
+    left = now;
+  }
+  CHECK_EQ(left, 0);
+  CHECK_EQ(world->status().limbo_slots, kOpen - 1);
+  for (uint64_t chain = 0; chain < kOpen; ++chain)
+    if (chain != 3) peer.settle(grants[chain]);
+  world.check_settled();
+  CHECK(!world.stored(world.page(3)));
+  CHECK_EQ(other.load(world.page(2)), Got::right);
+}
+
 TEST(step_of_a_clear_takes_out_a_bounded_number_of_pages) {
   World world(shape_of(512, 1), 16 * kMiB);
   world.start();

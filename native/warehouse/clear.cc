@@ -30,7 +30,6 @@ void Warehouse::begin_clear(uint32_t ordinal, uint64_t epoch) {
   // From here on no reader accepts an older page of it, whatever its index says.
   state_.arena.control().namespaces[ordinal].clear_epoch.store(space.clear_epoch,
                                                                std::memory_order_release);
-  reservations_.give_up_before(ordinal, epoch);
 }
 
 uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor) {
@@ -41,7 +40,8 @@ uint64_t Warehouse::clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor)
     if (const auto view = state_.catalog.at(cursor);
         view && view->space == ordinal && view->clear_epoch < epoch)
       found.push_back(*view);
-  if (cursor == state_.catalog.index().entries()) cursor = kNoPage;
+  if (cursor == state_.catalog.index().entries() && reservations_.give_up_cleared())
+    cursor = kNoPage;
   removal_.evict_views(found, LeaveReason::cleared);
   for (const EntryView& view : found)
     if (!view.in_dram()) removal_.leave_nvme(view, LeaveReason::cleared);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kPrefetchAhead = 8;  // pages of a message
 constexpr size_t kRefusedKept = 8192;
-constexpr size_t kEndedPerTick = 2048;      // groups that become LIMBO or are freed
+constexpr size_t kEndedPerStep = 2048;      // groups that become LIMBO or are freed
 constexpr uint64_t kRefusedNs = kSecondNs;  // ranks of one engine ask within a step of each other
 
 ReserveAnswer drop(Reason reason) { return {0, kNoSlot, Answer::dropped, reason, 0}; }
@@ -112,9 +112,11 @@ Reason Reservations::seal(const Step& step, const Seal& seal) {
   group->shards[seal.shard].digest = seal.digest;
   group->settled |= bit;
   add_bits(state_.pool.meta(seal.slot)->settled, bit);
+  const bool cleared = !group->limbo && is_cleared(*group);  // and the clear is yet to reach it
+  if (cleared) give_up(seal.slot, *group);
   if (group->limbo) {
     if (settled(*group)) close_group(seal.slot, *group);
-    return Reason::stale;
+    return cleared ? Reason::cleared : Reason::stale;
   }
   return group->whole() ? publish(seal.slot, *group, step.wall_ns) : Reason::none;
 }
@@ -125,18 +127,13 @@ Reason Reservations::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   const Key key = group.key;
   const uint64_t generation = group.generation;
   assert(!state_.catalog.contains(key));  // a key with an open group is never stored by another way
-  Reason refusal = Reason::none;
-  if (group.clear_epoch < state_.spaces[group.space].clear_epoch)
-    refusal = Reason::cleared;
-  else if (!meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) ||
-           meta_checksum(*meta, generation) != group.fixed)
-    refusal = Reason::mismatch;  // damaged meanwhile: its checksum would vouch for the damage
-  if (refusal != Reason::none) {
-    if (refusal == Reason::mismatch)
-      state_.events.add("page_damaged_unfinished", "key=" + to_hex(key));
+  if (!meta_fits(*meta, layout.meta_bytes(), layout.slot_bytes()) ||
+      meta_checksum(*meta, generation) != group.fixed) {
+    // Damaged meanwhile: its checksum would vouch for the damage.
+    state_.events.add("page_damaged_unfinished", "key=" + to_hex(key));
     give_up(slot, group);
     close_group(slot, group);
-    return refusal;
+    return Reason::mismatch;
   }
   EntryView view;
   view.page = group.page;
@@ -172,7 +169,7 @@ ReserveAnswer Reservations::reserve(const Step& step, const ReserveRequest& requ
   const NamespaceShape& shape = state_.spaces[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
-  if (const SlotId open = state_.groups.open_slot(fields.key); open != kNoSlot) {
+  if (const SlotId open = group_to_join(fields.key); open != kNoSlot) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
     if (state_.groups.find(open)->space != step.ordinal) return drop(Reason::mismatch);
     return join(step.session, open, request);
@@ -208,6 +205,16 @@ PageId Reservations::page_to_build_on(const Key& key) {
   return kNoPage;
 }
 
+// As page_to_build_on(): a clear is yet to reach some that were reserved before it.
+SlotId Reservations::group_to_join(const Key& key) {
+  const SlotId slot = state_.groups.open_slot(key);
+  if (slot == kNoSlot) return kNoSlot;
+  Group& group = *state_.groups.find(slot);
+  if (!is_cleared(group)) return slot;
+  give_up(slot, group);
+  return kNoSlot;
+}
+
 ReserveAnswer Reservations::join(SessionId session, SlotId slot, const ReserveRequest& request) {
   SlotMeta* meta = state_.pool.meta(slot);
   Group& group = *state_.groups.find(slot);
@@ -241,7 +248,7 @@ ReserveAnswer Reservations::open_group(const Step& step, const ReserveRequest& r
   const Reserve& fields = *request.fields;
   const Space& space = state_.spaces[step.ordinal];
   SlotId parent_slot = kNoSlot;
-  if (fields.position > 0 && state_.groups.open_slot(fields.parent) == kNoSlot) {
+  if (fields.position > 0 && group_to_join(fields.parent) == kNoSlot) {
     const PageId above = page_to_build_on(fields.parent);
     if (above == kNoPage) return drop(Reason::parent_missing);
     state_.touch(above);
@@ -314,6 +321,10 @@ bool Reservations::settled(const Group& group) const {
   return true;
 }
 
+bool Reservations::is_cleared(const Group& group) const {
+  return group.clear_epoch < state_.spaces[group.space].clear_epoch;
+}
+
 void Reservations::close_group(SlotId slot, const Group& group) {
   state_.pool.end_limbo(slot, group.generation);
   state_.groups.erase(slot);
@@ -332,9 +343,14 @@ void Reservations::settle(SessionId session, std::span<const SlotRef> refs) {
   }
 }
 
-void Reservations::give_up_before(uint32_t ordinal, uint64_t epoch) {
-  for (auto& [slot, group] : state_.groups)
-    if (!group.limbo && group.space == ordinal && group.clear_epoch < epoch) give_up(slot, group);
+bool Reservations::give_up_cleared() {
+  size_t given_up = 0;
+  for (auto& [slot, group] : state_.groups) {
+    if (group.limbo || !is_cleared(group)) continue;
+    if (given_up++ == kEndedPerStep) return false;
+    give_up(slot, group);
+  }
+  return true;
 }
 
 void Reservations::tick() {
@@ -342,13 +358,13 @@ void Reservations::tick() {
   std::vector<SlotId> done;
   size_t given_up = 0;
   for (auto& [slot, group] : state_.groups) {
-    if (done.size() + given_up >= kEndedPerTick) break;  // the rest in the next ticks
+    if (done.size() + given_up >= kEndedPerStep) break;  // the rest in the next tick
     const bool over = settled(group);
-    if (!group.limbo && (over || now >= group.deadline_ns)) {
-      // Over without being published: every owner has gone or aborted; or it took too long.
-      // All that were granted have sealed, but a shard was not asked for yet: it has until then.
-      const bool incomplete = (group.granted & ~group.settled) == 0;
-      if (!incomplete || now >= group.deadline_ns) {
+    if (!group.limbo) {
+      // Every owner has gone or aborted. Where all that were granted have sealed, a shard was not
+      // asked for yet: it has until the deadline.
+      const bool abandoned = over && (group.granted & ~group.settled) != 0;
+      if (abandoned || now >= group.deadline_ns) {
         give_up(slot, group);
         ++given_up;
       }

@@ -41,8 +41,8 @@ class Reservations {
                 std::vector<ReserveAnswer>& reserved);
   // What the session was granted and will never seal.
   void settle(SessionId session, std::span<const SlotRef> refs);
-  // Of a namespace: groups that were reserved before `epoch` become LIMBO.
-  void give_up_before(uint32_t ordinal, uint64_t epoch);
+  // Some groups of what was cleared since become LIMBO. False: there are more.
+  bool give_up_cleared();
   void tick();
   void drain(bool draining) { draining_ = draining; }
   bool draining() const { return draining_; }
@@ -67,10 +67,13 @@ class Reservations {
                    std::span<const ReserveAnswer> answers);
   // Of a page that a store may name as its own or its parent; kNoPage: there is none.
   PageId page_to_build_on(const Key& key);
+  // The same of groups: the slot of one that is RESERVED, or kNoSlot.
+  SlotId group_to_join(const Key& key);
   bool within_share(SessionId session, uint64_t bytes) const;
   Reason publish(SlotId slot, Group& group, uint64_t wall_ns);
   void give_up(SlotId slot, Group& group);
   bool settled(const Group& group) const;
+  bool is_cleared(const Group& group) const;
   void close_group(SlotId slot, const Group& group);
 
   WarehouseState& state_;

@@ -96,7 +96,8 @@ class Warehouse final : public nvme::LogHost {
   // --- leaving (clear.cc)
   // begin_clear() hides every page of the namespace that was reserved before `epoch` from readers
   // at once; clear_some() then takes them out, from index position `cursor` on, a bounded stretch
-  // at a time (cursor becomes kNoPage at the end), and returns how many. clear() is both, whole.
+  // at a time, and in the end gives up what is being stored (cursor becomes kNoPage when that is
+  // done). Returns how many it took out. clear() is both, whole.
   void begin_clear(uint32_t ordinal, uint64_t epoch);
   uint64_t clear_some(uint32_t ordinal, uint64_t epoch, PageId& cursor);
   uint64_t clear(uint32_t ordinal, uint64_t epoch);
