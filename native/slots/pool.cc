@@ -129,14 +129,7 @@ bool Pool::add_some(SlotClass& cls, uint32_t slab) {
   const uint32_t end = std::min(cls.slots_per_slab, first + added_at_a_time(cls));
   growth_errno_ = arena_.back_metadata(slab, cls.layout, first, end);
   if (growth_errno_ != 0) return false;
-  // What an earlier daemon freed may still be read under its generation.
-  if (!is_new) {
-    for (uint32_t place = first; place < end; ++place)
-      store(slots_.slot_id(slab, place),
-            {slots_.load(slots_.slot_id(slab, place)).generation + 1, SlotState::free},
-            std::memory_order_relaxed);
-    full_fence();
-  }
+  if (!is_new) end_generations(slab, first, end);  // that an earlier daemon freed
   // What an older layout left there must not look like metadata of this one.
   std::memset(static_cast<void*>(slots_.meta(slots_.slot_id(slab, first), cls.layout)), 0,
               (end - first) * cls.layout.meta_bytes());
@@ -153,13 +146,17 @@ bool Pool::add_some(SlotClass& cls, uint32_t slab) {
   return true;
 }
 
-void Pool::retire(uint32_t slab) {
-  SlotClass& cls = *classes_[slab_class_[slab]];
-  for (uint32_t place = 0; place < cls.slots_per_slab; ++place) {
+void Pool::end_generations(uint32_t slab, uint32_t first, uint32_t end) {
+  for (uint32_t place = first; place < end; ++place) {
     const SlotId slot = slots_.slot_id(slab, place);
     store(slot, {slots_.load(slot).generation + 1, SlotState::free}, std::memory_order_relaxed);
   }
   full_fence();
+}
+
+void Pool::retire(uint32_t slab) {
+  SlotClass& cls = *classes_[slab_class_[slab]];
+  end_generations(slab, 0, cls.slots_per_slab);
   KVW_SEQUENCE_POINT("retire: generations raised");
   if (aside_ == slab) aside_ = UINT32_MAX;
   cls.free.drop(slab);

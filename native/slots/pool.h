@@ -127,6 +127,8 @@ class Pool {
   uint32_t added_at_a_time(const SlotClass& cls) const;
   bool add_some(SlotClass& cls, uint32_t slab);
   void add_free(SlotClass& cls, SlotId slot);
+  // Of free slots: whoever still reads one finds out before a byte of it changes.
+  void end_generations(uint32_t slab, uint32_t first, uint32_t end);
 
   Arena& arena_;
   const Slots& slots_;
