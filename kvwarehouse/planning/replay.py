@@ -127,13 +127,14 @@ def _optimum(trace: Trace, setup: ReplaySetup) -> ReplayRun:
     """The two tiers can at best hold what one of both sizes together would."""
     dram_pages = core.ENDLESS if setup.dram_pages is None else setup.dram_pages
     both_pages = min(dram_pages + setup.nvme_pages, core.ENDLESS)
-    dram, both = (
-        core.optimal_hits(trace.pages, trace.ends, trace.ids, pages)
-        for pages in (dram_pages, both_pages)
-    )
-    dram_hits: NDArray[np.uint32] = dram.pop("hits")
-    hits: NDArray[np.uint32] = both.pop("hits")
-    return ReplayRun(setup, trace, dram_hits, hits - dram_hits, dram, both)
+    found: dict[int, dict[str, Any]] = {
+        pages: core.optimal_hits(trace.pages, trace.ends, trace.ids, pages)
+        for pages in {dram_pages, both_pages}
+    }
+    hits: dict[int, NDArray[np.uint32]] = {pages: each.pop("hits") for pages, each in found.items()}
+    dram_hits = hits[dram_pages]
+    nvme_hits = hits[both_pages] - dram_hits
+    return ReplayRun(setup, trace, dram_hits, nvme_hits, found[dram_pages], found[both_pages])
 
 
 def sweep(trace: Trace, setup: ReplaySetup, sizes: Sequence[int]) -> list[tuple[int, float]]:

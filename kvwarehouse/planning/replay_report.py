@@ -53,9 +53,7 @@ def _described(setup: ReplaySetup) -> str:
 
 
 def _policy(setup: ReplaySetup) -> str:
-    if setup.is_optimum:
-        return f"{setup.policy}, which knows the future"
-    return f"{setup.policy}, {'leaves first' if setup.leaves_first else 'page by page'}"
+    return f"{setup.policy}, {'which knows the future' if setup.is_optimum else _order(setup)}"
 
 
 def _trace(trace: Trace) -> TableBlock:

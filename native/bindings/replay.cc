@@ -14,8 +14,18 @@ namespace {
 using Pages = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ends = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Throws unless the ends rise to the number of pages and the ids are below `ids`.
-void check_trace(std::span<const uint32_t> pages, std::span<const uint64_t> ends, size_t ids) {
+struct Requests {
+  Requests(const Pages& pages, const Ends& ends)
+      : pages(pages.data(), pages.size()), ends(ends.data(), ends.size()) {}
+
+  // Throws unless the ends rise to the number of pages and the ids are below `ids`.
+  void check(size_t ids) const;
+
+  std::span<const uint32_t> pages;
+  std::span<const uint64_t> ends;
+};
+
+void Requests::check(size_t ids) const {
   uint64_t begin = 0;
   for (const uint64_t end : ends) {
     if (end < begin || end > pages.size())
@@ -47,20 +57,20 @@ nb::dict counts_of(const TierCounts& counts) {
 
 nb::dict replay(const Pages& pages, const Ends& ends, size_t ids, const std::string& policy,
                 std::pair<uint64_t, uint64_t> capacities, bool leaves_first) {
-  const std::span<const uint32_t> chain(pages.data(), pages.size());
-  const std::span<const uint64_t> limits(ends.data(), ends.size());
-  std::vector<uint32_t> dram(limits.size()), nvme(limits.size());
+  const Requests requests(pages, ends);
+  std::vector<uint32_t> dram(requests.ends.size()), nvme(requests.ends.size());
   TierCounts dram_counts, nvme_counts;
   {
     nb::gil_scoped_release release;
-    check_trace(chain, limits, ids);
+    requests.check(ids);
     Replay run({policy, capacities.first, capacities.second, leaves_first}, ids);
     uint64_t begin = 0;
-    for (size_t i = 0; i < limits.size(); ++i) {
-      const RequestHits hits = run.request(chain.subspan(begin, limits[i] - begin));
+    for (size_t i = 0; i < dram.size(); ++i) {
+      const uint64_t end = requests.ends[i];
+      const RequestHits hits = run.request(requests.pages.subspan(begin, end - begin));
       dram[i] = hits.dram;
       nvme[i] = hits.nvme;
-      begin = limits[i];
+      begin = end;
     }
     dram_counts = run.dram();
     nvme_counts = run.nvme();
@@ -74,14 +84,13 @@ nb::dict replay(const Pages& pages, const Ends& ends, size_t ids, const std::str
 }
 
 nb::dict optimum(const Pages& pages, const Ends& ends, size_t ids, uint64_t capacity) {
-  const std::span<const uint32_t> chain(pages.data(), pages.size());
-  const std::span<const uint64_t> limits(ends.data(), ends.size());
-  std::vector<uint32_t> hits(limits.size());
+  const Requests requests(pages, ends);
+  std::vector<uint32_t> hits(requests.ends.size());
   TierCounts counts;
   {
     nb::gil_scoped_release release;
-    check_trace(chain, limits, ids);
-    counts = optimal_hits(chain, limits, ids, capacity, hits);
+    requests.check(ids);
+    counts = optimal_hits(requests.pages, requests.ends, ids, capacity, hits);
   }
   nb::dict made = counts_of(counts);
   made["hits"] = array_of(std::move(hits));

@@ -4,6 +4,7 @@
 // than victims before it, so prefixes never get gaps.
 // Touches and removals may come late (a touch ring is lossy and lags): a page that is not resident
 // is ignored, and inserting a resident page touches it.
+// A call about a page is O(log n); of "s3fifo" O(1), but for removed(): O(children).
 #pragma once
 
 #include <cstdint>
@@ -30,15 +31,14 @@ class EvictionPolicy {
     (void)identity;
   }
   // The page became resident. `parent` is its parent if that is resident, else kNoPage.
-  // Ids are dense (below the capacity given at construction, or grown to). O(log n), for "s3fifo"
-  // O(1).
+  // Ids are dense (below the capacity given at construction, or grown to).
   virtual void inserted(PageId page, PageId parent) = 0;
   // `child` became resident before its parent did (promotion, recovery): link them. Ignored unless
-  // both are resident. O(log n), for "s3fifo" O(1).
+  // both are resident.
   virtual void adopt(PageId parent, PageId child) = 0;
-  // The page was used. O(log n), for "s3fifo" O(1).
+  // The page was used.
   virtual void touched(PageId page) = 0;
-  // The page left. Its resident children, if any, become roots. O(log n), for "s3fifo" O(children).
+  // The page left. Its resident children, if any, become roots.
   virtual void removed(PageId page) = 0;
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,
   // skipping pages for which `keep` says true (and so their ancestors). The pages stay resident
