@@ -52,4 +52,4 @@ def run(args: argparse.Namespace) -> int:
             " pip install 'kvwarehouse[daemon]'",
             code="missing_extra",
         ) from error
-    return int(daemon.serve(settings))
+    return int(daemon.serve(settings, manager=daemon.ServiceManager.of_environment(os.environ)))

@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.lifecycle import Daemon
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.service_manager import ServiceManager
 from kvwarehouse.errors import InternalError, WarehouseError
 
-__all__ = ["serve"]
+__all__ = ["ServiceManager", "serve"]
 
 
 _SIGNALS_EVERY_S: Final = 0.1
@@ -34,7 +35,13 @@ Told: TypeAlias = SimpleQueue[int | None]
 """Numbers of signals, and None once the daemon's thread has ended."""
 
 
-def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine: Any = None) -> int:
+def serve(
+    config: Config,
+    *,
+    on_ready: Callable[[], None] | None = None,
+    engine: Any = None,
+    manager: ServiceManager | None = None,
+) -> int:
     """Serves until SIGTERM, SIGINT, or another signal that would end the process and is not for a
     fault of it or a core dump, then drains; returns 0. A second SIGTERM or SIGINT exits at once.
     With --listen SIGHUP reads its tokens and certificate anew instead. What is ignored at the
@@ -43,7 +50,7 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine:
     `on_ready` is called once everything answers, from another thread. Raises WarehouseError when
     the daemon cannot start; nothing is left behind then but what was there before; and StorageError
     `memory_lost` when somebody cut a file under it. Signals are taken over only on the main thread.
-    `engine`: a double of kvwarehouse.core, for tests."""
+    `engine`: a double of kvwarehouse.core, for tests. `manager`: who hears how it goes."""
     if engine is None:
         from kvwarehouse import core as engine
     log = Log(config.log_format)
@@ -52,7 +59,7 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None, engine:
         log.event(Event.VARIABLE_UNKNOWN, text=text)
     before = os.umask(0o077)  # nothing this process makes is for others
     try:
-        daemon = Daemon(config, log, engine)
+        daemon = Daemon(config, log, engine, manager)
         _run(daemon, on_ready or (lambda: None))
     except WarehouseError as error:
         event = Event.ENDED if error.code == "memory_lost" else Event.START_REFUSED
@@ -122,6 +129,7 @@ def _heed(told: Told, daemon: Daemon) -> None:
             # this one would then not be interrupted for Python's handler to run.
             number = told.get(timeout=_SIGNALS_EVERY_S)
         except Empty:
+            daemon.tell_manager()
             if daemon.is_stuck():
                 os._exit(128 + asked)  # nothing of this start is served yet
             continue

@@ -30,6 +30,7 @@ from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
+from kvwarehouse.daemon.service_manager import ServiceManager
 from kvwarehouse.daemon.snapshot import Snapshots
 from kvwarehouse.daemon.transfer import GrpcTransfer, Staging
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
@@ -64,16 +65,20 @@ class _Wait:
 class Daemon:
     """One run of a daemon. `engine`: the module kvwarehouse.core, or a double of it."""
 
-    def __init__(self, config: Config, log: Log, engine: Any) -> None:
+    def __init__(
+        self, config: Config, log: Log, engine: Any, manager: ServiceManager | None = None
+    ) -> None:
         self._config = config
         self._log = log
         self._engine = engine
+        self._manager = manager or ServiceManager()
         self._stop = threading.Event()
         self._drains = threading.Lock()  # state and core change together
         self._why = "stop"
         self._credentials: TcpCredentials | None = None
         self._reload_asked = False
         self._lifecycle = Lifecycle()
+        self._lifecycle.listen(self._manager.follow)
         self._refusals = Refusals(log)
         self._connections = Connections(log, self._refusals)
         self._snapshots = Snapshots(
@@ -121,6 +126,14 @@ class Daemon:
                 + ("; told to stop, it ends as it stands" if stuck else ""),
             )
         return stuck
+
+    def tell_manager(self) -> None:
+        """That the start goes on, unless a disk keeps it waiting for longer than --nvme-answer-s:
+        the manager's own patience ends that. For another thread, often."""
+        wait = self._wait
+        waits = wait is not None and time.monotonic() - wait.begun_s >= self._config.nvme_answer_s
+        if self._lifecycle.state is DaemonState.RECOVERING and not waits:
+            self._manager.start_goes_on()
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until request_stop, then drains. Raises WarehouseError when it cannot start, and
@@ -348,6 +361,8 @@ class Daemon:
             self._watch_core(self._drain_events)
             assert self._warehouse is not None
             self._watch_core(self._warehouse.bury_quarantined)
+            if not self._live_problem():
+                self._manager.alive()
             self._refusals.look()
             self._watchdog.tell()
             assert self._path_watch is not None
@@ -371,7 +386,9 @@ class Daemon:
     def _reload(self) -> None:
         if self._reload_asked and self._credentials is not None:
             self._reload_asked = False  # before it reads: who asks meanwhile has changed more
+            self._manager.reloading()
             self._credentials.reload()
+            self._manager.reloaded()
 
     def _drain_events(self) -> None:
         events = self._core.events()
@@ -437,6 +454,7 @@ class Daemon:
     def _drain(self) -> None:
         """No new stores, then a flush with a bound."""
         assert self._warehouse is not None
+        self._manager.stopping(self._config.drain_timeout_s)
         try:
             with self._drains:
                 if self._lifecycle.advance(DaemonState.DRAINING):
