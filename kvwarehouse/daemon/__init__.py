@@ -62,6 +62,7 @@ def serve(
         daemon = Daemon(config, log, engine, manager)
         _run(daemon, on_ready or (lambda: None))
     except WarehouseError as error:
+        log.tell(everything=True)
         event = Event.ENDED if error.code == "memory_lost" else Event.START_REFUSED
         log.event(event, code=error.code, text=error.message)
         raise

@@ -21,8 +21,9 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-from kvwarehouse.daemon.logs import Event, Log, SeldomTold
+from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.metrics import METRICS
+from kvwarehouse.daemon.repeats import SeldomTold
 from kvwarehouse.errors import CapacityError
 
 CONNECTIONS_MAX: Final = 256

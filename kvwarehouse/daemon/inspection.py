@@ -69,6 +69,7 @@ class Inspection:
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             self._open_core(scratch, who, ledger)
             stack.callback(self._core.stop)
+            self._log.tell(everything=True)
             self._stack = stack.pop_all()
         return self
 

@@ -151,6 +151,7 @@ class Daemon:
             self._refusals.look()
             self._watchdog.tell()
         self._lifecycle.advance(DaemonState.STOPPED)
+        self._log.tell(everything=True)
         self._log.event(Event.STOPPED)
 
     # --- start
@@ -365,6 +366,7 @@ class Daemon:
                 self._manager.alive()
             self._refusals.look()
             self._watchdog.tell()
+            self._log.tell()
             assert self._path_watch is not None
             self._path_watch.look()
             if time.monotonic() >= tombstones_at:

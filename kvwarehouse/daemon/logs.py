@@ -12,20 +12,17 @@ import select
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, Generic, TextIO, TypeVar
+from typing import Any, Final, TextIO
 
-TOLD_EVERY_S: Final = 10.0
-"""Between two lines of one kind, at least, where whoever makes it happen decides how often."""
+from kvwarehouse.daemon.repeats import Repeats
 
 _VALUE_CHARS: Final = 2000
 _FIELDS: Final = 32
 _PATIENCE_MS: Final = 1000
 _PIECE_CHARS: Final = 4096  # what a pipe that has room takes at once: PIPE_BUF, of ASCII
 _TERMINAL_CHARS: Final = 32  # as much, of a terminal, which has room for as little as it likes
-_OF_A_NAME: Final = 16
 
 
 class Event(StrEnum):
@@ -78,43 +75,132 @@ class Event(StrEnum):
     CORE = "core"  # an event of the native core, with its name in the field "name"
 
 
-_ERRORS: Final = {
-    Event.START_REFUSED, Event.ENDED, Event.RPC_FAILED, Event.CORE_UNRESPONSIVE,
-    Event.KV_EVENTS_FAILED, Event.PATH_REMOVED, Event.PATH_NOT_RESTORED, Event.RELOAD_FAILED,
-}  # fmt: skip
-_WARNINGS: Final = {
-    Event.START_WAITS,
-    Event.IDENTITY_MENDED,
-    Event.IDENTITY_NOT_MENDED,
-    Event.LEDGER_REBUILT,
-    Event.LEDGER_DEGRADED,
-    Event.CERTIFICATE_ENDS,
-    Event.CALLS_REFUSED,
-    Event.CONNECTIONS_NEAR_BOUND,
-    Event.VARIABLE_UNKNOWN,
-    Event.HTTP_EXPOSED,
-    Event.ARENA_NOT_TMPFS,
-    Event.ARENA_ROOM_SHORT,
-    Event.NVME_ROOM_SHORT,
-    Event.PATH_RESTORED,
-    Event.NVME_NO_ANSWER,
-    Event.NAMESPACE_UNUSABLE,
-    Event.STREAM_STALLED,
-    Event.KV_EVENTS_LOST,
-    Event.KV_EVENTS_REPLAY_FAILED,
-    Event.KV_EVENTS_WITHOUT_TOKENS,
-    Event.LOG_LINES_LOST,
+class Level(StrEnum):
+    """How much an event matters to whoever runs the daemon; docs/events.md has the meaning of each
+    event."""
+
+    INFO = "info"
+    """Life: for whoever looks for the cause of something."""
+    WARNING = "warning"
+    """Something works worse than it was set up to, or may soon: somebody should look."""
+    ERROR = "error"
+    """Something was lost, or does not go on until somebody acts."""
+
+
+_OF_DAEMON: Final = {
+    Level.INFO: (
+        Event.STARTING,
+        Event.RECOVERED,
+        Event.READY,
+        Event.DRAINING,
+        Event.UNDRAINED,
+        Event.FLUSHED,
+        Event.STOPPED,
+        Event.IDENTITY_CREATED,
+        Event.IDENTITY_ADOPTED,
+        Event.RELOADED,
+        Event.NAMESPACE_ADDED,
+        Event.NAMESPACE_FORGOTTEN,
+        Event.CLEARED,
+        Event.EVICTED,
+        Event.KV_EVENTS_FOLLOW,
+    ),
+    Level.WARNING: (
+        Event.START_WAITS,
+        Event.IDENTITY_MENDED,
+        Event.IDENTITY_NOT_MENDED,
+        Event.LEDGER_REBUILT,
+        Event.LEDGER_DEGRADED,
+        Event.CERTIFICATE_ENDS,
+        Event.CALLS_REFUSED,
+        Event.CONNECTIONS_NEAR_BOUND,
+        Event.VARIABLE_UNKNOWN,
+        Event.HTTP_EXPOSED,
+        Event.ARENA_NOT_TMPFS,
+        Event.ARENA_ROOM_SHORT,
+        Event.NVME_ROOM_SHORT,
+        Event.PATH_RESTORED,
+        Event.NAMESPACE_UNUSABLE,
+        Event.STREAM_STALLED,
+        Event.KV_EVENTS_LOST,
+        Event.KV_EVENTS_REPLAY_FAILED,
+        Event.KV_EVENTS_WITHOUT_TOKENS,
+        Event.LOG_LINES_LOST,
+    ),
+    Level.ERROR: (
+        Event.START_REFUSED,
+        Event.ENDED,
+        Event.RELOAD_FAILED,
+        Event.PATH_REMOVED,
+        Event.PATH_NOT_RESTORED,
+        Event.NVME_NO_ANSWER,
+        Event.RPC_FAILED,
+        Event.CORE_UNRESPONSIVE,
+        Event.KV_EVENTS_FAILED,
+    ),
 }
-# All else that the core says is trouble.
-_QUIET_IN_CORE: Final = {
-    "hbm_ready", "hbm_waiting", "nvme_healed", "nvme_memory_not_registered", "nvme_segment_removed",
-}  # fmt: skip
+_OF_CORE: Final = {
+    Level.INFO: (
+        "hbm_ready",
+        "nvme_healed",
+        "nvme_memory_not_registered",
+        "nvme_segment_removed",
+    ),
+    Level.WARNING: (
+        "arena_limited",
+        "arena_shrunk",
+        "headers_mended",
+        "index_small",
+        "index_bound",
+        "index_too_small",
+        "page_damaged_unfinished",
+        "page_quarantined",
+        "message_refused",
+        "peer_refused",
+        "hbm_waiting",
+        "hbm_copy_dropped",
+        "nvme_read_only",
+        "nvme_no_space",
+        "nvme_write_failed",
+        "nvme_flush_failed",
+        "nvme_toc_failed",
+        "nvme_open_failed",
+        "nvme_remove_failed",
+        "nvme_no_descriptors",
+        "nvme_page_too_large",
+        "nvme_bad_segment",
+        "nvme_scan_cut_short",
+        "nvme_records_refused",
+        "nvme_foreign_segment",
+        "nvme_shrunk",
+        "nvme_cut_failed",
+    ),
+    Level.ERROR: (
+        "hbm_failed",
+        "memory_lost",
+        "nvme_bad_header",
+    ),
+}
+
+LEVELS: Final = {event: level for level, events in _OF_DAEMON.items() for event in events}
+"""Of all events but CORE."""
+
+CORE_LEVELS: Final = {name: level for level, names in _OF_CORE.items() for name in names}
+"""Of what the core says, by its name."""
 
 
 class Log:
     """Writes events to `stream`. `form`: "json", "text", or "auto" (text on a terminal)."""
 
-    def __init__(self, form: str = "auto", stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        form: str = "auto",
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """clock: in seconds; it decides what comes too often."""
+        self._clock = clock
+        self._repeats = Repeats()
         self._stream = sys.stderr if stream is None else stream
         terminal = self._stream.isatty()
         self._json = form == "json" or (form == "auto" and not terminal)
@@ -125,16 +211,29 @@ class Log:
 
     def event(self, event: Event, **fields: object) -> None:
         """Never raises, and waits a second at most where nobody reads: a full disk under stderr, a
-        closed pipe, or one whose reader stands still must not stop the daemon."""
-        line = self._line(event, dict(list(fields.items())[:_FIELDS]))
+        closed pipe, or one whose reader stands still must not stop the daemon. What comes over and
+        over is held back and counted (repeats.py), until `tell` says how much of it there was."""
+        given = dict(list(fields.items())[:_FIELDS])
+        kept = {key: _plain(value) for key, value in given.items()}
         with self._lock:
-            try:
-                if self._lost and self._has_room():
-                    lost, self._lost = self._lost, 0
-                    self._write(self._line(Event.LOG_LINES_LOST, {"lines": lost}))
-                self._write(line)
-            except (OSError, ValueError):
-                pass
+            if self._repeats.admits(_full_name(event, kept), kept, self._clock()):
+                self._say(event, kept)
+
+    def tell(self, *, everything: bool = False) -> None:
+        """Says what is due of the events that were held back; for whoever looks about once a
+        second. everything: all of it, as before the end."""
+        with self._lock:
+            for name, fields in self._repeats.due(self._clock(), everything=everything):
+                self._say(Event(name.partition(" ")[0]), fields)
+
+    def _say(self, event: Event, fields: Mapping[str, Any]) -> None:
+        try:
+            if self._lost and self._has_room():
+                lost, self._lost = self._lost, 0
+                self._write(self._line(Event.LOG_LINES_LOST, {"lines": lost}))
+            self._write(self._line(event, fields))
+        except (OSError, ValueError):
+            pass
 
     def _write(self, line: str) -> None:
         text = f"\n{line}\n" if self._cut else f"{line}\n"
@@ -157,62 +256,31 @@ class Log:
         return bool(poll.poll(0 if self._lost else _PATIENCE_MS))
 
     def core_events(self, events: Iterable[tuple[str, Mapping[str, str]]]) -> None:
-        """Events drained from the native core, under one name of this set. Of those that it calls
-        the same the first few; the rest is a number, `more`: clients can make the core say a
-        thousand a second."""
-        said: Counter[str] = Counter()
+        """Events drained from the native core, under one name of this set."""
         for name, fields in events:
-            said[name] += 1
-            if said[name] <= _OF_A_NAME:
-                self.event(Event.CORE, name=name, **{_safe_key(key): fields[key] for key in fields})
-        for name, count in said.items():
-            if count > _OF_A_NAME:
-                self.event(Event.CORE, name=name, more=count - _OF_A_NAME)
+            self.event(Event.CORE, name=name, **{_safe_key(key): fields[key] for key in fields})
 
-    def _line(self, event: Event, fields: dict[str, object]) -> str:
+    def _line(self, event: Event, fields: Mapping[str, Any]) -> str:
         now = time.time()
         stamp = (
             time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         )
         level = _level(event, fields.get("name"))
-        plain = {key: _plain(value) for key, value in fields.items()}
         if self._json:
             head = {"time": stamp, "level": level, "event": event.value}
-            return json.dumps({**head, **plain}, ensure_ascii=True)
-        shown = " ".join(f"{key}={json.dumps(value)}" for key, value in plain.items())
+            return json.dumps({**head, **fields}, ensure_ascii=True)
+        shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items())
         return f"{stamp} {level:<7} {event.value} {shown}".rstrip()
 
 
-_What = TypeVar("_What")
+def _full_name(event: Event, fields: Mapping[str, Any]) -> str:
+    return f"{event} {fields.get('name')}" if event is Event.CORE else event.value
 
 
-class SeldomTold(Generic[_What]):
-    """Counts what clients make happen, of few kinds, until it is told: each kind at most once in
-    TOLD_EVERY_S. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[_What] = Counter()
-        self._told_at: dict[_What, float] = {}
-
-    def count(self, what: _What) -> None:
-        self._counts[what] += 1
-
-    def due(self, now_s: float) -> list[tuple[_What, int]]:
-        """What is to be told now, and how often it happened since it was told last."""
-        never = now_s - TOLD_EVERY_S
-        due = [
-            what for what in self._counts if now_s - self._told_at.get(what, never) >= TOLD_EVERY_S
-        ]
-        self._told_at.update(dict.fromkeys(due, now_s))
-        return [(what, self._counts.pop(what)) for what in due]
-
-
-def _level(event: Event, name: object) -> str:
-    if event in _ERRORS:
-        return "error"
-    if event is Event.CORE:
-        return "info" if name in _QUIET_IN_CORE else "warning"
-    return "warning" if event in _WARNINGS else "info"
+def _level(event: Event, name: object) -> Level:
+    if event is Event.CORE:  # what is in no table yet had better be seen
+        return CORE_LEVELS.get(str(name), Level.WARNING)
+    return LEVELS[event]
 
 
 def _plain(value: object) -> Any:

@@ -16,7 +16,8 @@ from typing import Final
 import grpc
 
 from kvwarehouse.daemon.deadline import LONGEST_S, Deadline
-from kvwarehouse.daemon.logs import Event, Log, SeldomTold
+from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.repeats import SeldomTold
 
 FIRST_S: Final = 10.0
 """How long a call may wait for its first message to be whole. None is larger than 8 MiB."""

@@ -431,7 +431,7 @@ def test_disk_that_hangs_at_the_start_costs_its_tier_until_the_next_one(
                 said = "the disk gave no answer within 0.5 s of the start"
             use.check_says("no_answer", said)
             [event] = use.serving.events("nvme_no_answer")
-            assert event["level"] == "warning"
+            assert event["level"] == "error"
             for prompt in range(use.first, use.prompts):
                 assert use.load(prompt) == PROMPT
             use.store(2)

@@ -19,7 +19,9 @@ import pytest
 from kvwarehouse import errors, wire
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.daemon.ledger import LOST
+from kvwarehouse.daemon.repeats import BURST, TOLD_EVERY_S
 from kvwarehouse.wire import warehouse_pb2 as pb
+from kvwarehouse_bench.harness.eventually import eventually
 from testkit import fake_engine
 from testkit.served import Served
 
@@ -414,6 +416,25 @@ def test_core_events_reach_the_log(tmp_path: Path) -> None:
     with Served(tmp_path) as served:
         served.core.log.append(("page_quarantined", {"tier": "dram"}))
     assert served.events("core")[0]["name"] == "page_quarantined"
+
+
+def test_flood_of_core_events_is_counted_while_it_serves_and_at_the_end(tmp_path: Path) -> None:
+    """The clock of the log is moved, not waited for."""
+    flood = [("message_refused", {"reason": "not_ours"})] * 100
+
+    def counted() -> list[int]:
+        return [event["more"] for event in served.events("core") if "more" in event]
+
+    with Served(tmp_path) as served:
+        log = served._daemon._log
+        log._clock = lambda: 0.0
+        served.core.log.extend(flood)
+        eventually(lambda: len(served.events("core")) >= BURST, "the first ones")
+        log._clock = lambda: TOLD_EVERY_S
+        eventually(lambda: counted() == [100 - BURST], "how many more")
+        served.core.log.extend(flood)
+    assert counted() == [100 - BURST, 100]
+    assert len(served.events("core")) == BURST + 2
 
 
 def test_core_that_does_not_answer_is_logged_once_and_shown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import pytest
 
 from kvwarehouse.daemon import logs
 from kvwarehouse.daemon.logs import Event, Log
+from kvwarehouse.daemon.repeats import BURST, TOLD_EVERY_S
 from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 
@@ -56,22 +58,49 @@ def test_core_events_are_shown_under_one_name_and_cannot_replace_ours() -> None:
     assert line["core_event"] == "x"
 
 
-def test_what_the_core_says_over_and_over_is_a_few_lines_and_a_number() -> None:
-    out = io.StringIO()
-    many = [("message_refused", {"reason": "not_ours"})] * 1000
-    Log("json", out).core_events([*many, ("nvme_healed", {})])
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert len(lines) < 20
-    assert [line["name"] for line in lines if line.get("more")] == ["message_refused"]
-    assert sum(line.get("more", 1) for line in lines) == 1001
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_what_comes_over_and_over_is_said_at_once_and_then_counted(form: str) -> None:
+    out, now = io.StringIO(), 0.0
+    log = Log(form, out, clock=lambda: now)
+
+    def lines() -> list[str]:
+        said = out.getvalue().splitlines()
+        out.seek(0)
+        out.truncate()
+        return said
+
+    for number in range(1000):
+        log.core_events([("nvme_write_failed", {"error": "EIO", "segment": str(number)})])
+        log.event(Event.RPC_FAILED, error="a bug", number=number)
+    log.core_events([("nvme_healed", {})])
+    first = lines()
+    assert len(first) == 2 * BURST + 1
+    assert all("more" not in line for line in first)
+    assert "nvme_healed" in first[-1]
+    log.tell()
+    assert lines() == []
+    now += TOLD_EVERY_S
+    log.tell()
+    counted = lines()
+    assert [f"{1000 - BURST}" in line and "999" in line for line in counted] == [True, True]
+    assert ["warning" in counted[0], "error" in counted[1]] == [True, True]
+    log.event(Event.RPC_FAILED, error="a bug", number=1000)
+    assert lines() == []  # it goes on
+    log.tell(everything=True)
+    (last,) = lines()
+    assert "1000" in last
+    now += TOLD_EVERY_S
+    log.tell()
+    log.event(Event.RPC_FAILED, error="a bug", number=1001)
+    assert len(lines()) == 1  # it had stopped, and begins anew
 
 
 def test_trouble_of_the_core_is_a_warning() -> None:
     out = io.StringIO()
-    names = ["nvme_write_failed", "nvme_read_only", "nvme_healed"]
+    names = ["nvme_write_failed", "nvme_read_only", "nvme_healed", "memory_lost", "not_known_yet"]
     Log("json", out).core_events([(name, {}) for name in names])
     levels = [json.loads(line)["level"] for line in out.getvalue().splitlines()]
-    assert levels == ["warning", "warning", "info"]
+    assert levels == ["warning", "warning", "info", "error", "warning"]
 
 
 def test_stream_that_fails_does_not_stop_the_daemon() -> None:
@@ -89,7 +118,7 @@ def test_reader_that_stands_still_stops_nobody_and_is_told_what_it_missed(
     monkeypatch.setattr(logs, "_PATIENCE_MS", 1)
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb", buffering=0) as there, os.fdopen(writes, "w") as stream:
-        log, said = Log("json", stream), 60
+        log, said = Log("json", stream, clock=itertools.count(0, TOLD_EVERY_S).__next__), 60
         for number in range(said):
             log.event(Event.CLEARED, number=number, text="x" * 5000, more="y" * 1500)
         read = there.read(1 << 20)
@@ -109,7 +138,7 @@ def test_terminal_that_stands_still_stops_nobody(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logs, "_PATIENCE_MS", 1)
     reads, writes = pty.openpty()
     with os.fdopen(reads, "rb", buffering=0) as there, os.fdopen(writes, "w") as stream:
-        log = Log("json", stream)
+        log = Log("json", stream, clock=itertools.count(0, TOLD_EVERY_S).__next__)
 
         def say() -> None:
             for number in range(100):

@@ -6,7 +6,8 @@ import io
 import json
 
 from kvwarehouse.daemon.admission import Refusals
-from kvwarehouse.daemon.logs import TOLD_EVERY_S, Log
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.daemon.repeats import TOLD_EVERY_S
 
 
 def test_refusals_are_told_by_reason_at_a_bounded_rate_and_none_is_left_out() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kvwarehouse.daemon.deadline import Deadline
-from kvwarehouse.daemon.logs import TOLD_EVERY_S, Log
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.daemon.repeats import TOLD_EVERY_S
 from kvwarehouse.daemon.watchdog import FIRST_S, PACE_BYTES_S, STALL_S, Watchdog, Watched
 from kvwarehouse_bench.harness.eventually import eventually
 
