@@ -59,7 +59,8 @@ def command_parser(name: str, summary: str, examples: str) -> argparse.ArgumentP
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    # No option but -h has a single dash: what begins with one is a value, to be judged as such.
+    # No option but -h, and -o of debug, has a single dash: what begins with one is a value, to be
+    # judged as such.
     parser._negative_number_matcher = re.compile("-(?!-)")
     return parser
 
@@ -75,6 +76,7 @@ COMMANDS = (
     Command("flush", "Wait until what is stored is durable on NVMe."),
     Command("drain", "Refuse stores from now on and flush, before a stop."),
     Command("check", "Verify the digests of stored pages."),
+    Command("debug", "Make one file for a bug report: daemon, log, host; no secrets."),
     Command("size", "Say how large a model's KV is, and what fits where."),
     Command("plan", "Say what loading KV instead of computing it would bring."),
     Command("advise", "Say what more or less DRAM and NVMe would bring a running warehouse."),
