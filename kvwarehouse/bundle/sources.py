@@ -88,7 +88,7 @@ class Sources:
 
     def all(self) -> list[BundleSource]:
         """In the order in which they are to run: later ones use what earlier ones found."""
-        doctors = [self._doctor("gpu", DOCTOR_S)]
+        doctors = [self._doctor("host", DOCTOR_S), self._doctor("gpu", DOCTOR_S)]
         if self._asked.engine:
             doctors.append(self._doctor(self._asked.engine, ENGINE_DOCTOR_S))
         return [
@@ -204,13 +204,23 @@ class Sources:
     def _memory(self) -> str:
         return host.memory()
 
+    def _tiers(self) -> list[str]:
+        """Flags of serve, as its settings have them."""
+        keys = ("dram", "nvme_capacity", "arena_dir", "nvme_dir")
+        given = {key: self._settings.get(key) for key in keys}
+        flags = []
+        for key, value in given.items():
+            if value not in (None, "", "0B"):
+                flags += ["--" + key.replace("_", "-"), str(value)]
+        return flags
+
     def _doctor(self, subject: str, deadline_s: float) -> BundleSource:
         def run() -> str:
             options = ["--timeout", f"{deadline_s - 2:g}"]
-            if subject == "gpu":
-                pass
-            elif self._address.local:
+            if subject != "gpu" and self._address.local:
                 options += ["--address", self._asked.address]
+            if subject == "host":
+                options += self._tiers()
             return _doctor_says(subject, options, deadline_s)
 
         return BundleSource(

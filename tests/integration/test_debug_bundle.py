@@ -115,6 +115,9 @@ def test_bundle_of_a_daemon_that_serves_has_all_of_it(tmp_path: Path, bundles: B
         assert f"== {folder}\nmode 0700" in texts["directories.txt"]
     assert json.loads(texts["versions.json"])["packages"]["kvwarehouse"]
     assert json.loads(texts["doctor-gpu.json"])["checks"]
+    checks = {each["check"]: each for each in json.loads(texts["doctor-host.json"])["checks"]}
+    assert f"process {process.pid}" in checks["daemon"]["what"]
+    assert str(serving.nvme_dir) in checks["file system"]["what"]
     manifest = json.loads(texts["manifest.json"])
     assert manifest["daemon_answers"]
     assert len(manifest["members"]) == len(figures["members"])

@@ -1,5 +1,6 @@
 """`kvwarehouse doctor ENGINE`: will this engine and this warehouse work together, and if not, why.
 `kvwarehouse doctor gpu`: what this machine has for GPUs, and how NVMe reaches them.
+`kvwarehouse doctor host`: what this machine allows a daemon, and what is to be set otherwise.
 
 It is an entry point of the group kvwarehouse.commands: `command` gets the arguments after the name.
 Looks and reports; changes nothing.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 SUMMARY = "Say whether an engine and the warehouse fit here, and what to mend."
 
 _GPU = "gpu"
+_HOST = "host"
 
 _ABOUT = """\
 Looks at everything that an engine and the warehouse need of each other on this machine, and says
@@ -35,6 +38,9 @@ engines:
   trtllm     TensorRT-LLM (docs/trtllm.md)
   gpu        no engine: driver, device, kvikio, GPUDirect Storage, and what is used instead of what
              is not there (docs/gpu.md)
+  host       no engine: what limits a daemon here (memory, descriptors, locked memory, io_uring,
+             huge pages, NUMA, disks), to what value it is to be set, and by which command; of the
+             daemon that runs, else of one that is started with --dram, --nvme-dir and so on
 
 --config is what the engine is given, as JSON or as a .json, .toml or .yaml file:
   vllm       of --kv-transfer-config
@@ -51,6 +57,7 @@ examples:
   kvwarehouse doctor sglang --config @extra.json --model ./llama --page-tokens 64
   kvwarehouse doctor trtllm --config config.yaml --model llama-3.3-70b
   kvwarehouse doctor gpu --segments /nvme/kvwarehouse/segments
+  kvwarehouse doctor host --dram 64GiB --nvme-dir /nvme/kvwarehouse --nvme-capacity 1TB
   kvwarehouse doctor vllm --json | jq '.checks[] | select(.verdict == "fail")'
 
 verdicts:
@@ -74,7 +81,8 @@ def command(arguments: list[str]) -> int:
     from kvwarehouse_connectors.doctor.findings import healthy
     from kvwarehouse_connectors.doctor.show import print_json, print_table
 
-    findings = _gpu(args) if args.engine == _GPU else _engine(args)
+    looks = {_GPU: _gpu, _HOST: _host}
+    findings = looks.get(args.engine, _engine)(args)
     (print_json if args.json else print_table)(args.engine, findings)
     return 0 if healthy(findings) else 1
 
@@ -117,10 +125,26 @@ def _gpu(args: argparse.Namespace) -> list[Finding]:
     return findings_of(choice.machine, choice)
 
 
+def _host(args: argparse.Namespace) -> list[Finding]:
+    from kvwarehouse_connectors.doctor.daemon_host import daemon_found, findings_of
+    from kvwarehouse_connectors.doctor.limits import host_limits
+    from kvwarehouse_connectors.doctor.look import running_tiers
+
+    daemon, running = running_tiers(args.address)
+    asked = replace(
+        running,
+        dram_bytes=args.dram or running.dram_bytes,
+        nvme_bytes=args.nvme_capacity or running.nvme_bytes,
+        arena_dir=args.arena_dir or running.arena_dir,
+        nvme_dir=args.nvme_dir or running.nvme_dir,
+    )
+    return [daemon_found(daemon, asked.pid), *findings_of(host_limits(asked))]
+
+
 def _parser() -> argparse.ArgumentParser:
     from kvwarehouse_connectors.doctor.engines import ENGINES
 
-    about = (*ENGINES, _GPU)
+    about = (*ENGINES, _GPU, _HOST)
     parser = argparse.ArgumentParser(
         prog="kvwarehouse doctor",
         description=_ABOUT,
@@ -179,8 +203,24 @@ def _parser() -> argparse.ArgumentParser:
         help="For gpu: the daemon's folder of segments, NVME_DIR/segments. Measures each way from"
         " there to the device, half a minute each at most, reads only; clients remember it.",
     )
+    host = parser.add_argument_group("for host, where no daemon runs that says it")
+    host.add_argument(
+        "--dram", metavar="SIZE", type=_size, default=0, help="As `kvwarehouse serve` takes it."
+    )
+    host.add_argument("--nvme-capacity", metavar="SIZE", type=_size, default=0, help="Likewise.")
+    host.add_argument("--arena-dir", metavar="DIR", default="", help="Likewise.")
+    host.add_argument("--nvme-dir", metavar="DIR", default="", help="Likewise.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
     return parser
+
+
+def _size(text: str) -> int:
+    import kvwarehouse as kvw
+
+    try:
+        return kvw.parse_size(text)
+    except kvw.UsageError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
 
 
 def _page_tokens(text: str) -> int:

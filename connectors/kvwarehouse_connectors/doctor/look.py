@@ -6,14 +6,16 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.doctor.configuration import config_facts
 from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
 from kvwarehouse_connectors.doctor.engines import engine_of
 from kvwarehouse_connectors.doctor.facts import DaemonFacts, Facts, HostFacts
+from kvwarehouse_connectors.doctor.limits import Tiers, directories_of, pid_at
 from kvwarehouse_connectors.doctor.packages import software_facts
 from kvwarehouse_connectors.doctor.pages import page_facts
 
@@ -63,6 +65,25 @@ def look(name: str, asked: Asked) -> Facts:
         settings=settings,
         command=asked.command,
         page=page_facts(asked.model, page_tokens, asked.kv_dtype),
+    )
+
+
+def running_tiers(address: str) -> tuple[DaemonFacts, Tiers]:
+    """The daemon at an address ("" for the one that commands find by themselves), and what it has;
+    an empty Tiers where none runs. One that does not answer is known by its process alone."""
+    daemon = daemon_facts(address or kvw.default_address())
+    pid = pid_at(daemon.path) if daemon.is_socket else 0
+    arena, nvme = directories_of(pid) if pid else ("", "")
+    core = cast(Mapping[str, Any], daemon.status).get("core", {})
+    capacities = {
+        name: tier.get("capacity_bytes", 0) for name, tier in core.get("tiers", {}).items()
+    }
+    return daemon, Tiers(
+        dram_bytes=int(capacities.get("dram", 0)),
+        nvme_bytes=int(capacities.get("nvme", 0)),
+        arena_dir=arena,
+        nvme_dir=nvme,
+        pid=pid,
     )
 
 

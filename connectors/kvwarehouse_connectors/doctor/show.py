@@ -14,6 +14,7 @@ from rich.text import Text
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict, healthy
 
 _PIPE_COLUMNS = 120
+_ENDS = {"host": ("can serve", "cannot serve yet")}
 _STYLES = {
     Verdict.OK: "green",
     Verdict.WARN: "yellow",
@@ -51,5 +52,6 @@ def print_table(engine: str, findings: Sequence[Finding]) -> None:
 def _summary(engine: str, findings: Sequence[Finding]) -> Text:
     counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    end = "can be served" if healthy(findings) else "cannot be served yet"
+    good, bad = _ENDS.get(engine, ("can be served", "cannot be served yet"))
+    end = good if healthy(findings) else bad
     return Text(f"\n{engine} {end}: {told}", style="bold")

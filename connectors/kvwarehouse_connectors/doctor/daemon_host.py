@@ -1,0 +1,295 @@
+"""Judges a host for a daemon: what it is not allowed, or has too little of, to what value that is
+to be set, and by which command. Judges facts; looks at nothing itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from kvwarehouse_connectors.doctor.facts import DaemonFacts
+from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
+from kvwarehouse_connectors.doctor.host import size
+from kvwarehouse_connectors.doctor.limits import DirectoryFacts, HostLimits
+
+_GIB = 1 << 30
+_UNLIMITED = -1
+
+# Two for each of 1,024 sessions, as many again for segments, and those of gRPC.
+_DESCRIPTORS = 4096
+_COLLAPSES = (6, 1)
+"""The first kernel that gives huge pages to memory that is there (MADV_COLLAPSE)."""
+_RESERVED_SHARE = 8
+_PROCESS_BYTES = 512 << 20
+_INDEX_SHARE, _TABLES_SHARE, _HEADERS_SHARE = 512, 128, 64
+"""Of the tiers: the index, index and the core's tables; of DRAM: headers."""
+_LASTING = ("ext2", "ext3", "ext4", "xfs", "f2fs")
+_COPIES_ON_WRITE = ("btrfs", "zfs", "bcachefs")
+_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
+_LAYERS = ("overlay", "aufs")
+_SCHEDULERS = ("none", "noop", "mq-deadline", "deadline")
+
+
+def daemon_found(daemon: DaemonFacts, pid: int) -> Finding:
+    """pid: of the process that listens there; 0: none does."""
+    check = "daemon"
+    if not pid:
+        return skip(check, f"none at {daemon.address}: what follows is for one started here")
+    if daemon.error:
+        return warn(
+            check,
+            f"process {pid} listens at {daemon.path} and does not answer: {daemon.error}",
+            "kvwarehouse debug bundle, for a report; then start it anew: its DRAM tier stays",
+        )
+    return ok(check, f"process {pid} at {daemon.path}; what follows is for it")
+
+
+def findings_of(limits: HostLimits) -> list[Finding]:
+    """All checks, in the order in which one would mend them."""
+    return [
+        _memory(limits),
+        _shared_memory(limits),
+        _descriptors(limits),
+        _locked_memory(limits),
+        _io_uring(limits),
+        _huge_pages(limits),
+        _nodes(limits),
+        *_disk(limits),
+    ]
+
+
+def _memory(limits: HostLimits) -> Finding:
+    check = "memory limit"
+    need = _needed_bytes(limits, _TABLES_SHARE) + _PROCESS_BYTES
+    wants = f"DRAM of {size(limits.dram_bytes)} takes {size(need)} with what is beside it"
+    has = limits.memory_bytes
+    if limits.group_bytes != _UNLIMITED and limits.group_bytes < has:
+        has = limits.group_bytes
+        if has < need:
+            to = _gibibytes(need)
+            return fail(
+                check,
+                f"{wants}; the control group has {size(has)} ({limits.group_file}): the daemon"
+                " does not start, or the kernel ends it",
+                f"systemctl set-property kvwarehouse.service MemoryMax={to}G; of a container:"
+                f" docker update --memory {to}g CONTAINER; or --dram {_fitting(has, limits)}",
+            )
+    if has < need:
+        return fail(
+            check,
+            f"{wants}; this machine has {size(has)}",
+            f"kvwarehouse serve --dram {_fitting(has, limits)}",
+        )
+    return ok(check, f"{wants}; there are {size(has)}")
+
+
+def _shared_memory(limits: HostLimits) -> Finding:
+    check, arena = "shared memory", limits.arena
+    need = _needed_bytes(limits, _INDEX_SHARE)
+    wants = f"DRAM of {size(limits.dram_bytes)} needs {size(need)} in {arena.path}"
+    if arena.kind and arena.kind not in _MEMORY:
+        return warn(
+            check,
+            f"{arena.path} is on {arena.kind}: the kernel writes its pages to that disk, and no"
+            " GPU can pin them",
+            "kvwarehouse serve --arena-dir /dev/shm/kvwarehouse",
+        )
+    if arena.total_bytes < need:
+        to, has = _gibibytes(need), f"{wants}; {arena.mount} has {size(arena.total_bytes)}"
+        if need > limits.memory_bytes:
+            return fail(check, has, "a smaller --dram, as for the memory limit")
+        return fail(
+            check,
+            has,
+            f"mount -o remount,size={to}G {arena.mount}; of a container: docker run"
+            f" --shm-size={to}g, or an emptyDir of medium Memory",
+        )
+    if not limits.pid and arena.free_bytes < need:
+        return warn(
+            check,
+            f"{wants}; {arena.mount} has {size(arena.free_bytes)} free of"
+            f" {size(arena.total_bytes)} (an arena of before may be part of the rest)",
+            f"ls -l {arena.mount}: remove what nobody uses any more",
+        )
+    return ok(check, f"{wants}; {arena.mount} has {size(arena.total_bytes)}")
+
+
+def _descriptors(limits: HostLimits) -> Finding:
+    check, whose = "descriptors", _whose(limits)
+    if limits.descriptors == _UNLIMITED or limits.descriptors >= _DESCRIPTORS:
+        return ok(check, f"{whose} may have {_shown(limits.descriptors)}")
+    return warn(
+        check,
+        f"{whose} may have {limits.descriptors:,}; {_DESCRIPTORS:,} are enough for all sessions"
+        " and segments: clients are refused, and reads of NVMe wait, when they are used up",
+        "LimitNOFILE=65536 in the unit; in a shell: ulimit -Hn 65536; of a container: docker run"
+        " --ulimit nofile=65536",
+    )
+
+
+def _locked_memory(limits: HostLimits) -> Finding:
+    check, whose = "locked memory", _whose(limits)
+    if limits.nvme is None:
+        return ok(check, "not needed: there is no NVMe tier")
+    if limits.may_lock:
+        return ok(check, f"{whose} may lock all memory (CAP_IPC_LOCK)")
+    if limits.memlock_bytes == _UNLIMITED or limits.memlock_bytes >= limits.dram_bytes:
+        return ok(check, f"{whose} may lock {_shown_bytes(limits.memlock_bytes)}")
+    return warn(
+        check,
+        f"{whose} may lock {size(limits.memlock_bytes)} of an arena of {size(limits.dram_bytes)}:"
+        " io_uring cannot register it, and reads of NVMe take more processor time",
+        "LimitMEMLOCK=infinity in the unit; in a shell: ulimit -l unlimited; of a container: docker"
+        " run --ulimit memlock=-1",
+    )
+
+
+def _io_uring(limits: HostLimits) -> Finding:
+    check = "io_uring"
+    slower = "the daemon reads and writes with threads, which is slower (--io-engine pread)"
+    if limits.io_uring_disabled == 2 or (limits.io_uring_disabled == 1 and limits.io_uring_errno):
+        return warn(
+            check,
+            f"kernel.io_uring_disabled is {limits.io_uring_disabled}: {slower}",
+            "sysctl -w kernel.io_uring_disabled=0, and a file in /etc/sysctl.d to keep it so",
+        )
+    if limits.io_uring_errno and limits.filters_calls:
+        return warn(
+            check,
+            f"refused ({os.strerror(limits.io_uring_errno)}), and there is a seccomp filter, as"
+            f" container runtimes have: {slower}",
+            "a seccomp profile that allows io_uring_setup, io_uring_enter and io_uring_register:"
+            " docker run --security-opt seccomp=PROFILE.json; of a unit:"
+            " SystemCallFilter=@io-event",
+        )
+    if limits.io_uring_errno:
+        return warn(
+            check,
+            f"refused ({os.strerror(limits.io_uring_errno)}): {slower}",
+            "a kernel with io_uring (CONFIG_IO_URING); uname -r says which runs",
+        )
+    return ok(check, "allowed")
+
+
+def _huge_pages(limits: HostLimits) -> Finding:
+    check = "huge pages"
+    if limits.reserved_bytes > limits.memory_bytes // _RESERVED_SHARE:
+        return warn(
+            check,
+            f"{size(limits.reserved_bytes)} of memory lie in reserved huge pages that nobody uses;"
+            " the daemon takes none of these",
+            "sysctl -w vm.nr_hugepages=0, unless another program needs them",
+        )
+    small = "the arena lies in small pages: the start, and each client's first load, take longer"
+    if not limits.has_huge_pages:
+        return warn(
+            check,
+            f"the kernel gives none to this process: {small}",
+            "boot without transparent_hugepage=never and with CONFIG_TRANSPARENT_HUGEPAGE; check"
+            " that nothing sets PR_SET_THP_DISABLE: grep THP_enabled /proc/PID/status",
+        )
+    if limits.kernel < _COLLAPSES:
+        shown = ".".join(map(str, limits.kernel))
+        return warn(
+            check,
+            f"Linux {shown} has no MADV_COLLAPSE: {small}",
+            "a kernel of 6.1 or newer (uname -r says which runs)",
+        )
+    return ok(check, "the kernel gives them to the arena")
+
+
+def _nodes(limits: HostLimits) -> Finding:
+    check = "NUMA"
+    if limits.nodes == 1:
+        return ok(check, f"{_whose(limits)} has memory of one node")
+    if limits.spreads:
+        return ok(check, f"{limits.arena.mount} takes memory of {limits.nodes} nodes in turn")
+    return warn(
+        check,
+        f"{_whose(limits)} may use {limits.nodes} nodes, and the arena lies where its threads"
+        " happened to run: processors and GPUs of other nodes copy more slowly",
+        "numactl --interleave=all kvwarehouse serve ..., or with the one node whose GPUs load:"
+        " numactl --cpunodebind=0 --membind=0",
+    )
+
+
+def _disk(limits: HostLimits) -> Iterator[Finding]:
+    nvme = limits.nvme
+    if nvme is None:
+        yield skip("file system", "no --nvme-dir was named, and no daemon has one")
+        yield skip("disk", "no --nvme-dir was named, and no daemon has one")
+        return
+    yield _file_system(nvme)
+    yield _scheduler(nvme)
+
+
+def _file_system(nvme: DirectoryFacts) -> Finding:
+    check, where = "file system", f"{nvme.path} is on {nvme.kind or 'a file system'}"
+    elsewhere = "kvwarehouse serve --nvme-dir on ext4 or xfs of a local NVMe disk"
+    if nvme.read_only:
+        return fail(check, f"{where}, mounted read-only", f"mount -o remount,rw {nvme.mount}")
+    if nvme.kind in _MEMORY:
+        return warn(check, f"{where}, which is memory: nothing outlives the machine", elsewhere)
+    if nvme.kind in _LAYERS:
+        return warn(
+            check,
+            f"{where}, the layer of a container: it goes with the container, and is slow",
+            "docker run -v /var/lib/kvwarehouse:DIR, or a volume of the pod",
+        )
+    if nvme.kind in _COPIES_ON_WRITE:
+        return warn(
+            check,
+            f"{where}, which copies what is written again: reclaimed segments fragment",
+            f"chattr +C {nvme.path} while it is empty (btrfs), or {elsewhere}",
+        )
+    if nvme.kind and nvme.kind not in _LASTING:
+        return warn(check, f"{where}, on which it was never run", elsewhere)
+    return ok(check, where)
+
+
+def _scheduler(nvme: DirectoryFacts) -> Finding:
+    check, queue = "disk", f"/sys/block/{nvme.disk}/queue"
+    if not nvme.disk:
+        return skip(check, f"{nvme.path} is on no disk of its own that the kernel shows here")
+    if nvme.rotational:
+        return warn(
+            check,
+            f"the kernel takes {nvme.disk} for a disk that rotates: slower than computing, if it"
+            " is one",
+            f"a --nvme-dir on an SSD; if this is one: echo 0 > {queue}/rotational",
+        )
+    if nvme.scheduler and nvme.scheduler not in _SCHEDULERS:
+        return warn(
+            check,
+            f"{nvme.disk} has the scheduler {nvme.scheduler}, which holds back reads of an SSD",
+            f"echo none > {queue}/scheduler, and a udev rule to keep it so",
+        )
+    return ok(check, f"{nvme.disk}, scheduler {nvme.scheduler or 'of its driver'}")
+
+
+def _needed_bytes(limits: HostLimits, share: int) -> int:
+    """DRAM, its headers, and what the index of both tiers takes."""
+    dram = limits.dram_bytes
+    return dram + dram // _HEADERS_SHARE + (dram + limits.nvme_bytes) // share
+
+
+def _fitting(has_bytes: int, limits: HostLimits) -> str:
+    """A --dram that fits, or the least that there is."""
+    beside = _PROCESS_BYTES + limits.nvme_bytes // _TABLES_SHARE
+    fits_bytes = max(16 << 20, int((has_bytes - beside) * 0.95))
+    return f"{fits_bytes >> 30}GiB" if fits_bytes >= 4 * _GIB else f"{fits_bytes >> 20}MiB"
+
+
+def _gibibytes(size_bytes: int) -> int:
+    return -(-size_bytes // _GIB)
+
+
+def _whose(limits: HostLimits) -> str:
+    return f"the daemon (pid {limits.pid})" if limits.pid else "a daemon that is started here"
+
+
+def _shown(count: int) -> str:
+    return "as many as it likes" if count == _UNLIMITED else f"{count:,}"
+
+
+def _shown_bytes(size_bytes: int) -> str:
+    return "all memory" if size_bytes == _UNLIMITED else size(size_bytes)

@@ -1,0 +1,309 @@
+"""What `kvwarehouse doctor host` says of made-up hosts: each fault is found by its one check, with
+the value that it is to be set to and the command; and nothing is said of a host without any."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from kvwarehouse_connectors.doctor import command
+from kvwarehouse_connectors.doctor.daemon_host import daemon_found, findings_of
+from kvwarehouse_connectors.doctor.facts import DaemonFacts
+from kvwarehouse_connectors.doctor.findings import Finding, Verdict
+from kvwarehouse_connectors.doctor.limits import (
+    DirectoryFacts,
+    Tiers,
+    directories_of,
+    directory_facts,
+    host_limits,
+    io_uring_errno,
+    pid_at,
+)
+
+GIB = 1 << 30
+LIMITS = "Max open files            1024                 {files}               files\n" + (
+    "Max locked memory         {memlock}            unlimited            bytes\n"
+)
+STATUS = "CapEff:\t{caps}\nSeccomp:\t{seccomp}\nTHP_enabled:\t{thp}\nMems_allowed_list:\t{nodes}\n"
+
+
+@dataclass
+class Host:
+    """Files below a made-up root. The arena and the NVMe directory are folders of it, whose sizes
+    are those of the disk that the test runs on: --dram is small enough for any."""
+
+    root: Path
+    files: dict[str, str] = field(default_factory=dict)
+    tiers: Tiers = field(default_factory=Tiers)
+    io_uring: int = 0
+
+    def __post_init__(self) -> None:
+        self.arena, self.nvme = self.root / "shm", self.root / "disk"
+        for folder in (self.arena, self.nvme, self.root / "sys/kernel/mm/transparent_hugepage"):
+            folder.mkdir(parents=True)
+        self.files = {
+            "proc/self/status": STATUS.format(caps="0", seccomp=0, thp=1, nodes="0"),
+            "proc/self/limits": LIMITS.format(files=65536, memlock="unlimited"),
+            "proc/self/cgroup": "0::/a/b\n",
+            "proc/meminfo": f"MemTotal: {64 << 20} kB\n",
+            "proc/sys/kernel/osrelease": "6.8.0-1-x\n",
+            "proc/sys/kernel/io_uring_disabled": "0\n",
+            "proc/self/mounts": self.mounts("tmpfs rw", "ext4 rw"),
+        }
+        self.tiers = Tiers(64 << 20, 1 << 30, str(self.arena), str(self.nvme))
+        device = os.stat(self.nvme).st_dev
+        self.disk = f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
+        self.files[f"{self.disk}/queue/scheduler"] = "[none] mq-deadline bfq\n"
+        self.files[f"{self.disk}/queue/rotational"] = "0\n"
+
+    def mounts(self, arena: str, nvme: str) -> str:
+        return f"d / ext4 rw 0 0\nt {self.arena} {arena} 0 0\nd {self.nvme} {nvme} 0 0\n"
+
+    def findings(self) -> dict[str, Finding]:
+        for name, text in self.files.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+        limits = host_limits(self.tiers, self.root, io_uring=lambda: self.io_uring)
+        return {each.check: each for each in findings_of(limits)}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "root")
+
+
+def test_host_without_a_fault_is_fit(host: Host) -> None:
+    found = host.findings()
+    assert {check: each.what for check, each in found.items() if each.verdict != "ok"} == {}
+    assert len(found) == 9
+
+
+def _set(name: str, text: str) -> Callable[[Host], None]:
+    return lambda host: host.files.__setitem__(name, text)
+
+
+def _mounted(arena: str = "tmpfs rw", nvme: str = "ext4 rw") -> Callable[[Host], None]:
+    return lambda host: host.files.__setitem__("proc/self/mounts", host.mounts(arena, nvme))
+
+
+def _queue(name: str, text: str) -> Callable[[Host], None]:
+    return lambda host: host.files.__setitem__(f"{host.disk}/queue/{name}", text)
+
+
+def _status(**changed: object) -> Callable[[Host], None]:
+    given = {"caps": "0", "seccomp": 0, "thp": 1, "nodes": "0", **changed}
+    return _set("proc/self/status", STATUS.format(**given))
+
+
+def _refused(number: int, **status: object) -> Callable[[Host], None]:
+    def make(host: Host) -> None:
+        host.io_uring = number
+        _status(**status)(host)
+
+    return make
+
+
+def _no_huge_pages(host: Host) -> None:
+    (host.root / "sys/kernel/mm/transparent_hugepage").rmdir()
+
+
+def _group(path: str, text: str, groups: str = "0::/a/b\n") -> Callable[[Host], None]:
+    def make(host: Host) -> None:
+        host.files[f"sys/fs/cgroup/{path}"] = text
+        host.files["proc/self/cgroup"] = groups
+
+    return make
+
+
+V1 = "9:name=systemd:/\n4:memory,x:/pods/one\n1:cpu:/\n0::/\n"
+FAULTS: list[tuple[str, Callable[[Host], None], str, Verdict, str, str]] = [
+    ("group", _group("a/b/memory.max", f"{256 << 20}\n"), "memory limit", Verdict.FAIL,
+     "256 MiB (/sys/fs/cgroup/a/b/memory.max)", "MemoryMax=1G"),
+    ("group above", _group("a/memory.max", f"{256 << 20}\n"), "memory limit", Verdict.FAIL,
+     "256 MiB (/sys/fs/cgroup/a/memory.max)", "docker update --memory 1g"),
+    ("group of version 1",
+     _group("memory/pods/one/memory.limit_in_bytes", f"{256 << 20}\n", V1),
+     "memory limit", Verdict.FAIL, "pods/one/memory.limit_in_bytes", "MemoryMax=1G"),
+    ("little memory", _set("proc/meminfo", f"MemTotal: {128 << 10} kB\n"), "memory limit",
+     Verdict.FAIL, "this machine has 128 MiB", "--dram"),
+    ("arena on a disk", _mounted(arena="ext4 rw"), "shared memory", Verdict.WARN, "ext4",
+     "--arena-dir /dev/shm"),
+    ("few descriptors", _set("proc/self/limits", LIMITS.format(files=1024, memlock="unlimited")),
+     "descriptors", Verdict.WARN, "1,024; 4,096", "LimitNOFILE=65536"),
+    ("memlock", _set("proc/self/limits", LIMITS.format(files=65536, memlock=8 << 20)),
+     "locked memory", Verdict.WARN, "8 MiB of an arena of 64 MiB", "LimitMEMLOCK=infinity"),
+    ("sysctl 2", _set("proc/sys/kernel/io_uring_disabled", "2\n"), "io_uring", Verdict.WARN,
+     "kernel.io_uring_disabled is 2", "sysctl -w kernel.io_uring_disabled=0"),
+    ("seccomp", _refused(errno.EPERM, seccomp=2), "io_uring", Verdict.WARN, "seccomp",
+     "--security-opt seccomp="),
+    ("no io_uring", _refused(errno.ENOSYS), "io_uring", Verdict.WARN, "not implemented",
+     "CONFIG_IO_URING"),
+    ("no huge pages", _no_huge_pages, "huge pages", Verdict.WARN, "gives none",
+     "transparent_hugepage=never"),
+    ("huge pages off", _status(thp=0), "huge pages", Verdict.WARN, "to this process",
+     "PR_SET_THP_DISABLE"),
+    ("old kernel", _set("proc/sys/kernel/osrelease", "5.15.0-1\n"), "huge pages", Verdict.WARN,
+     "Linux 5.15", "6.1"),
+    ("reserved", _set("sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "9\n"),
+     "huge pages", Verdict.WARN, "9 GiB", "vm.nr_hugepages=0"),
+    ("nodes", _status(nodes="0-1,4"), "NUMA", Verdict.WARN, "3 nodes", "numactl --interleave=all"),
+    ("read-only", _mounted(nvme="ext4 ro,noatime"), "file system", Verdict.FAIL, "read-only",
+     "remount,rw"),
+    ("memory as a disk", _mounted(nvme="tmpfs rw"), "file system", Verdict.WARN, "memory",
+     "--nvme-dir"),
+    ("a container's layer", _mounted(nvme="overlay rw"), "file system", Verdict.WARN, "layer",
+     "docker run -v"),
+    ("copies", _mounted(nvme="btrfs rw"), "file system", Verdict.WARN, "btrfs", "chattr +C"),
+    ("a network's", _mounted(nvme="nfs4 rw"), "file system", Verdict.WARN, "nfs4", "ext4 or xfs"),
+    ("rotates", _queue("rotational", "1\n"), "disk", Verdict.WARN, "rotates", "queue/rotational"),
+    ("scheduler", _queue("scheduler", "none mq-deadline [bfq]\n"), "disk", Verdict.WARN, "bfq",
+     "echo none > /sys/block/"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "verdict", "what", "fix"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS]
+)
+def test_fault_is_found_by_its_check_with_value_and_command(
+    host: Host, make: Callable[[Host], None], check: str, verdict: Verdict, what: str, fix: str
+) -> None:
+    make(host)
+    found = host.findings()
+    assert [name for name, each in found.items() if each.verdict != "ok"] == [check]
+    assert found[check].verdict is verdict
+    assert what.lower() in found[check].what.lower()
+    assert fix in found[check].fix
+
+
+def test_every_check_has_a_fault_that_it_finds(host: Host) -> None:
+    assert host.findings().keys() == {fault[2] for fault in FAULTS}
+
+
+def test_tmpfs_that_is_too_small_or_full_is_told_with_the_size_it_needs(tmp_path: Path) -> None:
+    arena = DirectoryFacts("/dev/shm", "tmpfs", "/dev/shm", total_bytes=GIB, free_bytes=GIB)
+    host = Host(tmp_path / "root")
+    host.findings()
+    limits = replace(host_limits(host.tiers, host.root, io_uring=lambda: 0), arena=arena)
+
+    def judged(**changed: object) -> Finding:
+        (found,) = [
+            f for f in findings_of(replace(limits, **changed)) if f.check == "shared memory"
+        ]
+        return found
+
+    assert judged(dram_bytes=GIB // 2).verdict is Verdict.OK
+    small = judged(dram_bytes=4 * GIB)
+    assert small.verdict is Verdict.FAIL
+    assert "mount -o remount,size=5G /dev/shm" in small.fix
+    assert "--shm-size=5g" in small.fix
+    assert judged(dram_bytes=99 * GIB).fix == "a smaller --dram, as for the memory limit"
+    full = replace(arena, free_bytes=1 << 20)
+    assert judged(dram_bytes=GIB // 2, arena=full).verdict is Verdict.WARN
+    assert judged(dram_bytes=GIB // 2, arena=full, pid=7).verdict is Verdict.OK  # by its own arena
+
+
+@pytest.mark.parametrize(
+    ("make", "check"),
+    [
+        (_set("proc/sys/kernel/io_uring_disabled", "1\n"), "io_uring"),  # and we may all the same
+        (_group("a/b/memory.max", "max\n"), "memory limit"),
+        (_mounted(arena="tmpfs rw,mpol=interleave:0-1"), "NUMA"),
+        (_group("memory/x/memory.limit_in_bytes", "99\n", "1:cpu:/x\n0::/\n"), "memory limit"),
+        (_mounted(nvme="ext4 rw,errors=remount-ro"), "file system"),
+        (_queue("scheduler", "none [mq-deadline]\n"), "disk"),
+    ],
+)
+def test_what_does_no_harm_is_no_fault(
+    host: Host, make: Callable[[Host], None], check: str
+) -> None:
+    if check == "NUMA":
+        _status(nodes="0-1")(host)
+    make(host)
+    assert host.findings()[check].verdict is Verdict.OK
+
+
+def test_right_to_lock_makes_a_limit_harmless(host: Host) -> None:
+    _set("proc/self/limits", LIMITS.format(files=65536, memlock=65536))(host)
+    _status(caps="4000")(host)
+    assert host.findings()["locked memory"].verdict is Verdict.OK
+
+
+def test_without_an_nvme_tier_its_checks_are_left_out(host: Host) -> None:
+    host.tiers = replace(host.tiers, nvme_dir="")
+    _set("proc/self/limits", LIMITS.format(files=65536, memlock=65536))(host)
+    found = host.findings()
+    assert {name for name, each in found.items() if each.verdict == "skip"} == {
+        "file system",
+        "disk",
+    }
+    assert found["locked memory"].verdict is Verdict.OK
+
+
+def test_limits_are_those_of_the_daemon_where_one_runs(host: Host) -> None:
+    host.tiers = replace(host.tiers, pid=7)
+    _set("proc/7/limits", LIMITS.format(files=512, memlock="unlimited"))(host)
+    assert "the daemon (pid 7) may have 512" in host.findings()["descriptors"].what
+
+
+def test_directories_of_a_daemon_are_those_of_its_open_files(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/7/fd"
+    folder.mkdir(parents=True)
+    assert directories_of(7, tmp_path) == ("", "")
+    (folder / "3").symlink_to("socket:[1]")
+    (folder / "4").symlink_to("/dev/shm/kvw/arena")
+    (folder / "5").symlink_to("/dev/shm/kvw/ledger.mdb")
+    assert directories_of(7, tmp_path) == ("/dev/shm/kvw", "")
+    (folder / "6").symlink_to("/disk/kvw/ledger.mdb")
+    assert directories_of(7, tmp_path) == ("/dev/shm/kvw", "/disk/kvw")
+    (folder / "7").symlink_to("/nvme/kvw/segments/0001.seg (deleted)")
+    assert directories_of(7, tmp_path) == ("/dev/shm/kvw", "/nvme/kvw")
+    assert directories_of(8, tmp_path) == ("", "")
+
+
+def test_directory_that_is_not_there_is_judged_by_what_it_would_be_made_in(tmp_path: Path) -> None:
+    facts = directory_facts(str(tmp_path / "not" / "yet"))
+    assert facts.path.endswith("not/yet")
+    assert facts.total_bytes >= facts.free_bytes > 0
+    assert facts.kind
+    assert tmp_path.is_relative_to(facts.mount)
+
+
+def test_daemon_is_told_by_what_it_answers() -> None:
+    there = DaemonFacts(address="unix:///s", path="/s", is_socket=True)
+    assert daemon_found(there, 7).verdict is Verdict.OK
+    silent = daemon_found(replace(there, error="no answer in 5 s"), 7)
+    assert silent.verdict is Verdict.WARN
+    assert "debug bundle" in silent.fix
+    assert daemon_found(there, 0).verdict is Verdict.SKIP
+
+
+def test_process_behind_a_socket_is_found(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    assert pid_at(path) == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        assert pid_at(path) == os.getpid()
+
+
+def test_kernel_is_asked_without_making_a_ring() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    assert io_uring_errno() in (0, errno.EPERM, errno.ENOSYS)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_command_judges_what_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--address", f"unix://{tmp_path}/none.sock", "--nvme-dir", str(tmp_path)]
+    assert command(["host", "--dram", "900TiB", *where]) == 1
+    told = capsys.readouterr().out
+    assert "DRAM of 900 TiB" in told
+    assert f"{tmp_path} is on" in told
+    assert "host cannot serve yet" in told
+    with pytest.raises(SystemExit):
+        command(["host", "--dram", "much"])
