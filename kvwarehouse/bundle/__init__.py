@@ -57,7 +57,7 @@ def make_bundle(
     *,
     on_source: Callable[[str], None] = lambda name: None,
 ) -> Bundle:
-    """Blocks for at most the sum of the deadlines; a daemon that hangs costs two of them. Raises
+    """Blocks for at most the sum of the deadlines; a daemon that hangs costs some of them. Raises
     UsageError where the file cannot be written. environment: this process's."""
     sources = Sources(asked, environment)
     found = []

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +62,17 @@ def serve_arguments(pid: int, proc: Path = PROC) -> list[str]:
         " --config",
         code="not_serve",
     )
+
+
+def option_values(pid: int, option: str, proc: Path = PROC) -> list[str]:
+    """The paths that its command line gives an option; [] where it cannot be looked at."""
+    try:
+        given, base = arguments(pid, proc), directory(pid, proc)
+    except OSError:
+        return []
+    found = [after for word, after in pairwise(given) if word == option]
+    found += [word.partition("=")[2] for word in given if word.startswith(f"{option}=")]
+    return [os.path.join(base, path) for path in found if path]
 
 
 def directory(pid: int, proc: Path = PROC) -> str:

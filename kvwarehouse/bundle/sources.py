@@ -81,6 +81,8 @@ class Sources:
         """(environments whose secret variables are to be taken out, lines that are secrets), as
         far as they are known by now."""
         files = [self._settings.get("token_file"), self._environment().get("KVW_TOKEN_FILE")]
+        if self._pid is not None:  # its settings may not have been had
+            files += daemon_process.option_values(self._pid, "--token-file")
         lines = [line for path in files if path for line in _lines_of(str(path))]
         if self._asked.token:
             lines.append(self._asked.token)

@@ -175,6 +175,15 @@ def test_process_is_described_without_asking_it(tmp_path: Path) -> None:
     assert daemon_process.environment(7, proc) == {"KVW_NAME": "x", "EMPTY": ""}
 
 
+def test_files_that_a_command_line_names_are_found_where_it_was_given(tmp_path: Path) -> None:
+    line = "python\0serve\0--token-file\0a\0--token-file=/b\0--token-file=\0--token-file"
+    proc = made_root(tmp_path, {"7/cmdline": line})
+    assert daemon_process.option_values(7, "--token-file", proc) == []
+    (proc / "7/cwd").symlink_to("/where")
+    found = daemon_process.option_values(7, "--token-file", proc)
+    assert found == ["/where/a", "/b"]
+
+
 def test_process_that_is_no_daemon_has_no_settings(tmp_path: Path) -> None:
     proc = made_root(tmp_path, {"7/cmdline": "python\0-m\0http.server\0"})
     with pytest.raises(UsageError, match="--config"):
