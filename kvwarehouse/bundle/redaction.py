@@ -91,6 +91,7 @@ class Redactor:
         self._forms |= {
             secret,
             json.dumps(secret)[1:-1],
+            json.dumps(secret, ensure_ascii=False)[1:-1],
             repr(secret)[1:-1],
             quote(plain, safe=""),
             quote_plus(plain),

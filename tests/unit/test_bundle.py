@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.bundle import archive as archives
-from kvwarehouse.bundle import daemon_process, host
+from kvwarehouse.bundle import daemon_process, host, sources
 from kvwarehouse.bundle.archive import Archive
 from kvwarehouse.bundle.collecting import BundleSource, collect
 from kvwarehouse.bundle.redaction import Redactor
@@ -173,6 +173,45 @@ def test_process_is_described_without_asking_it(tmp_path: Path) -> None:
         assert text in told
     assert daemon_process.serve_arguments(7, proc) == ["--dram", "1GiB"]
     assert daemon_process.environment(7, proc) == {"KVW_NAME": "x", "EMPTY": ""}
+
+
+def test_end_of_a_log_begins_with_a_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the first one could be a secret whose name is cut off."""
+    monkeypatch.setattr(sources, "LOG_BYTES", 30)
+    log = tmp_path / "log"
+    log.write_text("short\n")
+    assert sources._end_of(str(log)) == "short\n"
+    log.write_text("token=somebodys-very-long-secret\nthe end\n")
+    assert sources._end_of(str(log)) == "the end\n"
+
+
+def test_log_that_is_in_no_file_is_asked_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LookupError, match=r"goes to a pipe.*--log FILE"):
+        sources._journal(7, "it goes to a pipe")
+    journal = tmp_path / "journalctl"
+    journal.write_text('#!/bin/sh\necho "of $1"\n')
+    journal.chmod(0o700)
+    assert sources._journal(7, "it goes to a pipe") == "of _PID=7\n"
+    journal.write_text("#!/bin/sh\n")
+    with pytest.raises(LookupError, match=r"goes to a pipe.*--log FILE"):
+        sources._journal(7, "it goes to a pipe")
+
+
+def test_log_of_a_process_is_its_stderr_where_that_is_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "7/fd"
+    folder.mkdir(parents=True)
+    (tmp_path / "log").write_text("")
+    (folder / "2").symlink_to(tmp_path / "log")
+    assert daemon_process.log_file(7, tmp_path) == str(folder / "2")
+    (folder / "2").unlink()
+    (folder / "2").symlink_to("/dev/null")
+    with pytest.raises(OSError, match="goes to /dev/null"):
+        daemon_process.log_file(7, tmp_path)
 
 
 def test_files_that_a_command_line_names_are_found_where_it_was_given(tmp_path: Path) -> None:

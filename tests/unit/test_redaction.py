@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from urllib.parse import quote
+import random
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -138,6 +140,23 @@ def test_short_values_are_not_looked_for_in_words() -> None:
     redactor.learn_variables({"MY_TOKEN": "on", "HOME": "/home/somebody", "A_KEY": PLAIN})
     assert redactor.text("once on /home/somebody") == "once on /home/somebody"
     assert PLAIN not in redactor.text(f"x{PLAIN}y")
+
+
+def test_secret_of_any_characters_is_found_among_others(rng: random.Random) -> None:
+    for _ in range(300):
+        letters = "ab1'\"\\/+%& =é\u20ac\t"
+        secrets = ["x" + "".join(rng.choices(letters, k=rng.randint(5, 30))) + "y" for _ in "abc"]
+        forms: list[Callable[[str], str]] = [
+            str,
+            repr,
+            json.dumps,
+            lambda secret: json.dumps({"a": [secret]}, ensure_ascii=False),
+            lambda secret: quote(secret, safe=""),
+            quote_plus,
+        ]
+        said = [rng.choice(forms)(rng.choice(secrets)).strip("'\"") for _ in range(4)]
+        told = Redactor(secrets).text(f"{rng.choice(letters)}z".join(said))
+        assert [each for each in said if each in told] == []
 
 
 def test_long_text_without_ends_takes_no_time_that_grows_with_its_square() -> None:
