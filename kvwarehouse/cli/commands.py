@@ -1,6 +1,7 @@
 """The commands: those of this package, and those that other packages add.
 
-Of ours there is the name, one line for the list, and the module that does it. A module has EXAMPLES
+Of ours there is the name, one line for the list, and the module that does it, of the same name (and
+an underscore where Python has a word of that name: import_.py). A module has EXAMPLES
 (shown in its --help), add_arguments(parser) and run(args) -> exit status; it is imported when its
 command is used, so that `kvwarehouse --help` is quick.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import keyword
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,7 +49,8 @@ class Command:
     summary: str
 
     def load(self) -> CommandModule:
-        return cast(CommandModule, import_module(f"kvwarehouse.cli.{self.name}"))
+        module = f"{self.name}_" if keyword.iskeyword(self.name) else self.name
+        return cast(CommandModule, import_module(f"kvwarehouse.cli.{module}"))
 
 
 def command_parser(name: str, summary: str, examples: str) -> argparse.ArgumentParser:
@@ -77,6 +80,8 @@ COMMANDS = (
     Command("drain", "Refuse stores from now on and flush, before a stop."),
     Command("check", "Verify the digests of stored pages."),
     Command("debug", "Make one file for a bug report: daemon, log, host; no secrets."),
+    Command("export", "Write what it has stored into a file, for a backup or another daemon."),
+    Command("import", "Store what `kvwarehouse export` wrote, here or in another warehouse."),
     Command("size", "Say how large a model's KV is, and what fits where."),
     Command("plan", "Say what loading KV instead of computing it would bring."),
     Command("advise", "Say what more or less DRAM and NVMe would bring a running warehouse."),

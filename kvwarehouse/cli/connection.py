@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kvwarehouse.client import Client
+from kvwarehouse.client import Client, connect
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.errors import TransportError, UsageError
@@ -61,19 +61,26 @@ def add_connection(parser: argparse.ArgumentParser, *, timeout_s: float = 10.0) 
     )
 
 
-def connect_from(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Client:
-    """A client for administration: all of it is gRPC, so it takes no session of the daemon."""
+def connect_from(
+    args: argparse.Namespace,
+    environ: Mapping[str, str] | None = None,
+    *,
+    moves_pages: bool = False,
+) -> Client:
+    """A client for administration: all of it is gRPC, so it takes no session of the daemon.
+    moves_pages: one through which pages go, on the daemon's host by shared memory."""
     environ = os.environ if environ is None else environ
     address = address_from(args, environ)
+    make = connect if moves_pages and is_local(address) else connect_grpc
     try:
-        return connect_grpc(
+        return make(
             address,
             token=None if is_local(address) else token_from(args.token_file, environ),
             tls=args.tls,
             timeout_s=args.timeout,
         )
     except TransportError as error:
-        if error.code != "unavailable" or is_chosen(args):
+        if error.code not in ("unavailable", "no_daemon") or is_chosen(args):
             raise
         raise TransportError(
             f"{error.message}. {_ELSEWHERE}", code=error.code, context=error.context

@@ -1,0 +1,211 @@
+"""From a daemon into a backup: what is stored when a namespace's turn comes, less what leaves
+before it is read. One owner.
+
+Pages are read as engines read them, verified, a window at a time. On the daemon's host those on
+NVMe are read where they lie, so that none comes into DRAM for this; elsewhere the daemon promotes
+them. Pages read from DRAM count as used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwarehouse.backup.backup_file import BackupWriter
+from kvwarehouse.backup.chains import ChainPage, Chains
+from kvwarehouse.backup.pace import Pace
+from kvwarehouse.backup.prompt_path import PromptPath
+from kvwarehouse.client import Client, OpenNamespace
+from kvwarehouse.client.admin import StoredNamespace
+from kvwarehouse.client.listed import open_listed
+from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
+from kvwarehouse.client.watch import Changes
+from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.gpu.nvme_reader import NvmeReader
+from kvwarehouse.types import Loaded
+
+WINDOW_BYTES: Final = 16 << 20
+"""Of pages in memory at a time; one page where that is more."""
+
+_MOST_IN_RUN: Final = 1024
+_DAMAGED: Final = ("mismatch", "io_error")
+_GONE: Final = ("missing", "stale")
+
+Load: TypeAlias = Callable[..., Loaded]
+
+
+@dataclass
+class ExportCounts:
+    namespaces: int = 0
+    planned: int = 0
+    """Pages of the namespaces begun with."""
+    pages: int = 0
+    payload_bytes: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Pages by reason: "gone", evicted or cleared since the export came to their namespace;
+    "damaged", none of their copies is what was stored; "not_in_dram"; "no_parent": of those that
+    are none of these, an ancestor is, or is in no tier."""
+
+
+class Export:
+    """tier: "dram" leaves pages out that are on NVMe alone; None takes all."""
+
+    def __init__(
+        self, client: Client, *, tier: str | None = None, pace: Pace, timeout_s: float
+    ) -> None:
+        self._client = client
+        self._tier = tier
+        self._pace = pace
+        self._timeout_s = timeout_s
+        self._quarantined = self._asked_quarantined()
+        self.counts = ExportCounts()
+
+    def run(self, writer: BackupWriter, spaces: list[StoredNamespace]) -> Iterator[ExportCounts]:
+        """Yields what was written so far, after each window; the writer's end is the caller's.
+        Raises TransportError where the daemon does not answer any more."""
+        for space in spaces:
+            self.counts.namespaces += 1
+            try:
+                yield from self._namespace(writer, space)
+            except UsageError as error:
+                if error.code not in UNKNOWN_NAMESPACE:
+                    raise
+                # Forgotten since, or of pages that this daemon has no slabs for.
+                self.counts.left_out["gone"] += 1
+        self._client.status()  # pages read from the memory of a daemon that is gone prove nothing
+
+    def _namespace(self, writer: BackupWriter, space: StoredNamespace) -> Iterator[ExportCounts]:
+        chains = Chains(self._tier)
+        with closing(cast(Generator[Changes, None, None], self._client.watch(space))) as told:
+            for message in told:
+                chains.add(message.changes)
+                if message.synced:
+                    break
+        self.counts.planned += chains.pages
+        self.counts.left_out += chains.left_out
+        with self._loader() as load:
+            reading = _Reading(open_listed(self._client, space), load, self._wait_s)
+            yield from self._runs(writer, chains, reading)
+
+    def _runs(
+        self, writer: BackupWriter, chains: Chains, reading: _Reading
+    ) -> Iterator[ExportCounts]:
+        runs = chains.runs(reading.most_pages)
+        run = next(runs, None)
+        while run is not None:
+            shards, taken, why = reading.read(run)
+            for place, page in enumerate(run[:taken]):
+                page.number = writer.page(
+                    reading.space_id,
+                    (page.position, reading.numbers[page.position]),
+                    (page.by_tokens, page.witness),
+                    [shard[place].data for shard in shards],
+                )
+                reading.numbers[page.position + 1 :] = [page.number]
+            if taken < len(run):
+                self._leave_out(run[taken], why)
+            self.counts.pages = writer.pages
+            self.counts.payload_bytes = writer.payload_bytes
+            yield self.counts
+            self._pace.spend(taken * len(shards) * shards[0].shape[1])
+            run = _sent(runs, taken)
+
+    def _leave_out(self, page: ChainPage, why: str) -> None:
+        if why in _DAMAGED or self._was_quarantined():
+            reason = "damaged"
+        elif why in _GONE:
+            reason = "gone"
+        elif why == "timeout" and self._tier == "dram":
+            reason = "not_in_dram"
+        else:
+            raise TransportError(
+                f"the daemon did not give a page within {self._timeout_s:g} s ({why}); look at it"
+                " with `kvwarehouse status`, and export again, or with a larger --timeout",
+                code="deadline",
+            )
+        self.counts.left_out[reason] += 1
+        if below := page.below() - 1:
+            self.counts.left_out["no_parent"] += below
+
+    def _was_quarantined(self) -> bool:
+        """Whether the daemon took a page out for its bytes since it was asked last: a damaged
+        record is found by reading it, and is missing then."""
+        before, self._quarantined = self._quarantined, self._asked_quarantined()
+        return self._quarantined > before
+
+    def _asked_quarantined(self) -> int:
+        return int(self._client.status()["core"]["quarantined"])
+
+    @property
+    def _wait_s(self) -> float:
+        return 0.0 if self._tier == "dram" else self._timeout_s
+
+    @contextmanager
+    def _loader(self) -> Iterator[Load | None]:
+        """None: the namespace's own."""
+        if not self._client.local or self._tier == "dram":
+            yield None
+            return
+        with NvmeReader() as reader:
+            yield reader.load
+
+
+class _Reading:
+    """The pages of one namespace, read in pre-order."""
+
+    def __init__(self, opened: OpenNamespace, load: Load | None, timeout_s: float) -> None:
+        space = opened.space
+        self._opened = opened
+        self._load = load
+        self._timeout_s = timeout_s
+        self._path = PromptPath()
+        self.space_id = space.id
+        self.numbers: list[int | None] = [None]
+        """Of the parent of a page at each position on the path."""
+        page_bytes = space.shards * space.page_bytes
+        self.most_pages = max(1, min(_MOST_IN_RUN, WINDOW_BYTES // page_bytes))
+        self._shards = [
+            np.empty((self.most_pages, space.page_bytes), np.uint8) for _ in range(space.shards)
+        ]
+
+    def read(self, run: list[ChainPage]) -> tuple[list[NDArray[np.uint8]], int, str]:
+        """The shards of its pages, how many of them are there, and why the next is not."""
+        first = run[0].position
+        self._path.cut(first)
+        for page in run:
+            self._path.add(page.witness, by_tokens=page.by_tokens)
+        taken, why = len(run), ""
+        for number, shard in enumerate(self._shards):
+            if not taken:
+                break
+            loaded = self._load_shard(first, shard[:taken], number)
+            if loaded < taken:
+                taken, why = int(loaded), next(iter(loaded.missed), "missing")
+        self._path.cut(first + taken)
+        return self._shards, taken, why
+
+    def _load_shard(self, first: int, out: NDArray[np.uint8], shard: int) -> Loaded:
+        wanted: dict[str, Any] = {
+            **self._path.prefix(),
+            "out": out,
+            "shard": shard,
+            "timeout_s": self._timeout_s,
+            "first": first,
+        }
+        if self._load is None:
+            return self._opened.load(**wanted)
+        return self._load(self._opened, **wanted)
+
+
+def _sent(runs: Any, taken: int) -> list[ChainPage] | None:
+    try:
+        run: list[ChainPage] = runs.send(taken)
+    except StopIteration:
+        return None
+    return run

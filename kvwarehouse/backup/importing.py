@@ -1,0 +1,238 @@
+"""From a backup into a daemon. One owner.
+
+Pages are stored in the file's order, a window at a time, each verified before any of it is stored;
+what is stored already is passed over. A page whose parent is not there is not stored either.
+
+A clear beside it is not undone: before and after each window its namespace's clear epoch is
+compared with that of the beginning. Where it has risen, the import takes no more pages of that
+namespace, and clears it again if the clear fell into a window: pages of that window could have been
+stored behind it. The epoch of a listing rises before the core clears, so what was stored before an
+epoch was seen unchanged is taken by any clear that comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwarehouse.backup.backup_file import BackupNamespace, BackupPage, BackupReader
+from kvwarehouse.backup.pace import Pace
+from kvwarehouse.backup.prompt_path import PromptPath
+from kvwarehouse.backup.room import MayLeave, Room
+from kvwarehouse.backup.target import Target
+from kvwarehouse.client import Client, OpenNamespace
+from kvwarehouse.client.listed import stored_pages
+from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
+from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
+
+WINDOW_BYTES: Final = 16 << 20
+"""Of verified pages in memory at a time, and one page more."""
+
+_WINDOW_PAGES: Final = 1024
+_ARENA_SHARE: Final = 64  # of DRAM is unfinished at a time; a session alone may have an eighth
+_TRIES: Final = 8
+_PAUSE_S: Final = 0.1  # before the second try; the daemon refuses a tail again for a second
+_FULL: Final = {"no_room", "index_full"}
+
+
+@dataclass
+class ImportCounts:
+    pages: int = 0
+    """Read and verified."""
+    payload_bytes: int = 0
+    stored: int = 0
+    already: int = 0
+    left: int = 0
+    """Not stored: there was no room."""
+    cleared: int = 0
+    """Not stored, or removed again: the namespace was cleared meanwhile."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Not stored, by the daemon's reason, or "no_parent"."""
+
+
+class Import:
+    """may_leave: what of the target may be evicted for what comes."""
+
+    def __init__(
+        self, client: Client, target: Target, *, may_leave: MayLeave, pace: Pace, timeout_s: float
+    ) -> None:
+        self._target = target
+        self._room = Room(client, may_leave)
+        self._insists = may_leave != "none"  # what may leave may have to be written first
+        self._pace = pace
+        self._timeout_s = timeout_s
+        dram_bytes = client.status()["core"]["tiers"]["dram"]["capacity_bytes"]
+        self._unfinished_bytes = dram_bytes // _ARENA_SHARE
+        self._path = PromptPath()
+        self._space: BackupNamespace | None = None
+        self.counts = ImportCounts()
+        self.full = False
+        """There was no room for a page; from then on none is stored, but all are verified."""
+
+    def run(self, reader: BackupReader) -> Iterator[ImportCounts]:
+        """Yields what was done so far, after each window. Raises StorageError where the file is
+        not what was written; what was verified before that is stored, and stays."""
+        pages, window, damage = reader.pages(), _Window(), None
+        while True:
+            try:
+                page = next(pages, None)
+            except StorageError as error:
+                page, damage = None, error
+            if page is None or not window.takes(page):
+                self._take(window)
+                yield self.counts
+                window = _Window()
+            if page is None:
+                break
+            window.add(page)
+            self.counts.pages += 1
+            self.counts.payload_bytes += len(page.payload)
+        if damage is not None:
+            raise damage
+
+    def _take(self, window: _Window) -> None:
+        if not window.runs:
+            return
+        space = window.runs[0][0].namespace
+        if space is not self._space:
+            self._space, self._path = space, PromptPath()
+        if self._target.is_cleared(space.id):
+            self.counts.cleared += window.pages
+            return
+        before = dataclasses.replace(self.counts, dropped=self.counts.dropped.copy())
+        forgotten = not self._stored(window)
+        if forgotten or self._target.is_cleared(space.id):
+            self._target.clear_again(space.id)
+            before.cleared += window.pages
+            self.counts = before
+        self._pace.spend((self.counts.stored - before.stored) * space.page_bytes)
+
+    def _stored(self, window: _Window) -> bool:
+        """False: the daemon does not know the namespace any more."""
+        self._room.look()
+        opened = self._target.opened(window.runs[0][0].namespace.id)
+        try:
+            for run in window.runs:
+                self._take_run(opened, run)
+        except UsageError as error:
+            if error.code not in UNKNOWN_NAMESPACE:
+                raise
+            return False
+        return True
+
+    def _take_run(self, opened: OpenNamespace, run: list[BackupPage]) -> None:
+        """Passes over what is there, and stores the rest as far as there is room for it."""
+        first, counts, space = run[0].position, self.counts, opened.space
+        self._path.cut(first)
+        for page in run:
+            self._path.add(page.witness, by_tokens=page.by_tokens)
+        there = stored_pages(opened, **self._path.prefix()) - first
+        if there < 0:
+            self._not_stored(len(run), "no_parent")
+            return
+        counts.already += min(there, len(run))
+        rest = run[there:]
+        fit = 0 if self.full else self._room.take(len(rest), space.shards, space.page_bytes)
+        self.full = self.full or fit < len(rest)
+        stored, why = self._store(opened, rest[:fit])
+        counts.stored += stored
+        self.full = self.full or why in _FULL
+        self._not_stored(len(rest) - stored, why)
+
+    def _not_stored(self, pages: int, why: str) -> None:
+        if self.full:
+            self.counts.left += pages
+        elif pages:
+            self.counts.dropped[why] += pages
+
+    def _store(self, opened: OpenNamespace, pages: list[BackupPage]) -> tuple[int, str]:
+        """How many were stored, and why the next was not. All shards of some, then of the next: a
+        page is unfinished until its last shard is there, and the daemon bounds those."""
+        space = opened.space
+        batch = max(1, self._unfinished_bytes // (space.shards * space.page_bytes))
+        for at in range(0, len(pages), batch):
+            part = pages[at : at + batch]
+            stored, why = self._store_batch(opened, part)
+            if stored < len(part):
+                return at + stored, why
+        return len(pages), ""
+
+    def _store_batch(self, opened: OpenNamespace, pages: list[BackupPage]) -> tuple[int, str]:
+        """What is refused for now is asked for again, a few times."""
+        first, shards = pages[0].position, _shards(opened, pages)
+        prefix = self._path.prefix(first + len(pages))
+        done, why = 0, ""
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(attempt * _PAUSE_S)
+            dropped: dict[str, int] = {}
+            for number, rows in enumerate(shards):
+                stored = opened.store(
+                    **prefix,
+                    pages=rows[done:],
+                    shard=number,
+                    first=first + done,
+                    timeout_s=self._timeout_s,
+                )
+                dropped |= stored.dropped
+            done = stored_pages(opened, **prefix) - first
+            why = next(iter(_FULL & dropped.keys() or dropped), "later")
+            if done == len(pages) or done < 0 or (why in _FULL and not self._insists):
+                break
+            _refuse_lost(dropped)
+        return max(0, done), "no_parent" if done < 0 else why
+
+
+class _Window:
+    """Verified pages of one namespace, to be stored together: runs, each page of which is the
+    parent of the next."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[BackupPage]] = []
+        self.pages = 0
+        self._bytes = 0
+
+    def takes(self, page: BackupPage) -> bool:
+        if not self.runs:
+            return True
+        fits = self._bytes + len(page.payload) <= WINDOW_BYTES and self.pages < _WINDOW_PAGES
+        return fits and self.runs[0][0].namespace is page.namespace
+
+    def add(self, page: BackupPage) -> None:
+        if self.runs and self.runs[-1][-1].number == page.parent:
+            self.runs[-1].append(page)
+        else:
+            self.runs.append([page])
+        self.pages += 1
+        self._bytes += len(page.payload)
+
+
+def _shards(opened: OpenNamespace, pages: list[BackupPage]) -> list[NDArray[np.uint8]]:
+    """A row for each page, of each shard."""
+    shape = (len(pages), opened.space.shards, opened.space.page_bytes)
+    whole = np.empty(shape, np.uint8)
+    for row, page in zip(whole, pages, strict=True):
+        row.reshape(-1)[:] = np.frombuffer(page.payload, np.uint8)
+    return [np.ascontiguousarray(whole[:, number]) for number in range(shape[1])]
+
+
+def _refuse_lost(dropped: dict[str, int]) -> None:
+    """Raises what no further try of this import would mend."""
+    if "draining" in dropped:
+        raise CapacityError(
+            "the daemon drains: it takes no stores until `kvwarehouse drain --undo`, or another is"
+            " started; run the import again then, it goes on where it ended",
+            code="draining",
+        )
+    if "unreachable" in dropped:
+        raise TransportError(
+            "the daemon is gone; run the import again once it is back, it goes on where it ended",
+            code="unavailable",
+        )
