@@ -15,7 +15,7 @@ are made with a secret of each warehouse, and the target makes its own.
 from kvwarehouse.backup.backup_file import BackupReader, BackupWriter, new_file
 from kvwarehouse.backup.exporting import Export, ExportCounts
 from kvwarehouse.backup.importing import Import, ImportCounts
-from kvwarehouse.backup.pace import Pace
+from kvwarehouse.backup.rate_limit import RateLimit
 from kvwarehouse.backup.target import Target
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "ExportCounts",
     "Import",
     "ImportCounts",
-    "Pace",
+    "RateLimit",
     "Target",
     "new_file",
 ]

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from kvwarehouse.backup.records import Part, Record, RecordHead, RecordReader, RecordWriter
+from kvwarehouse.backup.records import BackupRecord, Part, RecordHead, RecordReader, RecordWriter
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import StorageError, UsageError
 from kvwarehouse.types import Namespace
@@ -219,7 +219,7 @@ class BackupReader:
         self._records.end()
 
 
-def _page_of(namespace: BackupNamespace, number: int, record: Record) -> BackupPage | None:
+def _page_of(namespace: BackupNamespace, number: int, record: BackupRecord) -> BackupPage | None:
     """None where the record cannot be a page of it."""
     facts = record.facts
     position, parent = facts.get("position"), facts.get("parent")

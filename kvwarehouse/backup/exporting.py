@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from kvwarehouse.backup.backup_file import BackupWriter
 from kvwarehouse.backup.chains import ChainPage, Chains
-from kvwarehouse.backup.pace import Pace
 from kvwarehouse.backup.prompt_path import PromptPath
+from kvwarehouse.backup.rate_limit import RateLimit
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.listed import open_listed
@@ -57,11 +57,11 @@ class Export:
     """tier: "dram" leaves pages out that are on NVMe alone; None takes all."""
 
     def __init__(
-        self, client: Client, *, tier: str | None = None, pace: Pace, timeout_s: float
+        self, client: Client, *, tier: str | None = None, rate: RateLimit, timeout_s: float
     ) -> None:
         self._client = client
         self._tier = tier
-        self._pace = pace
+        self._rate = rate
         self._timeout_s = timeout_s
         self._quarantined = self._asked_quarantined()
         self.counts = ExportCounts()
@@ -113,7 +113,7 @@ class Export:
             self.counts.pages = writer.pages
             self.counts.payload_bytes = writer.payload_bytes
             yield self.counts
-            self._pace.spend(taken * len(shards) * shards[0].shape[1])
+            self._rate.spend(taken * len(shards) * shards[0].shape[1])
             run = _sent(runs, taken)
 
     def _leave_out(self, page: ChainPage, why: str) -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwarehouse.backup.backup_file import BackupNamespace, BackupPage, BackupReader
-from kvwarehouse.backup.pace import Pace
 from kvwarehouse.backup.prompt_path import PromptPath
+from kvwarehouse.backup.rate_limit import RateLimit
 from kvwarehouse.backup.room import MayLeave, Room
 from kvwarehouse.backup.target import Target
 from kvwarehouse.client import Client, OpenNamespace
@@ -61,12 +61,18 @@ class Import:
     """may_leave: what of the target may be evicted for what comes."""
 
     def __init__(
-        self, client: Client, target: Target, *, may_leave: MayLeave, pace: Pace, timeout_s: float
+        self,
+        client: Client,
+        target: Target,
+        *,
+        may_leave: MayLeave,
+        rate: RateLimit,
+        timeout_s: float,
     ) -> None:
         self._target = target
         self._room = Room(client, may_leave)
         self._insists = may_leave != "none"  # what may leave may have to be written first
-        self._pace = pace
+        self._rate = rate
         self._timeout_s = timeout_s
         dram_bytes = client.status()["core"]["tiers"]["dram"]["capacity_bytes"]
         self._unfinished_bytes = dram_bytes // _ARENA_SHARE
@@ -112,7 +118,7 @@ class Import:
             self._target.clear_again(space.id)
             before.cleared += window.pages
             self.counts = before
-        self._pace.spend((self.counts.stored - before.stored) * space.page_bytes)
+        self._rate.spend((self.counts.stored - before.stored) * space.page_bytes)
 
     def _stored(self, window: _Window) -> bool:
         """False: the daemon does not know the namespace any more."""

@@ -30,7 +30,7 @@ Part = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
-class Record:
+class BackupRecord:
     name: str
     facts: dict[str, Any]
     payload: memoryview
@@ -107,7 +107,7 @@ class RecordReader:
             )
         raise self.damaged(f"what lies at byte {at:,} is no record")
 
-    def content(self, head: RecordHead, most_payload_bytes: int = 0) -> Record:
+    def content(self, head: RecordHead, most_payload_bytes: int = 0) -> BackupRecord:
         """The record's verified content, in memory of its own."""
         facts, payload, digest = self._read(head, most_payload_bytes)
         if digest[:-1] != _digest(head.name, facts, [payload]) or digest[-1:] != b"\n":
@@ -119,7 +119,7 @@ class RecordReader:
             value = None
         if not isinstance(value, dict):
             raise self.damaged(f"the record {head.name} says nothing that can be read")
-        return Record(head.name, value, payload)
+        return BackupRecord(head.name, value, payload)
 
     def _read(self, head: RecordHead, most_payload_bytes: int) -> tuple[bytes, memoryview, bytes]:
         size_bytes = head.size_bytes

@@ -23,9 +23,9 @@ _NO_EPOCH: Final = -1
 
 
 class Target:
-    """Raises UsageError: code "namespace_differs" where the daemon knows namespaces of the same
-    name and none of them is in the backup (beside=True takes it nevertheless), "salted" where a
-    salt is needed that is not among `salts`, and what opening them raises."""
+    """Raises UsageError: code "namespace_differs" where the daemon knows one of the same name that
+    the backup does not have (beside=True takes it nevertheless), "salted" where a salt is needed
+    that is not among `salts`, and what opening them raises."""
 
     def __init__(
         self,
@@ -41,9 +41,8 @@ class Target:
         spaces = {each.id: _with_salt(each, salts) for each in new.values()}
         if not beside:
             others = [each for each in known.values() if each.id not in namespaces]
-            here = [each for each in known.values() if each.id in namespaces]
             for each in new.values():
-                _refuse_other(each, others, here)
+                _refuse_other(each, others)
         for space in spaces.values():
             client.open(space, reopen=False)
         listed = {each.id: each for each in client.namespaces()}
@@ -89,13 +88,8 @@ def _with_salt(namespace: BackupNamespace, salts: Sequence[str]) -> Namespace:
     )
 
 
-def _refuse_other(
-    new: BackupNamespace, others: Sequence[StoredNamespace], here: Sequence[StoredNamespace]
-) -> None:
-    """Where the name is taken by others alone: what engines of the target would look for is
-    something else."""
-    if any(_name(each.fields) == _name(new.fields) for each in here):
-        return
+def _refuse_other(new: BackupNamespace, others: Sequence[StoredNamespace]) -> None:
+    """Where the name is taken: what engines of the target look for is something else."""
     for other in others:
         if _name(other.fields) != _name(new.fields):
             continue

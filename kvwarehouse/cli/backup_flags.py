@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from kvwarehouse.backup import Pace
+from kvwarehouse.backup import RateLimit
 from kvwarehouse.cli.output import console
 from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import parse_size
@@ -27,16 +27,16 @@ def add_rate(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def pace_from(args: argparse.Namespace) -> Pace:
+def rate_from(args: argparse.Namespace) -> RateLimit:
     if args.limit_rate is None:
-        return Pace(None)
+        return RateLimit(None)
     bytes_per_s = parse_size(args.limit_rate, name="--limit-rate")
     if bytes_per_s < LEAST_RATE:
         raise UsageError(
             f"--limit-rate {args.limit_rate} would take days for a page; use 64KiB or more",
             code="bad_bounds",
         )
-    return Pace(bytes_per_s)
+    return RateLimit(bytes_per_s)
 
 
 def refuse_terminal(stream: object, what: str) -> None:

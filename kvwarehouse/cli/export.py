@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from kvwarehouse.backup import BackupWriter, Export, ExportCounts, new_file
-from kvwarehouse.cli.backup_flags import PIPE, add_rate, follow, pace_from, refuse_terminal
+from kvwarehouse.cli.backup_flags import PIPE, add_rate, follow, rate_from, refuse_terminal
 from kvwarehouse.cli.connection import add_connection, connect_from, find_namespace
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
@@ -71,11 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.json and args.output == PIPE:
         raise UsageError("--json and the backup cannot both be printed; use -o FILE")
-    pace = pace_from(args)
+    rate = rate_from(args)
     with connect_from(args, moves_pages=True) as client:
         spaces = _selected(client, args.namespace)
         tier = None if args.tier == "all" else str(args.tier)
-        export = Export(client, tier=tier, pace=pace, timeout_s=args.timeout)
+        export = Export(client, tier=tier, rate=rate, timeout_s=args.timeout)
         warehouse_id = client.status()["core"]["warehouse_id"]
         with _output(args.output) as file:
             writer = BackupWriter(file, warehouse_id, spaces)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvwarehouse.backup import BackupReader, Import, ImportCounts, Target
-from kvwarehouse.cli.backup_flags import PIPE, add_rate, follow, pace_from, refuse_terminal
+from kvwarehouse.cli.backup_flags import PIPE, add_rate, follow, rate_from, refuse_terminal
 from kvwarehouse.cli.connection import add_connection, connect_from
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json
@@ -66,11 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    pace, salts = pace_from(args), _salts(args.salt_file)
+    rate, salts = rate_from(args), _salts(args.salt_file)
     with _input(args.file) as file, connect_from(args, moves_pages=True) as client:
         reader = BackupReader(file)
         target = Target(client, reader.namespaces, salts=salts, beside=args.beside)
-        importing = Import(client, target, may_leave=args.evict, pace=pace, timeout_s=args.timeout)
+        importing = Import(client, target, may_leave=args.evict, rate=rate, timeout_s=args.timeout)
         try:
             follow(importing.run(reader), _progress)
         except StorageError as error:

@@ -19,7 +19,7 @@ import pytest
 from kvwarehouse import Namespace
 from kvwarehouse.backup import BackupReader, BackupWriter, new_file
 from kvwarehouse.backup.backup_file import FORMAT, VERSION
-from kvwarehouse.backup.records import BLOCK, Record, RecordReader, RecordWriter
+from kvwarehouse.backup.records import BLOCK, BackupRecord, RecordReader, RecordWriter
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import StorageError
 
@@ -159,7 +159,7 @@ class Edited:
 
     def __init__(self) -> None:
         reader = RecordReader(io.BytesIO(backup()))
-        self.records: list[Record] = []
+        self.records: list[BackupRecord] = []
         self.end: dict[str, Any] = {}
         """What the end says otherwise."""
         while not self.records or self.records[-1].name != "end":
@@ -184,11 +184,16 @@ class Edited:
 
     def change(self, at: int, **facts: Any) -> None:
         record = self.records[at]
-        self.records[at] = Record(record.name, {**record.facts, **facts}, record.payload)
+        self.records[at] = BackupRecord(record.name, {**record.facts, **facts}, record.payload)
 
 
 def _swap(edited: Edited) -> None:
     edited.records[4], edited.records[5] = edited.records[5], edited.records[4]
+
+
+def _repeat_namespace(edited: Edited) -> None:
+    edited.records.insert(2, edited.records[1])
+    edited.end["namespaces"] = 2
 
 
 @pytest.mark.parametrize(
@@ -196,12 +201,13 @@ def _swap(edited: Edited) -> None:
     [
         _swap,
         lambda edited: edited.records.pop(4),
+        lambda edited: edited.records.pop(5),
         lambda edited: edited.records.pop(1),
-        lambda edited: edited.records.insert(2, edited.records[1]),
+        _repeat_namespace,
         lambda edited: edited.change(4, parent=None),
         lambda edited: edited.change(4, parent=1),
         lambda edited: edited.change(5, position=3),
-        lambda edited: edited.change(5, position=True),
+        lambda edited: edited.change(4, position=True),
         lambda edited: edited.change(4, tokens="AAAA"),
         lambda edited: edited.change(4, tokens=7),
         lambda edited: edited.change(7, engine_key=""),

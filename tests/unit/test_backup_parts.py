@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvwarehouse.backup import Pace
+from kvwarehouse.backup import RateLimit
 from kvwarehouse.backup.chains import Chains
 from kvwarehouse.backup.prompt_path import PromptPath
 from kvwarehouse.backup.room import QUEUE_BYTES, MayLeave, Room
@@ -109,14 +109,14 @@ class Clock:
 
 def test_rate_is_kept_and_pauses_are_not_made_up_for() -> None:
     clock = Clock()
-    pace = Pace(1000, clock, clock.sleep)
+    rate = RateLimit(1000, clock, clock.sleep)
     for _ in range(10):
-        pace.spend(500)
+        rate.spend(500)
     assert clock.slept_s == pytest.approx(5.0)
     clock.now_s += 60
-    pace.spend(2000)
+    rate.spend(2000)
     assert clock.slept_s == pytest.approx(7.0)
-    Pace(None, clock, clock.sleep).spend(1 << 40)
+    RateLimit(None, clock, clock.sleep).spend(1 << 40)
     assert clock.slept_s == pytest.approx(7.0)
 
 

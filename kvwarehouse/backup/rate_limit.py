@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class RateLimit:
     """Not more than `bytes_per_s` over any longer time; None: no bound. What was not used is not
     saved up: after a pause it goes on at the same rate."""
 
