@@ -51,6 +51,17 @@ class ExportCounts:
     """Pages by reason: "gone", evicted or cleared since the export came to their namespace;
     "damaged", none of their copies is what was stored; "not_in_dram"; "no_parent": of those that
     are none of these, an ancestor is, or is in no tier."""
+    _unplanned: int = 0
+
+    def plan(self, chains: Chains) -> None:
+        self.planned += chains.pages
+        self.left_out += chains.left_out
+        self._unplanned += chains.left_out.total()
+
+    @property
+    def missing(self) -> int:
+        """Planned, and neither written nor left out yet."""
+        return self.planned - self.pages - (self.left_out.total() - self._unplanned)
 
 
 class Export:
@@ -77,7 +88,7 @@ class Export:
                 if error.code not in UNKNOWN_NAMESPACE:
                     raise
                 # Forgotten since, or of pages that this daemon has no slabs for.
-                self.counts.left_out["gone"] += 1
+                self.counts.left_out["gone"] += self.counts.missing
         self._client.status()  # pages read from the memory of a daemon that is gone prove nothing
 
     def _namespace(self, writer: BackupWriter, space: StoredNamespace) -> Iterator[ExportCounts]:
@@ -87,8 +98,7 @@ class Export:
                 chains.add(message.changes)
                 if message.synced:
                     break
-        self.counts.planned += chains.pages
-        self.counts.left_out += chains.left_out
+        self.counts.plan(chains)
         with self._loader() as load:
             reading = _Reading(open_listed(self._client, space), load, self._wait_s)
             yield from self._runs(writer, chains, reading)

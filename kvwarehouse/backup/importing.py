@@ -16,6 +16,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +31,13 @@ from kvwarehouse.backup.target import Target
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.listed import stored_pages
 from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
-from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
+from kvwarehouse.errors import (
+    CapacityError,
+    StorageError,
+    TransportError,
+    UsageError,
+    WarehouseError,
+)
 
 WINDOW_BYTES: Final = 16 << 20
 """Of verified pages in memory at a time, and one page more."""
@@ -69,9 +76,10 @@ class Import:
         rate: RateLimit,
         timeout_s: float,
     ) -> None:
+        self._client = client
         self._target = target
         self._room = Room(client, may_leave)
-        self._insists = may_leave != "none"  # what may leave may have to be written first
+        self._insists = may_leave != "none"
         self._rate = rate
         self._timeout_s = timeout_s
         dram_bytes = client.status()["core"]["tiers"]["dram"]["capacity_bytes"]
@@ -113,7 +121,13 @@ class Import:
             self.counts.cleared += window.pages
             return
         before = dataclasses.replace(self.counts, dropped=self.counts.dropped.copy())
-        forgotten = not self._stored(window)
+        try:
+            forgotten = not self._stored(window)
+        except BaseException:
+            with suppress(WarehouseError):  # where the daemon is gone, nothing can be asked
+                if self._target.is_cleared(space.id):
+                    self._target.clear_again(space.id)
+            raise
         if forgotten or self._target.is_cleared(space.id):
             self._target.clear_again(space.id)
             before.cleared += window.pages
@@ -177,7 +191,7 @@ class Import:
         done, why = 0, ""
         for attempt in range(_TRIES):
             if attempt:
-                time.sleep(attempt * _PAUSE_S)
+                self._wait(attempt * _PAUSE_S)
             dropped: dict[str, int] = {}
             for number, rows in enumerate(shards):
                 stored = opened.store(
@@ -194,6 +208,13 @@ class Import:
                 break
             _refuse_lost(dropped)
         return max(0, done), "no_parent" if done < 0 else why
+
+    def _wait(self, seconds: float) -> None:
+        """Of a prompt that is longer than DRAM the last page leaves for the next, and only once
+        NVMe has it."""
+        if self._insists:
+            self._client.flush(self._timeout_s)
+        time.sleep(seconds)
 
 
 class _Window:

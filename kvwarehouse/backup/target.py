@@ -37,14 +37,18 @@ class Target:
     ) -> None:
         self._client = client
         known = {each.id: each for each in client.namespaces()}
-        new = {each.id: each for each in namespaces.values() if each.id not in known}
-        spaces = {each.id: _with_salt(each, salts) for each in new.values()}
-        if not beside:
-            others = [each for each in known.values() if each.id not in namespaces]
-            for each in new.values():
+        others = [each for each in known.values() if each.id not in namespaces]
+        spaces = {each.id: _with_salt(each, salts) for each in namespaces.values()}
+        for each in namespaces.values():
+            if each.id in known:
+                continue
+            if spaces[each.id] is None:
+                raise _salted(each)
+            if not beside:
                 _refuse_other(each, others)
         for space in spaces.values():
-            client.open(space, reopen=False)
+            if space is not None:  # else the daemon has it, and its salt is not needed
+                client.open(space, reopen=False)
         listed = {each.id: each for each in client.namespaces()}
         there = [listed[each] for each in namespaces if each in listed]
         self._opened = {each.id: open_listed(client, each) for each in there}
@@ -71,19 +75,19 @@ class Target:
                 raise  # forgotten: then it has no page
 
 
-def _with_salt(namespace: BackupNamespace, salts: Sequence[str]) -> Namespace:
+def _with_salt(namespace: BackupNamespace, salts: Sequence[str]) -> Namespace | None:
+    """None where none of these is its salt."""
     space = Namespace.from_fields(namespace.fields)
-    if space.id == namespace.id:
-        return space
-    for salt in salts:
-        salted = dataclasses.replace(space, salt=salt)
-        if salted.id == namespace.id:
-            return salted
-    raise UsageError(
-        f"namespace {namespace.id.hex()[:12]} of the backup ({space.model}) has the salt"
-        f" {space.salt}, of which a backup has no more than this digest, and this daemon does not"
-        " know the namespace: let the engine with the salt connect here first, or give --salt-file"
-        " with the salt on a line of its own",
+    candidates = (space, *(dataclasses.replace(space, salt=salt) for salt in salts))
+    return next((each for each in candidates if each.id == namespace.id), None)
+
+
+def _salted(namespace: BackupNamespace) -> UsageError:
+    return UsageError(
+        f"namespace {namespace.id.hex()[:12]} of the backup ({namespace.fields['model']}) has the"
+        f" salt {namespace.fields['salt']}, of which a backup has no more than this digest, and"
+        " this daemon does not know the namespace: let the engine with the salt connect here first,"
+        " or give --salt-file with the salt on a line of its own",
         code="salted",
     )
 
