@@ -23,6 +23,8 @@ from kvwarehouse.backup.records import BLOCK, BackupRecord, RecordReader, Record
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import StorageError
 
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "backup-1.kvw"
+
 _STRIDE = 5  # bytes; each run begins elsewhere
 
 TOKENS = Namespace("a", "w", "uint8", "t/1", page_tokens=4, page_bytes=100, shards=2)
@@ -96,6 +98,14 @@ def test_backup_reads_as_it_was_written() -> None:
     assert reader.warehouse_id == "ab" * 16
     assert [each.fields["model"] for each in reader.namespaces.values()] == ["a", "b"]
     assert read(backup()) == pages()
+
+
+def test_backup_of_version_1_is_read_by_every_later_version() -> None:
+    """The file is what `backup()` wrote when version 1 was made. Never make it anew: a new version
+    has a file of its own beside it."""
+    kept = FIXTURE.read_bytes()
+    assert read(kept) == pages()
+    assert kept == backup() or VERSION > 1, "what is written has changed, so the version rises"
 
 
 def test_backup_is_a_tar_archive_that_other_programs_list() -> None:
