@@ -100,7 +100,9 @@ class Export:
                     break
         self.counts.plan(chains)
         with self._loader() as load:
-            reading = _Reading(open_listed(self._client, space), load, self._wait_s)
+            window_bytes = self._rate.window_bytes(WINDOW_BYTES)
+            opened = open_listed(self._client, space)
+            reading = _Reading(opened, load, self._wait_s, window_bytes)
             yield from self._runs(writer, chains, reading)
 
     def _runs(
@@ -169,7 +171,9 @@ class Export:
 class _Reading:
     """The pages of one namespace, read in pre-order."""
 
-    def __init__(self, opened: OpenNamespace, load: Load | None, timeout_s: float) -> None:
+    def __init__(
+        self, opened: OpenNamespace, load: Load | None, timeout_s: float, window_bytes: int
+    ) -> None:
         space = opened.space
         self._opened = opened
         self._load = load
@@ -179,7 +183,7 @@ class _Reading:
         self.numbers: list[int | None] = [None]
         """Of the parent of a page at each position on the path."""
         page_bytes = space.shards * space.page_bytes
-        self.most_pages = max(1, min(_MOST_IN_RUN, WINDOW_BYTES // page_bytes))
+        self.most_pages = max(1, min(_MOST_IN_RUN, window_bytes // page_bytes))
         self._shards = [
             np.empty((self.most_pages, space.page_bytes), np.uint8) for _ in range(space.shards)
         ]

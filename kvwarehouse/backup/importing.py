@@ -93,7 +93,8 @@ class Import:
     def run(self, reader: BackupReader) -> Iterator[ImportCounts]:
         """Yields what was done so far, after each window. Raises StorageError where the file is
         not what was written; what was verified before that is stored, and stays."""
-        pages, window, damage = reader.pages(), _Window(), None
+        window_bytes = self._rate.window_bytes(WINDOW_BYTES)
+        pages, window, damage = reader.pages(), _Window(window_bytes), None
         while True:
             try:
                 page = next(pages, None)
@@ -102,7 +103,7 @@ class Import:
             if page is None or not window.takes(page):
                 self._take(window)
                 yield self.counts
-                window = _Window()
+                window = _Window(window_bytes)
             if page is None:
                 break
             window.add(page)
@@ -221,7 +222,8 @@ class _Window:
     """Verified pages of one namespace, to be stored together: runs, each page of which is the
     parent of the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self.runs: list[list[BackupPage]] = []
         self.pages = 0
         self._bytes = 0
@@ -229,7 +231,7 @@ class _Window:
     def takes(self, page: BackupPage) -> bool:
         if not self.runs:
             return True
-        fits = self._bytes + len(page.payload) <= WINDOW_BYTES and self.pages < _WINDOW_PAGES
+        fits = self._bytes + len(page.payload) <= self._most_bytes and self.pages < _WINDOW_PAGES
         return fits and self.runs[0][0].namespace is page.namespace
 
     def add(self, page: BackupPage) -> None:

@@ -21,6 +21,11 @@ class RateLimit:
         self._sleep = sleep
         self._next_s = clock()
 
+    def window_bytes(self, most: int) -> int:
+        """At most `most`, and at most a second's: what moves between two calls of spend is not
+        slowed down."""
+        return most if self._bytes_per_s is None else min(most, self._bytes_per_s)
+
     def spend(self, size_bytes: int) -> None:
         """Blocks until so many more bytes may have moved."""
         if self._bytes_per_s is None:

@@ -116,6 +116,8 @@ def test_rate_is_kept_and_pauses_are_not_made_up_for() -> None:
     clock.now_s += 60
     rate.spend(2000)
     assert clock.slept_s == pytest.approx(7.0)
+    assert (rate.window_bytes(16 * MIB), rate.window_bytes(10)) == (1000, 10)
+    assert RateLimit(None).window_bytes(16 * MIB) == 16 * MIB
     RateLimit(None, clock, clock.sleep).spend(1 << 40)
     assert clock.slept_s == pytest.approx(7.0)
 
