@@ -184,6 +184,10 @@ fmt: setup-lint  ## rewrite the sources in the project's style
 proto: setup-lint  ## regenerate the wire code after a change of proto/
 	@$(LINT)/python scripts/generate_proto.py
 
+.PHONY: dashboards
+dashboards: setup-lint  ## write deploy/grafana anew after a change of scripts/dashboards.py
+	@$(LINT)/python scripts/dashboards.py
+
 # ARGS="load growth": those again; ARGS=--write: docs/benchmarks.md too.
 .PHONY: bench
 bench: setup  ## this machine's figures beside its limits: tables, a page, pictures; bench-vllm: with an engine

@@ -39,6 +39,7 @@ judge "class names" "$bin/python" scripts/check_names.py
 judge "documents" "$bin/python" scripts/check_docs.py
 judge "locks" "$bin/python" scripts/lock.py --check
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
+judge "dashboards" "$bin/python" scripts/dashboards.py --check
 judge "clang-format" native_format
 judge "clang-tidy" native_tidy
 

@@ -1,0 +1,553 @@
+"""Makes deploy/grafana/*.json, the dashboards for Grafana. Needs grafana-foundation-sdk; run
+through `make dashboards`.
+
+The output is committed, so that who loads it needs no program. `--check` writes nothing and fails
+when what is committed is not what this says.
+
+Two rules hold for every panel, and tests look after both: all of its metrics exist, and in a
+healthy daemon each of its queries has data, also where nothing happens and tiers are off. Each
+metric of the daemon is in one of the panels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import count
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboard_panels import (
+    BYTES,
+    BYTES_PER_S,
+    CALLS_PER_S,
+    NUMBER,
+    PAGES,
+    PAGES_PER_S,
+    SECONDS,
+    SHARE,
+    SOURCE,
+    Line,
+    Panel,
+    by_daemon,
+    filled,
+    fullness,
+    good_or_not,
+    grown,
+    holds,
+    metric,
+    names_only,
+    number,
+    number_above_zero_is_bad,
+    of_events,
+    rate,
+    several,
+    share_or_idle,
+    shares,
+    stacked,
+    total,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "deploy" / "grafana"
+
+
+HIT = "lookup_hit_pages_total"
+MISSED = "lookup_missed_pages_total"
+INCARNATION = metric("incarnation")
+ASKED = f"({grown(HIT)} + {grown(MISSED)})"
+
+HEALTH = Panel(
+    "Health",
+    "Green: it serves, tiers that were asked for work, clears and evictions are durable, and "
+    "nobody removed its files. A gap: no answer.",
+    NUMBER,
+    [
+        Line(holds("state", "state", "serving"), "{{instance}} serves"),
+        Line(holds("nvme_health", "health", "ok|off"), "{{instance}} NVMe"),
+        Line(holds("hbm_health", "health", "ok|off|starting"), "{{instance}} HBM"),
+        Line(holds("ledger_health", "health", "ok|rebuilt"), "{{instance}} ledger"),
+        Line(f"1 - max by (instance) ({metric('paths_lost')})", "{{instance}} files"),
+    ],
+    width=24,
+    height=8,
+    build=good_or_not,
+)
+
+WHERE_FOUND = Panel(
+    "Where the pages asked for were found",
+    "Shares of the pages that lookups asked for, by the fastest tier that had them. What is not "
+    "missed engines need not compute.",
+    PAGES_PER_S,
+    [
+        Line(total(rate(HIT), "tier"), "{{tier}}"),
+        Line(total(rate(MISSED)), "missed"),
+    ],
+    build=shares,
+)
+
+LOADED = Panel(
+    "Loaded instead of computed",
+    "KV that clients loaded and verified.",
+    BYTES_PER_S,
+    [Line(total(rate("loaded_bytes_total"), "instance"), "{{instance}}")],
+    build=stacked,
+)
+
+
+OVERVIEW = {
+    "Is it healthy?": [
+        Panel(
+            "Daemons",
+            "That answer Prometheus.",
+            NUMBER,
+            [Line(f"count({metric('info')})", "")],
+            width=4,
+            height=4,
+            build=number,
+        ),
+        Panel(
+            "Alerts",
+            "Of kvwarehouse.rules.yml that fire now; 0 where those are not loaded.",
+            NUMBER,
+            [
+                Line(
+                    'count(ALERTS{alertname=~"Kvwarehouse.+",alertstate="firing",instance=~"$instance"})'
+                    " or vector(0)",
+                    "",
+                )
+            ],
+            width=4,
+            height=4,
+            build=number_above_zero_is_bad,
+        ),
+        Panel(
+            "Starts",
+            "Of daemons, within the range shown.",
+            NUMBER,
+            [Line(total(f"{INCARNATION} - min_over_time({INCARNATION}[$__range])"), "")],
+            width=4,
+            height=4,
+            build=number,
+        ),
+        Panel(
+            "Hit rate",
+            "Pages found, of those that lookups asked for within the range shown.",
+            SHARE,
+            [Line(f"{grown(HIT)} / {ASKED}", "")],
+            width=4,
+            height=4,
+            build=share_or_idle,
+        ),
+        Panel(
+            "Loaded",
+            "KV that engines loaded in place of computing it, within the range shown.",
+            BYTES,
+            [Line(grown("loaded_bytes_total"), "")],
+            width=4,
+            height=4,
+            build=number,
+        ),
+        Panel(
+            "Clients",
+            "Connected to the local sockets: the ranks of engines, and the daemons' own for gRPC.",
+            NUMBER,
+            [Line(total(metric("connections")), "")],
+            width=4,
+            height=4,
+            build=number,
+        ),
+        HEALTH,
+    ],
+    "What does it hit, and what does that save?": [
+        WHERE_FOUND,
+        LOADED,
+        Panel(
+            "Found, and not loaded",
+            "By reason. stale: it left between lookup and load. timeout: it came too late. "
+            "mismatch: it was damaged.",
+            PAGES_PER_S,
+            [Line(total(rate("load_failed_pages_total"), "reason"), "{{reason}}")],
+        ),
+    ],
+    "What is stored, what is dropped and why?": [
+        Panel(
+            "Stored",
+            "Pages that are new, and those that somebody had stored before.",
+            PAGES_PER_S,
+            [
+                Line(total(rate("sealed_pages_total")), "stored"),
+                Line(total(rate("store_already_pages_total")), "already there"),
+            ],
+        ),
+        Panel(
+            "Dropped by stores",
+            "Shards of pages, by the reason that their callers were told.",
+            PAGES_PER_S,
+            [Line(total(rate("store_dropped_pages_total"), "reason"), "{{reason}}")],
+        ),
+        Panel(
+            "Calls and pins refused",
+            "Calls from other hosts by reason, and pins beyond a client's share.",
+            CALLS_PER_S,
+            [
+                Line(total(rate("refused_calls_total"), "reason"), "{{reason}}"),
+                Line(total(rate("pins_refused_total")), "pins"),
+            ],
+        ),
+    ],
+    "Is it full?": [
+        Panel(
+            "How full",
+            "Tiers of all daemons, and the index. A full tier is as it should be: the coldest "
+            "pages leave. A full index beside tiers that are not is too small.",
+            SHARE,
+            [
+                Line(fullness("tier"), "{{tier}}"),
+                Line(
+                    f"{total(metric('index_pages'))} / {total(metric('index_capacity_pages'))}",
+                    "index",
+                ),
+            ],
+            build=filled,
+        ),
+        Panel(
+            "Pages",
+            "In each tier; one in two counts in both.",
+            PAGES,
+            [Line(total(metric("tier_pages"), "tier"), "{{tier}}")],
+        ),
+        Panel(
+            "Pages that left",
+            "Of all reasons. From DRAM most are on NVMe still, if there is such a tier.",
+            PAGES_PER_S,
+            [
+                Line(total(rate("dram_left_pages_total")), "dram"),
+                Line(total(rate("nvme_left_pages_total")), "nvme"),
+                Line(total(rate("hbm_left_pages_total")), "hbm"),
+            ],
+        ),
+    ],
+    "Is NVMe sick, or behind? Is anything damaged?": [
+        Panel(
+            "Read and written",
+            "Bytes between NVMe and DRAM.",
+            BYTES_PER_S,
+            [
+                Line(total(rate("nvme_read_bytes_total")), "read"),
+                Line(total(rate("nvme_written_bytes_total"), "why"), "written: {{why}}"),
+            ],
+        ),
+        Panel(
+            "Waiting to be written",
+            "What nobody has if the host loses power now. Where it stays at its bound, the disk "
+            "is slower than what is stored.",
+            BYTES,
+            [Line(total(metric("nvme_queue_bytes"), "instance"), "{{instance}}")],
+        ),
+        Panel(
+            "Errors, refusals and damage",
+            "Failed operations of disks; pages that were not put on NVMe at once; copies that were "
+            "damaged, and were not returned.",
+            "count:a second",
+            [
+                Line(total(rate("nvme_errors_total"), "operation"), "error: {{operation}}"),
+                Line(
+                    total(rate("nvme_not_admitted_pages_total"), "reason"),
+                    "not written: {{reason}}",
+                ),
+                Line(total(rate("quarantined_pages_total")), "damaged"),
+            ],
+        ),
+    ],
+}
+
+
+DETAIL = {
+    "Daemons": [
+        HEALTH,
+        Panel(
+            "Who they are",
+            "Name, version and identity.",
+            NUMBER,
+            [
+                Line(
+                    f"count by (instance, name, version, warehouse_id) ({metric('info')})",
+                    "{{instance}}: {{name}} {{version}}",
+                )
+            ],
+            width=8,
+            build=names_only,
+        ),
+        by_daemon("Time since the start", SECONDS, "uptime_seconds"),
+        several("Starts", NUMBER, "It rises with every start.", start="incarnation"),
+        several("The last start", SECONDS, "How long its recovery took.", took="recovery_seconds"),
+        by_daemon("Found by the last start", PAGES, "recovered_pages", "tier"),
+    ],
+    "Lookups and loads": [
+        several(
+            "Calls", CALLS_PER_S, "Lookups and loads.", lookups="lookups_total", loads="loads_total"
+        ),
+        by_daemon("Pages found", PAGES_PER_S, HIT, "tier", "By the fastest tier that had them."),
+        by_daemon("Pages missed", PAGES_PER_S, MISSED),
+        several(
+            "Pages loaded",
+            PAGES_PER_S,
+            "Shards of pages that were loaded and verified, and those of them from HBM.",
+            all="loaded_pages_total",
+            from_HBM="loaded_hbm_pages_total",
+        ),
+        by_daemon("Bytes loaded", BYTES_PER_S, "loaded_bytes_total"),
+        by_daemon("Found, and not loaded", PAGES_PER_S, "load_failed_pages_total", "reason"),
+    ],
+    "Stores": [
+        by_daemon("Calls", CALLS_PER_S, "stores_total"),
+        several(
+            "Pages",
+            PAGES_PER_S,
+            "New ones, and those that were there.",
+            stored="sealed_pages_total",
+            already_there="store_already_pages_total",
+        ),
+        by_daemon("Bytes", BYTES_PER_S, "sealed_bytes_total"),
+        by_daemon("Dropped", PAGES_PER_S, "store_dropped_pages_total", "reason"),
+        by_daemon(
+            "Not put on NVMe at once", PAGES_PER_S, "nvme_not_admitted_pages_total", "reason"
+        ),
+        several(
+            "Damage",
+            PAGES_PER_S,
+            "Loads, records and copies of other bytes than were stored, and pages taken out for "
+            "it.",
+            loads="digest_mismatches_total",
+            NVMe="nvme_mismatches_total",
+            HBM="hbm_mismatches_total",
+            taken_out="quarantined_pages_total",
+        ),
+    ],
+    "Tiers and index": [
+        Panel(
+            "How full",
+            "A full tier is as it should be.",
+            SHARE,
+            [Line(fullness("instance, tier"), "{{instance}} {{tier}}")],
+        ),
+        by_daemon("Pages", PAGES, "tier_pages", "tier"),
+        several(
+            "Index",
+            PAGES,
+            "A full index beside tiers that are not is too small. Orphans are pages with a gap "
+            "before them, and go.",
+            in_use="index_pages",
+            room="index_capacity_pages",
+            orphans="orphan_pages",
+        ),
+        by_daemon("Left DRAM", PAGES_PER_S, "dram_left_pages_total", "reason"),
+        by_daemon("Left NVMe", PAGES_PER_S, "nvme_left_pages_total", "reason"),
+        by_daemon("Slots of DRAM, without those of pages", NUMBER, "dram_slots", "state"),
+        by_daemon("Memory behind the arena", BYTES, "dram_populated_bytes"),
+        by_daemon("Namespaces", NUMBER, "namespaces"),
+        by_daemon("Evicted keys that the ledger keeps down", NUMBER, "ledger_tombstones"),
+    ],
+    "NVMe": [
+        by_daemon("Health", NUMBER, "nvme_health", "health", "The one that is 1."),
+        several(
+            "Waiting to be written",
+            BYTES,
+            "What nobody has if the host loses power now.",
+            waiting="nvme_queue_bytes",
+        ),
+        several(
+            "On their way",
+            NUMBER,
+            "Records that wait to be written, that are being read, and pages on their way to DRAM.",
+            to_write="nvme_queue_records",
+            reads="nvme_reads_in_flight",
+            to_DRAM="nvme_promotions_in_flight",
+        ),
+        by_daemon("Bytes written", BYTES_PER_S, "nvme_written_bytes_total", "why"),
+        by_daemon("Records written", "count:records/s", "nvme_written_records_total", "why"),
+        by_daemon("Bytes read", BYTES_PER_S, "nvme_read_bytes_total"),
+        several(
+            "Records read",
+            "count:records/s",
+            "And those of them that went to DRAM.",
+            read="nvme_read_records_total",
+            to_DRAM="nvme_promoted_pages_total",
+        ),
+        by_daemon("Segments", NUMBER, "nvme_segments", "use"),
+        several(
+            "Recycled",
+            "count:a second",
+            "Segments, and records gone with them.",
+            segments="nvme_reclaimed_segments_total",
+            records="nvme_dropped_records_total",
+        ),
+        by_daemon("Errors", "count:errors/s", "nvme_errors_total", "operation"),
+        by_daemon("Flushes", "count:flushes/s", "nvme_flushes_total"),
+        by_daemon(
+            "Processor time for digests of what is read",
+            SHARE,
+            "nvme_read_digest_seconds_total",
+            says="Of one core.",
+        ),
+    ],
+    "HBM": [
+        by_daemon("Health", NUMBER, "hbm_health", "health", "The one that is 1."),
+        several(
+            "Copied",
+            PAGES_PER_S,
+            "From DRAM into the memory of a GPU.",
+            copied="hbm_promoted_pages_total",
+        ),
+        by_daemon("Bytes copied", BYTES_PER_S, "hbm_promoted_bytes_total"),
+        by_daemon("Left HBM", PAGES_PER_S, "hbm_left_pages_total", "reason"),
+        several(
+            "On their way",
+            PAGES,
+            "To be copied; and places of copies that were dropped and that somebody may still "
+            "read.",
+            to_copy="hbm_queued_pages",
+            leaving="hbm_leaving_places",
+        ),
+    ],
+    "Clients and calls": [
+        several(
+            "Clients",
+            NUMBER,
+            "Of this host: the ranks of engines, and the daemon's own for gRPC.",
+            connected="connections",
+            sessions="sessions",
+        ),
+        by_daemon("Pages pinned", NUMBER, "pins", says="Slots and extents that clients hold."),
+        several(
+            "Pins",
+            "count:pins/s",
+            "Taken, and refused by their bound.",
+            taken="pins_taken_total",
+            refused="pins_refused_total",
+        ),
+        several(
+            "Connections of --listen",
+            NUMBER,
+            "And the most that it takes, 0 without --listen.",
+            now="grpc_connections",
+            most="grpc_connections_max",
+        ),
+        by_daemon("Stores and loads over gRPC under way", NUMBER, "streams"),
+        by_daemon("Memory of those", BYTES, "staging_bytes"),
+        by_daemon("Calls refused", CALLS_PER_S, "refused_calls_total", "reason"),
+        by_daemon("State", NUMBER, "state", "state", "The one that is 1."),
+        by_daemon("Ledger", NUMBER, "ledger_health", "health", "The one that is 1."),
+    ],
+    "KV events": [
+        of_events(by_daemon("Batches", "count:batches/s", "kv_event_batches_total")),
+        of_events(by_daemon("Blocks", "count:blocks/s", "kv_event_blocks_total", "change")),
+        of_events(by_daemon("Replays", "count:replays/s", "kv_event_replays_total", "answer")),
+        of_events(
+            several(
+                "Lost",
+                "count:a second",
+                "Times when all was said anew, and connections that were ended.",
+                said_anew="kv_event_losses_total",
+                ended="kv_event_ended_peers_total",
+            )
+        ),
+        several(
+            "Events of the core that were lost",
+            "count:events/s",
+            "Nobody took them in time; the log and routers may lack something.",
+            lost="events_dropped_total",
+        ),
+    ],
+}
+
+
+DASHBOARDS = {
+    "kvwarehouse-overview": ("kvwarehouse", OVERVIEW),
+    "kvwarehouse-detail": ("kvwarehouse, every metric", DETAIL),
+}
+
+
+def variable(name: str, label: str, says: str, query: str) -> dashboard.QueryVariable:
+    """With all of its values chosen at first. `.*` lets series without the label in."""
+    return (
+        dashboard.QueryVariable(name)
+        .label(label)
+        .description(says)
+        .datasource(SOURCE)
+        .query(query)
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(model.VariableOption(text="All", value="$__all"))
+    )
+
+
+def made(uid: str) -> str:
+    """The dashboard as JSON."""
+    title, rows = DASHBOARDS[uid]
+    builder = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description("Made by scripts/dashboards.py.")
+        .tags(["kvwarehouse"])
+        .refresh("30s")
+        .time("now-6h", "now")
+        .timezone("browser")
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .with_variable(
+            dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+        )
+        .with_variable(
+            variable(
+                "namespace",
+                "Kubernetes namespace",
+                "Where Prometheus adds this label. It is not a namespace of kvwarehouse.",
+                "label_values(kvwarehouse_state, namespace)",
+            )
+        )
+        .with_variable(
+            variable(
+                "instance",
+                "Daemon",
+                "",
+                'label_values(kvwarehouse_state{namespace=~"$namespace"}, instance)',
+            )
+        )
+    )
+    for other, (its_title, _) in DASHBOARDS.items():
+        if other != uid:
+            link = dashboard.DashboardLink(its_title).type(model.DashboardLinkType.LINK)
+            builder.link(link.url(f"/d/{other}").keep_time(True).include_vars(True))
+    numbers = count(1)
+    for row, panels in rows.items():
+        builder.with_row(dashboard.Row(row).id(next(numbers)))
+        for panel in panels:
+            builder.with_panel(panel.build(panel).id(next(numbers)))
+    return JSONEncoder(sort_keys=True, indent=2).encode(builder.build()) + "\n"
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--check", action="store_true", help="fail if the output would change")
+    check = arguments.parse_args().check
+    stale = False
+    for uid in DASHBOARDS:
+        path, text = TARGET / f"{uid}.json", made(uid)
+        if not check:
+            TARGET.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text("utf-8") != text:
+            stale = True
+            print(f"{path.relative_to(ROOT)} is not what scripts/ say: run `make dashboards`")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
