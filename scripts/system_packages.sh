@@ -4,7 +4,7 @@
 # a terminal it asks first; with KVW_NO_APT=1 it installs nothing, and prints the command.
 # Then ccache, with which a second clone compiles nothing again, and programs that single tests use:
 # fio, openssl, strace. They are tried once for each clone and never ask for a password; without them
-# those tests are skipped, and say so.
+# those tests are skipped, and say so. Prometheus, with which others check deploy/, is unpacked only.
 # EXTRA=fuzz: a clang with libFuzzer instead, used if there. EXTRA=sglang: instead what SGLang
 # compiles its page hash with.
 set -euo pipefail
@@ -109,6 +109,35 @@ install_programs() {
   echo "${packages[*]}" >"$tried"
 }
 
+# Its package would start a service that listens on all addresses, so it is not installed: the two
+# programs go to what clones share. Tried once for each clone.
+unpack_prometheus() {
+  local kept="${XDG_CACHE_HOME:-${HOME:-}/.cache}/kvwarehouse/prometheus" tried="build/prometheus"
+  command -v promtool >/dev/null && command -v prometheus >/dev/null && return
+  [ -x "$kept/promtool" ] || [ -f "$tried" ] && return
+  if [ -z "${KVW_NO_APT:-}" ] && command -v dpkg-deb >/dev/null; then
+    echo "setup: unpacking the package prometheus into $kept, for the tests of deploy/"
+    fetch_prometheus "$kept" && return
+  fi
+  echo "setup: going on without prometheus and promtool: tests that use them are skipped" >&2
+  mkdir -p build
+  echo tried >"$tried"
+}
+
+fetch_prometheus() {
+  local kept=$1 scratch status=0
+  mkdir -p "$kept" && scratch=$(mktemp -d "$kept/new.XXXXXX") || return 1
+  (
+    cd "$scratch" || exit 1
+    apt-get download -qq prometheus >/dev/null 2>&1 ||
+      { never_ask=1 as_root apt-get update -qq && apt-get download -qq prometheus; } >/dev/null 2>&1
+    # promtool last: it says that both are there.
+    dpkg-deb -x prometheus_*.deb . && mv usr/bin/prometheus usr/bin/promtool "$kept"
+  ) || status=1
+  rm -rf "$scratch"
+  return "$status"
+}
+
 say_what_is_missing() {
   echo "setup: not installed: ${packages[*]}. Install them with" >&2
   by_hand "${wanted[@]}" >&2
@@ -128,4 +157,4 @@ if [ ${#wanted[@]} -gt 0 ]; then
   missing
   [ ${#packages[@]} -eq 0 ] || say_what_is_missing || exit 1
 fi
-[ -n "${EXTRA:-}" ] || install_programs
+[ -n "${EXTRA:-}" ] || { install_programs; unpack_prometheus; }

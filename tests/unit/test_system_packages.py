@@ -122,3 +122,28 @@ def test_programs_of_single_tests_are_left_out_with_the_variable(machine: Machin
     assert "apt-get install -y ccache fio openssl strace" in said
     assert not machine.installs
     assert "apt-get" not in machine.run(KVW_NO_APT="1")[1]  # said once for a clone
+
+
+def test_prometheus_is_unpacked_for_all_clones_and_not_installed(machine: Machine) -> None:
+    machine.add("c++", "cat >/dev/null")
+    for tool in ("mktemp", "mv", "rm"):
+        machine.add(tool, f'exec {shutil.which(tool)} "$@"')
+    unpacks = "mkdir -p usr/bin && touch usr/bin/prometheus usr/bin/promtool"
+    machine.add("dpkg-deb", f"PATH=/usr/bin:/bin; {unpacks} && chmod +x usr/bin/*")
+    cache = machine.bin.parent / "cache"
+    status, said = machine.run(XDG_CACHE_HOME=str(cache))
+    assert status == 0
+    assert "unpacking the package prometheus" in said
+    kept = cache / "kvwarehouse" / "prometheus"
+    assert sorted(path.name for path in kept.iterdir()) == ["prometheus", "promtool"]
+    assert not any("prometheus" in line for line in machine.installs)
+    assert "prometheus" not in machine.run(XDG_CACHE_HOME=str(cache))[1]
+
+
+def test_setup_goes_on_without_prometheus_and_says_so_once(machine: Machine) -> None:
+    machine.add("c++", "cat >/dev/null")
+    cache = machine.bin.parent / "cache"
+    status, said = machine.run(KVW_NO_APT="1", XDG_CACHE_HOME=str(cache))
+    assert status == 0
+    assert "going on without prometheus" in said
+    assert "prometheus" not in machine.run(KVW_NO_APT="1", XDG_CACHE_HOME=str(cache))[1]
