@@ -134,6 +134,7 @@ def test_prometheus_is_unpacked_for_all_clones_and_not_installed(machine: Machin
     status, said = machine.run(XDG_CACHE_HOME=str(cache))
     assert status == 0
     assert "unpacking the package prometheus" in said
+    assert "going on without prometheus" not in said
     kept = cache / "kvwarehouse" / "prometheus"
     assert sorted(path.name for path in kept.iterdir()) == ["prometheus", "promtool"]
     assert not any("prometheus" in line for line in machine.installs)
