@@ -22,6 +22,8 @@ QUEUE_BYTES: Final = 64 << 20
 what the queue takes beyond that is for engines, and what it does not take stays in DRAM alone."""
 
 _QUEUE_WAIT_S: Final = 30.0
+_ZOMBIES_WAIT_S: Final = 2.0
+_ZOMBIES_ROOM_BYTES: Final = 64 << 20
 _LOOK_S: Final = 0.02
 _QUEUE_SHARE: Final = 16
 _BLOCK: Final = 4096
@@ -58,17 +60,32 @@ class Room:
         self._left_before = _left_for_room(tiers)
         spaces = [each.fields for each in client.namespaces()]
         self._page_sizes = len({_slot_bytes(each["shards"], each["page_bytes"]) for each in spaces})
+        self._zombies = 0  # that nobody gave back in the time that we gave
         self._bytes = 0
         self._pages = 0
 
     def look(self) -> None:
-        """Waits until the write queue is short, but not for a disk that stands still."""
-        until_s = self._clock() + _QUEUE_WAIT_S
-        status = self._client.status()["core"]
-        while _queue_is_long(status["tiers"]) and self._clock() < until_s:
+        """Waits until the write queue is short, but not for a disk that stands still; and where
+        room is short, for what a clear has taken out and the daemon has yet to give back."""
+        status = self._wait(_queue_is_long, _QUEUE_WAIT_S)
+        if self._gives_back(status):
+            status = self._wait(self._gives_back, _ZOMBIES_WAIT_S)
+            self._zombies = status["tiers"]["dram"]["zombie_slots"]
+        self._bytes, self._pages = self._free(status)
+
+    def _wait(self, holds: Callable[[dict[str, Any]], bool], most_s: float) -> dict[str, Any]:
+        """While that holds, of the core's status; returns the last."""
+        until_s = self._clock() + most_s
+        status: dict[str, Any] = self._client.status()["core"]
+        while holds(status) and self._clock() < until_s:
             self._sleep(_LOOK_S)
             status = self._client.status()["core"]
-        self._bytes, self._pages = self._free(status)
+        return status
+
+    def _gives_back(self, status: dict[str, Any]) -> bool:
+        # Those beyond are of readers who hold on to them.
+        more = status["tiers"]["dram"]["zombie_slots"] > self._zombies
+        return bool(more and self._free(status)[0] < _ZOMBIES_ROOM_BYTES)
 
     def take(self, pages: int, shards: int, shard_bytes: int) -> int:
         """How many of so many pages there is room for, since the last look."""
@@ -115,6 +132,7 @@ def _left_for_room(tiers: dict[str, Any]) -> dict[str, int]:
     return {name: sum(tiers[name]["left"].get(why, 0) for why in _FOR_ROOM) for name in there}
 
 
-def _queue_is_long(tiers: dict[str, Any]) -> bool:
+def _queue_is_long(status: dict[str, Any]) -> bool:
+    tiers = status["tiers"]
     most_bytes = min(QUEUE_BYTES, tiers["dram"]["capacity_bytes"] // _QUEUE_SHARE)
     return bool(tiers["nvme"]["health"] == "ok" and tiers["nvme"]["queued_bytes"] > most_bytes)

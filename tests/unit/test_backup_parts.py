@@ -126,7 +126,12 @@ class Statuses:
     """A client that says what a daemon's status is: DRAM of 64 MiB, NVMe of 128 MiB."""
 
     def __init__(self) -> None:
-        self.dram = {"capacity_bytes": 64 * MIB, "used_bytes": 0, "left": dict[str, int]()}
+        self.dram: dict[str, Any] = {
+            "capacity_bytes": 64 * MIB,
+            "used_bytes": 0,
+            "zombie_slots": 0,
+            "left": {},
+        }
         self.nvme: dict[str, Any] = {
             "health": "ok",
             "capacity_bytes": 128 * MIB,
@@ -217,6 +222,31 @@ def test_long_write_queue_is_waited_for_but_not_for_ever() -> None:
     before = clock.slept_s
     fitting(statuses.room("all", clock))
     assert clock.slept_s == before
+
+
+def test_room_that_a_clear_gives_back_is_waited_for() -> None:
+    """Incident: an import a moment after a clear found no room, and stored nothing."""
+    statuses, clock = Statuses(), Clock()
+    statuses.dram |= {"used_bytes": 60 * MIB, "zombie_slots": 60}
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.slept_s > 0.3:
+            statuses.dram |= {"used_bytes": 0, "zombie_slots": 0}
+
+    assert fitting(Room(cast(Client, statuses), "none", clock, sleep)) == 56
+    assert clock.slept_s < 1
+
+
+def test_room_that_a_reader_holds_is_waited_for_once() -> None:
+    statuses, clock = Statuses(), Clock()
+    statuses.dram |= {"used_bytes": 60 * MIB, "zombie_slots": 60}
+    room = statuses.room("none", clock)
+    for _ in range(3):
+        assert fitting(room) == 0
+    assert clock.slept_s == pytest.approx(2, abs=0.1)
+    assert fitting(statuses.room("all", clock)) == 100_000
+    assert clock.slept_s == pytest.approx(2, abs=0.1)
 
 
 def test_status_has_what_room_is_read_from() -> None:
