@@ -159,7 +159,7 @@ def _io_uring(limits: HostLimits) -> Finding:
             f" container runtimes have: {slower}",
             "a seccomp profile that allows io_uring_setup, io_uring_enter and io_uring_register:"
             " docker run --security-opt seccomp=PROFILE.json; of a unit:"
-            " SystemCallFilter=@io-event",
+            " SystemCallFilter=@aio",
         )
     if limits.io_uring_errno:
         return warn(
