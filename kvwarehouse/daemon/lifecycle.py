@@ -113,7 +113,7 @@ class Daemon:
         --nvme-answer-s: nothing but the end of the process ends that. Says what it waits for, at
         ever longer intervals. For another thread, now and then."""
         wait, now_s = self._wait, time.monotonic()
-        if wait is None or now_s - wait.begun_s < self._config.nvme_answer_s:
+        if wait is None or not self._is_long(wait):
             return False
         stuck = self._stop.is_set()
         if stuck or now_s - wait.begun_s >= 2 * wait.said_s:
@@ -131,9 +131,11 @@ class Daemon:
         """That the start goes on, unless a disk keeps it waiting for longer than --nvme-answer-s:
         the manager's own patience ends that. For another thread, often."""
         wait = self._wait
-        waits = wait is not None and time.monotonic() - wait.begun_s >= self._config.nvme_answer_s
-        if self._lifecycle.state is DaemonState.RECOVERING and not waits:
+        if self._lifecycle.state is DaemonState.RECOVERING and not (wait and self._is_long(wait)):
             self._manager.start_goes_on()
+
+    def _is_long(self, wait: _Wait) -> bool:
+        return time.monotonic() - wait.begun_s >= self._config.nvme_answer_s
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until request_stop, then drains. Raises WarehouseError when it cannot start, and
