@@ -245,5 +245,5 @@ docs: setup  ## check that what the documents refer to exists
 clean:  ## remove everything that make has made in this clone
 	@rm -rf build dist .venv .venv-* .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find bench kvwarehouse connectors tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
-clean-cache:  ## remove the environments that clones share
+clean-cache:  ## remove what clones share: environments, and which sources are clean
 	@rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/kvwarehouse"

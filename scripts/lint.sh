@@ -19,18 +19,6 @@ native_format() {
     xargs -0 "$bin/clang-format" --dry-run -Werror
 }
 
-# Files for other processors are not in the compilation database and are left out.
-native_tidy() {
-  "$bin/python" -c '
-import json, sys
-from pathlib import Path
-root = Path.cwd() / "native"
-files = {Path(entry["file"]) for entry in json.load(open(sys.argv[1]))}
-print(*sorted(str(file) for file in files if file.is_relative_to(root)), sep="\0", end="")
-' "$build/compile_commands.json" |
-    xargs -0 -P "$jobs" -n 1 "$bin/clang-tidy" -p "$build" --quiet 2> >(grep -vE 'warnings? (generated|treated)' >&2)
-}
-
 judge "ruff check" "$bin/ruff" check --quiet .
 judge "ruff format" "$bin/ruff" format --check --quiet .
 judge "mypy --strict" env MYPYPATH=connectors:bench:tests/support "$bin/mypy" --strict kvwarehouse connectors bench tests/support/testkit
@@ -41,7 +29,7 @@ judge "locks" "$bin/python" scripts/lock.py --check
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
 judge "dashboards" "$bin/python" scripts/dashboards.py --check
 judge "clang-format" native_format
-judge "clang-tidy" native_tidy
+judge "clang-tidy" "$bin/python" scripts/clang_tidy.py "$build" --jobs "$jobs"
 
 [ ${#failed[@]} -eq 0 ] && echo "lint: clean" && exit 0
 echo "lint: failed: $(IFS=,; echo "${failed[*]}")" >&2
