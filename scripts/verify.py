@@ -56,7 +56,9 @@ says how many tests passed and how many were skipped.
 |---|---|---|---|---|---:|---|---|
 """
 _PYTEST = re.compile(r"(?:(\d+) failed, )?(\d+) passed(?:, (\d+) skipped)?.* in [\d.]+s")
-_CTEST = re.compile(r"\d+% tests passed, (\d+) tests failed out of (\d+)")
+# CTest 4 says failures only where there are some.
+_CTEST = re.compile(r"\d+% tests passed,? (?:(\d+) tests? failed )?out of (\d+)")
+_ALONE = re.compile(r"^\w+: (\d+) tests, each in a process of its own$", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _LANE_TITLE = "| {} | `make {}` | {} | {} | {} | {:.1f} | {} | {} |\n"
 
@@ -77,7 +79,8 @@ class Result:
             passed += int(found[2])
             skipped += int(found[3] or 0)
         for found in _CTEST.finditer(self.output):
-            passed += int(found[2]) - int(found[1])
+            passed += int(found[2]) - int(found[1] or 0)
+        passed += sum(map(int, _ALONE.findall(self.output)))
         if passed:
             return f"{passed:,} passed" + (f", {skipped} skipped" if skipped else "")
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]

@@ -54,3 +54,23 @@ def test_row_of_a_lane_is_replaced_and_those_of_others_stay_in_order(
     assert [row.split(" | ")[0] for row in rows] == ["| transformers", "| dynamo", "| trtllm"]
     assert rows[1].endswith("| 7 passed, 1 skipped | tests/a.py::b |")
     assert rows[2].endswith("| 7 passed, 1 skipped | nothing |")
+
+
+@pytest.mark.parametrize(
+    ("output", "ran"),
+    [
+        ("100% tests passed, 0 tests failed out of 70\n", "70 passed"),
+        ("97% tests passed, 2 tests failed out of 70\n", "68 passed"),
+        ("100% tests passed out of 70\n= 9 passed in 23.26s =\n", "79 passed"),
+        (
+            "98% tests passed, 1 test failed out of 61\n"
+            "gpu_hbm_test: 12 tests, each in a process of its own\n"
+            "gpu_waiting_test: 8 tests, each in a process of its own\n",
+            "80 passed",
+        ),
+        ("nothing wrong, nothing lost\n", "nothing wrong, nothing lost"),
+    ],
+)
+def test_tests_of_every_runner_are_counted(output: str, ran: str) -> None:
+    """`make asan` had 70 native tests and was said to have run 9: CTest's words had changed."""
+    assert verify.Result("asan", "asan", 0, 1.0, output).ran == ran
