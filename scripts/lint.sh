@@ -29,7 +29,7 @@ judge "locks" "$bin/python" scripts/lock.py --check
 judge "generated code" "$bin/python" scripts/generate_proto.py --check
 judge "dashboards" "$bin/python" scripts/dashboards.py --check
 judge "clang-format" native_format
-judge "clang-tidy" "$bin/python" scripts/clang_tidy.py "$build" --jobs "$jobs"
+judge "clang-tidy" "$bin/python" scripts/run_clang_tidy.py "$build" --jobs "$jobs"
 
 [ ${#failed[@]} -eq 0 ] && echo "lint: clean" && exit 0
 echo "lint: failed: $(IFS=,; echo "${failed[*]}")" >&2

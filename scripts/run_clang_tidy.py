@@ -1,6 +1,6 @@
 """Runs clang-tidy over the sources of a build, and remembers which are clean.
 
-    clang_tidy.py BUILD_FOLDER [--jobs N]
+    run_clang_tidy.py BUILD_FOLDER [--jobs N]
 
 A source is looked at again when it, a header of ours that it includes at any depth, its compile
 command, .clang-tidy or the environment of the lint tools has changed. What is clean is remembered
@@ -113,8 +113,9 @@ def _read(path: Path) -> tuple[bytes, list[Path]]:
 
 
 def _findings(build: Path, source: Source) -> str:
+    program = Path(sys.executable).parent / "clang-tidy"
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "clang-tidy"), "-p", str(build), "--quiet", str(source.path)],
+        [program, "-p", build, "--quiet", source.path],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         check=False,
     )  # fmt: skip
