@@ -441,6 +441,7 @@ DETAIL = {
         by_daemon("Memory of those", BYTES, "staging_bytes"),
         by_daemon("Calls refused", CALLS_PER_S, "refused_calls_total", "reason"),
         by_daemon("State", NUMBER, "state", "state", "The one that is 1."),
+        by_daemon("Problems", NUMBER, "problems"),
         by_daemon("Ledger", NUMBER, "ledger_health", "health", "The one that is 1."),
     ],
     "KV events": [

@@ -9,6 +9,7 @@ from typing import Any
 from kvwarehouse.cli.connection import add_connection, address_from, connect_from, is_local
 from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.cli.output import add_json, print_json, print_table
+from kvwarehouse.durations import format_duration
 from kvwarehouse.gpu import last_selection
 from kvwarehouse.sizes import format_size
 
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
         return Exit.OK
     core = status["core"]
     print_table("", ("", ""), _summary(status, core))
+    if status["problems"]:
+        print_table("\nproblems", ("", ">for", ""), _problems(status["problems"]))
     print_table("\ntiers", ("tier", ">capacity", ">used", ">pages", "health"), _tiers(core))
     print_table("\npages since the start", ("", ">pages", ""), _pages(core))
     return Exit.OK
@@ -46,21 +49,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, str]]:
     service = status["service"]
-    ledger = service["ledger_health"]
-    if service["ledger_reason"]:
-        ledger += f" ({service['ledger_reason']})"
     rows = [
         ("warehouse", f"{status['name']}, {status['state']}"),
         ("version", status["version"]),
         ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
         ("clients", f"{core['sessions']:,} sessions, {core['pins']['held']:,} pins"),
         ("namespaces", f"{len(core['namespaces']):,}"),
-        ("index", _index(**core["index"])),
-        ("ledger", ledger),
+        ("index", f"{core['index']['pages']:,} of {core['index']['capacity']:,} pages"),
+        ("ledger", service["ledger_health"]),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),
     ]
-    if service["paths_reason"]:
-        rows.append(("files", service["paths_reason"]))
     if status.get("nvme_to_gpu"):
         rows.append(("nvme to gpu", status["nvme_to_gpu"]))
     events = status.get("kv_events") or {}
@@ -69,9 +67,8 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
     return rows
 
 
-def _index(pages: int, capacity: int, bound: bool) -> str:
-    advice = "; was too small, start with a larger --index-pages" if bound else ""
-    return f"{pages:,} of {capacity:,} pages{advice}"
+def _problems(problems: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    return [(each["what"], format_duration(each["for_s"]), each["reason"]) for each in problems]
 
 
 def _events(events: dict[str, Any]) -> str:
@@ -84,7 +81,7 @@ def _events(events: dict[str, Any]) -> str:
 
 def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
     hbm, dram, nvme = (core["tiers"][tier] for tier in ("hbm", "dram", "nvme"))
-    health = nvme["health"] + (f": {nvme['reason']}" if nvme["reason"] else "")
+    health = nvme["health"]
     if nvme["queued_bytes"]:
         health += f", {format_size(nvme['queued_bytes'])} to write"
     slots = ", ".join(
@@ -98,7 +95,7 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
             format_size(hbm["capacity_bytes"]),
             format_size(hbm["used_bytes"]),
             hbm["pages"],
-            hbm["health"] + (f": {hbm['reason']}" if hbm["reason"] else ""),
+            hbm["health"],
         ),
         (
             "dram",

@@ -16,11 +16,6 @@ from kvwarehouse.wire import status_pb2
 Snapshot = Mapping[str, Any]
 
 TIERS: Final = ("hbm", "dram", "nvme")
-_FINE: Final = {
-    "hbm": ("off", "starting", "ok"),
-    "dram": ("ok", "populating", ""),
-    "nvme": ("off", "ok"),
-}
 
 # What was not done, or was found damaged: the words for it, where it is counted, and the reason
 # where the counter is not a map of reasons.
@@ -50,10 +45,11 @@ class NamespaceSize:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that works worse than it was set up to. `what` stays the same while it lasts."""
+    """Something that works worse than it was set up to."""
 
     what: str
     reason: str
+    for_s: float
 
 
 @dataclass(frozen=True)
@@ -250,29 +246,8 @@ def _asked(lookups: Mapping[str, float]) -> float:
 
 
 def _problems(status: Snapshot) -> Iterator[Problem]:
-    state = _at(status, "state", "")
-    if state == "draining":
-        yield Problem("draining", "stores are refused, loads go on")
-    elif state != "serving":
-        yield Problem(state or "no state", "no stores and no loads")
-    for tier in TIERS:
-        health = _at(status, f"core.tiers.{tier}.health", "")
-        # DRAM's health is a sentence where it is no word: why it cannot grow.
-        if health and health not in _FINE[tier]:
-            reason = _at(status, f"core.tiers.{tier}.reason", "")
-            what, reason = ("not ok", health) if tier == "dram" else (_words(health), reason)
-            yield Problem(f"{tier} {what}", reason)
-    ledger = _at(status, "service.ledger_health", "ok")
-    if ledger not in ("ok", ""):
-        yield Problem(f"ledger {_words(ledger)}", _at(status, "service.ledger_reason", ""))
-    if paths := _at(status, "service.paths_reason", ""):
-        yield Problem("files removed", paths)
-    if _at(status, "core.index.bound", False):
-        yield Problem("index too small", "start with a larger --index-pages")
-
-
-def _words(code: str) -> str:
-    return code.replace("_", " ")
+    for each in _at(status, "problems", ()):
+        yield Problem(each["what"], each["reason"], each["for_s"])
 
 
 def _tiers(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[TierLine]:

@@ -1,11 +1,10 @@
-"""What `kvwarehouse top` remembers from one look at a warehouse to the next: how flows went, since
-when something is wrong, and what failed lately. Bounded; one owner, not thread-safe.
+"""What `kvwarehouse top` remembers from one look at a warehouse to the next: how flows went,
+and what failed lately. Bounded; one owner, not thread-safe.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -16,14 +15,6 @@ KEPT: Final = 60
 """Intervals whose rates are kept for the little curves."""
 
 _LOSS_SHOWN_S: Final = 10.0
-
-
-@dataclass(frozen=True)
-class Since:
-    """When a problem was first seen. `at_first_look`: it may have begun earlier."""
-
-    at: datetime
-    at_first_look: bool
 
 
 @dataclass(frozen=True)
@@ -44,29 +35,21 @@ class History:
         self.restarted_at: datetime | None = None
         self.unreachable: Unreachable | None = None
         """While nobody answers."""
-        self._began: datetime | None = None
         self._curves: dict[str, deque[float | None]] = {}
-        self._problems: dict[str, Since] = {}
         self._losses: dict[tuple[str, str], tuple[LossLine, datetime]] = {}
 
     def add(self, frame: Frame, now: datetime) -> None:
         self.unreachable = None
-        self._began = self._began or now
         if frame.restarted:
             self.restarted_at = now
             self._losses.clear()
         for flow in frame.flows:
             self._curve(flow.name).append(_height(flow))
-        self._problems = {
-            problem.what: self._problems.get(problem.what, Since(now, now == self._began))
-            for problem in frame.problems
-        }
         self._keep_losses(frame, now)
         self.frame, self.seen_at = frame, now
 
     def miss(self, code: str, reason: str, now: datetime) -> None:
         """Nobody answered at `now`."""
-        self._began = self._began or now
         since = self.unreachable.since if self.unreachable else now
         self.unreachable = Unreachable(code, reason, since)
         for curve in self._curves.values():
@@ -76,10 +59,6 @@ class History:
         """Rates of the flow of that name, oldest first: bytes a second, else pages. None: not
         known then."""
         return tuple(self._curves.get(name, ()))
-
-    @property
-    def problems(self) -> Mapping[str, Since]:
-        return self._problems
 
     @property
     def losses(self) -> tuple[LossLine, ...]:

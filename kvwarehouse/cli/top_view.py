@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from kvwarehouse.cli.top_frame import Frame, LossLine, NamespaceLine, TierLine
-from kvwarehouse.cli.top_history import KEPT, History, Since
+from kvwarehouse.cli.top_history import KEPT, History
 from kvwarehouse.durations import format_duration
 from kvwarehouse.sizes import format_size
 
@@ -97,7 +97,7 @@ def _head(frame: Frame, history: History, now: datetime, view: View) -> Iterator
         yield from _said("health", "ok", "green", view)
     for place, problem in enumerate(frame.problems):
         reason = f": {problem.reason}" if problem.reason else ""
-        text = f"{problem.what}{reason} ({_since(history.problems.get(problem.what))})"
+        text = f"{problem.what}{reason} (for {format_duration(problem.for_s)})"
         yield from _said("" if place else "health", text, "bold yellow", view)
 
 
@@ -115,12 +115,6 @@ def _beside(facts: Sequence[tuple[str, str]], right: str, view: View) -> Text:
     if right:
         line.append(" " * (view.columns - line.cell_len - len(right))).append(right, "dim")
     return line
-
-
-def _since(since: Since | None) -> str:
-    if since is None:
-        return "now"
-    return f"since {'before ' if since.at_first_look else ''}{_clock(since.at)}"
 
 
 def _unreachable(history: History, now: datetime, view: View) -> Iterator[Text]:

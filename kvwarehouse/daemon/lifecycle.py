@@ -28,6 +28,7 @@ from kvwarehouse.daemon.interceptors import CallInterceptor
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.path_watch import PathWatch
+from kvwarehouse.daemon.problems import LOOK_EVERY_S
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.service_manager import ServiceManager
@@ -359,6 +360,7 @@ class Daemon:
 
     def _serve(self) -> None:
         tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+        problems_at = time.monotonic()
         while self._rest():
             self._reload()
             self._watch_core(self._drain_events)
@@ -374,6 +376,9 @@ class Daemon:
             if time.monotonic() >= tombstones_at:
                 self._watch_core(self._warehouse.tend_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
+            if time.monotonic() >= problems_at:
+                self._watch_core(self._snapshots.look)
+                problems_at = time.monotonic() + LOOK_EVERY_S
 
     def _rest(self) -> bool:
         """Until the next round; False once it is to end. Looks at connections as often as they

@@ -12,6 +12,7 @@ from kvwarehouse.daemon.admission import Connections, Refusals
 from kvwarehouse.daemon.health import Lifecycle
 from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.path_watch import PathWatch
+from kvwarehouse.daemon.problems import Problems
 from kvwarehouse.daemon.transfer import Staging
 from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.errors import TransportError
@@ -32,6 +33,7 @@ class Snapshots:
         self._lifecycle = lifecycle
         self._refusals = refusals
         self._connections = connections
+        self._problems = Problems()
         self._warehouse: DaemonWarehouse | None = None
         self._ledger: Ledger | None = None
         self._staging: Staging | None = None
@@ -65,7 +67,12 @@ class Snapshots:
             status.service.CopyFrom(self._service())
             if self.kv_events is not None:
                 status.kv_events.CopyFrom(self.kv_events())
+        self._problems.add_to(status)
         return status
+
+    def look(self) -> None:
+        """Notes what is wrong, so that its age is known when somebody asks. Raises as take()."""
+        self.take()
 
     def _service(self) -> status_pb2.ServiceStatus:
         assert self._ledger is not None

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from kvwarehouse import errors, wire
 from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.daemon import lifecycle
 from kvwarehouse.daemon.ledger import LOST
 from kvwarehouse.daemon.repeats import BURST, TOLD_EVERY_S
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -453,3 +455,18 @@ def test_core_that_does_not_answer_is_logged_once_and_shown(
         daemon._watch_core(daemon._drain_events)
         assert served.get("/readyz")[0] == 200
     assert len(served.events("core_unresponsive")) == 1
+
+
+def test_problem_s_age_begins_though_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the problems is moved, not waited for."""
+    monkeypatch.setattr(lifecycle, "LOOK_EVERY_S", 0.0)
+    with Served(tmp_path) as served:
+        problems = served._daemon._snapshots._problems
+        served.core.dram_health = "cannot grow: others filled the tmpfs"
+        eventually(lambda: problems._since, "the daemon looked by itself")
+        problems._clock = lambda: time.monotonic() + 3600
+        (found,) = served.stub.Status(pb.StatusRequest(), timeout=T).status.problems
+    assert (found.what, found.reason) == ("dram not ok", served.core.dram_health)
+    assert found.for_s >= 3600

@@ -62,7 +62,9 @@ def test_prompt_beyond_the_index_keeps_its_beginning_and_says_so(
         assert ns.lookup(tokens).pages == result.stored
         assert ns.store(tokens, pages).already == result.stored
         assert main(["status", "--address", client.address]) == 0
-    assert f"{result.stored:,} of 1,024 pages; was too small" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{result.stored:,} of 1,024 pages" in shown
+    assert "start with a larger --index-pages" in shown
 
 
 def test_embedded_daemon_does_not_read_the_environments_settings(

@@ -58,7 +58,11 @@ def test_new_clients_get_in_after_the_arena_directory_was_removed(serving: Servi
         eventually(lambda: work_of_a_new_client(serving, AFTER), "a new client gets in")
         assert BEFORE.load(client) == BEFORE.pages
         eventually(lambda: serving.events("path_removed"), "what is lost is said")
-        reason = client.status()["service"]["paths_reason"]
+        status = client.status()
+    reason = status["service"]["paths_reason"]
+    assert [(each["what"], each["reason"]) for each in status["problems"]] == [
+        ("files removed", reason)
+    ]
     assert str(serving.arena_dir / "slots") in reason
     assert "pages in DRAM" in reason
     assert [event["level"] for event in serving.events("path_removed")] == ["error"]

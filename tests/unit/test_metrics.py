@@ -74,4 +74,4 @@ def test_exactly_one_health_is_set(health: str) -> None:
 def test_what_is_not_known_yet_is_left_out_and_not_zero() -> None:
     text = metrics.render(status_pb2.Status(name="n", version="1", state="recovering"))
     names = {name for name, _ in samples(text)}
-    assert names == {"kvwarehouse_state"}
+    assert names == {"kvwarehouse_state", "kvwarehouse_problems"}

@@ -108,7 +108,7 @@ def test_daemon_that_has_recovered_was_not_restarted() -> None:
     """While it recovers its status has no core."""
     early = plain(status_pb2.Status(name="default", state="recovering"))
     frame = frame_of(None, early, {})
-    assert [problem.what for problem in frame.problems] == ["recovering"]
+    assert frame.state == "recovering"
     assert shown(frame)
     assert not frame_of(early, snapshot(), {}).restarted
     assert frame_of(snapshot(), early, {}).restarted
@@ -177,32 +177,6 @@ def test_snapshot_without_tiers_still_makes_a_frame() -> None:
     assert shown(frame)
 
 
-@pytest.mark.parametrize(
-    ("changed", "what", "reason"),
-    [
-        ({"state": "draining"}, "draining", "stores are refused"),
-        (
-            {
-                "core__tiers__nvme__health": "read_only",
-                "core__tiers__nvme__reason": "no space left",
-            },
-            "nvme read only",
-            "no space left",
-        ),
-        ({"core__tiers__dram__health": "cannot grow: full"}, "dram not ok", "cannot grow: full"),
-        ({"core__tiers__hbm__health": "waiting"}, "hbm waiting", ""),
-        ({"service__ledger_health": "in_memory"}, "ledger in memory", ""),
-        ({"service__paths_reason": "the socket"}, "files removed", "the socket"),
-        ({"core__index__bound": True}, "index too small", "--index-pages"),
-    ],
-)
-def test_problem_says_what_and_why(changed: dict[str, Any], what: str, reason: str) -> None:
-    found = frame_of(None, snapshot(**changed), {}).problems
-    assert [problem.what for problem in found] == [what]
-    assert reason in found[0].reason
-    assert frame_of(None, snapshot(), {}).problems == ()
-
-
 def test_namespaces_with_most_bytes_come_first() -> None:
     listed = [
         {"id": "aa", "pages": 9, "dram_pages": 9, "nvme_pages": 0},
@@ -224,17 +198,16 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def test_problem_is_said_with_the_time_at_which_it_was_first_seen() -> None:
-    history = History()
-    history.add(frame_of(None, snapshot(state="draining"), {}), at(0))
-    both = snapshot(state="draining", core__index__bound=True)
-    history.add(frame_of(None, both, {}), at(1))
-    history.add(frame_of(None, both, {}), at(2))
-    text = "\n".join(line.plain for line in lines_of(history, at(2), View(120, True, 1.0)))
-    assert "loads go on (since before 12:00:00)" in text
-    assert "--index-pages (since 12:00:01)" in text
-    history.add(frame_of(None, snapshot(), {}), at(3))
-    assert not history.problems
+def test_problem_is_said_with_its_reason_and_its_age() -> None:
+    wrong = [
+        {"what": "nvme read only", "reason": "no space left", "for_s": 90.0},
+        {"what": "ledger in memory", "reason": "", "for_s": 3.0},
+    ]
+    text = "\n".join(shown(frame_of(None, snapshot(problems=wrong), {})))
+    assert "nvme read only: no space left (for 00:01:30)" in text
+    assert "ledger in memory (for 3 s)" in text
+    assert "health" in text
+    assert "read only" not in "\n".join(shown(frame_of(None, snapshot(), {})))
 
 
 def test_loss_stays_for_a_while_without_a_rate() -> None:
@@ -294,7 +267,10 @@ def busy() -> Frame:
         state="draining",
         core__uptime_s=9e6,
         core__tiers__hbm__health="waiting",
-        core__tiers__hbm__reason="no room on the device, " * 9,
+        problems=[
+            {"what": "draining", "reason": "stores are refused, loads go on", "for_s": 9.0},
+            {"what": "hbm waiting", "reason": "no room on the device, " * 9, "for_s": 9e6},
+        ],
         core__tiers__dram__used_bytes=(1 << 30) - 1,
         core__tiers__dram__pages=123_456_789,
         core__namespaces=[

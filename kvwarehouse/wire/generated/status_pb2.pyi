@@ -14,20 +14,32 @@ HELP_FIELD_NUMBER: _ClassVar[int]
 help: _descriptor.FieldDescriptor
 
 class Status(_message.Message):
-    __slots__ = ("name", "version", "state", "core", "service", "kv_events")
+    __slots__ = ("name", "version", "state", "core", "service", "kv_events", "problems")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CORE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
     core: CoreStatus
     service: ServiceStatus
     kv_events: KvEventsStatus
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ..., kv_events: _Optional[_Union[KvEventsStatus, _Mapping]] = ...) -> None: ...
+    problems: _containers.RepeatedCompositeFieldContainer[Problem]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ..., kv_events: _Optional[_Union[KvEventsStatus, _Mapping]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ...) -> None: ...
+
+class Problem(_message.Message):
+    __slots__ = ("what", "reason", "for_s")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    reason: str
+    for_s: float
+    def __init__(self, what: _Optional[str] = ..., reason: _Optional[str] = ..., for_s: _Optional[float] = ...) -> None: ...
 
 class KvEventsStatus(_message.Message):
     __slots__ = ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays", "next_number", "namespace_id", "ended_peers")

@@ -83,6 +83,7 @@ class FakeCore:
         self.options = options
         self.lock = threading.Lock()
         self.started = self.draining = self.stopped = False
+        self.dram_health = "ok"
         self.fail: WarehouseError | None = None
         self.spaces: dict[int, tuple[bytes, int, int, int]] = {}
         self.tombstones: dict[bytes, int] = {}
@@ -211,7 +212,7 @@ class FakeCore:
         self._check()
         held = Counter(ordinal for ordinal, _ in self.slots)
         pages, capacity_bytes = len(self.slots), self.options.dram_bytes
-        dram = {"health": "ok", "capacity_bytes": capacity_bytes, "pages": pages}
+        dram = {"health": self.dram_health, "capacity_bytes": capacity_bytes, "pages": pages}
         return {
             "warehouse_id": self.options.warehouse_id.hex(),
             "incarnation": 1,
