@@ -39,7 +39,10 @@ def test_a_child_that_spins_is_killed_and_what_it_said_before_counts(module: Any
         "    while True: pass",
         "report_steps({'driver': first, 'gds': second})",
     )
-    machine = probe_machine(3.0, module=spins)
+    for limit_s in (2.0, 8.0, 32.0):  # on a busy machine it takes longer to begin
+        machine = probe_machine(limit_s, module=spins)
+        if "'gds'" in machine.problem:
+            break
     assert machine.cuda == "13.0"
     assert machine.has_device
     assert not machine.gds
