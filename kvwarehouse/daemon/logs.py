@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 from kvwarehouse.daemon.repeats import Repeats
 
@@ -23,56 +23,6 @@ _FIELDS: Final = 32
 _PATIENCE_MS: Final = 1000
 _PIECE_CHARS: Final = 4096  # what a pipe that has room takes at once: PIPE_BUF, of ASCII
 _TERMINAL_CHARS: Final = 32  # as much, of a terminal, which has room for as little as it likes
-
-
-class Event(StrEnum):
-    """Everything this log can say. A name is stable: programs match on it."""
-
-    STARTING = "starting"
-    RECOVERED = "recovered"
-    READY = "ready"
-    DRAINING = "draining"
-    UNDRAINED = "undrained"
-    FLUSHED = "flushed"
-    STOPPED = "stopped"
-    START_WAITS = "start_waits"  # for a disk
-    START_REFUSED = "start_refused"
-    ENDED = "ended"  # by what it met while it served
-    IDENTITY_CREATED = "identity_created"
-    IDENTITY_ADOPTED = "identity_adopted"
-    IDENTITY_MENDED = "identity_mended"
-    IDENTITY_NOT_MENDED = "identity_not_mended"
-    LEDGER_REBUILT = "ledger_rebuilt"
-    LEDGER_DEGRADED = "ledger_degraded"
-    RELOADED = "reloaded"
-    RELOAD_FAILED = "reload_failed"
-    CERTIFICATE_ENDS = "certificate_ends"
-    CALLS_REFUSED = "calls_refused"
-    CONNECTIONS_NEAR_BOUND = "connections_near_bound"
-    VARIABLE_UNKNOWN = "variable_unknown"
-    HTTP_EXPOSED = "http_exposed"
-    ARENA_NOT_TMPFS = "arena_not_tmpfs"
-    ARENA_ROOM_SHORT = "arena_room_short"
-    NVME_ROOM_SHORT = "nvme_room_short"
-    PATH_REMOVED = "path_removed"
-    PATH_RESTORED = "path_restored"
-    PATH_NOT_RESTORED = "path_not_restored"
-    NVME_NO_ANSWER = "nvme_no_answer"
-    NAMESPACE_ADDED = "namespace_added"
-    NAMESPACE_FORGOTTEN = "namespace_forgotten"
-    NAMESPACE_UNUSABLE = "namespace_unusable"
-    CLEARED = "cleared"
-    EVICTED = "evicted"
-    RPC_FAILED = "rpc_failed"
-    STREAM_STALLED = "stream_stalled"
-    CORE_UNRESPONSIVE = "core_unresponsive"
-    KV_EVENTS_FAILED = "kv_events_failed"
-    KV_EVENTS_FOLLOW = "kv_events_follow"
-    KV_EVENTS_LOST = "kv_events_lost"
-    KV_EVENTS_REPLAY_FAILED = "kv_events_replay_failed"
-    KV_EVENTS_WITHOUT_TOKENS = "kv_events_without_tokens"
-    LOG_LINES_LOST = "log_lines_lost"
-    CORE = "core"  # an event of the native core, with its name in the field "name"
 
 
 class Level(StrEnum):
@@ -87,58 +37,72 @@ class Level(StrEnum):
     """Something was lost, or does not go on until somebody acts."""
 
 
-_OF_DAEMON: Final = {
-    Level.INFO: (
-        Event.STARTING,
-        Event.RECOVERED,
-        Event.READY,
-        Event.DRAINING,
-        Event.UNDRAINED,
-        Event.FLUSHED,
-        Event.STOPPED,
-        Event.IDENTITY_CREATED,
-        Event.IDENTITY_ADOPTED,
-        Event.RELOADED,
-        Event.NAMESPACE_ADDED,
-        Event.NAMESPACE_FORGOTTEN,
-        Event.CLEARED,
-        Event.EVICTED,
-        Event.KV_EVENTS_FOLLOW,
-    ),
-    Level.WARNING: (
-        Event.START_WAITS,
-        Event.IDENTITY_MENDED,
-        Event.IDENTITY_NOT_MENDED,
-        Event.LEDGER_REBUILT,
-        Event.LEDGER_DEGRADED,
-        Event.CERTIFICATE_ENDS,
-        Event.CALLS_REFUSED,
-        Event.CONNECTIONS_NEAR_BOUND,
-        Event.VARIABLE_UNKNOWN,
-        Event.HTTP_EXPOSED,
-        Event.ARENA_NOT_TMPFS,
-        Event.ARENA_ROOM_SHORT,
-        Event.NVME_ROOM_SHORT,
-        Event.PATH_RESTORED,
-        Event.NAMESPACE_UNUSABLE,
-        Event.STREAM_STALLED,
-        Event.KV_EVENTS_LOST,
-        Event.KV_EVENTS_REPLAY_FAILED,
-        Event.KV_EVENTS_WITHOUT_TOKENS,
-        Event.LOG_LINES_LOST,
-    ),
-    Level.ERROR: (
-        Event.START_REFUSED,
-        Event.ENDED,
-        Event.RELOAD_FAILED,
-        Event.PATH_REMOVED,
-        Event.PATH_NOT_RESTORED,
-        Event.NVME_NO_ANSWER,
-        Event.RPC_FAILED,
-        Event.CORE_UNRESPONSIVE,
-        Event.KV_EVENTS_FAILED,
-    ),
-}
+BY_OPERATORS: Final = True
+
+
+class Event(StrEnum):
+    """Everything this log can say. A name is stable: programs match on it. What is done
+    BY_OPERATORS is said each time, however often it comes."""
+
+    level: Level
+    by_operators: bool
+
+    def __new__(cls, name: str, level: Level, by_operators: bool = False) -> Self:
+        event = str.__new__(cls, name)
+        event._value_, event.level, event.by_operators = name, level, by_operators
+        return event
+
+    STARTING = "starting", Level.INFO
+    RECOVERED = "recovered", Level.INFO
+    READY = "ready", Level.INFO
+    DRAINING = "draining", Level.INFO, BY_OPERATORS
+    UNDRAINED = "undrained", Level.INFO, BY_OPERATORS
+    FLUSHED = "flushed", Level.INFO
+    STOPPED = "stopped", Level.INFO
+    START_WAITS = "start_waits", Level.WARNING  # for a disk
+    START_REFUSED = "start_refused", Level.ERROR
+    ENDED = "ended", Level.ERROR  # by what it met while it served
+    IDENTITY_CREATED = "identity_created", Level.INFO
+    IDENTITY_ADOPTED = "identity_adopted", Level.INFO
+    IDENTITY_MENDED = "identity_mended", Level.WARNING
+    IDENTITY_NOT_MENDED = "identity_not_mended", Level.WARNING
+    LEDGER_REBUILT = "ledger_rebuilt", Level.WARNING
+    LEDGER_DEGRADED = "ledger_degraded", Level.WARNING
+    RELOADED = "reloaded", Level.INFO, BY_OPERATORS
+    RELOAD_FAILED = "reload_failed", Level.ERROR
+    CERTIFICATE_ENDS = "certificate_ends", Level.WARNING
+    CALLS_REFUSED = "calls_refused", Level.WARNING
+    CONNECTIONS_NEAR_BOUND = "connections_near_bound", Level.WARNING
+    VARIABLE_UNKNOWN = "variable_unknown", Level.WARNING
+    HTTP_EXPOSED = "http_exposed", Level.WARNING
+    ARENA_NOT_TMPFS = "arena_not_tmpfs", Level.WARNING
+    ARENA_ROOM_SHORT = "arena_room_short", Level.WARNING
+    NVME_ROOM_SHORT = "nvme_room_short", Level.WARNING
+    PATH_REMOVED = "path_removed", Level.ERROR
+    PATH_RESTORED = "path_restored", Level.WARNING
+    PATH_NOT_RESTORED = "path_not_restored", Level.ERROR
+    NVME_NO_ANSWER = "nvme_no_answer", Level.ERROR
+    NAMESPACE_ADDED = "namespace_added", Level.INFO
+    NAMESPACE_FORGOTTEN = "namespace_forgotten", Level.INFO
+    NAMESPACE_UNUSABLE = "namespace_unusable", Level.WARNING
+    CLEARED = "cleared", Level.INFO, BY_OPERATORS
+    EVICTED = "evicted", Level.INFO, BY_OPERATORS
+    RPC_FAILED = "rpc_failed", Level.ERROR
+    STREAM_STALLED = "stream_stalled", Level.WARNING
+    CORE_UNRESPONSIVE = "core_unresponsive", Level.ERROR
+    KV_EVENTS_FAILED = "kv_events_failed", Level.ERROR
+    KV_EVENTS_FOLLOW = "kv_events_follow", Level.INFO
+    KV_EVENTS_LOST = "kv_events_lost", Level.WARNING
+    KV_EVENTS_REPLAY_FAILED = "kv_events_replay_failed", Level.WARNING
+    KV_EVENTS_WITHOUT_TOKENS = "kv_events_without_tokens", Level.WARNING
+    LOG_LINES_LOST = "log_lines_lost", Level.WARNING
+    # An event of the native core, with its name in the field "name". What has no level below had
+    # better be seen.
+    CORE = "core", Level.WARNING
+
+
+_BY_NAME: Final = {event.value: event for event in Event}
+
 _OF_CORE: Final = {
     Level.INFO: (
         "hbm_ready",
@@ -182,9 +146,6 @@ _OF_CORE: Final = {
     ),
 }
 
-LEVELS: Final = {event: level for level, events in _OF_DAEMON.items() for event in events}
-"""Of all events but CORE."""
-
 CORE_LEVELS: Final = {name: level for level, names in _OF_CORE.items() for name in names}
 """Of what the core says, by its name."""
 
@@ -212,11 +173,13 @@ class Log:
     def event(self, event: Event, **fields: object) -> None:
         """Never raises, and waits a second at most where nobody reads: a full disk under stderr, a
         closed pipe, or one whose reader stands still must not stop the daemon. What comes over and
-        over is held back and counted (repeats.py), until `tell` says how much of it there was."""
+        over is held back and counted (repeats.py), until `tell` says how much of it there was; what
+        operators do is not."""
         given = dict(list(fields.items())[:_FIELDS])
         kept = {key: _plain(value) for key, value in given.items()}
         with self._lock:
-            if self._repeats.admits(_full_name(event, kept), kept, self._clock()):
+            name, now_s = _full_name(event, kept), self._clock()
+            if event.by_operators or self._repeats.admits(name, kept, now_s):
                 self._say(event, kept)
 
     def tell(self, *, everything: bool = False) -> None:
@@ -224,7 +187,7 @@ class Log:
         second. everything: all of it, as before the end."""
         with self._lock:
             for name, fields in self._repeats.due(self._clock(), everything=everything):
-                self._say(Event(name.partition(" ")[0]), fields)
+                self._say(_BY_NAME[name.partition(" ")[0]], fields)
 
     def _say(self, event: Event, fields: Mapping[str, Any]) -> None:
         try:
@@ -278,9 +241,7 @@ def _full_name(event: Event, fields: Mapping[str, Any]) -> str:
 
 
 def _level(event: Event, name: object) -> Level:
-    if event is Event.CORE:  # what is in no table yet had better be seen
-        return CORE_LEVELS.get(str(name), Level.WARNING)
-    return LEVELS[event]
+    return CORE_LEVELS.get(str(name), event.level) if event is Event.CORE else event.level
 
 
 def _plain(value: object) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import pty
@@ -95,6 +94,22 @@ def test_what_comes_over_and_over_is_said_at_once_and_then_counted(form: str) ->
     assert len(lines()) == 1  # it had stopped, and begins anew
 
 
+def test_what_operators_do_is_said_each_time() -> None:
+    out = io.StringIO()
+    log = Log("json", out, clock=lambda: 0.0)
+    for number in range(10 * BURST):
+        log.event(Event.CLEARED, pages=1, epoch=number)
+        log.event(Event.EVICTED, pages=1, tiers="all", number=number)
+        log.event(Event.NAMESPACE_FORGOTTEN, epoch=number)  # which clients make happen too
+    log.tell(everything=True)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    for event, field in ((Event.CLEARED, "epoch"), (Event.EVICTED, "number")):
+        numbers = [line[field] for line in lines if line["event"] == event]
+        assert numbers == list(range(10 * BURST))
+    forgotten = [line for line in lines if line["event"] == Event.NAMESPACE_FORGOTTEN]
+    assert len(forgotten) == BURST + 1
+
+
 def test_trouble_of_the_core_is_a_warning() -> None:
     out = io.StringIO()
     names = ["nvme_write_failed", "nvme_read_only", "nvme_healed", "memory_lost", "not_known_yet"]
@@ -118,7 +133,7 @@ def test_reader_that_stands_still_stops_nobody_and_is_told_what_it_missed(
     monkeypatch.setattr(logs, "_PATIENCE_MS", 1)
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb", buffering=0) as there, os.fdopen(writes, "w") as stream:
-        log, said = Log("json", stream, clock=itertools.count(0, TOLD_EVERY_S).__next__), 60
+        log, said = Log("json", stream), 60
         for number in range(said):
             log.event(Event.CLEARED, number=number, text="x" * 5000, more="y" * 1500)
         read = there.read(1 << 20)
@@ -138,7 +153,7 @@ def test_terminal_that_stands_still_stops_nobody(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logs, "_PATIENCE_MS", 1)
     reads, writes = pty.openpty()
     with os.fdopen(reads, "rb", buffering=0) as there, os.fdopen(writes, "w") as stream:
-        log = Log("json", stream, clock=itertools.count(0, TOLD_EVERY_S).__next__)
+        log = Log("json", stream)
 
         def say() -> None:
             for number in range(100):
