@@ -31,7 +31,7 @@ from kvwarehouse.errors import (
 )
 from kvwarehouse.fingerprint import fingerprint
 from kvwarehouse.places import default_address
-from kvwarehouse.sizes import parse_size
+from kvwarehouse.sizes import format_size, parse_size
 from kvwarehouse.types import (
     BadCopy,
     CheckProgress,
@@ -47,7 +47,7 @@ from kvwarehouse.types import (
 )
 
 if TYPE_CHECKING:
-    from kvwarehouse import aio, gpu
+    from kvwarehouse import aio, gpu, host
     from kvwarehouse.client.client import Client
     from kvwarehouse.client.connect import connect
     from kvwarehouse.client.namespace import OpenNamespace
@@ -83,7 +83,9 @@ __all__ = [
     "default_address",
     "embedded",
     "fingerprint",
+    "format_size",
     "gpu",
+    "host",
     "parse_size",
 ]
 
@@ -91,6 +93,7 @@ __all__ = [
 _IMPORTED_WHEN_USED = {
     "aio": "kvwarehouse.aio",
     "gpu": "kvwarehouse.gpu",
+    "host": "kvwarehouse.host",
     **dict.fromkeys(
         ("Client", "OpenNamespace", "Pins", "Regions", "connect"), "kvwarehouse.client"
     ),

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from kvwarehouse import places, settings, trusted_file
 from kvwarehouse.errors import UsageError
+from kvwarehouse.host import filesystems, memory
 from kvwarehouse.settings import setting
 
 ENVIRONMENT_PREFIX: Final = "KVW_"
@@ -422,7 +423,7 @@ def _check(config: Config) -> None:
     if config.nvme_dir and not config.nvme_capacity_bytes:
         raise _bad(
             f"--nvme-dir {config.nvme_dir!r} needs --nvme-capacity, a hard bound on the disk that "
-            f"it takes; {places.free_hint(config.nvme_dir)}"
+            f"it takes; {filesystems.free_hint(config.nvme_dir)}"
         )
     if config.nvme_capacity_bytes and not config.nvme_dir:
         raise _bad("--nvme-capacity needs --nvme-dir, the directory to keep the pages in")
@@ -480,7 +481,9 @@ def _complete(config: Config, environ: Mapping[str, str]) -> Config:
     places.check_socket_path(socket)
     if arena_dir == config.nvme_dir:
         raise _bad(f"--arena-dir and --nvme-dir are both {arena_dir!r}; give each its own")
-    dram = config.dram_bytes or places.default_dram_bytes(arena_dir)
+    dram = config.dram_bytes or places.default_dram_bytes(
+        memory.usable_bytes(), filesystems.total_bytes(arena_dir)
+    )
     return dataclasses.replace(config, arena_dir=arena_dir, socket=socket, dram_bytes=dram)
 
 

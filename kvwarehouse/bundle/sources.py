@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvwarehouse.bundle import daemon_process, host, packages, settings_in_effect
+from kvwarehouse.bundle import host_texts, packages, settings_in_effect
 from kvwarehouse.bundle.collecting import BundleSource
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.client.endpoint import parse_address
 from kvwarehouse.config import ENVIRONMENT_PREFIX
 from kvwarehouse.errors import UsageError
+from kvwarehouse.host import daemon_process
 
 DOCTOR_S: Final = 30.0
 """Of one run of the doctor that imports no engine."""
@@ -108,9 +109,9 @@ class Sources:
             BundleSource(
                 "directories.txt", "its directories: mounts, room, disks", self._directories
             ),
-            BundleSource("kernel.txt", "kernel and its settings", host.kernel),
-            BundleSource("processors.txt", "processors and NUMA nodes", host.processors),
-            BundleSource("memory.txt", "memory and control groups", self._memory),
+            BundleSource("kernel.txt", "kernel and its settings", host_texts.kernel),
+            BundleSource("processors.txt", "processors and NUMA nodes", host_texts.processors),
+            BundleSource("memory.txt", "memory and control groups", host_texts.memory),
             *doctors,
         ]
 
@@ -125,6 +126,8 @@ class Sources:
             return daemon_process.pid_at(self._address.path), ""
         except OSError as error:
             return None, f"no daemon listens at {self._address.path}: {error}"
+        except LookupError as error:
+            return None, str(error)
 
     def _found(self) -> int:
         if self._pid is None:
@@ -142,7 +145,7 @@ class Sources:
 
     def _process(self) -> str:
         pid = self._found()
-        return daemon_process.description(pid) + "\n" + host.cgroup(process=str(pid))
+        return daemon_process.description(pid) + "\n" + host_texts.cgroup(process=str(pid))
 
     def _print_settings(self) -> str:
         if self._pid is None:
@@ -201,10 +204,7 @@ class Sources:
         there = [str(self._settings.get(key) or "") for key in ("arena_dir", "nvme_dir")]
         socket = str(self._settings.get("socket") or self._address.path)
         there.append(os.path.dirname(socket))
-        return host.directories([*there, "/dev/shm"])
-
-    def _memory(self) -> str:
-        return host.memory()
+        return host_texts.directories([*there, "/dev/shm"])
 
     def _tiers(self) -> list[str]:
         """Flags of serve, as its settings have them."""

@@ -19,14 +19,14 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from kvwarehouse import places, trusted_path
+from kvwarehouse import trusted_path
 from kvwarehouse.config import Config
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import StorageError
+from kvwarehouse.host import filesystems, memory
 from kvwarehouse.sizes import format_size
 
 _LOCK_NAME: Final = "daemon.lock"
-_TMPFS: Final = "tmpfs"
 
 # Slot headers beside the arena: 1/64 covers pages down to about 32 KiB. An estimate: the core
 # allocates what it needs before it publishes anything, and refuses by name.
@@ -186,7 +186,7 @@ def check_room(config: Config, index_bytes: int, table_bytes: int, log: Log) -> 
         log.event(
             Event.ARENA_NOT_TMPFS,
             path=config.arena_dir,
-            mount=places.mount_of(config.arena_dir),
+            mount=filesystems.mount_of(config.arena_dir),
             text="the arena is not on tmpfs: the kernel will write its pages to that disk, and no"
             " GPU can pin its memory, so that its pages take a copy more",
         )
@@ -195,14 +195,14 @@ def check_room(config: Config, index_bytes: int, table_bytes: int, log: Log) -> 
 
 
 def _check_dram_room(config: Config, index_bytes: int, log: Log) -> None:
-    free = places.free_bytes(config.arena_dir)
+    free = filesystems.free_bytes(config.arena_dir)
     own = _allocated_bytes(config.arena_dir)
     need = _with_headers(config) + index_bytes
     if need <= free + own:
         return
-    mount = places.mount_of(config.arena_dir)
+    mount = filesystems.mount_of(config.arena_dir)
     fits = _fitting_mebibytes(free + own - index_bytes)
-    total_bytes = places.total_bytes(config.arena_dir)
+    total_bytes = filesystems.total_bytes(config.arena_dir)
     total = format_size(total_bytes)
     held = f" and {format_size(own)} in this arena already" if own else ""
     # Memory that others took since must not keep the daemon from serving what it has: the arena
@@ -228,7 +228,7 @@ def _check_dram_room(config: Config, index_bytes: int, log: Log) -> None:
 def _check_memory(config: Config, beside: int) -> None:
     """What tmpfs holds counts as memory of whoever touches it first, and can not be given back:
     beyond the limit the kernel kills the daemon, at every start anew."""
-    limit = places.memory_bytes()
+    limit = memory.usable_bytes()
     need = _with_headers(config) + beside
     if need <= limit:
         return
@@ -259,9 +259,9 @@ def segment_files(nvme_dir: str) -> list[str]:
 
 
 def _check_nvme_room(config: Config, log: Log) -> None:
-    mount = places.mount_of(config.nvme_dir)
-    total = places.total_bytes(config.nvme_dir)
-    free = places.free_bytes(config.nvme_dir)
+    mount = filesystems.mount_of(config.nvme_dir)
+    total = filesystems.total_bytes(config.nvme_dir)
+    free = filesystems.free_bytes(config.nvme_dir)
     own = _allocated_bytes(os.path.join(config.nvme_dir, "segments"))
     capacity = config.nvme_capacity_bytes
     if capacity <= free + own:
@@ -276,7 +276,7 @@ def _check_nvme_room(config: Config, log: Log) -> None:
         log.event(Event.NVME_ROOM_SHORT, text=text, mount=mount, free_bytes=free)
         return
     raise StorageError(
-        f"{text}; {places.free_hint(config.nvme_dir)}",
+        f"{text}; {filesystems.free_hint(config.nvme_dir)}",
         code="no_room",
         context={"mount": mount, "free_bytes": free, "needed_bytes": capacity},
     )
@@ -293,13 +293,8 @@ def _allocated_bytes(path: str) -> int:
 
 
 def _is_tmpfs(path: str) -> bool:
-    mount = places.mount_of(path)
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return True  # cannot know: say nothing
-    kinds = [line.split(" ")[2] for line in lines if line.split(" ")[1] == mount]
-    return not kinds or kinds[-1] in (_TMPFS, "hugetlbfs", "ramfs")
+    kind = filesystems.directory_facts(path).kind
+    return kind in ("", *filesystems.MEMORY_KINDS)  # not known: say nothing
 
 
 def answers(nvme_dir: str, timeout_s: float) -> bool:

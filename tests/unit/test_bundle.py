@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.bundle import archive as archives
-from kvwarehouse.bundle import daemon_process, host, sources
+from kvwarehouse.bundle import host_texts, sources
 from kvwarehouse.bundle.archive import Archive
 from kvwarehouse.bundle.collecting import BundleSource, collect
 from kvwarehouse.bundle.redaction import Redactor
 from kvwarehouse.errors import UsageError
+from kvwarehouse.host import daemon_process
 
 
 def test_source_that_hangs_costs_its_deadline() -> None:
@@ -118,19 +119,19 @@ def test_facts_of_a_host_are_its_files_under_their_paths(tmp_path: Path) -> None
             "sys/fs/cgroup/a/b/memory.current": "900\n",
         },
     )
-    assert "== /proc/sys/kernel/io_uring_disabled\n2\n" in host.kernel(root)
-    assert "hugepages-2048kB/nr_hugepages\n128\n" in host.kernel(root)
-    processors = host.processors(root)
+    assert "== /proc/sys/kernel/io_uring_disabled\n2\n" in host_texts.kernel(root)
+    assert "hugepages-2048kB/nr_hugepages\n128\n" in host_texts.kernel(root)
+    processors = host_texts.processors(root)
     assert "Made Up" in processors
     assert "of the second" not in processors
     assert "node1/cpulist\n4-7\n" in processors
-    memory = host.memory(root)
+    memory = host_texts.memory(root)
     for text in ("MemTotal: 1 kB", "0::/a/b", "a/memory.max\n1000\n", "b/memory.current\n900\n"):
         assert text in memory
 
 
 def test_directory_that_is_not_there_is_told_with_what_is_above_it(tmp_path: Path) -> None:
-    told = host.directories([str(tmp_path / "not" / "yet"), ""])
+    told = host_texts.directories([str(tmp_path / "not" / "yet"), ""])
     assert f"== {tmp_path}/not/yet\nit does not exist; what follows is of {tmp_path}\n" in told
     assert "free for this user" in told
     assert "mount: " in told
@@ -149,9 +150,9 @@ def test_disk_is_described_through_its_partition(tmp_path: Path) -> None:
     (root / "sys/dev/block").mkdir(parents=True)
     link = root / "sys/dev/block/259:1"
     link.symlink_to(root / "sys/devices/nvme0n1/nvme0n1p1")
-    told = host.disk(os.makedev(259, 1), root)
-    assert told == "disk nvme0n1p1 (Fast Disk)\n  scheduler: [none] mq-deadline"
-    assert host.disk(os.makedev(0, 1), root) == ""
+    told = host_texts.disk(os.makedev(259, 1), root)
+    assert told == "disk nvme0n1 (Fast Disk)\n  scheduler: [none] mq-deadline"
+    assert host_texts.disk(os.makedev(0, 1), root) == ""
 
 
 def test_process_is_described_without_asking_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kvwarehouse import config, places, settings
 from kvwarehouse.errors import UsageError
+from kvwarehouse.host import memory
 
 TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem", "token_file": "/t"}
 
@@ -252,19 +253,20 @@ def test_default_socket_is_in_a_directory_of_the_user(tmp_path: Path) -> None:
 def test_default_dram_is_a_share_that_does_not_depend_on_what_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(places, "memory_bytes", lambda: 64 << 30)
-    facts = os.statvfs(tmp_path)
-    half = facts.f_blocks * facts.f_frsize // 2
-    share = places.default_dram_bytes(str(tmp_path / "not" / "there"))
-    assert 0 < share <= min(8 << 30, half)
-    assert share % (1 << 20) == 0
+    gib, mib = 1 << 30, 1 << 20
+    assert places.default_dram_bytes(64 * gib, 100 * gib) == 8 * gib
+    assert places.default_dram_bytes(64 * gib, 4 * gib) == 2 * gib
+    assert places.default_dram_bytes(64 * gib, 0) == 8 * gib  # a file system that says no size
+    assert places.default_dram_bytes(1000 * mib, 100 * gib) == 64 * mib
+    assert places.default_dram_bytes(100 * mib, 100 * gib) == 12 * mib
+    monkeypatch.setattr(memory, "usable_bytes", lambda: 100 * mib)
+    found = config.load({"arena_dir": str(tmp_path / "not" / "there")}, {})
+    assert found.dram_bytes == 12 * mib
 
 
-def test_memory_limits_of_all_groups_above_a_process_bind_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_memory_limits_of_all_groups_above_a_process_bind_it(tmp_path: Path) -> None:
     hybrid = "9:name=systemd:/x\n4:cpu,memory:/pods/a\n0::/unit.slice/kvw.service\n"
-    assert places.cgroup_limits(hybrid) == [
+    files = [
         "/sys/fs/cgroup/memory/pods/a/memory.limit_in_bytes",
         "/sys/fs/cgroup/memory/pods/memory.limit_in_bytes",
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -272,13 +274,21 @@ def test_memory_limits_of_all_groups_above_a_process_bind_it(
         "/sys/fs/cgroup/unit.slice/memory.max",
         "/sys/fs/cgroup/memory.max",
     ]
-    machine = places.memory_bytes()
-    limits = [tmp_path / "own", tmp_path / "above"]
-    monkeypatch.setattr(places, "cgroup_limits", lambda _: [str(path) for path in limits])
-    assert places.memory_bytes() == machine  # neither is there
-    limits[0].write_text("max\n")
-    limits[1].write_text("1048576\n")
-    assert places.memory_bytes() == 1 << 20
+    assert memory.group_limit_files(hybrid) == files
+
+    def written(file: str, text: str) -> tuple[int, tuple[int, str]]:
+        path = tmp_path / file.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return memory.usable_bytes("7", tmp_path), memory.group_limit("7", tmp_path)
+
+    machine, none = memory.machine_bytes(), (memory.UNLIMITED, "")
+    assert written("/proc/7/cgroup", hybrid) == (machine, none)  # /proc/meminfo is hidden
+    assert written("/proc/meminfo", "MemTotal:  4 kB\n") == (4096, none)
+    assert written(files[3], "max\n") == (4096, none)
+    assert written(files[2], f"{2**63 - 4096}\n") == (4096, none)  # no limit, of version 1
+    assert written(files[5], "8192\n") == (4096, (8192, files[5]))
+    assert written(files[1], "1024\n") == (1024, (1024, files[1]))
 
 
 def test_exact_size_reads_back() -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse import config, places
+from kvwarehouse import config
 from kvwarehouse.daemon import directories
 from kvwarehouse.daemon.directories import Ownership
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import StorageError
+from kvwarehouse.host import filesystems, memory
 
 INDEX_BYTES = 8 << 20
 TABLE_BYTES = 13 << 20
@@ -198,11 +199,11 @@ def test_dram_beyond_the_tmpfs_is_refused_with_free_bytes_mount_and_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Incident: containers have a /dev/shm of 64 MiB, and writing beyond it is a SIGBUS."""
-    monkeypatch.setattr(places, "free_bytes", lambda _: 60 << 20)
-    monkeypatch.setattr(places, "total_bytes", lambda _: 64 << 20)
+    monkeypatch.setattr(filesystems, "free_bytes", lambda _: 60 << 20)
+    monkeypatch.setattr(filesystems, "total_bytes", lambda _: 64 << 20)
     message = no_room(settings(tmp_path)).message
     assert str(60 << 20) in message
-    assert places.mount_of(str(tmp_path)) in message
+    assert filesystems.mount_of(str(tmp_path)) in message
     assert "--dram 51MiB" in message
     assert "remount,size=" in message
     fits = settings(tmp_path, dram_bytes=51 << 20)
@@ -214,8 +215,8 @@ def test_dram_beyond_the_memory_that_the_daemon_may_use_is_refused_with_what_fit
 ) -> None:
     """Incident: a container of 220 MiB, `ready`, and killed for its memory a second later."""
     monkeypatch.setattr(directories, "_is_tmpfs", lambda _: True)
-    monkeypatch.setattr(places, "free_bytes", lambda _: 1 << 40)
-    monkeypatch.setattr(places, "memory_bytes", lambda: 220 << 20)
+    monkeypatch.setattr(filesystems, "free_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr(memory, "usable_bytes", lambda: 220 << 20)
     message = no_room(settings(tmp_path)).message
     assert "220 MiB of memory" in message
     assert "--dram 132MiB" in message
@@ -232,7 +233,7 @@ def test_dram_that_an_existing_arena_already_holds_is_no_new_demand(
 ) -> None:
     given = settings(tmp_path, dram_bytes=8 << 20)
     (tmp_path / "arena" / "arena").write_bytes(os.urandom(8 << 20))
-    monkeypatch.setattr(places, "free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr(filesystems, "free_bytes", lambda _: 1 << 20)
     directories.check_room(given, INDEX_BYTES, TABLE_BYTES, Log("json", io.StringIO()))
 
 
@@ -241,8 +242,8 @@ def test_arena_that_has_pages_is_served_though_others_filled_the_memory(
 ) -> None:
     given = settings(tmp_path, dram_bytes=8 << 20)
     (tmp_path / "arena" / "arena").write_bytes(os.urandom(4 << 20))
-    monkeypatch.setattr(places, "free_bytes", lambda _: 0)
-    monkeypatch.setattr(places, "total_bytes", lambda _: 64 << 20)
+    monkeypatch.setattr(filesystems, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(filesystems, "total_bytes", lambda _: 64 << 20)
     log = io.StringIO()
     directories.check_room(given, INDEX_BYTES, TABLE_BYTES, Log("json", log))
     assert "arena_room_short" in log.getvalue()
@@ -256,9 +257,9 @@ def test_nvme_capacity_beyond_the_disk_is_refused_before_the_first_segment_only(
     (nvme / "segments").mkdir(parents=True)
     given = settings(tmp_path, dram_bytes=1 << 20, nvme_dir=str(nvme), nvme_capacity_bytes=8 << 20)
     monkeypatch.setattr(
-        places, "free_bytes", lambda path: (1 << 20) if path.endswith("/nvme") else (1 << 40)
+        filesystems, "free_bytes", lambda path: (1 << 20) if path.endswith("/nvme") else (1 << 40)
     )
-    monkeypatch.setattr(places, "total_bytes", lambda _: 16 << 20)
+    monkeypatch.setattr(filesystems, "total_bytes", lambda _: 16 << 20)
     assert "--nvme-capacity" in no_room(given).message
     # A disk that others filled since must not keep stored pages from being served.
     (nvme / "segments" / "0").write_bytes(os.urandom(1 << 20))

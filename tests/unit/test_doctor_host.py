@@ -9,22 +9,16 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kvwarehouse.host import Finding, Tiers, Verdict, daemon_process, host_limits, judge
+from kvwarehouse.host.checks import daemon_found, findings_of
+from kvwarehouse.host.daemon_process import directories_of, pid_at
+from kvwarehouse.host.filesystems import DirectoryFacts, directory_facts
+from kvwarehouse.host.limits import io_uring_errno
 from kvwarehouse_connectors.doctor import command
-from kvwarehouse_connectors.doctor.daemon_host import daemon_found, findings_of
-from kvwarehouse_connectors.doctor.facts import DaemonFacts
-from kvwarehouse_connectors.doctor.findings import Finding, Verdict
-from kvwarehouse_connectors.doctor.limits import (
-    DirectoryFacts,
-    Tiers,
-    directories_of,
-    directory_facts,
-    host_limits,
-    io_uring_errno,
-    pid_at,
-)
 
 GIB = 1 << 30
 LIMITS = "Max open files            1024                 {files}               files\n" + (
@@ -254,16 +248,17 @@ def test_limits_are_those_of_the_daemon_where_one_runs(host: Host) -> None:
 def test_directories_of_a_daemon_are_those_of_its_open_files(tmp_path: Path) -> None:
     folder = tmp_path / "proc/7/fd"
     folder.mkdir(parents=True)
-    assert directories_of(7, tmp_path) == ("", "")
+    proc = tmp_path / "proc"
+    assert directories_of(7, proc) == ("", "")
     (folder / "3").symlink_to("socket:[1]")
     (folder / "4").symlink_to("/dev/shm/kvw/arena")
     (folder / "5").symlink_to("/dev/shm/kvw/ledger.mdb")
-    assert directories_of(7, tmp_path) == ("/dev/shm/kvw", "")
+    assert directories_of(7, proc) == ("/dev/shm/kvw", "")
     (folder / "6").symlink_to("/disk/kvw/ledger.mdb")
-    assert directories_of(7, tmp_path) == ("/dev/shm/kvw", "/disk/kvw")
+    assert directories_of(7, proc) == ("/dev/shm/kvw", "/disk/kvw")
     (folder / "7").symlink_to("/nvme/kvw/segments/0001.seg (deleted)")
-    assert directories_of(7, tmp_path) == ("/dev/shm/kvw", "/nvme/kvw")
-    assert directories_of(8, tmp_path) == ("", "")
+    assert directories_of(7, proc) == ("/dev/shm/kvw", "/nvme/kvw")
+    assert directories_of(8, proc) == ("", "")
 
 
 def test_directory_that_is_not_there_is_judged_by_what_it_would_be_made_in(tmp_path: Path) -> None:
@@ -275,21 +270,40 @@ def test_directory_that_is_not_there_is_judged_by_what_it_would_be_made_in(tmp_p
 
 
 def test_daemon_is_told_by_what_it_answers() -> None:
-    there = DaemonFacts(address="unix:///s", path="/s", is_socket=True)
-    assert daemon_found(there, 7).verdict is Verdict.OK
-    silent = daemon_found(replace(there, error="no answer in 5 s"), 7)
+    assert daemon_found("/s", 7, "").verdict is Verdict.OK
+    silent = daemon_found("/s", 7, "no answer in 5 s")
     assert silent.verdict is Verdict.WARN
     assert "debug bundle" in silent.fix
-    assert daemon_found(there, 0).verdict is Verdict.SKIP
+    none = daemon_found("/s", 0, "none at unix:///s")
+    assert none.verdict is Verdict.SKIP
+    assert none.what == "none at unix:///s: what follows is for one started here"
 
 
 def test_process_behind_a_socket_is_found(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    assert pid_at(path) == 0
+    with pytest.raises(OSError, match="No such file"):
+        pid_at(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
         assert pid_at(path) == os.getpid()
+
+
+def test_process_of_another_pid_namespace_is_told_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives 0 for the number of a process that has none here."""
+    path = str(tmp_path / "s")
+    monkeypatch.setattr(
+        daemon_process, "_CREDENTIALS", SimpleNamespace(size=12, unpack=lambda _: (0, 0, 0))
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        found = judge(f"unix://{path}", path, "", {}, Tiers(16 << 20))[0]
+    assert found.verdict is Verdict.SKIP
+    assert "of another pid namespace" in found.what
+    assert judge("unix:///x", "/x", "no daemon", {}, Tiers(16 << 20))[0].what.startswith("none at")
 
 
 def test_kernel_is_asked_without_making_a_ring() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.gpu import Machine
+from kvwarehouse.host import available_bytes
 from kvwarehouse_bench.gpu import hbm as hbm_part
 from kvwarehouse_bench.gpu.device_pages import TorchCard
 from kvwarehouse_bench.gpu.goals import PartOutcome
@@ -22,7 +23,6 @@ from kvwarehouse_bench.gpu.ttft import SHAPES, tier_bytes, ttft
 from kvwarehouse_bench.harness.frame import numbers
 
 _SHARED_MEMORY = Path("/dev/shm")
-_MEMINFO = Path("/proc/meminfo")
 _USED = 0.8
 """Of what is free: a model is loaded by way of the host's memory, and a disk that is full is
 slow."""
@@ -62,16 +62,8 @@ class TierRoom:
 def room_of(folder: Path) -> TierRoom:
     """folder: on the disk that parts write to."""
     free = shutil.disk_usage(_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else folder).free
-    memory = min(free, _available_bytes())
+    memory = min(free, available_bytes())
     return TierRoom(int(_USED * memory), int(_USED * shutil.disk_usage(folder).free))
-
-
-def _available_bytes() -> int:
-    for line in _MEMINFO.read_text("ascii").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) << 10
-    raise RuntimeError(f"{_MEMINFO} has no MemAvailable")
 
 
 @dataclass(frozen=True)

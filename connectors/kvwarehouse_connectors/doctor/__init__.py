@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,19 +125,12 @@ def _gpu(args: argparse.Namespace) -> list[Finding]:
 
 
 def _host(args: argparse.Namespace) -> list[Finding]:
-    from kvwarehouse_connectors.doctor.daemon_host import daemon_found, findings_of
-    from kvwarehouse_connectors.doctor.limits import host_limits
-    from kvwarehouse_connectors.doctor.look import running_tiers
+    import kvwarehouse as kvw
+    from kvwarehouse_connectors.doctor.look import daemon_facts
 
-    daemon, running = running_tiers(args.address)
-    asked = replace(
-        running,
-        dram_bytes=args.dram or running.dram_bytes,
-        nvme_bytes=args.nvme_capacity or running.nvme_bytes,
-        arena_dir=args.arena_dir or running.arena_dir,
-        nvme_dir=args.nvme_dir or running.nvme_dir,
-    )
-    return [daemon_found(daemon, asked.pid), *findings_of(host_limits(asked))]
+    daemon = daemon_facts(args.address or kvw.default_address())
+    asked = kvw.host.Tiers(args.dram, args.nvme_capacity, args.arena_dir, args.nvme_dir)
+    return kvw.host.judge(daemon.address, daemon.path, daemon.error, daemon.status, asked)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvwarehouse import format_size as size
 from kvwarehouse_connectors.doctor.facts import Facts
 from kvwarehouse_connectors.doctor.findings import Finding, Verdict, ok, warn
 
 # What containers get unless they ask for more.
 _CONTAINER_SHM_BYTES = 64 << 20
-_MIB = 1 << 20
 
 
 def check_host(facts: Facts) -> Iterator[Finding]:
@@ -41,10 +41,3 @@ def _locked_memory(facts: Facts) -> Finding:
     if facts.engine.device not in ("", "cpu"):
         why = "copies to and from the device go through memory that is not pinned"
     return Finding("locked memory", Verdict.OK, f"limit {shown}; not needed, {why}")
-
-
-def size(size_bytes: int) -> str:
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (_MIB, "MiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.3g} {name}"
-    return f"{size_bytes / 1024:.3g} KiB"

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import resource
-import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.doctor.configuration import config_facts
 from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
 from kvwarehouse_connectors.doctor.engines import engine_of
 from kvwarehouse_connectors.doctor.facts import DaemonFacts, Facts, HostFacts
-from kvwarehouse_connectors.doctor.limits import Tiers, directories_of, pid_at
 from kvwarehouse_connectors.doctor.packages import software_facts
 from kvwarehouse_connectors.doctor.pages import page_facts
 
 _CALL_TIMEOUT_S = 5.0
 _SHARED_MEMORY = "/dev/shm"
-_MEMORY = "/proc/meminfo"
 _LOCAL = "unix:"
 
 
@@ -68,25 +63,6 @@ def look(name: str, asked: Asked) -> Facts:
     )
 
 
-def running_tiers(address: str) -> tuple[DaemonFacts, Tiers]:
-    """The daemon at an address ("" for the one that commands find by themselves), and what it has;
-    an empty Tiers where none runs. One that does not answer is known by its process alone."""
-    daemon = daemon_facts(address or kvw.default_address())
-    pid = pid_at(daemon.path) if daemon.is_socket else 0
-    arena, nvme = directories_of(pid) if pid else ("", "")
-    core = cast(Mapping[str, Any], daemon.status).get("core", {})
-    capacities = {
-        name: tier.get("capacity_bytes", 0) for name, tier in core.get("tiers", {}).items()
-    }
-    return daemon, Tiers(
-        dram_bytes=int(capacities.get("dram", 0)),
-        nvme_bytes=int(capacities.get("nvme", 0)),
-        arena_dir=arena,
-        nvme_dir=nvme,
-        pid=pid,
-    )
-
-
 def option_of(command: Sequence[str], option: str) -> str:
     """The value that a command line gives an option; "" for none."""
     for word, following in zip(command, (*command[1:], ""), strict=False):
@@ -97,23 +73,15 @@ def option_of(command: Sequence[str], option: str) -> str:
 
 
 def host_facts() -> HostFacts:
-    size = free = 0
-    if os.path.isdir(_SHARED_MEMORY):
-        usage = shutil.disk_usage(_SHARED_MEMORY)
-        size, free = usage.total, usage.free
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limits = kvw.host.host_limits(kvw.host.Tiers(arena_dir=_SHARED_MEMORY))
+    exists = os.path.isdir(_SHARED_MEMORY)
     return HostFacts(
-        _available_bytes(), size, free, -1 if soft == resource.RLIM_INFINITY else soft, os.geteuid()
+        available_bytes=kvw.host.available_bytes(),
+        shm_bytes=limits.arena.total_bytes if exists else 0,
+        shm_free_bytes=limits.arena.free_bytes if exists else 0,
+        memlock_bytes=limits.memlock_bytes,
+        user=os.geteuid(),
     )
-
-
-def _available_bytes() -> int:
-    try:
-        with open(_MEMORY, encoding="ascii") as lines:
-            found = next(line for line in lines if line.startswith("MemAvailable:"))
-            return int(found.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return 0
 
 
 def daemon_facts(address: str) -> DaemonFacts:

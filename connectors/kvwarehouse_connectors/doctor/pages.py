@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvwarehouse import format_size as size
 from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
 from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
-from kvwarehouse_connectors.doctor.host import size
 from kvwarehouse_connectors.doctor.warehouse import SMALL_DRAM_BYTES
 
 _SIZE = (sys.executable, "-P", "-m", "kvwarehouse", "size", "--json")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvwarehouse as kvw
+from kvwarehouse import format_size as size
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
-from kvwarehouse_connectors.doctor.host import size
 
 PIP = "with this environment's pip"
 

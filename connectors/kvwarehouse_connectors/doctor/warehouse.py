@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvwarehouse import format_size as size
 from kvwarehouse_connectors.doctor.facts import Facts
 from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
-from kvwarehouse_connectors.doctor.host import size
 
 # Less is a DRAM tier that a handful of long prompts fills.
 SMALL_DRAM_BYTES = 1 << 30

@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from kvwarehouse_connectors.doctor.facts import DaemonFacts
-from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
-from kvwarehouse_connectors.doctor.host import size
-from kvwarehouse_connectors.doctor.limits import DirectoryFacts, HostLimits
+from kvwarehouse.host.filesystems import MEMORY_KINDS, DirectoryFacts
+from kvwarehouse.host.findings import Finding, fail, ok, skip, warn
+from kvwarehouse.host.limits import HostLimits
+from kvwarehouse.host.memory import UNLIMITED
+from kvwarehouse.sizes import format_size as size
 
 _GIB = 1 << 30
-_UNLIMITED = -1
 
 # Two for each of 1,024 sessions, as many again for segments, and those of gRPC.
 _DESCRIPTORS = 4096
@@ -24,23 +24,23 @@ _INDEX_SHARE, _TABLES_SHARE, _HEADERS_SHARE = 512, 128, 64
 """Of the tiers: the index, index and the core's tables; of DRAM: headers."""
 _LASTING = ("ext2", "ext3", "ext4", "xfs", "f2fs")
 _COPIES_ON_WRITE = ("btrfs", "zfs", "bcachefs")
-_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _LAYERS = ("overlay", "aufs")
 _SCHEDULERS = ("none", "noop", "mq-deadline", "deadline")
 
 
-def daemon_found(daemon: DaemonFacts, pid: int) -> Finding:
-    """pid: of the process that listens there; 0: none does."""
+def daemon_found(path: str, pid: int, problem: str) -> Finding:
+    """pid: of the process that listens at the socket `path`; 0: of none that can be looked at.
+    problem: why so, or why it does not answer; "" where it does."""
     check = "daemon"
     if not pid:
-        return skip(check, f"none at {daemon.address}: what follows is for one started here")
-    if daemon.error:
+        return skip(check, f"{problem}: what follows is for one started here")
+    if problem:
         return warn(
             check,
-            f"process {pid} listens at {daemon.path} and does not answer: {daemon.error}",
+            f"process {pid} listens at {path} and does not answer: {problem}",
             "kvwarehouse debug bundle, for a report; then start it anew: its DRAM tier stays",
         )
-    return ok(check, f"process {pid} at {daemon.path}; what follows is for it")
+    return ok(check, f"process {pid} at {path}; what follows is for it")
 
 
 def findings_of(limits: HostLimits) -> list[Finding]:
@@ -62,7 +62,7 @@ def _memory(limits: HostLimits) -> Finding:
     need = _needed_bytes(limits, _TABLES_SHARE) + _PROCESS_BYTES
     wants = f"DRAM of {size(limits.dram_bytes)} takes {size(need)} with what is beside it"
     has = limits.memory_bytes
-    if limits.group_bytes != _UNLIMITED and limits.group_bytes < has:
+    if limits.group_bytes != UNLIMITED and limits.group_bytes < has:
         has = limits.group_bytes
         if has < need:
             to = _gibibytes(need)
@@ -86,7 +86,7 @@ def _shared_memory(limits: HostLimits) -> Finding:
     check, arena = "shared memory", limits.arena
     need = _needed_bytes(limits, _INDEX_SHARE)
     wants = f"DRAM of {size(limits.dram_bytes)} needs {size(need)} in {arena.path}"
-    if arena.kind and arena.kind not in _MEMORY:
+    if arena.kind and arena.kind not in MEMORY_KINDS:
         return warn(
             check,
             f"{arena.path} is on {arena.kind}: the kernel writes its pages to that disk, and no"
@@ -115,7 +115,7 @@ def _shared_memory(limits: HostLimits) -> Finding:
 
 def _descriptors(limits: HostLimits) -> Finding:
     check, whose = "descriptors", _whose(limits)
-    if limits.descriptors == _UNLIMITED or limits.descriptors >= _DESCRIPTORS:
+    if limits.descriptors == UNLIMITED or limits.descriptors >= _DESCRIPTORS:
         return ok(check, f"{whose} may have {_shown(limits.descriptors)}")
     return warn(
         check,
@@ -132,7 +132,7 @@ def _locked_memory(limits: HostLimits) -> Finding:
         return ok(check, "not needed: there is no NVMe tier")
     if limits.may_lock:
         return ok(check, f"{whose} may lock all memory (CAP_IPC_LOCK)")
-    if limits.memlock_bytes == _UNLIMITED or limits.memlock_bytes >= limits.dram_bytes:
+    if limits.memlock_bytes == UNLIMITED or limits.memlock_bytes >= limits.dram_bytes:
         return ok(check, f"{whose} may lock {_shown_bytes(limits.memlock_bytes)}")
     return warn(
         check,
@@ -225,9 +225,9 @@ def _disk(limits: HostLimits) -> Iterator[Finding]:
 def _file_system(nvme: DirectoryFacts) -> Finding:
     check, where = "file system", f"{nvme.path} is on {nvme.kind or 'a file system'}"
     elsewhere = "kvwarehouse serve --nvme-dir on ext4 or xfs of a local NVMe disk"
-    if nvme.read_only:
+    if "ro" in nvme.options:
         return fail(check, f"{where}, mounted read-only", f"mount -o remount,rw {nvme.mount}")
-    if nvme.kind in _MEMORY:
+    if nvme.kind in MEMORY_KINDS:
         return warn(check, f"{where}, which is memory: nothing outlives the machine", elsewhere)
     if nvme.kind in _LAYERS:
         return warn(
@@ -288,8 +288,8 @@ def _whose(limits: HostLimits) -> str:
 
 
 def _shown(count: int) -> str:
-    return "as many as it likes" if count == _UNLIMITED else f"{count:,}"
+    return "as many as it likes" if count == UNLIMITED else f"{count:,}"
 
 
 def _shown_bytes(size_bytes: int) -> str:
-    return "all memory" if size_bytes == _UNLIMITED else size(size_bytes)
+    return "all memory" if size_bytes == UNLIMITED else size(size_bytes)

@@ -10,42 +10,44 @@ import os
 import socket
 import stat
 import struct
+from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from kvwarehouse.errors import UsageError
+from kvwarehouse.host.files import read
 
 PROC: Final = Path("/proc")
 
 _CONNECT_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
-_FILE_BYTES: Final = 256 << 10
 _THREADS: Final = 200
 _STDERR: Final = 2
 
 
 def pid_at(path: str) -> int:
-    """The process that listens at the local socket `path`. Raises OSError where nobody does, or
-    where who does is not of this pid namespace (a container's)."""
+    """The process that listens at the local socket `path`. Raises OSError where nobody does,
+    LookupError where who does is of another pid namespace (a container's)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
         end.settimeout(_CONNECT_S)
         end.connect(path)
         given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid = _CREDENTIALS.unpack(given)[0]
     if not pid:
-        raise OSError(f"who listens at {path} is of another pid namespace; look from within it")
+        raise LookupError(f"who listens at {path} is of another pid namespace; run this within it")
     return int(pid)
 
 
 def arguments(pid: int, proc: Path = PROC) -> list[str]:
     """Its command line."""
-    return _read(proc / str(pid) / "cmdline").rstrip("\0").split("\0")
+    return read(proc / str(pid) / "cmdline").rstrip("\0").split("\0")
 
 
 def environment(pid: int, proc: Path = PROC) -> dict[str, str]:
     """As it was started with."""
-    pairs = _read(proc / str(pid) / "environ").split("\0")
+    pairs = read(proc / str(pid) / "environ").split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
@@ -78,6 +80,25 @@ def option_values(pid: int, option: str, proc: Path = PROC) -> list[str]:
 def directory(pid: int, proc: Path = PROC) -> str:
     """Where its relative paths begin."""
     return os.readlink(proc / str(pid) / "cwd")
+
+
+def directories_of(pid: int, proc: Path = PROC) -> tuple[str, str]:
+    """(the arena's, that of the NVMe tier), by the files that it has open; "" where there is none,
+    or they cannot be looked at."""
+    arena = nvme = ""
+    try:
+        files = _open_files(proc / str(pid))
+    except OSError:
+        return "", ""
+    for file in files:
+        folder, name = os.path.split(file.removesuffix(" (deleted)"))
+        if name == "arena":
+            arena = folder
+        elif name.endswith(".seg"):
+            nvme = os.path.dirname(folder)
+        elif name == "ledger.mdb" and not nvme and folder != arena:
+            nvme = folder
+    return arena, nvme if nvme != arena else ""
 
 
 def description(pid: int, proc: Path = PROC) -> str:
@@ -115,25 +136,23 @@ def _threads(folder: Path) -> str:
 
 def _descriptors(folder: Path) -> str:
     """How many there are, by kind."""
-    counts: dict[str, int] = {}
-    for link in (folder / "fd").iterdir():
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue
-        kind = target.partition(":")[0] if not target.startswith("/") else os.path.dirname(target)
-        counts[kind] = counts.get(kind, 0) + 1
-    most = sorted(counts.items(), key=lambda item: -item[1])
-    return "\n".join(f"{count:>6} {kind}" for kind, count in most[:50])
+    files = _open_files(folder)
+    counts = Counter(os.path.dirname(file) or file.partition(":")[0] for file in files)
+    return "\n".join(f"{count:>6} {kind}" for kind, count in counts.most_common(50))
 
 
-def _read(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file.read(_FILE_BYTES).decode("utf-8", "backslashreplace")
+def _open_files(folder: Path) -> list[str]:
+    """What the descriptors of a process are, in the order of their names. Raises OSError where it
+    cannot be looked at."""
+    found = []
+    for link in sorted((folder / "fd").iterdir()):
+        with suppress(OSError):  # closed since
+            found.append(os.readlink(link))
+    return found
 
 
 def _read_or_why(path: Path) -> str:
     try:
-        return _read(path)
+        return read(path)
     except OSError as error:
         return f"({error.strerror})"

@@ -1,6 +1,6 @@
-"""Facts of a host that decide how a daemon works there: kernel, processors, memory, limits, the
-mounts and disks of its directories. Texts of the kernel's own files, each under its path; what is
-not there is left out. Stateless; thread-safe. `root` is where / is, for tests.
+"""What a bundle says of a host: kernel, processors, memory, limits, the mounts and disks of its
+directories. Texts of the kernel's own files, each under its path; what is not there is left out.
+Stateless; thread-safe. `root` is where / is.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from kvwarehouse import places
+from kvwarehouse.host.files import ROOT, text
+from kvwarehouse.host.filesystems import directory_facts, disk_queue, existing_parent
+from kvwarehouse.host.memory import group_limit_files
 from kvwarehouse.sizes import format_size
 
-ROOT: Final = Path("/")
-
-_FILE_BYTES: Final = 32 << 10
 _FILES_MATCHED: Final = 64
 
 # What is matched is sorted. Of the processors one is enough: they are alike.
@@ -80,7 +79,7 @@ def kernel(root: Path = ROOT) -> str:
 
 
 def processors(root: Path = ROOT) -> str:
-    first = _text(root / "proc/cpuinfo").partition("\n\n")[0]
+    first = text(root / "proc/cpuinfo").partition("\n\n")[0]
     return f"== one of /proc/cpuinfo\n{first}\n\n{_shown(_matched(root, _PROCESSORS))}"
 
 
@@ -91,8 +90,8 @@ def memory(root: Path = ROOT) -> str:
 
 def cgroup(root: Path = ROOT, process: str = "self") -> str:
     """The limits of a process's control group and of those above it."""
-    groups = _text(root / "proc" / process / "cgroup")
-    folders = dict.fromkeys(os.path.dirname(path) for path in places.cgroup_limits(groups))
+    groups = text(root / "proc" / process / "cgroup")
+    folders = dict.fromkeys(os.path.dirname(path) for path in group_limit_files(groups))
     files = [root / folder.lstrip("/") / name for folder in folders for name in _OF_A_GROUP]
     return f"== /proc/{process}/cgroup\n{groups.strip()}\n\n{_shown((root, f) for f in files)}"
 
@@ -104,43 +103,32 @@ def directories(paths: Iterable[str], root: Path = ROOT) -> str:
 
 
 def _directory(path: str, root: Path) -> str:
-    there = places.existing_parent(path)
-    facts, space = os.stat(there), os.statvfs(there)
+    there, facts = existing_parent(path), directory_facts(path, root)
+    own, space = os.stat(there), os.statvfs(there)
+    mount = f"{facts.device} {facts.mount} {facts.kind} {','.join(facts.options)}"
     lines = [f"== {path}"]
     if there != path:
         lines.append(f"it does not exist; what follows is of {there}")
-    unit = space.f_frsize
     lines += [
-        f"mode {facts.st_mode & 0o7777:04o}, uid {facts.st_uid}, gid {facts.st_gid}",
-        f"{format_size(space.f_blocks * unit)}, {format_size(space.f_bavail * unit)} free for this"
-        f" user; {space.f_files:,} inodes, {space.f_favail:,} free",
-        f"mount: {mount_line(there, root)}",
-        disk(facts.st_dev, root),
+        f"mode {own.st_mode & 0o7777:04o}, uid {own.st_uid}, gid {own.st_gid}",
+        f"{format_size(facts.total_bytes)}, {format_size(facts.free_bytes)} free for this user;"
+        f" {space.f_files:,} inodes, {space.f_favail:,} free",
+        f"mount: {mount if facts.device else '(not in /proc/self/mounts)'}",
+        disk(own.st_dev, root),
     ]
     return "\n".join(filter(None, lines))
 
 
-def mount_line(path: str, root: Path = ROOT) -> str:
-    """Of /proc/self/mounts, of the mount that an existing path is on."""
-    mount = places.mount_of(path)
-    lines = _text(root / "proc/self/mounts").splitlines()
-    # The last of a place is the one that is seen; a space in a path is \\040 there.
-    found = [line for line in lines if _unescaped(line.split(" ")[1:2]) == mount]
-    return found[-1] if found else "(not in /proc/self/mounts)"
-
-
 def disk(device: int, root: Path = ROOT) -> str:
     """How the kernel drives the block device of a file system; "" where there is none."""
-    folder = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    if not folder.exists():
+    queue = disk_queue(device, root)
+    if queue is None:
         return ""
-    real = folder.resolve()
-    queue = real / "queue" if (real / "queue").exists() else real.parent / "queue"  # of a partition
-    model = _text(queue.parent / "device/model").strip()
-    lines = [f"disk {real.name}{f' ({model})' if model else ''}"]
+    model = text(queue.parent / "device/model").strip()
+    lines = [f"disk {queue.parent.name}{f' ({model})' if model else ''}"]
     for name in _OF_A_QUEUE:
-        if text := _text(queue / name).strip():
-            lines.append(f"  {name}: {text}")
+        if value := text(queue / name).strip():
+            lines.append(f"  {name}: {value}")
     return "\n".join(lines)
 
 
@@ -152,18 +140,6 @@ def _matched(root: Path, patterns: Iterable[str]) -> Iterator[tuple[Path, Path]]
 def _shown(files: Iterable[tuple[Path, Path]]) -> str:
     parts = []
     for root, path in files:
-        if text := _text(path).strip():
-            parts.append(f"== /{path.relative_to(root)}\n{text}\n\n")
+        if value := text(path).strip():
+            parts.append(f"== /{path.relative_to(root)}\n{value}\n\n")
     return "".join(parts)
-
-
-def _text(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_FILE_BYTES).decode("utf-8", "backslashreplace")
-    except OSError:
-        return ""
-
-
-def _unescaped(fields: list[str]) -> str:
-    return fields[0].replace("\\040", " ") if fields else ""

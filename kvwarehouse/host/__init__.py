@@ -1,0 +1,51 @@
+"""This host, as it bears on a daemon: what it has, what it allows, and what is to be set otherwise.
+Facts are read from /proc and /sys, each in one place here, for the daemon, for a bundle and for the
+doctor. Findings are what the doctor says of a thing, of an engine too.
+
+    for finding in kvwarehouse.host.judge(address, path, error, status, Tiers(dram_bytes=64 << 30)):
+        print(finding.check, finding.verdict, finding.what, finding.fix)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvwarehouse.host import daemon_process
+from kvwarehouse.host.checks import daemon_found, findings_of
+from kvwarehouse.host.findings import Finding, Verdict, fail, healthy, ok, skip, warn
+from kvwarehouse.host.limits import Tiers, host_limits, tiers_of
+from kvwarehouse.host.memory import available_bytes
+
+__all__ = [
+    "Finding",
+    "Tiers",
+    "Verdict",
+    "available_bytes",
+    "fail",
+    "healthy",
+    "host_limits",
+    "judge",
+    "ok",
+    "skip",
+    "warn",
+]
+
+
+def judge(
+    address: str, path: str, error: str, status: Mapping[str, Any], asked: Tiers
+) -> list[Finding]:
+    """What limits a daemon here: the one at `address`, whose local socket is `path`, if its process
+    can be looked at, else one that is started now. error: why it does not answer; else its status.
+    asked: what it is to have in place of what it has. Waits for the file systems."""
+    pid, problem = 0, error
+    try:
+        pid = daemon_process.pid_at(path)
+    except OSError:
+        problem = f"none at {address}"
+    except LookupError as unseen:
+        problem = str(unseen)
+    given = {name: value for name, value in vars(asked).items() if value}
+    limits = host_limits(replace(tiers_of(pid, status), **given))
+    return [daemon_found(path, pid, problem), *findings_of(limits)]
