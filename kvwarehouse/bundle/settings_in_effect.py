@@ -1,15 +1,13 @@
 """The settings of a daemon, as `kvwarehouse serve --print-config` says them: asked of a process of
-its own with the daemon's arguments, variables and directory, so that a disk that hangs keeps only
-that one waiting. Stateless; thread-safe."""
+its own with the daemon's arguments, variables and directory. Stateless; thread-safe."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvwarehouse.bundle import own_commands
 from kvwarehouse.config import ENVIRONMENT_PREFIX
 from kvwarehouse.errors import UsageError
 
@@ -27,20 +25,12 @@ def printed(
     """TOML. arguments: those behind `serve`. environment: the daemon's; `own`: this process's, for
     all that is no setting. Raises UsageError with what serve said, TimeoutError."""
     theirs = {k: v for k, v in environment.items() if _decides(k)}
-    command = [sys.executable, "-P", "-m", "kvwarehouse", "serve", *arguments, "--print-config"]
-    try:
-        ended = subprocess.run(
-            command,
-            env={**{k: v for k, v in own.items() if not _decides(k)}, **theirs},
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"no answer of serve --print-config in {timeout_s:g} s") from error
+    ended = own_commands.run(
+        ["serve", *arguments, "--print-config"],
+        timeout_s,
+        environment={**{k: v for k, v in own.items() if not _decides(k)}, **theirs},
+        directory=directory,
+    )
     if ended.returncode:
         raise UsageError(
             f"the settings are not good any more, or not here: {ended.stderr.strip()}",

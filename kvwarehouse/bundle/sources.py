@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvwarehouse.bundle import host_texts, packages, settings_in_effect
+from kvwarehouse.bundle import host_texts, own_commands, packages, settings_in_effect
 from kvwarehouse.bundle.collecting import BundleSource
 from kvwarehouse.client.connect import connect_grpc
 from kvwarehouse.client.endpoint import parse_address
@@ -223,7 +222,11 @@ class Sources:
                 options += ["--address", self._asked.address]
             if subject == "host":
                 options += self._tiers()
-            return _doctor_says(subject, options, deadline_s)
+            ended = own_commands.run(["doctor", subject, "--json", *options], deadline_s)
+            if not ended.stdout.strip():
+                why = ended.stderr.strip()
+                raise UsageError(f"the doctor says nothing: {why}", code="no_doctor")
+            return ended.stdout
 
         return BundleSource(
             f"doctor-{subject}.json", f"kvwarehouse doctor {subject}", run, deadline_s + 1
@@ -232,24 +235,6 @@ class Sources:
 
 def _versions() -> str:
     return json.dumps(packages.versions(), indent=1) + "\n"
-
-
-def _doctor_says(subject: str, options: list[str], deadline_s: float) -> str:
-    command = [sys.executable, "-P", "-m", "kvwarehouse", "doctor", subject, "--json", *options]
-    try:
-        ended = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            timeout=deadline_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"the doctor did not end within {deadline_s:g} s") from error
-    if not ended.stdout.strip():
-        raise UsageError(f"the doctor says nothing: {ended.stderr.strip()}", code="no_doctor")
-    return ended.stdout
 
 
 def _end_of(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvwarehouse.bundle import archive as archives
-from kvwarehouse.bundle import host_texts, sources
+from kvwarehouse.bundle import host_texts, own_commands, sources
 from kvwarehouse.bundle.archive import Archive
 from kvwarehouse.bundle.collecting import BundleSource, collect
 from kvwarehouse.bundle.redaction import Redactor
@@ -174,6 +175,18 @@ def test_process_is_described_without_asking_it(tmp_path: Path) -> None:
         assert text in told
     assert daemon_process.serve_arguments(7, proc) == ["--dram", "1GiB"]
     assert daemon_process.environment(7, proc) == {"KVW_NAME": "x", "EMPTY": ""}
+
+
+def test_own_command_that_hangs_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nread line < $0.never\n")
+    hangs.chmod(0o700)
+    os.mkfifo(f"{hangs}.never")
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    with pytest.raises(TimeoutError, match="`kvwarehouse doctor` did not end in"):
+        own_commands.run(["doctor", "host"], 0.1)
 
 
 def test_end_of_a_log_begins_with_a_whole_line(
