@@ -185,9 +185,8 @@ class Sources:
             raise LookupError("the daemon has no --http, or its address is not known")
         if str(where).endswith(":0"):
             raise LookupError(f"--http is {where}: the port is in the line `ready` of the log")
-        with urllib.request.urlopen(
-            f"http://{where}/metrics", timeout=self._asked.timeout_s
-        ) as answer:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"http://{where}/metrics", timeout=self._asked.timeout_s) as answer:
             return str(answer.read(_METRICS_BYTES).decode("utf-8", "backslashreplace"))
 
     def _log(self) -> str:

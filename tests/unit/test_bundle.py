@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import stat
 import sys
 import tarfile
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,10 @@ from kvwarehouse.bundle import host_texts, own_commands, sources
 from kvwarehouse.bundle.archive import Archive
 from kvwarehouse.bundle.collecting import BundleSource, collect
 from kvwarehouse.bundle.redaction import Redactor
+from kvwarehouse.bundle.sources import BundleRequest
 from kvwarehouse.errors import UsageError
 from kvwarehouse.host import daemon_process
+from kvwarehouse_bench.harness.eventually import DEADLINE_S
 
 
 def test_source_that_hangs_costs_its_deadline() -> None:
@@ -175,6 +180,40 @@ def test_process_is_described_without_asking_it(tmp_path: Path) -> None:
         assert text in told
     assert daemon_process.serve_arguments(7, proc) == ["--dram", "1GiB"]
     assert daemon_process.environment(7, proc) == {"KVW_NAME": "x", "EMPTY": ""}
+
+
+_HERE = "127.0.0.1"
+
+
+class _Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"of {self.path}".encode())
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_metrics_are_asked_of_the_daemon_whatever_proxy_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy has its own loopback, and would see where a daemon is."""
+    asked = BundleRequest(f"unix://{tmp_path}/none.sock", timeout_s=DEADLINE_S)
+    with socket.create_server((_HERE, 0)) as proxy, HTTPServer((_HERE, 0), _Metrics) as daemon:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://{_HERE}:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        of_daemon = sources.Sources(asked, os.environ)
+        of_daemon._status = {"service": {"http": f"{_HERE}:{daemon.server_port}"}}
+        serving = threading.Thread(target=daemon.serve_forever)
+        serving.start()
+        found = collect(BundleSource("metrics", "", of_daemon._ask_metrics, DEADLINE_S))
+        daemon.shutdown()
+        serving.join()
+        noticed, _, _ = select.select([proxy], [], [], 0)
+    assert (found.text, found.problem, noticed) == ("of /metrics", "", [])
 
 
 def test_own_command_that_hangs_is_given_up(
