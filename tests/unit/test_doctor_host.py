@@ -269,6 +269,21 @@ def test_directory_that_is_not_there_is_judged_by_what_it_would_be_made_in(tmp_p
     assert tmp_path.is_relative_to(facts.mount)
 
 
+def test_mount_is_the_last_one_at_the_nearest_place_that_has_one(tmp_path: Path) -> None:
+    """Also a bind mount, which is on the device of the folder above it."""
+    place = tmp_path / "a disk"
+    (place / "kvw").mkdir(parents=True)
+    shown = str(place).replace(" ", "\\040")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text(
+        f"/dev/a / ext4 rw 0 0\n/dev/b {shown} xfs rw 0 0\n/dev/c {shown} btrfs ro,noatime 0 0\n"
+    )
+    facts = directory_facts(str(place / "kvw"), tmp_path)
+    assert (facts.device, facts.mount, facts.kind) == ("/dev/c", str(place), "btrfs")
+    assert facts.options == ("ro", "noatime")
+    assert directory_facts(str(tmp_path), tmp_path).device == "/dev/a"
+
+
 def test_daemon_is_told_by_what_it_answers() -> None:
     assert daemon_found("/s", 7, "").verdict is Verdict.OK
     silent = daemon_found("/s", 7, "no answer in 5 s")
