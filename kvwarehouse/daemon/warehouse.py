@@ -144,7 +144,13 @@ class DaemonWarehouse:
             ordinals = self._core_ordinals(record)
             pages = sum(self._core.clear(ordinal, epoch) for ordinal in ordinals)
             forgotten = self._forget(ordinals, self._unplaced(record)) if forget else 0
-        self._log.event(Event.CLEARED, pages=pages, epoch=epoch, namespaces=len(ordinals))
+        self._log.event(
+            Event.CLEARED,
+            namespace=_named(record),
+            pages=pages,
+            epoch=epoch,
+            namespaces=len(ordinals),
+        )
         if not durable:
             raise StorageError(
                 f"{pages} pages are cleared, but the ledger cannot be written "
@@ -225,7 +231,13 @@ class DaemonWarehouse:
         with self._changes:  # in steps, between which its number must not become another's
             evicted, graves = self._core.evict(self.ordinal(record), pages, tiers)
         durable = self._bury(graves)
-        self._log.event(Event.EVICTED, pages=evicted, nvme_pages=len(graves), tiers=tiers)
+        self._log.event(
+            Event.EVICTED,
+            namespace=_named(record),
+            pages=evicted,
+            nvme_pages=len(graves),
+            tiers=tiers,
+        )
         if not durable:
             raise StorageError(
                 f"{evicted} pages are evicted, but the ledger cannot be written "
@@ -323,3 +335,8 @@ def _tier_check(tier: dict[str, Any]) -> TierCheck:
         tier["dropped"],
         tier["dropped_bytes"],
     )
+
+
+def _named(record: NamespaceRecord | None) -> str:
+    """For the log: what an operator's command was about."""
+    return "all" if record is None else record.space.id.hex()

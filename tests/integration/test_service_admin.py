@@ -176,6 +176,7 @@ def test_clear_names_its_target_or_is_refused(served: Served) -> None:
     answer = served.stub.Clear(pb.ClearRequest(all=True), timeout=T)
     assert (answer.pages, answer.epoch) == (2, 2)
     assert served.core.clears == [(0, 1), (0, 2), (1, 2)]
+    assert [event["namespace"] for event in served.events("cleared")] == [first.hex(), "all"]
 
 
 def test_namespace_whose_pages_no_longer_fit_can_be_forgotten(
@@ -245,6 +246,7 @@ def test_evicted_pages_stay_away_over_a_restart(tmp_path: Path) -> None:
         answer = served.stub.Evict(request, timeout=T)
         assert (answer.pages, answer.nvme_pages) == (2, 2)
         answer = served.stub.Evict(pb.EvictRequest(all=True, pages=1), timeout=T)
+        assert [event["namespace"] for event in served.events("evicted")] == [first.hex(), "all"]
         assert (answer.pages, answer.nvme_pages) == (1, 0)
         assert served.stub.Status(pb.StatusRequest()).status.service.ledger_tombstones == 2
     with Served(tmp_path) as served:
