@@ -35,13 +35,23 @@ class Port:
 
     def connect(self, host: str) -> tuple[socket.socket, str]:
         """One from this address of the host, with what gRPC calls it."""
-        there = socket.create_connection(
-            ("::1" if ":" in host else "127.0.0.1", self.connections.port), DEADLINE_S, (host, 0)
-        )
-        self._stack.enter_context(there)
+        there = self._stack.enter_context(self._socket_at(host))
+        there.settimeout(DEADLINE_S)
+        there.connect(("::1" if ":" in host else "127.0.0.1", self.connections.port))
         self._stack.enter_context(self._listener.accept()[0])
         name, port = there.getsockname()[:2]
         return there, f"ipv6:%5B{name}%5D:{port}" if ":" in host else f"ipv4:{name}:{port}"
+
+    def _socket_at(self, host: str) -> socket.socket:
+        """The kernel may choose the port's own number for another address of the host. Both ends
+        are of this process, so this one would count as a connection of the port, which a client
+        of a daemon cannot be."""
+        while True:
+            there = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            there.bind((host, 0))
+            if there.getsockname()[1] != self.connections.port:
+                return there
+            there.close()
 
 
 @contextmanager
