@@ -243,7 +243,7 @@ class Control:
     reserve_limit_bytes: int
     """What all clients together may have reserved and not finished storing."""
     pin_limit_bytes: int
-    """What all sessions of one process may pin together."""
+    """What all sessions of one process may pin together, beside what others pin now."""
     warehouse_id: str = ""
     """32 hex digits; the same for every daemon of this warehouse, as in its status."""
 

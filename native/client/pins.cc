@@ -30,9 +30,10 @@ std::vector<PinnedPage> pin_pages(PromotionWindow& promotions, size_t page, size
       release(0);
       session.count(Counter::pins_refused);
       throw Error(ErrorKind::pin, "pin_budget",
-                  "a process may pin " + std::to_string(limit_bytes) + " bytes, and a session " +
-                      std::to_string(session.pin_capacity()) +
-                      " pages; release pins, or pin fewer pages at a time");
+                  "beside all that is pinned now a process may pin " + std::to_string(limit_bytes) +
+                      " bytes, and a session " + std::to_string(session.pin_capacity()) +
+                      " pages; release pins, pin fewer pages at a time, or come again when others "
+                      "have released theirs");
     }
     KVW_SEQUENCE_POINT("pin: entry found");
     session.store_pin(place, slot_pin(entry->slot, entry->generation));

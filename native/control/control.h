@@ -55,7 +55,7 @@ struct ControlPage {
   HotWord nvme_write_bytes_per_s;
   HotWord nvme_reads_queued;
   HotWord nvme_write_queue_bytes;
-  HotWord pin_limit_bytes;      // all sessions of a process may pin at most this
+  HotWord pin_limit_bytes;      // of all sessions of a process, beside what others pin now
   HotWord reserve_limit_bytes;  // what a session alone may leave unfinished
 
   alignas(128) NamespaceWord namespaces[kMaxNamespaces];

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,6 +56,17 @@ class PinSet {
   }
   uint64_t size() const { return size_; }
   size_t blocks() const { return blocks_; }
+  // Calls visit(slot) once for each slot that is pinned, in any order; what cannot be read names
+  // none.
+  template <class Visit>
+  void visit_slots(Visit&& visit) const {
+    for (const Block& block : table_) {
+      const uint64_t name = (block.tag & UINT32_MAX) * 64;  // of its first bit
+      if (block.tag >> 32 != pass_ || is_segment_pin(name << 32)) continue;
+      for (uint64_t bits = block.bits; bits != 0; bits &= bits - 1)
+        visit(pinned_number((name + static_cast<uint64_t>(std::countr_zero(bits))) << 32));
+    }
+  }
 
   // Of 64 segments each, of 1 MiB and more: as many as no disk has. Beyond, all are pinned.
   static constexpr size_t kSegmentBlocks = 1 << 16;

@@ -308,6 +308,13 @@ void Pool::restore(SlotId slot, SlotState state) {
   }
 }
 
+uint64_t Pool::slot_bytes(SlotId slot) const {
+  const uint32_t number = slab_class_[slots_.slab_of(slot)];
+  if (number == kNoClass) return 0;
+  const SlotClass& cls = *classes_[number];
+  return slots_.place_of(slot) < cls.slots_per_slab ? cls.layout.slot_bytes() : 0;
+}
+
 uint32_t Pool::resident(SlotId slot) const {
   const uint32_t slab = slots_.slab_of(slot);
   return slab_place_[slab] * classes_[slab_class_[slab]]->slots_per_slab + slots_.place_of(slot);

@@ -98,6 +98,8 @@ class Pool {
   const SlabLayout& layout_of(SlotId slot) const { return class_of(slot).layout; }
   SlotMeta* meta(SlotId slot) const { return slots_.meta(slot, layout_of(slot)); }
   std::byte* payload(SlotId slot) const { return arena_.payload(slot, layout_of(slot)); }
+  // Of a slot of the arena that a client names; 0: its slab is not cut, or has no such place.
+  uint64_t slot_bytes(SlotId slot) const;
   uint32_t resident(SlotId slot) const;  // dense number in the class
   SlotId slot_of(const SlotClass& cls, uint32_t resident) const;
 

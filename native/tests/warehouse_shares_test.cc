@@ -105,3 +105,48 @@ TEST(page_larger_than_a_share_is_stored_by_one_at_a_time) {
   first.settle(grant);
   CHECK(second.store(world.page(2)));
 }
+
+TEST(process_is_told_to_pin_no_more_than_half_of_what_others_leave) {
+  const NamespaceShape small = shape_of(4096, 1, Key{1, 2});
+  World world(shape_of(60 * 1024, 1), 16 * kMiB);
+  world.declared = {small};
+  world.start();
+  Peer peer(world), other(world);
+  const uint64_t arena = world->arena().bytes();
+  const auto limit = [&] {
+    world.pass(kSecondNs);
+    for (int i = 0; i < 4; ++i) world.pass(100 * kMillisecondNs);
+    return world->arena().control().pin_limit_bytes.value.load();
+  };
+  CHECK_EQ(limit(), arena / 2);
+  const uint64_t pages = arena / world.shape().slot_bytes() * 5 / 8;
+  std::vector<int> pins;
+  for (uint64_t chain = 0; chain < pages; ++chain) {
+    CHECK(peer.store(world.page(chain)));
+    pins.push_back(peer.pin(world.page(chain)));
+    CHECK(pins.back() >= 0);
+  }
+  const uint64_t left = arena - pages * world.shape().slot_bytes();
+  CHECK_EQ(limit(), left);
+  other.use(small);
+  CHECK(other.store(page_of(small, 1, 0)));
+  CHECK(other.pin(page_of(small, 1, 0)) >= 0);
+  CHECK_EQ(limit(), left - small.slot_bytes());
+  const auto pin_word = [&](uint64_t word) {
+    other.session().store_pin(other.session().take_pin(), word);
+  };
+  // A page that is pinned already, a segment, and slots that are none: of a slab that nothing cut,
+  // behind the last of one, and beyond the arena.
+  CHECK(other.pin(world.page(1)) >= 0);
+  pin_word(segment_pin(1, 1));
+  const uint32_t uncut = world->arena().slab_count() - 1;
+  CHECK_EQ(world.slots().slots_in(world.slots().layout(uncut)), 0);
+  const uint32_t behind = world.slots().slots_in(world.slots().layout(0));
+  for (const SlotId slot :
+       {world.slots().slot_id(uncut, 0), world.slots().slot_id(0, behind), SlotId{0x7ffffff0}})
+    pin_word(slot_pin(slot, 1));
+  CHECK_EQ(limit(), left - small.slot_bytes());
+  other.die();
+  for (const int pin : pins) peer.session().drop_pin(pin);
+  CHECK_EQ(limit(), arena / 2);
+}

@@ -9,6 +9,7 @@ namespace kvw {
 namespace {
 
 constexpr size_t kOrphansPerTick = 1024;
+constexpr uint64_t kPinLimitTicks = 5;  // a pass over all pins may take ten milliseconds
 
 }  // namespace
 
@@ -165,6 +166,7 @@ void Warehouse::tick() {
   if (state_.log) writes_.tick();
   if (state_.hbm) state_.hbm->tick();
   publish_rates();
+  if (ticks_++ % kPinLimitTicks == 0) publish_pin_limit();
 }
 
 void Warehouse::go_on() {
@@ -192,6 +194,16 @@ void Warehouse::publish_rates() {
   control.nvme_reads_queued.value.store(stats.reads_in_flight, std::memory_order_relaxed);
   control.nvme_write_queue_bytes.value.store(stats.queued_bytes, std::memory_order_relaxed);
   control.durable.value.store(state_.log->durable_through(), std::memory_order_release);
+}
+
+// What all leave: a process that pins no more than that has no more than half of what the others
+// leave, since its own pins are among them. What several pin between two looks is not foreseen.
+void Warehouse::publish_pin_limit() {
+  uint64_t pinned = 0;
+  state_.sessions.pins().visit_slots([&](SlotId slot) { pinned += state_.pool.slot_bytes(slot); });
+  const uint64_t arena = state_.arena.bytes();
+  state_.arena.control().pin_limit_bytes.value.store(
+      std::min(arena / 2, arena - std::min(arena, pinned)));
 }
 
 void Warehouse::drain() {

@@ -176,6 +176,7 @@ class Warehouse final : public nvme::LogHost {
   void publish_row(uint32_t ordinal);
   bool in_use(uint32_t ordinal) const;
   void publish_rates();
+  void publish_pin_limit();
   void look_at_files();
 
   WarehouseState state_;
@@ -193,6 +194,7 @@ class Warehouse final : public nvme::LogHost {
 
   std::unordered_map<Key, uint64_t, KeyHash> tombstones_;  // until recover()
   bool recovered_ = false;
+  uint64_t ticks_ = 0;
   int files_lost_ = 0;  // 1: memory of them was lost; 2: one was cut
 };
 

@@ -32,6 +32,7 @@ from testkit.known_prompt import KnownPrompt
 pytestmark = pytest.mark.timeout(600)
 
 PAGE_BYTES = 60_000
+SLOT_BYTES = 61_440  # the same in blocks of 4 KiB
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="uint8", layout="t/1", page_tokens=1, page_bytes=PAGE_BYTES
 )
@@ -98,6 +99,12 @@ class Watched:
         loaded = self.ns.load(nodes, out, timeout_s=30)
         check_pages(out[:loaded], nodes[:loaded], 0, 0)
         return int(loaded)
+
+    def hears_of(self, pins: int) -> None:
+        """Returns once clients are told what so many pins leave of the arena."""
+        arena_bytes = self.core["tiers"]["dram"]["capacity_bytes"]
+        left = min(arena_bytes // 2, arena_bytes - pins * SLOT_BYTES)
+        eventually(lambda: self.client.control().pin_limit_bytes == left, "pins are seen")
 
     def check_serves(self) -> None:
         nodes, result = self.store(4)
@@ -299,26 +306,32 @@ class Pinning(ClientProcess):
         assert self.hear() is None
 
 
-def test_arena_full_of_pinned_pages_refuses_stores_until_pins_go(tmp_path: Path) -> None:
+def test_processes_that_pin_all_they_may_leave_room_for_stores(tmp_path: Path) -> None:
+    """Incident: each could pin half of the arena, so two of them filled it, and every store was
+    refused."""
     with watched(tmp_path) as daemon, contextlib.ExitStack() as stack:
         processes = [stack.enter_context(Pinning(daemon.serving)) for _ in range(3)]
         for _ in range(tally.rounds(1)):
             held: list[list[int]] = []
-            refused = ""
-            for attempt in range(200):
-                nodes, result = daemon.store(8)
-                if result.dropped:
-                    refused = ", ".join(result.dropped)
-                    break
-                pages = processes[attempt % 3].pin(nodes)
-                # What nobody pins yet is what the daemon evicts to keep some slots free.
-                held.append(nodes[: 0 if pages == "pin_budget" else pages])
-            assert refused in ("no_room", "refused_tail", "no_room, refused_tail"), refused
+            full: set[int] = set()  # processes that may pin no more
+            while len(full) < len(processes):
+                number = len(held) % len(processes)
+                nodes, result = daemon.store(16)
+                assert result.stored == 16, result
+                pages = processes[number].pin(nodes)
+                held.append(nodes if pages == 16 else [])
+                full = full | {number} if pages == "pin_budget" else full - {number}
+                daemon.hears_of(sum(map(len, held)))
+            for _ in range(50):
+                assert daemon.store(4)[1].stored == 4
+            pinned = [sum(map(len, held[number::3])) for number in range(3)]
+            assert 0 < max(pinned) <= min(pinned) + 16, f"of three alike: {pinned}"
             assert all(daemon.load(nodes) == len(nodes) for nodes in held), "a pinned page has left"
+            tally.count("store beside processes that pin all that they may", 50)
             for each in processes:
                 each.release()
-            daemon.check_bounded()
-            tally.count("store into an arena full of pinned pages", len(held))
+            daemon.hears_of(0)
+        daemon.check_bounded()
 
 
 def test_pins_beyond_a_process_s_budget_are_refused_and_cost_no_other_process_anything(

@@ -550,7 +550,7 @@ CLASSES: Final = (
         live=True,
     ),
     FaultClass(
-        "store into an arena full of pinned pages",
+        "store beside processes that pin all that they may",
         "bounded",
         _LIMIT_HOLDS,
         live=True,
