@@ -56,8 +56,10 @@ LoadReport DeviceLoad::run() {
 bool DeviceLoad::launch() {
   gpu::Batch& batch = mover_->batch(launched_);
   batch.begin(gpu::Way::to_device, call_.shape().shard_bytes, gpu_.arena.get());
-  // Pages that are on the device need no room beside it, so that many of them fit.
-  const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(batch.device_room())));
+  // Pages that are on the device need no room beside it, so that many of them fit. Until the first
+  // batch is queued the device rests, so that one is small.
+  const size_t most = launched_ == 0 ? batch.device_room() / 4 : batch.device_room();
+  const size_t end = std::min(end_, next_ + std::max(batch.room(), in_hbm(most)));
   Flight flight{&batch, next_, pin_pages(promotions_, next_, end, 0, why_), {}, {}};
   const size_t held = flight.held.size();
   const bool whole = fill(flight);

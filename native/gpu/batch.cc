@@ -15,19 +15,20 @@ namespace {
 // Far beyond what 16 MiB take on any bus: the device hangs.
 constexpr uint64_t kStallNs = 30 * kSecondNs;
 constexpr unsigned kThreads = 256;
+constexpr uint64_t kMark = 1;
 // Copies that are queued by one call: more of them go no faster, and begin later.
 constexpr size_t kCopies = 64;
 
 }  // namespace
 
-Batch::Batch(const Device& device, Paces& paces)
+Batch::Batch(const Device& device)
     : device_(device),
-      paces_(paces),
       staging_(device),
       tables_(device),
       bounce_(device),
       host_tables_(device),
-      host_leaves_(device) {
+      host_leaves_(device),
+      host_mark_(device) {
   const Device::Current current(device_);
   const Driver& cuda = device_.cuda();
   cuda.check(cuda.cuEventCreate(&done_, kEventDisableTiming), "cuEventCreate");
@@ -111,18 +112,21 @@ void Batch::prepare() {
     if (staged(places_[page]))
       work_[page].staged = staging_.address() + places_[page].place * stride();
   pieces_at_ = pages * sizeof(PageWork);
-  leaves_at_ = pieces_at_ + pieces_.size() * sizeof(PagePiece);
+  mark_at_ = pieces_at_ + pieces_.size() * sizeof(PagePiece);
+  leaves_at_ = mark_at_ + sizeof kMark;
 }
 
 void Batch::take(bool staging, bool bounce) {
   const size_t most_pieces = std::max(kPieces, pieces_.size());
-  const size_t most_tables = kPages * sizeof(PageWork) + most_pieces * sizeof(PagePiece);
+  const size_t most_tables =
+      kPages * sizeof(PageWork) + most_pieces * sizeof(PagePiece) + sizeof kMark;
   const size_t most_leaf_bytes = most_leaves() * sizeof(uint64_t);
   if (staging) staging_.need(most_host_bytes());
   if (bounce) bounce_.need(most_host_bytes());
   tables_.need(most_tables + most_leaf_bytes);
   host_tables_.need(most_tables);
   host_leaves_.need(most_leaf_bytes);
+  host_mark_.need(sizeof kMark);
 }
 
 void Batch::take_memory() {
@@ -133,7 +137,8 @@ void Batch::take_memory() {
 void Batch::upload() {
   auto* host = host_tables_.as<std::byte>();
   std::memcpy(host, work_.data(), pieces_at_);
-  std::memcpy(host + pieces_at_, pieces_.data(), leaves_at_ - pieces_at_);
+  std::memcpy(host + pieces_at_, pieces_.data(), mark_at_ - pieces_at_);
+  std::memcpy(host + mark_at_, &kMark, sizeof kMark);
   device_.cuda().check(
       device_.cuda().cuMemcpyHtoDAsync(tables_.address(), host, leaves_at_, stream_),
       "cuMemcpyHtoDAsync");
@@ -149,10 +154,20 @@ void Batch::launch() {
   cuda.check(
       cuda.cuLaunchKernel(kernel, blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments, nullptr),
       "cuLaunchKernel");
-  cuda.check(cuda.cuMemcpyDtoHAsync(host_leaves_.as<void>(), leaves,
-                                    count * leaves_each() * sizeof(uint64_t), stream_),
+}
+
+// What the kernel found, and behind it the mark: all before it is done then.
+void Batch::bring_leaves() {
+  const Driver& cuda = device_.cuda();
+  cuda.check(cuda.cuMemcpyDtoHAsync(host_leaves_.as<void>(), tables_.address() + leaves_at_,
+                                    work_.size() * leaves_each() * sizeof(uint64_t), stream_),
+             "cuMemcpyDtoHAsync");
+  cuda.check(cuda.cuMemcpyDtoHAsync(host_mark_.as<void>(), tables_.address() + mark_at_,
+                                    sizeof kMark, stream_),
              "cuMemcpyDtoHAsync");
 }
+
+std::atomic<uint64_t>& Batch::mark() const { return *host_mark_.as<std::atomic<uint64_t>>(); }
 
 void Batch::copy(std::byte* host, uint64_t device, size_t bytes) {
   copies_.push_back({host, device, bytes});
@@ -221,13 +236,14 @@ void Batch::start() {
   prepare();
   under_way_ = true;
   unknown_ = true;
-  begun_ns_ = system_clock().boot_ns();
+  mark().store(0, std::memory_order_relaxed);
   try {
     upload();
     if (way_ == Way::to_host) launch();
     for (size_t page = 0; page < work_.size(); ++page) copy_page(page);
     copy_all();
     if (way_ == Way::to_device) launch();
+    bring_leaves();
   } catch (...) {
     // What was queued can still be waited for.
     unknown_ = device_.cuda().cuEventRecord(done_, stream_) != kCudaSuccess;
@@ -237,28 +253,8 @@ void Batch::start() {
   unknown_ = false;
 }
 
-// Null: copies of the host's own are part of it, of which nothing is known.
-Pace* Batch::pace() const {
-  if (!std::ranges::all_of(places_, &Page::pinned)) return nullptr;
-  return &paces_[host_pages_ == 0 ? 2 : way_ == Way::to_device ? 0 : 1];
-}
-
-uint64_t Batch::paced_bytes() const {
-  return (host_pages_ == 0 ? work_.size() : host_pages_) * page_bytes_;
-}
-
-bool Batch::wait() const {
-  const uint64_t deadline_ns = system_clock().boot_ns() + kStallNs;
-  Pace* pace = this->pace();
-  if (pace == nullptr) return device_.wait(done_, deadline_ns);
-  Looks looks(pace->from_ns(begun_ns_), pace->expected_ns(paced_bytes()));
-  if (!device_.wait(done_, deadline_ns, looks)) return false;
-  pace->learn(paced_bytes(), begun_ns_, system_clock().boot_ns(), looks.closely());
-  return true;
-}
-
 void Batch::finish() {
-  unknown_ = unknown_ || !wait();
+  unknown_ = unknown_ || !device_.wait(done_, system_clock().boot_ns() + kStallNs, &mark());
   if (unknown_)
     throw Error(ErrorKind::storage, "gpu_stalled",
                 "device " + std::to_string(device_.ordinal()) + " has not finished " +

@@ -8,14 +8,14 @@
 // What a batch has of the device and of pinned memory is taken by take_memory or at its first use,
 // as much as any batch needs: freeing memory may wait for the device, and so for the engine, so
 // nothing is freed or grown while the engine serves. That is 16 MiB where pages are staged, 16 MiB
-// pinned where some of the host's are not registered, and 1.6 MiB of each for tables and leaves;
+// pinned where some of the host's are not registered, and 1.4 MiB of each for tables and leaves;
 // more only for a page that is larger.
 //
 // Not thread-safe. begin, add while it fits, start, then finish or settle; again.
 #pragma once
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -40,18 +40,14 @@ enum class Way { to_device, to_host };
 class Batch {
  public:
   static constexpr size_t kBytes = 16u << 20;  // of host pages at most, unless it is one page
-  static constexpr size_t kDeviceBytes = 256u << 20;  // of pages that are on the device, likewise
+  static constexpr size_t kDeviceBytes = 128u << 20;  // of pages that are on the device, likewise
   static constexpr size_t kPages = 1024;
   static constexpr size_t kPieces = 64 << 10;  // at most, unless it is one page
   // From here on a copy of its own costs less than the device's memory twice over. Measured on an
   // H100, whose bus moves 55 GB/s: copies of 128 KiB go at 26 GB/s one by one, at 53 together.
   static constexpr size_t kDirectBytes = 128 << 10;
 
-  // Of copies to the device, of copies to the host, and of what moves within the device.
-  using Paces = std::array<Pace, 3>;
-
-  // `paces`: of the batches that follow one another on the device. They must outlive it.
-  Batch(const Device& device, Paces& paces);
+  explicit Batch(const Device& device);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -110,15 +106,13 @@ class Batch {
   void copy_all();
   bool copy_together();
   void copy_alone(const Copy& copy);
-  Pace* pace() const;
-  uint64_t paced_bytes() const;
-  bool wait() const;
+  void bring_leaves();
+  std::atomic<uint64_t>& mark() const;
   std::byte* bounce(size_t page) const {
     return bounce_.as<std::byte>() + places_[page].place * stride();
   }
 
   const Device& device_;
-  Paces& paces_;
   CUstream stream_ = nullptr;
   CUevent done_ = nullptr;
   Way way_ = Way::to_device;
@@ -129,12 +123,11 @@ class Batch {
   std::vector<PagePiece> pieces_;
   size_t host_pages_ = 0;
   std::vector<Copy> copies_;  // not queued yet
-  uint64_t begun_ns_ = 0;
   bool under_way_ = false;
   bool unknown_ = false;  // under way, and no event tells until when
   Memory<true> staging_, tables_;
-  Memory<false> bounce_, host_tables_, host_leaves_;
-  uint64_t leaves_at_ = 0, pieces_at_ = 0;  // places in tables_
+  Memory<false> bounce_, host_tables_, host_leaves_, host_mark_;
+  uint64_t pieces_at_ = 0, mark_at_ = 0, leaves_at_ = 0;  // places in tables_
 };
 
 }  // namespace kvw::gpu

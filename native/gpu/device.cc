@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/keep.h"
+#include "gpu/looks.h"
 #include "gpu/mover.h"
 
 namespace kvw::gpu {
@@ -19,6 +20,8 @@ namespace kvw::gpu {
 namespace {
 
 constexpr uint64_t kMomentNs = 1'000'000;
+// Of an event behind a mark that was written: it is a microsecond away.
+constexpr int kLooksWithoutSleep = 16;
 
 uint64_t now_ns() { return system_clock().boot_ns(); }
 
@@ -166,22 +169,23 @@ void Device::give_back(Mover* mover) {
   back_.notify_one();
 }
 
-bool Device::wait(CUevent event, uint64_t deadline_ns) const {
-  Looks looks;
-  return wait(event, deadline_ns, looks);
-}
-
-bool Device::wait(CUevent event, uint64_t deadline_ns, Looks& looks) const {
+bool Device::wait(CUevent event, uint64_t deadline_ns, const std::atomic<uint64_t>* mark) const {
   if (event == nullptr) return true;
   const Current current(*this);
+  const auto marked = [mark] { return mark != nullptr && mark->load(std::memory_order_acquire) != 0; };
   std::optional<ExactSleeps> exact;
+  Looks looks;
+  int awake = 0;
   for (;;) {
     const uint64_t now = now_ns();
     const uint64_t left_ns = deadline_ns - std::min(deadline_ns, now);
-    if (const uint64_t next_ns = looks.next_ns(now); next_ns != 0 && left_ns != 0) {
+    const uint64_t next_ns = std::min(looks.next_ns(now), left_ns);
+    if (next_ns != 0 && !(marked() && awake++ < kLooksWithoutSleep)) {
       if (!exact) exact.emplace();
-      pause(std::min(next_ns, left_ns));
+      pause(next_ns);
     }
+    // That a device is lost only the driver knows: it is asked now and then without the mark too.
+    if (mark != nullptr && !marked() && next_ns < std::min(left_ns, Looks::kLongestNs)) continue;
     const CUresult result = cuda_.cuEventQuery(event);
     if (result == kCudaSuccess) return true;
     // Beside a capture it cannot be said yet. An event that is part of one never comes to this.

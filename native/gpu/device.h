@@ -6,6 +6,7 @@
 // there every destructor leaves the driver alone.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,6 @@
 #include <vector>
 
 #include "gpu/driver.h"
-#include "gpu/pace.h"
 
 namespace kvw::gpu {
 
@@ -59,12 +59,13 @@ class Device {
   void make_ready();
 
   // False: not until the deadline (boot clock). The event's stream is not held up. Null is done at
-  // once. Blocks, and sleeps between looks.
-  bool wait(CUevent event, uint64_t deadline_ns) const;
+  // once. Blocks, and sleeps between looks. `mark`: pinned memory that is 0 until the device writes
+  // to it, just before the event. It says when to ask the driver, which has a lock for that that
+  // the engine's launches want too.
+  bool wait(CUevent event, uint64_t deadline_ns, const std::atomic<uint64_t>* mark = nullptr) const;
   // For all of them; they have a moment also where the deadline is over: an event that was recorded
   // just now needs one to happen on a device with nothing to do.
   bool wait(const std::vector<CUevent>& events, uint64_t deadline_ns) const;
-  bool wait(CUevent event, uint64_t deadline_ns, Looks& looks) const;
 
   // The device's context on this thread, beside what others capture, for as long as it lives.
   class Current {

@@ -12,7 +12,7 @@ namespace kvw::gpu {
 
 class Mover {
  public:
-  explicit Mover(const Device& device) : batches_{Batch(device, paces_), Batch(device, paces_)} {}
+  explicit Mover(const Device& device) : batches_{Batch(device), Batch(device)} {}
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
@@ -24,7 +24,6 @@ class Mover {
   bool idle() const { return batches_[0].idle() && batches_[1].idle(); }
 
  private:
-  Batch::Paces paces_;
   std::array<Batch, kBatches> batches_;
 };
 

@@ -1,5 +1,6 @@
 // The driver's calls of memory, copies and pointers.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <tuple>
@@ -13,8 +14,15 @@ namespace {
 
 constexpr size_t kPartBytes = 64 << 10;  // copies pause between parts
 
+// A word, which somebody may watch.
+void copy_word(uint64_t to, uint64_t from) {
+  const uint64_t word = *reinterpret_cast<const uint64_t*>(alias(from));
+  std::atomic_ref(*reinterpret_cast<uint64_t*>(alias(to))).store(word, std::memory_order_release);
+}
+
 // In parts, with pauses: whoever looks early sees some of it.
 void copy_in_parts(uint64_t to, uint64_t from, size_t bytes) {
+  if (bytes == sizeof(uint64_t) && (to | from) % bytes == 0) return copy_word(to, from);
   for (size_t at = 0; at < bytes; at += kPartBytes) {
     std::memcpy(reinterpret_cast<void*>(alias(to + at)),
                 reinterpret_cast<const void*>(alias(from + at)), std::min(kPartBytes, bytes - at));
