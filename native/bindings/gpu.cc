@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 
 #include "base/clock.h"
@@ -35,9 +36,9 @@ nb::tuple capability_of(int ordinal) {
 // Of an engine's event, in any thread: a framework's own query of it would break a graph that is
 // captured meanwhile. The device's context is the engine's, and there already.
 bool wait_event(int ordinal, uint64_t event, double timeout_s) {
-  const gpu::Device device(ordinal, "");
+  const auto device = gpu::device_at_hand(ordinal);
   const uint64_t deadline_ns = system_clock().boot_ns() + to_ns(timeout_s);
-  return device.wait(reinterpret_cast<gpu::CUevent>(event), deadline_ns);  // NOLINT: CUDA's
+  return device->wait(reinterpret_cast<gpu::CUevent>(event), deadline_ns);  // NOLINT: CUDA's
 }
 
 // For a with statement of one thread's: what a framework does in it breaks no graph of another's.
@@ -48,7 +49,7 @@ class RelaxedCaptureMode {
       : cuda_(gpu::driver()), address_(address) {}
   void enter() {
     if (address_) {
-      device_.emplace(gpu::device_of(*address_), "");
+      device_ = gpu::device_at_hand(gpu::device_of(*address_));
       current_.emplace(*device_);
     }
     beside_.emplace(cuda_);  // last: what throws has left the thread's mode as it was
@@ -62,7 +63,7 @@ class RelaxedCaptureMode {
  private:
   const gpu::Driver& cuda_;
   std::optional<uint64_t> address_;
-  std::optional<gpu::Device> device_;
+  std::shared_ptr<const gpu::Device> device_;
   std::optional<gpu::Device::Current> current_;
   std::optional<gpu::BesideCaptures> beside_;
 };

@@ -46,6 +46,7 @@ void Gpus::add(int ordinal, const std::string& image) {
   if (has(ordinal)) return;
   auto made = std::make_shared<gpu::Device>(ordinal, image);
   made->make_ready();
+  gpu::publish(made);
   const std::lock_guard lock(mutex_);
   refuse_closed();
   devices_.emplace(ordinal, std::move(made));

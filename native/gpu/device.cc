@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -213,6 +214,39 @@ Device::Current::Current(const Device& device, std::nothrow_t) noexcept
 
 Device::Current::~Current() {
   if (pushed_) device_.cuda_.cuCtxPopCurrent(nullptr);
+}
+
+namespace {
+
+struct AtHand {
+  std::mutex mutex;
+  std::map<int, std::weak_ptr<const Device>> devices;  // by ordinal
+};
+
+AtHand& at_hand() {
+  static auto* all = new AtHand();  // never destroyed: destructors of other threads' still ask
+  return *all;
+}
+
+}  // namespace
+
+void publish(const std::shared_ptr<const Device>& device) {
+  AtHand& all = at_hand();
+  const std::lock_guard lock(all.mutex);
+  all.devices[device->ordinal()] = device;
+}
+
+std::shared_ptr<const Device> device_at_hand(int ordinal) {
+  {
+    AtHand& all = at_hand();
+    const std::lock_guard lock(all.mutex);
+    const auto found = all.devices.find(ordinal);
+    if (found != all.devices.end()) {
+      auto device = found->second.lock();
+      if (device != nullptr && !device->forked()) return device;
+    }
+  }
+  return std::make_shared<const Device>(ordinal, "");
 }
 
 template <bool kOnDevice>

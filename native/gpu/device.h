@@ -103,6 +103,12 @@ class Device {
   std::vector<std::unique_ptr<Mover>> idle_;
 };
 
+// The device of this process that was published last and is there still, for who needs a context
+// and no kernels for a moment: to retain one takes longer than what is done in it. Made where there
+// is none, and gone again with its users. Throws Error as Device.
+std::shared_ptr<const Device> device_at_hand(int ordinal);
+void publish(const std::shared_ptr<const Device>& device);
+
 // Memory of a device, or of the host and pinned. Grows by being made anew, so what was there is
 // gone. Ends under the device's context by itself; the device must be there still.
 template <bool kOnDevice>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "gpu/device.h"
@@ -24,11 +25,11 @@ class Recorded {
   const std::vector<CUevent>& events() const { return events_; }
 
  private:
-  explicit Recorded(int ordinal) : device_(ordinal, "") {}
+  explicit Recorded(int ordinal) : device_(device_at_hand(ordinal)) {}
   void record(uint64_t stream);
   void refuse_captured(CUstream stream) const;
 
-  Device device_;  // whose context is the array's, and there already
+  std::shared_ptr<const Device> device_;  // whose context is the array's, and there already
   std::vector<CUevent> events_;
 };
 
