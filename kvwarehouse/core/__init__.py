@@ -25,9 +25,11 @@ VERSION = _native.VERSION
 
 Core = _native.Core
 CoreOptions = _native.CoreOptions
+DeviceGather = _native.DeviceGather
 DeviceStage = _native.DeviceStage
 Extents = _native.Extents
 Feed = _native.Feed
+GatherPlan = _native.GatherPlan
 NativeClient = _native.NativeClient
 Pins = _native.Pins
 Recorded = _native.Recorded
@@ -61,9 +63,11 @@ __all__ = [
     "VERSION",
     "Core",
     "CoreOptions",
+    "DeviceGather",
     "DeviceStage",
     "Extents",
     "Feed",
+    "GatherPlan",
     "NativeClient",
     "Pins",
     "Recorded",

@@ -69,6 +69,27 @@ class Recorded:
     @property
     def events(self) -> list[int]: ...
 
+class GatherPlan:
+    """A copy of pages in a device's memory, page i to `to` + i * page_bytes there."""
+
+    def __init__(self, regions: Regions, to: int) -> None: ...
+    @property
+    def table_bytes(self) -> int: ...
+    @property
+    def device_bytes(self) -> int: ...
+    def write(self, address: int) -> None:
+        """Writes table_bytes to host memory there, 8-byte aligned."""
+
+class DeviceGather:
+    """Loads the kernels in `image` onto a device. Raises UsageError (code "no_gpu"), StorageError
+    (code "gpu_error"), CapacityError (code "gpu_memory")."""
+
+    def __init__(self, ordinal: int, image: bytes) -> None: ...
+    def launch(self, plan: GatherPlan, tables: int, stream: int) -> None:
+        """Queues the copy on a stream of the device's. tables: device_bytes of device memory,
+        8-byte aligned, that begin with the plan's tables when the stream comes to it. Waits for
+        nothing. Raises StorageError (code "gpu_error")."""
+
 class RelaxedCaptureMode:
     """A with statement in which what this thread asks of a device breaks no graph that another
     thread captures. address: in the memory of a device whose primary context is the thread's

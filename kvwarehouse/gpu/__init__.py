@@ -8,7 +8,7 @@ package.
 
 from kvwarehouse.gpu.auto_path import AutoPath, reader
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, probe_machine
-from kvwarehouse.gpu.pages import prepare, relaxed_capture_mode, wait_event
+from kvwarehouse.gpu.pages import DeviceGather, prepare, relaxed_capture_mode, wait_event
 from kvwarehouse.gpu.path_benchmark import LoadPath, Rates, measure
 from kvwarehouse.gpu.path_selection import Choice, last_selection, select_path
 from kvwarehouse.gpu.staging_area import DeviceStagingArea
@@ -17,6 +17,7 @@ __all__ = [
     "PROBE_TIMEOUT_S",
     "AutoPath",
     "Choice",
+    "DeviceGather",
     "DeviceStagingArea",
     "LoadPath",
     "Machine",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvwarehouse.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvwarehouse import core
     from kvwarehouse.client.client import Client
+    from kvwarehouse.client.regions import Regions
 
 
 def prepare(address: int, client: Client | None = None) -> int:
@@ -31,6 +33,39 @@ def prepare(address: int, client: Client | None = None) -> int:
     if client is not None and client.local:
         shared_memory_of(client).use_device(ordinal)
     return ordinal
+
+
+class DeviceGather:
+    """Copies pages of a device's memory into one run there, by one launch on an engine's stream:
+    for blocks that will be written again before they are stored, and have a piece in each layer.
+
+    The memory is the caller's, so that it comes from the framework's allocator and goes back to it
+    in the order of that stream. Thread-safe. Blocks for a second the first time in a process, to
+    compile; raises as prepare()."""
+
+    def __init__(self, ordinal: int) -> None:
+        from kvwarehouse import core
+        from kvwarehouse.client.gpu.kernels import compiled
+
+        self._ordinal = ordinal
+        self._native = core.DeviceGather(ordinal, compiled(*core.device_capability(ordinal)))
+
+    def plan(self, pages: Regions, to: int) -> core.GatherPlan:
+        """Of a copy of the pages to `to`, an address of count * page_bytes bytes on the device.
+
+        It tells the memory that it takes: `table_bytes` of pinned host memory, which write(address)
+        fills, and `device_bytes` of the device's."""
+        from kvwarehouse import core
+
+        return core.GatherPlan(pages.on_device(self._ordinal).native(), to)
+
+    def launch(self, plan: core.GatherPlan, tables: int, stream: int) -> None:
+        """Queues the copy on the stream (a CUstream, or 1 for CUDA's default one).
+
+        tables: the address of device_bytes of device memory, 8-byte aligned, for nobody else until
+        the copy is done; its first table_bytes are the plan's when the stream comes to it. Waits
+        for nothing. Raises StorageError (code "gpu_error")."""
+        self._native.launch(plan, tables, stream)
 
 
 def wait_event(ordinal: int, event: Any, timeout_s: float) -> bool:

@@ -21,6 +21,27 @@ constexpr size_t kCopies = 64;
 
 }  // namespace
 
+void append_pieces(std::span<const Piece> pieces, std::vector<PagePiece>& table) {
+  uint64_t offset = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    table.push_back({reinterpret_cast<uint64_t>(piece.data), offset});
+    offset += piece.bytes;
+  }
+}
+
+void launch_kernel(const Device& device, CUfunction kernel, const KernelTables& tables,
+                   uint64_t page_bytes, uint64_t count, CUstream stream) {
+  const Driver& cuda = device.cuda();
+  uint64_t pages = tables.pages, pieces = tables.pieces, leaves = tables.leaves;
+  void* arguments[] = {&pages, &pieces, &leaves, &page_bytes, &count};
+  const uint64_t threads = count * leaves_of(page_bytes) * 8;
+  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  cuda.check(
+      cuda.cuLaunchKernel(kernel, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr),
+      "cuLaunchKernel");
+}
+
 Batch::Batch(const Device& device)
     : device_(device),
       staging_(device),
@@ -88,15 +109,13 @@ bool Batch::add(std::span<const Piece> pieces, Page page, uint64_t staged) {
   const bool first = work_.empty();
   if (!first && pieces_.size() + pieces.size() > kPieces) return false;
   PageWork work{staged, pieces_.size(), 0};
-  uint64_t offset = 0;
-  for (const Piece& piece : pieces) {
-    if (piece.bytes == 0) continue;
-    pieces_.push_back({reinterpret_cast<uint64_t>(piece.data), offset});
-    offset += piece.bytes;
-    // A page of one piece takes one copy either way.
-    page.direct = page.direct && piece.bytes >= std::min<size_t>(kDirectBytes, page_bytes_);
-    ++work.pieces;
-  }
+  append_pieces(pieces, pieces_);
+  work.pieces = pieces_.size() - work.first_piece;
+  // A page of one piece takes one copy either way.
+  page.direct = page.direct && std::ranges::all_of(pieces, [this](const Piece& piece) {
+                  return piece.bytes == 0 ||
+                         piece.bytes >= std::min<size_t>(kDirectBytes, page_bytes_);
+                });
   places_.push_back(page);
   work_.push_back(work);
   return true;
@@ -145,15 +164,9 @@ void Batch::upload() {
 }
 
 void Batch::launch() {
-  const Driver& cuda = device_.cuda();
-  uint64_t pages = tables_.address(), pieces = pages + pieces_at_, leaves = pages + leaves_at_;
-  uint64_t bytes = page_bytes_, count = work_.size();
-  void* arguments[] = {&pages, &pieces, &leaves, &bytes, &count};
-  const auto blocks = static_cast<unsigned>((count * leaves_each() * 8 + kThreads - 1) / kThreads);
-  const CUfunction kernel = way_ == Way::to_device ? device_.scatter() : device_.gather();
-  cuda.check(
-      cuda.cuLaunchKernel(kernel, blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments, nullptr),
-      "cuLaunchKernel");
+  const uint64_t at = tables_.address();
+  launch_kernel(device_, way_ == Way::to_device ? device_.scatter() : device_.gather(),
+                {at, at + pieces_at_, at + leaves_at_}, page_bytes_, work_.size(), stream_);
 }
 
 // What the kernel found, and behind it the mark: all before it is done then.

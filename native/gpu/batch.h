@@ -35,6 +35,23 @@ struct PageWork {
   uint64_t staged, first_piece, pieces;
 };
 
+// The pieces that are not empty, behind those of the pages before.
+void append_pieces(std::span<const Piece> pieces, std::vector<PagePiece>& table);
+
+constexpr size_t leaves_of(uint64_t page_bytes) {
+  return (page_bytes + kBlockBytes - 1) / kBlockBytes;
+}
+
+// Addresses in device memory: of PageWork and PagePiece, and where the leaves' digests go.
+struct KernelTables {
+  uint64_t pages, pieces, leaves;
+};
+
+// Queues one of the device's kernels for `count` pages, at least one. Under the device's context.
+// Throws Error as Driver::check.
+void launch_kernel(const Device& device, CUfunction kernel, const KernelTables& tables,
+                   uint64_t page_bytes, uint64_t count, CUstream stream);
+
 enum class Way { to_device, to_host };
 
 class Batch {
@@ -92,7 +109,7 @@ class Batch {
     size_t bytes;
   };
 
-  size_t leaves_each() const { return (page_bytes_ + kBlockBytes - 1) / kBlockBytes; }
+  size_t leaves_each() const { return leaves_of(page_bytes_); }
   uint64_t stride() const;
   uint64_t most_host_bytes() const { return std::max<uint64_t>(kBytes, stride()); }
   size_t most_leaves() const;

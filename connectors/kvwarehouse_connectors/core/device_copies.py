@@ -51,8 +51,10 @@ class EngineStream(Protocol):
         it. In the engine's thread; never waits."""
         ...
 
-    def indices(self, blocks: Any) -> Any:
-        """Block numbers as index_select takes them, without waiting for the stream."""
+    def gathered(self, pages: kvw.Regions, gather: kvw.gpu.DeviceGather) -> Any:
+        """A copy of the pages in new memory of the device, uint8 (pages, page_bytes), queued on
+        the engine's stream by one launch. In the engine's thread; never waits. Raises what
+        out_of_memory knows."""
         ...
 
     def out_of_memory(self, error: RuntimeError) -> bool:
@@ -73,6 +75,7 @@ class DeviceCopies:
         self._ordinal = ordinal
         self._on_fallback = on_fallback
         self._lane = lane
+        self.gather = kvw.gpu.DeviceGather(ordinal)
         self._lock = threading.Lock()
         self._reason = ""
 

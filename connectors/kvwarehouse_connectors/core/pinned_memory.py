@@ -21,25 +21,23 @@ from numpy.typing import NDArray
 
 import kvwarehouse as kvw
 from kvwarehouse_connectors.core.device_copies import DeviceCopies, EngineStream
-from kvwarehouse_connectors.core.layout import BlockLayout, by_memory
+from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.memory import BlockMemory
 from kvwarehouse_connectors.core.page_run import PageRun
 
 
 class PinnedMemory:
-    """layout, views: the same blocks, as addresses and as tensors. host: the way through a buffer.
-    copies may be shared by all groups of a device."""
+    """host: the same blocks, by the way through a buffer. copies may be shared by all groups of a
+    device."""
 
     def __init__(
         self,
         layout: BlockLayout,
-        views: Sequence[Any],
         host: BlockMemory,
         copies: DeviceCopies,
         stream: EngineStream,
     ) -> None:
         self._layout = layout
-        self._views = [by_memory(view) for view in views]
         self._host = host
         self._copies = copies
         self._stream = stream
@@ -59,8 +57,7 @@ class PinnedMemory:
 
     def copy(self, blocks: Sequence[int]) -> kvw.Regions:
         try:
-            ids = self._stream.indices(blocks)
-            parts = [view.index_select(0, ids) for view in self._views]
+            copy = self._stream.gathered(self._layout.regions(blocks), self._copies.gather)
         except RuntimeError as error:
             if not self._stream.out_of_memory(error):
                 raise
@@ -69,10 +66,13 @@ class PinnedMemory:
                 f" {self.block_bytes} bytes; lower staging_bytes, or leave more beside the cache",
                 code="gpu_memory",
             ) from error
-        sizes = [part.numel() * part.element_size() // len(blocks) for part in parts]
+        except kvw.WarehouseError as error:
+            if not self._copies.refused(error):
+                raise
+            raise kvw.CapacityError(str(error), code=error.code) from error
+        size = [self.block_bytes]
         rows = np.arange(len(blocks), dtype=np.int64).reshape(-1, 1)
-        bases = [part.data_ptr() for part in parts]
-        copied = kvw.Regions.strided(parts, bases, sizes, sizes, rows)
+        copied = kvw.Regions.strided([copy], [copy.data_ptr()], size, size, rows)
         return self._copies.placed(copied, self._stream.recorded())
 
     def store_failed(self, error: kvw.WarehouseError) -> None:

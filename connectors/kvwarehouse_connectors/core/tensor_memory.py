@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvwarehouse_connectors.core.device_copies import DeviceCopies, EngineStream, device_copies
-from kvwarehouse_connectors.core.device_memory import DeviceMemory, as_words
+from kvwarehouse_connectors.core.device_memory import DeviceMemory
 from kvwarehouse_connectors.core.layout import BlockLayout
 from kvwarehouse_connectors.core.layout_self_test import addresses_fit
 from kvwarehouse_connectors.core.memory import BlockMemory, HostMemory
@@ -49,7 +49,7 @@ class TensorMemories:
                 f" {views[0].stride()}, is not where its strides say"
             )
             return host
-        return PinnedMemory(layout, [as_words(view) for view in views], host, copies, stream)
+        return PinnedMemory(layout, host, copies, stream)
 
     @property
     def device_address(self) -> int:

@@ -5,10 +5,14 @@ Used in the thread whose current stream is the engine's; the events may go to an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+import kvwarehouse as kvw
+
+_DEFAULT_STREAM: Final = 1
+"""As CUDA's driver numbers it; torch says 0."""
 
 
 class TorchStream:
@@ -32,11 +36,22 @@ class TorchStream:
             event.record(torch.cuda.current_stream())
         return event
 
-    def indices(self, blocks: Sequence[int]) -> Any:
-        # From pinned memory: a copy of other memory waits until the stream has made it.
+    def gathered(self, pages: kvw.Regions, gather: kvw.gpu.DeviceGather) -> Any:
+        def empty(*shape: int, **how: Any) -> Any:
+            return torch.empty(shape, dtype=torch.uint8, **how)
+
         with torch.cuda.device(self._device):  # or it is pinned by a context on the first device
-            held = torch.tensor(list(blocks), dtype=torch.int64).pin_memory()
-            return held.to(self._device, non_blocking=True)
+            copy = empty(pages.count, pages.page_bytes, device=self._device)
+            plan = gather.plan(pages, copy.data_ptr())
+            # Pinned: a copy of other memory waits until the stream has made it. All of it goes back
+            # to torch's allocators, which keep it until the stream has come that far.
+            tables = empty(plan.table_bytes, pin_memory=True)
+            plan.write(tables.data_ptr())
+            held = empty(plan.device_bytes, device=self._device)
+            held[: plan.table_bytes].copy_(tables, non_blocking=True)
+            stream = torch.cuda.current_stream().cuda_stream
+            gather.launch(plan, held.data_ptr(), stream or _DEFAULT_STREAM)
+        return copy
 
     def out_of_memory(self, error: RuntimeError) -> bool:
         return isinstance(error, torch.OutOfMemoryError)

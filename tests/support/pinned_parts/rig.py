@@ -94,7 +94,7 @@ class Rig:
         self.copies = DeviceCopies(0, self._fell_back, path)
         self.buffer = Buffer(self.cache)
         self.memory = PinnedMemory(
-            self.cache.layout, self.cache.views, self.buffer, self.copies, ModelStream(device)
+            self.cache.layout, self.buffer, self.copies, ModelStream(device)
         )
         self.space = space_of(self.memory.block_bytes)
         self.results: list[kvw.StoreResult] = []

@@ -185,6 +185,32 @@ class ModelDevice:
             )
         )
 
+    @property
+    def stream(self) -> int:
+        """The engine's, as the driver takes it."""
+        return self._handles["engine"]
+
+    def pinned(self, size_bytes: int) -> int:
+        """The address of pinned host memory, for as long as the process lives."""
+        self.enter()
+        address = ctypes.c_void_p()
+        self._check(
+            self._cuda.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(size_bytes), 0)
+        )
+        return int(address.value or 0)
+
+    def queue_upload(self, to: int, pinned: int, size_bytes: int) -> None:
+        """Queues a copy from pinned memory to the device's on the engine's stream."""
+        self.enter()
+        self._check(
+            self._cuda.cuMemcpyHtoDAsync_v2(
+                ctypes.c_uint64(to),
+                ctypes.c_void_p(pinned),
+                ctypes.c_size_t(size_bytes),
+                self._stream,
+            )
+        )
+
     def record(self) -> int:
         """The address of a new event behind what the engine's stream has queued."""
         self.enter()

@@ -10,14 +10,14 @@ Tensors share memory as torch's views do. An event may be asked in any thread.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+import kvwarehouse as kvw
 from testkit.cuda_model import ModelDevice
 
 _JUNK_BYTES: Final = 1 << 20
@@ -96,40 +96,6 @@ class ModelTensor:
     def stride(self, dimension: int | None = None) -> Any:
         return self._strides if dimension is None else self._strides[dimension]
 
-    def permute(self, *order: int) -> ModelTensor:
-        return ModelTensor(
-            self.memory,
-            [self.shape[d] for d in order],
-            [self._strides[d] for d in order],
-            self._item_bytes,
-            self.dtype,
-            self._offset,
-        )
-
-    def index_select(self, dimension: int, ids: Sequence[int]) -> ModelTensor:
-        """Rows of dimension 0, in new memory, contiguous."""
-        assert dimension == 0
-        shape = (len(ids), *self.shape[1:])
-        row_bytes = self.numel() // self.shape[0] * self._item_bytes
-        made = ModelMemory(self.memory.device, max(1, row_bytes * len(ids)))
-        at = made.address
-        for row in ids:
-            for source, size in self._runs(row):
-                self.memory.device.queue_copy(at, source, size)
-                at += size
-        return ModelTensor(made, shape, contiguous(shape), self._item_bytes, self.dtype)
-
-    def _runs(self, row: int) -> Iterator[tuple[int, int]]:
-        """(address, bytes) of the contiguous runs of a row, in the order of its elements."""
-        outer = list(zip(self.shape[1:], self._strides[1:], strict=True))
-        run = 1
-        while outer and (outer[-1][0] == 1 or outer[-1][1] == run):
-            run *= outer.pop()[0]
-        base = self.data_ptr() + row * self._strides[0] * self._item_bytes
-        for places in itertools.product(*(range(size) for size, _ in outer)):
-            offset = sum(p * stride for p, (_, stride) in zip(places, outer, strict=True))
-            yield base + offset * self._item_bytes, run * self._item_bytes
-
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
@@ -165,10 +131,18 @@ class ModelStream:
     def recorded(self) -> ModelEvent:
         return ModelEvent(self._device)
 
-    def indices(self, blocks: Sequence[int]) -> list[int]:
+    def gathered(self, pages: kvw.Regions, gather: kvw.gpu.DeviceGather) -> ModelTensor:
         if self.full:
             raise RuntimeError("out of memory")
-        return list(blocks)
+        shape = (pages.count, pages.page_bytes)
+        copy = ModelMemory(self._device, pages.count * pages.page_bytes)
+        plan = gather.plan(pages, copy.address)
+        tables = self._device.pinned(plan.table_bytes)
+        plan.write(tables)
+        held = ModelMemory(self._device, plan.device_bytes)
+        self._device.queue_upload(held.address, tables, plan.table_bytes)
+        gather.launch(plan, held.address, self._device.stream)
+        return ModelTensor(copy, shape, contiguous(shape), 1, np.uint8)
 
     def out_of_memory(self, error: RuntimeError) -> bool:
         return str(error) == "out of memory"

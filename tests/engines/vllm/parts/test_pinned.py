@@ -68,7 +68,7 @@ class Moved:
     def memory(self, group: int, host: Any, copies: DeviceCopies, stream: Any) -> PinnedMemory:
         names = self.cache.config.kv_cache_groups[group].layer_names
         layout = block_layout(self.by_layer, names, self.cache.blocks, self.cache.order)
-        return PinnedMemory(layout, layout.tensors, host, copies, stream)
+        return PinnedMemory(layout, host, copies, stream)
 
     def same(self) -> bool:
         """Whether every byte there is as in the cache that stayed."""
