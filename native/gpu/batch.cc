@@ -112,10 +112,10 @@ bool Batch::add(std::span<const Piece> pieces, Page page, uint64_t staged) {
   append_pieces(pieces, pieces_);
   work.pieces = pieces_.size() - work.first_piece;
   // A page of one piece takes one copy either way.
-  page.direct = page.direct && std::ranges::all_of(pieces, [this](const Piece& piece) {
-                  return piece.bytes == 0 ||
-                         piece.bytes >= std::min<size_t>(kDirectBytes, page_bytes_);
-                });
+  page.direct =
+      page.direct && std::ranges::all_of(pieces, [this](const Piece& piece) {
+        return piece.bytes == 0 || piece.bytes >= std::min<size_t>(kDirectBytes, page_bytes_);
+      });
   places_.push_back(page);
   work_.push_back(work);
   return true;

@@ -173,7 +173,9 @@ void Device::give_back(Mover* mover) {
 bool Device::wait(CUevent event, uint64_t deadline_ns, const std::atomic<uint64_t>* mark) const {
   if (event == nullptr) return true;
   const Current current(*this);
-  const auto marked = [mark] { return mark != nullptr && mark->load(std::memory_order_acquire) != 0; };
+  const auto marked = [mark] {
+    return mark != nullptr && mark->load(std::memory_order_acquire) != 0;
+  };
   std::optional<ExactSleeps> exact;
   Looks looks;
   int awake = 0;

@@ -6,8 +6,8 @@
 
 namespace kvw::gpu {
 
-// For one end, which may take any time: it is seen an eighth of that time late at most, or 5 us, and
-// half a millisecond at most.
+// For one end, which may take any time: it is seen an eighth of that time late at most, or 5 us,
+// and half a millisecond at most.
 class Looks {
  public:
   static constexpr uint64_t kShortestNs = 5'000;

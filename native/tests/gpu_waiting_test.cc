@@ -54,9 +54,7 @@ struct Waiting {
     device.cuda().cuStreamDestroy(stream);
   }
   std::atomic<uint64_t>& mark() const { return *pinned.as<std::atomic<uint64_t>>(); }
-  void record() const {
-    CHECK_EQ(device.cuda().cuEventRecord(event, stream), gpu::kCudaSuccess);
-  }
+  void record() const { CHECK_EQ(device.cuda().cuEventRecord(event, stream), gpu::kCudaSuccess); }
   static uint64_t soon_ns(uint64_t ns = kMillisecondNs) { return system_clock().boot_ns() + ns; }
 
   CudaModel model;

@@ -93,9 +93,7 @@ class Rig:
         self.fallbacks = 0
         self.copies = DeviceCopies(0, self._fell_back, path)
         self.buffer = Buffer(self.cache)
-        self.memory = PinnedMemory(
-            self.cache.layout, self.buffer, self.copies, ModelStream(device)
-        )
+        self.memory = PinnedMemory(self.cache.layout, self.buffer, self.copies, ModelStream(device))
         self.space = space_of(self.memory.block_bytes)
         self.results: list[kvw.StoreResult] = []
         self.store_queue = StoreQueue(
