@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -163,7 +164,7 @@ class PrivateDaemon:
                 raise self._not_up("start_timeout", f"not serving in {self._start_timeout_s:g} s")
             more = os.read(answer, _ANSWER_BYTES)
             if not more:
-                raise _refused(said) or self._not_up("start_failed", "it ended")
+                raise _refused(said) or self._not_up("start_failed", self._ended())
             said += more
 
     def _not_up(self, code: str, what: str) -> TransportError:
@@ -172,6 +173,16 @@ class PrivateDaemon:
             code=code,
             retryable=False,
         )
+
+    def _ended(self) -> str:
+        """How, of a process that has closed what it answers by: a crash writes no log."""
+        try:
+            status = self._running().wait(_KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its end of the pipe, and does not end"
+        if status >= 0:
+            return f"it ended with status {status}"
+        return f"it was ended by {signal.Signals(-status).name}"
 
     def _log_tail(self) -> str:
         data = self.log_path.read_bytes() if self.log_path.exists() else b""

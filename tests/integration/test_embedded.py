@@ -100,6 +100,23 @@ def test_start_that_is_refused_says_why_and_leaves_nothing(tmp_path: Path) -> No
         assert not folder.exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [("os._exit(3)", "with status 3"), ("os.kill(os.getpid(), 9)", "by SIGKILL")],
+)
+def test_start_that_crashed_says_how(
+    code: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The interpreter runs it before the daemon's first line.
+    (tmp_path / "sitecustomize.py").write_text(f"import os\n{code}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    daemon = PrivateDaemon({"dram": "64MiB"})
+    with pytest.raises(kvw.TransportError, match=f"ended {how}") as caught:
+        daemon.start()
+    assert caught.value.code == "start_failed"
+    daemon.remove()
+
+
 def test_embedded_daemons_nvme_tier_is_kept_for_the_next(tmp_path: Path) -> None:
     pages = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
     out = np.zeros_like(pages)
