@@ -11,7 +11,6 @@ One owner. docs/format.md has every field.
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import os
 import re
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+from kvwarehouse import atomic_file
 from kvwarehouse.backup.records import BackupRecord, Part, RecordHead, RecordReader, RecordWriter
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.errors import StorageError, UsageError
@@ -245,27 +245,13 @@ def _page_of(namespace: BackupNamespace, number: int, record: BackupRecord) -> B
 
 @contextmanager
 def new_file(path: str) -> Iterator[BinaryIO]:
-    """A file that is at `path` (0600) once the block has ended well, durably, in the place of what
-    was there; until then, and after an error, what was there stays. Raises StorageError (code
-    "backup_unwritable") where it cannot be written."""
-    scratch = f"{path}.{os.getpid()}.partial"
+    """As atomic_file.replacing, but what is no file is not replaced, and what cannot be written
+    raises StorageError (code "backup_unwritable")."""
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
             raise OSError(0, "it is there, and is no file")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)  # of a process that was killed
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(descriptor, "wb", buffering=1 << 20) as file:
-                yield file
-                file.flush()
-                os.fsync(descriptor)
-            os.rename(scratch, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(scratch)
-            raise
-        _sync_directory(os.path.dirname(os.path.abspath(path)))
+        with atomic_file.replacing(path) as file:
+            yield file
     except OSError as error:
         raise StorageError(
             f"the backup {path} cannot be written: {error.strerror}; give a path in a folder of"
@@ -273,11 +259,3 @@ def new_file(path: str) -> Iterator[BinaryIO]:
             code="backup_unwritable",
             context={"path": path},
         ) from error
-
-
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ import os
 import struct
 from typing import Final
 
-from kvwarehouse.daemon.atomic_file import write_atomic
+from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.errors import StorageError
 
 FILE_NAME: Final = "epoch"

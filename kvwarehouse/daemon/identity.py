@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvwarehouse.daemon.atomic_file import write_atomic
+from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.daemon.directories import segment_files
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import StorageError

@@ -22,7 +22,7 @@ from typing import Final
 
 import lmdb
 
-from kvwarehouse.daemon.atomic_file import sync_directory
+from kvwarehouse.atomic_file import sync_directory
 from kvwarehouse.daemon.ledger_probe import DAMAGED, END, LENGTHS
 from kvwarehouse.errors import StorageError
 
