@@ -11,7 +11,7 @@ namespace {
 nb::list index_costs_of(const std::vector<uint64_t>& counts, uint32_t rounds) {
   std::vector<IndexCost> costs;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     costs = index_costs(counts, rounds);
   }
   nb::list made;

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/types.h"
+#include "bindings/gil.h"
 #include "client/device_stage.h"
 
 #ifndef KVW_VERSION
@@ -50,7 +51,7 @@ class OwnedStage {
  public:
   explicit OwnedStage(std::unique_ptr<DeviceStage> stage) : stage_(std::move(stage)) {}
   ~OwnedStage() {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     stage_.reset();
   }
   DeviceStage* operator->() const { return stage_.get(); }

@@ -19,7 +19,7 @@ class OwnedClient : public kvw::Client {
  public:
   using kvw::Client::Client;
   ~OwnedClient() {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     close();
   }
 };
@@ -42,7 +42,7 @@ class Pages {
   // Makes the call with their prompt, without the GIL.
   template <class Call>
   auto without_gil(const Call& call) const {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     Prompt prompt = tokens_ ? Prompt::of_tokens(tokens_->view())
                     : runs_ ? Prompt::of_runs(spans_, *runs_)
                             : Prompt::of_keys(spans_);
@@ -215,25 +215,25 @@ void bind_client(nb::module_& m) {
              std::optional<double> patience_s, bool read_only, std::optional<uid_t> daemon_uid) {
             ClientOptions options{path, verify_always, read_only, to_ns(timeout_s), {}, daemon_uid};
             if (patience_s) options.patience_ns = to_ns(*patience_s);
-            nb::gil_scoped_release release;
+            WithoutGil release;
             new (self) Client(std::move(options));
           },
           arg("socket_path"), arg("verify_always"), arg("timeout_s"),
           arg("patience_s") = nb::none(), arg("read_only") = false, arg("daemon_uid") = nb::none())
-      .def("close", &Client::close, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("connected", &Client::connected, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Client::close, nb::call_guard<WithoutGil>())
+      .def_prop_ro("connected", &Client::connected, nb::call_guard<WithoutGil>())
       .def_prop_ro("session_id", &Client::session_id)
       .def_prop_ro("incarnation", [](Client& client) { return client.view()->incarnation(); })
       .def(
           "refresh",
           [](Client& client, double timeout_s) { return client.refresh(to_ns(timeout_s)); },
-          arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+          arg("timeout_s"), nb::call_guard<WithoutGil>())
       .def("sees_namespace",
            [](Client& client, const nb::bytes& id) { return client.sees_namespace(key_from(id)); })
       .def("has_namespace",
            [](Client& client, const nb::bytes& id) {
              const Key space = key_from(id);
-             nb::gil_scoped_release release;
+             WithoutGil release;
              return client.has_namespace(space);
            })
       .def("lookup", &lookup, arg("id"), arg("tokens").none(), arg("keys").none())
@@ -250,7 +250,7 @@ void bind_client(nb::module_& m) {
           "use_device",
           [](Client& client, int ordinal, const nb::bytes& image) {
             const std::string given(image.c_str(), image.size());  // a cubin has zeros within
-            nb::gil_scoped_release release;
+            WithoutGil release;
             client.use_device(ordinal, given);
           },
           arg("ordinal"), arg("image"))
@@ -260,11 +260,11 @@ void bind_client(nb::module_& m) {
           [](Client& client, int ordinal, size_t bytes) {
             return std::make_unique<OwnedStage>(client.device_stage(ordinal, bytes));
           },
-          arg("ordinal"), arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+          arg("ordinal"), arg("bytes"), nb::call_guard<WithoutGil>())
       .def("registration",
            [](Client& client) {
              const RegistrationReport report = [&] {
-               const nb::gil_scoped_release release;
+               const WithoutGil release;
                return client.registration();
              }();
              return nb::make_tuple(report.bytes, report.settled, report.refusal);
@@ -274,13 +274,13 @@ void bind_client(nb::module_& m) {
           [](Client& client, double timeout_s) {
             return client.stop_registering(to_ns(timeout_s));
           },
-          arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+          arg("timeout_s"), nb::call_guard<WithoutGil>())
       .def("hold", &hold, arg("id"), arg("tokens").none(), arg("keys").none(), arg("window"),
            arg("timeout_s"), nb::keep_alive<0, 1>())
       .def(
           "segments",
           [](Client& client, double timeout_s) { return client.segments(to_ns(timeout_s)); },
-          arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+          arg("timeout_s"), nb::call_guard<WithoutGil>())
       .def("control", &control_of)
       .def("counters", &counters_of);
 }

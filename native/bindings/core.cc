@@ -77,7 +77,7 @@ class Core {
 
   template <class Work>
   auto on_core(Work work, int patience_ms = kPatienceMs) {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     return server_.call(std::move(work), patience_ms);
   }
 
@@ -108,7 +108,7 @@ class Core {
 
   nb::dict recover() {
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       recovery_ = server_.recover();
     }
     return dict_of(recovery_);
@@ -117,7 +117,7 @@ class Core {
   nb::dict start() {
     if (started_) throw Error(ErrorKind::usage, "started", "this core was started before");
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       recovery_ = server_.start();
     }
     started_ = true;
@@ -125,7 +125,7 @@ class Core {
   }
 
   void listen_again() {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     server_.listen_again(kPatienceMs);
   }
 
@@ -164,7 +164,7 @@ class Core {
   nb::dict flush(double timeout_s) {
     FlushReport report;
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       report = server_.flush(static_cast<int>(std::clamp(timeout_s, 0.0, 1e6) * 1000));
     }
     nb::dict made;
@@ -215,7 +215,7 @@ class Core {
   nb::dict check(int ordinal, uint32_t after, size_t limit, bool repair) {
     CheckReport report;
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       report = server_.check({ordinal, after, limit, repair}, kLongMs);
     }
     return dict_of(report);
@@ -236,7 +236,7 @@ class Core {
   nb::list stop() {
     std::vector<std::pair<Key, uint64_t>> tombstones;
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       tombstones = server_.stop();
     }
     return list_of(tombstones);
@@ -278,7 +278,7 @@ void bind_core(nb::module_& m) {
       .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes);
   m.def("check_options", [](const CoreOptions& options) {
     const WarehouseOptions unnamed = options.unnamed();
-    nb::gil_scoped_release release;
+    WithoutGil release;
     check_options(unnamed);
   });
   m.def("index_bytes",

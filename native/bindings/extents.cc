@@ -71,14 +71,14 @@ uint64_t deliver(Extents& extents, const Stage& stage, uint64_t first, uint64_t 
                  const Regions& to) {
   check_delivery(extents, stage.size(), -1, first, count, to);
   const auto* from = reinterpret_cast<const std::byte*>(stage.data());
-  nb::gil_scoped_release release;
+  WithoutGil release;
   return extents.deliver(from, first, count, to);
 }
 
 uint64_t deliver_on_device(OwnedStage& stage, Extents& extents, uint64_t first, uint64_t count,
                            const Regions& to, double timeout_s) {
   check_delivery(extents, stage->bytes(), stage->ordinal(), first, count, to);
-  nb::gil_scoped_release release;
+  WithoutGil release;
   return stage->deliver(extents, first, count, to, system_clock().boot_ns() + to_ns(timeout_s));
 }
 
@@ -94,7 +94,7 @@ void bind_extents(nb::module_& m) {
       .def("files", &files_of)
       .def("plan", &plan_of, arg("stage_bytes"), arg("gap_bytes"))
       .def("deliver", &deliver, arg("stage"), arg("first"), arg("count"), arg("regions"))
-      .def("release", &Extents::release, nb::call_guard<nb::gil_scoped_release>());
+      .def("release", &Extents::release, nb::call_guard<WithoutGil>());
   nb::class_<OwnedStage>(m, "DeviceStage")
       .def_prop_ro("ordinal", [](const OwnedStage& stage) { return stage->ordinal(); })
       .def_prop_ro("bytes", [](const OwnedStage& stage) { return stage->bytes(); })

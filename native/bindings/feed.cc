@@ -33,7 +33,7 @@ nb::list items_of(const FeedBatch& batch) {
 
 FeedReader::FeedReader(Server& server, const FeedRequest& request)
     : server_(server), queue_(std::make_shared<FeedQueue>(Feeds::kQueueBytes)) {
-  nb::gil_scoped_release release;
+  WithoutGil release;
   id_ = server_.call([request, queue = queue_](
                          Warehouse& warehouse) { return warehouse.feeds().open(request, queue); },
                      kPatienceMs);
@@ -50,7 +50,7 @@ FeedReader::~FeedReader() {
 nb::dict FeedReader::take(double timeout_s) {
   FeedBatch batch;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     const double ms = std::clamp(timeout_s, 0.0, 3600.0) * 1000;
     batch = queue_->take(std::chrono::milliseconds(static_cast<int64_t>(ms)));
     if (batch.more && !batch.closed) {
@@ -70,7 +70,7 @@ nb::dict FeedReader::take(double timeout_s) {
 }
 
 void FeedReader::restart() {
-  nb::gil_scoped_release release;
+  WithoutGil release;
   server_.call(
       [id = id_](Warehouse& warehouse) {
         warehouse.feeds().restart(id);
@@ -81,7 +81,7 @@ void FeedReader::restart() {
 
 void FeedReader::close() {
   if (closed_.exchange(true)) return;
-  nb::gil_scoped_release release;
+  WithoutGil release;
   queue_->close();
   try {
     server_.call(

@@ -83,10 +83,10 @@ void bind_gpu(nb::module_& m) {
   m.def("cuda_version", &cuda_version);
   m.def("device_capability", &capability_of, nb::arg("ordinal"));
   m.def("wait_event", &wait_event, nb::arg("ordinal"), nb::arg("event"), nb::arg("timeout_s"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<WithoutGil>());
   nb::class_<gpu::Recorded>(m, "Recorded")
       .def(nb::init<int, const std::vector<uint64_t>&>(), nb::arg("ordinal"), nb::arg("streams"),
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<WithoutGil>())
       .def_prop_ro("events", &events_of);
   nb::class_<GatherPlan>(m, "GatherPlan")
       .def(nb::init<const Regions&, uint64_t>(), nb::arg("regions"), nb::arg("to"),
@@ -118,8 +118,8 @@ void bind_gpu(nb::module_& m) {
           nb::call_guard<nb::gil_scoped_release>());
   nb::class_<RelaxedCaptureMode>(m, "RelaxedCaptureMode")
       .def(nb::init<std::optional<uint64_t>>(), nb::arg("address") = nb::none())
-      .def("__enter__", &RelaxedCaptureMode::enter, nb::call_guard<nb::gil_scoped_release>())
-      .def("__exit__", &RelaxedCaptureMode::exit, nb::call_guard<nb::gil_scoped_release>());
+      .def("__enter__", &RelaxedCaptureMode::enter, nb::call_guard<WithoutGil>())
+      .def("__exit__", &RelaxedCaptureMode::exit, nb::call_guard<WithoutGil>());
 }
 
 }  // namespace kvw::bindings

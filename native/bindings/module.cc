@@ -14,16 +14,19 @@ namespace kvw::bindings {
 
 namespace {
 
-// kvwarehouse.errors decides which class an Error becomes.
+// kvwarehouse.errors decides which class an Error becomes. In plain C: no frame of C++ is between
+// the interpreter, where this may wait for the GIL, and what holds the thread then.
 void raise(const Error& error) {
-  try {
-    nb::object made =
-        nb::module_::import_("kvwarehouse.errors")
-            .attr("from_native")(kind_name(error.kind()), error.code(), std::string(error.what()));
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
-  } catch (nb::python_error& broken) {
-    broken.restore();
-  }
+  StaysIfUnwound call;
+  PyObject* errors = PyImport_ImportModule("kvwarehouse.errors");
+  PyObject* made = errors
+                       ? PyObject_CallMethod(errors, "from_native", "sss", kind_name(error.kind()),
+                                             error.code().c_str(), error.what())
+                       : nullptr;
+  if (made) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made)), made);
+  Py_XDECREF(made);
+  Py_XDECREF(errors);
+  call.returned();
 }
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -78,7 +81,7 @@ NB_MODULE(_native, m) {
     const Key own = key_from(key);
     const auto* bytes = reinterpret_cast<const std::byte*>(data.data());
     const size_t size = data.size();
-    nb::gil_scoped_release release;
+    WithoutGil release;
     return page_digest(bytes, size, own, shard);
   });
   m.def("copy_streaming", [](const Bytes& to, const ReadBytes& from) {
@@ -87,7 +90,7 @@ NB_MODULE(_native, m) {
     auto* target = reinterpret_cast<std::byte*>(to.data());
     const auto* source = reinterpret_cast<const std::byte*>(from.data());
     const size_t size = to.size();
-    nb::gil_scoped_release release;
+    WithoutGil release;
     copy_streaming(target, source, size);
   });
   m.def("chain_keys", &chain_keys_of);

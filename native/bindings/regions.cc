@@ -150,7 +150,7 @@ void gather_rows(const Regions& regions,
                  const nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& rows) {
   check_rows(regions, rows.shape(0), rows.shape(1));
   auto* to = reinterpret_cast<std::byte*>(rows.data());
-  nb::gil_scoped_release release;
+  WithoutGil release;
   std::vector<Piece> pieces;
   for (size_t page = 0; page < regions.count(); ++page, to += regions.page_bytes()) {
     regions.pieces(page, pieces);
@@ -164,7 +164,7 @@ void scatter_rows(
   check_rows(regions, rows.shape(0), rows.shape(1));
   if (!regions.writable()) throw bad_buffer("the buffer to scatter to is read-only");
   const auto* from = reinterpret_cast<const std::byte*>(rows.data());
-  nb::gil_scoped_release release;
+  WithoutGil release;
   std::vector<Piece> pieces;
   for (size_t page = 0; page < regions.count(); ++page, from += regions.page_bytes()) {
     regions.pieces(page, pieces);

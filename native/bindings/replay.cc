@@ -61,7 +61,7 @@ nb::dict replay(const Pages& pages, const Ends& ends, size_t ids, const std::str
   std::vector<uint32_t> dram(requests.ends.size()), nvme(requests.ends.size());
   TierCounts dram_counts, nvme_counts;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     requests.check(ids);
     Replay run({policy, capacities.first, capacities.second, leaves_first}, ids);
     uint64_t begin = 0;
@@ -88,7 +88,7 @@ nb::dict optimum(const Pages& pages, const Ends& ends, size_t ids, uint64_t capa
   std::vector<uint32_t> hits(requests.ends.size());
   TierCounts counts;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     requests.check(ids);
     counts = optimal_hits(requests.pages, requests.ends, ids, capacity, hits);
   }
