@@ -28,13 +28,6 @@ from kvwarehouse.sizes import format_size
 
 _LOCK_NAME: Final = "daemon.lock"
 
-# Slot headers beside the arena: 1/64 covers pages down to about 32 KiB. An estimate: the core
-# allocates what it needs before it publishes anything, and refuses by name.
-_METADATA_SHARE: Final = 64
-# An idle daemon's own, beside arena, index and the core's tables: 64 MB as measured
-# (docs/benchmarks.md).
-_PROCESS_BYTES: Final = 64 << 20
-
 _BLOCK_BYTES: Final = 4096
 _FILES_READ: Final = 16  # identity, ledger and the like, of a directory that may have others
 
@@ -181,7 +174,7 @@ def check_room(config: Config, index_bytes: int, table_bytes: int, log: Log) -> 
     table_bytes: of the core's own memory for what the index names."""
     _check_dram_room(config, index_bytes, log)
     if _is_tmpfs(config.arena_dir):
-        _check_memory(config, index_bytes + table_bytes + _PROCESS_BYTES)
+        _check_memory(config, index_bytes + table_bytes + memory.DAEMON_BYTES)
     else:
         log.event(
             Event.ARENA_NOT_TMPFS,
@@ -197,7 +190,7 @@ def check_room(config: Config, index_bytes: int, table_bytes: int, log: Log) -> 
 def _check_dram_room(config: Config, index_bytes: int, log: Log) -> None:
     free = filesystems.free_bytes(config.arena_dir)
     own = _allocated_bytes(config.arena_dir)
-    need = _with_headers(config) + index_bytes
+    need = memory.with_headers(config.dram_bytes) + index_bytes
     if need <= free + own:
         return
     mount = filesystems.mount_of(config.arena_dir)
@@ -229,7 +222,7 @@ def _check_memory(config: Config, beside: int) -> None:
     """What tmpfs holds counts as memory of whoever touches it first, and can not be given back:
     beyond the limit the kernel kills the daemon, at every start anew."""
     limit = memory.usable_bytes()
-    need = _with_headers(config) + beside
+    need = memory.with_headers(config.dram_bytes) + beside
     if need <= limit:
         return
     raise StorageError(
@@ -244,13 +237,10 @@ def _check_memory(config: Config, beside: int) -> None:
     )
 
 
-def _with_headers(config: Config) -> int:
-    return config.dram_bytes + config.dram_bytes // _METADATA_SHARE
-
-
 def _fitting_mebibytes(room_bytes: int) -> int:
     """The largest --dram whose pages and headers fit."""
-    return max(0, room_bytes * _METADATA_SHARE // (_METADATA_SHARE + 1) >> 20)
+    share = memory.HEADERS_SHARE
+    return max(0, room_bytes * share // (share + 1) >> 20)
 
 
 def segment_files(nvme_dir: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvwarehouse.host.filesystems import MEMORY_KINDS, DirectoryFacts
 from kvwarehouse.host.findings import Finding, fail, ok, skip, warn
 from kvwarehouse.host.limits import HostLimits
-from kvwarehouse.host.memory import UNLIMITED
+from kvwarehouse.host.memory import DAEMON_BYTES, UNLIMITED, with_headers
 from kvwarehouse.sizes import format_size as size
 
 _GIB = 1 << 30
@@ -19,9 +19,8 @@ _DESCRIPTORS = 4096
 _COLLAPSES = (6, 1)
 """The first kernel that gives huge pages to memory that is there (MADV_COLLAPSE)."""
 _RESERVED_SHARE = 8
-_PROCESS_BYTES = 512 << 20
-_INDEX_SHARE, _TABLES_SHARE, _HEADERS_SHARE = 512, 128, 64
-"""Of the tiers: the index, index and the core's tables; of DRAM: headers."""
+_INDEX_SHARE, _TABLES_SHARE = 512, 128
+"""Of the tiers: the index, index and the core's tables."""
 _LASTING = ("ext2", "ext3", "ext4", "xfs", "f2fs")
 _COPIES_ON_WRITE = ("btrfs", "zfs", "bcachefs")
 _LAYERS = ("overlay", "aufs")
@@ -59,7 +58,7 @@ def findings_of(limits: HostLimits) -> list[Finding]:
 
 def _memory(limits: HostLimits) -> Finding:
     check = "memory limit"
-    need = _needed_bytes(limits, _TABLES_SHARE) + _PROCESS_BYTES
+    need = _needed_bytes(limits, _TABLES_SHARE) + DAEMON_BYTES
     wants = f"DRAM of {size(limits.dram_bytes)} takes {size(need)} with what is beside it"
     has = limits.memory_bytes
     if limits.group_bytes != UNLIMITED and limits.group_bytes < has:
@@ -268,13 +267,13 @@ def _scheduler(nvme: DirectoryFacts) -> Finding:
 
 def _needed_bytes(limits: HostLimits, share: int) -> int:
     """DRAM, its headers, and what the index of both tiers takes."""
-    dram = limits.dram_bytes
-    return dram + dram // _HEADERS_SHARE + (dram + limits.nvme_bytes) // share
+    dram_bytes = limits.dram_bytes
+    return with_headers(dram_bytes) + (dram_bytes + limits.nvme_bytes) // share
 
 
 def _fitting(has_bytes: int, limits: HostLimits) -> str:
     """A --dram that fits, or the least that there is."""
-    beside = _PROCESS_BYTES + limits.nvme_bytes // _TABLES_SHARE
+    beside = DAEMON_BYTES + limits.nvme_bytes // _TABLES_SHARE
     fits_bytes = max(16 << 20, int((has_bytes - beside) * 0.95))
     return f"{fits_bytes >> 30}GiB" if fits_bytes >= 4 * _GIB else f"{fits_bytes >> 20}MiB"
 

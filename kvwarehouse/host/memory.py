@@ -20,6 +20,19 @@ _GROUP_LIMITS: Final = {
 # Of version 1 a limit of nearly 2**63 bytes is none.
 _NO_LIMIT_BYTES: Final = 1 << 60
 
+DAEMON_BYTES: Final = 64 << 20
+"""An idle daemon's own, beside arena, index and the core's tables: 64 MB as measured
+(docs/benchmarks.md). What a start refuses by, and what the doctor says of one."""
+
+HEADERS_SHARE: Final = 64
+"""Of the arena: slot headers. 1/64 covers pages down to about 32 KiB. An estimate: the core
+allocates what it needs before it publishes anything, and refuses by name."""
+
+
+def with_headers(dram_bytes: int) -> int:
+    """Of a DRAM tier and of the headers of its slots."""
+    return dram_bytes + dram_bytes // HEADERS_SHARE
+
 
 def machine_bytes(root: Path = ROOT) -> int:
     """All of it. A unit may hide /proc/meminfo (ProcSubset=pid)."""

@@ -117,12 +117,12 @@ def _group(path: str, text: str, groups: str = "0::/a/b\n") -> Callable[[Host], 
 
 V1 = "9:name=systemd:/\n4:memory,x:/pods/one\n1:cpu:/\n0::/\n"
 FAULTS: list[tuple[str, Callable[[Host], None], str, Verdict, str, str]] = [
-    ("group", _group("a/b/memory.max", f"{256 << 20}\n"), "memory limit", Verdict.FAIL,
-     "256 MiB (/sys/fs/cgroup/a/b/memory.max)", "MemoryMax=1G"),
-    ("group above", _group("a/memory.max", f"{256 << 20}\n"), "memory limit", Verdict.FAIL,
-     "256 MiB (/sys/fs/cgroup/a/memory.max)", "docker update --memory 1g"),
+    ("group", _group("a/b/memory.max", f"{128 << 20}\n"), "memory limit", Verdict.FAIL,
+     "128 MiB (/sys/fs/cgroup/a/b/memory.max)", "MemoryMax=1G"),
+    ("group above", _group("a/memory.max", f"{128 << 20}\n"), "memory limit", Verdict.FAIL,
+     "128 MiB (/sys/fs/cgroup/a/memory.max)", "docker update --memory 1g"),
     ("group of version 1",
-     _group("memory/pods/one/memory.limit_in_bytes", f"{256 << 20}\n", V1),
+     _group("memory/pods/one/memory.limit_in_bytes", f"{128 << 20}\n", V1),
      "memory limit", Verdict.FAIL, "pods/one/memory.limit_in_bytes", "MemoryMax=1G"),
     ("little memory", _set("proc/meminfo", f"MemTotal: {128 << 10} kB\n"), "memory limit",
      Verdict.FAIL, "this machine has 128 MiB", "--dram"),
@@ -207,6 +207,7 @@ def test_tmpfs_that_is_too_small_or_full_is_told_with_the_size_it_needs(tmp_path
     [
         (_set("proc/sys/kernel/io_uring_disabled", "1\n"), "io_uring"),  # and we may all the same
         (_group("a/b/memory.max", "max\n"), "memory limit"),
+        (_group("a/b/memory.max", f"{256 << 20}\n"), "memory limit"),  # `serve` starts there too
         (_mounted(arena="tmpfs rw,mpol=interleave:0-1"), "NUMA"),
         (_group("memory/x/memory.limit_in_bytes", "99\n", "1:cpu:/x\n0::/\n"), "memory limit"),
         (_mounted(nvme="ext4 rw,errors=remount-ro"), "file system"),
