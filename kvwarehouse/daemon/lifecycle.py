@@ -377,7 +377,7 @@ class Daemon:
                 self._watch_core(self._warehouse.tend_tombstones)
                 tombstones_at = time.monotonic() + _TOMBSTONES_EVERY_S
             if time.monotonic() >= problems_at:
-                self._watch_core(self._snapshots.look)
+                self._watch_core(self._snapshots.take)
                 problems_at = time.monotonic() + LOOK_EVERY_S
 
     def _rest(self) -> bool:
@@ -412,7 +412,7 @@ class Daemon:
                 )
                 self._stop.set()
 
-    def _watch_core(self, ask: Callable[[], None]) -> None:
+    def _watch_core(self, ask: Callable[[], object]) -> None:
         """A core that does not answer is logged once, and shows in the probes."""
         answering = not self._silence()
         try:

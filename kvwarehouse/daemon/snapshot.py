@@ -55,7 +55,8 @@ class Snapshots:
         return self.take()
 
     def take(self) -> status_pb2.Status:
-        """Waits for the core's thread; raises TransportError when it does not answer."""
+        """Waits for the core's thread; raises TransportError when it does not answer. Notes what
+        is wrong, whose age is counted from then on."""
         status = status_pb2.Status(
             name=self._config.name, version=self._version, state=self._lifecycle.state.value
         )
@@ -69,10 +70,6 @@ class Snapshots:
                 status.kv_events.CopyFrom(self.kv_events())
         self._problems.add_to(status)
         return status
-
-    def look(self) -> None:
-        """Notes what is wrong, so that its age is known when somebody asks. Raises as take()."""
-        self.take()
 
     def _service(self) -> status_pb2.ServiceStatus:
         assert self._ledger is not None
