@@ -90,7 +90,7 @@ void bind_gpu(nb::module_& m) {
       .def_prop_ro("events", &events_of);
   nb::class_<GatherPlan>(m, "GatherPlan")
       .def(nb::init<const Regions&, uint64_t>(), nb::arg("regions"), nb::arg("to"),
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<WithoutGil>())
       .def_prop_ro("table_bytes", &GatherPlan::table_bytes)
       .def_prop_ro("device_bytes", &GatherPlan::device_bytes)
       .def(
@@ -98,13 +98,13 @@ void bind_gpu(nb::module_& m) {
           [](const GatherPlan& plan, uint64_t address) {
             plan.write(reinterpret_cast<std::byte*>(address));  // NOLINT: the caller's
           },
-          nb::arg("address"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("address"), nb::call_guard<WithoutGil>());
   nb::class_<DeviceGather>(m, "DeviceGather")
       .def(
           "__init__",
           [](DeviceGather* self, int ordinal, const nb::bytes& image) {
             const std::string given(image.c_str(), image.size());  // a cubin has zeros within
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             new (self) DeviceGather(ordinal, given);
           },
           nb::arg("ordinal"), nb::arg("image"))
@@ -114,8 +114,7 @@ void bind_gpu(nb::module_& m) {
             // NOLINTNEXTLINE(performance-no-int-to-ptr): how array libraries say it
             gather.launch(plan, tables, reinterpret_cast<gpu::CUstream>(stream));
           },
-          nb::arg("plan"), nb::arg("tables"), nb::arg("stream"),
-          nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("plan"), nb::arg("tables"), nb::arg("stream"), nb::call_guard<WithoutGil>());
   nb::class_<RelaxedCaptureMode>(m, "RelaxedCaptureMode")
       .def(nb::init<std::optional<uint64_t>>(), nb::arg("address") = nb::none())
       .def("__enter__", &RelaxedCaptureMode::enter, nb::call_guard<WithoutGil>())
