@@ -10,11 +10,11 @@ import pytest
 
 import kvwarehouse as kvw
 import kvwarehouse_connectors.doctor.look as look
+from kvwarehouse.host import Finding, Verdict
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
 from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
-from kvwarehouse_connectors.doctor.findings import Finding, Verdict
 from kvwarehouse_connectors.doctor.look import daemon_facts, host_facts
 from kvwarehouse_connectors.doctor.packages import software_facts
 from kvwarehouse_connectors.doctor.warehouse import check_warehouse

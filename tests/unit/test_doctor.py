@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import kvwarehouse_connectors.doctor.look as look
+from kvwarehouse.host import Verdict, fail, ok, warn
 from kvwarehouse_bench.harness.eventually import longer_bounds
 from kvwarehouse_connectors.doctor import command
 from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
 from kvwarehouse_connectors.doctor.engines import ENGINES, engine_of
 from kvwarehouse_connectors.doctor.facts import DaemonFacts, EngineFacts, Facts
-from kvwarehouse_connectors.doctor.findings import Verdict, fail, ok, warn
 from kvwarehouse_connectors.doctor.packages import software_facts, unmet_requirements
 from kvwarehouse_connectors.doctor.show import print_json, print_table
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse.host import Finding, Verdict, healthy
 from kvwarehouse_connectors.doctor.engines import engine_of
 from kvwarehouse_connectors.doctor.facts import (
     ConfigFacts,
@@ -19,7 +20,6 @@ from kvwarehouse_connectors.doctor.facts import (
     PageFacts,
     SoftwareFacts,
 )
-from kvwarehouse_connectors.doctor.findings import Finding, Verdict, healthy
 
 GIB = 1 << 30
 SOCKET = "/run/kvw/kvw.sock"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kvwarehouse.gpu import Choice, LoadPath, Machine, Rates
+from kvwarehouse.host import Verdict
 from kvwarehouse_connectors.doctor import command
-from kvwarehouse_connectors.doctor.findings import Verdict
 from kvwarehouse_connectors.doctor.gpu import findings_of
 
 NONE = Machine(driver_error="OSError: no libcuda")

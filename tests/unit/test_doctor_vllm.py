@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvwarehouse.host import Finding, Verdict, healthy
 from kvwarehouse_connectors.doctor.facts import (
     ConfigFacts,
     DaemonFacts,
@@ -16,7 +17,6 @@ from kvwarehouse_connectors.doctor.facts import (
     PageFacts,
     SoftwareFacts,
 )
-from kvwarehouse_connectors.doctor.findings import Finding, Verdict, healthy
 from kvwarehouse_connectors.doctor.look import option_of
 from kvwarehouse_connectors.doctor.vllm import SERVED, findings_of, settings_of
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+import kvwarehouse as kvw
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
-from kvwarehouse_connectors.doctor.findings import Finding
 from kvwarehouse_connectors.doctor.software import Served
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -28,7 +28,7 @@ class Engine(Protocol):
         """Of a page, as far as the configuration says it; else 0."""
         ...
 
-    def findings_of(self, facts: Facts) -> list[Finding]:
+    def findings_of(self, facts: Facts) -> list[kvw.host.Finding]:
         """All checks, in the order in which one would mend them."""
         ...
 

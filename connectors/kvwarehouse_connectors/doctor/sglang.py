@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import kvwarehouse as kvw
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
-from kvwarehouse_connectors.doctor.findings import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.host import check_host
 from kvwarehouse_connectors.doctor.pages import check_pages
 from kvwarehouse_connectors.doctor.probe_sglang import CLASS, MODULE
@@ -54,7 +54,7 @@ def page_tokens_of(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def findings_of(facts: Facts) -> list[Finding]:
+def findings_of(facts: Facts) -> list[kvw.host.Finding]:
     """All checks, in the order in which one would mend them."""
     return [
         *_software(facts),
@@ -66,7 +66,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     ]
 
 
-def _software(facts: Facts) -> Iterator[Finding]:
+def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
     yield check_version(facts, SERVED)
     yield check_torch(facts, SERVED)
     yield check_packages(facts)
@@ -75,7 +75,7 @@ def _software(facts: Facts) -> Iterator[Finding]:
     yield _device(facts)
 
 
-def _configuration(facts: Facts) -> Iterator[Finding]:
+def _configuration(facts: Facts) -> Iterator[kvw.host.Finding]:
     config = facts.config.values
     if not facts.config.given or facts.config.error:
         return
@@ -84,35 +84,37 @@ def _configuration(facts: Facts) -> Iterator[Finding]:
     yield _prefix_keys(config)
 
 
-def _backend(config: Mapping[str, Any]) -> Finding:
+def _backend(config: Mapping[str, Any]) -> kvw.host.Finding:
     missing = [name for name in ("backend_name", *_OURS) if not config.get(name)]
     wanted = ", ".join(f'"{name}": "{value}"' for name, value in _OURS.items())
     fix = f'"backend_name": "kvwarehouse", {wanted}'
     if missing:
         told = f"has no {', '.join(missing)}: SGLang does not find a `dynamic` backend without"
-        return fail("configuration", told, fix)
+        return kvw.host.fail("configuration", told, fix)
     for name, value in _OURS.items():
         if config[name] != value:
-            return fail("configuration", f"{name} = {config[name]!r} is another backend", fix)
-    return ok("configuration", f"--hicache-storage-backend dynamic finds {MODULE}.{CLASS}")
+            return kvw.host.fail(
+                "configuration", f"{name} = {config[name]!r} is another backend", fix
+            )
+    return kvw.host.ok("configuration", f"--hicache-storage-backend dynamic finds {MODULE}.{CLASS}")
 
 
-def _interface(config: Mapping[str, Any]) -> Finding:
+def _interface(config: Mapping[str, Any]) -> kvw.host.Finding:
     check = "interface"
     if config.get("interface_v1"):
-        return ok(check, "pages are loaded and stored where they lie in the host pool")
+        return kvw.host.ok(check, "pages are loaded and stored where they lie in the host pool")
     told = 'without "interface_v1": 1 SGLang copies each page twice on its way'
     cut = int(config.get("tp_lcm_size") or 0)
     if cut > 1:
         told += f"; with tp_lcm_size = {cut} above the TP size the engine does not start"
-    return warn(check, told, '"interface_v1": 1')
+    return kvw.host.warn(check, told, '"interface_v1": 1')
 
 
-def _prefix_keys(config: Mapping[str, Any]) -> Finding:
+def _prefix_keys(config: Mapping[str, Any]) -> kvw.host.Finding:
     check = "prefix keys"
     if config.get("hicache_storage_pass_prefix_keys"):
-        return ok(check, "a prefix leaves from its end; engines that share all pass them")
-    return warn(
+        return kvw.host.ok(check, "a prefix leaves from its end; engines that share all pass them")
+    return kvw.host.warn(
         check,
         "SGLang does not say which page follows which: a prefix may lose its begin first, and"
         " shares no page with engines that say it",
@@ -120,32 +122,32 @@ def _prefix_keys(config: Mapping[str, Any]) -> Finding:
     )
 
 
-def _plugin(facts: Facts) -> Finding:
+def _plugin(facts: Facts) -> kvw.host.Finding:
     check = "factory"
     if not facts.engine.version or facts.engine.connector_error or facts.engine.crash:
-        return skip(check, "the connector was not imported with SGLang")
+        return kvw.host.skip(check, "the connector was not imported with SGLang")
     if not facts.engine.registered:
-        return fail(
+        return kvw.host.fail(
             check,
             f"SGLang's factory of storage backends does not take {MODULE}.{CLASS}",
             f"report this with SGLang's version; {SERVED.page} names one that does",
         )
-    return ok(check, "SGLang's factory of storage backends takes the connector")
+    return kvw.host.ok(check, "SGLang's factory of storage backends takes the connector")
 
 
-def _device(facts: Facts) -> Finding:
+def _device(facts: Facts) -> kvw.host.Finding:
     check, device = "device", facts.engine.device
     shown = device_shown(facts)
     if not device:
-        return skip(check, "SGLang was not imported, or does not say")
+        return kvw.host.skip(check, "SGLang was not imported, or does not say")
     if device == "cpu":
-        return fail(
+        return kvw.host.fail(
             check,
             "SGLang sees no GPU: HiCache's copies between devices and host memory exist for GPUs"
             " alone",
             "run the doctor where the engine runs, with its devices",
         )
-    return warn(
+    return kvw.host.warn(
         check,
         f"{shown}: tested on SGLang's real controllers and host pools, and never in a running"
         " server or on a device",
