@@ -1,0 +1,125 @@
+"""Clears, interrupts and killed daemons beside an export or an import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse.backup import BackupReader, Import
+from kvwarehouse.errors import TransportError
+from kvwarehouse_bench.harness.serving import Serving
+from testkit.backups import (
+    KEYED,
+    LORA,
+    SHARDED,
+    Prompt,
+    check,
+    connected,
+    exported,
+    imported,
+    pages_at,
+    space,
+    store,
+)
+
+
+@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize("when", ["after_first", "in_window"])
+@pytest.mark.parametrize("how", ["local", "remote"])
+def test_clear_beside_an_import_is_not_undone(  # noqa: PLR0913  what it is tried with
+    source: Serving,
+    target: Serving,
+    path: Path,
+    small_windows: None,
+    *,
+    how: str,
+    when: str,
+    forget: bool,
+) -> None:
+    """In the window: after the import saw that nothing was cleared, and before it stores."""
+    with source.connect() as client:
+        store(client, LORA)
+        store(client, KEYED)
+        assert exported(client, path).pages == 60
+    with connected(target, how) as client, connected(target, how) as other:
+        cleared: list[kvw.Namespace] = []
+
+        def clear() -> None:
+            with path.open("rb") as file:
+                first = next(iter(BackupReader(file).namespaces))
+            cleared.extend(each for each in (LORA, KEYED) if each.id == first)
+            other.clear(cleared[0], forget=forget)
+            if when == "after_first":
+                store(other, cleared[0], later)  # engines go on
+
+        later = Prompt(3, 9)
+        hooks: dict[str, Any] = {when: clear}
+        counts = imported(client, path, **hooks)
+        (kept,) = {LORA, KEYED} - set(cleared)
+        before = 2 // cleared[0].shards if when == "after_first" else 0
+        found = (counts.stored, counts.cleared, counts.left)
+        assert found == (30 + before, 30 - before, 0), counts
+        check(client, kept)
+        if when == "after_first":
+            check(client, cleared[0], later)
+        assert pages_at(client) == 30 + (3 if when == "after_first" else 0)
+
+
+def test_clear_beside_an_import_that_is_interrupted_is_not_undone(
+    source: Serving, target: Serving, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the storing of its pages and the look whether they were cleared."""
+    with source.connect() as client:
+        store(client, space())
+        exported(client, path)
+    take_run, taken = Import._take_run, list[int]()
+
+    def interrupted(self: Import, opened: kvw.OpenNamespace, run: Any) -> None:
+        take_run(self, opened, run)
+        taken.append(pages_at(client))
+        raise KeyboardInterrupt
+
+    with target.connect() as client:
+        client.open(space())
+        monkeypatch.setattr(Import, "_take_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            imported(client, path, in_window=lambda: client.clear(space()))
+        monkeypatch.undo()
+        assert taken[0] > 0
+        assert pages_at(client) == 0
+        assert imported(client, path).stored == 30
+        check(client, space())
+
+
+def test_export_ends_where_the_daemon_does_and_leaves_no_file(
+    source: Serving, path: Path, small_windows: None
+) -> None:
+    with source.connect() as client:
+        store(client, space())
+        with pytest.raises(TransportError):
+            exported(client, path, after_first=source.kill)
+        assert not list(path.parent.glob("backup.kvw*"))
+        source.start()
+        exported(client, path)
+    with path.open("rb") as file:
+        assert len(list(BackupReader(file).pages())) == 30
+
+
+@pytest.mark.parametrize("how", ["local", "remote"])
+def test_import_goes_on_where_the_killed_daemon_ended_it(
+    source: Serving, target: Serving, path: Path, small_windows: None, *, how: str
+) -> None:
+    with source.connect() as client:
+        store(client, SHARDED)
+        exported(client, path)
+    with connected(target, how) as client:
+        with pytest.raises(TransportError):
+            imported(client, path, after_first=target.kill)
+        target.start()
+        counts = imported(client, path)
+        assert counts.already > 0
+        assert counts.already + counts.stored == 30
+        check(client, SHARDED)
