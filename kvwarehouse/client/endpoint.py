@@ -172,8 +172,13 @@ def _untrusted(path: str, why: str, owner: int | None = None) -> TransportError:
     )
 
 
-# Own connections, so that a new channel really connects anew instead of waiting with an old one.
-OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+OPTIONS = (
+    *CHANNEL_OPTIONS,
+    # Own connections: a new channel really connects anew instead of waiting with an old one.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A daemon is a host of the same network: nobody's KV goes to what http_proxy names.
+    ("grpc.enable_http_proxy", 0),
+)
 
 _ANSWER_SHARE = 0.1
 _ANSWER_MOST_S = 0.5

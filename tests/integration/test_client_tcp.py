@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+import kvwarehouse.aio
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
 from testkit.served import Served
@@ -38,6 +40,21 @@ def test_pages_are_stored_and_loaded_over_tls(
         assert ns.store(range(40), pages).stored == 10
         assert ns.load(range(40), out) == 10
     assert np.array_equal(out, pages)
+
+
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_no_proxy_is_asked(
+    address: str, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # where nobody listens
+
+    async def asked() -> str:
+        async with await kvw.aio.connect(address, token=TOKEN, tls=certificate[0]) as client:
+            return str((await client.status())["name"])
+
+    with kvw.connect(address, token=TOKEN, tls=certificate[0]) as client:
+        assert client.status()["name"] == asyncio.run(asked())
 
 
 @pytest.mark.parametrize("token", [None, f"{TOKEN}0"])
