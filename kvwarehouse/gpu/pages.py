@@ -18,7 +18,7 @@ def prepare(address: int, client: Client | None = None) -> int:
     the first of them need not. Returns the device's ordinal, for `Regions.on_device`.
 
     client: a local one, for which the kernels are also loaded onto the device, and the memory taken
-    that one load or store needs (36 MiB there, and as much pinned). That waits for what the device
+    that one load or store needs (53 MiB there, and as much pinned). That waits for what the device
     has queued, an engine's step among it: better before there is one.
 
     Blocks for a second the first time in a process. Raises UsageError: code "no_gpu" without a

@@ -38,7 +38,10 @@ LoadReport DeviceLoad::run() {
   if (mover_ == nullptr || !gpu_.device->wait(regions_.device()->ready, call_.deadline_ns))
     why_ = Reason::timeout;
   for (;;) {
-    const bool may = flights_.size() < gpu::Mover::kBatches && next_ < end_ && why_ == Reason::none;
+    // Kernels of two batches share the device and end together, which would leave it idle until
+    // the next is queued.
+    const size_t most = in_hbm(1) == 0 ? gpu::Mover::kBatchesOnBus : gpu::Mover::kBatches;
+    const bool may = flights_.size() < most && next_ < end_ && why_ == Reason::none;
     if (may && launch()) continue;
     if (!flights_.empty()) {
       land();

@@ -1,6 +1,6 @@
 // A load into the memory of a GPU: pages are pinned, copied by the device and digested there, and
 // count when the device's digest is the one that was sealed. Two batches are on their way at a
-// time.
+// time, and three of pages that are in the device's own memory.
 //
 // A pin is dropped when the device has finished with its page; where nobody can tell, it is held
 // for as long as the process lives. A page with a copy in the device's own memory is moved from

@@ -83,7 +83,7 @@ class DeviceWriter final : public PageWriter {
   };
 
   void begin() {
-    while (flights_.size() >= gpu::Mover::kBatches) land();
+    while (flights_.size() >= gpu::Mover::kBatchesOnBus) land();
     filling_ = std::make_unique<Flight>(Flight{&mover_->batch(begun_++), {}});
     filling_->batch->begin(gpu::Way::to_host, regions_.page_bytes(), gpu_.arena.get());
   }

@@ -215,6 +215,25 @@ TEST(copies_are_evicted_alone_and_the_pages_stay) {
   CHECK_EQ(rig.check_load(*client, chain, kPage), 5);
 }
 
+TEST(three_batches_of_many_pages_are_under_way_and_every_byte_is_right) {
+  constexpr uint32_t kPages = 4000;  // a batch has 1,024 at most
+  HbmRig rig(shape_of(4096), 32 * kMiB, 64 * kMiB);
+  rig.start();
+  const auto client = rig.connect();
+  const Chain chain = rig.promoted(*client, 1, kPages, 4096);
+  rig.until([&] { return rig.prefix(chain) == kPages; });
+  const DeviceCache cache(rig.model, kPages, 4096, 4096);
+  const uint64_t launches = rig.model.count("launches");
+  rig.model.set("hold", 1);
+  std::thread loading([&] { CHECK_EQ(rig.load(*client, chain, cache).pages, kPages); });
+  const bool three = rig.became([&] { return rig.model.count("launches") == launches + 3; });
+  rig.model.set("hold", 0);
+  loading.join();
+  CHECK(three);
+  HbmRig::check(chain, cache);
+  CHECK_EQ(rig.model.count("launches"), launches + 4);
+}
+
 TEST(place_is_not_given_out_again_while_a_device_may_read_it) {
   HbmRig rig(shape_of(kPage, 1), 2 * kMiB);
   rig.start();
