@@ -382,13 +382,17 @@ TEST(killed_daemon_takes_nothing_from_those_who_read_its_pool) {
     while (rig.model.count("launches") == launches) std::this_thread::yield();
     rig.daemon.kill(SIGKILL);
     // A load waits 30 s for its device, and on a disk with much to do a daemon may start no sooner.
-    std::atomic<bool> up{round == 0};
+    std::atomic<bool> up{round == 0}, waiting{false};
     std::thread letting_go([&] {
+      waiting = true;
       const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(10);
       while (!up && std::chrono::steady_clock::now() < latest)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       rig.model.set("hold", 0);
     });
+    // A thread that begins allocates, and AddressSanitizer's allocator is locked for a fork's child
+    // then.
+    while (!waiting) std::this_thread::yield();
     if (round != 0) rig.daemon.start_process();
     up = true;
     letting_go.join();
