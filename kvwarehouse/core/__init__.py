@@ -49,6 +49,7 @@ io_engine_probe = _native.io_engine_probe
 optimal_hits = _native.optimal_hits
 page_digest = _native.page_digest
 policy_names = _native.policy_names
+presence_costs = _native.presence_costs
 replay = _native.replay
 table_bytes = _native.table_bytes
 wait_event = _native.wait_event
@@ -86,6 +87,7 @@ __all__ = [
     "optimal_hits",
     "page_digest",
     "policy_names",
+    "presence_costs",
     "replay",
     "table_bytes",
     "wait_event",

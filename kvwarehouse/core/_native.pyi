@@ -105,6 +105,11 @@ def index_costs(counts: list[int], rounds: int) -> list[dict[str, Any]]: ...
 # A table for each count: {"entries", "refused"; "hit_ns", "miss_ns", "replace_ns": of one
 # operation, a value a round}. native/bench/index_cost.h
 
+def presence_costs(objects: int, rounds: int) -> dict[str, Any]: ...
+
+# {"objects"; "index_ns", "pages_ns", "runs_ns", "absent_ns": of one lookup, a value a round}.
+# native/bench/presence_cost.h
+
 class CoreOptions:
     """All fields are plain attributes; sizes in bytes."""
 

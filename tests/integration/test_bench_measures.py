@@ -213,6 +213,14 @@ def test_index_costs_refuse_counts_that_cannot_be() -> None:
     assert (one["entries"], len(one["hit_ns"]), len(one["replace_ns"])) == (100, 2, 2)
 
 
+def test_presence_costs_refuse_counts_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match="1 objects"):
+        core.presence_costs(1, 1)
+    cost = core.presence_costs(1_000_000, 2)
+    assert cost["objects"] == 1_000_000
+    assert [len(cost[name]) for name in ("index_ns", "pages_ns", "runs_ns", "absent_ns")] == [2] * 4
+
+
 def test_soak_that_grew_misses_its_goal() -> None:
     memory_of = {"daemon: memory, MiB": 50.0, "clients: memory, MiB": 60.0}
     found = {
