@@ -161,9 +161,13 @@ uint32_t header_blocks(const PageFacts& facts) {
   return static_cast<uint32_t>(header_bytes_of(facts.shards, facts.witness.size()) / kBlockBytes);
 }
 
+uint32_t record_blocks(uint32_t shards, uint64_t shard_bytes, uint64_t witness_bytes) {
+  return static_cast<uint32_t>(header_bytes_of(shards, witness_bytes) / kBlockBytes +
+                               payload_blocks(shards, shard_bytes));
+}
+
 uint32_t record_blocks(const PageFacts& facts) {
-  return header_blocks(facts) +
-         static_cast<uint32_t>(payload_blocks(facts.shards, facts.shard_bytes));
+  return record_blocks(facts.shards, facts.shard_bytes, facts.witness.size());
 }
 
 bool facts_are_sound(const PageFacts& facts) {

@@ -109,6 +109,7 @@ struct RecordHeader {
 // What a record of these facts needs, in blocks. Preconditions: facts_are_sound().
 uint32_t header_blocks(const PageFacts& facts);
 uint32_t record_blocks(const PageFacts& facts);
+uint32_t record_blocks(uint32_t shards, uint64_t shard_bytes, uint64_t witness_bytes);
 // Every field within its bound and the vectors as long as the fields say.
 bool facts_are_sound(const PageFacts& facts);
 

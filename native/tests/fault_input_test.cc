@@ -9,6 +9,7 @@
 // Each target's LLVMFuzzerTestOneInput, under a name of its own (cmake/tests.cmake).
 extern "C" {
 int fuzz_messages(const uint8_t* data, size_t size);
+int fuzz_objects(const uint8_t* data, size_t size);
 int fuzz_records(const uint8_t* data, size_t size);
 int fuzz_segment(const uint8_t* data, size_t size);
 int fuzz_server(const uint8_t* data, size_t size);
@@ -39,6 +40,7 @@ TEST(message_of_noise_is_read_within_its_bounds) { feed("messages", fuzz_message
 TEST(record_or_table_of_noise_is_decoded_within_its_bounds) {
   feed("records", fuzz_records, 20000);
 }
+TEST(object_of_noise_gives_nothing_but_its_own_pages) { feed("objects", fuzz_objects, 5000); }
 TEST(segment_of_noise_gives_nothing_but_whole_records) { feed("segment", fuzz_segment, 2000); }
 TEST(slots_file_of_noise_gives_no_wrong_page) { feed("slots", fuzz_slots, 300); }
 TEST(session_file_of_noise_is_read_within_its_bounds) { feed("sessions", fuzz_sessions, 500); }

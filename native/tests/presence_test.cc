@@ -7,6 +7,9 @@
 #include <cmath>
 #include <limits>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "presence/presence.h"
 #include "tests/check.h"
 
@@ -75,6 +78,15 @@ TEST(object_that_was_put_is_found_with_its_day) {
     CHECK_EQ(*table.day_of(some[i]), kToday - i % kPresenceDays);
   CHECK_EQ(writer.objects(), some.size());
   CHECK_EQ(writer.objects(kToday - 3), some.size() / kPresenceDays);
+}
+
+// The next daemon goes on with it: another value is another version.
+TEST(table_of_version_1_has_the_bytes_that_it_always_had) {
+  const Table table(presence_buckets(1000));
+  PresenceWriter writer = writer_of(table);
+  const auto some = keys(18, 500);
+  for (size_t i = 0; i < some.size(); ++i) writer.put(some[i], i % 3, kToday - i % 4);
+  CHECK_EQ(XXH3_64bits(table.mapping.data(), table.bytes), 0x9ae7ea0c3f578273ull);
 }
 
 // Whatever its fingerprint would be: 0 is no cell's.

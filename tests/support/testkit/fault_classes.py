@@ -247,6 +247,12 @@ CLASSES: Final = (
         live=False,
     ),
     FaultClass(
+        "hostile input: objects",
+        "never wrong",
+        "each page that is had lies inside, is of its place, and has the key that its tokens make",
+        live=False,
+    ),
+    FaultClass(
         "hostile input: records",
         "never wrong",
         "nothing is taken that is out of bounds",
