@@ -1,0 +1,315 @@
+"""A store of objects over obstore: S3, GCS, Azure, a folder that hosts share, or memory.
+
+Thread-safe. Every call blocks, and obstore lets the GIL go meanwhile. Nothing is tried twice. A
+call over a network ends by its deadline. One on a folder ends when the file system answers: it
+counts as failed from its deadline on, so that the breaker opens beside it, and whoever owns the
+process ends it. An object that is not there is a value; an error is a TransportError
+(`remote_failed`, `remote_refused` by the store, `remote_off` while the breaker is open). Names are
+those of objects, below the URL's path. No text has a URL's query, nor more than the first line of
+what a store said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.remote.breaker import Breaker
+
+SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
+NETWORKS: Final = ("s3", "gs", "az")
+
+_TEXT_CHARACTERS: Final = 200
+_DELETES_AT_ONCE: Final = 1000
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Where a store is, and how long it is waited for."""
+
+    url: str
+    """s3://bucket/prefix, gs://..., az://..., file:///mounted/folder, or memory:///."""
+    endpoint: str = ""
+    """Of a store that is not the cloud's own, as http://host:port; http:// is without TLS."""
+    region: str = ""
+    ca: bytes = b""
+    """Certificates of an authority of one's own, as PEM."""
+    connect_s: float = 0.3
+    get_s: float = 1.5
+    """Deadline of a get. A load that waits for it has its own."""
+    put_s: float = 10.0
+    """Deadline of a put, of a delete, and of each part of a listing."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    name: str
+    size_bytes: int
+    modified_s: float
+    """By the store's clock, seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class StoreAbilities:
+    """What a store was seen to do."""
+
+    put_if_absent: bool
+    """A second put of a name is refused where that is asked for. Some stores take it all the same,
+    some refuse the first one too."""
+    clock_ahead_s: float
+    """How far the store's clock is ahead of this host's, to the second."""
+
+
+class ObjectStore:
+    """`reads`, `writes`: obstore's stores of one place, with the deadlines `get_s` and `put_s`;
+    `clock`: monotonic seconds. See open_store()."""
+
+    def __init__(
+        self,
+        reads: Any,
+        writes: Any,
+        settings: StoreSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        import obstore
+
+        self._obstore = obstore
+        exceptions = obstore.exceptions
+        self._taken = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
+        self._answers = (FileNotFoundError, *self._taken)  # of a store that works
+        self._reads, self._writes = reads, writes
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._under_way: dict[int, float] = {}  # calls: from when on each counts as failed
+        self._next_call = 0
+        self.breaker = Breaker(clock)
+
+    def get(self, name: str, begin: int, end: int) -> memoryview | None:
+        """Bytes `begin` to `end` of an object: fewer where it is shorter. None: there is none."""
+        try:
+            with self._call("get", self._settings.get_s):
+                return memoryview(self._obstore.get_range(self._reads, name, start=begin, end=end))
+        except FileNotFoundError:
+            return None
+        except _ShorterError:
+            return memoryview(b"")
+
+    def put(self, name: str, data: Any, *, if_absent: bool = False) -> bool:
+        """Stores bytes or another buffer, whole or not at all. False: there is such an object, and
+        `if_absent` was heeded."""
+        mode = "create" if if_absent else "overwrite"
+        try:
+            with self._call("put", self._settings.put_s):
+                self._obstore.put(self._writes, name, data, mode=mode, use_multipart=False)
+        except self._taken:
+            return False
+        return True
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Also of objects that are not there."""
+        for at in range(0, len(names), _DELETES_AT_ONCE):
+            some = list(names[at : at + _DELETES_AT_ONCE])
+            try:
+                with self._call("delete", self._settings.put_s):
+                    self._obstore.delete(self._writes, some)
+            except FileNotFoundError:  # a folder ends at the first that is not there
+                for name in some if len(some) > 1 else ():
+                    self.delete([name])
+
+    def list(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
+        """All objects below `prefix`, which ends at a slash, with names behind `after`. In the
+        order of names, but for folders. Each part is a call with a deadline of its own."""
+        parts = self._obstore.list(self._writes, prefix.rstrip("/"), offset=after or None)
+        while True:
+            with self._call("list", self._settings.put_s):
+                part = next(parts, None)
+            if part is None:
+                return
+            for found in part:
+                modified_s = found["last_modified"].timestamp()
+                yield StoredObject(found["path"], found["size"], modified_s)
+
+    def probe(self, prefix: str) -> StoreAbilities:
+        """Puts an object twice below `prefix`, and takes it away again."""
+        name = f"{prefix.rstrip('/')}/{secrets.token_hex(8)}"
+        try:
+            first, second = (self.put(name, data, if_absent=True) for data in (b"1", b"2"))
+            heeded = first and not second
+        except (
+            TransportError
+        ):  # Swift answers 501; whether it takes a put at all, the next one says
+            heeded = False
+        self.put(name, b"3")
+        before_s = time.time()
+        with self._call("head", self._settings.put_s):
+            modified_s = self._obstore.head(self._writes, name)["last_modified"].timestamp()
+        self.delete([name])
+        return StoreAbilities(heeded, modified_s - before_s)
+
+    def failing(self) -> bool:
+        """True while the breaker is open. Calls that are late count as failed from here on."""
+        self._count_late()
+        return self.breaker.is_open
+
+    @contextlib.contextmanager
+    def _call(self, what: str, deadline_s: float) -> Iterator[None]:
+        """A call to the store; the breaker hears how it ended, once."""
+        self._count_late()
+        if not self.breaker.admit():
+            raise TransportError(
+                f"{what}: {self._place} has failed too often; it is asked again by and by",
+                code="remote_off",
+            )
+        number = self._begin(deadline_s)
+        failed = True
+        try:
+            yield
+            failed = False
+        except Exception as error:
+            # Whatever a store or its library says beyond its answers: it did not do it.
+            failed = not (isinstance(error, self._answers) or _is_shorter(error))
+            if failed:
+                raise self._failure(what, error) from error
+            if _is_shorter(error):
+                raise _ShorterError from error
+            raise
+        finally:
+            self._end(number, failed)
+
+    def _begin(self, deadline_s: float) -> int:
+        with self._lock:
+            self._next_call += 1
+            self._under_way[self._next_call] = self._clock() + deadline_s
+            return self._next_call
+
+    def _end(self, number: int, failed: bool) -> None:
+        with self._lock:
+            counted = self._under_way.pop(number, None) is None
+        if counted:
+            return
+        if failed:
+            self.breaker.failed()
+        else:
+            self.breaker.succeeded()
+
+    def _count_late(self) -> None:
+        now = self._clock()
+        with self._lock:
+            late = [number for number, due in self._under_way.items() if due < now]
+            for number in late:
+                del self._under_way[number]
+        for _ in late:
+            self.breaker.failed()
+
+    @property
+    def _place(self) -> str:
+        parts = urlsplit(self._settings.url)
+        return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+    def _failure(self, what: str, error: Exception) -> TransportError:
+        exceptions = self._obstore.exceptions
+        refused = isinstance(
+            error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+        )
+        return TransportError(
+            f"{what}: {self._place}: {_first_line(error)}",
+            code="remote_refused" if refused else "remote_failed",
+            retryable=not refused,
+            context={"call": what},
+        )
+
+
+def open_store(settings: StoreSettings) -> ObjectStore:
+    """Asks nobody yet. Credentials are those of the environment, as the SDKs have them. Raises
+    UsageError for a URL or a setting that cannot be, and where obstore is not installed."""
+    scheme = urlsplit(settings.url).scheme
+    if scheme not in SCHEMES:
+        raise UsageError(
+            f"{settings.url.split('?')[0]} is no store that is known here; use one of "
+            + ", ".join(f"{known}://" for known in SCHEMES),
+            code="remote_url",
+        )
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import MemoryStore, from_url
+    except ImportError as error:
+        raise UsageError(
+            "obstore is not installed, which reaches the stores; run: pip install "
+            "'kvwarehouse[remote]'",
+            code="remote_extra",
+        ) from error
+    if scheme == "memory":
+        store = MemoryStore()
+        return ObjectStore(store, store, settings)
+    try:
+        if scheme == "file":
+            store = from_url(_mounted(settings.url))
+            return ObjectStore(store, store, settings)
+        reads = from_url(settings.url, **_options(settings, scheme, settings.get_s))
+        writes = from_url(settings.url, **_options(settings, scheme, settings.put_s))
+    except BaseError as error:
+        raise UsageError(
+            f"{settings.url.split('?')[0]}: {_first_line(error)}", code="remote_url"
+        ) from error
+    return ObjectStore(reads, writes, settings)
+
+
+def _mounted(url: str) -> str:
+    """A folder that is not there may be a mount that failed: it is not made."""
+    path = urlsplit(url).path
+    if not os.path.isdir(path):
+        raise UsageError(
+            f"{path} is no folder here; mount what the hosts share, or make it", code="remote_url"
+        )
+    return url
+
+
+def _options(settings: StoreSettings, scheme: str, deadline_s: float) -> dict[str, Any]:
+    client: dict[str, Any] = {
+        "timeout": f"{round(deadline_s * 1000)}ms",
+        "connect_timeout": f"{round(settings.connect_s * 1000)}ms",
+        # A call on a connection that the store has closed meanwhile fails, and nothing is tried
+        # twice: stores close idle ones after 20 s and more.
+        "pool_idle_timeout": "10s",
+    }
+    if settings.endpoint.startswith("http://"):
+        client["allow_http"] = True
+    if settings.ca:
+        client["root_certificate"] = settings.ca
+    config: dict[str, Any] = {}
+    if settings.endpoint:
+        config["endpoint"] = settings.endpoint
+    if settings.region and scheme == "s3":
+        config["region"] = settings.region
+    return {
+        "config": config or None,
+        "client_options": client,
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=deadline_s)},
+    }
+
+
+class _ShorterError(Exception):
+    """The object ends before the range begins: the store works, and the object is not ours."""
+
+
+def _is_shorter(error: Exception) -> bool:
+    """obstore has no exception of its own for it: HTTP's status, or a folder's word."""
+    text = str(error)
+    return "416 Range Not Satisfiable" in text or "StartTooLarge" in text
+
+
+def _first_line(error: Exception) -> str:
+    """Of what a library says: behind it are its own structures, and requests as they were sent."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    words = (word.split("?")[0] if "://" in word else word for word in line.split())
+    return " ".join(words)[:_TEXT_CHARACTERS]
