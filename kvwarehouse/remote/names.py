@@ -1,0 +1,141 @@
+"""What objects of a fleet are called in a store (docs/design/remote-tier.md):
+
+    v1/FLEET/NAMESPACE/EPOCH/DAY/HH/KEY     pages; KEY is that of the last one, HH its first byte
+    v1/FLEET/epoch/NAMESPACE/EPOCH          a clear: objects of lower epochs are of before it
+    v1/FLEET/delta/MILLISECONDS-NODE        what a node has put lately
+    v1/FLEET/node/NODE                      that a node lives
+
+FLEET, NAMESPACE, KEY: 32 hex digits, of the 16 bytes as they are stored. EPOCH, NODE: 16 hex digits
+of a number. DAY: days since 1970. MILLISECONDS: 13 digits, since 1970. Both by the store's clock.
+A name is made in one way only, so that listings are in the order of epochs and times; what is not
+made so is no name. Stateless; thread-safe.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+EPOCH_MAX: Final = (1 << 64) - 1
+DAY_MAX: Final = (1 << 31) - 1
+MILLISECONDS_MAX: Final = 10**13 - 1
+ID_BYTES: Final = 16
+
+_ID: Final = "([0-9a-f]{32})"
+_NUMBER: Final = "([0-9a-f]{16})"
+_DAY: Final = "(0|[1-9][0-9]{0,9})"
+_PAGES: Final = re.compile(f"{_ID}/{_NUMBER}/{_DAY}/([0-9a-f]{{2}})/{_ID}", re.ASCII)
+_EPOCH: Final = re.compile(f"epoch/{_ID}/{_NUMBER}", re.ASCII)
+_DELTA: Final = re.compile(f"delta/([0-9]{{13}})-{_NUMBER}", re.ASCII)
+_NODE: Final = re.compile(f"node/{_NUMBER}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PagesName:
+    """An object of pages. `namespace`, `key`: 16 bytes."""
+
+    namespace: bytes
+    epoch: int
+    day: int
+    key: bytes
+
+
+class FleetNames:
+    """Names of one fleet's objects. `fleet`: 16 bytes."""
+
+    def __init__(self, fleet: bytes) -> None:
+        self.root: Final = f"v1/{_hex(fleet)}/"
+        """Ends at a slash, as all prefixes do."""
+
+    # --- pages
+
+    def pages(self, name: PagesName) -> str:
+        key = _hex(name.key)
+        return f"{self.pages_prefix(name.namespace, name.epoch, name.day)}{key[:2]}/{key}"
+
+    def pages_prefix(
+        self, namespace: bytes, epoch: int | None = None, day: int | None = None
+    ) -> str:
+        """Of a namespace's objects; of one epoch; of one day of it."""
+        prefix = f"{self.root}{_hex(namespace)}/"
+        if epoch is not None:
+            prefix += f"{_number(epoch)}/"
+            if day is not None:
+                prefix += f"{_bounded('day', day, DAY_MAX)}/"
+        return prefix
+
+    def pages_of(self, path: str) -> PagesName | None:
+        """None: not an object of pages of this fleet."""
+        found = self._match(_PAGES, path)
+        if found is None or found[4][:2] != found[3] or int(found[2]) > DAY_MAX:
+            return None
+        namespace, epoch, day, _, key = found
+        return PagesName(bytes.fromhex(namespace), int(epoch, 16), int(day), bytes.fromhex(key))
+
+    # --- clears
+
+    @property
+    def epochs_prefix(self) -> str:
+        return f"{self.root}epoch/"
+
+    def epoch(self, namespace: bytes, epoch: int) -> str:
+        return f"{self.epochs_prefix}{_hex(namespace)}/{_number(epoch)}"
+
+    def epoch_of(self, path: str) -> tuple[bytes, int] | None:
+        """Namespace and epoch. None: not a clear of this fleet."""
+        found = self._match(_EPOCH, path)
+        return (bytes.fromhex(found[0]), int(found[1], 16)) if found else None
+
+    # --- deltas and nodes
+
+    @property
+    def deltas_prefix(self) -> str:
+        return f"{self.root}delta/"
+
+    def delta(self, milliseconds: int, node: int) -> str:
+        time = _bounded("milliseconds", milliseconds, MILLISECONDS_MAX)
+        return f"{self.deltas_prefix}{time:013}-{_number(node)}"
+
+    def deltas_after(self, milliseconds: int) -> str:
+        """The name that all deltas of this time and later lie behind, in the order of names."""
+        time = _bounded("milliseconds", milliseconds, MILLISECONDS_MAX)
+        return f"{self.deltas_prefix}{time:013}"
+
+    def delta_of(self, path: str) -> tuple[int, int] | None:
+        """Milliseconds and node. None: not a delta of this fleet."""
+        found = self._match(_DELTA, path)
+        return (int(found[0]), int(found[1], 16)) if found else None
+
+    @property
+    def nodes_prefix(self) -> str:
+        return f"{self.root}node/"
+
+    def node(self, node: int) -> str:
+        return f"{self.nodes_prefix}{_number(node)}"
+
+    def node_of(self, path: str) -> int | None:
+        found = self._match(_NODE, path)
+        return int(found[0], 16) if found else None
+
+    def _match(self, pattern: re.Pattern[str], path: str) -> tuple[str, ...] | None:
+        if not path.startswith(self.root):
+            return None
+        found = pattern.fullmatch(path, len(self.root))
+        return found.groups() if found else None
+
+
+def _hex(value: bytes) -> str:
+    if len(value) != ID_BYTES:
+        raise ValueError(f"an id or a key has {ID_BYTES} bytes, not {len(value)}")
+    return value.hex()
+
+
+def _number(value: int) -> str:
+    return f"{_bounded('number', value, EPOCH_MAX):016x}"
+
+
+def _bounded(what: str, value: int, most: int) -> int:
+    if not 0 <= value <= most:
+        raise ValueError(f"{what} is {value}; names have 0 to {most}")
+    return value
