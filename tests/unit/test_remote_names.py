@@ -155,6 +155,9 @@ def test_delta_that_lies_about_its_length_or_version_is_none(rng: random.Random)
         struct.pack_into(form, body, at, value)
         data = bytes(body) + hashlib.blake2b(body, digest_size=32).digest()
         assert delta_format.decode(FLEET, data) is None
+    for short in (b"", good[:47]):
+        data = short + hashlib.blake2b(short, digest_size=32).digest()
+        assert delta_format.decode(FLEET, data) is None
     assert delta_format.decode(FLEET, good + hashlib.blake2b(good, digest_size=32).digest())
 
 
