@@ -206,57 +206,6 @@ def test_prepared_device_has_its_kernels_before_the_first_pages_move(
     assert device.count("modules") == before + 1
 
 
-# --- NVIDIA's own compilers, which need no GPU
-
-CUDA_13_0, CUDA_12_9 = "nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
-"""Where packages have it. torch 2.11 pins that of 13.0, which does not find its own builtins."""
-COMPILE = """
-import sys
-from kvwarehouse.client.gpu import kernels
-kernels._candidates = lambda driver_major: iter(sys.argv[2:])
-sys.stdout.buffer.write(kernels.compiled(*divmod(int(sys.argv[1]), 10)))
-"""
-
-
-def compiled_alone(architecture: int, *libraries: Path) -> bytes:
-    """In a process of its own: what one loaded, another finds."""
-    environ = {name: value for name, value in os.environ.items() if name != "KVW_NVRTC"}
-    command = [sys.executable, "-c", COMPILE, str(architecture), *map(str, libraries)]
-    return subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE).stdout
-
-
-def installed(library: str) -> Path:
-    for folder in sys.path:
-        if (found := Path(folder) / library).exists():
-            return found
-    pytest.skip(f"needs {library}: install the project's test environment")
-
-
-@pytest.mark.parametrize("architecture", [80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("library", [CUDA_12_9, CUDA_13_0], ids=["12.9", "13.0"])
-def test_kernels_compile_for_the_devices_that_there_are(library: str, architecture: int) -> None:
-    cubin = compiled_alone(architecture, installed(library))
-    assert cubin.startswith(b"\x7fELF")
-    assert b"kvw_gather" in cubin
-    assert b"kvw_scatter" in cubin
-
-
-def test_devices_newer_than_the_compiler_get_ptx_of_the_newest_it_knows() -> None:
-    ptx = compiled_alone(150, installed(CUDA_12_9))
-    assert b".target sm_121" in ptx
-    assert b".entry kvw_gather" in ptx
-    assert b".entry kvw_scatter" in ptx
-    assert ptx.endswith(b"\0")
-
-
-def test_compiler_that_lacks_its_builtins_makes_room_for_the_next(tmp_path: Path) -> None:
-    broken = tmp_path / "libnvrtc.so.13"
-    broken.symlink_to(installed(CUDA_13_0))
-    assert compiled_alone(90, broken, installed(CUDA_12_9)).startswith(b"\x7fELF")
-    with pytest.raises(subprocess.CalledProcessError):
-        compiled_alone(90, broken)
-
-
 # --- a client that nobody closes
 
 

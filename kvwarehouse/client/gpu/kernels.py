@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from kvwarehouse import core
+from kvwarehouse.client.gpu import kernel_cache
 from kvwarehouse.errors import InternalError, UsageError, WarehouseError
 
 SOURCE = Path(__file__).with_name("page_kernels.cu")
@@ -28,14 +29,14 @@ _TOOLKITS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 @cache
 def compiled(major: int, minor: int) -> bytes:
     """The kernels as cuModuleLoadData takes them, for devices of compute capability major.minor.
-    Blocks for a few seconds.
+    Blocks for a few seconds where nobody compiled them here before (kernel_cache.py).
 
     Raises UsageError (code "no_nvrtc") where NVRTC is not found or knows no device as old, and
     InternalError where it refuses the source, with its words. Of several NVRTCs each is tried."""
     refusals: list[WarehouseError] = []
     for library in compilers():
         try:
-            return compile_source(library, SOURCE.read_bytes(), architecture(library, major, minor))
+            return _image(library, SOURCE.read_bytes(), architecture(library, major, minor))
         except WarehouseError as refusal:
             refusals.append(refusal)
     if refusals:
@@ -125,6 +126,24 @@ def _supported(library: ctypes.CDLL) -> list[int]:
     known = (ctypes.c_int * count.value)()
     _check(library, library.nvrtcGetSupportedArchs(known), "nvrtcGetSupportedArchs")
     return list(known)
+
+
+def _image(library: ctypes.CDLL, source: bytes, architecture: str) -> bytes:
+    if "KVW_NVRTC" in os.environ:  # not what this machine's kernels are to be made by
+        return compile_source(library, source, architecture)
+    key = kernel_cache.key_of(source, architecture, _version(library))
+    image = kernel_cache.recall(key)
+    if image is None:
+        image = compile_source(library, source, architecture)
+        kernel_cache.remember(key, image)
+    return image
+
+
+def _version(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    result = library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    _check(library, result, "nvrtcVersion")
+    return major.value, minor.value
 
 
 def compile_source(library: ctypes.CDLL, source: bytes, architecture: str) -> bytes:
