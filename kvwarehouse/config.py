@@ -167,9 +167,11 @@ class Config:
     )
     policy: str = setting(
         "lru",
-        settings.choice("lru"),
-        "Which pages are evicted first.",
-        "coldest first, descendants before ancestors: what prefix reuse wants",
+        settings.choice("lru", "adaptive"),
+        "Which pages are evicted first: lru, those that were not used for longest; adaptive, also "
+        "by how often they were used, as far as that hits more (docs/policies.md).",
+        "descendants before ancestors, which is what prefixes want, and nothing to learn; adaptive "
+        "is new",
     )
     io_engine: str = setting(
         "auto",

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="lru",
         metavar="NAME",
-        help="lru, s3fifo, or opt: the most that any policy could hit, from the future"
+        help="lru, adaptive, s3fifo, or opt: the most that any policy could hit, from the future"
         " (default: lru).",
     )
     parser.add_argument(

@@ -57,6 +57,7 @@ class EvictionPolicy {
 
  protected:
   uint64_t tick() { return ++*clock_; }
+  uint64_t now() const { return *clock_; }
 
  private:
   uint64_t own_clock_ = 0;
@@ -87,9 +88,12 @@ class KeepIf final : public Keep {
   std::function<bool(PageId)> kept_;
 };
 
-// Names: "lru", "s3fifo". Throws Error (usage) that lists the known names. `capacity` is a hint of
-// ids.
+// Names: "lru", "adaptive", "s3fifo". Throws Error (usage) that lists the known names. `capacity`
+// is a hint of ids.
 std::unique_ptr<EvictionPolicy> make_policy(std::string_view name, size_t capacity);
+// What a page takes in that policy, at most: what grows by doubling is there twice while it does.
+// Throws likewise.
+uint64_t policy_page_bytes(std::string_view name);
 std::vector<std::string> policy_names();
 
 }  // namespace kvw

@@ -22,6 +22,8 @@ namespace kvw {
 
 class S3FifoPolicy final : public EvictionPolicy {
  public:
+  static constexpr uint64_t kPageBytes = 4 * 48;  // with what is remembered
+
   explicit S3FifoPolicy(size_t capacity);
 
   void announced(PageId page, uint64_t identity) override;

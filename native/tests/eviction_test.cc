@@ -7,26 +7,10 @@
 #include <vector>
 
 #include "eviction/policy.h"
+#include "tests/eviction_kit.h"
 
 namespace kvw {
 namespace {
-
-class KeepSet final : public Keep {
- public:
-  std::set<PageId> pages;
-  mutable uint64_t asked = 0;
-
-  bool operator()(PageId page) const override {
-    ++asked;
-    return pages.contains(page);
-  }
-};
-
-std::vector<PageId> take(EvictionPolicy& policy, size_t count, const Keep& keep = KeepNone()) {
-  std::vector<PageId> out(count);
-  out.resize(policy.victims(out, keep));
-  return out;
-}
 
 // Inserts pages [first, first + count) as a chain below `parent`.
 void insert_chain(EvictionPolicy& policy, PageId first, size_t count, PageId parent = kNoPage) {
@@ -35,8 +19,6 @@ void insert_chain(EvictionPolicy& policy, PageId first, size_t count, PageId par
     parent = static_cast<PageId>(first + i);
   }
 }
-
-using Pages = std::vector<PageId>;
 
 // The rule, without any speed: of the pages that have no children left, the coldest.
 class Model {
@@ -370,6 +352,76 @@ TEST(lru_asks_about_a_bounded_number_of_pages_where_all_are_kept_and_finds_the_o
   Pages found;
   for (size_t i = 0; i <= kKept / kLooks && found.empty(); ++i) found = take(*policy, 1, keep);
   CHECK_EQ(found, (Pages{kKept / 2}));
+}
+
+// Any order of calls: each search finds only resident pages, none twice, none before a resident
+// descendant, none kept; and it finds all that may leave.
+void keeps_its_promises(EvictionPolicy& policy, std::mt19937_64& random) {
+  constexpr PageId kIds = 60;
+  const auto any = [&random] { return static_cast<PageId>(random() % kIds); };
+  std::set<PageId> resident;
+  std::map<PageId, PageId> parent;  // by id: a smaller one, so that there are no cycles
+  const auto below = [&any](PageId page) { return page == 0 ? kNoPage : any() % page; };
+  for (uint64_t round = 0; round < check::rounds(20000); ++round) {
+    const PageId page = any();
+    switch (random() % 6) {
+      case 0:
+      case 1:
+        if (!resident.contains(page)) {
+          const PageId above = below(page);
+          policy.announced(page, page);
+          policy.inserted(page, above);
+          resident.insert(page);
+          if (above != kNoPage && resident.contains(above)) parent[page] = above;
+        }
+        break;
+      case 2:
+        policy.touched(page);
+        break;
+      case 3:
+        policy.removed(page);
+        resident.erase(page);
+        parent.erase(page);
+        std::erase_if(parent, [page](const auto& link) { return link.second == page; });
+        break;
+      default: {
+        KeepSet keep;
+        for (int i = 0; i < 6; ++i) keep.pages.insert(any());
+        const size_t want = random() % 8 + 1;
+        const Pages found = take(policy, want, keep);
+        std::set<PageId> gone;
+        for (const PageId victim : found) {
+          CHECK(resident.contains(victim));
+          CHECK(!keep.pages.contains(victim));
+          CHECK(gone.insert(victim).second);
+          for (const auto& [child, above] : parent)
+            if (above == victim) CHECK(gone.contains(child));
+        }
+        if (found.size() < want) {  // nothing else may leave
+          std::set<PageId> blocked = keep.pages;
+          for (const PageId each : resident)
+            for (PageId at = each; blocked.contains(each) && parent.contains(at);)
+              blocked.insert(at = parent[at]);
+          for (const PageId each : resident) CHECK(gone.contains(each) || blocked.contains(each));
+        }
+        if (random() % 2 == 0)
+          for (const PageId victim : found) {
+            policy.removed(victim);
+            resident.erase(victim);
+            parent.erase(victim);
+          }
+      }
+    }
+    CHECK_EQ(policy.size(), resident.size());
+  }
+}
+
+TEST(promises_of_every_policy_hold_in_any_order_of_calls) {
+  auto random = check::random("promises_of_every_policy_hold_in_any_order_of_calls");
+  for (const std::string& name : policy_names()) {
+    const auto policy = make_policy(name, 4);
+    keeps_its_promises(*policy, random);
+  }
 }
 
 TEST(policy_lists_the_known_names_when_the_name_is_unknown) {

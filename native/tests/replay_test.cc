@@ -121,7 +121,7 @@ TEST(lru_page_by_page_is_the_plain_lru) {
 
 TEST(leaves_first_never_leaves_a_gap) {
   auto random = check::random("leaves_first_never_leaves_a_gap");
-  for (const char* policy : {"lru", "s3fifo"}) {
+  for (const std::string& policy : policy_names()) {
     ReplayTier tier(policy, 20, 200);
     for (uint64_t round = 0; round < check::rounds(400); ++round) {
       PageId parent = kNoPage;

@@ -1,33 +1,13 @@
-// S3-FIFO: what passes through, what stays, what is remembered, and the promises of every policy.
+// S3-FIFO: what passes through, what stays, and what is remembered.
 #include "eviction/s3fifo.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
-#include <vector>
 
 #include "tests/check.h"
+#include "tests/eviction_kit.h"
 
 namespace kvw {
 namespace {
-
-class KeepSet final : public Keep {
- public:
-  std::set<PageId> pages;
-  bool operator()(PageId page) const override { return pages.contains(page); }
-};
-
-std::vector<PageId> take(EvictionPolicy& policy, size_t count, const Keep& keep = KeepNone()) {
-  std::vector<PageId> out(count);
-  out.resize(policy.victims(out, keep));
-  return out;
-}
-
-void evict(EvictionPolicy& policy, size_t count) {
-  for (const PageId page : take(policy, count)) policy.removed(page);
-}
-
-using Pages = std::vector<PageId>;
 
 TEST(s3fifo_is_known_by_name) {
   CHECK_EQ(make_policy("s3fifo", 8)->size(), 0u);
@@ -128,70 +108,6 @@ TEST(memory_of_what_left_is_bounded) {
   CHECK(ghost.recall(99));
   CHECK(!ghost.recall(99));
   CHECK(!ghost.recall(5));
-}
-
-// Any order of calls: each search finds only resident pages, none twice, none before a resident
-// descendant, none kept; and it finds all that may leave.
-TEST(promises_of_every_policy_hold_in_any_order_of_calls) {
-  constexpr PageId kIds = 60;
-  auto random = check::random("promises_of_every_policy_hold_in_any_order_of_calls");
-  const auto any = [&random] { return static_cast<PageId>(random() % kIds); };
-  S3FifoPolicy policy(4);
-  std::set<PageId> resident;
-  std::map<PageId, PageId> parent;  // by id: a smaller one, so that there are no cycles
-  const auto below = [&any](PageId page) { return page == 0 ? kNoPage : any() % page; };
-  for (uint64_t round = 0; round < check::rounds(20000); ++round) {
-    const PageId page = any();
-    switch (random() % 6) {
-      case 0:
-      case 1:
-        if (!resident.contains(page)) {
-          const PageId above = below(page);
-          policy.announced(page, page);
-          policy.inserted(page, above);
-          resident.insert(page);
-          if (above != kNoPage && resident.contains(above)) parent[page] = above;
-        }
-        break;
-      case 2:
-        policy.touched(page);
-        break;
-      case 3:
-        policy.removed(page);
-        resident.erase(page);
-        parent.erase(page);
-        std::erase_if(parent, [page](const auto& link) { return link.second == page; });
-        break;
-      default: {
-        KeepSet keep;
-        for (int i = 0; i < 6; ++i) keep.pages.insert(any());
-        const size_t want = random() % 8 + 1;
-        const Pages found = take(policy, want, keep);
-        std::set<PageId> gone;
-        for (const PageId victim : found) {
-          CHECK(resident.contains(victim));
-          CHECK(!keep.pages.contains(victim));
-          CHECK(gone.insert(victim).second);
-          for (const auto& [child, above] : parent)
-            if (above == victim) CHECK(gone.contains(child));
-        }
-        if (found.size() < want) {  // nothing else may leave
-          std::set<PageId> blocked = keep.pages;
-          for (const PageId each : resident)
-            for (PageId at = each; blocked.contains(each) && parent.contains(at);)
-              blocked.insert(at = parent[at]);
-          for (const PageId each : resident) CHECK(gone.contains(each) || blocked.contains(each));
-        }
-        if (random() % 2 == 0)
-          for (const PageId victim : found) {
-            policy.removed(victim);
-            resident.erase(victim);
-            parent.erase(victim);
-          }
-      }
-    }
-    CHECK_EQ(policy.size(), resident.size());
-  }
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ TEST(tables_take_what_a_start_is_told_at_most_and_not_much_less_when_they_are_fu
   }
   const uint64_t taken = own_bytes() - before;
   const WarehouseStatus status = world->status();
-  const uint64_t told = table_bytes(status.index_capacity, world.total_slots(), true);
+  const uint64_t told = table_bytes("lru", status.index_capacity, world.total_slots(), true);
   CHECK(status.dram_pages > kPages / 8 * 7);
   CHECK(world->flush_report().not_admitted > kPages / 4 * 3);
   if (!kTold) return;

@@ -5,7 +5,7 @@
 
 #include "arena/arena.h"
 #include "base/error.h"
-#include "eviction/lru.h"
+#include "eviction/policy.h"
 #include "session/registry.h"
 #include "warehouse/page_table.h"
 #include "warehouse/versions.h"
@@ -71,14 +71,13 @@ uint64_t index_bytes_for(const WarehouseOptions& options) {
   return index_bytes(index_entries_for(options));
 }
 
-uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme) {
+uint64_t table_bytes(std::string_view policy, uint64_t pages, uint64_t slots, bool nvme) {
   // Of the standard library's: what an element takes, its share of the buckets or of the
   // allocator's headers with it.
   constexpr uint64_t kHashed = 56, kOrdered = 64;
   const uint64_t parents = pages / 2;  // with several children, which the catalog counts
   const uint64_t catalog = PageTable::bytes(pages) + parents * kHashed;
-  // What grows by doubling is there twice while it does.
-  const uint64_t pool = slots * (sizeof(PageId) + sizeof(SlotId) + 2 * LruPolicy::kPageBytes);
+  const uint64_t pool = slots * (sizeof(PageId) + sizeof(SlotId) + policy_page_bytes(policy));
   return catalog + pool + (nvme ? std::min(pages, slots) * kOrdered : 0);  // unwritten ones
 }
 
@@ -88,7 +87,7 @@ uint64_t table_bytes_for(const WarehouseOptions& options) {
   const bool nvme = !options.nvme_dir.empty();
   const uint64_t recovery =
       std::min(pages, slots) * kRecoveredSlotBytes + (nvme ? pages * kRecoveredRecordBytes : 0);
-  return table_bytes(pages, slots, nvme) + recovery + Registry::kFilesBytes;
+  return table_bytes(options.policy, pages, slots, nvme) + recovery + Registry::kFilesBytes;
 }
 
 void check_options(const WarehouseOptions& options) {

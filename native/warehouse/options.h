@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -68,7 +69,7 @@ ArenaOptions arena_options_for(const WarehouseOptions& options);
 uint64_t index_bytes_for(const WarehouseOptions& options);
 // Memory that the core's own tables take beside it once it names `pages` and the DRAM tier has
 // `slots`, at most.
-uint64_t table_bytes(uint64_t pages, uint64_t slots, bool nvme);
+uint64_t table_bytes(std::string_view policy, uint64_t pages, uint64_t slots, bool nvme);
 // What recovery takes beside them, for a while, of so many records and slots with a page.
 inline constexpr uint64_t kRecoveredRecordBytes = 92, kRecoveredSlotBytes = 32;
 // Both, with all pages that the index has room for, of 32 KiB and more, and the files of sessions.

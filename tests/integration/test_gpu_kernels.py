@@ -1,4 +1,4 @@
-"""The kernels: compiled by NVIDIA's own compilers, which need no GPU, and kept for later processes."""
+"""The kernels, by NVIDIA's own compilers, which need no GPU, and those kept for later processes."""
 
 from __future__ import annotations
 

@@ -168,10 +168,12 @@ def test_compare_and_sweep_show_every_policy_in_both_orders(
     path = write([1, 2, 3], [1, 2, 4], [1, 2, 3])
     found = replay(path, "--compare", "--sweep", "1,3,4", "--html", str(page))
     shown = {(each["policy"], each["order"]) for each in found["compared"]}
-    policies = {(name, order) for name in ("lru", "s3fifo") for order in ("pages", "leaves")}
+    policies = {
+        (name, order) for name in ("lru", "adaptive", "s3fifo") for order in ("pages", "leaves")
+    }
     assert shown == {*policies, ("opt", "leaves")}
     assert [point["dram_pages"] for point in found["sweep"][0]["points"]] == [1, 3, 4]
-    assert page.read_text().count("<polyline") == 5
+    assert page.read_text().count("<polyline") == 7
 
 
 def test_times_to_first_token_are_predicted_with_their_range(write: Any, replay: Any) -> None:
@@ -214,7 +216,7 @@ def test_table_says_where_pages_came_from(write: Any, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--policy", "mru"), "known: lru, s3fifo, opt"),
+        (("--policy", "mru"), "known: lru, adaptive, s3fifo, opt"),
         (("--dram-pages", "0"), "--dram-pages 0"),
         (("--nvme-pages", "-3"), "--nvme-pages -3"),
         (("--dram", "64GiB"), "--page-bytes"),

@@ -88,12 +88,17 @@ class MachineBase(RuleBasedStateMachine):
             self.serving.remove()
             self.disk.cleanup()
 
-    @initialize(hog=st.none() | space_numbers, faulty=st.booleans())
-    def start(self, hog: int | None, faulty: bool) -> None:
+    @initialize(
+        hog=st.none() | space_numbers,
+        faulty=st.booleans(),
+        policy=st.sampled_from(["lru", "adaptive"]),
+    )
+    def start(self, hog: int | None, faulty: bool, policy: str) -> None:
         """`hog`: who has taken the whole arena before anyone else comes. `faulty`: the disk can be
         made to fail, which only the pread engine lets be seen."""
         if faulty:
             self.make_disk_faulty()
+        self.serving.settings["policy"] = policy
         self.serving.start()
         # Only read: the daemon has made it.
         who = establish([str(self.serving.arena_dir)], Log("json", io.StringIO()))
