@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import kvwarehouse as kvw
+    from kvwarehouse.host import Finding
 
 SUMMARY = "Say whether an engine and the warehouse fit here, and what to mend."
 
@@ -77,16 +77,16 @@ def command(arguments: list[str]) -> int:
     args.command_line = command_line
     if command_line and args.engine != "vllm":
         parser.error("only the arguments of `vllm serve` are read after --")
-    import kvwarehouse as kvw
+    from kvwarehouse.host import healthy
     from kvwarehouse_connectors.doctor.show import print_json, print_table
 
     looks = {_GPU: _gpu, _HOST: _host}
     findings = looks.get(args.engine, _engine)(args)
     (print_json if args.json else print_table)(args.engine, findings)
-    return 0 if kvw.host.healthy(findings) else 1
+    return 0 if healthy(findings) else 1
 
 
-def _engine(args: argparse.Namespace) -> list[kvw.host.Finding]:
+def _engine(args: argparse.Namespace) -> list[Finding]:
     from kvwarehouse_connectors.doctor.engines import engine_of
     from kvwarehouse_connectors.doctor.look import Asked, look
 
@@ -114,7 +114,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return own, line[2:] if line[:2] == ["vllm", "serve"] else line
 
 
-def _gpu(args: argparse.Namespace) -> list[kvw.host.Finding]:
+def _gpu(args: argparse.Namespace) -> list[Finding]:
     import kvwarehouse as kvw
     from kvwarehouse_connectors.doctor.gpu import findings_of
 
@@ -124,13 +124,14 @@ def _gpu(args: argparse.Namespace) -> list[kvw.host.Finding]:
     return findings_of(choice.machine, choice)
 
 
-def _host(args: argparse.Namespace) -> list[kvw.host.Finding]:
+def _host(args: argparse.Namespace) -> list[Finding]:
     import kvwarehouse as kvw
+    from kvwarehouse.host import Tiers, judge
     from kvwarehouse_connectors.doctor.look import daemon_facts
 
     daemon = daemon_facts(args.address or kvw.default_address())
-    asked = kvw.host.Tiers(args.dram, args.nvme_capacity, args.arena_dir, args.nvme_dir)
-    return kvw.host.judge(daemon.address, daemon.path, daemon.error, daemon.status, asked)
+    asked = Tiers(args.dram, args.nvme_capacity, args.arena_dir, args.nvme_dir)
+    return judge(daemon.address, daemon.path, daemon.error, daemon.status, asked)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-import kvwarehouse as kvw
+from kvwarehouse.host import Finding
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.software import Served
 
@@ -28,7 +28,7 @@ class Engine(Protocol):
         """Of a page, as far as the configuration says it; else 0."""
         ...
 
-    def findings_of(self, facts: Facts) -> list[kvw.host.Finding]:
+    def findings_of(self, facts: Facts) -> list[Finding]:
         """All checks, in the order in which one would mend them."""
         ...
 

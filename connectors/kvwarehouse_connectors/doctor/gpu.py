@@ -4,35 +4,34 @@ it."""
 from __future__ import annotations
 
 import kvwarehouse as kvw
+from kvwarehouse.host import Finding, Verdict, ok, skip, warn
 
 _EXTRA = "pip install 'kvwarehouse[gds]' (docs/gpu.md: without what kvikio asks for)"
 
 
-def findings_of(machine: kvw.gpu.Machine, choice: kvw.gpu.Choice | None) -> list[kvw.host.Finding]:
+def findings_of(machine: kvw.gpu.Machine, choice: kvw.gpu.Choice | None) -> list[Finding]:
     """choice: None where nothing was to be measured."""
     driver, kvikio, way = machine.describe()
     return [
-        kvw.host.Finding(
-            "driver", kvw.host.Verdict.OK if machine.has_device else kvw.host.Verdict.SKIP, driver
-        ),
-        kvw.host.ok("kvikio", kvikio) if machine.kvikio else _without_kvikio(machine, kvikio),
+        Finding("driver", Verdict.OK if machine.has_device else Verdict.SKIP, driver),
+        ok("kvikio", kvikio) if machine.kvikio else _without_kvikio(machine, kvikio),
         _storage(machine, way),
         _measured(choice),
     ]
 
 
-def _without_kvikio(machine: kvw.gpu.Machine, words: str) -> kvw.host.Finding:
+def _without_kvikio(machine: kvw.gpu.Machine, words: str) -> Finding:
     if not machine.has_device:
-        return kvw.host.skip("kvikio", words)
-    return kvw.host.warn("kvikio", words, _EXTRA)
+        return skip("kvikio", words)
+    return warn("kvikio", words, _EXTRA)
 
 
-def _storage(machine: kvw.gpu.Machine, words: str) -> kvw.host.Finding:
+def _storage(machine: kvw.gpu.Machine, words: str) -> Finding:
     if machine.gds:
-        return kvw.host.ok("GPUDirect Storage", words)
+        return ok("GPUDirect Storage", words)
     if not machine.has_device:
-        return kvw.host.skip("GPUDirect Storage", words)
-    return kvw.host.warn(
+        return skip("GPUDirect Storage", words)
+    return warn(
         "GPUDirect Storage",
         words,
         "nothing has to be done: loads are right and slower; for the fast way, see gdscheck of"
@@ -40,10 +39,8 @@ def _storage(machine: kvw.gpu.Machine, words: str) -> kvw.host.Finding:
     )
 
 
-def _measured(choice: kvw.gpu.Choice | None) -> kvw.host.Finding:
+def _measured(choice: kvw.gpu.Choice | None) -> Finding:
     if choice is None:
-        return kvw.host.skip(
-            "NVMe to GPU", "not measured: name the daemon's segments with --segments"
-        )
+        return skip("NVMe to GPU", "not measured: name the daemon's segments with --segments")
     told = "; ".join(choice.describe()[len(choice.machine.describe()) :])
-    return kvw.host.Finding("NVMe to GPU", kvw.host.Verdict.OK, told)
+    return Finding("NVMe to GPU", Verdict.OK, told)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import kvwarehouse as kvw
+from kvwarehouse.host import Tiers, available_bytes, host_limits
 from kvwarehouse_connectors.doctor.configuration import config_facts
 from kvwarehouse_connectors.doctor.engine_process import engine_facts, probe
 from kvwarehouse_connectors.doctor.engines import engine_of
@@ -73,10 +74,10 @@ def option_of(command: Sequence[str], option: str) -> str:
 
 
 def host_facts() -> HostFacts:
-    limits = kvw.host.host_limits(kvw.host.Tiers(arena_dir=_SHARED_MEMORY))
+    limits = host_limits(Tiers(arena_dir=_SHARED_MEMORY))
     exists = os.path.isdir(_SHARED_MEMORY)
     return HostFacts(
-        available_bytes=kvw.host.available_bytes(),
+        available_bytes=available_bytes(),
         shm_bytes=limits.arena.total_bytes if exists else 0,
         shm_free_bytes=limits.arena.free_bytes if exists else 0,
         memlock_bytes=limits.memlock_bytes,

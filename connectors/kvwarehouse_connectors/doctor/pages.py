@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-import kvwarehouse as kvw
 from kvwarehouse import format_size as size
+from kvwarehouse.host import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.facts import Facts, PageFacts
 from kvwarehouse_connectors.doctor.warehouse import SMALL_DRAM_BYTES
 
@@ -40,43 +40,37 @@ def page_facts(model: str, page_tokens: int, kv_dtype: str) -> PageFacts:
         return replace(facts, error=f"`kvwarehouse size` did not say: {error}")
 
 
-def check_pages(facts: Facts, page_option: str) -> Iterator[kvw.host.Finding]:
+def check_pages(facts: Facts, page_option: str) -> Iterator[Finding]:
     """page_option: where the engine has the tokens of a page."""
     page, check = facts.page, "pages"
     if not page.model:
-        yield kvw.host.skip(
-            check, "no model was given: --model says whether its pages fit the daemon"
-        )
+        yield skip(check, "no model was given: --model says whether its pages fit the daemon")
         return
     if page.error:
-        yield kvw.host.fail(
-            check, page.error, "give --model a config.json, its folder, or a known name"
-        )
+        yield fail(check, page.error, "give --model a config.json, its folder, or a known name")
         return
     shown = f"{page.tokens:,} tokens are {size(page.page_bytes)}"
     most, room = _of_daemon(facts)
     if not most:
-        yield kvw.host.skip(check, f"{shown}; no daemon was reached that says what fits")
+        yield skip(check, f"{shown}; no daemon was reached that says what fits")
         return
     fix = (
         f"fewer tokens a page ({page_option}), or a daemon with a larger --dram (and"
         " --nvme-capacity) and a new --arena-dir"
     )
     if page.page_bytes > most and page.kinds == 1:
-        yield kvw.host.fail(check, f"{shown}; the largest that fits is {size(most)}", fix)
+        yield fail(check, f"{shown}; the largest that fits is {size(most)}", fix)
         return
     if page.page_bytes > most:
         what = f"{shown} with layers of all {page.kinds} kinds; the largest page is {size(most)}"
-        yield kvw.host.warn(
-            check, f"{what}: whether each kind's own page fits shows at the start", fix
-        )
+        yield warn(check, f"{what}: whether each kind's own page fits shows at the start", fix)
         return
     tokens = room * page.tokens // page.page_bytes
     held = f"{shown}, {size(most)} would fit; the DRAM tier holds {tokens:,} tokens"
     if tokens < _FEW_TOKENS and room >= SMALL_DRAM_BYTES:  # else that has been said
-        yield kvw.host.warn(check, held, "start the daemon with more --dram")
+        yield warn(check, held, "start the daemon with more --dram")
     else:
-        yield kvw.host.ok(check, held)
+        yield ok(check, held)
 
 
 def _of_daemon(facts: Facts) -> tuple[int, int]:

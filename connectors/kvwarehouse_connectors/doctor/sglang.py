@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import kvwarehouse as kvw
+from kvwarehouse.host import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.host import check_host
 from kvwarehouse_connectors.doctor.pages import check_pages
@@ -54,7 +54,7 @@ def page_tokens_of(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def findings_of(facts: Facts) -> list[kvw.host.Finding]:
+def findings_of(facts: Facts) -> list[Finding]:
     """All checks, in the order in which one would mend them."""
     return [
         *_software(facts),
@@ -66,7 +66,7 @@ def findings_of(facts: Facts) -> list[kvw.host.Finding]:
     ]
 
 
-def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _software(facts: Facts) -> Iterator[Finding]:
     yield check_version(facts, SERVED)
     yield check_torch(facts, SERVED)
     yield check_packages(facts)
@@ -75,7 +75,7 @@ def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
     yield _device(facts)
 
 
-def _configuration(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _configuration(facts: Facts) -> Iterator[Finding]:
     config = facts.config.values
     if not facts.config.given or facts.config.error:
         return
@@ -84,37 +84,35 @@ def _configuration(facts: Facts) -> Iterator[kvw.host.Finding]:
     yield _prefix_keys(config)
 
 
-def _backend(config: Mapping[str, Any]) -> kvw.host.Finding:
+def _backend(config: Mapping[str, Any]) -> Finding:
     missing = [name for name in ("backend_name", *_OURS) if not config.get(name)]
     wanted = ", ".join(f'"{name}": "{value}"' for name, value in _OURS.items())
     fix = f'"backend_name": "kvwarehouse", {wanted}'
     if missing:
         told = f"has no {', '.join(missing)}: SGLang does not find a `dynamic` backend without"
-        return kvw.host.fail("configuration", told, fix)
+        return fail("configuration", told, fix)
     for name, value in _OURS.items():
         if config[name] != value:
-            return kvw.host.fail(
-                "configuration", f"{name} = {config[name]!r} is another backend", fix
-            )
-    return kvw.host.ok("configuration", f"--hicache-storage-backend dynamic finds {MODULE}.{CLASS}")
+            return fail("configuration", f"{name} = {config[name]!r} is another backend", fix)
+    return ok("configuration", f"--hicache-storage-backend dynamic finds {MODULE}.{CLASS}")
 
 
-def _interface(config: Mapping[str, Any]) -> kvw.host.Finding:
+def _interface(config: Mapping[str, Any]) -> Finding:
     check = "interface"
     if config.get("interface_v1"):
-        return kvw.host.ok(check, "pages are loaded and stored where they lie in the host pool")
+        return ok(check, "pages are loaded and stored where they lie in the host pool")
     told = 'without "interface_v1": 1 SGLang copies each page twice on its way'
     cut = int(config.get("tp_lcm_size") or 0)
     if cut > 1:
         told += f"; with tp_lcm_size = {cut} above the TP size the engine does not start"
-    return kvw.host.warn(check, told, '"interface_v1": 1')
+    return warn(check, told, '"interface_v1": 1')
 
 
-def _prefix_keys(config: Mapping[str, Any]) -> kvw.host.Finding:
+def _prefix_keys(config: Mapping[str, Any]) -> Finding:
     check = "prefix keys"
     if config.get("hicache_storage_pass_prefix_keys"):
-        return kvw.host.ok(check, "a prefix leaves from its end; engines that share all pass them")
-    return kvw.host.warn(
+        return ok(check, "a prefix leaves from its end; engines that share all pass them")
+    return warn(
         check,
         "SGLang does not say which page follows which: a prefix may lose its begin first, and"
         " shares no page with engines that say it",
@@ -122,32 +120,32 @@ def _prefix_keys(config: Mapping[str, Any]) -> kvw.host.Finding:
     )
 
 
-def _plugin(facts: Facts) -> kvw.host.Finding:
+def _plugin(facts: Facts) -> Finding:
     check = "factory"
     if not facts.engine.version or facts.engine.connector_error or facts.engine.crash:
-        return kvw.host.skip(check, "the connector was not imported with SGLang")
+        return skip(check, "the connector was not imported with SGLang")
     if not facts.engine.registered:
-        return kvw.host.fail(
+        return fail(
             check,
             f"SGLang's factory of storage backends does not take {MODULE}.{CLASS}",
             f"report this with SGLang's version; {SERVED.page} names one that does",
         )
-    return kvw.host.ok(check, "SGLang's factory of storage backends takes the connector")
+    return ok(check, "SGLang's factory of storage backends takes the connector")
 
 
-def _device(facts: Facts) -> kvw.host.Finding:
+def _device(facts: Facts) -> Finding:
     check, device = "device", facts.engine.device
     shown = device_shown(facts)
     if not device:
-        return kvw.host.skip(check, "SGLang was not imported, or does not say")
+        return skip(check, "SGLang was not imported, or does not say")
     if device == "cpu":
-        return kvw.host.fail(
+        return fail(
             check,
             "SGLang sees no GPU: HiCache's copies between devices and host memory exist for GPUs"
             " alone",
             "run the doctor where the engine runs, with its devices",
         )
-    return kvw.host.warn(
+    return warn(
         check,
         f"{shown}: tested on SGLang's real controllers and host pools, and never in a running"
         " server or on a device",

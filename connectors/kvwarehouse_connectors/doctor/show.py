@@ -11,29 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import kvwarehouse as kvw
+from kvwarehouse.host import Finding, Verdict, healthy
 
 _PIPE_COLUMNS = 120
 _ENDS = {"host": ("can serve", "cannot serve yet")}
 _STYLES = {
-    kvw.host.Verdict.OK: "green",
-    kvw.host.Verdict.WARN: "yellow",
-    kvw.host.Verdict.FAIL: "bold red",
-    kvw.host.Verdict.SKIP: "dim",
+    Verdict.OK: "green",
+    Verdict.WARN: "yellow",
+    Verdict.FAIL: "bold red",
+    Verdict.SKIP: "dim",
 }
 
 
-def print_json(engine: str, findings: Sequence[kvw.host.Finding]) -> None:
+def print_json(engine: str, findings: Sequence[Finding]) -> None:
     answer = {
         "engine": engine,
-        "ok": kvw.host.healthy(findings),
+        "ok": healthy(findings),
         "checks": [asdict(finding) for finding in findings],
     }
     json.dump(answer, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
-def print_table(engine: str, findings: Sequence[kvw.host.Finding]) -> None:
+def print_table(engine: str, findings: Sequence[Finding]) -> None:
     # Text, not markup: what was found may have square brackets.
     out = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -49,9 +49,9 @@ def print_table(engine: str, findings: Sequence[kvw.host.Finding]) -> None:
     out.print(_summary(engine, findings))
 
 
-def _summary(engine: str, findings: Sequence[kvw.host.Finding]) -> Text:
-    counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in kvw.host.Verdict}
+def _summary(engine: str, findings: Sequence[Finding]) -> Text:
+    counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     good, bad = _ENDS.get(engine, ("can be served", "cannot be served yet"))
-    end = good if kvw.host.healthy(findings) else bad
+    end = good if healthy(findings) else bad
     return Text(f"\n{engine} {end}: {told}", style="bold")

@@ -12,6 +12,7 @@ from typing import Any
 
 import kvwarehouse as kvw
 from kvwarehouse import format_size as size
+from kvwarehouse.host import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 
 PIP = "with this environment's pip"
@@ -56,7 +57,7 @@ class Served:
         return (device == "cpu" and self.cpu_page_tokens) or self.page_tokens
 
 
-def check_version(facts: Facts, served: Served) -> kvw.host.Finding:
+def check_version(facts: Facts, served: Served) -> Finding:
     engine, software, check = facts.engine, facts.software, served.module
     least = f"{served.title} {dotted(served.least)} or newer"
     if not engine.version:
@@ -68,53 +69,49 @@ def check_version(facts: Facts, served: Served) -> kvw.host.Finding:
                 "run the doctor in the engine's environment, and install kvwarehouse there:"
                 f" pip install '{served.install}'"
             )
-        return kvw.host.fail(check, what, fix)
+        return fail(check, what, fix)
     shown = f"{engine.version}, of {' and '.join(software.engine_distributions) or 'a source tree'}"
     version = _version(engine.version)
     if version is None:
-        return kvw.host.warn(
-            check, f"{shown}: no version to compare", "make sure it is a recent one"
-        )
+        return warn(check, f"{shown}: no version to compare", "make sure it is a recent one")
     if version < served.least:
         what = f"{shown}: its interface for connectors is an older one"
-        return kvw.host.fail(check, what, f"upgrade to {least}")
-    return _not_run(check, shown, version, served) or kvw.host.ok(check, shown)
+        return fail(check, what, f"upgrade to {least}")
+    return _not_run(check, shown, version, served) or ok(check, shown)
 
 
-def _not_run(
-    check: str, shown: str, version: tuple[int, ...], served: Served
-) -> kvw.host.Finding | None:
+def _not_run(check: str, shown: str, version: tuple[int, ...], served: Served) -> Finding | None:
     compare = "compare an answer with and without the connector once"
     if version[: len(served.newest)] > served.newest:
         known = "been run on" if served.was_run else "been written for"
         what = f"{shown}: the connector has {known} {dotted(served.newest)} and nothing newer"
-        return kvw.host.warn(check, what, f"upgrade kvwarehouse, or {compare}")
+        return warn(check, what, f"upgrade kvwarehouse, or {compare}")
     if not served.was_run:
         what = f"{shown}: the connector was written from its sources, and has not been run with it"
-        return kvw.host.warn(check, what, f"{compare}; {served.page} says what was run instead")
+        return warn(check, what, f"{compare}; {served.page} says what was run instead")
     return None
 
 
-def check_torch(facts: Facts, served: Served) -> kvw.host.Finding:
+def check_torch(facts: Facts, served: Served) -> Finding:
     if facts.engine.torch:
-        return kvw.host.ok("torch", facts.engine.torch)
+        return ok("torch", facts.engine.torch)
     what = facts.engine.torch_error or facts.engine.crash or "not imported"
-    return kvw.host.fail(
+    return fail(
         "torch", what, f"install the version that this {served.title} asks for; pip tells which"
     )
 
 
-def check_packages(facts: Facts) -> kvw.host.Finding:
+def check_packages(facts: Facts) -> Finding:
     software, check = facts.software, "packages"
     if software.unmet:
         wanted = " ".join(f"'{need.partition(' ')[0]}'" for need in software.unmet)
-        return kvw.host.fail(check, "; ".join(software.unmet), f"{PIP}: pip install {wanted}")
+        return fail(check, "; ".join(software.unmet), f"{PIP}: pip install {wanted}")
     shown = ", ".join(
         f"{name} {software.versions[name]}"
         for name in ("kvwarehouse", "grpcio", "protobuf", "numpy")
         if name in software.versions
     )
-    return kvw.host.ok(check, shown)
+    return ok(check, shown)
 
 
 def device_shown(facts: Facts) -> str:
@@ -123,58 +120,56 @@ def device_shown(facts: Facts) -> str:
     return " ".join(dict.fromkeys(filter(None, (engine.device, engine.device_name))))
 
 
-def check_connector(facts: Facts, served: Served) -> kvw.host.Finding:
+def check_connector(facts: Facts, served: Served) -> Finding:
     check = "connector"
     if not facts.engine.version:
-        return kvw.host.skip(check, f"{served.title} was not imported")
+        return skip(check, f"{served.title} was not imported")
     if facts.engine.connector_error:
-        return kvw.host.fail(
+        return fail(
             check,
             facts.engine.connector_error,
             f"upgrade kvwarehouse, or take the version of {served.title} that {served.page} names",
         )
     if facts.engine.crash:
-        return kvw.host.fail(
-            check, facts.engine.crash, f"mend the installation of {served.title} first"
-        )
-    return kvw.host.ok(check, f"its class loads and has every hook that {served.title} asks for")
+        return fail(check, facts.engine.crash, f"mend the installation of {served.title} first")
+    return ok(check, f"its class loads and has every hook that {served.title} asks for")
 
 
-def check_settings(facts: Facts, served: Served) -> Iterator[kvw.host.Finding]:
+def check_settings(facts: Facts, served: Served) -> Iterator[Finding]:
     """Of the configuration that was given, whether it can be read; of it and the environment, what
     the connector makes of them."""
     config, settings = facts.config, facts.settings
     if config.error:
-        yield kvw.host.fail(
+        yield fail(
             "configuration", config.error, f"give --config what {served.config_option} is given"
         )
-        yield kvw.host.skip("settings", "the configuration cannot be read")
+        yield skip("settings", "the configuration cannot be read")
         return
     if not config.given:
         why = f"not given: --config with what {served.config_option} is given has it checked"
-        yield kvw.host.skip("configuration", why)
+        yield skip("configuration", why)
     if settings.error:
-        yield kvw.host.fail(
+        yield fail(
             "settings",
             settings.error,
             f"the engine would not start: {served.page} has every setting and what it may be",
         )
         return
     told = f"{settings.mode}: {_MODES[settings.mode]}; verify {settings.verify}"
-    yield kvw.host.ok("settings", f"{told}; daemon at {settings.address}")
+    yield ok("settings", f"{told}; daemon at {settings.address}")
 
 
-def check_staging(facts: Facts) -> kvw.host.Finding:
+def check_staging(facts: Facts) -> Finding:
     """Of the memory that each rank takes besides the arena."""
     needed, there, check = facts.settings.staging_bytes, facts.host.available_bytes, "host memory"
     if facts.settings.error:
-        return kvw.host.skip(check, "the settings cannot be read")
+        return skip(check, "the settings cannot be read")
     if not there:
-        return kvw.host.skip(check, "this system does not say how much is free")
+        return skip(check, "this system does not say how much is free")
     shown = f"{size(there)} are free; each rank takes {size(needed)} for pages on their way out"
     if needed > there // 2:
-        return kvw.host.warn(check, shown, "a smaller staging_bytes, or more memory")
-    return kvw.host.ok(check, shown)
+        return warn(check, shown, "a smaller staging_bytes, or more memory")
+    return ok(check, shown)
 
 
 def settings_facts(read: Callable[[], Any]) -> SettingsFacts:

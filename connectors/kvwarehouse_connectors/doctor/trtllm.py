@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import kvwarehouse as kvw
+from kvwarehouse.host import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.host import check_host
 from kvwarehouse_connectors.doctor.pages import check_pages
@@ -70,7 +70,7 @@ def page_tokens_of(config: Mapping[str, Any]) -> int:
         return 0  # a finding says so
 
 
-def findings_of(facts: Facts) -> list[kvw.host.Finding]:
+def findings_of(facts: Facts) -> list[Finding]:
     """All checks, in the order in which one would mend them."""
     return [
         *_software(facts),
@@ -84,7 +84,7 @@ def findings_of(facts: Facts) -> list[kvw.host.Finding]:
     ]
 
 
-def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _software(facts: Facts) -> Iterator[Finding]:
     yield check_version(facts, SERVED)
     yield check_torch(facts, SERVED)
     yield check_packages(facts)
@@ -92,7 +92,7 @@ def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
     yield _device(facts)
 
 
-def _configuration(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _configuration(facts: Facts) -> Iterator[Finding]:
     config = facts.config.values
     if not facts.config.given or facts.config.error:
         return
@@ -102,18 +102,18 @@ def _configuration(facts: Facts) -> Iterator[kvw.host.Finding]:
     yield _weights(facts)
 
 
-def _connector_named(config: Mapping[str, Any]) -> kvw.host.Finding:
+def _connector_named(config: Mapping[str, Any]) -> Finding:
     check, named = "configuration", config.get(_CONFIG)
     fix = f"{_CONFIG}: {', '.join(f'{name}: {value}' for name, value in _OURS.items())}"
     if not isinstance(named, Mapping):
-        return kvw.host.fail(check, f"has no {_CONFIG}: the engine starts without a connector", fix)
+        return fail(check, f"has no {_CONFIG}: the engine starts without a connector", fix)
     for name, value in _OURS.items():
         if named.get(name) != value:
-            return kvw.host.fail(check, f"{_CONFIG}.{name} = {named.get(name)!r}, not {value}", fix)
-    return kvw.host.ok(check, f"{_CONFIG} names {MODULE}")
+            return fail(check, f"{_CONFIG}.{name} = {named.get(name)!r}, not {value}", fix)
+    return ok(check, f"{_CONFIG} names {MODULE}")
 
 
-def _engine_served(config: Mapping[str, Any]) -> kvw.host.Finding:
+def _engine_served(config: Mapping[str, Any]) -> Finding:
     """By the rules that the connector itself goes by."""
     check, llm_args = "engine", _llm_args(config)
     try:
@@ -121,48 +121,48 @@ def _engine_served(config: Mapping[str, Any]) -> kvw.host.Finding:
         if not problem and not getattr(llm_args.kv_cache_config, "use_kv_cache_manager_v2", False):
             problem = arguments.pool_problem(llm_args)
     except (TypeError, ValueError) as error:
-        return kvw.host.fail(
+        return fail(
             check, f"its arguments cannot be read: {error}", "give each a value of its kind"
         )
     if problem:
-        return kvw.host.fail(check, f"it {problem}", f"what is served, {SERVED.page} says")
-    return kvw.host.ok(check, "nothing in its arguments that the connector refuses")
+        return fail(check, f"it {problem}", f"what is served, {SERVED.page} says")
+    return ok(check, "nothing in its arguments that the connector refuses")
 
 
-def _partial_reuse(config: Mapping[str, Any]) -> kvw.host.Finding:
+def _partial_reuse(config: Mapping[str, Any]) -> Finding:
     check = "partial reuse"
     cache = _llm_args(config).kv_cache_config
     if getattr(cache, "enable_partial_reuse", True):
-        return kvw.host.warn(
+        return warn(
             check,
             "the engine may have a part of a block in its own cache: such prompts are computed"
             " from there on, and never loaded",
             "kv_cache_config: enable_partial_reuse: false",
         )
-    return kvw.host.ok(check, "off: prompts go on at whole blocks")
+    return ok(check, "off: prompts go on at whole blocks")
 
 
-def _weights(facts: Facts) -> kvw.host.Finding:
+def _weights(facts: Facts) -> Finding:
     check = "weights"
     if arguments.loads_no_weights(_llm_args(facts.config.values)) and not facts.environment.get(
         f"{PREFIX}WEIGHTS"
     ):
-        return kvw.host.fail(
+        return fail(
             check,
             "load_format is dummy: such weights are in no file, and the engine would not start",
             f"{PREFIX}WEIGHTS=NAME, another whenever they change",
         )
-    return kvw.host.ok(check, "told apart by their files, or by the name that is given for them")
+    return ok(check, "told apart by their files, or by the name that is given for them")
 
 
-def _address(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _address(facts: Facts) -> Iterator[Finding]:
     """The engine's other processes do not get every variable."""
     if facts.settings.error or facts.config.error or not facts.environment.get("KVW_ADDRESS"):
         return
     config = facts.config.values
     if arguments.server_url(_llm_args(config)) or facts.environment.get(f"{PREFIX}ADDRESS"):
         return
-    yield kvw.host.warn(
+    yield warn(
         "variables",
         "KVW_ADDRESS alone names the daemon: TensorRT-LLM passes only variables that begin with"
         " TLLM on to its ranks, which then look for another one",
@@ -170,18 +170,18 @@ def _address(facts: Facts) -> Iterator[kvw.host.Finding]:
     )
 
 
-def _device(facts: Facts) -> kvw.host.Finding:
+def _device(facts: Facts) -> Finding:
     check, device = "device", facts.engine.device
     shown = device_shown(facts)
     if not device:
-        return kvw.host.skip(check, "torch was not imported")
+        return skip(check, "torch was not imported")
     if device == "cpu":
-        return kvw.host.fail(
+        return fail(
             check,
             "torch sees no GPU, and TensorRT-LLM needs one",
             "run the doctor where the engine runs, with its devices",
         )
-    return kvw.host.ok(check, f"{shown}: blocks go through host memory on streams of their own")
+    return ok(check, f"{shown}: blocks go through host memory on streams of their own")
 
 
 def _llm_args(config: Mapping[str, Any]) -> SimpleNamespace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import kvwarehouse as kvw
+from kvwarehouse.host import Finding, fail, ok, skip, warn
 from kvwarehouse_connectors.doctor.facts import Facts, SettingsFacts
 from kvwarehouse_connectors.doctor.host import check_host
 from kvwarehouse_connectors.doctor.pages import check_pages
@@ -64,7 +64,7 @@ def page_tokens_of(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def findings_of(facts: Facts) -> list[kvw.host.Finding]:
+def findings_of(facts: Facts) -> list[Finding]:
     """All checks, in the order in which one would mend them."""
     return [
         *_software(facts),
@@ -79,7 +79,7 @@ def findings_of(facts: Facts) -> list[kvw.host.Finding]:
     ]
 
 
-def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _software(facts: Facts) -> Iterator[Finding]:
     yield check_version(facts, SERVED)
     yield _command(facts)
     yield check_torch(facts, SERVED)
@@ -89,69 +89,69 @@ def _software(facts: Facts) -> Iterator[kvw.host.Finding]:
     yield _device(facts)
 
 
-def _configuration(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _configuration(facts: Facts) -> Iterator[Finding]:
     """What --kv-transfer-config says besides the connector's settings."""
     config, check = facts.config.values, "configuration"
     if not facts.config.given or facts.config.error:
         return
     if config.get("kv_connector") != CONNECTOR:
-        yield kvw.host.fail(
+        yield fail(
             check,
             f"kv_connector = {config.get('kv_connector')!r} is another connector",
             f'"kv_connector": "{CONNECTOR}"',
         )
     elif config.get("kv_role") not in ROLES:
-        yield kvw.host.fail(
+        yield fail(
             check,
             f"kv_role = {config.get('kv_role')!r}: vLLM asks for one of {', '.join(ROLES)}",
             '"kv_role": "kv_both"',
         )
     elif config.get("kv_load_failure_policy") != "recompute":
-        yield kvw.host.warn(
+        yield warn(
             check,
             "without a kv_load_failure_policy of recompute vLLM fails a request when a block does"
             " not come",
             '"kv_load_failure_policy": "recompute"',
         )
     else:
-        yield kvw.host.ok(
+        yield ok(
             check, f"{CONNECTOR} as {config['kv_role']}; a block that does not come is computed"
         )
 
 
-def _command_line(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _command_line(facts: Facts) -> Iterator[Finding]:
     """The arguments of `vllm serve`, as vLLM and the connector read them."""
     check, found = "vllm serve", facts.engine
     if not facts.command:
-        yield kvw.host.skip(check, "no command line was given: after -- its arguments are judged")
+        yield skip(check, "no command line was given: after -- its arguments are judged")
         return
     if not found.version:
-        yield kvw.host.skip(check, "vLLM was not imported")
+        yield skip(check, "vLLM was not imported")
     elif found.command_error:
-        yield kvw.host.fail(
+        yield fail(
             check, found.command_error, "change its arguments; docs/vllm.md says what is served"
         )
     elif not found.command_block_tokens:
-        yield kvw.host.skip(check, "vLLM did not come to read its arguments")
+        yield skip(check, "vLLM did not come to read its arguments")
     else:
-        yield kvw.host.ok(
+        yield ok(
             check, f"such an engine is served, in blocks of {found.command_block_tokens} tokens"
         )
 
 
-def _engine(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _engine(facts: Facts) -> Iterator[Finding]:
     yield _hashes(facts)
     yield _layout(facts)
     yield from _allocator(facts)
 
 
-def _command(facts: Facts) -> kvw.host.Finding:
+def _command(facts: Facts) -> Finding:
     check = "vllm command"
     if not facts.engine.version:
-        return kvw.host.skip(check, "vLLM was not imported")
+        return skip(check, "vLLM was not imported")
     if "vllm" in facts.software.versions:
-        return kvw.host.ok(check, "`vllm serve` finds its package")
-    return kvw.host.warn(
+        return ok(check, "`vllm serve` finds its package")
+    return warn(
         check,
         f"no distribution is called vllm ({', '.join(facts.software.engine_distributions)}):"
         " `vllm serve` asks for one and ends",
@@ -159,41 +159,41 @@ def _command(facts: Facts) -> kvw.host.Finding:
     )
 
 
-def _plugin(facts: Facts) -> kvw.host.Finding:
+def _plugin(facts: Facts) -> Finding:
     check = "plugin"
     allowed = facts.environment.get("VLLM_PLUGINS")
     if (PLUGIN, _OBJECT) not in facts.software.plugins:
-        return kvw.host.fail(
+        return fail(
             check,
             "vLLM's entry points (vllm.general_plugins) do not name the connector",
             f"install kvwarehouse anew {PIP}; or give {_BY_PATH} in --kv-transfer-config",
         )
     if allowed is not None and PLUGIN not in allowed.split(","):
         names = ",".join(filter(None, [*allowed.split(","), PLUGIN]))
-        return kvw.host.fail(
+        return fail(
             check,
             f"VLLM_PLUGINS={allowed!r} leaves it out",
             f"VLLM_PLUGINS={names}, or unset it; or give {_BY_PATH} in --kv-transfer-config",
         )
     if not facts.engine.version:
-        return kvw.host.skip(check, "the entry point is there; vLLM was not imported")
+        return skip(check, "the entry point is there; vLLM was not imported")
     if not facts.engine.registered:
-        return kvw.host.fail(
+        return fail(
             check,
             "vLLM loaded its plugins and does not know WarehouseConnector",
             f"report this with vLLM's version; meanwhile give {_BY_PATH} in --kv-transfer-config",
         )
-    return kvw.host.ok(check, 'vLLM knows "WarehouseConnector" by name')
+    return ok(check, 'vLLM knows "WarehouseConnector" by name')
 
 
-def _device(facts: Facts) -> kvw.host.Finding:
+def _device(facts: Facts) -> Finding:
     check, device = "device", facts.engine.device
     shown = device_shown(facts)
     if not device:
-        return kvw.host.skip(check, "vLLM was not imported")
+        return skip(check, "vLLM was not imported")
     if device == "cpu":
-        return kvw.host.ok(check, f"{shown}: blocks are copied straight from and to shared memory")
-    return kvw.host.warn(
+        return ok(check, f"{shown}: blocks are copied straight from and to shared memory")
+    return warn(
         check,
         f"{shown}: pages go straight between CUDA's devices and shared memory, else through host"
         " memory (docs/gpu.md); neither way has been run on a device",
@@ -201,10 +201,10 @@ def _device(facts: Facts) -> kvw.host.Finding:
     )
 
 
-def _hashes(facts: Facts) -> kvw.host.Finding:
+def _hashes(facts: Facts) -> Finding:
     check, algorithm = "block hashes", facts.engine.hash_algorithm
     if not algorithm:
-        return kvw.host.skip(check, "vLLM was not imported")
+        return skip(check, "vLLM was not imported")
     seed = facts.environment.get("PYTHONHASHSEED")
     if algorithm not in _HASHES_AS_THEY_ARE:
         how = "not kept: the connector makes SHA-256 keys of its own from the tokens"
@@ -212,25 +212,23 @@ def _hashes(facts: Facts) -> kvw.host.Finding:
         how = "the same in every process"
     else:
         how = f"made from PYTHONHASHSEED={seed}: only engines that have it too share KV"
-    return kvw.host.ok(check, f"{algorithm} by default, {how}")
+    return ok(check, f"{algorithm} by default, {how}")
 
 
-def _layout(facts: Facts) -> kvw.host.Finding:
+def _layout(facts: Facts) -> Finding:
     check = "layout"
     forced = facts.environment.get("VLLM_KV_CACHE_LAYOUT")
     if forced:
-        return kvw.host.ok(
-            check, f"VLLM_KV_CACHE_LAYOUT={forced}: only engines that have it too share KV"
-        )
-    return kvw.host.ok(check, "vLLM's own choice; engines share KV where it is the same")
+        return ok(check, f"VLLM_KV_CACHE_LAYOUT={forced}: only engines that have it too share KV")
+    return ok(check, "vLLM's own choice; engines share KV where it is the same")
 
 
-def _allocator(facts: Facts) -> Iterator[kvw.host.Finding]:
+def _allocator(facts: Facts) -> Iterator[Finding]:
     """vLLM refuses every connector with such memory, on CUDA."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         value = facts.environment.get(name, "")
         if facts.engine.device == "cuda" and "expandable_segments:True" in value:
-            yield kvw.host.fail(
+            yield fail(
                 "allocator",
                 f"{name}={value}: vLLM refuses connectors with expandable segments",
                 f"take expandable_segments:True out of {name}",
