@@ -48,8 +48,7 @@ Batch::Batch(const Device& device)
       tables_(device),
       bounce_(device),
       host_tables_(device),
-      host_leaves_(device),
-      host_mark_(device) {
+      host_leaves_(device) {
   const Device::Current current(device_);
   const Driver& cuda = device_.cuda();
   cuda.check(cuda.cuEventCreate(&done_, kEventDisableTiming), "cuEventCreate");
@@ -143,9 +142,8 @@ void Batch::take(bool staging, bool bounce) {
   if (staging) staging_.need(most_host_bytes());
   if (bounce) bounce_.need(most_host_bytes());
   tables_.need(most_tables + most_leaf_bytes);
-  host_tables_.need(most_tables);
+  host_tables_.need(most_tables + sizeof kMark);  // and where the device writes it
   host_leaves_.need(most_leaf_bytes);
-  host_mark_.need(sizeof kMark);
 }
 
 void Batch::take_memory() {
@@ -175,12 +173,15 @@ void Batch::bring_leaves() {
   cuda.check(cuda.cuMemcpyDtoHAsync(host_leaves_.as<void>(), tables_.address() + leaves_at_,
                                     work_.size() * leaves_each() * sizeof(uint64_t), stream_),
              "cuMemcpyDtoHAsync");
-  cuda.check(cuda.cuMemcpyDtoHAsync(host_mark_.as<void>(), tables_.address() + mark_at_,
-                                    sizeof kMark, stream_),
+  cuda.check(cuda.cuMemcpyDtoHAsync(&mark(), tables_.address() + mark_at_, sizeof kMark, stream_),
              "cuMemcpyDtoHAsync");
 }
 
-std::atomic<uint64_t>& Batch::mark() const { return *host_mark_.as<std::atomic<uint64_t>>(); }
+std::atomic<uint64_t>& Batch::mark() const {
+  static_assert(sizeof(PageWork) % alignof(std::atomic<uint64_t>) == 0 &&
+                sizeof(PagePiece) % alignof(std::atomic<uint64_t>) == 0);
+  return *reinterpret_cast<std::atomic<uint64_t>*>(host_tables_.as<std::byte>() + leaves_at_);
+}
 
 void Batch::copy(std::byte* host, uint64_t device, size_t bytes) {
   copies_.push_back({host, device, bytes});

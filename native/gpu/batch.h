@@ -124,6 +124,7 @@ class Batch {
   bool copy_together();
   void copy_alone(const Copy& copy);
   void bring_leaves();
+  // 0 until the device writes kMark, from start on; behind what upload copies to the device.
   std::atomic<uint64_t>& mark() const;
   std::byte* bounce(size_t page) const {
     return bounce_.as<std::byte>() + places_[page].place * stride();
@@ -143,7 +144,7 @@ class Batch {
   bool under_way_ = false;
   bool unknown_ = false;  // under way, and no event tells until when
   Memory<true> staging_, tables_;
-  Memory<false> bounce_, host_tables_, host_leaves_, host_mark_;
+  Memory<false> bounce_, host_tables_, host_leaves_;
   uint64_t pieces_at_ = 0, mark_at_ = 0, leaves_at_ = 0;  // places in tables_
 };
 
