@@ -15,6 +15,7 @@ SETUP := $(PYTHON) scripts/setup.py $(if $(LATEST),--latest)
 BUILD := build/editable
 # One seed for every run of everybody, so that a run can be repeated; test-random draws others.
 export KVW_SEED ?= 20261125
+# A target's own tests are its testpaths, which pytest runs unless ARGS names others.
 # A start of an engine is part of a test's time; what takes long is said.
 ENGINE_PYTEST := bin/python -m pytest -o faulthandler_timeout=900 --durations=15 --durations-min=5
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -75,11 +76,11 @@ test-native: native-tests
 
 .PHONY: test-python
 test-python: setup
-	@$(PYTEST) tests $(ELSEWHERE:%=--ignore=tests/%) $(BESIDE) $(ARGS)
+	@$(PYTEST) -o testpaths=tests $(ELSEWHERE:%=--ignore=tests/%) $(BESIDE) $(ARGS)
 
 .PHONY: test-unit
 test-unit: setup  ## the tests of single parts, in under a minute; they start no daemon
-	@$(PYTEST) tests/unit $(BESIDE) $(ARGS)
+	@$(PYTEST) -o testpaths=tests/unit $(BESIDE) $(ARGS)
 
 ENGINES := transformers lowest dynamo trtllm sglang lmcache vllm
 
@@ -111,37 +112,37 @@ ci:  ## what continuous integration runs, in a fresh clone of HEAD; leaves build
 
 .PHONY: test-transformers
 test-transformers: setup-transformers
-	@.venv-transformers$(L)/$(ENGINE_PYTEST) tests/engines/transformers $(CHOSEN) $(ARGS)
+	@.venv-transformers$(L)/$(ENGINE_PYTEST) -o testpaths=tests/engines/transformers $(CHOSEN) $(ARGS)
 
 # What users may have at the lower ends of the ranges in pyproject.toml.
 .PHONY: test-lowest
 test-lowest: setup-lowest  ## clients, gRPC's bounds, events, the transformers connector on the lowest versions allowed
-	@.venv-lowest$(L)/$(ENGINE_PYTEST) tests/contract/test_*.py tests/unit/test_event_*.py tests/unit/test_metrics.py tests/integration/test_readme.py tests/integration/test_service_bounds.py tests/engines/transformers $(CHOSEN) $(ARGS)
+	@.venv-lowest$(L)/$(ENGINE_PYTEST) -o testpaths="tests/contract/test_*.py tests/unit/test_event_*.py tests/unit/test_metrics.py tests/integration/test_readme.py tests/integration/test_service_bounds.py tests/engines/transformers" $(CHOSEN) $(ARGS)
 
 # It listens on all addresses, so it gets a network of its own.
 .PHONY: test-dynamo
 test-dynamo: setup-dynamo
-	@KVW_TEST_DYNAMO_PYTHON=".venv-dynamo$(L)/bin/python" scripts/own_network.sh $(PYTEST) tests/engines/dynamo $(CHOSEN) $(ARGS)
+	@KVW_TEST_DYNAMO_PYTHON=".venv-dynamo$(L)/bin/python" scripts/own_network.sh $(PYTEST) -o testpaths=tests/engines/dynamo $(CHOSEN) $(ARGS)
 
 # TensorRT-LLM itself is tested where this Python has it; else those tests say that they are skipped.
 TRTLLM_PYTHON ?= .venv-transformers$(L)/bin/python
 .PHONY: test-trtllm
 test-trtllm: setup-transformers
-	@$(TRTLLM_PYTHON) -m pytest tests/engines/trtllm $(ARGS)
+	@$(TRTLLM_PYTHON) -m pytest -o testpaths=tests/engines/trtllm $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup-vllm
-	@.venv-vllm$(L)/$(ENGINE_PYTEST) tests/engines/vllm --ignore=tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
+	@.venv-vllm$(L)/$(ENGINE_PYTEST) -o testpaths=tests/engines/vllm --ignore=tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
 	@# By themselves: their models' pages must not be taken for those of the others.
-	@.venv-vllm$(L)/$(ENGINE_PYTEST) tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
+	@.venv-vllm$(L)/$(ENGINE_PYTEST) -o testpaths=tests/engines/vllm/kinds $(CHOSEN) $(ARGS)
 
 .PHONY: test-sglang
 test-sglang: setup-sglang
-	@.venv-sglang$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning tests/engines/sglang $(CHOSEN) $(ARGS)
+	@.venv-sglang$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning -o testpaths=tests/engines/sglang $(CHOSEN) $(ARGS)
 
 .PHONY: test-lmcache
 test-lmcache: setup-lmcache
-	@.venv-lmcache$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning tests/engines/lmcache $(CHOSEN) $(ARGS)
+	@.venv-lmcache$(L)/$(ENGINE_PYTEST) -W ignore::DeprecationWarning -o testpaths=tests/engines/lmcache $(CHOSEN) $(ARGS)
 
 # On a machine with a GPU, over its own torch and CuPy. Without a registry: WHEELS=FOLDER, which
 # `make gpu-wheels` has filled elsewhere.
@@ -161,7 +162,7 @@ setup-gpu:
 
 .PHONY: test-gpu
 test-gpu: setup-gpu  ## the tests that need a GPU; each says why it is skipped without one
-	@$(GPU_VENV)/bin/python -m pytest tests/gpu $(ARGS)
+	@$(GPU_VENV)/bin/python -m pytest -o testpaths=tests/gpu $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: setup-gpu  ## a GPU's figures beside its limits; writes docs/gpu.md (ARGS=--quick: to see that it works)

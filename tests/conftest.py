@@ -65,7 +65,6 @@ def _draws(item: pytest.Item) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
-    config.args = repeating.chosen(config.args)
     _pass_no_ignored_signals_on()
     config.option.ignore = repeating.looked_into(config.option.ignore or (), config.args)
 

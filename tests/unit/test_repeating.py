@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from testkit.repeating import MOST_NAMED, chosen, commands, looked_into
+from testkit.repeating import MOST_NAMED, commands, looked_into
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -62,19 +64,34 @@ def test_name_comes_through_make_and_both_shells_unchanged(tmp_path: Path, param
     assert ran.stdout.splitlines() == ["-n", "0", test]
 
 
-@pytest.mark.parametrize(
-    ("given", "ran"),
-    [
-        (["tests"], ["tests"]),
-        (["tests", "tests/unit"], ["tests/unit"]),
-        (["tests", "tests/unit", "tests/fault"], ["tests/unit", "tests/fault"]),
-        (["tests", "tests/unit/test_x.py::test_y"], ["tests/unit/test_x.py::test_y"]),
-        (["tests/engines/vllm/kinds", "tests/x.py::test_y"], ["tests/x.py::test_y"]),
-        (["tests", "tests/unit/test_x.py::test_y[a/b]"], ["tests/unit/test_x.py::test_y[a/b]"]),
-    ],
-)
-def test_what_is_named_inside_a_folder_stands_for_it(given: list[str], ran: list[str]) -> None:
-    assert chosen(given) == ran
+def test_what_args_name_is_all_that_a_target_runs() -> None:
+    """A target's own tests are pytest's testpaths: of a folder and a test, pytest runs both."""
+    test = "tests/unit/test_repeating.py::test_y"
+    lanes = ["test-python", "test-unit", "test-gpu", "test-lowest", "test-engines-full"]
+    ran = subprocess.run(
+        ["make", "-n", *lanes, f"ARGS={test}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    calls = [shlex.split(line) for line in ran.stdout.splitlines() if " -m pytest " in line]
+    assert len(calls) > len(lanes), "of test-engines-full one for each engine"
+    for words in calls:
+        after = words[words.index("pytest") + 1 :]
+        assert [each for each in after if each.startswith("tests")] == [test]
+        [own] = [each for each in after if each.startswith("testpaths=")]
+        named = shlex.split(own.removeprefix("testpaths="))
+        assert all(any(ROOT.glob(each)) for each in named), own
+
+
+def test_folder_and_file_named_together_are_both_run() -> None:
+    """Incident: beside a file, a folder was left out without a word."""
+    both = ["tests/contract/trtllm", "tests/unit/test_repeating.py"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *both],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(f"\n{each}" in f"\n{ran.stdout}" for each in both)
 
 
 def test_named_test_is_run_where_its_folder_is_left_out_of_a_run() -> None:

@@ -39,18 +39,6 @@ def commands(failed: Iterable[str], seed: int, environment: Mapping[str, str]) -
     ]
 
 
-def chosen(arguments: list[str]) -> list[str]:
-    """Of files, tests and folders that pytest was given, those that it is to run: make names a
-    lane's folder, ARGS what is wanted of it. Files and tests stand alone; without any, a folder
-    goes where one inside it is named too."""
-    files = [each for each in arguments if _path(each).suffix == ".py"]
-    return files or [
-        each
-        for each in arguments
-        if not any(_path(each) in _path(other).parents for other in arguments)
-    ]
-
-
 def looked_into(ignored: Iterable[str], arguments: Iterable[str]) -> list[str]:
     """`ignored` without the paths that lead to a chosen file or test."""
     named = [_path(each) for each in arguments if _path(each).suffix == ".py"]
