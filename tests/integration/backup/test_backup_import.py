@@ -27,6 +27,7 @@ from testkit.backups import (
     WAIT_S,
     Prompt,
     Spent,
+    back_up,
     check,
     command,
     connected,
@@ -99,10 +100,7 @@ def test_pages_that_stand_alone_are_moved_too(source: Serving, target: Serving, 
 def test_import_again_passes_over_what_is_there(
     source: Serving, target: Serving, path: Path, how: str
 ) -> None:
-    with connected(source, how) as client:
-        for each in (SHARDED, KEYED):
-            store(client, each)
-        exported(client, path)
+    back_up(source, path, SHARDED, KEYED, how=how)
     with connected(target, how) as client:
         store(client, SHARDED, Prompt(9))
         first, again = imported(client, path), imported(client, path)
@@ -127,9 +125,7 @@ def test_rate_counts_what_is_moved_and_not_what_is_there(
 def test_nothing_is_evicted_for_an_import_and_what_is_left_is_counted(
     source: Serving, target: Serving, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with source.connect() as client:
-        store(client, SHARDED, Prompt(200))
-        exported(client, path)
+    back_up(source, path, SHARDED, prompts=[Prompt(200)])
     with target.connect() as client:
         fill(client, 16)
         there, evicted = pages_at(client), evictions(client)
@@ -154,9 +150,7 @@ def test_import_waits_for_the_room_that_a_clear_gives_back(
 ) -> None:
     """Incident: a moment after a clear all memory was still of other page sizes, and nothing was
     stored."""
-    with source.connect() as client:
-        store(client, KEYED)
-        exported(client, path)
+    back_up(source, path, KEYED)
     with target.connect() as client:
         large = space("large", page_bytes=1 << 20)
         for chain in range(26):
@@ -170,9 +164,7 @@ def test_import_waits_for_the_room_that_a_clear_gives_back(
 def test_import_may_push_pages_out_of_dram_that_nvme_has(
     source: Serving, tmp_path: Path, path: Path
 ) -> None:
-    with source.connect() as client:
-        store(client, SHARDED, Prompt(200))
-        exported(client, path)
+    back_up(source, path, SHARDED, prompts=[Prompt(200)])
     with (
         Serving(tmp_path / "target", dram="8MiB", nvme_capacity="64MiB") as target,
         target.connect() as client,
@@ -200,9 +192,7 @@ def test_namespace_whose_pages_fit_no_slab_is_refused_before_anything_is_stored(
 def test_damaged_backup_is_refused_where_the_damage_begins(
     source: Serving, target: Serving, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with source.connect() as client:
-        store(client, space(), Prompt(12))
-        exported(client, path)
+    back_up(source, path, space(), prompts=[Prompt(12)])
     data = bytearray(path.read_bytes())
     data[data.find(page_of(7, 0, 0, PAGE_BYTES).tobytes()) + 9000] ^= 1
     path.write_bytes(data)
@@ -218,9 +208,7 @@ def test_damaged_backup_is_refused_where_the_damage_begins(
 def test_import_into_a_daemon_that_drains_says_so(
     source: Serving, target: Serving, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with source.connect() as client:
-        store(client, space())
-        exported(client, path)
+    back_up(source, path, space())
     with target.connect() as client:
         client.drain()
         assert main(["import", str(path), "--socket", target.socket]) == Exit.FAILED
@@ -230,9 +218,7 @@ def test_import_into_a_daemon_that_drains_says_so(
 def test_namespace_that_differs_from_one_of_its_name_is_refused_in_words(
     source: Serving, target: Serving, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with source.connect() as client:
-        store(client, space())
-        exported(client, path)
+    back_up(source, path, space())
     with target.connect() as client:
         client.open(space(page_bytes=4096, dtype="float16"))
         arguments = ["import", str(path), "--socket", target.socket]
@@ -249,10 +235,7 @@ def test_namespaces_of_one_name_that_lived_side_by_side_move_together(
     source: Serving, target: Serving, path: Path
 ) -> None:
     both = (space(), space(attention_backend="other"))
-    with source.connect() as client:
-        for each in both:
-            store(client, each)
-        exported(client, path)
+    back_up(source, path, *both)
     with target.connect() as client:
         store(client, both[1], Prompt(3))
         assert imported(client, path).stored == 60 - 3
@@ -263,9 +246,7 @@ def test_namespaces_of_one_name_that_lived_side_by_side_move_together(
 def test_salted_namespace_needs_its_salt_once(
     source: Serving, target: Serving, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with source.connect() as client:
-        store(client, SALTED)
-        exported(client, path)
+    back_up(source, path, SALTED)
     assert b"tenant secret" not in path.read_bytes()
     arguments = ["import", str(path), "--socket", target.socket]
     with target.connect() as client:
@@ -298,9 +279,7 @@ def test_backup_goes_through_a_pipe(source: Serving, target: Serving) -> None:
 
 
 def test_pipe_that_is_cut_off_is_refused(source: Serving, target: Serving, path: Path) -> None:
-    with source.connect() as client:
-        store(client, space())
-        exported(client, path)
+    back_up(source, path, space())
     data = path.read_bytes()
     into = command("import", "-", serving=target, stdin=subprocess.PIPE)
     _, said = into.communicate(data[: len(data) // 2], timeout=WAIT_S)

@@ -16,6 +16,7 @@ from testkit.backups import (
     LORA,
     SHARDED,
     Prompt,
+    back_up,
     check,
     connected,
     exported,
@@ -40,10 +41,7 @@ def test_clear_beside_an_import_is_not_undone(  # noqa: PLR0913  what it is trie
     forget: bool,
 ) -> None:
     """In the window: after the import saw that nothing was cleared, and before it stores."""
-    with source.connect() as client:
-        store(client, LORA)
-        store(client, KEYED)
-        assert exported(client, path).pages == 60
+    assert back_up(source, path, LORA, KEYED).pages == 60
     with connected(target, how) as client, connected(target, how) as other:
         cleared: list[kvw.Namespace] = []
 
@@ -72,9 +70,7 @@ def test_clear_beside_an_import_that_is_interrupted_is_not_undone(
     source: Serving, target: Serving, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the storing of its pages and the look whether they were cleared."""
-    with source.connect() as client:
-        store(client, space())
-        exported(client, path)
+    back_up(source, path, space())
     take_run, taken = Import._take_run, list[int]()
 
     def interrupted(self: Import, opened: kvw.OpenNamespace, run: Any) -> None:
@@ -112,9 +108,7 @@ def test_export_ends_where_the_daemon_does_and_leaves_no_file(
 def test_import_goes_on_where_the_killed_daemon_ended_it(
     source: Serving, target: Serving, path: Path, small_windows: None, *, how: str
 ) -> None:
-    with source.connect() as client:
-        store(client, SHARDED)
-        exported(client, path)
+    back_up(source, path, SHARDED)
     with connected(target, how) as client:
         with pytest.raises(TransportError):
             imported(client, path, after_first=target.kill)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,6 +168,20 @@ class Interrupted:
 
 def connected(serving: Serving, how: str) -> kvw.Client:
     return serving.connect_remote() if how == "remote" else serving.connect()
+
+
+def back_up(
+    serving: Serving,
+    path: Path,
+    *spaces: kvw.Namespace,
+    prompts: Sequence[Prompt] = PROMPTS,
+    how: str = "local",
+) -> ExportCounts:
+    """Stores the prompts in each of the namespaces, then exports all that the daemon has."""
+    with connected(serving, how) as client:
+        for each in spaces:
+            store(client, each, *prompts)
+        return exported(client, path)
 
 
 def to_nvme(client: kvw.Client) -> None:
