@@ -60,12 +60,15 @@ class DeviceGather:
         return core.GatherPlan(pages.on_device(self._ordinal).native(), to)
 
     def launch(self, plan: core.GatherPlan, tables: int, stream: int) -> None:
-        """Queues the copy on the stream (a CUstream, or 1 for CUDA's default one).
+        """Queues the copy on the stream (a CUstream; 0, as torch says it, or 1 for CUDA's default
+        one).
 
         tables: the address of device_bytes of device memory, 8-byte aligned, for nobody else until
         the copy is done; its first table_bytes are the plan's when the stream comes to it. Waits
         for nothing. Raises StorageError (code "gpu_error")."""
-        self._native.launch(plan, tables, stream)
+        from kvwarehouse.client.gpu.memory import driver_stream
+
+        self._native.launch(plan, tables, driver_stream(stream))
 
 
 def wait_event(ordinal: int, event: Any, timeout_s: float) -> bool:

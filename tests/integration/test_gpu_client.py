@@ -480,6 +480,19 @@ def test_tensors_of_torch_are_behind_its_current_stream_of_their_device(
     assert "torch" not in sys.modules
 
 
+def test_gather_takes_streams_as_torch_numbers_them(
+    device: ModelDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[int] = []
+    gather = kvw.gpu.DeviceGather(0)
+    native = SimpleNamespace(launch=lambda plan, tables, stream: launched.append(stream))
+    monkeypatch.setattr(gather, "_native", native)
+    plan: Any = None
+    for stream in (0, 1, 4096):
+        gather.launch(plan, 8, stream)
+    assert launched == [1, 1, 4096]
+
+
 # --- a client that dies while the device is at work
 
 # Holds the device, then stores or loads; says so before it does.

@@ -5,14 +5,11 @@ Used in the thread whose current stream is the engine's; the events may go to an
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 import kvwarehouse as kvw
-
-_DEFAULT_STREAM: Final = 1
-"""As CUDA's driver numbers it; torch says 0."""
 
 
 class TorchStream:
@@ -50,7 +47,7 @@ class TorchStream:
             held = empty(plan.device_bytes, device=self._device)
             held[: plan.table_bytes].copy_(tables, non_blocking=True)
             stream = torch.cuda.current_stream().cuda_stream
-            gather.launch(plan, held.data_ptr(), stream or _DEFAULT_STREAM)
+            gather.launch(plan, held.data_ptr(), stream)
         return copy
 
     def out_of_memory(self, error: RuntimeError) -> bool:

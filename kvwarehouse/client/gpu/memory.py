@@ -59,9 +59,13 @@ def streams_of(arrays: Iterable[Any]) -> list[int]:
             if stream is not None:
                 streams.add(_checked_stream(stream))
     for device in devices:
-        # torch says 0 for the default one.
-        streams.add(int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM)
+        streams.add(driver_stream(torch.cuda.current_stream(device).cuda_stream))
     return sorted(streams)
+
+
+def driver_stream(stream: int) -> int:
+    """A stream of torch's as the driver takes it: torch says 0 for CUDA's default one."""
+    return int(stream) or _LEGACY_STREAM
 
 
 def _checked_stream(stream: Any) -> int:
