@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Protocol
 
 import kvwarehouse as kvw
@@ -75,9 +76,14 @@ class DeviceCopies:
         self._ordinal = ordinal
         self._on_fallback = on_fallback
         self._lane = lane
-        self.gather = kvw.gpu.DeviceGather(ordinal)
         self._lock = threading.Lock()
         self._reason = ""
+
+    @cached_property
+    def gather(self) -> kvw.gpu.DeviceGather:
+        """Made for the first that asks, before the engine serves: it loads kernels onto the device,
+        and raises what DeviceGather does. In one thread."""
+        return kvw.gpu.DeviceGather(self._ordinal)
 
     @property
     def usable(self) -> bool:

@@ -28,7 +28,7 @@ from kvwarehouse_connectors.core.page_run import PageRun
 
 class PinnedMemory:
     """host: the same blocks, by the way through a buffer. copies may be shared by all groups of a
-    device."""
+    device, with the kernels that copy within it. Raises as kvw.gpu.DeviceGather."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class PinnedMemory:
         self._layout = layout
         self._host = host
         self._copies = copies
+        self._gather = copies.gather
         self._stream = stream
         self._ready: Any = None
 
@@ -57,7 +58,7 @@ class PinnedMemory:
 
     def copy(self, blocks: Sequence[int]) -> kvw.Regions:
         try:
-            copy = self._stream.gathered(self._layout.regions(blocks), self._copies.gather)
+            copy = self._stream.gathered(self._layout.regions(blocks), self._gather)
         except RuntimeError as error:
             if not self._stream.out_of_memory(error):
                 raise

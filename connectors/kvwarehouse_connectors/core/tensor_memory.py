@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import kvwarehouse as kvw
 from kvwarehouse_connectors.core.device_copies import DeviceCopies, EngineStream, device_copies
 from kvwarehouse_connectors.core.device_memory import DeviceMemory
 from kvwarehouse_connectors.core.layout import BlockLayout
@@ -49,7 +50,11 @@ class TensorMemories:
                 f" {views[0].stride()}, is not where its strides say"
             )
             return host
-        return PinnedMemory(layout, host, copies, stream)
+        try:
+            return PinnedMemory(layout, host, copies, stream)
+        except kvw.WarehouseError as error:
+            copies.give_up(str(error))
+            return host
 
     @property
     def device_address(self) -> int:

@@ -186,6 +186,14 @@ def test_load_of_a_device_that_hangs_goes_no_other_way(make: Make) -> None:
     assert (rig.buffer.loads, rig.fallbacks) == (0, 1)
 
 
+def test_kernels_are_loaded_for_who_gathers_and_once(device: ModelDevice) -> None:
+    loaded = device.count("modules")
+    copies = DeviceCopies(0, lambda: None)
+    assert device.count("modules") == loaded
+    assert copies.gather is copies.gather
+    assert device.count("modules") == loaded + 1
+
+
 def test_way_that_several_threads_give_up_is_given_up_once_for_the_first_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+import kvwarehouse as kvw
 from kvwarehouse_connectors.core import tensor_memory
 from kvwarehouse_connectors.core.device_copies import DeviceCopies
 from kvwarehouse_connectors.core.layout import BlockLayout
@@ -118,12 +119,27 @@ def test_cache_in_host_memory_stays_with_the_host(cache: Caches, ways: Ways) -> 
     assert not ways.fallbacks
 
 
+@pytest.mark.usefixtures("cuda_driver")
 def test_cache_on_a_gpu_goes_straight_where_its_addresses_fit(
     ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_gpu(monkeypatch)
     assert type(ways.choose()) is PinnedMemory
     assert not ways.fallbacks
+
+
+def test_cache_on_a_gpu_that_takes_no_kernels_goes_through_the_buffer(
+    ways: Ways, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(ordinal: int) -> Any:
+        raise kvw.StorageError("the device takes no kernels", code="gpu_error")
+
+    a_gpu(monkeypatch)
+    monkeypatch.setattr(kvw.gpu, "DeviceGather", refused)
+    assert not isinstance(ways.choose(), PinnedMemory)
+    assert not isinstance(ways.made.memory(ways.cache.layout(), ways.views, BLOCKS), PinnedMemory)
+    assert (len(ways.fallbacks), ways.made.device_address) == (1, 0)
+    assert "takes no kernels" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", WRONG)
