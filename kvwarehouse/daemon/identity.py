@@ -21,9 +21,9 @@ from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.daemon.directories import segment_files
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import StorageError
+from kvwarehouse.fleet import SECRET_BYTES
 
 WAREHOUSE_ID_BYTES: Final = 16
-SECRET_BYTES: Final = 192  # native/base/types.h; a test compares them
 FILE_NAMES: Final = ("identity", "identity.copy")  # older daemons know the first alone
 
 _MAGIC: Final = b"KVWIDENT"

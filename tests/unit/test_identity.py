@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from kvwarehouse import core
 from kvwarehouse.daemon import identity
 from kvwarehouse.daemon.identity import WarehouseIdentity, establish
 from kvwarehouse.daemon.logs import Log
@@ -74,7 +73,6 @@ def test_identity_is_made_once_and_stays(places: list[str]) -> None:
 def test_identity_is_private_and_complete(places: list[str]) -> None:
     who = settle(places)
     assert (len(who.warehouse_id), len(who.secret)) == (16, 192)
-    assert identity.SECRET_BYTES == core.SECRET_BYTES
     for place in places:
         assert all(file.stat().st_mode & 0o777 == 0o600 for file in files_of(place))
         assert sorted(os.listdir(place)) == sorted(identity.FILE_NAMES)
