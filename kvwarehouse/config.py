@@ -106,6 +106,15 @@ class Config:
         "readable by others.",
         "no token that nobody chose",
     )
+    fleet_secret: str = setting(
+        "",
+        settings.path,
+        "File of at least 32 bytes that all daemons of a fleet have, so that equal pages have "
+        "equal keys on all hosts; ours or root's, not readable by others. Make it with: openssl "
+        "rand -hex 32. For new directories: those that have a secret keep it, and another one is "
+        "refused (fleet_secret_differs).",
+        "a random secret for each warehouse: hosts that share one trust each other with all KV",
+    )
     dram_bytes: int = setting(
         0,
         settings.size,

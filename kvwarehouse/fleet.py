@@ -53,9 +53,4 @@ class FleetSecret:
     @property
     def fleet_id(self) -> bytes:
         """FLEET_ID_BYTES; no secret."""
-        return fleet_id(self.secret)
-
-
-def fleet_id(secret: bytes) -> bytes:
-    """FLEET_ID_BYTES that name whoever has this secret of SECRET_BYTES."""
-    return hashlib.blake2b(_ID_DOMAIN + secret, digest_size=FLEET_ID_BYTES).digest()
+        return hashlib.blake2b(_ID_DOMAIN + self.secret, digest_size=FLEET_ID_BYTES).digest()

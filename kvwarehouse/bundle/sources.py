@@ -34,6 +34,7 @@ LOG_BYTES: Final = 512 << 10
 
 _LOG_LINES: Final = 4000
 _METRICS_BYTES: Final = 4 << 20
+_SECRET_FILES: Final = ("token_file", "fleet_secret")  # settings
 _OTHER_VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GRPC_VERBOSITY", "LD_PRELOAD",
     "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "PYTHONPATH", "VIRTUAL_ENV",
@@ -80,9 +81,12 @@ class Sources:
     def secrets(self) -> tuple[list[Mapping[str, str]], list[str]]:
         """(environments whose secret variables are to be taken out, lines that are secrets), as
         far as they are known by now."""
-        files = [self._settings.get("token_file"), self._environment().get("KVW_TOKEN_FILE")]
-        if self._pid is not None:  # its settings may not have been had
-            files += daemon_process.option_values(self._pid, "--token-file")
+        files = []
+        for key in _SECRET_FILES:
+            variable, flag = ENVIRONMENT_PREFIX + key.upper(), "--" + key.replace("_", "-")
+            files += [self._settings.get(key), self._environment().get(variable)]
+            if self._pid is not None:  # its settings may not have been had
+                files += daemon_process.option_values(self._pid, flag)
         lines = [line for path in files if path for line in _lines_of(str(path))]
         if self._asked.token:
             lines.append(self._asked.token)
@@ -263,11 +267,13 @@ def _journal(pid: int, why_not: str) -> str:
 
 
 def _lines_of(path: str) -> list[str]:
-    """Of a file with tokens; [] where this user cannot read it, and nor could we show it."""
+    """Of a file with secrets, which may be any bytes, and the whole of it; [] where this user
+    cannot read it, and nor could we show it."""
     try:
-        return [line.strip() for line in Path(path).read_text("utf-8", "replace").splitlines()]
+        text = Path(path).read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
         return []
+    return [line.strip() for line in text.splitlines()] + [text]
 
 
 def _plain(value: Any) -> Any:

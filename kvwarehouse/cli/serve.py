@@ -16,6 +16,7 @@ EXAMPLES = """\
   kvwarehouse serve --dram 64GiB --nvme-dir /nvme/kvw --nvme-capacity 1TB
   kvwarehouse serve --config /etc/kvwarehouse.toml --print-config
   kvwarehouse serve --listen 0.0.0.0:7070 --tls-cert c.pem --tls-key k.pem --token-file tokens
+  kvwarehouse serve --fleet-secret secret --dram 64GiB   keys as on all hosts that have this file
 
 Settings: flags, over environment (KVW_DRAM=64GiB), over the file, over defaults; all are read
 once. SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGALRM and the like drain: no more stores, a flush, exit

@@ -52,6 +52,7 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
     rows = [
         ("warehouse", f"{status['name']}, {status['state']}"),
         ("version", status["version"]),
+        ("fleet", service["fleet_id"]),
         ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
         ("clients", f"{core['sessions']:,} sessions, {core['pins']['held']:,} pins"),
         ("namespaces", f"{len(core['namespaces']):,}"),

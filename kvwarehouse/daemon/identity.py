@@ -21,7 +21,7 @@ from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.daemon.directories import segment_files
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.errors import StorageError
-from kvwarehouse.fleet import SECRET_BYTES
+from kvwarehouse.fleet import SECRET_BYTES, FleetSecret
 
 WAREHOUSE_ID_BYTES: Final = 16
 FILE_NAMES: Final = ("identity", "identity.copy")  # older daemons know the first alone
@@ -42,8 +42,14 @@ class WarehouseIdentity:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def create(cls) -> WarehouseIdentity:
-        return cls(secrets.token_bytes(WAREHOUSE_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
+    def create(cls, fleet: FleetSecret | None) -> WarehouseIdentity:
+        secret = fleet.secret if fleet else secrets.token_bytes(SECRET_BYTES)
+        return cls(secrets.token_bytes(WAREHOUSE_ID_BYTES), secret)
+
+    @property
+    def fleet(self) -> FleetSecret:
+        """Who has the same makes the same keys. With a random secret that is nobody else."""
+        return FleetSecret(self.secret)
 
 
 class _DamagedError(Exception):
@@ -59,15 +65,18 @@ def is_in(directory: str) -> bool:
     return any(os.path.lexists(path) for path in _paths(directory))
 
 
-def establish(directories: list[str], log: Log) -> WarehouseIdentity:
-    """The identity that all `directories` share, made when none has one. Each directory is given
-    the copies that it lacks, and good ones in place of those that are damaged.
+def establish(
+    directories: list[str], log: Log, fleet: FleetSecret | None = None
+) -> WarehouseIdentity:
+    """The identity that all `directories` share, made when none has one, with the secret of `fleet`
+    or a random one. Each directory is given the copies that it lacks, and good ones in place of
+    those that are damaged.
 
     Raises StorageError, before anything is written, when no copy is good and one is damaged, when
     the directories are of different warehouses (one without a good copy is of whose id its other
-    files have), or when a copy is readable by others or of a newer version; and when a directory
-    that has no copy cannot be given one. Any other copy that cannot be written is said in the log
-    alone."""
+    files have), when their secret is not that of `fleet`, or when a copy is readable by others or
+    of a newer version; and when a directory that has no copy cannot be given one. Any other copy
+    that cannot be written is said in the log alone."""
     copies = {path: _look(path) for directory in directories for path in _paths(directory)}
     good = {path: copy for path, copy in copies.items() if isinstance(copy, WarehouseIdentity)}
     damaged = {path: copy for path, copy in copies.items() if isinstance(copy, _DamagedError)}
@@ -75,7 +84,9 @@ def establish(directories: list[str], log: Log) -> WarehouseIdentity:
         raise _differ(good)
     if damaged and not good:
         raise _none_good(damaged)
-    identity = next(iter(good.values())) if good else WarehouseIdentity.create()
+    identity = next(iter(good.values())) if good else WarehouseIdentity.create(fleet)
+    if fleet and identity.fleet != fleet:
+        raise _of_another_fleet(list(good), identity.fleet, fleet)
     for directory in directories:
         if good and not any(path in good for path in _paths(directory)):
             _refuse_others(directory, identity)
@@ -219,6 +230,20 @@ def _differ(found: dict[str, WarehouseIdentity]) -> StorageError:
         "together, or an empty directory in place of the one you do not want",
         code="foreign_directory",
         context={path: identity.warehouse_id.hex() for path, identity in found.items()},
+    )
+
+
+def _of_another_fleet(paths: list[str], theirs: FleetSecret, ours: FleetSecret) -> StorageError:
+    folders = " and ".join(dict.fromkeys(os.path.dirname(path) for path in paths))
+    stored, asked = theirs.fleet_id.hex(), ours.fleet_id.hex()
+    return StorageError(
+        f"what is stored in {folders} has keys of another secret (fleet {stored}) than that of "
+        f"--fleet-secret (fleet {asked}), which would find none of it: start with the file that it "
+        "was made with, or without --fleet-secret if there was none. To join this fleet, name new "
+        f"directories, or empty {folders}: export before that, and import afterwards, what is to "
+        "be kept",
+        code="fleet_secret_differs",
+        context={"stored": stored, "asked": asked},
     )
 
 

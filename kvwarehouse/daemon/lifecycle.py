@@ -38,6 +38,7 @@ from kvwarehouse.daemon.warehouse import DaemonWarehouse
 from kvwarehouse.daemon.watchdog import Watchdog
 from kvwarehouse.daemon.watching import Watches
 from kvwarehouse.errors import CapacityError, StorageError, WarehouseError
+from kvwarehouse.fleet import FleetSecret
 from kvwarehouse.settings import OFF, is_loopback, split_address
 
 _EVENTS_EVERY_S: Final = 1.0
@@ -160,6 +161,8 @@ class Daemon:
     # --- start
 
     def _start(self, stack: ExitStack) -> None:
+        path = self._config.fleet_secret
+        fleet = FleetSecret.read(path) if path else None
         self._detach_silent_disk()
         config, log = self._config, self._log
         self._own_directories(stack)
@@ -171,13 +174,13 @@ class Daemon:
         )
         self._open_http(stack)
         try:
-            ledger = self._recover(stack)
+            ledger = self._recover(stack, fleet)
         except StorageError as error:
             if error.code != "nvme_no_answer":
                 raise
             self._core = self._warehouse = None  # its locks are the next one's
             self._detach_disk(error.message)
-            ledger = self._recover(stack)
+            ledger = self._recover(stack, fleet)
         # Before the core listens: who has a session is sure that a daemon is there, and calls it.
         self._credentials = TcpCredentials(config, log, self._refusals) if config.listen else None
         interceptor = CallInterceptor(
@@ -256,7 +259,7 @@ class Daemon:
                 "a NetworkPolicy, or take a --http on 127.0.0.1",
             )
 
-    def _recover(self, stack: ExitStack) -> Ledger:
+    def _recover(self, stack: ExitStack, fleet: FleetSecret | None) -> Ledger:
         """What an earlier daemon left. Raises StorageError "nvme_no_answer", with all of it closed
         again, where the disk stops answering meanwhile."""
         config, options = self._config, self._core_options()
@@ -264,9 +267,10 @@ class Daemon:
         expected = _has_pages(config)
         with ExitStack() as opened:
             with self._waiting_for(*places):
-                who = identity.establish(places, self._log)
+                who = identity.establish(places, self._log, fleet)
                 ledger = Ledger(places, who.warehouse_id, self._log, expected=expected)
             opened.callback(ledger.close)
+            self._snapshots.fleet_id = who.fleet.fleet_id.hex()
             options.warehouse_id = who.warehouse_id
             options.secret = who.secret
             options.epoch = ledger.epoch

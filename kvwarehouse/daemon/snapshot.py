@@ -40,6 +40,7 @@ class Snapshots:
         self.path_watch: PathWatch | None = None
         self.kv_events: Callable[[], status_pb2.KvEventsStatus] | None = None
         self.nvme_unanswered = ""  # why there is no NVMe tier though one was named
+        self.fleet_id = ""
         self.http = ""
         self.listen = ""
 
@@ -89,4 +90,5 @@ class Snapshots:
             connections_max=self._connections.bound if self.listen else 0,
             refused=self._refusals.counts,
             paths_reason=self.path_watch.reason if self.path_watch else "",
+            fleet_id=self.fleet_id,
         )

@@ -291,6 +291,20 @@ def test_daemon_that_cannot_start_leaves_its_directories_free(tmp_path: Path) ->
         pass
 
 
+@pytest.mark.parametrize("content", [b"short", None])
+def test_bad_secret_of_a_fleet_is_refused_before_anything_is_made(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+        file.chmod(0o600)
+    with pytest.raises(errors.UsageError, match="--fleet-secret") as caught:
+        Served(tmp_path, fleet_secret=str(file)).start()
+    assert caught.value.code == "bad_config"
+    assert not (tmp_path / "arena").exists()
+
+
 def test_core_that_cannot_start_is_stopped_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

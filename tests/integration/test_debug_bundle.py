@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -24,14 +25,17 @@ from kvwarehouse.bundle import sources
 from kvwarehouse.bundle.collecting import collect
 from kvwarehouse.cli import main
 from kvwarehouse.cli.exit_codes import Exit
+from kvwarehouse.fleet import FleetSecret
 from kvwarehouse_bench.harness.eventually import eventually
 from kvwarehouse_bench.harness.serving import Serving
 
-IN_FILE, IN_OWN, IN_THEIRS, IN_ENGINES, IN_FLAG, IN_URL, IN_LOG, IN_QUERY, SALT = (
-    f"planted{name}0by0somebody0here" for name in "ABCDEFGHI"
+IN_FILE, IN_OWN, IN_THEIRS, IN_ENGINES, IN_FLAG, IN_URL, IN_LOG, IN_QUERY, SALT, OF_FLEET = (
+    f"planted{name}0by0somebody0here" for name in "ABCDEFGHIJ"
 )
 WAIT_S = 60.0
-PLANTED = (IN_FILE, IN_OWN, IN_THEIRS, IN_ENGINES, IN_FLAG, IN_URL, IN_LOG, IN_QUERY, SALT)
+PLANTED = (
+    IN_FILE, IN_OWN, IN_THEIRS, IN_ENGINES, IN_FLAG, IN_URL, IN_LOG, IN_QUERY, SALT, OF_FLEET,
+)  # fmt: skip
 TOKENS = range(7_654_321, 7_654_321 + 40)
 KV = b"bytes of somebody's KV"
 
@@ -167,12 +171,17 @@ def test_secrets_are_in_no_bundle_wherever_they_are_planted(
     tokens = tmp_path / "tokens"
     tokens.write_text(f"# whose\n{IN_FILE}\n")
     tokens.chmod(0o600)
+    fleet = tmp_path / "fleet"
+    fleet_bytes = b"\xff\x00of a fleet\n" + OF_FLEET.encode() + b"\n" + bytes(range(128, 160))
+    fleet.write_bytes(fleet_bytes)
+    fleet.chmod(0o600)
     theirs = {"KVW_PASSWORD": IN_THEIRS, "VLLM_API_KEY": IN_ENGINES}
     monkeypatch.setenv("KVW_TOKEN", IN_OWN)
     monkeypatch.setenv("HF_TOKEN", IN_OWN)
     settings = {
         "listen": "127.0.0.1:0",
         "token_file": str(tokens),
+        "fleet_secret": str(fleet),
         "kv_events": f"ipc://{tmp_path}/events",
         "kv_events_topic": f"api_key={IN_FLAG} https://somebody:{IN_URL}@host/x?sig={IN_QUERY}",
     }
@@ -191,17 +200,21 @@ def test_secrets_are_in_no_bundle_wherever_they_are_planted(
             more.write(f"token {IN_FILE} and {IN_ENGINES} of somebody; prompt={list(TOKENS)}\n")
             more.write(f"bytes {KV!r} and ids {list(TOKENS)}\n")
             more.write(f"secret={IN_LOG}\n")
+            more.write(f"{OF_FLEET} in {fleet_bytes.hex()} and {quote(fleet_bytes)}\n")
         monkeypatch.setenv("SOME_SECRET", IN_LOG)  # known by its variable, wherever it stands
         texts, figures, everything = bundles.make("--socket", serving.socket)
         secrets = [(serving.arena_dir / "identity").read_bytes()]
     assert problems(figures) == {}
     assert [each for each in PLANTED if each in everything] == []
+    of_fleet = (fleet_bytes, FleetSecret.derive(fleet_bytes).secret)
+    assert [each.hex() for each in of_fleet if each.hex() in everything] == []
     assert str(TOKENS[3]) not in everything
     assert KV.decode()[:9] not in everything
     assert [each.hex() for each in secrets if each[-32:].hex() in everything] == []
     # And it is not empty for that.
     assert "kv_events_topic" in texts["settings.toml"]
     assert str(tokens) in texts["settings.toml"]
+    assert json.loads(texts["status.json"])["service"]["fleet_id"] in everything
     assert "namespace_added" in texts["log.txt"]
     assert "KVW_PASSWORD=(redacted)" in texts["environment.txt"]
     assert "VLLM_API_KEY" not in everything

@@ -16,6 +16,10 @@ from kvwarehouse.daemon import identity
 from kvwarehouse.daemon.identity import WarehouseIdentity, establish
 from kvwarehouse.daemon.logs import Log
 from kvwarehouse.errors import StorageError
+from kvwarehouse.fleet import FleetSecret
+
+FLEET = FleetSecret.derive(bytes(32))
+LOG = Log("json", io.StringIO())
 
 
 @pytest.fixture
@@ -79,6 +83,29 @@ def test_identity_is_private_and_complete(places: list[str]) -> None:
     assert len(set(contents(places))) == 1
     assert who.secret.hex() not in repr(who)
     assert repr(who.secret) not in repr(who)
+
+
+def test_secret_of_a_fleet_is_that_of_a_new_identity_and_its_id_is_not(places: list[str]) -> None:
+    first, second = (establish([place], LOG, FLEET) for place in places)
+    assert first.fleet == second.fleet == FLEET
+    assert first.warehouse_id != second.warehouse_id
+    assert settle(places[:1]) == first  # without the fleet's file it is served as it is
+
+
+@pytest.mark.parametrize("have", [[0], [1], [0, 1]])
+def test_identity_of_another_secret_is_refused_before_anything_is_written(
+    places: list[str], have: list[int]
+) -> None:
+    stored = [places[each] for each in have]
+    who = settle(stored)
+    files_of(stored[0])[0].write_bytes(b"damaged")
+    before = {file: file.read_bytes() for place in places for file in Path(place).iterdir()}
+    with pytest.raises(StorageError) as caught:
+        establish(places, LOG, FLEET)
+    assert caught.value.code == "fleet_secret_differs"
+    for text in (*stored, who.fleet.fleet_id.hex(), FLEET.fleet_id.hex()):
+        assert text in caught.value.message
+    assert {file: file.read_bytes() for place in places for file in Path(place).iterdir()} == before
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -66,7 +66,7 @@ class KvEventsStatus(_message.Message):
     def __init__(self, batches: _Optional[int] = ..., stored: _Optional[int] = ..., removed: _Optional[int] = ..., losses: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., failed_replays: _Optional[int] = ..., next_number: _Optional[int] = ..., namespace_id: _Optional[str] = ..., ended_peers: _Optional[int] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
-    __slots__ = ("ledger_health", "ledger_reason", "ledger_tombstones", "streams", "streams_max", "staging_bytes", "staging_bytes_max", "socket", "listen", "http", "connections", "connections_max", "paths_reason", "refused")
+    __slots__ = ("ledger_health", "ledger_reason", "ledger_tombstones", "streams", "streams_max", "staging_bytes", "staging_bytes_max", "socket", "listen", "http", "connections", "connections_max", "paths_reason", "refused", "fleet_id")
     class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class ServiceStatus(_message.Message):
     CONNECTIONS_MAX_FIELD_NUMBER: _ClassVar[int]
     PATHS_REASON_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FLEET_ID_FIELD_NUMBER: _ClassVar[int]
     ledger_health: str
     ledger_reason: str
     ledger_tombstones: int
@@ -102,7 +103,8 @@ class ServiceStatus(_message.Message):
     connections_max: int
     paths_reason: str
     refused: _containers.ScalarMap[str, int]
-    def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ..., connections: _Optional[int] = ..., connections_max: _Optional[int] = ..., paths_reason: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    fleet_id: str
+    def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ..., connections: _Optional[int] = ..., connections_max: _Optional[int] = ..., paths_reason: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., fleet_id: _Optional[str] = ...) -> None: ...
 
 class CoreStatus(_message.Message):
     __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max")
