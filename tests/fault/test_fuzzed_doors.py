@@ -8,6 +8,7 @@ allocators and pools of threads keep at their busiest is there already.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import threading
@@ -197,11 +198,14 @@ class Beside:
                     yield
 
 
+_firsts = itertools.count(1 << 20, PROMPT)
+
+
 def numbers() -> Iterator[list[int]]:
-    first = 1 << 20
-    while True:
+    """Of prompts that nobody has stored: what has been there for long may leave before it is
+    loaded."""
+    for first in _firsts:
         yield list(range(first, first + PROMPT))
-        first += PROMPT
 
 
 def move(ns: Any, nodes: list[int]) -> int:
