@@ -16,19 +16,13 @@ from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse.client.routing import Question, who_has
 from kvwarehouse.fleet import FleetSecret
 from kvwarehouse_bench.harness.serving import RefusedError, Serving
+from testkit.fleet_secrets import secret_file
 
 TOKENS = list(range(40))
 SPACE = kvw.Namespace(
     model="m", weights="w", dtype="f", layout="t/1", page_tokens=4, page_bytes=4096
 )
 SECRET = b"planted0secret0of0the0fleet0here"
-
-
-def secret_file(folder: Path, name: str, data: bytes) -> str:
-    file = folder / name
-    file.write_bytes(data)
-    file.chmod(0o600)
-    return str(file)
 
 
 def keys_of(serving: Serving) -> list[bytes]:

@@ -25,6 +25,7 @@ from kvwarehouse_bench.harness.eventually import eventually, longer_bounds
 from kvwarehouse_bench.harness.pages import check_pages, pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.damage import find_one
+from testkit.fleet_secrets import secret_file
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 20_000  # no multiple of a block: shards are padded
@@ -54,7 +55,8 @@ def tokens(pages: int = PAGES, chain: int = 0) -> Any:
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
     # Small segments: a prompt lies in several, and few stores make reclaim necessary.
-    with Serving(tmp_path, dram="16MiB", nvme_capacity="8MiB") as serving:
+    sizes = {"dram": "16MiB", "nvme_capacity": "8MiB"}
+    with Serving(tmp_path, fleet_secret=secret_file(tmp_path), **sizes) as serving:
         yield serving
 
 

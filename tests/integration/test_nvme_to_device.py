@@ -33,6 +33,7 @@ from kvwarehouse_bench.harness.pages import pages_of
 from kvwarehouse_bench.harness.serving import Serving
 from testkit.accounting import counters_of
 from testkit.cuda_model import ModelDevice
+from testkit.fleet_secrets import secret_file
 from testkit.gpu_paths import Choosing, KvikioModel, kvikio_of
 
 PAGE_TOKENS = 4
@@ -57,7 +58,9 @@ ROWS = pages_of(range(PAGES), 0, 0, PAGE_BYTES)
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with Serving(tmp_path_factory.mktemp("daemon"), dram="16MiB", nvme_capacity="8MiB") as serving:
+    folder = tmp_path_factory.mktemp("daemon")
+    sizes = {"dram": "16MiB", "nvme_capacity": "8MiB"}
+    with Serving(folder, fleet_secret=secret_file(folder), **sizes) as serving:
         yield serving
 
 
