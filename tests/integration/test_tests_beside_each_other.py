@@ -78,6 +78,10 @@ def test_processes_of_a_run_have_its_seed_and_one_process_repeats_them(tmp_path:
         assert (again[name]["seed"], again[name]["drawn"]) == (each["seed"], each["drawn"])
 
 
+OWN = ("-o", "testpaths=tests")
+"""As make names a target's tests."""
+
+
 def test_command_under_a_failed_run_runs_what_failed_and_nothing_else(tmp_path: Path) -> None:
     tests = tmp_path / "tests"
     (tests / "unit").mkdir(parents=True)
@@ -92,7 +96,16 @@ def test_command_under_a_failed_run_runs_what_failed_and_nothing_else(tmp_path: 
 
     def run(*arguments: str) -> str:
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "-o",
+                "testpaths=tests",
+                *arguments,
+            ],
             cwd=tmp_path,
             capture_output=True,
             text=True,
