@@ -78,7 +78,8 @@ def _tiers(client: Client, args: argparse.Namespace) -> TierSetup:
             f"--prefill-tokens-per-s {args.prefill_tokens_per_s:g} cannot be; use a positive rate",
             code="bad_rate",
         )
-    tiers = client.status()["core"]["tiers"]
+    core = client.status()["core"]
+    tiers = core["tiers"]
     measured = tiers["nvme"]["read_bytes_per_s"]
     nvme_read = (
         _rate(args.nvme_read or _NVME_READ, "--nvme-read")
@@ -91,6 +92,7 @@ def _tiers(client: Client, args: argparse.Namespace) -> TierSetup:
         _rate(args.dram_read, "--dram-read"),
         nvme_read,
         args.prefill_tokens_per_s,
+        core["policy"],
     )
 
 

@@ -56,6 +56,7 @@ def _summary(status: dict[str, Any], core: dict[str, Any]) -> list[tuple[str, st
         ("up", f"{core['uptime_s']:,.0f} s, start {core['incarnation']}"),
         ("clients", f"{core['sessions']:,} sessions, {core['pins']['held']:,} pins"),
         ("namespaces", f"{len(core['namespaces']):,}"),
+        ("policy", core["policy"]),
         ("index", f"{core['index']['pages']:,} of {core['index']['capacity']:,} pages"),
         ("ledger", service["ledger_health"]),
         ("sockets", ", ".join(filter(None, (service["socket"], service["listen"])))),

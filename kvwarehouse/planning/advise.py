@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvwarehouse.miss_ratio import MissRatio
@@ -32,13 +32,14 @@ class NamespaceCurve:
 @dataclass(frozen=True)
 class TierSetup:
     """As they are. nvme_bytes 0: there is none. Rates in bytes a second; `prefill_tokens_per_s`
-    None: not known, then nothing is said about time."""
+    None: not known, then nothing is said about time. `policy`: by which pages leave."""
 
     dram_bytes: int
     nvme_bytes: int
     dram_read: float
     nvme_read: float
     prefill_tokens_per_s: float | None = None
+    policy: str = "lru"
 
     def of_dram(self, factor: float) -> TierSetup:
         return self._with(int(self.dram_bytes * factor), self.nvme_bytes)
@@ -47,9 +48,7 @@ class TierSetup:
         return self._with(self.dram_bytes, int(self.nvme_bytes * factor))
 
     def _with(self, dram_bytes: int, nvme_bytes: int) -> TierSetup:
-        return TierSetup(
-            dram_bytes, nvme_bytes, self.dram_read, self.nvme_read, self.prefill_tokens_per_s
-        )
+        return replace(self, dram_bytes=dram_bytes, nvme_bytes=nvme_bytes)
 
 
 @dataclass(frozen=True)
@@ -176,6 +175,11 @@ def _notes(
         "NVMe's hits are an upper bound: it reclaims whole segments and refuses writes while its"
         " queue is full.",
     ]
+    if tiers.policy != "lru":
+        notes.append(
+            f"The curve is that of the least recently used. This daemon evicts by {tiers.policy},"
+            " which does that where it is best: expect as many hits, or more."
+        )
     if uses < ENOUGH_USES:
         notes.append(f"{uses:,} uses are few: ask again after {ENOUGH_USES:,}.")
     if elsewhere > 0:

@@ -217,6 +217,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   index["bound"] = status.index_bound;
   made["index"] = index;
   made["page_bytes_max"] = status.page_bytes_max;
+  made["policy"] = status.policy;
   made["namespaces"] = spaces_of(status);
   made["recovery"] = dict_of(recovery);
   made["events_dropped"] = status.events_dropped;

@@ -147,6 +147,7 @@ struct WarehouseStatus {
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
   bool index_bound = false;     // pages left, or were not stored, for want of room in it
   uint64_t page_bytes_max = 0;  // of all shards of a page, each rounded up to 4 KiB
+  std::string policy;
   uint64_t sessions = 0, pins = 0, promotions_in_flight = 0;
   uint64_t pages_sealed = 0, bytes_sealed = 0, pages_promoted = 0;
   std::array<uint64_t, kCounters> clients{};

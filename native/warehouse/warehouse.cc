@@ -241,6 +241,7 @@ WarehouseStatus Warehouse::status() {
   status.index_capacity = state_.catalog.capacity();
   status.index_bound = index_room_.was_bound();
   status.page_bytes_max = std::min(state_.arena.slab_bytes(), record_payload_max(state_.options));
+  status.policy = state_.options.policy;
   status.orphan_pages = state_.catalog.orphans();
   status.sessions = state_.sessions.size();
   status.pins = state_.sessions.pins().size();

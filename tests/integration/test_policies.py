@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import kvwarehouse as kvw
+from kvwarehouse.cli import main
+from kvwarehouse.cli.exit_codes import Exit
 from kvwarehouse_bench.harness.serving import Serving
 
 PAGE_BYTES = 16384
@@ -56,3 +58,14 @@ def test_what_comes_back_stays_beside_what_does_not_only_where_uses_count(
         share = sum(found[-JUDGED:]) / (JUDGED * len(SHARED) * PAGES)
         assert (share > 0.9) == (policy == "adaptive"), found
         assert (share < 0.1) == (policy == "lru"), found
+
+
+def test_operators_are_told_which_policy_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy, said in (("lru", False), ("adaptive", True)):
+        with Serving(tmp_path, dram="12MiB", policy=policy) as serving:
+            assert main(["status", "--socket", serving.socket]) == Exit.OK
+            assert policy in capsys.readouterr().out
+            assert main(["advise", "--socket", serving.socket]) == Exit.OK
+            assert ("evicts by adaptive" in capsys.readouterr().out) == said

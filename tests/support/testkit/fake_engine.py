@@ -234,6 +234,7 @@ class FakeCore:
             "connections": 1,
             "index": {"pages": pages, "capacity": 1024},
             "page_bytes_max": SLAB_BYTES,
+            "policy": "lru",
             "namespaces": [
                 {
                     "ordinal": ordinal,
