@@ -180,8 +180,9 @@ class Core:
         """Recovers where recover was not called, and listens. Returns the recovery report."""
     def listen_again(self) -> None:
         """Binds the socket anew where somebody removed its file; who is connected stays so."""
-    def clear(self, ordinal: int, epoch: int) -> int:
-        """Removes what was reserved before `epoch` from all tiers. Returns how many pages."""
+    def clear(self, ordinals: list[int], epoch: int) -> int:
+        """Raises the epoch, and removes from all tiers what was reserved before it in these
+        namespaces. Returns how many pages."""
     def raise_epoch(self, epoch: int) -> None: ...
     def evict(self, ordinal: int, pages: int, tiers: str) -> tuple[int, list[tuple[bytes, int]]]:
         """Takes the coldest pages of a namespace (-1: of all) out of "hbm", "dram", "nvme" or

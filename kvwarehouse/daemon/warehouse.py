@@ -140,9 +140,8 @@ class DaemonWarehouse:
         "namespace_in_use") where the one to be forgotten was cleared, and cannot be."""
         with self._changes:
             epoch, durable = self._ledger.raise_epoch(None if record is None else [record.space.id])
-            self._core.raise_epoch(epoch)
             ordinals = self._core_ordinals(record)
-            pages = sum(self._core.clear(ordinal, epoch) for ordinal in ordinals)
+            pages = self._core.clear(ordinals, epoch)
             forgotten = self._forget(ordinals, self._unplaced(record)) if forget else 0
         self._log.event(
             Event.CLEARED,

@@ -129,11 +129,18 @@ class Core {
     server_.listen_again(kPatienceMs);
   }
 
-  uint64_t clear(uint32_t ordinal, uint64_t epoch) {
-    on_core([=](Warehouse& warehouse) {
-      warehouse.begin_clear(ordinal, epoch);
+  uint64_t clear(const std::vector<uint32_t>& ordinals, uint64_t epoch) {
+    // All at once: what is reserved behind the new epoch is not taken, and must not be older.
+    on_core([ordinals, epoch](Warehouse& warehouse) {
+      warehouse.raise_epoch(epoch);
+      for (const uint32_t ordinal : ordinals) warehouse.begin_clear(ordinal, epoch);
       return 0;
     });
+    uint64_t cleared = 0;
+    for (const uint32_t ordinal : ordinals) cleared += clear_begun(ordinal, epoch);
+    return cleared;
+  }
+  uint64_t clear_begun(uint32_t ordinal, uint64_t epoch) {
     uint64_t cleared = 0;
     PageId cursor = 0;
     // A stretch of the index at a time: others are served in between.
@@ -296,7 +303,7 @@ void bind_core(nb::module_& m) {
       .def("start", &Core::start)
       .def("listen_again", &Core::listen_again)
       .def("forget_namespace", &Core::forget_namespace, nb::arg("ordinal"))
-      .def("clear", &Core::clear, nb::arg("ordinal"), nb::arg("epoch"))
+      .def("clear", &Core::clear, nb::arg("ordinals"), nb::arg("epoch"))
       .def("raise_epoch", &Core::raise_epoch)
       .def("evict", &Core::evict, nb::arg("ordinal"), nb::arg("pages"), nb::arg("tiers"))
       .def("flush", &Core::flush, nb::arg("timeout_s"))

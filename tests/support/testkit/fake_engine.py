@@ -132,13 +132,14 @@ class FakeCore:
     def recover(self) -> dict[str, Any]:
         return {"pages_dram": 0, "pages_nvme": 0, "seconds": 0.0, "epoch_seen": self.epoch_seen}
 
-    def clear(self, ordinal: int, epoch: int) -> int:
+    def clear(self, ordinals: list[int], epoch: int) -> int:
         self._check()
+        self.raise_epoch(epoch)
         with self.lock:
-            gone = [place for place in self.slots if place[0] == ordinal]
+            gone = [place for place in self.slots if place[0] in ordinals]
             for place in gone:
                 del self.slots[place]
-            self.clears.append((ordinal, epoch))
+            self.clears += [(ordinal, epoch) for ordinal in ordinals]
         return len(gone)
 
     def raise_epoch(self, epoch: int) -> None:
