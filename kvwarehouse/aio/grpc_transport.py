@@ -45,7 +45,8 @@ class AsyncGrpc(AsyncTransport):
         raise self._calls.without_summary()
 
     async def store(self, request: StoreRequest) -> StoreResult:
-        return await self._channel.ask(self._calls.store(request))
+        with self._calls.since_refused(request):
+            return await self._channel.ask(self._calls.store(request))
 
     async def close(self, timeout_s: float) -> None:
         """Nothing of its own: the channel belongs to the client."""

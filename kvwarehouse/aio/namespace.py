@@ -92,7 +92,7 @@ class OpenNamespace:
                 return request.missed()
             return await self._call(self._transport.load, request, request.missed)
 
-    async def store(
+    async def store(  # noqa: PLR0913  as of the blocking one
         self,
         tokens: Any = None,
         pages: Any = None,
@@ -101,6 +101,7 @@ class OpenNamespace:
         keys: Keys | None = None,
         first: int = 0,
         timeout_s: float = 5.0,
+        since_epoch: int | None = None,
     ) -> StoreResult:
         """As kvwarehouse.OpenNamespace.store. timeout_s counts the wait for a thread too; where
         none came free in it: TransportError (code "deadline").
@@ -108,7 +109,9 @@ class OpenNamespace:
         Cancelled, it may have stored some pages, all or none. `pages` are read until the task has
         ended: with a local daemon that is when the copy has, at most timeout_s later."""
         with self._life:
-            request = StoreRequest.checked(self.space, tokens, keys, pages, first, shard, timeout_s)
+            request = StoreRequest.checked(
+                self.space, tokens, keys, pages, first, shard, timeout_s, since_epoch
+            )
             if not request.pages.count:
                 return StoreResult(0, 0, {})
             return await self._call(self._transport.store, request)

@@ -3,20 +3,16 @@
 Pages are stored in the file's order, a window at a time, each verified before any of it is stored;
 what is stored already is passed over. A page whose parent is not there is not stored either.
 
-A clear beside it is not undone: before and after each window its namespace's clear epoch is
-compared with that of the beginning. Where it has risen, the import takes no more pages of that
-namespace, and clears it again if the clear fell into a window: pages of that window could have been
-stored behind it. The epoch of a listing rises before the core clears, so what was stored before an
-epoch was seen unchanged is taken by any clear that comes.
+A clear beside it is not undone: every store says the namespace's clear epoch of the beginning, and
+the daemon drops what is older than a clear. From then on the import takes no more pages of that
+namespace.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,13 +27,7 @@ from kvwarehouse.backup.target import Target
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.listed import stored_pages
 from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
-from kvwarehouse.errors import (
-    CapacityError,
-    StorageError,
-    TransportError,
-    UsageError,
-    WarehouseError,
-)
+from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
 
 WINDOW_BYTES: Final = 16 << 20
 """Of verified pages in memory at a time, and one page more."""
@@ -59,7 +49,7 @@ class ImportCounts:
     left: int = 0
     """Not stored: there was no room."""
     cleared: int = 0
-    """Not stored, or removed again: the namespace was cleared meanwhile."""
+    """Not stored: the namespace was cleared meanwhile."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Not stored, by the daemon's reason, or "no_parent"."""
 
@@ -118,60 +108,52 @@ class Import:
         space = window.runs[0][0].namespace
         if space is not self._space:
             self._space, self._path = space, PromptPath()
-        if self._target.is_cleared(space.id):
+        if self._is_cleared(window.runs[0][0]):
             self.counts.cleared += window.pages
             return
-        before = dataclasses.replace(self.counts, dropped=self.counts.dropped.copy())
-        try:
-            forgotten = not self._stored(window)
-        except BaseException:
-            with suppress(WarehouseError):  # where the daemon is gone, nothing can be asked
-                if self._target.is_cleared(space.id):
-                    self._target.clear_again(space.id)
-            raise
-        if forgotten or self._target.is_cleared(space.id):
-            self._target.clear_again(space.id)
-            before.cleared += window.pages
-            self.counts = before
-        self._rate.spend((self.counts.stored - before.stored) * space.page_bytes)
-
-    def _stored(self, window: _Window) -> bool:
-        """False: the daemon does not know the namespace any more."""
+        stored = self.counts.stored
         self._room.look()
-        opened = self._target.opened(window.runs[0][0].namespace.id)
-        try:
-            for run in window.runs:
-                self._take_run(opened, run)
-        except UsageError as error:
-            if error.code not in UNKNOWN_NAMESPACE:
-                raise
-            return False
-        return True
+        for run in window.runs:
+            try:
+                self._take_run(run)
+            except UsageError as error:
+                if error.code not in UNKNOWN_NAMESPACE:
+                    raise
+                self.counts.cleared += len(run)  # forgotten: it has no page any more
+        self._rate.spend((self.counts.stored - stored) * space.page_bytes)
 
-    def _take_run(self, opened: OpenNamespace, run: list[BackupPage]) -> None:
+    def _take_run(self, run: list[BackupPage]) -> None:
         """Passes over what is there, and stores the rest as far as there is room for it."""
-        first, counts, space = run[0].position, self.counts, opened.space
+        opened = self._target.opened(run[0].namespace.id)
+        first, space = run[0].position, opened.space
         self._path.cut(first)
         for page in run:
             self._path.add(page.witness, by_tokens=page.by_tokens)
         there = stored_pages(opened, **self._path.prefix()) - first
         if there < 0:
-            self._not_stored(len(run), "no_parent")
+            self._not_stored(run, "no_parent")
             return
-        counts.already += min(there, len(run))
         rest = run[there:]
         fit = 0 if self.full else self._room.take(len(rest), space.shards, space.page_bytes)
         self.full = self.full or fit < len(rest)
         stored, why = self._store(opened, rest[:fit])
-        counts.stored += stored
+        self.counts.already += len(run) - len(rest)
+        self.counts.stored += stored
         self.full = self.full or why in _FULL
-        self._not_stored(len(rest) - stored, why)
+        self._not_stored(rest[stored:], why)
 
-    def _not_stored(self, pages: int, why: str) -> None:
+    def _not_stored(self, pages: list[BackupPage], why: str) -> None:
+        if not pages:
+            return
         if self.full:
-            self.counts.left += pages
-        elif pages:
-            self.counts.dropped[why] += pages
+            self.counts.left += len(pages)
+        elif why == "cleared" or (why == "no_parent" and self._is_cleared(pages[0])):
+            self.counts.cleared += len(pages)
+        else:
+            self.counts.dropped[why] += len(pages)
+
+    def _is_cleared(self, page: BackupPage) -> bool:
+        return self._target.is_cleared(page.namespace.id)
 
     def _store(self, opened: OpenNamespace, pages: list[BackupPage]) -> tuple[int, str]:
         """How many were stored, and why the next was not. All shards of some, then of the next: a
@@ -188,6 +170,7 @@ class Import:
     def _store_batch(self, opened: OpenNamespace, pages: list[BackupPage]) -> tuple[int, str]:
         """What is refused for now is asked for again, a few times."""
         first, shards = pages[0].position, _shards(opened, pages)
+        epoch = self._target.epoch(opened.space.id)
         prefix = self._path.prefix(first + len(pages))
         done, why = 0, ""
         for attempt in range(_TRIES):
@@ -201,11 +184,14 @@ class Import:
                     shard=number,
                     first=first + done,
                     timeout_s=self._timeout_s,
+                    since_epoch=epoch,
                 )
                 dropped |= stored.dropped
             done = stored_pages(opened, **prefix) - first
-            why = next(iter(_FULL & dropped.keys() or dropped), "later")
-            if done == len(pages) or done < 0 or (why in _FULL and not self._insists):
+            told = {"cleared"} & dropped.keys() or _FULL & dropped.keys() or dropped
+            why = next(iter(told), "later")
+            refused = why == "cleared" or (why in _FULL and not self._insists)
+            if done == len(pages) or done < 0 or refused:
                 break
             _refuse_lost(dropped)
         return max(0, done), "no_parent" if done < 0 else why

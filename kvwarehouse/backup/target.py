@@ -12,7 +12,6 @@ from kvwarehouse.backup.backup_file import BackupNamespace
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.listed import open_listed
-from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Namespace
 
@@ -58,6 +57,10 @@ class Target:
     def opened(self, namespace_id: bytes) -> OpenNamespace:
         return self._opened[namespace_id]
 
+    def epoch(self, namespace_id: bytes) -> int:
+        """Its clear epoch at the beginning: what is stored belongs to it."""
+        return self._epochs[namespace_id]
+
     def is_cleared(self, namespace_id: bytes) -> bool:
         """Whether it was cleared or forgotten since the beginning; asks the daemon."""
         if namespace_id not in self._cleared:
@@ -65,14 +68,6 @@ class Target:
             if now.get(namespace_id, _NO_EPOCH) != self._epochs[namespace_id]:
                 self._cleared.add(namespace_id)
         return namespace_id in self._cleared
-
-    def clear_again(self, namespace_id: bytes) -> None:
-        """Takes out what came in behind a clear. Raises StorageError where that is not durable."""
-        try:
-            self._client.clear(namespace_id)
-        except UsageError as error:
-            if error.code not in UNKNOWN_NAMESPACE:
-                raise  # forgotten: then it has no page
 
 
 def _with_salt(namespace: BackupNamespace, salts: Sequence[str]) -> Namespace | None:

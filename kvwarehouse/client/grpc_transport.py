@@ -8,7 +8,7 @@ whole pages. A Filling belongs to one load; all else is thread-safe, as the chan
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 from kvwarehouse.client.endpoint import server_wait_s
 from kvwarehouse.client.prompt import Prefix, Runs
@@ -16,7 +16,7 @@ from kvwarehouse.client.regions import Regions
 from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
 from kvwarehouse.client.rpc import Call, Channel
 from kvwarehouse.client.transport import Transport, unshared
-from kvwarehouse.errors import TransportError
+from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 from kvwarehouse.wire import CHUNK_BYTES, prefix_to_wire
 from kvwarehouse.wire import warehouse_pb2 as pb
@@ -51,7 +51,8 @@ class Grpc(Transport):
         raise self._calls.without_summary()
 
     def store(self, request: StoreRequest) -> StoreResult:
-        return self._channel.ask(self._calls.store(request))
+        with self._calls.since_refused(request):
+            return self._channel.ask(self._calls.store(request))
 
     def close(self) -> None:
         """Nothing of its own: the channel belongs to the client."""
@@ -104,11 +105,29 @@ class PageCalls:
         )
 
         def parts() -> Iterator[pb.StoreRequest]:
-            yield pb.StoreRequest(header=header)
+            if request.since_epoch is None:
+                yield pb.StoreRequest(header=header)
+            else:
+                since = pb.StoreSince(header=header, clear_epoch=request.since_epoch)
+                yield pb.StoreRequest(since=since)
             for chunk in chunks(request.pages):
                 yield pb.StoreRequest(data=chunk)
 
         return Call("Store", parts, _stored, request.timeout_s or None)
+
+    @contextmanager
+    def since_refused(self, request: StoreRequest) -> Iterator[None]:
+        """Says why an older daemon refuses a store with a clear epoch."""
+        try:
+            yield
+        except UsageError as error:
+            if request.since_epoch is None or error.code != "no_header":
+                raise
+            raise UsageError(
+                f"the daemon at {self._address} is older than this client, and cannot tell whether"
+                " the namespace was cleared since; restart it with this version",
+                code="since_unknown",
+            ) from error
 
     def _to_wire(self, prefix: Prefix) -> pb.Prefix:
         if isinstance(prefix.keys, Runs):

@@ -101,7 +101,7 @@ class OpenNamespace:
             return request.missed()
         return self._call(self._transport.load, request, request.missed)
 
-    def store(
+    def store(  # noqa: PLR0913  each may be left out
         self,
         tokens: Any = None,
         pages: Any = None,
@@ -110,6 +110,7 @@ class OpenNamespace:
         keys: Keys | None = None,
         first: int = 0,
         timeout_s: float = 5.0,
+        since_epoch: int | None = None,
     ) -> StoreResult:
         """Stores one shard of every whole page of the prompt, from page `first` on.
 
@@ -118,11 +119,17 @@ class OpenNamespace:
         see Regions.on_device. A page can be loaded by anyone once all its shards are stored. Blocks
         for the copy and one or two short calls, at most timeout_s.
 
+        since_epoch: the `clear_epoch` that a listing had for the namespace when the pages were
+        taken from wherever they come from; if it was cleared after that, none of them is stored,
+        and they are dropped as "cleared". None: they are new.
+
         Returns what was stored, was there already, and was dropped by reason (the warehouse is
         full, draining, ...): dropping is not an error, and ends its own run of keys only. Raises
-        UsageError on bad input, TransportError when there is no daemon; nothing half-stored is ever
-        visible."""
-        request = StoreRequest.checked(self.space, tokens, keys, pages, first, shard, timeout_s)
+        UsageError on bad input, and (code "since_unknown") where the daemon is too old for
+        since_epoch; TransportError when there is no daemon; nothing half-stored is ever visible."""
+        request = StoreRequest.checked(
+            self.space, tokens, keys, pages, first, shard, timeout_s, since_epoch
+        )
         if not request.pages.count:
             return StoreResult(0, 0, {})
         return self._call(self._transport.store, request)

@@ -7,7 +7,7 @@ Immutable; thread-safe as the caller's buffers are.
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from kvwarehouse.client.prompt import Keys, Prefix, Runs, prefix_of
 from kvwarehouse.client.regions import Regions, rows_of
 from kvwarehouse.errors import UsageError
 from kvwarehouse.types import Loaded, Match, Namespace
+
+_LAST_EPOCH: Final = (1 << 64) - 1
 
 
 class LookupRequest(NamedTuple):
@@ -103,6 +105,8 @@ class StoreRequest(NamedTuple):
     shard: int
     pages: Regions
     timeout_s: float
+    since_epoch: int | None = None
+    """The clear epoch that the pages belong to."""
 
     @classmethod
     def checked(  # noqa: PLR0913  the arguments of OpenNamespace.store
@@ -114,15 +118,19 @@ class StoreRequest(NamedTuple):
         first: int,
         shard: int,
         timeout_s: float,
+        since_epoch: int | None,
     ) -> Self:
         """Raises UsageError."""
         prefix = prefix_of(space, tokens, keys)
         first = _checked_first(first, prefix)
         shard = _checked_shard(shard, space)
         timeout_s = checked_timeout(timeout_s)
+        if since_epoch is not None:
+            why = "it is the clear_epoch of a listed namespace"
+            since_epoch = _index("since_epoch", since_epoch, _LAST_EPOCH, why)
         regions = _checked_regions(space, pages, "pages", writable=False)
         _check_count(regions.count, prefix, first)
-        return cls(space, prefix, first, shard, regions, timeout_s)
+        return cls(space, prefix, first, shard, regions, timeout_s, since_epoch)
 
 
 class PinRequest(NamedTuple):

@@ -81,6 +81,7 @@ class SharedMemory(Transport):
             self._native_regions(request.pages),
             request.shard,
             request.timeout_s,
+            request.since_epoch,
         )
         return StoreResult(stored, already, dropped)
 

@@ -307,8 +307,10 @@ class NativeClient:
         regions: Regions,
         shard: int,
         timeout_s: float,
+        since: int | None = None,
     ) -> tuple[int, int, dict[str, int]]:
-        """Pages stored, already there, and dropped by reason."""
+        """Pages stored, already there, and dropped by reason. since: the clear epoch that they
+        belong to."""
     def pin(
         self,
         id: bytes,

@@ -75,9 +75,11 @@ class WarehouseService(wire.WarehouseServicer):
         self, request_iterator: Iterator[pb.StoreRequest], context: grpc.ServicerContext
     ) -> pb.StoreResponse:
         head = next(request_iterator, pb.StoreRequest())
-        if head.WhichOneof("part") != "header":
+        part = head.WhichOneof("part")
+        if part not in ("header", "since"):
             raise UsageError("the first message of a store must be its header", code="no_header")
-        header = head.header
+        since = head.since.clear_epoch if part == "since" else None
+        header = head.since.header if part == "since" else head.header
         pages = span(
             self._warehouse.namespace(header.namespace_id),
             wire.prefix_from_wire(header.prefix),
@@ -86,7 +88,7 @@ class WarehouseService(wire.WarehouseServicer):
             shard=header.shard,
         )
         stored, already, dropped = self._transfer.store(
-            pages, _data(request_iterator), Deadline.of(context)
+            pages, _data(request_iterator), Deadline.of(context), since
         )
         return pb.StoreResponse(stored=stored, already=already, dropped=dropped)
 

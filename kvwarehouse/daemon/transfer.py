@@ -194,10 +194,15 @@ class GrpcTransfer:
         )
 
     def store(
-        self, span: TransferSpan, chunks: Iterator[bytes], deadline: Deadline
+        self,
+        span: TransferSpan,
+        chunks: Iterator[bytes],
+        deadline: Deadline,
+        since: int | None = None,
     ) -> tuple[int, int, dict[str, int]]:
-        """Stores the pages whose bytes `chunks` are: (stored, already, dropped by reason). Raises
-        UsageError when there are more or fewer bytes; batches that were whole are stored then."""
+        """Stores the pages whose bytes `chunks` are: (stored, already, dropped by reason). since:
+        the clear epoch that they belong to. Raises UsageError when there are more or fewer bytes;
+        batches that were whole are stored then."""
         # What was dropped is an answer: it has to leave before the call is cut.
         budget_s = deadline.remaining_s()
         waiting = Deadline(budget_s - min(budget_s * _ANSWER_SHARE, _ANSWER_MOST_S))
@@ -212,6 +217,7 @@ class GrpcTransfer:
                     self._regions.pages(rows, False),
                     span.shard,
                     waiting.within_s(MAX_WAIT_S),
+                    since,
                 )
                 stored, already = stored + new, already + old
                 for reason, pages in refused.items():

@@ -142,11 +142,12 @@ nb::tuple load(Client& client, const nb::bytes& id, nb::handle tokens, nb::handl
 }
 
 nb::tuple store(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys,
-                size_t first, const Regions& regions, uint32_t shard, double timeout_s) {
+                size_t first, const Regions& regions, uint32_t shard, double timeout_s,
+                std::optional<uint64_t> since) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
   auto report = pages.without_gil([&](Prompt& prompt) {
-    return client.store(space, prompt, first, regions, shard, to_ns(timeout_s));
+    return client.store(space, prompt, first, regions, shard, to_ns(timeout_s), since);
   });
   return nb::make_tuple(report.stored, report.already, dict_of(report.dropped));
 }
@@ -243,7 +244,7 @@ void bind_client(nb::module_& m) {
       .def("load", &load, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("regions"), arg("shard"), arg("timeout_s"))
       .def("store", &store, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
-           arg("regions"), arg("shard"), arg("timeout_s"))
+           arg("regions"), arg("shard"), arg("timeout_s"), arg("since") = nb::none())
       .def("pin", &pin, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("timeout_s"), nb::keep_alive<0, 1>())
       .def(

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,9 +75,11 @@ class Client {
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.
   LoadReport load(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
                   uint32_t shard, uint64_t timeout_ns);
-  // Stores page first + i from regions[i]. Returns when all is sealed, refused or late.
+  // Stores page first + i from regions[i]. Returns when all is sealed, refused or late. `since`:
+  // the clear epoch that their bytes belong to; if the namespace was cleared after it, they are
+  // dropped as "cleared". Throws Error usage "since_unknown" where the daemon is too old for that.
   StoreReport store(const Key& namespace_id, Prompt& prompt, size_t first, const Regions& regions,
-                    uint32_t shard, uint64_t timeout_ns);
+                    uint32_t shard, uint64_t timeout_ns, std::optional<uint64_t> since = {});
   // Makes a device one that regions may lie in: `image` are the kernels, compiled for it. Takes the
   // memory of one call there, where there is some: calls need take none while an engine serves.
   // Maps what the daemon has in HBM there, where it says so in a moment; else the first load does.

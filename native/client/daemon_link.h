@@ -45,11 +45,13 @@ struct Attachment {
              uint32_t welcome_flags)
       : view(std::move(its_view)),
         session(std::move(its_session)),
+        knows_since((welcome_flags & kWelcomeSince) != 0),
         segments((welcome_flags & kWelcomeLocates) != 0),
         hbm((welcome_flags & kWelcomeHbm) != 0) {}
 
   const std::shared_ptr<const View> view;
   const std::shared_ptr<ClientSession> session;
+  const bool knows_since;  // kExchangeSince
   SegmentFolder segments;
   HbmCopies hbm;
 };

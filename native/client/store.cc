@@ -40,12 +40,13 @@ constexpr uint64_t kSealGraceNs = 100 * kMillisecondNs;  // to seal what is copi
 class StoreCall {
  public:
   StoreCall(const ClientCall& call, Gpus& gpus, size_t first, const Regions& regions,
-            uint32_t shard)
+            uint32_t shard, std::optional<uint64_t> since)
       : call_(call),
         prompt_(call.prompt),
         first_(first),
         writer_(page_writer(call, gpus, regions)),
         shard_(shard),
+        since_(since),
         next_(first),
         end_(std::min(call.prompt.pages(), first + regions.count())) {
     const uint64_t limit = call.view().control().reserve_limit_bytes.value.load();
@@ -95,10 +96,12 @@ class StoreCall {
                   "the arena file lacks memory that this store has written: it was cut, or its "
                   "filesystem is full; see the daemon's log, and connect again");
     Writer message(MessageType::exchange);
+    if (since_) message.put(*since_);
     message.put(call_.shape().id);
     for (const Seal& seal : seals) message.put(seal);
     const std::vector<size_t> asked = add_reserves(message);
-    message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(asked.size()));
+    message.set_counts(static_cast<uint32_t>(seals.size()), static_cast<uint32_t>(asked.size()),
+                       since_ ? kExchangeSince : 0);
     Connection::Reply reply;
     try {
       reply = call_.link.exchange(*call_.daemon, message, seals, asked.size(), shard_,
@@ -243,6 +246,7 @@ class StoreCall {
   size_t first_;
   std::unique_ptr<PageWriter> writer_;
   uint32_t shard_;
+  std::optional<uint64_t> since_;
   size_t next_, end_;
   size_t window_, asks_ = 0;      // pages of an exchange, and of the next one
   std::vector<Waiting> waiting_;  // ascending, all before next_
@@ -251,13 +255,18 @@ class StoreCall {
 };
 
 StoreReport Client::store(const Key& namespace_id, Prompt& prompt, size_t first,
-                          const Regions& regions, uint32_t shard, uint64_t timeout_ns) {
+                          const Regions& regions, uint32_t shard, uint64_t timeout_ns,
+                          std::optional<uint64_t> since) {
   if (link_.options().read_only)
     throw Error(ErrorKind::usage, "read_only",
                 "this client was connected read-only; connect another one to store");
   const auto call = ClientCall::open(link_, namespace_id, prompt, true, now_ns() + timeout_ns);
   call.check_pages(regions, shard);
-  StoreReport report = StoreCall(call, gpus_, first, regions, shard).run();
+  if (since && !call.daemon->knows_since)
+    throw Error(ErrorKind::usage, "since_unknown",
+                "the daemon is older than this client, and cannot tell whether the namespace was "
+                "cleared since; restart it with this version");
+  StoreReport report = StoreCall(call, gpus_, first, regions, shard, since).run();
   ClientSession& session = call.session();
   session.count(Counter::stores);
   session.count(Counter::pages_stored, report.stored);

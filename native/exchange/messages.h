@@ -54,6 +54,12 @@ inline constexpr uint32_t kHelloReadOnly =
 // hangs up on a message that it does not know, so nobody asks without it.
 inline constexpr uint32_t kWelcomeLocates = 1;
 inline constexpr uint32_t kWelcomeHbm = 2;  // likewise: it has an HBM tier and answers `hbm`
+// It knows kExchangeSince. An older daemon ignores flags of requests, and would take the epoch for
+// the namespace.
+inline constexpr uint32_t kWelcomeSince = 8;
+// In the flags of an exchange: its body begins with the clear epoch that the bytes belong to. In a
+// namespace that was cleared after it nothing is reserved (`cleared`).
+inline constexpr uint32_t kExchangeSince = 1;
 // A welcome lists at most so many unsettled slots, in the order of slot and shard. The client says
 // hello again, with the last of them, for those behind it.
 inline constexpr uint32_t kUnsettledPerWelcome = 4096;
@@ -85,8 +91,8 @@ struct Seal {
   uint32_t shard;
 };
 
-// exchange: Key namespace_id, then `first` Seals, then `second` Reserves, each followed by its
-// witness padded to 8 bytes.
+// exchange: with kExchangeSince a uint64_t epoch, then Key namespace_id, `first` Seals and `second`
+// Reserves, each followed by its witness padded to 8 bytes.
 struct Reserve {
   Key key;
   Key parent;

@@ -10,6 +10,7 @@ namespace {
 void walk(const MessageHead& head, Reader body) {
   switch (head.type) {
     case MessageType::exchange: {
+      if ((head.flags & kExchangeSince) != 0) body.take<uint64_t>();
       body.take<Key>();
       body.take_array<Seal>(head.first);
       for (uint32_t i = 0; i < head.second && body.ok(); ++i) {

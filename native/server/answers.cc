@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -137,7 +138,7 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
   writer.put(Welcome{id, arena.incarnation(), arena.control().warehouse_id});
   writer.put_bytes(unsettled.data(), unsettled.size() * sizeof(SlotRef));
   writer.set_counts(static_cast<uint32_t>(unsettled.size()), count,
-                    (warehouse_->has_log() ? kWelcomeLocates : 0) |
+                    kWelcomeSince | (warehouse_->has_log() ? kWelcomeLocates : 0) |
                         (warehouse_->hbm() != nullptr ? kWelcomeHbm : 0));
   return send(connection, writer.finish(), std::span(descriptors).first(count));
 }
@@ -145,6 +146,7 @@ bool Server::answer_hello(Connection& connection, const MessageHead& head, Reade
 bool Server::answer_exchange(Connection& connection, const MessageHead& head, Reader& body) {
   if (connection.read_only)
     throw Error(ErrorKind::usage, "read_only", "this session is read-only: it cannot store");
+  const uint64_t* since = (head.flags & kExchangeSince) != 0 ? body.take<uint64_t>() : nullptr;
   const Key* space = body.take<Key>();
   const Seal* seals = body.take_array<Seal>(head.first);
   std::vector<ReserveRequest> requests;
@@ -158,7 +160,8 @@ bool Server::answer_exchange(Connection& connection, const MessageHead& head, Re
   if (!body.ok()) return false;
   std::vector<SealAnswer> sealed;
   std::vector<ReserveAnswer> reserved;
-  warehouse_->exchange(connection.session, *space, std::span(seals, head.first), requests, sealed,
+  const ExchangeTarget target(*space, since == nullptr ? std::nullopt : std::optional(*since));
+  warehouse_->exchange(connection.session, target, std::span(seals, head.first), requests, sealed,
                        reserved);
   Writer writer(MessageType::exchanged, head.request);
   writer.put_bytes(sealed.data(), sealed.size() * sizeof(SealAnswer));

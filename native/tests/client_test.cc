@@ -11,6 +11,7 @@
 
 #include "tests/check.h"
 #include "tests/daemon_world.h"
+#include "tests/slow_line.h"
 
 namespace kvw {
 namespace {
@@ -530,6 +531,43 @@ TEST(forked_child_refuses_calls_and_harms_neither_its_parent_nor_its_own_memory)
   for (uint64_t other = 100; other < 250; ++other)
     Chain(daemon.shape(), other, 1).store_all(*client);
   CHECK_EQ(chain.load(*client, 0), 10);  // still pinned
+}
+
+// --- stores of bytes that may be older than a clear
+
+StoreReport store_since(Client& client, const Chain& chain, uint64_t since) {
+  return chain.store(client, 0, uint64_t{kPatienceMs} * kMillisecondNs, since);
+}
+
+TEST(store_of_bytes_that_are_older_than_a_clear_is_dropped_whole) {
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.start();
+  Client client(daemon.client_options());
+  const Chain chain(daemon.shape(), 1, 300);
+  CHECK_EQ(store_since(client, chain, 0).stored, 300);
+  daemon.call([](Warehouse& w) { return w.clear(0, 7); });
+  const StoreReport late = store_since(client, chain, 6);
+  CHECK_EQ(late.stored + late.already, 0);
+  CHECK_EQ(late.dropped.at("cleared"), 1);
+  CHECK_EQ(late.dropped.at("refused_tail"), 299);
+  CHECK_EQ(chain.found(client), 0);
+  CHECK_EQ(store_since(client, chain, 7).stored, 300);
+  CHECK_EQ(chain.load(client, 0), 300);
+}
+
+TEST(older_daemon_is_not_asked_to_compare_with_clears) {
+  Daemon daemon(shape_of(kShard, 1));
+  daemon.start();
+  SlowLine line(daemon.socket());
+  line.hide(kWelcomeSince);
+  ClientOptions options = daemon.client_options();
+  options.socket_path = line.socket();
+  Client client(options);
+  const Chain chain(daemon.shape(), 1, 4);
+  const uint64_t asked = line.requests();
+  CHECK_THROWS(store_since(client, chain, 0), "since_unknown");
+  CHECK_EQ(line.requests(), asked);
+  CHECK_EQ(chain.store(client, 0).stored, 4);
 }
 
 }  // namespace

@@ -134,14 +134,15 @@ struct Chain {
   Prompt prompt() const { return Prompt::of_tokens(tokens); }
 
   StoreReport store(Client& client, uint32_t shard,
-                    uint64_t timeout_ns = uint64_t{kPatienceMs} * kMillisecondNs) const {
+                    uint64_t timeout_ns = uint64_t{kPatienceMs} * kMillisecondNs,
+                    std::optional<uint64_t> since = {}) const {
     Rows rows(pages.size(), shape.shard_bytes);
     for (size_t at = 0; at < pages.size(); ++at) {
       const auto bytes = bytes_of(pages[at].key, shard, shape.shard_bytes);
       std::memcpy(rows.row(at), bytes.data(), bytes.size());
     }
     Prompt asked = prompt();
-    return client.store(shape.id, asked, 0, rows, shard, timeout_ns);
+    return client.store(shape.id, asked, 0, rows, shard, timeout_ns, since);
   }
   // All shards of a page.
   void store_page(Client& client, size_t at) const {

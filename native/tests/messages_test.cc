@@ -332,6 +332,8 @@ class Garbage {
   }
   Bytes exchange(const NamespaceShape& shape, uint32_t count) {
     writer_ = Writer(MessageType::exchange, 1);
+    const bool since = below(2) == 0;
+    if (since) writer_.put(number());
     writer_.put(shapes_[below(2)].id);
     for (uint32_t i = 0; i < count; ++i)
       writer_.put(Seal{number(), random_(), static_cast<SlotId>(number()),
@@ -342,7 +344,7 @@ class Garbage {
                           static_cast<uint32_t>(1 + below(2)), 64});
       writer_.put_bytes(page.tokens.data(), 64);
     }
-    writer_.set_counts(count, count);
+    writer_.set_counts(count, count, since ? kExchangeSince : 0);
     return copy_of(writer_.finish());
   }
 

@@ -38,6 +38,8 @@ class SlowLine {
   // So many more replies come through; those behind them wait.
   void pass(uint64_t replies) { replies_ = replies; }
   uint64_t requests() const { return requests_; }  // so far
+  // Welcomes of an older daemon, which has not these flags.
+  void hide(uint32_t welcome_flags) { hidden_ = welcome_flags; }
   // Both sides of every connection see a hang-up.
   void cut() {
     cut_ = true;
@@ -99,6 +101,9 @@ class SlowLine {
     const ssize_t got = ::recvmsg(from.get(), &message, MSG_CMSG_CLOEXEC);
     if (got <= 0) return false;
     piece.iov_len = static_cast<size_t>(got);
+    auto* head = reinterpret_cast<MessageHead*>(buffer_.data());
+    if (parse_head(std::span(buffer_).first(piece.iov_len)) && head->type == MessageType::welcome)
+      head->flags &= ~hidden_;
     const bool sent = ::sendmsg(to.get(), &message, MSG_NOSIGNAL) == got;
     for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
          part = CMSG_NXTHDR(&message, part))
@@ -111,6 +116,7 @@ class SlowLine {
   Fd listener_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kMessageBytes);
   std::atomic<uint64_t> replies_{kAll}, requests_{0};
+  std::atomic<uint32_t> hidden_{0};
   std::atomic<bool> cut_{false}, ends_{false};
   std::thread thread_;
 };

@@ -54,6 +54,34 @@ struct Epochs {
 
 }  // namespace
 
+// An import reads a page, the namespace is cleared, and only then is the page stored: it came back.
+TEST(bytes_that_are_older_than_a_clear_are_not_reserved) {
+  World world(shape_of(5000, 1));
+  world.start();
+  Peer peer(world);
+  const uint32_t ordinal = ordinal_in(world);
+  const TestPage stored = world.page(1), reserved = world.page(2), fresh = world.page(3);
+  CHECK(peer.store(stored));
+  const ReserveAnswer grant = peer.reserve_since(0, reserved);
+  CHECK_EQ(grant.answer, Answer::granted);
+  CHECK_EQ(peer.reserve_since(0, stored).answer, Answer::already);
+  world->begin_clear(ordinal, 5);
+  for (const uint64_t since : {0, 4})
+    CHECK_EQ(peer.reserve_since(since, fresh).reason, Reason::cleared);
+  CHECK_EQ(peer.seal(grant, 0, peer.copy(grant, reserved)), Reason::cleared);
+  for (PageId cursor = 0; cursor != kNoPage;) world->clear_some(ordinal, 5, cursor);
+  CHECK_EQ(peer.reserve_since(4, fresh).reason, Reason::cleared);
+  // Neither is what others stored since theirs.
+  CHECK(peer.store(stored));
+  CHECK_EQ(peer.reserve_since(4, stored).reason, Reason::cleared);
+  CHECK_EQ(peer.reserve_since(5, stored).answer, Answer::already);
+  CHECK_EQ(peer.reserve_since(5, fresh).answer, Answer::granted);
+  world.restart();
+  peer.hello();
+  world->add_namespace(kMaxNamespaces, world.shape(), 5);  // as the ledger has it
+  CHECK_EQ(peer.reserve_since(4, reserved).reason, Reason::cleared);
+}
+
 TEST(what_is_stored_beside_a_clear_is_built_on_nothing_that_it_takes) {
   World world(shape_of(5000, 1));
   world.start();

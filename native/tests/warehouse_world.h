@@ -259,8 +259,12 @@ class Peer {
   ReserveAnswer reserve(const TestPage& page, uint32_t shard = 0) {
     return reserve_as(page, shard, page.witness());
   }
-  ReserveAnswer reserve_as(const TestPage& page, uint32_t shard,
-                           std::span<const std::byte> witness) {
+  // Of bytes that belong to the clear epoch `since`.
+  ReserveAnswer reserve_since(uint64_t since, const TestPage& page) {
+    return reserve_as(page, 0, page.witness(), since);
+  }
+  ReserveAnswer reserve_as(const TestPage& page, uint32_t shard, std::span<const std::byte> witness,
+                           std::optional<uint64_t> since = {}) {
     const Reserve fields{page.key,
                          page.parent,
                          page.position,
@@ -270,7 +274,7 @@ class Peer {
     const std::array<ReserveRequest, 1> requests{{{&fields, witness.data()}}};
     std::vector<SealAnswer> sealed;
     std::vector<ReserveAnswer> answers;
-    (*world_)->exchange(id(), shape_.id, {}, requests, sealed, answers);
+    (*world_)->exchange(id(), {shape_.id, since}, {}, requests, sealed, answers);
     return answers.at(0);
   }
   std::byte* place(SlotId slot, uint32_t shard) const {

@@ -48,17 +48,19 @@ Reservations::Reservations(WarehouseState& state, const Parts& parts)
   state.arena.control().reserve_limit_bytes.value.store(limit_bytes_ / 2);
 }
 
-void Reservations::exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
-                            std::span<const ReserveRequest> reserves,
+void Reservations::exchange(SessionId session, const ExchangeTarget& target,
+                            std::span<const Seal> seals, std::span<const ReserveRequest> reserves,
                             std::vector<SealAnswer>& sealed, std::vector<ReserveAnswer>& reserved) {
-  const int ordinal = state_.ordinal_of(namespace_id);
+  const int ordinal = state_.ordinal_of(target.namespace_id);
   if (ordinal < 0 && !reserves.empty())
     throw Error(ErrorKind::usage, "namespace_unknown",
-                "namespace " + to_hex(namespace_id) + " is not open here; open it again");
+                "namespace " + to_hex(target.namespace_id) + " is not open here; open it again");
   parts_.uses.count_stores();
   state_.sessions.pins_are_old();  // whoever asks now may have let some go
+  const bool outdated =
+      ordinal >= 0 && target.since && *target.since < state_.spaces[ordinal].clear_epoch;
   const Step step{session, static_cast<uint16_t>(ordinal), state_.clock.boot_ns(),
-                  state_.clock.wall_ns()};
+                  state_.clock.wall_ns(), outdated};
   sealed.reserve(seals.size());
   for (size_t at = 0; at < seals.size(); ++at) {
     if (at + kPrefetchAhead < seals.size()) prefetch(seals[at + kPrefetchAhead]);
@@ -169,6 +171,8 @@ ReserveAnswer Reservations::reserve(const Step& step, const ReserveRequest& requ
   const NamespaceShape& shape = state_.spaces[step.ordinal].shape;
   if (fields.shard >= shape.shards || !witness_fits(fields, shape)) return drop(Reason::mismatch);
   if (draining_) return drop(Reason::draining);
+  // What is reserved now and cleared later leaves with its clear, like every store.
+  if (step.outdated) return drop(Reason::cleared);
   if (const SlotId open = group_to_join(fields.key); open != kNoSlot) {
     // A group has room for the owners of its own namespace's shards, not of any other's.
     if (state_.groups.find(open)->space != step.ordinal) return drop(Reason::mismatch);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -16,6 +17,17 @@
 #include "warehouse/write_admission.h"
 
 namespace kvw {
+
+// Which namespace an exchange stores into. `since`: the clear epoch that its bytes belong to, where
+// they may be older than the exchange.
+struct ExchangeTarget {
+  // Implicit: most are a namespace and nothing else.
+  ExchangeTarget(const Key& id, std::optional<uint64_t> epoch = {})
+      : namespace_id(id), since(epoch) {}
+
+  Key namespace_id;
+  std::optional<uint64_t> since;
+};
 
 struct ReserveRequest {
   const Reserve* fields;
@@ -36,7 +48,7 @@ class Reservations {
   Reservations(WarehouseState& state, const Parts& parts);
 
   // See Warehouse::exchange().
-  void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
+  void exchange(SessionId session, const ExchangeTarget& target, std::span<const Seal> seals,
                 std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
                 std::vector<ReserveAnswer>& reserved);
   // What the session was granted and will never seal.
@@ -56,6 +68,7 @@ class Reservations {
     SessionId session;
     uint16_t ordinal;
     uint64_t boot_ns, wall_ns;
+    bool outdated;  // its bytes are older than a clear of the namespace
   };
 
   Reason seal(const Step& step, const Seal& seal);

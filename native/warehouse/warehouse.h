@@ -53,10 +53,10 @@ class Warehouse final : public nvme::LogHost {
   Registry& sessions() { return state_.sessions; }
   // One engine step. Answers are in the order of the requests. Throws Error (usage
   // "namespace_unknown") before anything is done.
-  void exchange(SessionId session, const Key& namespace_id, std::span<const Seal> seals,
+  void exchange(SessionId session, const ExchangeTarget& target, std::span<const Seal> seals,
                 std::span<const ReserveRequest> reserves, std::vector<SealAnswer>& sealed,
                 std::vector<ReserveAnswer>& reserved) {
-    reservations_.exchange(session, namespace_id, seals, reserves, sealed, reserved);
+    reservations_.exchange(session, target, seals, reserves, sealed, reserved);
   }
   // What the curve makes of an exchange, which takes a tenth as long as the exchange itself: for
   // when the answer is on its way. Else the next one, a tick or the curve's reader does it.

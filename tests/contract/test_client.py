@@ -210,6 +210,22 @@ def test_clear_makes_every_page_a_miss(
     assert ns.store(TOKENS, pages).stored == 10
 
 
+def test_store_of_pages_that_are_older_than_a_clear_is_dropped(
+    client: Client, ns: OpenNamespace, pages: Any
+) -> None:
+    def epoch() -> int:
+        return next(each.clear_epoch for each in client.namespaces() if each.id == ns.space.id)
+
+    before = epoch()
+    assert ns.store(TOKENS[:20], pages[:5], since_epoch=before).stored == 5
+    client.clear(ns)
+    late = ns.store(TOKENS, pages, since_epoch=before)
+    assert (late.stored, late.already) == (0, 0)
+    assert late.dropped == {"cleared": 1, "refused_tail": 9}
+    assert ns.lookup(TOKENS).pages == 0
+    assert ns.store(TOKENS, pages, since_epoch=epoch()).stored == 10
+
+
 def test_clear_of_everything_is_said_in_words(
     client: Client, ns: OpenNamespace, space: Namespace, pages: Any
 ) -> None:
@@ -338,6 +354,8 @@ def test_status_counts_the_pages_that_are_stored(
         (lambda ns: ns.store(TOKENS, empty(10), first=1), "bad_pages"),
         (lambda ns: ns.store(TOKENS), "bad_pages"),
         (lambda ns: ns.store(keys=[b"x"], pages=empty(2)), "bad_pages"),
+        (lambda ns: ns.store(TOKENS, empty(10), since_epoch=-1), "bad_since_epoch"),
+        (lambda ns: ns.store(TOKENS, empty(10), since_epoch=2**64), "bad_since_epoch"),
     ],
 )
 def test_bad_input_is_refused_and_the_client_goes_on(

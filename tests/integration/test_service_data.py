@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from kvwarehouse import errors, wire
+from kvwarehouse.client.connect import connect_grpc
+from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.types import Namespace
 from kvwarehouse.wire import warehouse_pb2 as pb
 from testkit.served import Served
@@ -196,6 +199,30 @@ def test_store_that_does_not_follow_the_protocol_is_refused(served: Served) -> N
     ):
         error = refused(lambda parts=parts: served.stub.Store(iter(parts), timeout=TIMEOUT_S))
         assert error.code == code
+
+
+def test_daemon_that_does_not_know_clear_epochs_is_told_by_its_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To an older daemon the first message has no part that it knows."""
+    as_now = WarehouseService.Store
+
+    def older(self: Any, requests: Any, context: Any) -> pb.StoreResponse:
+        first = next(requests)
+        known = pb.StoreRequest() if first.WhichOneof("part") == "since" else first
+        return as_now(self, chain([known], requests), context)
+
+    monkeypatch.setattr(WarehouseService, "Store", older)
+    with (
+        Served(tmp_path) as served,
+        connect_grpc(f"unix://{served.config.socket}") as client,
+    ):
+        ns, tokens, pages = client.open(SMALL), range(28), content(7, SMALL.page_bytes)
+        with pytest.raises(errors.UsageError, match="older than this client") as caught:
+            ns.store(tokens, pages, since_epoch=0)
+        assert caught.value.code == "since_unknown"
+        assert ns.lookup(tokens).pages == 0
+        assert ns.store(tokens, pages).stored == 7
 
 
 def test_page_larger_than_the_staging_memory_is_refused_by_name(served: Served) -> None:

@@ -64,12 +64,22 @@ class LookupResponse(_message.Message):
     def __init__(self, pages: _Optional[int] = ..., tokens: _Optional[int] = ..., dram_pages: _Optional[int] = ..., nvme_pages: _Optional[int] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
-    __slots__ = ("header", "data")
+    __slots__ = ("header", "data", "since")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     header: StoreHeader
     data: bytes
-    def __init__(self, header: _Optional[_Union[StoreHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    since: StoreSince
+    def __init__(self, header: _Optional[_Union[StoreHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., since: _Optional[_Union[StoreSince, _Mapping]] = ...) -> None: ...
+
+class StoreSince(_message.Message):
+    __slots__ = ("header", "clear_epoch")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    header: StoreHeader
+    clear_epoch: int
+    def __init__(self, header: _Optional[_Union[StoreHeader, _Mapping]] = ..., clear_epoch: _Optional[int] = ...) -> None: ...
 
 class StoreHeader(_message.Message):
     __slots__ = ("namespace_id", "prefix", "first", "pages", "shard")

@@ -296,11 +296,24 @@ class FakeClient:
         return filled, {"missing": left} if left else {}
 
     def store(  # noqa: PLR0913  as the native one
-        self, id: bytes, tokens: Any, keys: Any, first: int, regions: Any, shard: int, wait: float
+        self,
+        id: bytes,
+        tokens: Any,
+        keys: Any,
+        first: int,
+        regions: Any,
+        shard: int,
+        wait: float,
+        since: int | None = None,
     ) -> tuple[int, int, dict[str, int]]:
+        pages = len(regions.array)
         if self._core.draining:
-            return 0, 0, {"draining": len(regions.array)}
+            return 0, 0, {"draining": pages}
         ordinal, *_ = self._space(id)
+        if since is not None and any(
+            since < epoch for cleared, epoch in self._core.clears if cleared == ordinal
+        ):
+            return 0, 0, {"cleared": 1, "refused_tail": pages - 1}
         stored = already = 0
         for row, key in zip(regions.array, self._keys(id, tokens, keys)[first:], strict=False):
             slots = self._core.slots.setdefault((ordinal, key), {})
