@@ -30,22 +30,19 @@ _PREFIX_ADVICE: Final = (
     f"what begins with {ENVIRONMENT_PREFIX} is ours; another program takes another prefix"
 )
 
-OTHER_VARIABLES: Final = frozenset(
-    {
-        "KVW_ADDRESS",
-        "KVW_CONFIG",
-        "KVW_COPY_PATH",
-        "KVW_CUDA_DRIVER",
-        "KVW_DAEMON_UID",
-        "KVW_NO_APT",
-        "KVW_NVRTC",
-        "KVW_ROUNDS",
-        "KVW_SEED",
-        "KVW_TOKEN",
-    }
-)
-"""With the prefix, but not settings of the daemon: the file, the client's, the core's, tests',
-make's."""
+OTHER_VARIABLES: Final[Mapping[str, str]] = {
+    "KVW_ADDRESS": "where commands and clients find their daemon, as --address of a command",
+    "KVW_CONFIG": "the file of settings, as --config of `serve`",
+    "KVW_COPY_PATH": "how the core copies pages, in place of the best that the processor has",
+    "KVW_CUDA_DRIVER": "the library in place of CUDA's driver (tests)",
+    "KVW_DAEMON_UID": "a user whose daemon clients trust, beside their own and root",
+    "KVW_NO_APT": "`make setup` says which packages are missing, and installs none",
+    "KVW_NVRTC": "the library in place of NVRTC (tests)",
+    "KVW_ROUNDS": "how many times as long random tests run",
+    "KVW_SEED": "the seed of a test run, to repeat it",
+    "KVW_TOKEN": "the token for a daemon at host:port, as --token-file of a command",
+}
+"""With the prefix, but not settings of the daemon, and what each is for."""
 
 TEST_PREFIX: Final = "KVW_TEST_"
 """Variables of the project's own test runs; the daemon does not look at them."""
@@ -421,7 +418,7 @@ def _is_unknown_variable(name: str) -> bool:
 
 def _meant_variable(name: str) -> str:
     """A question for the one that was probably meant, "" where none is close."""
-    close = difflib.get_close_matches(name.upper(), [*_variables(), *sorted(OTHER_VARIABLES)], 1)
+    close = difflib.get_close_matches(name.upper(), [*_variables(), *OTHER_VARIABLES], 1)
     return f"did you mean {close[0]}?" if close else ""
 
 
