@@ -47,7 +47,7 @@ def names() -> dict[str, dict[str, list[str]]]:
     """Kind to lists; a list is what belongs to one command, module or engine."""
     return {
         "command_line": {
-            **{name: _arguments(name) for name in (*_commands(), "")},
+            **{name: _arguments(name) for name in (*commands(), "")},
             "bench measures": sorted(MEASURES),
             "exit codes": [f"{status.name} {int(status)}" for status in Exit],
         },
@@ -68,12 +68,17 @@ def names() -> dict[str, dict[str, list[str]]]:
     }
 
 
-def _commands() -> list[str]:
+def commands() -> list[str]:
     return sorted({*(command.name for command in COMMANDS), *find_plugins()})
 
 
 def _arguments(command: str) -> list[str]:
     """The options and operands of a command ("": of the program itself), asked of its parser."""
+    return sorted(filter(None, (_argument(action) for action in parser_of(command)._actions)))
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """What reads the arguments of a command, one of another package too ("": of the program)."""
     parsers: list[argparse.ArgumentParser] = []
     # Commands that need an extra say so when they are imported, and nothing of it is used here.
     with (
@@ -83,7 +88,7 @@ def _arguments(command: str) -> list[str]:
     ):
         run_command([*filter(None, [command]), "--help"])
     (parser,) = parsers
-    return sorted(filter(None, (_argument(action) for action in parser._actions)))
+    return parser
 
 
 def _argument(action: argparse.Action) -> str:
@@ -126,29 +131,29 @@ def _entry_points() -> dict[str, list[str]]:
 
 
 def _python_codes() -> Iterator[str]:
-    for module in _sources("kvwarehouse", "connectors", "bench", ending=".py"):
+    for module in product_sources("kvwarehouse", "connectors", "bench", ending=".py"):
         for node in ast.walk(ast.parse(module.read_text("utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "code":
-                yield from _texts(node.value)
+                yield from possible_texts(node.value)
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "default_code":
-                yield from _texts(node.value)
+                yield from possible_texts(node.value)
 
 
-def _texts(node: ast.AST | None) -> Iterator[str]:
+def possible_texts(node: ast.AST | None) -> Iterator[str]:
     """The strings that an expression may be."""
     if isinstance(node, ast.IfExp):
-        yield from _texts(node.body)
-        yield from _texts(node.orelse)
+        yield from possible_texts(node.body)
+        yield from possible_texts(node.orelse)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
 
 
 def _native_codes() -> Iterator[str]:
-    for source in _sources("native", ending=".cc"):
+    for source in product_sources("native", ending=".cc"):
         yield from NATIVE_CODE.findall(source.read_text("utf-8"))
 
 
-def _sources(*folders: str, ending: str) -> Iterable[Path]:
+def product_sources(*folders: str, ending: str) -> Iterable[Path]:
     """Of the product: what only tests raise is no user's."""
     found = [path for folder in folders for path in (ROOT / folder).rglob(f"*{ending}")]
     tests = {ROOT / "native" / "tests", ROOT / "native" / "fuzz"}

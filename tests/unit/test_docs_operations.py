@@ -1,14 +1,20 @@
-"""What docs/operations.md tells an operator to write and to watch is there."""
+"""What docs/operations.md and docs/troubleshooting.md tell operators to write, run and watch is
+there."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+
+import pytest
+from public_names import parser_of
 
 from kvwarehouse import config
 from kvwarehouse.daemon.metrics import METRICS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "operations.md").read_text(encoding="utf-8")
 
 
 def test_configuration_file_of_the_document_is_one(tmp_path: Path) -> None:
@@ -18,9 +24,19 @@ def test_configuration_file_of_the_document_is_one(tmp_path: Path) -> None:
     assert found.sources["nvme_capacity_bytes"] == str(file)
 
 
-def test_metrics_of_the_document_are_exported_with_the_labels_it_names() -> None:
-    named = re.findall(r"`(kvwarehouse_\w+)(?:\{\w+=\"(\w+)\"\})?", TEXT)
+@pytest.mark.parametrize("document", ["operations", "troubleshooting"])
+def test_metrics_of_the_document_are_exported_with_the_labels_it_names(document: str) -> None:
+    text = (DOCS / f"{document}.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(kvwarehouse_\w+)(?:\{\w+=\"(\w+)\"\})?", text)
     assert len(named) > 5
     for name, value in named:
         assert name in METRICS
         assert not value or value in METRICS[name].values
+
+
+def test_commands_of_troubleshooting_are_taken() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^kvwarehouse (\w+)(.*)", text, re.MULTILINE)
+    assert len(lines) > 10
+    for command, rest in lines:
+        parser_of(command).parse_args(shlex.split(rest, comments=True))
