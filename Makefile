@@ -21,7 +21,7 @@ ENGINE_PYTEST := bin/python -m pytest -o faulthandler_timeout=900 --durations=15
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 # Tests of other kinds of machines and hours have targets of their own.
-ELSEWHERE := engines gpu
+ELSEWHERE := engines gpu site
 PYTEST := $(BIN)/python -m pytest
 # A process a core, as pytest-xdist counts them. A file stays in one of them, for what its tests share;
 # files in their order, which has long ones early. One process again: ARGS="-n 0"; --pdb does that too.
@@ -45,8 +45,8 @@ setup:  ## .venv with everything to run and test; quick when nothing changed
 
 # The environments of engines and tools, each with a lock and a folder of its own: setup-vllm makes
 # .venv-vllm, and so on.
-.PHONY: setup-lint setup-lowest setup-transformers setup-vllm setup-lmcache setup-dynamo
-setup-lint setup-lowest setup-transformers setup-vllm setup-lmcache setup-dynamo: setup-%: setup
+.PHONY: setup-lint setup-docs setup-lowest setup-transformers setup-vllm setup-lmcache setup-dynamo
+setup-lint setup-docs setup-lowest setup-transformers setup-vllm setup-lmcache setup-dynamo: setup-%: setup
 	@$(SETUP) $*
 
 # SGLang compiles its page hash.
@@ -64,7 +64,7 @@ demo: setup-transformers  ## a real model over real text: what reuse saves (ARGS
 	@.venv-transformers$(L)/bin/kvwarehouse demo $(ARGS)
 
 .PHONY: test
-test: test-native test-python  ## every test that needs no engine and no GPU
+test: test-native test-python test-docs  ## every test that needs no engine and no GPU
 
 .PHONY: native-tests
 native-tests: setup
@@ -77,6 +77,10 @@ test-native: native-tests
 .PHONY: test-python
 test-python: setup
 	@$(PYTEST) -o testpaths=tests $(ELSEWHERE:%=--ignore=tests/%) $(BESIDE) $(ARGS)
+
+.PHONY: test-docs
+test-docs: docs
+	@$(PYTEST) tests/site $(ARGS)
 
 .PHONY: test-unit
 test-unit: setup  ## the tests of single parts, in under a minute; they start no daemon
@@ -239,8 +243,13 @@ soak: setup  ## churn for KVW_SOAK_MINUTES (20): nothing grows, nothing is wrong
 	@$(BIN)/python -P -m kvwarehouse_bench.strain.soak $(ARGS)
 
 .PHONY: docs
-docs: setup  ## check that what the documents refer to exists
+docs: setup-docs  ## the documents as a site, build/site, with reference pages made of the code
 	@$(BIN)/python scripts/check_docs.py
+	@PYTHONPATH=scripts .venv-docs$(L)/bin/python -m doc_site.build
+
+.PHONY: docs-serve
+docs-serve: docs  ## the site at http://127.0.0.1:8000, until Ctrl-C
+	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/site
 
 .PHONY: clean clean-cache
 clean:  ## remove everything that make has made in this clone

@@ -1,6 +1,6 @@
 """Checks that what the documents refer to exists: linked files and headings, `make` targets.
 
-Reads every Markdown file that git knows; writes nothing. Run through `make docs`.
+Reads every Markdown file that git knows; writes nothing. Run through `make lint` and `make docs`.
 """
 
 import re

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
             'KVW_SEED=7 make test-vllm ARGS="tests/engines/vllm/kinds/test_x.py::test_y"',
         ),
         ("tests/gpu/test_x.py", 'KVW_SEED=7 make test-gpu ARGS="tests/gpu/test_x.py"'),
+        ("tests/site/test_x.py", 'KVW_SEED=7 make test-docs ARGS="tests/site/test_x.py"'),
     ],
 )
 def test_failed_test_is_repeated_by_the_target_of_its_folder(test: str, said: str) -> None:

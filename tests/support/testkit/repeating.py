@@ -17,7 +17,7 @@ from testkit.tally import ROUNDS
 _LANES: Final = {
     f"tests/engines/{name}": f"test-{name}"
     for name in ("dynamo", "lmcache", "sglang", "transformers", "trtllm", "vllm")
-} | {"tests/gpu": "test-gpu", "tests": "test-python"}
+} | {"tests/gpu": "test-gpu", "tests/site": "test-docs", "tests": "test-python"}
 """The target of make that runs the tests of a folder; the first that fits."""
 _SCALES: Final = (ROUNDS, "KVW_TEST_EXAMPLES", "KVW_TEST_STEPS")
 """What a run may have been scaled by."""
