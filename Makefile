@@ -80,7 +80,7 @@ test-python: setup
 
 .PHONY: test-docs
 test-docs: docs
-	@$(PYTEST) tests/site $(ARGS)
+	@$(PYTEST) -o testpaths=tests/site $(ARGS)
 
 .PHONY: test-unit
 test-unit: setup  ## the tests of single parts, in under a minute; they start no daemon

@@ -23,14 +23,14 @@ SOURCES, SITE = ROOT / "build" / "docs" / "sources", ROOT / "build" / "site"
 NAVIGATION = {
     "Start": "engines vllm sglang trtllm lmcache transformers python gpu",
     "Concepts": "glossary architecture",
-    "Operations": "operations troubleshooting events sizing routing",
+    "Operations": "operations troubleshooting events sizing policies routing",
     "Reference": "reference/commands reference/settings reference/metrics reference/errors"
     " reference/grpc reference/python protocol format",
     "Guarantees": "guarantees verified",
     "Benchmarks": "benchmarks performance",
     "Development": "/CONTRIBUTING /CHANGELOG",
     "Design notes": "design/backups design/listed-namespaces design/nvme-extents"
-    " design/salts-in-listings",
+    " design/remote-tier design/salts-in-listings",
 }
 """What stands beside every page: names in docs, or from the root. A document that is not among them
 fails the build."""
