@@ -50,6 +50,7 @@ uint64_t mixed(uint64_t x) {
 AdaptivePolicy::AdaptivePolicy(size_t capacity)
     : LeavesFirst(capacity, Duel::kClasses), duel_(kRows) {
   identities_.reserve(capacity);
+  duel_.reserve(capacity);
 }
 
 void AdaptivePolicy::announced(PageId page, uint64_t identity) {

@@ -9,8 +9,13 @@ namespace {
 constexpr uint64_t kLeastRate = 4, kMostRate = 64;
 constexpr size_t kWantedRoom = 512;  // of a row's cache: smaller ones are chance
 constexpr uint32_t kAllRows = (1u << Duel::kRows) - 1;
+constexpr size_t kReservedRooms = 4;  // rows keep the same for the most part
 constexpr double kAhead = 1.02, kAheadHits = 2;
 constexpr double kKept = 0.99;  // of the scores, at each decision
+
+uint64_t rate_for(size_t pages) {
+  return std::clamp(std::bit_floor(pages / kWantedRoom), kLeastRate, kMostRate);
+}
 
 }  // namespace
 
@@ -22,8 +27,15 @@ Duel::Duel(std::span<const HoldTimes, kRows> rows) : pages_(kClasses) {
   }
 }
 
+void Duel::reserve(size_t pages) {
+  const size_t followed = kReservedRooms * (pages / rate_for(pages));
+  pages_.reserve(kClasses + followed);
+  free_.reserve(followed);
+  places_.reserve(followed);
+}
+
 void Duel::resize(size_t pages) {
-  const uint64_t wanted = std::clamp(std::bit_floor(pages / kWantedRoom), kLeastRate, kMostRate);
+  const uint64_t wanted = rate_for(pages);
   if (wanted > rate_ || 2 * wanted < rate_) {
     for (Row& row : rows_) row.score *= static_cast<double>(rate_) / static_cast<double>(wanted);
     rate_ = wanted;

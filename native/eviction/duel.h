@@ -30,6 +30,8 @@ class Duel {
 
   explicit Duel(std::span<const HoldTimes, kRows> rows);
 
+  // Memory for a cache of so many pages: a table that doubles moves, and all wait.
+  void reserve(size_t pages);
   // What the cache that it is for has room for. The sample is a 4th of the pages of a small one, a
   // 64th of a large one.
   void resize(size_t pages);
@@ -48,7 +50,7 @@ class Duel {
   size_t leader() const { return leader_; }
   // Of the uses for which not all rows had the page, how many this one had it for.
   double score(size_t row) const { return rows_[row].score; }
-  size_t followed() const { return places_.size(); }
+  size_t followed() const { return pages_.size() - kClasses - free_.size(); }
 
  private:
   // A place in pages_: the heads of the classes' lists, then the pages.

@@ -15,7 +15,6 @@ void UseMemory::reserve(size_t pages) {
   // Zeros of the kernel's, which become memory where they are written to.
   entries_.reset(static_cast<Entry*>(std::calloc(size_, sizeof(Entry))));
   if (!entries_) throw std::bad_alloc();
-  count_ = 0;
   unit_ = std::max<uint64_t>(1, size_ / (kAges / 8));
 }
 

@@ -32,6 +32,27 @@ TEST(memory_without_room_remembers_nothing) {
   CHECK_EQ(memory.recall(1), 0u);
 }
 
+TEST(uses_stay_remembered_where_there_is_room_enough) {
+  UseMemory memory;
+  memory.reserve(1000);
+  memory.remember(1, 3);
+  memory.reserve(1000);
+  memory.reserve(100);
+  CHECK_EQ(memory.recall(1), 3u);
+}
+
+TEST(oldest_of_a_set_gives_way_only_where_none_is_free) {
+  UseMemory memory;
+  memory.reserve(64);
+  const auto of_set = [](uint64_t page) { return page << 48; };  // all of them of the same
+  for (uint64_t page = 1; page <= 4; ++page) memory.remember(of_set(page), 1);
+  CHECK_EQ(memory.recall(of_set(2)), 1u);
+  memory.remember(of_set(5), 1);
+  memory.remember(of_set(6), 1);
+  CHECK_EQ(memory.recall(of_set(1)), 0u);
+  for (uint64_t page = 3; page <= 6; ++page) CHECK_EQ(memory.recall(of_set(page)), 1u);
+}
+
 TEST(uses_are_forgotten_when_as_many_others_left_since) {
   auto random = check::random("uses_are_forgotten_when_as_many_others_left_since");
   UseMemory memory;
@@ -155,6 +176,43 @@ TEST(row_that_hits_more_leads_and_the_first_where_none_does) {
   size_t leader = by_uses;
   for (int i = 0; i < 10; ++i) leader = scan(0);
   CHECK_EQ(leader, 3u);
+}
+
+TEST(leader_leads_until_another_is_clearly_ahead_and_what_was_long_ago_counts_less) {
+  Duel duel(kRows);
+  duel.resize(64);
+  duel.fill(true);
+  uint64_t now = 0, once = 1000;
+  const auto hit_by_uses_alone = [&] {  // 16 others push it out of the first row
+    for (int i = 0; i < 16; ++i) duel.used(followed(once++), 0, ++now);
+    duel.used(followed(1), 1, ++now);
+  };
+  duel.used(followed(1), 1, ++now);
+  hit_by_uses_alone();
+  hit_by_uses_alone();
+  CHECK_EQ(duel.score(0), 0.0);
+  CHECK_EQ(duel.score(1), 2.0);
+  CHECK_EQ(duel.decide(), 0u);
+  CHECK(duel.score(1) < 2.0);
+  hit_by_uses_alone();
+  CHECK_EQ(duel.decide(), 1u);
+}
+
+TEST(scores_are_of_the_sample_that_there_is) {
+  Duel duel(kRows);
+  duel.resize(64);
+  duel.fill(true);
+  uint64_t now = 0;
+  duel.used(followed(1), 1, ++now);
+  for (uint64_t page = 100; page < 116; ++page) duel.used(followed(page), 0, ++now);
+  duel.used(followed(1), 1, ++now);
+  CHECK_EQ(duel.score(1), 1.0);
+  duel.resize(512 * 64);  // a 64th in place of a 4th
+  CHECK_EQ(duel.score(1), 1.0 / 16);
+  CHECK(!duel.follows(uint64_t{4} << 32));
+  duel.resize(64);
+  CHECK_EQ(duel.score(1), 1.0);
+  CHECK(duel.follows(uint64_t{4} << 32));
 }
 
 TEST(rows_evict_nothing_while_the_cache_has_room) {
