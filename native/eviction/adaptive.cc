@@ -6,8 +6,8 @@ namespace kvw {
 namespace {
 
 // Classes: pages by their uses before the last one, 0 to 5 and more, then the ends of chains that
-// were used once. These are mostly what is left of a prompt behind its last whole page, or an
-// answer's last page, and come back in one case of a hundred.
+// were used once. In a trace these are mostly what is left of a prompt behind its last whole page,
+// and come back in one case of a hundred; the daemon has whole pages alone.
 constexpr uint32_t kMostClass = 5, kTail = 6;
 static_assert(kTail + 1 == Duel::kClasses);
 
@@ -66,10 +66,11 @@ LeavesFirst::Kind AdaptivePolicy::used(PageId page, Kind kind, Use use) {
     grow();
     uses = identity == 0 ? 0 : memory_.recall(identity);
   }
-  if (fresh || use.now - use.before > size() / kOneUse)
-    uses = std::min(uses + 1, UseMemory::kMostUses);
+  if (is_new(use)) uses = std::min(uses + 1, UseMemory::kMostUses);
+  if (!fresh) --pages_[kind.cls];
   kind.mark = static_cast<uint8_t>((kind.mark & kBore) | uses);
   kind.cls = class_of(kind.mark);
+  ++pages_[kind.cls];
   if (identity != 0 && duel_.follows(identity)) duel_.used(identity, kind.cls, use.now);
   count_use();
   return kind;
@@ -78,18 +79,27 @@ LeavesFirst::Kind AdaptivePolicy::used(PageId page, Kind kind, Use use) {
 LeavesFirst::Kind AdaptivePolicy::bore(PageId page, Kind kind) {
   kind.mark |= kBore;
   const uint8_t cls = class_of(kind.mark);
-  if (const uint64_t identity = identity_of(page); cls != kind.cls && identity != 0)
+  if (cls == kind.cls) return kind;
+  if (const uint64_t identity = identity_of(page); identity != 0 && duel_.follows(identity))
     duel_.became(identity, cls, now());
+  --pages_[kind.cls];
+  ++pages_[cls];
   kind.cls = cls;
   return kind;
 }
 
 void AdaptivePolicy::left(PageId page, Kind kind) {
   duel_.fill(true);
+  --pages_[kind.cls];
   if (const uint64_t identity = identity_of(page); identity != 0) {
     memory_.remember(identity, uses_in(kind.mark));
     identities_[page] = 0;
   }
+}
+
+bool AdaptivePolicy::is_new(Use use) const {
+  const auto ticks = static_cast<float>(use.now - use.before);
+  return use.before == 0 || ticks > static_cast<float>(size() / kOneUse) * ticks_per_use_;
 }
 
 // Room is what there was lately: less, and pages were cleared, or others have the memory now.
@@ -103,10 +113,25 @@ void AdaptivePolicy::grow() {
 
 void AdaptivePolicy::count_use() {
   if (++uses_ < decides_at_) return;
+  ticks_per_use_ =
+      static_cast<float>(now() - decided_at_) / static_cast<float>(uses_ - uses_decided_);
+  decided_at_ = now();
+  uses_decided_ = uses_;
   decides_at_ = uses_ + std::max(kLeastUses, size() / kDecisions);
-  hold(kRows[duel_.decide()]);
+  follow(kRows[duel_.decide()]);
   room_ = std::max(size(), room_ - room_ / kForgets);
   duel_.resize(room_);
+}
+
+// Heats are compared with those of policies that follow other rows. So that the coldest page is
+// about as hot as LRU's would be where as much comes, hold times are divided by the mean of what
+// comes; of a class that is about what there is of it over how long it is held.
+void AdaptivePolicy::follow(const HoldTimes& row) {
+  float come = 0;
+  for (size_t cls = 0; cls < row.size(); ++cls) come += static_cast<float>(pages_[cls]) / row[cls];
+  HoldTimes times = row;
+  for (float& time : times) time *= come / static_cast<float>(size());
+  hold(times);
 }
 
 }  // namespace kvw

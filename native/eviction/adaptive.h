@@ -5,16 +5,17 @@
 // hits most is followed. So it stays near LRU where LRU is good, and holds what comes back where it
 // is not.
 //
-// Uses that follow each other closely are one: a lookup, a load and a store of the same prompt, and
-// requests that come together.
+// Uses that follow each other closely are one: a lookup, a load and a store of the same prompt of
+// less than a 32nd of the pages here, and requests that come together.
 //
 // What left is remembered by the identity that announced() gave. A page that was not announced is
-// held by its uses here alone, and is in no sample.
+// held by its uses here alone, and is in no sample; where none is, as in the HBM tier, LRU leads.
 //
 // Beside the node of leaves.h 8 bytes a page, 12 to 24 of what left, and about 3 of the duel's.
 // docs/policies.md has what it gains and loses. Not thread-safe.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "eviction/duel.h"
@@ -43,14 +44,19 @@ class AdaptivePolicy final : public LeavesFirst {
   uint64_t identity_of(PageId page) const {
     return page < identities_.size() ? identities_[page] : 0;
   }
+  bool is_new(Use use) const;  // not one with the use before it
   void grow();
   void count_use();
+  void follow(const HoldTimes& row);
 
   std::vector<uint64_t> identities_;
   UseMemory memory_;
   Duel duel_;
   size_t room_ = 0;  // pages
   uint64_t uses_ = 0, decides_at_ = 0;
+  uint64_t decided_at_ = 0, uses_decided_ = 0;  // when, a tick, and after how many uses
+  float ticks_per_use_ = 1;                     // above 1: other policies have the clock, too
+  std::array<size_t, Duel::kClasses> pages_{};  // by class
 };
 
 }  // namespace kvw

@@ -28,8 +28,9 @@ namespace kvw {
 class LeavesFirst : public EvictionPolicy {
  public:
   static constexpr uint64_t kNodeBytes = 32;
-  static constexpr uint32_t kClasses = 7;         // at most
-  using HoldTimes = std::array<float, kClasses>;  // above 0; only their ratios count
+  static constexpr uint32_t kClasses = 7;  // at most
+  // Above 0. Their ratios say what goes first; what they are themselves counts in heat() alone.
+  using HoldTimes = std::array<float, kClasses>;
 
   void inserted(PageId page, PageId parent) final;
   void adopt(PageId parent, PageId child) final;

@@ -47,7 +47,8 @@ class EvictionPolicy {
   // a victim, or a page that is kept for the first time since it was used, is O(log n), for
   // "s3fifo" amortised O(1); when fewer are found also O(1,024), for "s3fifo" O(kept pages).
   virtual size_t victims(std::span<PageId> out, const class Keep& keep) = 0;
-  // Position in coldness for comparing two pages: larger is more recently used; 0 if not resident.
+  // Position in coldness for comparing two pages at one time: larger is worth more, of "lru" used
+  // more recently; 0 if not resident. Of another time it may be another.
   virtual uint64_t heat(PageId page) const = 0;
   virtual size_t size() const = 0;
 

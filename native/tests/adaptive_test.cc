@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "replay/replay.h"
@@ -319,19 +320,115 @@ TEST(pages_that_were_popular_give_way_to_those_that_are) {
   CHECK(hits > 100 * 40 * 9 / 10);
 }
 
-TEST(uses_close_to_each_other_are_one) {
-  AdaptivePolicy policy(1000);
-  for (PageId page = 0; page < 1000; ++page) {
-    policy.announced(page, page);
-    policy.inserted(page, kNoPage);
+// A cache of 100 pages that holds what is used again for longer by now, for it pays.
+class Taught {
+ public:
+  Taught() { cache_.policy().share_clock(clock_); }
+
+  void teach() {
+    for (int round = 0; round < 200; ++round) {
+      for (uint64_t page = 0; page < 40; ++page) use(page);
+      for (int i = 0; i < 150; ++i) use(once_++);
+    }
   }
-  const auto kind_of_heat = [&policy](PageId page) { return policy.heat(page); };
-  policy.touched(998);
-  policy.touched(999);
-  policy.touched(999);
-  CHECK(kind_of_heat(999) > kind_of_heat(998));
-  // All are still tails that were used once: nothing but the time of the last use orders them.
-  CHECK(take(policy, 3) == (Pages{0, 1, 2}));
+  // True: it was there. Before it as many uses of another policy's pages as it has.
+  bool use(uint64_t page) {
+    for (int i = 0; i < others_; ++i) other_->touched(0);
+    return cache_.use(page);
+  }
+  // Until it leaves, of what comes once.
+  void use_others_until_gone(uint64_t page) {
+    while (cache_.has(page)) use(once_++);
+  }
+  void share_clock_with_busy_policy() {
+    other_ = make_policy("lru", 1);
+    other_->share_clock(clock_);
+    other_->inserted(0, kNoPage);
+    others_ = 50;
+  }
+  Cache& cache() { return cache_; }
+  uint64_t& clock() { return clock_; }
+
+ private:
+  uint64_t clock_ = 0, once_ = 1000;
+  Cache cache_{100};
+  std::unique_ptr<EvictionPolicy> other_;
+  int others_ = 0;
+};
+
+constexpr uint64_t kFirst = 500, kSecond = 501;
+
+TEST(page_used_again_later_outlives_one_that_is_not) {
+  Taught taught;
+  taught.teach();
+  for (int i = 0; i < 3; ++i) {
+    taught.use(kFirst);
+    for (uint64_t page = 0; page < 10; ++page) taught.use(page);
+  }
+  taught.use(kSecond);
+  taught.use_others_until_gone(kSecond);
+  CHECK(taught.cache().has(kFirst));
+}
+
+TEST(uses_close_to_each_other_are_one) {
+  for (const bool busy : {false, true}) {
+    Taught taught;
+    if (busy) taught.share_clock_with_busy_policy();
+    taught.teach();
+    for (int i = 0; i < 3; ++i) taught.use(kFirst);
+    taught.use(kSecond);
+    taught.use_others_until_gone(kSecond);
+    CHECK(!taught.cache().has(kFirst));
+  }
+}
+
+TEST(page_that_left_comes_back_with_its_uses) {
+  Taught taught;
+  taught.teach();
+  taught.use(kFirst);
+  taught.use_others_until_gone(kFirst);
+  taught.use(kFirst);
+  taught.use(kSecond);
+  taught.use_others_until_gone(kSecond);
+  CHECK(taught.cache().has(kFirst));
+}
+
+// Page sizes give each other slabs by this. A hold time is a part of another: where what comes once
+// is to go at once, all that waits would look old beside the pages of who follows LRU.
+TEST(coldest_pages_are_as_hot_where_as_much_comes_whatever_the_policies_follow) {
+  Taught taught;
+  Cache other(100);
+  other.policy().share_clock(taught.clock());
+  uint64_t once = 1000;
+  for (int round = 0; round < 200; ++round)
+    for (uint64_t i = 0; i < 190; ++i, ++once) {
+      taught.use(i < 40 ? i : once);
+      other.use(once);
+    }
+  const auto age = [](Cache& cache, uint64_t used_now) {
+    cache.use(used_now);
+    const Pages coldest = take(cache.policy(), 1);
+    return static_cast<double>(cache.policy().heat(cache.id(used_now)) -
+                               cache.policy().heat(coldest[0]));
+  };
+  const double of_uses = age(taught.cache(), 0), of_lru = age(other, once - 1);
+  CHECK(of_uses < of_lru * 2);
+  CHECK(of_lru < of_uses * 2);
+}
+
+TEST(policies_that_nothing_is_announced_to_go_by_lru) {
+  AdaptivePolicy policy(100);
+  const auto lru = make_policy("lru", 100);
+  auto random = check::random("policies_that_nothing_is_announced_to_go_by_lru");
+  for (EvictionPolicy* each : {static_cast<EvictionPolicy*>(&policy), lru.get()})
+    for (PageId page = 0; page < 100; ++page)
+      each->inserted(page, page % 2 == 0 ? kNoPage : page - 1);
+  for (int i = 0; i < 5000; ++i) {
+    const auto page = static_cast<PageId>(random() % 90);
+    policy.touched(page);
+    lru->touched(page);
+  }
+  CHECK_EQ(take(policy, 100), take(*lru, 100));
 }
 
 // A tree of prompts: a few beginnings, of which one in two is continued.
