@@ -370,6 +370,23 @@ TEST(page_used_again_later_outlives_one_that_is_not) {
   CHECK(taught.cache().has(kFirst));
 }
 
+// The memory is another page size's now, say. A sample of what there was has room for all that
+// comes.
+TEST(cache_that_became_small_learns_what_pays_in_a_small_one) {
+  Taught taught;
+  EvictionPolicy& policy = taught.cache().policy();
+  constexpr PageId kPast = 200, kPastEnd = 5200;
+  for (PageId page = kPast; page < kPastEnd; ++page) {
+    policy.announced(page, 1'000'000 + page);
+    policy.inserted(page, kNoPage);
+  }
+  for (PageId page = kPast; page < kPastEnd; ++page) policy.removed(page);
+  for (int i = 0; i < 3; ++i) taught.teach();
+  int found = 0;
+  for (uint64_t page = 0; page < 40; ++page) found += taught.use(page) ? 1 : 0;
+  CHECK(found >= 36);
+}
+
 TEST(uses_close_to_each_other_are_one) {
   for (const bool busy : {false, true}) {
     Taught taught;
