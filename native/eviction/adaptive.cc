@@ -25,7 +25,8 @@ constexpr Duel::HoldTimes kRows[Duel::kRows] = {
 
 // Of the pages that are there: uses of a page within so many uses of pages are one; how often the
 // leader is looked for.
-constexpr size_t kOneUse = 32, kDecisions = 8, kLeastUses = 64;
+constexpr float kOneUse = 32;
+constexpr size_t kDecisions = 8, kLeastUses = 64;
 
 constexpr size_t kForgets = 64;  // of a room that is not filled, a part each time
 
@@ -99,7 +100,7 @@ void AdaptivePolicy::left(PageId page, Kind kind) {
 
 bool AdaptivePolicy::is_new(Use use) const {
   const auto ticks = static_cast<float>(use.now - use.before);
-  return use.before == 0 || ticks > static_cast<float>(size() / kOneUse) * ticks_per_use_;
+  return use.before == 0 || ticks * kOneUse > static_cast<float>(size()) * ticks_per_use_;
 }
 
 // Room is what there was lately: less, and pages were cleared, or others have the memory now.
