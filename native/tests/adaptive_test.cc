@@ -49,9 +49,11 @@ TEST(oldest_of_a_set_gives_way_only_where_none_is_free) {
   for (uint64_t page = 1; page <= 4; ++page) memory.remember(of_set(page), 1);
   CHECK_EQ(memory.recall(of_set(2)), 1u);
   memory.remember(of_set(5), 1);
+  CHECK_EQ(memory.recall(of_set(1)), 1u);
   memory.remember(of_set(6), 1);
-  CHECK_EQ(memory.recall(of_set(1)), 0u);
-  for (uint64_t page = 3; page <= 6; ++page) CHECK_EQ(memory.recall(of_set(page)), 1u);
+  memory.remember(of_set(7), 1);
+  CHECK_EQ(memory.recall(of_set(3)), 0u);
+  for (uint64_t page = 4; page <= 7; ++page) CHECK_EQ(memory.recall(of_set(page)), 1u);
 }
 
 TEST(uses_are_forgotten_when_as_many_others_left_since) {
