@@ -26,6 +26,11 @@ constexpr Duel::HoldTimes kRows[Duel::kRows] = {
 // Of the pages that are there: uses of a page within so many uses of pages are one; how often the
 // leader is looked for.
 constexpr float kOneUse = 32;
+
+// Likewise, what was used within so many uses waits for all that is older: the ends of prompts that
+// are stored a part at a time, whose next part is not stored where they have left.
+constexpr float kGrace = 3;
+
 constexpr size_t kDecisions = 8, kLeastUses = 64;
 
 constexpr size_t kForgets = 64;  // of a room that is not filled, a part each time
@@ -132,7 +137,9 @@ void AdaptivePolicy::follow(const HoldTimes& row) {
   for (size_t cls = 0; cls < row.size(); ++cls) come += static_cast<float>(pages_[cls]) / row[cls];
   HoldTimes times = row;
   for (float& time : times) time *= come / static_cast<float>(size());
-  hold(times);
+  const float grace = static_cast<float>(size()) / kGrace * ticks_per_use_;
+  hold(times, grace);
+  duel_.grace(grace);
 }
 
 }  // namespace kvw

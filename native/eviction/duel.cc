@@ -135,8 +135,9 @@ uint32_t Duel::shrink(Row& row, uint64_t now) {
   for (uint32_t cls = 0; cls < kClasses; ++cls) {
     if (row.coldest[cls] < kClasses) continue;
     const float age = static_cast<float>(now - pages_[row.coldest[cls]].used_at + 1);
-    if (age / row.hold[cls] <= most) continue;
-    most = age / row.hold[cls];
+    const float ripeness = ripeness_of(age, row.hold[cls], grace_);
+    if (ripeness <= most) continue;
+    most = ripeness;
     ripest = cls;
   }
   row.coldest[ripest] = pages_[row.coldest[ripest]].hotter;

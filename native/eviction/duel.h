@@ -37,6 +37,8 @@ class Duel {
   void resize(size_t pages);
   // Whether that cache has to evict for what comes. Until it does, no row does.
   void fill(bool full) { full_ = full; }
+  // As LeavesFirst::hold has it; 0 at first.
+  void grace(float ticks) { grace_ = ticks; }
   bool follows(uint64_t identity) const { return (identity >> 32 & (rate_ - 1)) == 0; }
 
   // Of a page that it follows: it was used at `now`, and is of that class from then on.
@@ -87,6 +89,7 @@ class Duel {
   uint64_t rate_ = 4;                           // one page of so many is followed
   size_t room_ = 1;                             // of each row's cache
   bool full_ = false;
+  float grace_ = 0;
   uint64_t orders_ = 0;
   size_t leader_ = 0;
 };

@@ -102,7 +102,8 @@ uint64_t LeavesFirst::heat(PageId page) const {
   if (!resident(page)) return 0;
   const Node& node = nodes_[place_of(page)];
   const double age = static_cast<double>(now() - node.used_at);
-  return kHeatOrigin + now() - static_cast<uint64_t>(age / static_cast<double>(hold_[node.cls]));
+  const float hold_time = age > static_cast<double>(grace_) ? hold_[node.cls] : 1;
+  return kHeatOrigin + now() - static_cast<uint64_t>(age / static_cast<double>(hold_time));
 }
 
 // --- search
@@ -217,7 +218,8 @@ LeavesFirst::Place LeavesFirst::coldest_leaf(Class cls) const {
 }
 
 float LeavesFirst::ripeness(Place place) const {
-  return static_cast<float>(now() - used_at(place) + 1) / hold_[nodes_[place].cls];
+  return ripeness_of(static_cast<float>(now() - used_at(place) + 1), hold_[nodes_[place].cls],
+                     grace_);
 }
 
 LeavesFirst::Place LeavesFirst::ripest_leaf() const {

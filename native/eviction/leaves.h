@@ -3,8 +3,9 @@
 //
 // Each page is of a class, which the policy chooses at each use. Within a class the coldest leaf
 // goes first; of the coldest of each class, the one whose age is the largest part of its class's
-// hold time. Hold times are the policy's, and may change at any time: they move no page. With one
-// class this is least recently used.
+// hold time. What was used a moment ago waits until there is nothing older. Hold times are the
+// policy's, and may change at any time: they move no page. With one class this is least recently
+// used.
 //
 // Pages without children are in a list from cold to hot, one a class, those with children in none:
 // they wait until the last child leaves. Such a page is as a rule the coldest of its class then,
@@ -24,6 +25,12 @@
 #include "eviction/policy.h"
 
 namespace kvw {
+
+// Larger is riper to leave: by age over hold time, above 1, and below 1 for what is younger than
+// `grace`, by its age alone. Ages in ticks, from 1 on.
+inline float ripeness_of(float age, float hold_time, float grace) {
+  return age > grace ? 1 + age / hold_time : age / grace;
+}
 
 class LeavesFirst : public EvictionPolicy {
  public:
@@ -60,7 +67,8 @@ class LeavesFirst : public EvictionPolicy {
   virtual Kind bore(PageId page, Kind kind) = 0;
   virtual void left(PageId page, Kind kind) = 0;
 
-  void hold(const HoldTimes& times) { hold_ = times; }
+  // A page that was used less than `grace` ticks ago goes only if all leaves were.
+  void hold(const HoldTimes& times, float grace) { hold_ = times, grace_ = grace; }
 
  private:
   // A place in nodes_: the heads of the lists, then the pages. Links are places; of a page in a
@@ -133,6 +141,7 @@ class LeavesFirst : public EvictionPolicy {
   std::array<std::vector<Place>, kClasses> heaps_;  // the coldest first
   Class classes_;
   HoldTimes hold_;
+  float grace_ = 0;
   size_t size_ = 0;
 };
 
