@@ -11,7 +11,12 @@ from contextlib import aclosing
 from kvwarehouse.aio.rpc import AsyncChannel
 from kvwarehouse.aio.transport import AsyncTransport
 from kvwarehouse.client.grpc_transport import Filling, PageCalls
-from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    ReleaseRequest,
+    StoreRequest,
+)
 from kvwarehouse.errors import TransportError
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
@@ -47,6 +52,9 @@ class AsyncGrpc(AsyncTransport):
     async def store(self, request: StoreRequest) -> StoreResult:
         with self._calls.since_refused(request):
             return await self._channel.ask(self._calls.store(request))
+
+    async def release(self, request: ReleaseRequest) -> int:
+        return await self._channel.ask(self._calls.release(request))
 
     async def close(self, timeout_s: float) -> None:
         """Nothing of its own: the channel belongs to the client."""

@@ -22,6 +22,7 @@ from kvwarehouse.client.requests import (
     LoadRequest,
     LookupRequest,
     PinRequest,
+    ReleaseRequest,
     StoreRequest,
     TiersRequest,
 )
@@ -134,6 +135,14 @@ class OpenNamespace:
             if memory is None:
                 raise no_pins(self._channel.address)
             return await self._call(memory.pin, request, request.missed)
+
+    async def release(self, tokens: Any = None, *, keys: Keys | None = None, first: int = 0) -> int:
+        """As kvwarehouse.OpenNamespace.release; runs where lookup does."""
+        with self._life:
+            request = ReleaseRequest.checked(self.space, tokens, keys, first)
+            if request.first == request.prefix.pages:
+                return request.missed()
+            return await self._call(self._transport.release, request, request.missed)
 
     async def _call(
         self,

@@ -22,6 +22,7 @@ from kvwarehouse.client.requests import (
     LoadRequest,
     LookupRequest,
     PinRequest,
+    ReleaseRequest,
     StoreRequest,
     TiersRequest,
 )
@@ -71,6 +72,11 @@ class AsyncSharedMemory(AsyncTransport):
             lambda left_s: self._memory.store(request._replace(timeout_s=left_s)),
             request.timeout_s,
         )
+
+    async def release(self, request: ReleaseRequest) -> int:
+        if self._inline(request.prefix):
+            return self._memory.release(request)
+        return await self._run(partial(self._memory.release, request), self._timeout_s)
 
     def sees_namespace(self, space: Namespace) -> bool:
         return self._memory.sees_namespace(space)

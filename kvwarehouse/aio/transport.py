@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    ReleaseRequest,
+    StoreRequest,
+)
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
 if TYPE_CHECKING:
@@ -28,5 +33,7 @@ class AsyncTransport(Protocol):
     async def load(self, request: LoadRequest) -> Loaded: ...
 
     async def store(self, request: StoreRequest) -> StoreResult: ...
+
+    async def release(self, request: ReleaseRequest) -> int: ...
 
     async def close(self, timeout_s: float) -> None: ...

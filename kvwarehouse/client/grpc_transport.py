@@ -13,7 +13,12 @@ from contextlib import closing, contextmanager
 from kvwarehouse.client.endpoint import server_wait_s
 from kvwarehouse.client.prompt import Prefix, Runs
 from kvwarehouse.client.regions import Regions
-from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    ReleaseRequest,
+    StoreRequest,
+)
 from kvwarehouse.client.rpc import Call, Channel
 from kvwarehouse.client.transport import Transport, unshared
 from kvwarehouse.errors import TransportError, UsageError
@@ -53,6 +58,9 @@ class Grpc(Transport):
     def store(self, request: StoreRequest) -> StoreResult:
         with self._calls.since_refused(request):
             return self._channel.ask(self._calls.store(request))
+
+    def release(self, request: ReleaseRequest) -> int:
+        return self._channel.ask(self._calls.release(request))
 
     def close(self) -> None:
         """Nothing of its own: the channel belongs to the client."""
@@ -114,6 +122,14 @@ class PageCalls:
                 yield pb.StoreRequest(data=chunk)
 
         return Call("Store", parts, _stored, request.timeout_s or None)
+
+    def release(self, request: ReleaseRequest) -> Call[pb.ReleaseResponse, int]:
+        asked = pb.ReleaseRequest(
+            namespace_id=request.space.id,
+            prefix=self._to_wire(request.prefix),
+            first=request.first,
+        )
+        return Call("Release", asked, lambda released: int(released.pages))
 
     @contextmanager
     def since_refused(self, request: StoreRequest) -> Iterator[None]:

@@ -18,6 +18,7 @@ from kvwarehouse.client.requests import (
     LoadRequest,
     LookupRequest,
     PinRequest,
+    ReleaseRequest,
     StoreRequest,
     TiersRequest,
 )
@@ -152,6 +153,24 @@ class OpenNamespace:
         if memory is None:
             raise no_pins(self._channel.address)
         return self._call(memory.pin, request, request.missed)
+
+    def release(self, tokens: Any = None, *, keys: Keys | None = None, first: int = 0) -> int:
+        """Says that the stored pages of the prompt, from page `first` on, are needed no more: a
+        conversation is over, a branch of an agent was given up. They leave their tiers before all
+        that were not released, as soon as there is no room for others; until then they are found as
+        before, and one that is used again is as any other.
+
+        Pages that somebody has stored others behind stay as they are, and so do those before them:
+        what prompts share is released with the last of them. Call it once the prompt's stores have
+        returned.
+
+        A hint: it writes to shared memory, waits for nobody, and is lost where the daemon has not
+        listened lately. Returns of how many pages it spoke, at most 4,096: of a longer prompt those
+        at its end. Raises UsageError on bad input; over gRPC, TransportError."""
+        request = ReleaseRequest.checked(self.space, tokens, keys, first)
+        if request.first == request.prefix.pages:
+            return request.missed()
+        return self._call(self._transport.release, request, request.missed)
 
     def _call(
         self,

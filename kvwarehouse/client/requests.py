@@ -56,6 +56,23 @@ class TiersRequest(NamedTuple):
         return np.zeros(self.prefix.pages, np.uint8)
 
 
+class ReleaseRequest(NamedTuple):
+    """Pages that are needed no more: those from `first` on."""
+
+    space: Namespace
+    prefix: Prefix
+    first: int
+
+    @classmethod
+    def checked(cls, space: Namespace, tokens: Any, keys: Keys | None, first: int) -> Self:
+        """Raises UsageError."""
+        prefix = prefix_of(space, tokens, keys)
+        return cls(space, prefix, _checked_first(first, prefix))
+
+    def missed(self) -> int:
+        return 0
+
+
 class LoadRequest(NamedTuple):
     """One shard of the pages from `first` on, as many as `out` has."""
 

@@ -19,6 +19,7 @@ from kvwarehouse.client.requests import (
     LoadRequest,
     LookupRequest,
     PinRequest,
+    ReleaseRequest,
     StoreRequest,
     TiersRequest,
 )
@@ -84,6 +85,10 @@ class SharedMemory(Transport):
             request.since_epoch,
         )
         return StoreResult(stored, already, dropped)
+
+    def release(self, request: ReleaseRequest) -> int:
+        prefix = request.prefix
+        return self.native.release(request.space.id, prefix.tokens, prefix.keys, request.first)
 
     def close(self) -> None:
         self.native.close()

@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kvwarehouse.client.requests import LoadRequest, LookupRequest, StoreRequest
+from kvwarehouse.client.requests import (
+    LoadRequest,
+    LookupRequest,
+    ReleaseRequest,
+    StoreRequest,
+)
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.types import Loaded, Match, Namespace, StoreResult
 
@@ -37,6 +42,8 @@ class Transport(Protocol):
     def load(self, request: LoadRequest) -> Loaded: ...
 
     def store(self, request: StoreRequest) -> StoreResult: ...
+
+    def release(self, request: ReleaseRequest) -> int: ...
 
     def close(self) -> None: ...
 

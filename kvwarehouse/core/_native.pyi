@@ -285,6 +285,8 @@ class NativeClient:
         """Where each page is: 0 missing, 1 DRAM, 2 NVMe, 3 HBM; 0 behind the first gap of a run. No
         call.
         counted: as a lookup, in the session's counters."""
+    def release(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None, first: int) -> int:
+        """Says that the stored pages from `first` on are needed no more. How many. No call."""
     def tags(self, id: bytes, tokens: NDArray[Any] | None, keys: Keys | None) -> NDArray[np.uint64]:
         """(pages,): a word for each page, as good as its key for telling it apart. No call."""
     def load(

@@ -108,6 +108,14 @@ class WarehouseService(wire.WarehouseServicer):
             else:
                 yield pb.LoadResponse(summary=pb.LoadSummary(pages=part, missed=missed))
 
+    def Release(
+        self, request: pb.ReleaseRequest, context: grpc.ServicerContext
+    ) -> pb.ReleaseResponse:
+        record = self._warehouse.namespace(request.namespace_id)
+        prefix = wire.prefix_from_wire(request.prefix)
+        rest = span(record, prefix, first=request.first, pages=None, shard=0)
+        return pb.ReleaseResponse(pages=self._transfer.release(rest))
+
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         return pb.StatusResponse(status=self._snapshots.take())
 

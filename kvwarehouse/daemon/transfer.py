@@ -160,6 +160,10 @@ class GrpcTransfer:
         no lookup."""
         return self._session.tiers(span.record.space.id, span.tokens, span.keys, False)
 
+    def release(self, span: TransferSpan) -> int:
+        """Says that the stored pages of it are needed no more. Returns how many."""
+        return self._session.release(span.record.space.id, span.tokens, span.keys, span.first)
+
     def load(
         self, span: TransferSpan, timeout_s: float, deadline: Deadline, missed: dict[str, int]
     ) -> Iterator[bytes | int]:

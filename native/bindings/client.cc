@@ -124,6 +124,13 @@ nb::object tiers(Client& client, const nb::bytes& id, nb::handle tokens, nb::han
   return array_of<uint8_t>(std::move(found));
 }
 
+size_t release(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys,
+               size_t first) {
+  const Key space = key_from(id);
+  const Pages pages(tokens, keys);
+  return pages.without_gil([&](Prompt& prompt) { return client.release(space, prompt, first); });
+}
+
 nb::object tags(Client& client, const nb::bytes& id, nb::handle tokens, nb::handle keys) {
   const Key space = key_from(id);
   const Pages pages(tokens, keys);
@@ -240,6 +247,7 @@ void bind_client(nb::module_& m) {
       .def("lookup", &lookup, arg("id"), arg("tokens").none(), arg("keys").none())
       .def("tiers", &tiers, arg("id"), arg("tokens").none(), arg("keys").none(),
            arg("counted") = true)
+      .def("release", &release, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"))
       .def("tags", &tags, arg("id"), arg("tokens").none(), arg("keys").none())
       .def("load", &load, arg("id"), arg("tokens").none(), arg("keys").none(), arg("first"),
            arg("regions"), arg("shard"), arg("timeout_s"))

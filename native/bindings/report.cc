@@ -206,6 +206,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   made["stores"] = stores_of(status);
   made["quarantined"] = status.quarantined;
   made["orphan_pages"] = status.orphan_pages;
+  made["released_pages"] = status.released_pages;
   made["sessions"] = status.sessions;
   made["connections"] = connections;
   pins["held"] = status.pins;

@@ -70,6 +70,11 @@ class Client {
   // Where each page is, as lookup finds it, up to the first gap of each run; what lies behind a gap
   // is missing too. `counted`: as a lookup, in the session's counters.
   std::vector<PageTier> tiers(const Key& namespace_id, Prompt& prompt, bool counted = true);
+  // Says that whoever asks needs the stored pages from `first` on no more, up to the first gap of
+  // each run: they leave before others, unless somebody has stored pages behind them or uses them.
+  // A hint that is never waited for, and is lost where the daemon has not listened lately. Returns
+  // of how many pages, at most kTouchCapacity / 2: of a longer prompt those at its end.
+  size_t release(const Key& namespace_id, Prompt& prompt, size_t first);
   // A word for each page, as good as its key for telling it from others.
   std::vector<uint64_t> tags(const Key& namespace_id, Prompt& prompt);
   // Fills regions[i] with page first + i, in order, until one is missing or the deadline passes.

@@ -1,4 +1,5 @@
-// Lookups and tiers: where pages are now, from the index in shared memory.
+// Lookups and tiers: where pages are now, from the index in shared memory; and which of them are
+// needed no more.
 #include <algorithm>
 
 #include "client/client.h"
@@ -8,6 +9,7 @@ namespace kvw {
 namespace {
 
 constexpr size_t kPrefetchAhead = 16;
+constexpr size_t kReleasedPages = kTouchCapacity / 2;  // in a call
 
 // Finds pages in order; asks for the index entries of those ahead, since each is a cache miss.
 class Finder {
@@ -82,6 +84,21 @@ std::vector<PageTier> Client::tiers(const Key& namespace_id, Prompt& prompt, boo
   }
   if (counted) count_lookup(call.session(), result, prompt.pages());
   return tiers;
+}
+
+size_t Client::release(const Key& namespace_id, Prompt& prompt, size_t first) {
+  const auto call = ClientCall::open(link_, namespace_id, prompt, false, 0);
+  std::vector<EntryView> stored;
+  for (size_t page = first; page < prompt.pages();) {
+    const auto entry = call.find(page);
+    if (entry) stored.push_back(*entry);
+    page = entry ? page + 1 : prompt.run_end(page);
+  }
+  // The last first, and of a long prompt its end: what the daemon would not hear is said by nobody.
+  const size_t most = std::min<size_t>(stored.size(), kReleasedPages);
+  for (size_t said = 0; said < most; ++said)
+    call.session().release(stored[stored.size() - 1 - said]);
+  return most;
 }
 
 std::vector<uint64_t> Client::tags(const Key& namespace_id, Prompt& prompt) {

@@ -65,10 +65,10 @@ ClientSession::ClientSession(ParentFd file) : fd_(std::move(file)) {
 
 ClientSession::~ClientSession() = default;  // closing the descriptor ends the lock
 
-void ClientSession::touch(const EntryView& entry) {
+void ClientSession::tell(const EntryView& entry, PageId word) {
   const uint64_t at = file_->touch_head.fetch_add(1, std::memory_order_relaxed);
-  file_->touches[at % kTouchCapacity].store(
-      uint64_t{entry.page} | (entry.key.lo & 0xffffffff) << 32, std::memory_order_relaxed);
+  file_->touches[at % kTouchCapacity].store(uint64_t{word} | (entry.key.lo & 0xffffffff) << 32,
+                                            std::memory_order_relaxed);
 }
 
 int ClientSession::take_pin() {

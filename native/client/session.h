@@ -53,7 +53,8 @@ class ClientSession {
   uint64_t counter(Counter counter) const {
     return file_->counters[static_cast<uint32_t>(counter)].load(std::memory_order_relaxed);
   }
-  void touch(const EntryView& entry);
+  void touch(const EntryView& entry) { tell(entry, entry.page); }
+  void release(const EntryView& entry) { tell(entry, entry.page | kReleasedPage); }
 
   uint32_t pin_capacity() const { return pin_capacity_; }  // pins at a time
   // A free pin word, or -1 when all are in use.
@@ -67,6 +68,8 @@ class ClientSession {
   bool lost() const { return mapping_.lost(); }
 
  private:
+  void tell(const EntryView& entry, PageId word);
+
   ParentFd fd_;
   Mapping mapping_;
   SessionFile* file_ = nullptr;

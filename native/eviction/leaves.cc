@@ -65,11 +65,22 @@ void LeavesFirst::touched(PageId page) {
   Node& node = nodes_[place];
   const uint64_t before = node.used_at;
   node.used_at = tick();
+  node.released = 0;
   const Kind kind = classes_ == 1 ? Kind{} : used(page, node.kind(), {node.used_at, before});
   const bool moves = node.children == 0 && (node.hotter != kind.cls || node.colder == kInHeap);
   if (moves) unlink(place);  // it is the hottest already, or waits
   node.become(kind);
   if (moves) push_hot(kind.cls, place);
+}
+
+void LeavesFirst::released(PageId page) {
+  if (!resident(page)) return;
+  const Place place = place_of(page);
+  if (nodes_[place].released) return;
+  nodes_[place].released = 1;
+  if (nodes_[place].children != 0) return;
+  unlink(place);
+  push_hot(kReleased, place);
 }
 
 void LeavesFirst::removed(PageId page) {
@@ -101,6 +112,7 @@ size_t LeavesFirst::victims(std::span<PageId> out, const Keep& keep) {
 uint64_t LeavesFirst::heat(PageId page) const {
   if (!resident(page)) return 0;
   const Node& node = nodes_[place_of(page)];
+  if (node.released) return 1;
   const double age = static_cast<double>(now() - node.used_at);
   const float hold_time = age > static_cast<double>(grace_) ? hold_[node.cls] : 1;
   return kHeatOrigin + now() - static_cast<uint64_t>(age / static_cast<double>(hold_time));
@@ -181,6 +193,7 @@ void LeavesFirst::unlink(Place place) {
 }
 
 void LeavesFirst::place_leaf(Place place) {
+  if (nodes_[place].released) return push_cold(kReleased, place);
   const Place list = nodes_[place].cls, first = coldest(list);
   if (first == list || used_at(place) <= used_at(first)) {
     push_cold(list, place);
@@ -223,6 +236,7 @@ float LeavesFirst::ripeness(Place place) const {
 }
 
 LeavesFirst::Place LeavesFirst::ripest_leaf() const {
+  if (const Place place = coldest(kReleased); place != kReleased) return place;
   if (classes_ == 1) return coldest_leaf(0);
   Place ripest = kNone;
   float most = 0;

@@ -13,6 +13,9 @@
 // last use into a heap beside the list, and the coldest of a class is the colder of the list's
 // coldest and the heap's. So no search passes a page with children, however many there are.
 //
+// What was released goes first, whatever its class: it is in a list of its own while it has no
+// children.
+//
 // A kept page that a search meets is set aside in a list of its own, of which each search looks at
 // some.
 //
@@ -42,9 +45,11 @@ class LeavesFirst : public EvictionPolicy {
   void inserted(PageId page, PageId parent) final;
   void adopt(PageId parent, PageId child) final;
   void touched(PageId page) final;
+  void released(PageId page) final;
   void removed(PageId page) final;
   size_t victims(std::span<PageId> out, const Keep& keep) final;
-  // The time of the last use, as if the page's class held for as long as one of hold time 1.
+  // The time of the last use, as if the page's class held for as long as one of hold time 1; 1 of
+  // what was released.
   uint64_t heat(PageId page) const final;
   size_t size() const final { return size_; }
 
@@ -74,7 +79,8 @@ class LeavesFirst : public EvictionPolicy {
   // A place in nodes_: the heads of the lists, then the pages. Links are places; of a page in a
   // heap `hotter` is where.
   using Place = uint32_t;
-  static constexpr Place kAside = kClasses;  // the lists of leaves are before it
+  static constexpr Place kReleased = kClasses;  // the classes' lists are before it
+  static constexpr Place kAside = kReleased + 1;
   static constexpr Place kFirstPage = kAside + 1;
   static constexpr Place kNone = UINT32_MAX;
 
@@ -91,7 +97,8 @@ class LeavesFirst : public EvictionPolicy {
     uint32_t parent_life = 0;  // and which page there: another life, and the parent has left
     uint32_t life = 0;         // how many pages have left this place
     uint32_t children = 0;
-    uint64_t used_at : 52 = 0;
+    uint64_t used_at : 51 = 0;
+    uint64_t released : 1 = 0;
     uint64_t cls : 4 = 0;
     uint64_t mark : 8 = 0;
 
@@ -115,7 +122,7 @@ class LeavesFirst : public EvictionPolicy {
   void push_cold(Place list, Place place);
   // Out of the list or the heap that it is in.
   void unlink(Place place);
-  // A page without children, in no list: to where its last use belongs.
+  // A page without children, in no list: to where its last use belongs, or among the released.
   void place_leaf(Place place);
   void gain_child(Place parent);
   void lose_child(Place parent);  // both ignore kNone

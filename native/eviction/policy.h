@@ -38,6 +38,9 @@ class EvictionPolicy {
   virtual void adopt(PageId parent, PageId child) = 0;
   // The page was used.
   virtual void touched(PageId page) = 0;
+  // Whoever used the page needs it no more: unless it is used again it leaves before those that
+  // were not released, once it has no children. A hint, which a policy may ignore.
+  virtual void released(PageId page) { (void)page; }
   // The page left. Its resident children, if any, become roots.
   virtual void removed(PageId page) = 0;
   // Up to out.size() victims, coldest first with descendants before ancestors, none of them twice,

@@ -244,6 +244,10 @@ std::vector<SessionId> Registry::reap() {
 
 void Registry::forget(Session& session) {
   count(session);
+  // What it said last is for the next pass.
+  const uint64_t room = kTouchesPerPass - std::min(kTouchesPerPass, touched_.size());
+  drain(session, read_word(session.file.get(), offsetof(SessionFile, touch_head)),
+        std::min(kTouchesPerDrain, room));
   ::unlink(session.path.c_str());
 }
 

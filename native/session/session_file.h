@@ -20,6 +20,10 @@ inline constexpr uint32_t kSessionVersion = 2;    // 1: every session may use al
 inline constexpr uint32_t kPinCapacity = 32768;   // words that a session file has room for
 inline constexpr uint32_t kTouchCapacity = 8192;  // a power of two; older touches are overwritten
 
+// In the page id of a touch: not used, but released (eviction/policy.h). Ids are below it, so a
+// daemon that does not know it finds no such page.
+inline constexpr PageId kReleasedPage = 1u << 31;
+
 // A pin word: 0 is none; the top bit tells a segment from a slot.
 constexpr uint64_t slot_pin(SlotId slot, uint32_t generation) {
   return (uint64_t{slot} + 1) << 32 | generation;
@@ -84,7 +88,8 @@ struct SessionFile {
   alignas(128) std::atomic<uint64_t> pins_high;   // pins[0, pins_high) may be in use
   alignas(128) std::atomic<uint64_t> touch_head;  // touches ever written
   alignas(128) std::atomic<uint64_t> counters[32];
-  // A touch: page id in the low half, low half of its key's low word in the high half.
+  // A touch: page id in the low half, perhaps with kReleasedPage; low half of its key's low word in
+  // the high half.
   alignas(128) std::atomic<uint64_t> touches[kTouchCapacity];
   alignas(128) std::atomic<uint64_t> pins[kPinCapacity];
 };

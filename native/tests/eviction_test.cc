@@ -31,10 +31,16 @@ class Model {
     if (parent != child && resident(parent) && resident(child)) parent_[child] = parent;
   }
   void touched(PageId page) {
+    released_.erase(page);
     if (resident(page)) used_[page] = ++clock_;
   }
+  void released(PageId page) {
+    if (resident(page)) released_.insert(page);
+  }
+  bool is_released(PageId page) const { return released_.contains(page); }
   void removed(PageId page) {
     used_.erase(page);
+    released_.erase(page);
     parent_.erase(page);
     std::erase_if(parent_, [page](const auto& link) { return link.second == page; });
   }
@@ -49,7 +55,10 @@ class Model {
     return false;
   }
   size_t size() const { return used_.size(); }
-  uint64_t heat(PageId page) const { return resident(page) ? used_.at(page) : 0; }
+  uint64_t heat(PageId page) const {
+    if (!resident(page)) return 0;
+    return is_released(page) ? 1 : 1 + used_.at(page);
+  }
 
   // Pages that may go next when those of `gone` have gone.
   Pages candidates(const std::set<PageId>& gone, const std::set<PageId>& kept) const {
@@ -79,6 +88,7 @@ class Model {
  private:
   std::map<PageId, uint64_t> used_;
   std::map<PageId, PageId> parent_;
+  std::set<PageId> released_;
   uint64_t clock_ = 0;
 };
 
@@ -86,11 +96,12 @@ class Model {
 struct Pair {
   static constexpr PageId kIds = 40;
 
-  std::unique_ptr<EvictionPolicy> policy = make_policy("lru", 4);  // grows past its hint
+  std::unique_ptr<EvictionPolicy> policy;  // grows past its hint
   Model model;
   std::mt19937_64 random;
 
-  explicit Pair(const char* name) : random(check::random(name)) {}
+  explicit Pair(const char* name, const char* of = "lru")
+      : policy(make_policy(of, 4)), random(check::random(name)) {}
 
   PageId any() { return static_cast<PageId>(random() % kIds); }
 
@@ -105,6 +116,11 @@ struct Pair {
     const PageId page = any();
     policy->touched(page);
     model.touched(page);
+  }
+  void release() {
+    const PageId page = any();
+    policy->released(page);
+    model.released(page);
   }
   void remove(PageId page) {
     policy->removed(page);
@@ -301,6 +317,98 @@ TEST(lru_finds_all_that_may_leave_and_nothing_else) {
       }
     }
     pair.compare();
+  }
+}
+
+TEST(released_pages_go_first_and_the_end_of_a_chain_before_the_rest_of_it) {
+  for (const char* name : {"lru", "adaptive"}) {
+    const auto policy = make_policy(name, 8);
+    policy->inserted(9, kNoPage);  // older than what is released
+    insert_chain(*policy, 0, 3);
+    insert_chain(*policy, 3, 2);
+    for (const PageId page : {2u, 1u, 0u}) policy->released(page);
+    CHECK_EQ(policy->heat(1), 1);
+    CHECK_EQ(take(*policy, 4), (Pages{2, 1, 0, 9}));
+    CHECK_EQ(take(*policy, 4), (Pages{2, 1, 0, 9}));
+  }
+}
+
+TEST(released_page_is_as_others_when_it_is_used_again) {
+  for (const char* name : {"lru", "adaptive"}) {
+    const auto policy = make_policy(name, 8);
+    for (PageId page = 0; page < 4; ++page) policy->inserted(page, kNoPage);
+    for (const PageId page : {3u, 2u}) policy->released(page);
+    policy->touched(3);
+    CHECK_EQ(take(*policy, 9), (Pages{2, 0, 1, 3}));
+    CHECK(policy->heat(3) > policy->heat(1));
+    policy->released(7);  // is not there
+    CHECK_EQ(policy->size(), 4);
+  }
+}
+
+TEST(released_page_with_children_waits_for_the_last_of_them) {
+  const auto policy = make_policy("lru", 8);
+  insert_chain(*policy, 0, 2);
+  policy->inserted(2, kNoPage);
+  policy->released(0);
+  CHECK_EQ(take(*policy, 1), (Pages{1}));
+  policy->touched(1);
+  CHECK_EQ(take(*policy, 9), (Pages{2, 1, 0}));
+  policy->inserted(3, kNoPage);
+  policy->removed(1);
+  CHECK_EQ(take(*policy, 9), (Pages{0, 2, 3}));
+}
+
+TEST(released_page_that_is_kept_goes_when_it_is_kept_no_more) {
+  const auto policy = make_policy("lru", 8);
+  for (PageId page = 0; page < 3; ++page) policy->inserted(page, kNoPage);
+  KeepSet keep;
+  keep.pages = {2};
+  policy->released(2);
+  CHECK_EQ(take(*policy, 1, keep), (Pages{0}));
+  CHECK_EQ(take(*policy, 1), (Pages{2}));
+}
+
+// Whatever comes, goes, and is used: none that was not released goes while one may that was.
+TEST(released_pages_go_before_all_others_in_every_order_of_events) {
+  for (const char* name : {"lru", "adaptive"}) {
+    Pair pair("released_pages_go_first", name);
+    for (uint64_t round = 0; round < check::rounds(20000); ++round) {
+      switch (pair.random() % 8) {
+        case 0:
+        case 1:
+        case 2:
+          pair.insert();
+          break;
+        case 3:
+          pair.touch();
+          break;
+        case 4:
+          pair.remove(pair.any());
+          break;
+        case 5:
+          pair.adopt();
+          break;
+        case 6:
+          pair.release();
+          break;
+        default: {
+          std::set<PageId> gone;
+          for (const PageId page : take(*pair.policy, pair.random() % 8)) {
+            const Pages may_go = pair.model.candidates(gone, {});
+            CHECK(std::ranges::count(may_go, page) == 1);
+            const auto released = [&](PageId other) { return pair.model.is_released(other); };
+            CHECK(released(page) || std::ranges::none_of(may_go, released));
+            gone.insert(page);
+          }
+          for (const PageId page : gone)
+            if (pair.random() % 2) pair.remove(page);
+        }
+      }
+      CHECK_EQ(pair.policy->size(), pair.model.size());
+      const PageId page = pair.any();
+      CHECK_EQ(pair.policy->heat(page) == 1, pair.model.is_released(page));
+    }
   }
 }
 

@@ -479,6 +479,41 @@ TEST(session_touches_arrive_once_and_the_newest_win) {
   CHECK_EQ(pages.back(), 3 * kTouchCapacity - 1);
 }
 
+TEST(what_clients_said_last_is_heard_though_they_have_ended) {
+  constexpr uint64_t kMany = Registry::kEndedAtOnce;
+  Desk desk;
+  EntryView entry;
+  for (uint64_t at = 0; at < kMany; ++at) {
+    Registry::Created created = desk.registry->create(at + 1);
+    ClientSession client = attach(created.descriptor);
+    entry.page = static_cast<PageId>(at);
+    client.touch(entry);
+    client.release(entry);
+    created.session->connected = false;
+  }
+  CHECK_EQ(desk.registry->reap().size(), kMany);
+  std::vector<uint64_t> said(kMany);
+  desk.registry->drain_touches([&](PageId word, uint32_t) { ++said[word & ~kReleasedPage]; });
+  for (const uint64_t of_one : said) CHECK_EQ(of_one, 2);
+  desk.registry->drain_touches([&](PageId, uint32_t) { ++said[0]; });
+  CHECK_EQ(said[0], 2);
+}
+
+TEST(what_many_said_last_is_bounded) {
+  Desk desk;
+  EntryView entry;
+  for (uint64_t at = 0; at < Registry::kEndedAtOnce; ++at) {
+    Registry::Created created = desk.registry->create(at + 1);
+    ClientSession client = attach(created.descriptor);
+    for (uint32_t touch = 0; touch < kTouchCapacity; ++touch) client.touch(entry);
+    created.session->connected = false;
+  }
+  CHECK_EQ(desk.registry->reap().size(), Registry::kEndedAtOnce);
+  uint64_t said = 0;
+  desk.registry->drain_touches([&](PageId, uint32_t) { ++said; });
+  CHECK_EQ(said, Registry::kTouchesPerPass);
+}
+
 TEST(session_touches_of_all_in_a_pass_are_bounded_and_shared) {
   constexpr uint64_t kBusy = 8;
   Desk desk;

@@ -355,6 +355,79 @@ TEST(page_is_evicted_by_use_not_by_age) {
   CHECK(!world.stored(world.page(1)));
 }
 
+// --- what its users need no more
+
+// As a client says it: the last page first.
+void release(World& world, Peer& peer, uint64_t chain, uint32_t pages) {
+  for (uint32_t at = pages; at-- > 0;) peer.session().release(*world.entry(world.page(chain, at)));
+  world.pass(kSecondNs);
+}
+
+TEST(released_prompt_leaves_before_older_ones) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  const uint64_t half = world.capacity() / 2;
+  fill(world, peer, 0, half);
+  for (uint32_t at = 0; at < 3; ++at) CHECK(peer.store(world.page(7000, at)));
+  release(world, peer, 7000, 3);
+  CHECK_EQ(world->status().released_pages, 3);
+  CHECK(world.stored(world.page(7000, 2)));  // as long as there is room
+  for (uint64_t chain = 8000; world.stored(world.page(7000, 0)); ++chain) {
+    CHECK(chain < 8000 + world.capacity());
+    for (uint64_t older = 0; older < half; ++older) CHECK(world.stored(world.page(older)));
+    CHECK(peer.store(world.page(chain)));
+  }
+  for (uint32_t at = 0; at < 3; ++at) CHECK(!world.stored(world.page(7000, at)));
+}
+
+TEST(released_prompt_that_is_used_again_is_as_any_other) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  fill(world, peer, 0, world.capacity() / 2);
+  release(world, peer, 9, 1);
+  peer.session().touch(*world.entry(world.page(9)));
+  world.pass(kSecondNs);
+  for (uint64_t chain = 8000; world.stored(world.page(10)); ++chain) {
+    CHECK(chain < 8000 + world.capacity());
+    CHECK(peer.store(world.page(chain)));
+  }
+  CHECK(world.stored(world.page(9)));
+}
+
+TEST(what_another_prompt_goes_on_from_is_not_released) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  const TestPage shared = world.page(1, 0), own = world.page(1, 1);
+  TestPage other = world.page(2, 1);
+  other.parent = shared.key;
+  for (const TestPage& page : {shared, own, other}) CHECK(peer.store(page));
+  release(world, peer, 1, 2);
+  CHECK_EQ(world->status().released_pages, 1);
+  // With the last of them, whoever says it.
+  Peer second(world);
+  second.session().release(*world.entry(other));
+  second.session().release(*world.entry(shared));
+  world.pass(kSecondNs);
+  CHECK_EQ(world->status().released_pages, 2);
+  evict_all(world);
+  world.check_settled();
+}
+
+TEST(releases_that_come_too_fast_release_no_page_before_those_behind_it) {
+  World world(shape_of(kBig));
+  world.start();
+  Peer peer(world);
+  for (uint32_t at = 0; at < 3; ++at) CHECK(peer.store(world.page(1, at)));
+  peer.session().release(*world.entry(world.page(1, 2)));
+  const EntryView middle = *world.entry(world.page(1, 1));
+  for (uint32_t i = 0; i < kTouchCapacity; ++i) peer.session().release(middle);
+  world.pass(kSecondNs);
+  CHECK_EQ(world->status().released_pages, 0);
+}
+
 TEST(touches_of_what_is_gone_are_ignored) {
   World world(shape_of(5000));
   world.start();
@@ -365,6 +438,7 @@ TEST(touches_of_what_is_gone_are_ignored) {
   for (const PageId page : {entry.page, PageId{0}, kNoPage, PageId{4095}, PageId{1u << 30}}) {
     entry.page = page;
     peer.session().touch(entry);
+    peer.session().release(entry);
   }
   world.pass(1);
   world.check_settled();

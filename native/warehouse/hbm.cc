@@ -113,6 +113,10 @@ void HbmTier::used(const EntryView& view, bool again) {
     want(view);
 }
 
+void HbmTier::released(const EntryView& view) {
+  if (copies_.contains(view.slot)) policy_of(view.slot).released(state_.pool.resident(view.slot));
+}
+
 void HbmTier::land(const HbmPage& page) {
   const auto found = copies_.find(page.slot);
   if (!serving() || found == copies_.end()) return;

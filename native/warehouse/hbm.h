@@ -50,6 +50,8 @@ class HbmTier {
 
   // A page of the DRAM tier was used. `again`: and before that, some other time since it came.
   void used(const EntryView& view, bool again);
+  // Whoever used it needs it no more.
+  void released(const EntryView& view);
   // Its page leaves the slot. Before the slot's next transition.
   void left(SlotId slot);
   // A reader could not verify the page, and the slot has what was sealed.

@@ -145,6 +145,7 @@ struct WarehouseStatus {
   nvme::LogStats log;
   HbmStatus hbm;
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
+  uint64_t released_pages = 0;
   bool index_bound = false;     // pages left, or were not stored, for want of room in it
   uint64_t page_bytes_max = 0;  // of all shards of a page, each rounded up to 4 KiB
   std::string policy;

@@ -70,6 +70,13 @@ void WarehouseState::touch(PageId page) {
   if (view && view->in_dram()) pool.class_of(view->slot).policy->touched(pool.resident(view->slot));
 }
 
+void WarehouseState::release(const EntryView& view) {
+  catalog.node(view.page).used = false;
+  if (!view.in_dram()) return;
+  pool.class_of(view.slot).policy->released(pool.resident(view.slot));
+  if (hbm) hbm->released(view);
+}
+
 void WarehouseState::make_resident(SlotId slot, const EntryView& view) {
   // The policy learns of parents and children that are resident too.
   SlotClass& cls = pool.class_of(slot);

@@ -61,6 +61,8 @@ struct WarehouseState {
   void make_resident(SlotId slot, const EntryView& view);
   // The page was used, and so were those above it. kNoPage: none.
   void touch(PageId page);
+  // Whoever used the page needs it no more.
+  void release(const EntryView& view);
 
   WarehouseOptions options;
   const Clock& clock;

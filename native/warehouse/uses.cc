@@ -1,6 +1,7 @@
 #include "warehouse/uses.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvw {
 
@@ -18,9 +19,12 @@ void Uses::count_stores() {
 void Uses::apply_touches() {
   count_stores();
   std::vector<MissRatioCurve::Use> used;
-  state_.sessions.drain_touches([this, &used](PageId page, uint32_t tag) {
+  state_.sessions.drain_touches([this, &used](PageId word, uint32_t tag) {
+    const PageId page = word & ~kReleasedPage;
+    const PageId released = std::exchange(released_, kNoPage);
     const auto view = state_.catalog.at(page);
     if (!view || static_cast<uint32_t>(view->key.lo) != tag) return;
+    if (word != page) return release(*view, released);
     state_.touch(page);
     const uint16_t before = state_.catalog.node(page).used_at;
     if (is_new(page)) used.push_back(use_of(*view));
@@ -29,6 +33,18 @@ void Uses::apply_touches() {
       state_.hbm->used(*view, before != 0 && before != state_.catalog.node(page).used_at);
   });
   curve_.use(used);
+}
+
+// A page with a child goes on being of use to whoever stored that, unless it was released the
+// moment before: clients say the last page of a prompt first.
+void Uses::release(const EntryView& view, PageId before) {
+  const PageId child = state_.catalog.first_child(view.page);
+  const bool ends =
+      child == kNoPage || (child == before && state_.catalog.next_sibling(child) == kNoPage);
+  if (!ends) return;
+  state_.release(view);
+  released_ = view.page;
+  ++released_pages_;
 }
 
 uint16_t Uses::time() const { return static_cast<uint16_t>(1 + state_.clock.boot_ns() / kUseNs); }

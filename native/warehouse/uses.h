@@ -21,15 +21,17 @@ class Uses {
   }
   // What the curve makes of stores, which takes a tenth as long as their exchange itself.
   void count_stores();
-  // Takes up what sessions have touched since the last call.
+  // Takes up what sessions have touched and released since the last call.
   void apply_touches();
 
   uint16_t time() const;  // in PageNode::used_at's units
   MissRatioReport miss_ratio(int ordinal);
   void forget(uint32_t ordinal) { curve_.forget(static_cast<uint16_t>(ordinal)); }
+  uint64_t released_pages() const { return released_pages_; }
   uint64_t uptime_ns() const { return state_.clock.boot_ns() - started_ns_; }
 
  private:
+  void release(const EntryView& view, PageId before);
   bool is_new(PageId page);
   MissRatioCurve::Use use_of(const EntryView& view) const;
 
@@ -37,6 +39,8 @@ class Uses {
   uint64_t started_ns_;
   MissRatioCurve curve_;
   std::vector<MissRatioCurve::Use> stores_;  // of one exchange, not in the curve yet
+  PageId released_ = kNoPage;                // by what was taken up last
+  uint64_t released_pages_ = 0;
 };
 
 }  // namespace kvw

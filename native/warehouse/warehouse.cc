@@ -243,6 +243,7 @@ WarehouseStatus Warehouse::status() {
   status.page_bytes_max = std::min(state_.arena.slab_bytes(), record_payload_max(state_.options));
   status.policy = state_.options.policy;
   status.orphan_pages = state_.catalog.orphans();
+  status.released_pages = uses_.released_pages();
   status.sessions = state_.sessions.size();
   status.pins = state_.sessions.pins().size();
   status.promotions_in_flight = promotions_.under_way();

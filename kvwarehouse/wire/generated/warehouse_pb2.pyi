@@ -151,6 +151,22 @@ class LoadSummary(_message.Message):
     missed: _containers.ScalarMap[str, int]
     def __init__(self, pages: _Optional[int] = ..., missed: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class ReleaseRequest(_message.Message):
+    __slots__ = ("namespace_id", "prefix", "first")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    prefix: Prefix
+    first: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., first: _Optional[int] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

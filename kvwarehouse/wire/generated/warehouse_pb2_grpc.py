@@ -57,6 +57,11 @@ class WarehouseStub(object):
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.LoadRequest.SerializeToString,
                 response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.LoadResponse.FromString,
                 _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/kvwarehouse.v1.Warehouse/Release',
+                request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/kvwarehouse.v1.Warehouse/Status',
                 request_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.StatusRequest.SerializeToString,
@@ -153,6 +158,15 @@ class WarehouseServicer(object):
         """One shard of the longest stored prefix, verified before it leaves. Data messages are the bytes
         of the pages one after another, cut anywhere; the last message is the summary, and only pages
         that it counts were loaded. Waits for promotion from NVMe, at most timeout_s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Says that the stored pages of a prompt are needed no more: they leave before others, unless they
+        are used again or somebody has stored pages behind them. A hint, which an older daemon does not
+        know (UNIMPLEMENTED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -277,6 +291,11 @@ def add_WarehouseServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.LoadRequest.FromString,
                     response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.LoadResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseRequest.FromString,
+                    response_serializer=kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -452,6 +471,33 @@ class Warehouse(object):
             '/kvwarehouse.v1.Warehouse/Load',
             kvwarehouse_dot_v1_dot_warehouse__pb2.LoadRequest.SerializeToString,
             kvwarehouse_dot_v1_dot_warehouse__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvwarehouse.v1.Warehouse/Release',
+            kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseRequest.SerializeToString,
+            kvwarehouse_dot_v1_dot_warehouse__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
