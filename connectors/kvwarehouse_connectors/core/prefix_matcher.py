@@ -149,6 +149,14 @@ class PrefixMatcher:
         tiers = self._opened[place].tiers(keys=run.key_runs(), counted=False)
         return [block for block, tier in zip(wanted, tiers, strict=True) if not tier]
 
+    def release(self, keys: BlockKeys) -> int:
+        """Says of all stored blocks of a request that they are needed no more. Returns how many."""
+        count = 0
+        for place, (group, opened) in enumerate(zip(self._groups, self._opened, strict=True)):
+            run = page_run(place, group, keys, range(keys.count(group.block_hashes)), None)
+            count += opened.release(keys=run.key_runs()) if run.keys else 0
+        return count
+
     def _chain(self, place: int, keys: BlockKeys, begin: int, end_tokens: int) -> GroupHit:
         """As far as the chain from block `begin` on is stored, at most to end_tokens."""
         group = self._groups[place]

@@ -31,7 +31,14 @@ from kvwarehouse_connectors.vllm.stats import WarehouseStats
 from kvwarehouse_connectors.vllm.store_planner import VllmStorePlanner
 from kvwarehouse_connectors.vllm.tracked import VllmRequest
 from kvwarehouse_connectors.vllm.weights_watch import CacheEpochs
-from kvwarehouse_connectors.vllm.wishes import LOAD, STORE, UnknownWishes, switch
+from kvwarehouse_connectors.vllm.wishes import (
+    LOAD,
+    RELEASE,
+    STORE,
+    UnknownWishes,
+    asked,
+    switch,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +156,8 @@ class SchedulerSide:
             known = False  # the token behind a block is not all that the draft sees of it
         twist = self._epochs.twist + (adapter or b"")
         loads = self._settings.loads and known and switch(params, LOAD)
+        releases = known and asked(params, RELEASE)
+        stores = self._settings.stores and known and switch(params, STORE) and not releases
         self._requests[request.request_id] = VllmRequest(
             request=request,
             keys=RequestKeys(
@@ -159,7 +168,8 @@ class SchedulerSide:
                 self._lookahead_tokens,
             ),
             loads=loads,
-            stores=self._settings.stores and known and switch(params, STORE),
+            stores=stores,
+            releases=releases,
             epoch=self._epochs.epoch,
             handoff=self._coordinator.received(params)
             if loads and self._coordinator is not None
@@ -258,6 +268,8 @@ class SchedulerSide:
         if self._holes is not None:
             self._holes.ended(request)
         self._drop_hit(tracked)
+        if tracked.releases:
+            self._release(tracked)
         if self._planner is None or self._coordinator is None:
             return None
         if not self._planner.handoff_wanted(tracked):
@@ -383,6 +395,16 @@ class SchedulerSide:
             self._lost(error)
             return None, False
         return hit, False
+
+    def _release(self, tracked: VllmRequest) -> None:
+        """What earlier requests stored of a conversation that is over; it stored nothing itself."""
+        matcher = self._matcher()
+        if matcher is None or tracked.epoch != self._epochs.epoch:
+            return
+        try:
+            self._stats.add("released_blocks", matcher.release(tracked.keys))
+        except kvw.WarehouseError as error:
+            self._lost(error)
 
     def _drop_hit(self, tracked: VllmRequest) -> None:
         self._held -= tracked.hit is not None

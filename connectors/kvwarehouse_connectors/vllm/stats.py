@@ -23,6 +23,7 @@ COUNTERS = {
     "already_blocks": "Blocks that were stored by somebody else meanwhile, on every rank.",
     "dropped_blocks": "Blocks not stored: no room, no daemon, too slow, on every rank.",
     "device_fallbacks": "Ranks whose pages go through host memory; their log says why.",
+    "released_blocks": "Stored blocks of which requests said that they are needed no more.",
     "weights_changed": "Times that the engine was seen to have other weights than before.",
     "unknown_wishes": "Names and values in requests' kv_transfer_params that mean nothing.",
     "handoff_waits": "Requests that began to wait for pages of a hand-off record.",

@@ -17,7 +17,7 @@ from kvwarehouse_connectors.core.store_planner import StorePlanner
 from kvwarehouse_connectors.vllm.events import StoreEvents
 from kvwarehouse_connectors.vllm.settings import Settings
 from kvwarehouse_connectors.vllm.tracked import VllmRequest
-from kvwarehouse_connectors.vllm.wishes import HANDOFF
+from kvwarehouse_connectors.vllm.wishes import HANDOFF, asked
 
 _NULL_BLOCK = 0  # of vLLM's block tables
 
@@ -61,9 +61,8 @@ class VllmStorePlanner(StorePlanner[VllmRequest]):
 
     def handoff_wanted(self, tracked: VllmRequest) -> bool:
         """A producer always says what it stored; others where the request asks."""
-        params = tracked.request.kv_transfer_params or {}
-        asked = not self._settings.loads or params.get(HANDOFF) is True
-        return tracked.stores and asked
+        wanted = asked(tracked.request.kv_transfer_params, HANDOFF)
+        return tracked.stores and (wanted or not self._settings.loads)
 
     def stored_tokens(self, tracked: VllmRequest) -> int:
         """Tokens from the first on that were given to be stored, at whole blocks of all groups; 0

@@ -18,6 +18,8 @@ class VllmRequest(TrackedRequest):
     """Of the engine when the request came; it stores into no later one."""
     handoff: Handoff | None = None
     """What another engine said it stores of this prompt; until that is there, or given up."""
+    releases: bool = False
+    """Its conversation ends with it."""
     ask_again_s: float = 0.0
     """While it waits for that, on the clock of records: not before then."""
     next_tokens: int = 0

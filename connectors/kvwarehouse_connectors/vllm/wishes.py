@@ -17,9 +17,11 @@ _log = logging.getLogger(__name__)
 LOAD = "kvwarehouse.load"
 STORE = "kvwarehouse.store"
 HANDOFF = "kvwarehouse.handoff"
-"""Switches: two are on unless a request turns them off, the last is off unless it says true."""
+RELEASE = "kvwarehouse.release"
+"""Switches: two are on unless a request turns them off, two are off unless it says true."""
 
 _SWITCHES = (LOAD, STORE)
+_ASKED = (HANDOFF, RELEASE)
 _NO = ("false", "no", "off", "0")
 _YES = ("true", "yes", "on", "1")
 _LONGEST = max(map(len, _NO + _YES))
@@ -31,6 +33,11 @@ _LOGGED_CHARACTERS = 60
 def switch(params: Mapping[str, Any] | None, name: str) -> bool:
     """What a request says of LOAD or STORE; anything but a no means yes."""
     return params is None or _word(params.get(name)) not in _NO
+
+
+def asked(params: Mapping[str, Any] | None, name: str) -> bool:
+    """What a request says of HANDOFF or RELEASE; anything but true means no."""
+    return params is not None and params.get(name) is True
 
 
 class UnknownWishes:
@@ -52,19 +59,18 @@ class UnknownWishes:
             self._logged.add(name)
             _log.warning(
                 "a request's kv_transfer_params have %s: %s, which means nothing here. There are"
-                " %s, %s and %s, each true or false. Further requests that say so are counted in"
-                " unknown_wishes",
+                " %s, %s, %s and %s, each true or false. Further requests that say so are counted"
+                " in unknown_wishes",
                 *(repr(part)[:_LOGGED_CHARACTERS] for part in (name, value)),
-                LOAD,
-                STORE,
-                HANDOFF,
+                *_SWITCHES,
+                *_ASKED,
             )
 
 
 def _is_understood(name: str, value: Any) -> bool:
     if name in _SWITCHES:
         return value is None or _word(value) in _NO + _YES
-    return name == HANDOFF and (value is None or isinstance(value, bool))
+    return name in _ASKED and (value is None or isinstance(value, bool))
 
 
 def _word(value: Any) -> str:

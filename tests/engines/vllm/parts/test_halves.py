@@ -96,6 +96,40 @@ def test_who_may_not_store_orders_no_store(
         assert engine.workers[0]._store_queue._ring.used_bytes == 0
 
 
+def test_request_that_ends_a_conversation_stores_nothing_and_releases_what_others_stored(
+    shared: Serving, rng: random.Random
+) -> None:
+    with Engine(shared.address, one_group) as engine, shared.connect() as client:
+        ids, _ = stored_prompt(engine, rng)
+        before = client.status()["core"]["released_pages"]
+        last = request([*ids, *tokens(rng, 64)], name="last", params={"kvwarehouse.release": True})
+        blocks = list(range(20, 34))
+        assert engine.load(last, [blocks]) == 160
+        last.num_computed_tokens = 160
+        engine.compute(last, [blocks], 64)
+        assert engine.workers[0]._store_queue._ring.used_bytes == 0
+        engine.scheduler.finished(last)
+        stats = engine.scheduler.step_ends()
+        assert stats is not None
+        assert stats.data["released_blocks"] == 10
+        eventually(
+            lambda: client.status()["core"]["released_pages"] == before + 10,
+            "the daemon hears of it",
+        )
+        assert engine.promised(request([*ids, 7], name="again")) == 160  # while there is room
+
+
+def test_windows_are_released_too(shared: Serving, rng: random.Random) -> None:
+    with Engine(shared.address, one_window) as engine:
+        ids, _ = stored_prompt(engine, rng)
+        last = request([*ids, 7], name="last", params={"kvwarehouse.release": True})
+        engine.scheduler.on_new_request(last)
+        engine.scheduler.finished(last)
+        stats = engine.scheduler.step_ends()
+        assert stats is not None
+        assert stats.data["released_blocks"] > 0
+
+
 def test_engines_share_what_they_store_and_a_salted_one_does_not(
     shared: Serving, rng: random.Random
 ) -> None:

@@ -9,7 +9,15 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm installs it")
 
 from kvwarehouse_connectors.vllm.handoff import RECORD
-from kvwarehouse_connectors.vllm.wishes import HANDOFF, LOAD, STORE, UnknownWishes, switch
+from kvwarehouse_connectors.vllm.wishes import (
+    HANDOFF,
+    LOAD,
+    RELEASE,
+    STORE,
+    UnknownWishes,
+    asked,
+    switch,
+)
 from vllm_parts.halves import Engine
 from vllm_parts.requests import request
 
@@ -46,6 +54,14 @@ def test_value_that_is_neither_is_counted_and_read_as_yes(odd: Any) -> None:
     assert Found().count({STORE: odd}) == 1
 
 
+@pytest.mark.parametrize("name", [HANDOFF, RELEASE])
+def test_what_has_to_be_asked_for_is_true_alone(name: str) -> None:
+    assert asked({name: True}, name)
+    assert not any(asked({name: other}, name) for other in (None, False, 1, "yes", "true", [True]))
+    assert not asked({}, name)
+    assert not asked(None, name)
+
+
 @pytest.mark.parametrize(
     ("params", "unknown"),
     [
@@ -55,6 +71,8 @@ def test_value_that_is_neither_is_counted_and_read_as_yes(odd: Any) -> None:
         ({"kvwarehouse.lod": False}, 1),
         ({"kvwarehouse_load": False, "kvwarehouse.stor": False, LOAD: False}, 2),
         ({HANDOFF: "yes"}, 1),
+        ({RELEASE: True}, 0),
+        ({RELEASE: 1}, 1),
     ],
 )
 def test_names_of_ours_that_there_are_not_are_counted_and_those_of_others_are_not(
@@ -69,7 +87,7 @@ def test_name_is_logged_once_with_those_that_there_are(caplog: pytest.LogCapture
         assert found.count({"kvwarehouse.lod": "a\nb"}) == 1
     (record,) = caplog.records
     assert r"'kvwarehouse.lod': 'a\nb'" in record.getMessage()
-    assert all(name in record.getMessage() for name in (LOAD, STORE, HANDOFF))
+    assert all(name in record.getMessage() for name in (LOAD, STORE, HANDOFF, RELEASE))
 
 
 def test_strangers_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
