@@ -47,6 +47,13 @@ def check_socket_path(socket: str) -> None:
         )
 
 
+def cache_folder(environ: Mapping[str, str] | None = None) -> str:
+    """What of ours can be made again, of this user. It need not be there."""
+    environ = os.environ if environ is None else environ
+    home = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(home, "kvwarehouse")
+
+
 def default_arena_dir(name: str) -> str:
     return f"/dev/shm/kvwarehouse-{os.geteuid()}-{name}"
 

@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.gpu.machine import PROBE_TIMEOUT_S, Machine, probe_machine
 from kvwarehouse.gpu.path_benchmark import PATH_TIMEOUT_S, LoadPath, Rates, measure
+from kvwarehouse.places import cache_folder
 
 _VERSION = 3
 _CLEARLY = 1.05
@@ -154,8 +156,7 @@ def _key(machine: Machine, folder: Path, ordinal: int, paths: Sequence[LoadPath]
 
 
 def _memory_file() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kvwarehouse" / "gpu_lanes.json"
+    return Path(cache_folder()) / "gpu_lanes.json"
 
 
 class _Remembered(NamedTuple):
@@ -191,14 +192,9 @@ def _remember(file: Path, key: str, choice: Choice) -> None:
     known = _read(file) | {key: _Remembered(choice.rates, choice.in_short, time.time())}
     newest = sorted(known, key=lambda each: known[each].at_s)[-_MOST_KNOWN:]
     text = json.dumps({each: known[each].text() for each in newest}, indent=1)
-    fresh = file.with_suffix(f".{os.getpid()}.new")
-    try:
+    with suppress(OSError):  # it is measured again next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text + "\n", encoding="utf-8")
-        fresh.replace(file)
-    except OSError:  # it is measured again next time
-        with suppress(OSError):
-            fresh.unlink()
+        write_atomic(str(file), text.encode() + b"\n")
 
 
 def _read(file: Path) -> dict[str, _Remembered]:

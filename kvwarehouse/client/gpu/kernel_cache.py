@@ -12,7 +12,6 @@ between processes too: files are put in their place whole.
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 from kvwarehouse import trusted_file
 from kvwarehouse.atomic_file import write_atomic
 from kvwarehouse.errors import UsageError
+from kvwarehouse.places import cache_folder
 
 _KEPT: Final = 16
 """The newest: other devices and compilers, earlier versions of the kernels. About 100 KB each."""
@@ -62,8 +62,7 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "kvwarehouse" / "kernels"
+    return Path(cache_folder()) / "kernels"
 
 
 def _check(image: bytes) -> bytes:
