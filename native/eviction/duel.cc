@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "eviction/rings.h"
+
 namespace kvw {
 namespace {
 
@@ -20,7 +22,7 @@ uint64_t rate_for(size_t pages) {
 }  // namespace
 
 Duel::Duel(std::span<const HoldTimes, kRows> rows) : pages_(kClasses) {
-  for (Place head = 0; head < kClasses; ++head) pages_[head].colder = pages_[head].hotter = head;
+  for (Place head = 0; head < kClasses; ++head) rings::make_head(pages_, head);
   for (uint32_t i = 0; i < kRows; ++i) {
     rows_[i].hold = rows[i];
     for (Place head = 0; head < kClasses; ++head) rows_[i].coldest[head] = head;
@@ -103,8 +105,7 @@ uint32_t Duel::take_out(Place place) {
     --row.kept;
     if (row.coldest[page.cls] == place) row.coldest[page.cls] = page.hotter;
   }
-  pages_[page.colder].hotter = page.hotter;
-  pages_[page.hotter].colder = page.colder;
+  rings::take_out(pages_, place);
   page.colder = page.hotter = kNone;
   return kept;
 }
@@ -115,10 +116,7 @@ void Duel::push_hot(Place place, uint32_t cls, uint64_t now) {
   page.cls = cls;
   page.used_at = now;
   page.order = ++orders_;
-  page.hotter = head;
-  page.colder = pages_[head].colder;
-  pages_[page.colder].hotter = place;
-  pages_[head].colder = place;
+  rings::push_hot(pages_, head, place);
   uint32_t shrunk = 0;  // classes
   for (Row& row : rows_) {
     if (row.coldest[cls] == head) row.coldest[cls] = place;
@@ -153,7 +151,7 @@ void Duel::forget(Place place) {
 
 void Duel::forget_what_nobody_keeps(uint32_t cls) {
   for (;;) {
-    const Place place = pages_[cls].hotter;
+    const Place place = rings::coldest(pages_, cls);
     if (place < kClasses) return;
     for (const Row& row : rows_)
       if (keeps(row, place)) return;

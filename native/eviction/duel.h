@@ -63,7 +63,7 @@ class Duel {
     uint64_t identity = 0;
     uint64_t used_at = 0;
     uint64_t order = 0;                    // in which pages came to the hot ends
-    Place colder = kNone, hotter = kNone;  // rings through the heads
+    Place colder = kNone, hotter = kNone;  // rings.h
     uint32_t cls = 0;
   };
   struct Row {

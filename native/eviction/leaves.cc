@@ -27,7 +27,7 @@ LeavesFirst::LeavesFirst(size_t capacity, Class classes) : classes_(classes) {
   nodes_.reserve(capacity + kFirstPage);
   for (Class cls = 0; cls < classes; ++cls) heaps_[cls].reserve(capacity);
   nodes_.resize(kFirstPage);
-  for (Place list = 0; list < kFirstPage; ++list) nodes_[list].colder = nodes_[list].hotter = list;
+  for (Place list = 0; list < kFirstPage; ++list) rings::make_head(nodes_, list);
   hold_.fill(1);
 }
 
@@ -156,21 +156,6 @@ void LeavesFirst::grow_to(Place place) {
   if (place >= nodes_.size()) nodes_.resize(size_t{place} + 1);
 }
 
-void LeavesFirst::link_between(Place place, Place colder, Place hotter) {
-  nodes_[place].colder = colder;
-  nodes_[place].hotter = hotter;
-  nodes_[colder].hotter = place;
-  nodes_[hotter].colder = place;
-}
-
-void LeavesFirst::push_hot(Place list, Place place) {
-  link_between(place, nodes_[list].colder, list);
-}
-
-void LeavesFirst::push_cold(Place list, Place place) {
-  link_between(place, list, nodes_[list].hotter);
-}
-
 void LeavesFirst::unlink(Place place) {
   Node& node = nodes_[place];
   if (node.colder == kWaits) return;
@@ -185,8 +170,7 @@ void LeavesFirst::unlink(Place place) {
       sift_down(heap, nodes_[last].hotter);
     }
   } else {
-    nodes_[node.colder].hotter = node.hotter;
-    nodes_[node.hotter].colder = node.colder;
+    rings::take_out(nodes_, place);
   }
   node.colder = kWaits;
   node.hotter = kNone;

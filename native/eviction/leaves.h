@@ -26,6 +26,7 @@
 #include <array>
 
 #include "eviction/policy.h"
+#include "eviction/rings.h"
 
 namespace kvw {
 
@@ -91,7 +92,7 @@ class LeavesFirst : public EvictionPolicy {
   static constexpr Place kAbsent = UINT32_MAX - 3;
 
   struct Node {
-    Place colder = kAbsent;  // the lists are rings through their heads
+    Place colder = kAbsent;  // rings.h
     Place hotter = kNone;
     Place parent = kNone;
     uint32_t parent_life = 0;  // and which page there: another life, and the parent has left
@@ -112,14 +113,13 @@ class LeavesFirst : public EvictionPolicy {
   static Place place_of(PageId page) { return page + kFirstPage; }
   static PageId page_of(Place place) { return place - kFirstPage; }
   bool resident(PageId page) const;
-  Place coldest(Place list) const { return nodes_[list].hotter; }
+  Place coldest(Place list) const { return rings::coldest(nodes_, list); }
   uint64_t used_at(Place place) const { return nodes_[place].used_at; }
   float ripeness(Place place) const;
 
   void grow_to(Place place);
-  void link_between(Place place, Place colder, Place hotter);
-  void push_hot(Place list, Place place);
-  void push_cold(Place list, Place place);
+  void push_hot(Place list, Place place) { rings::push_hot(nodes_, list, place); }
+  void push_cold(Place list, Place place) { rings::push_cold(nodes_, list, place); }
   // Out of the list or the heap that it is in.
   void unlink(Place place);
   // A page without children, in no list: to where its last use belongs, or among the released.

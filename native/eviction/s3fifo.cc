@@ -26,7 +26,7 @@ struct S3FifoPolicy::Search {
 S3FifoPolicy::S3FifoPolicy(size_t capacity) {
   nodes_.reserve(capacity + kFirstPage);
   nodes_.resize(kFirstPage);
-  for (const Place list : {kSmall, kMain, kAside}) nodes_[list].colder = nodes_[list].hotter = list;
+  for (const Place list : {kSmall, kMain, kAside}) rings::make_head(nodes_, list);
 }
 
 bool S3FifoPolicy::resident(PageId page) const {
@@ -177,26 +177,10 @@ size_t S3FifoPolicy::wake(const Keep& keep, size_t pages) {
 // --- links
 // ----------------------------------------------------------------------------------------
 
-void S3FifoPolicy::link_between(Place place, Place colder, Place hotter) {
-  nodes_[place].colder = colder;
-  nodes_[place].hotter = hotter;
-  nodes_[colder].hotter = place;
-  nodes_[hotter].colder = place;
-}
-
-void S3FifoPolicy::push_hot(Place list, Place place) {
-  link_between(place, nodes_[list].colder, list);
-}
-
-void S3FifoPolicy::push_cold(Place list, Place place) {
-  link_between(place, list, nodes_[list].hotter);
-}
-
 void S3FifoPolicy::park(Place place) {
   Node& node = nodes_[place];
   if (node.colder == kParked) return;
-  nodes_[node.colder].hotter = node.hotter;
-  nodes_[node.hotter].colder = node.colder;
+  rings::take_out(nodes_, place);
   node.colder = kParked;
   node.hotter = kNone;
 }

@@ -17,6 +17,7 @@
 
 #include "eviction/ghost.h"
 #include "eviction/policy.h"
+#include "eviction/rings.h"
 
 namespace kvw {
 
@@ -51,7 +52,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   static constexpr uint8_t kMostUses = 3;
 
   struct Node {
-    Place colder = kAbsent;  // the lists are rings through their heads
+    Place colder = kAbsent;  // rings.h
     Place hotter = kNone;
     Place parent = kNone;
     Place first_child = kNone;
@@ -68,12 +69,11 @@ class S3FifoPolicy final : public EvictionPolicy {
 
   static Place place_of(PageId page) { return page + kFirstPage; }
   bool resident(PageId page) const;
-  Place coldest(Place list) const { return nodes_[list].hotter; }
+  Place coldest(Place list) const { return rings::coldest(nodes_, list); }
   Place queue_of(Place place) const { return nodes_[place].in_main ? kMain : kSmall; }
 
-  void link_between(Place place, Place colder, Place hotter);
-  void push_hot(Place list, Place place);
-  void push_cold(Place list, Place place);
+  void push_hot(Place list, Place place) { rings::push_hot(nodes_, list, place); }
+  void push_cold(Place list, Place place) { rings::push_cold(nodes_, list, place); }
   void park(Place place);
   void unpark_leaf(Place place);
   void link_child(Place parent, Place child);
