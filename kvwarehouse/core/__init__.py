@@ -31,10 +31,14 @@ Extents = _native.Extents
 Feed = _native.Feed
 GatherPlan = _native.GatherPlan
 NativeClient = _native.NativeClient
+PackedRun = _native.PackedRun
 Pins = _native.Pins
+PresenceFile = _native.PresenceFile
 Recorded = _native.Recorded
 Regions = _native.Regions
 RelaxedCaptureMode = _native.RelaxedCaptureMode
+RemoteLink = _native.RemoteLink
+RunToPut = _native.RunToPut
 
 chain_keys = _native.chain_keys
 check_options = _native.check_options
@@ -70,10 +74,14 @@ __all__ = [
     "Feed",
     "GatherPlan",
     "NativeClient",
+    "PackedRun",
     "Pins",
+    "PresenceFile",
     "Recorded",
     "Regions",
     "RelaxedCaptureMode",
+    "RemoteLink",
+    "RunToPut",
     "chain_keys",
     "check_options",
     "copy_path",

@@ -135,6 +135,8 @@ class CoreOptions:
     nvme_retry_s: float  # 30
     nvme_answer_s: float  # of recover(), for each answer of the disk; 0: for ever
     write_queue_bytes: int  # 0: chosen
+    remote_write: str  # which pages a remote tier gets: "" none, "reused", "all"
+    remote_fleet: bytes  # 16; of the file `presence`
     def __init__(self) -> None: ...
 
 def check_options(options: CoreOptions) -> None:
@@ -219,6 +221,9 @@ class Core:
         """What enters and leaves the tiers from now on, of a namespace (-1: of all), beginning
         with all that is stored. tokens_only: without pages that were stored by keys alone.
         CapacityError "too_many_watchers" at the bound."""
+    def attach_remote(self, fd: int) -> None:
+        """Takes over the core's end of a link with a worker of the remote tier, in place of the
+        one before. What goes wrong on it closes it, and harms nobody else."""
     def stop(self) -> list[tuple[bytes, int]]:
         """Ends the threads and lets the directory go. Idempotent. Returns the last tombstones."""
 
@@ -344,6 +349,8 @@ class NativeClient:
     ) -> Extents:
         """window: first page, pages at most, shard. Holds them where they are on NVMe, to the first
         that cannot be held; reads their records' headers, and blocks for them."""
+    def pack_run(self, run: RunToPut, fleet: bytes) -> PackedRun:
+        """An object of the run: its pages, which must be in DRAM, pinned, verified and copied."""
     def control(self) -> dict[str, Any]:
         """The control page: warehouse, incarnation, heartbeat, rates, queues."""
     def counters(self) -> dict[str, int]:
@@ -416,3 +423,62 @@ class Regions:
     def count(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
+
+class PresenceFile:
+    """The file `presence`, which says what a remote store has, and its one writer. Thread-safe."""
+
+    def __init__(self, path: str, fleet: bytes, objects: int, days: int, today: int) -> None:
+        """Opens it, or makes it anew where it is none of this fleet and geometry, damaged, or its
+        newest day is after `today` or more than `days` before."""
+    @property
+    def made_anew(self) -> bool: ...
+    @property
+    def newest(self) -> int: ...  # day
+    @property
+    def objects(self) -> int: ...
+    @property
+    def cells(self) -> int: ...
+    def objects_of(self, day: int) -> int: ...
+    def advance(self, today: int) -> None:
+        """Drops what is too old for a later day; an earlier one is ignored."""
+    def put(
+        self, keys: bytes, epochs: NDArray[np.uint64], days: NDArray[np.uint32]
+    ) -> dict[str, int]:
+        """keys: 16 bytes each. How many were "added", "renewed", "already" there, "replaced" older
+        ones, found "no_room" or are of a day "outside" the window."""
+    def remove(self, key: bytes, epoch: int, day: int) -> bool: ...
+    def day_of(self, key: bytes, epoch: int) -> int | None: ...
+    def close(self) -> None:
+        """Idempotent; every other call raises UsageError "closed" then."""
+
+class RunToPut:
+    """A run of pages that the daemon would have in the remote store."""
+
+    namespace_id: bytes
+    key: bytes  # of its last page
+    first_position: int
+    pages: int
+    epoch: int  # the fleet's, of the namespace
+    day: int | None  # the store has it under that day: wants a refresh
+    record_bytes: int
+    bytes: int
+
+class RemoteLink:
+    """The worker's end of its link with the daemon. Thread-safe, but for close(), which comes
+    last."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes the descriptor over."""
+    def ready(self, puts: int) -> None:
+        """The file `presence` can be read, and so many runs may be under way from now on."""
+    def next(self, timeout_s: float) -> RunToPut | None:
+        """The next run, or None: none came in time. Raises TransportError "link_closed"."""
+    def done(self, run: RunToPut, outcome: str) -> None:
+        """Ends a run that next() gave: another may come. Raises TransportError "link_closed"."""
+    def close(self) -> None: ...
+
+class PackedRun:
+    """An object, as a buffer of its bytes where `reason` is "". Else "not_in_dram", "damaged",
+    "cleared", "unknown_namespace", or what native/remote/object.h says."""
+
+    reason: str

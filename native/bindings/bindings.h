@@ -68,5 +68,6 @@ void bind_extents(nb::module_& m);
 void bind_regions(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_remote(nb::module_& m);
 
 }  // namespace kvw::bindings

@@ -102,6 +102,7 @@ NB_MODULE(_native, m) {
   bind_extents(m);
   bind_replay(m);
   bind_bench(m);
+  bind_remote(m);
 }
 
 }  // namespace kvw::bindings
