@@ -99,6 +99,8 @@ std::optional<uint32_t> Presence::Look::day_of(const Key& key) const {
   return newest - best;
 }
 
+uint32_t Presence::Look::newest() const { return newest_of(window_); }
+
 void Presence::format(const Mapping& mapping, const Key& fleet, uint64_t buckets, uint32_t days) {
   assert(days >= 1 && days <= kPresenceDays && mapping.bytes() >= presence_bytes(buckets));
   auto* header = mapping.at<PresenceHeader>(0);

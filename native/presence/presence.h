@@ -72,6 +72,8 @@ class Presence {
     void prefetch(const Key& key) const;
     // The day of the newest object that matches; nothing where none does.
     std::optional<uint32_t> day_of(const Key& key) const;
+    // The day that is today's to the writer.
+    uint32_t newest() const;
 
    private:
     friend class Presence;
@@ -92,6 +94,7 @@ class Presence {
   // Of a namespace whose objects are of this epoch.
   Look look(uint64_t epoch) const { return {*this, epoch}; }
   uint64_t cells() const { return buckets_ * kPresenceCells; }
+  uint32_t days() const { return days_; }
 
  private:
   friend class PresenceWriter;
