@@ -84,8 +84,8 @@ uint32_t object_pages(const NamespaceShape& shape) {
   return static_cast<uint32_t>(std::bit_floor(std::max<uint64_t>(pages, 1)));
 }
 
-uint32_t ObjectSpec::record_blocks() const {
-  return nvme::record_blocks(shape.shards, shape.shard_bytes, witness_bytes(shape, witness_kind));
+uint32_t record_blocks(const NamespaceShape& shape, WitnessKind kind) {
+  return nvme::record_blocks(shape.shards, shape.shard_bytes, witness_bytes(shape, kind));
 }
 
 ObjectPacked pack_object(const ObjectSpec& spec, std::span<const ObjectPage> pages,

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,6 +38,22 @@ inline constexpr uint64_t kMostPageBytes = 64ull << 20;
 // How many pages an object of this namespace has: a power of two. 0: its pages are too large.
 uint32_t object_pages(const NamespaceShape& shape);
 
+// Of each record of its objects.
+uint32_t record_blocks(const NamespaceShape& shape, WitnessKind kind);
+
+// A run of pages that a daemon would have as an object.
+struct RunToPut {
+  uint64_t number = 0;  // on the link on which it is given to a worker
+  Key namespace_id;
+  Key key;  // of the last page
+  uint32_t first_position = 0, pages = 1;
+  uint64_t epoch = 0;           // the fleet's, of the namespace
+  std::optional<uint32_t> day;  // the store has it, of that day: what is wanted is a refresh
+  uint64_t record_bytes = 0;
+
+  uint64_t bytes() const { return record_bytes * pages; }
+};
+
 // What is known of an object without its bytes.
 struct ObjectSpec {
   Key fleet;
@@ -48,7 +65,7 @@ struct ObjectSpec {
   uint32_t first_position = 0;  // a multiple of `pages`
   uint32_t pages = 1;
 
-  uint32_t record_blocks() const;
+  uint32_t record_blocks() const { return remote::record_blocks(shape, witness_kind); }
   uint64_t record_bytes() const { return uint64_t{record_blocks()} * kBlockBytes; }
   uint64_t bytes() const { return record_bytes() * pages; }
 };

@@ -98,6 +98,14 @@ void check_options(const WarehouseOptions& options) {
     nvme::check_sizes(options.nvme_capacity_bytes, segment_bytes_for(options));
 }
 
+RemoteWrite remote_write_from(std::string_view name) {
+  if (name.empty()) return RemoteWrite::none;
+  if (name == "reused") return RemoteWrite::reused;
+  if (name == "all") return RemoteWrite::all;
+  throw Error(ErrorKind::usage, "bad_remote_write",
+              "remote_write is '" + std::string(name) + "', it must be reused, all or empty");
+}
+
 const char* leave_reason_name(LeaveReason reason) {
   static constexpr const char* kNames[] = {"evicted",   "window",      "rebalanced",
                                            "reclaimed", "cleared",     "operator",

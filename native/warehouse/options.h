@@ -25,6 +25,11 @@ struct ArenaOptions;
 
 inline constexpr uint64_t kLedgerLost = UINT64_MAX;
 
+// Which runs of pages a remote store gets.
+enum class RemoteWrite { none, reused, all };
+// "", "reused" or "all"; throws Error usage "bad_remote_write".
+RemoteWrite remote_write_from(std::string_view name);
+
 struct WarehouseOptions {
   std::string arena_dir;
   uint64_t dram_bytes = 0;
@@ -49,6 +54,8 @@ struct WarehouseOptions {
   uint64_t nvme_retry_ns = 30 * kSecondNs;  // when a sick NVMe tier is tried again
   uint64_t nvme_answer_ns = UINT64_MAX;     // how long recover() waits for each answer of the disk
   uint64_t write_queue_bytes = 0;           // 0: a quarter of the DRAM tier
+  RemoteWrite remote_write = RemoteWrite::none;
+  Key remote_fleet;  // of the presence filter
   HbmOptions hbm;
   bool hbm_at_first_use = false;  // a page is promoted when it was used once, not twice
   // For a look at what an earlier daemon left: nothing is stored, evicted, swept, freed or written
@@ -133,6 +140,25 @@ enum class LeaveReason : uint32_t {
 const char* leave_reason_name(LeaveReason reason);
 inline constexpr size_t kLeaveReasons = static_cast<size_t>(LeaveReason::count);
 
+// Why runs were not given to the worker of the remote tier, as metric labels.
+enum class PutDrop : uint32_t {
+  queue_full,
+  too_large,    // its pages, for an object
+  not_in_dram,  // when its turn came
+  cleared,
+  already,  // in the store by then
+  count
+};
+const char* put_drop_name(PutDrop why);
+inline constexpr size_t kPutDrops = static_cast<size_t>(PutDrop::count);
+
+struct PutsStatus {
+  uint64_t queued = 0, under_way = 0;
+  uint64_t offered = 0;    // that entered the queue
+  uint64_t refreshes = 0;  // of them, those that the store had of an earlier day
+  std::array<uint64_t, kPutDrops> dropped{};
+};
+
 // A snapshot; every figure is the core's own.
 struct WarehouseStatus {
   uint64_t incarnation = 0, uptime_ns = 0;
@@ -144,6 +170,7 @@ struct WarehouseStatus {
   uint64_t nvme_pages = 0;
   nvme::LogStats log;
   HbmStatus hbm;
+  PutsStatus puts;
   uint64_t index_pages = 0, index_capacity = 0, orphan_pages = 0;
   uint64_t released_pages = 0;
   bool index_bound = false;     // pages left, or were not stored, for want of room in it

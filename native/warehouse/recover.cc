@@ -331,6 +331,8 @@ RecoverySummary Warehouse::recover() {
                             std::memory_order_release);
   if (state_.options.hbm.bytes != 0 && !state_.options.inspect)
     state_.hbm = std::make_unique<HbmTier>(state_, checker_);
+  if (state_.options.remote_write != RemoteWrite::none && !state_.options.inspect)
+    state_.puts = std::make_unique<Puts>(state_);
   return summary;
 }
 

@@ -163,6 +163,7 @@ Reason Reservations::publish(SlotId slot, Group& group, uint64_t wall_ns) {
   bytes_sealed_ += meta->shard_bytes * meta->shards;
   // Children that waited for it, here and for NVMe, follow in the next ticks.
   parts_.writes.admit(view, slot);
+  if (state_.puts) state_.puts->sealed(view);
   return Reason::none;
 }
 

@@ -17,6 +17,7 @@
 #include "warehouse/groups.h"
 #include "warehouse/hbm.h"
 #include "warehouse/options.h"
+#include "warehouse/puts.h"
 
 namespace kvw {
 
@@ -73,6 +74,7 @@ struct WarehouseState {
   Registry sessions;
   std::unique_ptr<nvme::Log> log;  // null: no NVMe tier, or not recovered yet
   std::unique_ptr<HbmTier> hbm;    // null: no HBM tier
+  std::unique_ptr<Puts> puts;      // null: nothing is written to a remote tier
   std::vector<Space> spaces;       // by ordinal; shape.shards == 0: none
   std::unordered_map<Key, uint16_t, KeyHash> ordinals;
   uint64_t epoch;  // of the last clear

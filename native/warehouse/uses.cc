@@ -29,8 +29,9 @@ void Uses::apply_touches() {
     const uint16_t before = state_.catalog.node(page).used_at;
     if (is_new(page)) used.push_back(use_of(*view));
     // A page that is used all the time is one use of the curve's, and the hottest of all.
-    if (state_.hbm)
-      state_.hbm->used(*view, before != 0 && before != state_.catalog.node(page).used_at);
+    const bool again = before != 0 && before != state_.catalog.node(page).used_at;
+    if (state_.hbm) state_.hbm->used(*view, again);
+    if (state_.puts) state_.puts->used(*view, again);
   });
   curve_.use(used);
 }

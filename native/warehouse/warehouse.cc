@@ -237,6 +237,7 @@ WarehouseStatus Warehouse::status() {
   status.has_nvme = state_.log != nullptr;
   if (state_.log) status.log = state_.log->stats();
   if (state_.hbm) status.hbm = state_.hbm->status();
+  if (state_.puts) status.puts = state_.puts->status();
   status.index_pages = state_.catalog.pages();
   status.index_capacity = state_.catalog.capacity();
   status.index_bound = index_room_.was_bound();

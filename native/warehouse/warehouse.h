@@ -7,7 +7,7 @@
 // index_room.h (room for others), uses.h, quarantine.h. clear.cc has clears and orphans, recover.cc
 // what an earlier daemon left, warehouse.cc namespaces, ticks and status. operator_eviction.h is an
 // operator's evict, in steps. check.h verifies what is stored; feeds.h tells of it; hbm.h has
-// copies of it in the memory of a device.
+// copies of it in the memory of a device; puts.h has what a remote store shall get of it.
 #pragma once
 
 #include <optional>
@@ -86,6 +86,8 @@ class Warehouse final : public nvme::LogHost {
   }
   // Null: no HBM tier.
   HbmTier* hbm() { return state_.hbm.get(); }
+  // Null: nothing is written to a remote tier.
+  Puts* puts() { return state_.puts.get(); }
   // See WriteAdmission.
   using Spill = WriteAdmission::Spill;
   bool spill(Spill& walk) { return writes_.spill(walk); }

@@ -1,0 +1,98 @@
+#include "warehouse/puts.h"
+
+#include <utility>
+
+#include "warehouse/state.h"
+
+namespace kvw {
+
+namespace {
+
+constexpr int kLooksPerStep = 1024;  // at runs that may be of no use any more
+// The fleet's, of all namespaces: clears do not reach the store yet, and nothing reads from it.
+constexpr uint64_t kEpoch = 0;
+
+}  // namespace
+
+const char* put_drop_name(PutDrop why) {
+  static constexpr const char* kNames[] = {"queue_full", "too_large", "not_in_dram", "cleared",
+                                           "already"};
+  static_assert(std::size(kNames) == kPutDrops);
+  return kNames[static_cast<size_t>(why)];
+}
+
+bool Puts::open_filter() {
+  filter_ =
+      PresenceReader::open(state_.arena.directory() + "/presence", state_.options.remote_fleet);
+  return filter_.has_value();
+}
+
+// By the filter's own idea of today: it is the store's clock.
+Puts::Seen Puts::look(const Key& key, std::optional<uint32_t>& day) const {
+  if (!filter_) return Seen::nowhere;
+  const Presence::Look look = filter_->table().look(kEpoch);
+  day = look.day_of(key);
+  if (!day) return Seen::nowhere;
+  return *day == look.newest() ? Seen::today : Seen::earlier;
+}
+
+void Puts::used(const EntryView& view, bool again) {
+  offer(view, again || state_.options.remote_write == RemoteWrite::all);
+}
+
+void Puts::sealed(const EntryView& view) {
+  if (state_.options.remote_write == RemoteWrite::all) offer(view, true);
+}
+
+// `anew`: also where the store has it not.
+void Puts::offer(const EntryView& view, bool anew) {
+  const uint32_t pages = remote::object_pages(state_.spaces[view.space].shape);
+  if (pages == 0 && anew) drop(PutDrop::too_large);
+  if (pages == 0 || (state_.catalog.node(view.page).position + 1) % pages != 0) return;
+  if (known_.contains(view.key)) return;
+  std::optional<uint32_t> day;
+  const Seen seen = look(view.key, day);
+  if (seen == Seen::today || (seen == Seen::nowhere && !anew)) return;
+  if (queue_.size() >= kQueued) return drop(PutDrop::queue_full);
+  queue_.push_back(view.key);
+  known_.insert(view.key);
+  ++offered_;
+  if (seen == Seen::earlier) ++refreshes_;
+}
+
+std::optional<remote::RunToPut> Puts::next() {
+  for (int looks = 0; looks < kLooksPerStep && !queue_.empty(); ++looks) {
+    const Key key = queue_.front();
+    queue_.pop_front();
+    if (auto run = run_of(key)) return run;
+    known_.erase(key);
+  }
+  return std::nullopt;
+}
+
+std::optional<remote::RunToPut> Puts::run_of(const Key& key) {
+  remote::RunToPut run;
+  const auto view = state_.catalog.find(key);
+  const bool cleared = view && state_.is_cleared(*view);
+  const bool there = view && view->in_dram() && !cleared;
+  const Seen seen = there ? look(key, run.day) : Seen::nowhere;
+  if (!there || seen == Seen::today) {
+    drop(cleared ? PutDrop::cleared : there ? PutDrop::already : PutDrop::not_in_dram);
+    return std::nullopt;
+  }
+  const NamespaceShape& shape = state_.spaces[view->space].shape;
+  const auto kind = static_cast<WitnessKind>(state_.pool.meta(view->slot)->witness_kind);
+  run.namespace_id = shape.id;
+  run.key = key;
+  run.pages = remote::object_pages(shape);
+  run.first_position = state_.catalog.node(view->page).position + 1 - run.pages;
+  run.epoch = kEpoch;
+  run.record_bytes = remote::record_blocks(shape, kind) * uint64_t{kBlockBytes};
+  return run;
+}
+
+PutsStatus Puts::status() const {
+  return {queue_.size(), known_.size() - queue_.size(), offered_, refreshes_, dropped_};
+}
+
+}  // namespace kvw
