@@ -121,6 +121,7 @@ _OF_CORE: Final = {
         "page_quarantined",
         "message_refused",
         "peer_refused",
+        "remote_link_dropped",
         "hbm_waiting",
         "hbm_copy_dropped",
         "nvme_read_only",

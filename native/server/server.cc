@@ -152,6 +152,23 @@ void Server::listen_again(int timeout_ms) {
       timeout_ms);
 }
 
+void Server::attach_remote(Fd fd, int timeout_ms) {
+  call(
+      [this, shared = std::make_shared<Fd>(std::move(fd))](Warehouse& warehouse) {
+        auto link = std::make_unique<PutLink>(std::move(*shared), warehouse);
+        put_link_.reset();
+        if (!watch(epoll_.get(), link->fd()))
+          throw storage_error("cannot watch the link with the remote tier's worker", errno);
+        put_link_ = std::move(link);
+        return 0;
+      },
+      timeout_ms);
+}
+
+void Server::keep_put_link(bool good) {
+  if (!good) put_link_.reset();
+}
+
 std::vector<std::pair<Key, uint64_t>> Server::stop() {
   {
     const std::lock_guard lock(mutex_);
@@ -164,6 +181,7 @@ std::vector<std::pair<Key, uint64_t>> Server::stop() {
   if (populator_.joinable()) populator_.join();
   if (listener_.valid()) ::unlink(socket_path_.c_str());
   connections_.clear();
+  put_link_.reset();
   warehouse_->stop();
   auto tombstones = warehouse_->take_tombstones();
   warehouse_.reset();
@@ -204,6 +222,7 @@ void Server::run() {
     if (now >= next_tick) {
       warehouse_->tick();
       drop_silent();
+      if (put_link_) keep_put_link(put_link_->give());
       next_tick = now + kTickMs * kMillisecondNs;
     }
     const bool goes_on = warehouse_->goes_on();  // as soon as others were served
@@ -220,6 +239,8 @@ void Server::run() {
         warehouse_->poll_log();
       } else if (warehouse_->hbm() != nullptr && fd == warehouse_->hbm()->event_fd()) {
         warehouse_->hbm()->poll();
+      } else if (put_link_ && fd == put_link_->fd()) {
+        keep_put_link(put_link_->serve());
       } else {
         serve(fd);
       }

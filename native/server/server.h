@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/fd.h"
 #include "exchange/messages.h"
+#include "server/put_link.h"
 #include "warehouse/warehouse.h"
 
 namespace kvw {
@@ -66,6 +67,10 @@ class Server {
   // A stretch of Warehouse::check(). Any thread but the core's; blocks for the device, and throws
   // Error transport "core_busy" after timeout_ms (the stretch then ends without anybody to tell).
   CheckReport check(const CheckRequest& request, int timeout_ms);
+
+  // Takes over the core's end of a link with a worker of the remote tier, in place of the one
+  // before. Throws Error usage "bad_link", and as call() does.
+  void attach_remote(Fd fd, int timeout_ms);
 
   uint64_t connections() const { return connection_count_.load(); }
 
@@ -124,6 +129,8 @@ class Server {
   static bool send(Connection& connection, std::span<const std::byte> message,
                    std::span<const int> descriptors = {});
   void hang_up(int fd);
+  // `good`: what a call of the link has said.
+  void keep_put_link(bool good);
   void drop_silent();
   void populate();
   void wake();
@@ -137,6 +144,7 @@ class Server {
   std::atomic<uint64_t> connection_count_{0};
   std::vector<std::byte> buffer_;
   std::vector<Wait> waits_;
+  std::unique_ptr<PutLink> put_link_;
 
   std::mutex mutex_;
   std::deque<Command> commands_;
