@@ -16,9 +16,11 @@
 
 #include "client/daemon_link.h"
 #include "client/gpus.h"
+#include "client/pack_run.h"
 #include "client/pins.h"
 #include "client/prompt.h"
 #include "client/regions.h"
+#include "remote/object.h"
 
 namespace kvw {
 
@@ -111,6 +113,10 @@ class Client {
   // held where a disk does not answer by then, nor where the daemon hands out no extents.
   std::unique_ptr<Extents> hold(const Key& namespace_id, Prompt& prompt, size_t first, size_t pages,
                                 uint32_t shard, uint64_t timeout_ns);
+  // An object of a run of pages, for the remote store: all of them are in DRAM, pinned meanwhile,
+  // and what was sealed. A page that is not is reported to the daemon. Throws Error transport
+  // "forked", usage "closed".
+  PackedRun pack_run(const remote::RunToPut& run, const Key& fleet);
   // Where the segments are that hold() reads, as a path for any process of this user, until the
   // client is closed or finds another daemon. Empty: there is none then, the daemon has none, or it
   // does not answer.

@@ -185,6 +185,25 @@ std::optional<View::Found> View::find_pinned(const EntryView& entry, const Expec
   return Found{header->payload, header->digest};
 }
 
+std::optional<View::Whole> View::find_whole(const EntryView& entry,
+                                            const NamespaceShape& shape) const {
+  if (!slot_in_range(entry.slot)) return std::nullopt;
+  const SlabLayout layout = slots_.layout(slots_.slab_of(entry.slot));
+  if (slots_.place_of(entry.slot) >= slots_.slots_in(layout) ||
+      layout.meta_bytes() < sizeof(SlotMeta))
+    return std::nullopt;
+  // A copy, so that what was judged is what is used.
+  std::vector<SlotMeta> header(layout.meta_bytes() / sizeof(SlotMeta) + 1);
+  SlotMeta& meta = header.front();
+  std::memcpy(static_cast<void*>(&meta), static_cast<const void*>(slots_.meta(entry.slot, layout)),
+              layout.meta_bytes());
+  const bool good = meta_fits(meta, layout.meta_bytes(), layout.slot_bytes()) &&
+                    meta.shards == shape.shards && meta.shard_bytes == shape.shard_bytes &&
+                    meta.checksum == meta_checksum(meta, slots_.load(entry.slot).generation);
+  if (!good) return std::nullopt;
+  return Whole{facts_of(meta), payload(entry.slot, layout)};
+}
+
 void View::prefault(SlotId slot, bool for_write) const {
   if (!slot_in_range(slot)) return;
   const SlabLayout layout = slots_.layout(slots_.slab_of(slot));

@@ -124,6 +124,14 @@ class View {
   std::optional<Found> find_pinned(const EntryView& entry, const Expected& expected,
                                    const NamespaceShape& shape, uint32_t shard) const;
 
+  // A whole page in its slot, as its header says. Good for as long as the page is pinned, which
+  // comes first. Nothing: the header is damaged, or of no page of this shape.
+  struct Whole {
+    PageFacts facts;
+    const std::byte* payload;
+  };
+  std::optional<Whole> find_whole(const EntryView& entry, const NamespaceShape& shape) const;
+
   // The same object for as long as daemons serve the same arena.
   const std::shared_ptr<const MappedArena>& arena() const { return arena_; }
   // What slots() reads, for who outlives the view.

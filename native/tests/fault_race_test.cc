@@ -496,5 +496,56 @@ TEST(reader_held_while_the_next_daemon_adds_its_freed_slot_sees_no_damage) {
   CHECK(world.word(entry.slot).state == SlotState::free);
 }
 
+// The object of a remote store, while its pages leave or are cleared: it is whole, or there is
+// none.
+TEST(run_whose_pages_leave_while_it_is_packed_makes_a_whole_object_or_none) {
+  const std::map<std::string, std::string> reasons{{"evict pack: entry found", "not_in_dram"},
+                                                   {"evict pack: pinned", ""},
+                                                   {"evict pack: packed", ""},
+                                                   {"clear pack: entry found", "cleared"},
+                                                   {"clear pack: pinned", "cleared"},
+                                                   {"clear pack: packed", "cleared"}};
+  NamespaceShape shape = shape_of(kShard, 1);
+  shape.page_tokens = 64;
+  const uint32_t pages = remote::object_pages(shape);
+  for (const auto& [name, expected] : reasons) {
+    Daemon daemon(shape);
+    daemon.start();
+    Client client(daemon.client_options());
+    const Chain chain(shape, 1, pages);
+    chain.store_all(client);
+    remote::RunToPut run;
+    run.namespace_id = shape.id;
+    run.key = chain.pages.back().key;
+    run.pages = pages;
+    const bool clears = name.starts_with("clear");
+    const At at(name.substr(name.find("pack")), [&] {
+      daemon.call([&](Warehouse& warehouse) {
+        uint64_t left = 0;
+        if (clears)
+          warehouse.clear(0, 5);
+        else
+          warehouse.evict(-1, UINT64_MAX, "dram", left);
+        return 0;
+      });
+      Chain(shape, 2, 2 * pages).store_all(client);  // into what they left
+    });
+    const PackedRun packed = client.pack_run(run, kWarehouse);
+    CHECK(at.reached());
+    if (packed.reason != expected) check::fail(__FILE__, __LINE__, name + ": " + packed.reason);
+    if (!packed.reason.empty()) continue;
+    const remote::ObjectSpec spec{kWarehouse, Secret(daemon.options.secret.data(), kSecretBytes),
+                                  shape,      WitnessKind::tokens,
+                                  0,          run.key,
+                                  0,          pages};
+    const auto read = read_object(spec, 0, packed.object.span());
+    CHECK_EQ(read.pages.size(), pages);
+    for (const remote::ObjectPage& page : read.pages) {
+      const auto bytes = bytes_of(page.facts.key, 0, kShard);
+      CHECK(std::memcmp(page.payload, bytes.data(), bytes.size()) == 0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvw
