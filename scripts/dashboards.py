@@ -414,6 +414,23 @@ DETAIL = {
             leaving="hbm_leaving_places",
         ),
     ],
+    "Remote store": [
+        several(
+            "Runs of pages to put",
+            NUMBER,
+            "That wait in the daemon, and that its worker has.",
+            waiting="remote_queued_runs",
+            under_way="remote_runs_under_way",
+        ),
+        several(
+            "Runs of pages queued",
+            "count:runs/s",
+            "All, and of them those that the store had of an earlier day.",
+            queued="remote_offered_runs_total",
+            refreshes="remote_refresh_runs_total",
+        ),
+        by_daemon("Not given to the worker", "count:runs/s", "remote_dropped_runs_total", "reason"),
+    ],
     "Clients and calls": [
         several(
             "Clients",

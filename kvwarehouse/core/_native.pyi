@@ -452,33 +452,67 @@ class PresenceFile:
         """Idempotent; every other call raises UsageError "closed" then."""
 
 class RunToPut:
-    """A run of pages that the daemon would have in the remote store."""
+    """A run of pages that the daemon would have in the remote store. RemoteLink gives them; one that
+    is made by hand is on no link."""
 
-    namespace_id: bytes
-    key: bytes  # of its last page
-    first_position: int
-    pages: int
-    epoch: int  # the fleet's, of the namespace
-    day: int | None  # the store has it under that day: wants a refresh
-    record_bytes: int
-    bytes: int
+    def __init__(
+        self,
+        namespace_id: bytes,
+        key: bytes,
+        first_position: int,
+        pages: int,
+        epoch: int,
+        day: int | None,
+        record_bytes: int,
+    ) -> None: ...
+    @property
+    def namespace_id(self) -> bytes: ...
+    @property
+    def key(self) -> bytes: ...  # of its last page
+    @property
+    def first_position(self) -> int: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...  # the fleet's, of the namespace
+    @property
+    def day(self) -> int | None: ...  # the store has it under that day: wants a refresh
+    @property
+    def record_bytes(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 class RemoteLink:
-    """The worker's end of its link with the daemon. Thread-safe, but for close(), which comes
-    last."""
+    """The worker's end of its link with the daemon. Thread-safe."""
 
     def __init__(self, fd: int) -> None:
-        """Takes the descriptor over."""
+        """Takes the descriptor over. UsageError "bad_link": it is no SOCK_SEQPACKET socket."""
     def ready(self, puts: int) -> None:
-        """The file `presence` can be read, and so many runs may be under way from now on."""
+        """The file `presence` can be read, and so many runs, 1 to 64, may be under way from now on.
+        Said again where the file was made anew."""
     def next(self, timeout_s: float) -> RunToPut | None:
         """The next run, or None: none came in time. Raises TransportError "link_closed"."""
     def done(self, run: RunToPut, outcome: str) -> None:
-        """Ends a run that next() gave: another may come. Raises TransportError "link_closed"."""
-    def close(self) -> None: ...
+        """Ends a run that next() gave: another may come. The core goes by no outcome; what the file
+        `presence` says by then is why it is not offered again. TransportError "link_closed"."""
+    def close(self) -> None:
+        """Whoever waits in next() is told that it is closed. Idempotent."""
 
 class PackedRun:
     """An object, as a buffer of its bytes where `reason` is "". Else "not_in_dram", "damaged",
     "cleared", "unknown_namespace", or what native/remote/object.h says."""
 
-    reason: str
+    @property
+    def reason(self) -> str: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def object_fault(
+    object: bytes | PackedRun | memoryview,
+    run: RunToPut,
+    fleet: bytes,
+    secret: bytes,
+    shape: tuple[int, int, int],
+    engine_keys: bool = False,
+) -> str:
+    """What a reader finds wrong with an object: a name of native/remote/object.h, "none" for one
+    that is whole. shape: page_tokens, shards, shard_bytes of the namespace. Releases the GIL."""

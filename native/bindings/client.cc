@@ -290,6 +290,14 @@ void bind_client(nb::module_& m) {
           "segments",
           [](Client& client, double timeout_s) { return client.segments(to_ns(timeout_s)); },
           arg("timeout_s"), nb::call_guard<WithoutGil>())
+      .def(
+          "pack_run",
+          [](Client& client, const remote::RunToPut& run, const nb::bytes& fleet) {
+            const Key own = key_from(fleet);
+            WithoutGil release;
+            return client.pack_run(run, own);
+          },
+          arg("run"), arg("fleet"))
       .def("control", &control_of)
       .def("counters", &counters_of);
 }

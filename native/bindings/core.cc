@@ -18,9 +18,9 @@ constexpr int kLongMs = 120000;  // for work over the whole index
 constexpr size_t kSweptPerCall = 1024;
 
 struct CoreOptions {
-  std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto";
+  std::string socket_path, arena_dir, nvme_dir, policy = "lru", io_engine = "auto", remote_write;
   uint64_t dram_bytes = 0, nvme_capacity_bytes = 0, nvme_segment_bytes = 0, index_pages = 0;
-  nb::bytes warehouse_id{"", 0}, secret{"", 0};
+  nb::bytes warehouse_id{"", 0}, secret{"", 0}, remote_fleet{"", 0};
   uint64_t epoch = 0, epoch_floor = 0, log_end = 0, write_queue_bytes = 0, hbm_bytes = 0;
   int hbm_device = 0;
   bool inspect = false;
@@ -30,12 +30,13 @@ struct CoreOptions {
   WarehouseOptions warehouse() const {
     WarehouseOptions made = unnamed();
     made.warehouse_id = key_from(warehouse_id);
+    if (made.remote_write != RemoteWrite::none) made.remote_fleet = key_from(remote_fleet);
     const auto* bytes = static_cast<const std::byte*>(secret.data());
     made.secret.assign(bytes, bytes + secret.size());
     return made;
   }
 
-  // Without its id and secret, which may not exist yet.
+  // Without its id, secret and fleet, which may not exist yet.
   WarehouseOptions unnamed() const {
     WarehouseOptions made;
     made.arena_dir = arena_dir;
@@ -56,6 +57,7 @@ struct CoreOptions {
     made.nvme_retry_ns = static_cast<uint64_t>(nvme_retry_s * 1e9);
     if (nvme_answer_s > 0) made.nvme_answer_ns = static_cast<uint64_t>(nvme_answer_s * 1e9);
     made.write_queue_bytes = write_queue_bytes;
+    made.remote_write = remote_write_from(remote_write);
     made.hbm.bytes = hbm_bytes;
     made.hbm.device = hbm_device;
     return made;
@@ -240,6 +242,11 @@ class Core {
   FeedReader* watch(int ordinal, bool tokens_only) {  // Python owns it
     return new FeedReader(server_, FeedRequest{ordinal, tokens_only});
   }
+  void attach_remote(int fd) {
+    Fd own(fd);
+    WithoutGil release;
+    server_.attach_remote(std::move(own), kPatienceMs);
+  }
   nb::list stop() {
     std::vector<std::pair<Key, uint64_t>> tombstones;
     {
@@ -282,7 +289,9 @@ void bind_core(nb::module_& m) {
       .def_rw("flush_interval_s", &CoreOptions::flush_interval_s)
       .def_rw("nvme_retry_s", &CoreOptions::nvme_retry_s)
       .def_rw("nvme_answer_s", &CoreOptions::nvme_answer_s)
-      .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes);
+      .def_rw("write_queue_bytes", &CoreOptions::write_queue_bytes)
+      .def_rw("remote_write", &CoreOptions::remote_write)
+      .def_rw("remote_fleet", &CoreOptions::remote_fleet);
   m.def("check_options", [](const CoreOptions& options) {
     const WarehouseOptions unnamed = options.unnamed();
     WithoutGil release;
@@ -320,6 +329,7 @@ void bind_core(nb::module_& m) {
       // A reader that outlived its core would call into nothing.
       .def("watch", &Core::watch, nb::arg("ordinal"), nb::arg("tokens_only"),
            nb::keep_alive<0, 1>())
+      .def("attach_remote", &Core::attach_remote, nb::arg("fd"))
       .def("stop", &Core::stop);
 }
 

@@ -35,6 +35,17 @@ nb::dict hbm_of(const HbmStatus& status) {
   return made;
 }
 
+nb::dict puts_of(const PutsStatus& status) {
+  nb::dict made, dropped;
+  for (size_t i = 0; i < kPutDrops; ++i) dropped[put_drop_name(PutDrop(i))] = status.dropped[i];
+  made["queued_runs"] = status.queued;
+  made["runs_under_way"] = status.under_way;
+  made["offered_runs"] = status.offered;
+  made["refresh_runs"] = status.refreshes;
+  made["dropped"] = dropped;
+  return made;
+}
+
 nb::dict dram_of(const WarehouseStatus& status) {
   nb::dict made;
   made["health"] = status.dram_health;
@@ -217,6 +228,7 @@ nb::dict dict_of(const WarehouseStatus& status, const RecoverySummary& recovery,
   index["capacity"] = status.index_capacity;
   index["bound"] = status.index_bound;
   made["index"] = index;
+  made["remote_puts"] = puts_of(status.puts);
   made["page_bytes_max"] = status.page_bytes_max;
   made["policy"] = status.policy;
   made["namespaces"] = spaces_of(status);

@@ -107,7 +107,7 @@ class ServiceStatus(_message.Message):
     def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ..., connections: _Optional[int] = ..., connections_max: _Optional[int] = ..., paths_reason: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., fleet_id: _Optional[str] = ...) -> None: ...
 
 class CoreStatus(_message.Message):
-    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "released_pages")
+    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "released_pages", "remote_puts")
     WAREHOUSE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class CoreStatus(_message.Message):
     PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RELEASED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_PUTS_FIELD_NUMBER: _ClassVar[int]
     warehouse_id: str
     incarnation: int
     uptime_s: float
@@ -148,7 +149,29 @@ class CoreStatus(_message.Message):
     page_bytes_max: int
     policy: str
     released_pages: int
-    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., released_pages: _Optional[int] = ...) -> None: ...
+    remote_puts: RemotePutsStatus
+    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., released_pages: _Optional[int] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ...) -> None: ...
+
+class RemotePutsStatus(_message.Message):
+    __slots__ = ("queued_runs", "offered_runs", "refresh_runs", "dropped", "runs_under_way")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    QUEUED_RUNS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_RUNS_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_RUNS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    RUNS_UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    queued_runs: int
+    offered_runs: int
+    refresh_runs: int
+    dropped: _containers.ScalarMap[str, int]
+    runs_under_way: int
+    def __init__(self, queued_runs: _Optional[int] = ..., offered_runs: _Optional[int] = ..., refresh_runs: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., runs_under_way: _Optional[int] = ...) -> None: ...
 
 class TiersStatus(_message.Message):
     __slots__ = ("dram", "nvme", "hbm")

@@ -1,0 +1,187 @@
+"""What a worker of the remote tier does with the native core: pages of a served arena become
+objects that a reader of the store accepts, from the run that the daemon offers to its place in the
+filter."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvwarehouse.core import (
+    SECRET_BYTES,
+    Core,
+    CoreOptions,
+    NativeClient,
+    PackedRun,
+    PresenceFile,
+    Regions,
+    RemoteLink,
+    RunToPut,
+    chain_keys,
+    object_fault,
+)
+from kvwarehouse.errors import TransportError, UsageError
+
+FLEET, SPACE = bytes(range(16)), bytes(range(16, 32))
+SECRET = bytes(i % 251 for i in range(SECRET_BYTES))
+TOKENS, SHARDS, SHARD_BYTES = 64, 2, 6000  # so runs of 4 pages
+SHAPE = (TOKENS, SHARDS, SHARD_BYTES)
+RUN = 4
+TODAY = 20785
+LONG_S = 60.0
+
+
+@dataclass
+class Tier:
+    core: Core
+    client: NativeClient
+    filter: PresenceFile
+    link: RemoteLink
+    tokens: NDArray[np.uint32]
+
+    def store(self, pages: int) -> None:
+        rows = np.random.default_rng(5).integers(
+            0, 256, (SHARDS, pages, SHARD_BYTES), dtype=np.uint8
+        )
+        for page in range(pages):  # one is unfinished until it has all its shards
+            for shard in range(SHARDS):
+                regions = Regions.pages(rows[shard, page : page + 1], False)
+                report = self.client.store(SPACE, self.tokens, None, page, regions, shard, LONG_S)
+                assert report[2] == {}
+
+    def next(self) -> RunToPut:
+        run = self.link.next(LONG_S)
+        assert run is not None
+        return run
+
+    def key(self, page: int) -> bytes:
+        return chain_keys(SECRET, SPACE, self.tokens, TOKENS)[page].tobytes()
+
+    def pack(self, run: RunToPut) -> PackedRun:
+        return self.client.pack_run(run, FLEET)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tier")  # a short name: a socket's path is bounded
+
+
+@pytest.fixture
+def tier(folder: Path) -> Iterator[Tier]:
+    options = CoreOptions()
+    options.socket_path = str(folder / "kvw.sock")
+    options.arena_dir = str(folder / "arena")
+    options.dram_bytes = 16 << 20
+    options.warehouse_id = bytes(16)
+    options.secret = SECRET
+    options.remote_write = "all"
+    options.remote_fleet = FLEET
+    core = Core(options)
+    core.add_namespace(0, SPACE, *SHAPE, 0)
+    core.start()
+    try:
+        filter_ = PresenceFile(str(folder / "arena" / "presence"), FLEET, 1000, 7, TODAY)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        core.attach_remote(theirs.detach())
+        client = NativeClient(options.socket_path, True, LONG_S)
+        tokens = np.random.default_rng(1).integers(0, 50000, TOKENS * 2 * RUN, dtype=np.uint32)
+        yield Tier(core, client, filter_, RemoteLink(ours.detach()), tokens)
+    finally:
+        core.stop()
+
+
+def test_run_that_is_stored_becomes_an_object_that_a_reader_accepts(tier: Tier) -> None:
+    tier.link.ready(2)
+    tier.store(2 * RUN)
+    for number in range(2):
+        run = tier.next()
+        assert (run.namespace_id, run.key) == (SPACE, tier.key(RUN * (number + 1) - 1))
+        assert (run.first_position, run.pages, run.epoch, run.day) == (RUN * number, RUN, 0, None)
+        packed = tier.pack(run)
+        assert packed.reason == ""
+        whole = memoryview(packed)
+        assert (whole.nbytes, whole.readonly) == (run.bytes, True)
+        assert object_fault(packed, run, FLEET, SECRET, SHAPE) == "none"
+        damaged = bytearray(whole)
+        damaged[-5000] ^= 1  # of the last page's last shard
+        assert object_fault(bytes(damaged), run, FLEET, SECRET, SHAPE) == "digest"
+        assert object_fault(packed, run, bytes(16), SECRET, SHAPE) == "place"
+        assert object_fault(whole[:-4096], run, FLEET, SECRET, SHAPE) == "size"
+        tier.link.done(run, "stored")
+    status = tier.core.status()["remote_puts"]
+    assert (status["offered_runs"], status["queued_runs"]) == (2, 0)
+
+
+def test_object_outlives_what_made_it_while_somebody_looks_at_it(tier: Tier) -> None:
+    tier.link.ready(1)
+    tier.store(RUN)
+    run = tier.next()
+    view = memoryview(tier.pack(run))
+    tier.client.close()
+    assert object_fault(view, run, FLEET, SECRET, SHAPE) == "none"
+
+
+def test_what_makes_no_object_says_why_and_is_no_buffer(tier: Tier) -> None:
+    tier.link.ready(1)
+    tier.store(RUN)
+    run = tier.next()
+    tier.core.clear([0], 1)
+    packed = tier.pack(run)
+    assert packed.reason == "not_in_dram"
+    with pytest.raises(BufferError, match="not_in_dram"):
+        memoryview(packed)
+    foreign = RunToPut(bytes(16), run.key, 0, RUN, 0, None, run.record_bytes)
+    assert tier.pack(foreign).reason == "unknown_namespace"
+
+
+def test_run_that_the_filter_has_is_not_offered_again(tier: Tier) -> None:
+    tier.link.ready(1)
+    tier.store(RUN)
+    run = tier.next()
+    tier.filter.put(run.key, np.zeros(1, np.uint64), np.full(1, TODAY - 1, np.uint32))
+    tier.link.done(run, "stored")
+    rows = np.zeros((RUN, SHARD_BYTES), np.uint8)
+    loaded, _ = tier.client.load(
+        SPACE, tier.tokens[: TOKENS * RUN], None, 0, Regions.pages(rows, True), 0, LONG_S
+    )
+    assert loaded == RUN
+    again = tier.next()
+    assert (again.key, again.day) == (run.key, TODAY - 1)
+    assert tier.core.status()["remote_puts"]["refresh_runs"] == 1
+
+
+def test_thread_that_waits_for_a_run_leaves_others_at_work(tier: Tier) -> None:
+    tier.link.ready(1)
+    got: list[str] = []
+
+    def wait() -> None:
+        try:
+            tier.link.next(LONG_S)
+        except TransportError as error:
+            got.append(error.code)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert tier.link.next(0.0) is None
+    tier.link.close()
+    waiting.join(LONG_S)
+    assert got == ["link_closed"]
+
+
+def test_wrong_descriptors_and_settings_are_refused(tier: Tier, folder: Path) -> None:
+    pair = socket.socketpair()
+    with pytest.raises(UsageError, match="SOCK_SEQPACKET"):
+        tier.core.attach_remote(pair[0].detach())
+    with pytest.raises(UsageError, match="SOCK_SEQPACKET"):
+        RemoteLink(pair[1].detach())
+    options = CoreOptions()
+    options.remote_write = "some"
+    with pytest.raises(UsageError, match="remote_write is 'some'"):
+        Core(options)
