@@ -1,0 +1,216 @@
+"""What the daemon and its remote worker tell each other in lines of JSON: the settings, one line to
+the worker's stdin, and reports and events, lines of its stdout.
+
+Whoever reads a line refuses what is not exactly so: a field that is missing, unknown, of another
+type or out of bounds. Nothing here is a secret. Stateless; thread-safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Self
+
+from kvwarehouse.errors import InternalError
+
+LINE_BYTES_MAX: Final = 64 << 10
+"""A line that is longer is none."""
+
+STATES: Final = ("starting", "serving", "failing", "refused", "full")
+"""What a worker says of its store. The daemon adds "off", where it has no worker."""
+
+WRITES: Final = ("reused", "all", "none")
+"""Which runs are put: those used a second time, all, or none."""
+
+FieldValue = str | int | float
+
+_COUNT_MAX: Final = (1 << 64) - 1
+_EVENT_FIELDS_MAX: Final = 32
+
+
+class _Line:
+    """A frozen dataclass as a line: its fields, and `kind` where it has one."""
+
+    KIND: ClassVar[str] = ""
+
+    def to_line(self) -> bytes:
+        """With its newline."""
+        values = {name: getattr(self, name) for name in _kinds_of_fields(type(self))}
+        return _encoded({"kind": self.KIND} if self.KIND else {}, values)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Raises InternalError for a line that is none of this class."""
+        values = _decoded(line)
+        if cls.KIND and values.pop("kind", None) != cls.KIND:
+            raise _bad(f"has no kind {cls.KIND!r}")
+        kinds = _kinds_of_fields(cls)
+        if values.keys() != kinds.keys():
+            names = ", ".join(sorted(values.keys() ^ kinds.keys()))
+            raise _bad(f"has not the fields of {cls.__name__}: {names}")
+        return cls(**{name: _checked(name, values[name], kind) for name, kind in kinds.items()})
+
+
+@dataclass(frozen=True)
+class WorkerSettings(_Line):
+    """What a worker is told once, at its start. An empty text is one that was not set."""
+
+    link_fd: int
+    """The worker's end of the link, a descriptor that it inherits."""
+    socket: str
+    """Where the daemon listens."""
+    presence_path: str
+    fleet_id: str
+    """32 hex digits."""
+    node: int
+    """Who this daemon is in the fleet: 64 bits."""
+    url: str
+    endpoint: str
+    region: str
+    ca_file: str
+    connect_s: float
+    get_deadline_s: float
+    put_deadline_s: float
+    puts: int
+    """Threads that put."""
+    write_bytes_per_s: int
+    """0: no bound."""
+    write: str
+    """One of WRITES."""
+    capacity_bytes: int
+    """Of the whole fleet."""
+    ttl_days: int
+    objects: int
+    """How many the presence filter is made for."""
+
+    def __post_init__(self) -> None:
+        fleet = self.fleet_id
+        if len(fleet) != 32 or any(digit not in "0123456789abcdef" for digit in fleet):
+            raise _bad("has a fleet_id that is not 32 hex digits")
+        _one_of("write", self.write, WRITES)
+
+
+@dataclass(frozen=True)
+class WorkerReport(_Line):
+    """How a worker is, about once a second; what counts, counts since its start."""
+
+    KIND: ClassVar[str] = "report"
+
+    state: str
+    """One of STATES."""
+    reason: str = ""
+    """Why it does not serve, and what to do."""
+    used_bytes: int = 0
+    """By the whole fleet, as far as this worker knows."""
+    objects: int = 0
+    """In the presence filter."""
+    objects_max: int = 0
+    nodes: int = 0
+    """Of the fleet that live, this one among them."""
+    puts: Mapping[str, int] = field(default_factory=dict)
+    """Runs by how their put ended."""
+    put_bytes: int = 0
+    deleted_objects: int = 0
+    breaker_opened: int = 0
+    listed_ago_s: float = -1.0
+    """Since the last listing of the whole fleet; -1: none yet."""
+
+    def __post_init__(self) -> None:
+        _one_of("state", self.state, STATES)
+        if self.listed_ago_s < 0 and self.listed_ago_s != -1:
+            raise _bad(f"has a listed_ago_s of {self.listed_ago_s}")
+
+
+@dataclass(frozen=True)
+class WorkerEvent:
+    """For the daemon's log."""
+
+    event: str
+    fields: Mapping[str, FieldValue] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        return _encoded({"kind": "event", "event": self.event}, self.fields)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Raises InternalError for a line that is no event."""
+        values = _decoded(line)
+        if values.pop("kind", None) != "event":
+            raise _bad("has no kind 'event'")
+        event = _checked("event", values.pop("event", None), str)
+        if len(values) > _EVENT_FIELDS_MAX:
+            raise _bad(f"has {len(values)} fields; an event has {_EVENT_FIELDS_MAX} at most")
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise _bad(f"has a field {name!r} that is neither text nor a number")
+        return cls(event, values)
+
+
+def read_line(line: bytes) -> WorkerReport | WorkerEvent:
+    """A line of a worker's stdout. Raises InternalError for one that is neither."""
+    kind = _decoded(line).get("kind")
+    return WorkerEvent.from_line(line) if kind == "event" else WorkerReport.from_line(line)
+
+
+def _kinds_of_fields(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+
+
+def _encoded(head: Mapping[str, Any], values: Mapping[str, Any]) -> bytes:
+    line = json.dumps({**head, **values}, default=dict, allow_nan=False).encode() + b"\n"
+    if len(line) > LINE_BYTES_MAX:
+        raise _bad(f"would have {len(line)} bytes; at most {LINE_BYTES_MAX}")
+    return line
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    if len(line) > LINE_BYTES_MAX:
+        raise _bad(f"has more than {LINE_BYTES_MAX} bytes")
+    try:
+        values = json.loads(line)
+    # ValueError: text of another encoding too, numbers of thousands of digits.
+    except (ValueError, RecursionError) as error:
+        raise _bad("is not JSON") from error
+    if not isinstance(values, dict):
+        raise _bad("is no object of JSON")
+    return values
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    if kind is str:
+        good = isinstance(value, str)
+    elif kind is float:
+        good = _is_number(value, int | float) and math.isfinite(value)
+    elif kind is int:
+        good = _is_count(value)
+    else:  # counts by name
+        good = isinstance(value, dict) and all(_is_count(count) for count in value.values())
+    if not good:
+        raise _bad(f"has a field {name!r} that is not as it should be: {str(value)[:80]!r}")
+    return float(value) if kind is float else value
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value, int) and 0 <= value <= _COUNT_MAX
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise _bad(f"has a {name} of {value[:80]!r}; it is one of {', '.join(known)}")
+
+
+def _bad(problem: str) -> InternalError:
+    return InternalError(
+        f"a line between the daemon and its remote worker {problem}; both have to be of one "
+        "version of kvwarehouse",
+        code="remote_line",
+    )
