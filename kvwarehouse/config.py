@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvwarehouse import places, settings, trusted_file
+from kvwarehouse import places, remote_file, settings, trusted_file
 from kvwarehouse.errors import UsageError
 from kvwarehouse.host import filesystems, memory
+from kvwarehouse.remote_file import RemoteFile
 from kvwarehouse.settings import setting
 
 ENVIRONMENT_PREFIX: Final = "KVW_"
@@ -111,6 +112,50 @@ class Config:
         "rand -hex 32. For new directories: those that have a secret keep it, and another one is "
         "refused (fleet_secret_differs).",
         "a random secret for each warehouse: hosts that share one trust each other with all KV",
+    )
+    remote: str = setting(
+        "",
+        settings.store_url,
+        "Remote tier: the store that all hosts of a fleet share: s3://BUCKET/PREFIX, "
+        "gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///MOUNTED/FOLDER. Needs --fleet-secret "
+        "and --remote-capacity. Credentials are those of the environment or of files, as the "
+        "store's own tools read them. Empty: no remote tier.",
+        "KV is what users wrote: it leaves this host only where somebody said so",
+    )
+    remote_capacity_bytes: int = setting(
+        0,
+        settings.size,
+        "How much the whole fleet keeps in the store; what comes beyond it is not put. Say the "
+        "same on all hosts. Required with --remote.",
+        "none: a store bills what it keeps",
+        key="remote_capacity",
+    )
+    remote_ttl_days: int = setting(
+        7,
+        settings.days(1, 7),
+        "How long an object stays that nobody uses, in whole days: 1d to 7d.",
+        "what is used is kept anyway, and a conversation seldom goes on after a week",
+        key="remote_ttl",
+    )
+    remote_write: str = setting(
+        "reused",
+        settings.choice("reused", "all", "none"),
+        "What is put: reused, pages that are used a second time; all, each page when it is stored; "
+        "none.",
+        "most prompts are never seen again, and a put costs money and network",
+    )
+    remote_read: str = setting(
+        "off",
+        settings.choice("off"),
+        "Whether loads come from the store. off is the only value until they can.",
+        "this version puts a verified copy and reads none back yet",
+    )
+    remote_config: str = setting(
+        "",
+        settings.path,
+        "TOML file with more of the remote tier, each optional: endpoint, region, ca_file, "
+        "connect_s, get_deadline_s, put_deadline_s, puts, write_bytes_per_s; ours or root's.",
+        "a cloud's own store needs none of it",
     )
     dram_bytes: int = setting(
         0,
@@ -300,6 +345,8 @@ class Config:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """What the environment has that looks like a setting and is none."""
+    remote_file: RemoteFile = field(default_factory=RemoteFile)
+    """What the file of --remote-config says."""
 
     @property
     def grpc_socket(self) -> str:
@@ -441,9 +488,28 @@ def _check(config: Config) -> None:
     for item in ("tls_cert", "token_file"):
         if getattr(config, item) and not config.listen:
             raise _bad(f"{_flag(item)} is of no use without --listen; the local sockets need none")
+    _check_remote(config)
     _check_events(config)
     if config.listen:
         _check_listen(config)
+
+
+def _check_remote(config: Config) -> None:
+    if not config.remote:
+        for item in ("remote_capacity", "remote_config"):
+            if getattr(config, _FIELDS[item].name):
+                raise _bad(f"{_flag(item)} is of no use without --remote, the URL of the store")
+        return
+    if not config.fleet_secret:
+        raise _bad(
+            f"--remote {config.remote!r} needs --fleet-secret: without it keys of two hosts never "
+            "meet, and what one puts no other finds"
+        )
+    if not config.remote_capacity_bytes:
+        raise _bad(
+            f"--remote {config.remote!r} needs --remote-capacity, a bound on what the whole fleet "
+            "keeps there"
+        )
 
 
 def _check_listen(config: Config) -> None:
@@ -492,7 +558,13 @@ def _complete(config: Config, environ: Mapping[str, str]) -> Config:
     dram = config.dram_bytes or places.default_dram_bytes(
         memory.usable_bytes(), filesystems.total_bytes(arena_dir)
     )
-    return dataclasses.replace(config, arena_dir=arena_dir, socket=socket, dram_bytes=dram)
+    return dataclasses.replace(
+        config,
+        arena_dir=arena_dir,
+        socket=socket,
+        dram_bytes=dram,
+        remote_file=remote_file.read(config.remote_config),
+    )
 
 
 def _flag(key: str) -> str:

@@ -8,7 +8,8 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
 
 from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import parse_size
@@ -20,10 +21,15 @@ _ADDRESS = re.compile(
 _ENDPOINT = re.compile(
     r"tcp://(?P<host>\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})|ipc://(?P<path>/.+)"
 )
+_DAYS = re.compile(r"([0-9]{1,4})d")
+_URL_CHARS = 1024
 _IPC_PATH_CHARS = 100  # of a Unix socket, with room for its terminator
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 OFF = "off"
+
+SHARED_SCHEMES: Final = ("s3", "gs", "az", "file")
+"""Of URLs of stores that several hosts can reach."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,18 @@ def seconds(least: float, most: float) -> Kind:
     return Kind("SECONDS", read)
 
 
+def days(least: int, most: int) -> Kind:
+    def read(value: Any, name: str) -> int:
+        match = _DAYS.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise _bad(name, value, f"is no number of whole days; write {least}d to {most}d")
+        if not least <= int(match[1]) <= most:
+            raise _bad(name, value, f"is out of range; use {least}d to {most}d")
+        return int(match[1])
+
+    return Kind("DAYS", read, lambda value: f"{value}d")
+
+
 def _number(value: Any, name: str, to: type[int] | type[float], what: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _bad(name, value, f"is not {what}")
@@ -175,6 +193,51 @@ def _read_endpoint(value: Any, name: str) -> str:
     return str(value)
 
 
+def _read_store_url(value: Any, name: str) -> str:
+    parts = _split_url(value, name)
+    if parts is None:
+        return ""
+    known = parts.scheme in SHARED_SCHEMES
+    # A folder is of this host, and buckets have names.
+    if not known or bool(parts.netloc) == (parts.scheme == "file") or parts.path == "//":
+        raise _bad(
+            name,
+            value,
+            "is no store that hosts can share; write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+            "az://CONTAINER/PREFIX or file:///MOUNTED/FOLDER",
+        )
+    return str(value)
+
+
+def _read_web_url(value: Any, name: str) -> str:
+    parts = _split_url(value, name)
+    if parts is not None and (parts.scheme not in ("http", "https") or not parts.netloc):
+        raise _bad(name, value, "is no address of a store; write https://HOST:PORT")
+    return "" if parts is None else str(value)
+
+
+def _split_url(value: Any, name: str) -> SplitResult | None:
+    """None for "". What may be a secret is in no error."""
+    if value == "":
+        return None
+    if not isinstance(value, str) or len(value) > _URL_CHARS or not value.isprintable():
+        raise UsageError(
+            f"{name} is not a URL of at most {_URL_CHARS} printable characters", code="bad_config"
+        )
+    try:
+        parts = urlsplit(value)
+    except ValueError as error:
+        raise UsageError(f"{name} is no URL: {error}", code="bad_config") from error
+    if "@" in parts.netloc or "?" in value or "#" in value:
+        raise UsageError(
+            f"{name} has a user, a password or a query in its URL ({parts.scheme}://...), and what "
+            "a command line has is seen by all users of the host; leave it out: credentials are "
+            "those of the environment or of files, as the store's own tools read them",
+            code="bad_config",
+        )
+    return parts
+
+
 def _read_text(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > 1024 or not value.isprintable():
         raise _bad(name, value, "is not text of at most 1024 printable characters")
@@ -202,3 +265,5 @@ http_address = Kind("HOST:PORT|off", _read_http)
 endpoint = Kind("ENDPOINT", _read_endpoint)
 text = Kind("TEXT", _read_text)
 size = Kind("SIZE", lambda value, name: parse_size(value, name=name), exact_size)
+store_url = Kind("URL", _read_store_url)
+web_url = Kind("URL", _read_web_url)

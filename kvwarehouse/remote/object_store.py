@@ -24,8 +24,9 @@ from urllib.parse import urlsplit
 
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.breaker import Breaker
+from kvwarehouse.settings import SHARED_SCHEMES
 
-SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
+SCHEMES: Final = (*SHARED_SCHEMES, "memory")
 NETWORKS: Final = ("s3", "gs", "az")
 
 _TEXT_CHARACTERS: Final = 200

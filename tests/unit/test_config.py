@@ -14,7 +14,9 @@ import pytest
 from kvwarehouse import config, places, settings
 from kvwarehouse.errors import UsageError
 from kvwarehouse.host import memory
+from kvwarehouse.remote import object_store
 
+REMOTE = {"fleet_secret": "/s", "remote_capacity": "1TB"}
 TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem", "token_file": "/t"}
 
 
@@ -208,6 +210,10 @@ def test_listening_beyond_loopback_is_accepted_with_tls_and_tokens() -> None:
         ({"token_file": "/c"}, "--listen"),
         ({"nvme_dir": "/x/y", "nvme_capacity": "1GB", "arena_dir": "/x/./y"}, "--arena-dir"),
         ({"socket": "/" + "x" * 103}, "--socket"),
+        ({"remote": "s3://b/x", "remote_capacity": "1TB"}, "--fleet-secret"),
+        ({"remote": "s3://b/x", "fleet_secret": "/s"}, "--remote-capacity"),
+        ({"remote_capacity": "1TB"}, "--remote"),
+        ({"remote_config": "/c"}, "--remote"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(flags: dict[str, str], names: str) -> None:
@@ -228,6 +234,46 @@ def test_printed_config_reads_back_to_the_same_settings(tmp_path: Path) -> None:
     assert config.load({"config": str(file)}, {}) == first
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:planted-secret@bucket/prefix",
+        "s3://planted-secret@bucket/prefix",
+        "az://container/prefix?sig=planted-secret",
+        "s3://bucket/prefix#planted-secret",
+        "s3://bucket/planted-secret\n",
+        "s3://bucket/" + "planted-secret" * 100,
+        "s3://[planted-secret/prefix",
+    ],
+)
+def test_store_url_that_may_have_a_secret_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        config.load({"remote": url, **REMOTE}, {})
+    assert "--remote " in caught.value.message
+    assert "planted-secret" not in caught.value.message + str(caught.value.context)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "s3://bucket/a/b", "gs://b/x", "az://c/x", "file:///mnt/kv cache"]
+)
+def test_remote_tier_prints_and_reads_back(url: str, tmp_path: Path) -> None:
+    details = tmp_path / "remote.toml"
+    details.write_text("puts = 4\n")
+    first = config.load(
+        {"remote": url, "remote_ttl": "3d", "remote_write": "all", **REMOTE,
+         "remote_config": str(details)}, {},
+    )  # fmt: skip
+    assert (first.remote, first.remote_ttl_days, first.remote_file.puts) == (url, 3, 4)
+    file = tmp_path / "printed.toml"
+    file.write_text(config.print_config(first), encoding="utf-8")
+    assert 'remote_ttl = "3d"  # --remote-ttl' in file.read_text()
+    assert config.load({"config": str(file)}, {}) == first
+
+
+def test_stores_that_hosts_share_are_those_that_are_reached() -> None:
+    assert set(object_store.SCHEMES) - set(settings.SHARED_SCHEMES) == {"memory"}
+
+
 def test_printed_config_says_where_each_value_came_from() -> None:
     text = config.print_config(config.load({"dram": "1GiB"}, {"KVW_NAME": "n"}))
     assert 'dram = "1GiB"  # --dram' in text
@@ -238,7 +284,7 @@ def test_printed_config_says_where_each_value_came_from() -> None:
 
 def test_every_setting_says_meaning_and_why() -> None:
     for item in dataclasses.fields(config.Config):
-        if item.name not in ("sources", "warnings"):
+        if item.name not in ("sources", "warnings", "remote_file"):
             assert item.metadata["meaning"], item.name
             assert item.metadata["why"], item.name
 
