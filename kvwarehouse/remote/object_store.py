@@ -4,7 +4,8 @@ Thread-safe. Every call blocks, and obstore lets the GIL go meanwhile. Nothing i
 call over a network ends by its deadline. One on a folder ends when the file system answers: it
 counts as failed from its deadline on, so that the breaker opens beside it, and whoever owns the
 process ends it. An object that is not there is a value; an error is a TransportError
-(`remote_failed`, `remote_refused` by the store, `remote_off` while the breaker is open). Names are
+(`remote_failed`, `remote_refused` by the store, `remote_full` where it has no room, `remote_off`
+while the breaker is open). Names are
 those of objects, below the URL's path. No text has a URL's query, nor more than the first line of
 what a store said.
 """
@@ -12,6 +13,7 @@ what a store said.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import threading
@@ -94,6 +96,9 @@ class ObjectStore:
         self._under_way: dict[int, float] = {}  # calls: from when on each counts as failed
         self._next_call = 0
         self.breaker = Breaker(clock)
+        self.last_failure: TransportError | None = None
+        """Of a call that was made, whatever came of others since. Never raised: what is raised
+        holds its frames, and with them what was put."""
 
     def get(self, name: str, begin: int, end: int) -> memoryview | None:
         """Bytes `begin` to `end` of an object: fewer where it is shorter. None: there is none."""
@@ -113,6 +118,15 @@ class ObjectStore:
             with self._call("put", self._settings.put_s):
                 self._obstore.put(self._writes, name, data, mode=mode, use_multipart=False)
         except self._taken:
+            return False
+        return True
+
+    def copy(self, source: str, to: str) -> bool:
+        """The store copies an object to another name by itself. False: there is none."""
+        try:
+            with self._call("copy", self._settings.put_s):
+                self._obstore.copy(self._writes, source, to)
+        except FileNotFoundError:
             return False
         return True
 
@@ -180,6 +194,7 @@ class ObjectStore:
             # Whatever a store or its library says beyond its answers: it did not do it.
             failed = not (isinstance(error, self._answers) or _is_shorter(error))
             if failed:
+                self.last_failure = self._failure(what, error)
                 raise self._failure(what, error) from error
             if _is_shorter(error):
                 raise _ShorterError from error
@@ -210,6 +225,10 @@ class ObjectStore:
             for number in late:
                 del self._under_way[number]
         for _ in late:
+            self.last_failure = TransportError(
+                f"{self._place} has not answered within the deadline of the call",
+                code="remote_failed",
+            )
             self.breaker.failed()
 
     @property
@@ -222,9 +241,10 @@ class ObjectStore:
         refused = isinstance(
             error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
         )
+        code = "remote_refused" if refused else "remote_failed"
         return TransportError(
             f"{what}: {self._place}: {_first_line(error)}",
-            code="remote_refused" if refused else "remote_failed",
+            code="remote_full" if _is_full(error) else code,
             retryable=not refused,
             context={"call": what},
         )
@@ -307,6 +327,20 @@ def _is_shorter(error: Exception) -> bool:
     """obstore has no exception of its own for it: HTTP's status, or a folder's word."""
     text = str(error)
     return "416 Range Not Satisfiable" in text or "StartTooLarge" in text
+
+
+_FULL: Final = (
+    "507 Insufficient Storage",
+    "<Code>QuotaExceeded</Code>",  # of Ceph, whose status is 403
+    f"(os error {errno.ENOSPC})",
+    f"(os error {errno.EDQUOT})",
+)
+
+
+def _is_full(error: Exception) -> bool:
+    """obstore has no exception of its own for this either."""
+    text = str(error)
+    return any(sign in text for sign in _FULL)
 
 
 def _first_line(error: Exception) -> str:

@@ -3,18 +3,25 @@ a server that fails on purpose. Nothing here leaves this machine."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import http.server
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote import breaker as breaker_rules
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, _options, open_store
+from testkit.mounts import NoMountsError, mount_tmpfs, own_mounts
 
 SECRET = "not-for-anybodys-log"
 
@@ -152,6 +159,20 @@ def test_put_if_absent_leaves_the_first_object(store: ObjectStore) -> None:
     assert not store.failing()
 
 
+def test_copy_is_another_object_of_the_same_bytes(store: ObjectStore) -> None:
+    store.put("v1/1/a", b"bytes")
+    assert store.copy("v1/1/a", "v1/2/a")
+    store.delete(["v1/1/a"])
+    assert store.get("v1/2/a", 0, 10) == b"bytes"
+
+
+def test_copy_of_an_object_that_is_not_there_is_a_miss_and_no_failure(store: ObjectStore) -> None:
+    for _ in range(2 * breaker_rules.FAILURES):
+        assert not store.copy("v1/none", "v1/to")
+    assert not store.failing()
+    assert list(store.list("v1/")) == []
+
+
 def test_listing_has_all_below_a_prefix_and_behind_a_name(store: ObjectStore) -> None:
     for number in range(120):
         store.put(f"v1/delta/{number:03}", b"x" * number)
@@ -199,7 +220,69 @@ def test_refusal_is_told_apart_and_has_no_secret(
     assert "s3://bucket/kv" in str(caught.value)
 
 
-@pytest.mark.parametrize("call", ["get", "put", "list"])
+@pytest.mark.parametrize(
+    ("status", "body"), [(507, b""), (403, b"<Error><Code>QuotaExceeded</Code></Error>")]
+)
+def test_store_without_room_is_told_apart(
+    status: int, body: bytes, server: BadServer, over_http: Callable[..., ObjectStore]
+) -> None:
+    server.status, server.body = status, body
+    with pytest.raises(TransportError) as caught:
+        over_http().put("a", b"x")
+    assert caught.value.code == "remote_full"
+
+
+PUTS_TOO_MUCH = """
+import sys
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.object_store import StoreSettings, open_store
+try:
+    open_store(StoreSettings(f"file://{sys.argv[1]}")).put("a", bytes(1 << 20))
+except TransportError as error:
+    print(error.code)
+"""
+
+
+def test_folder_without_room_is_told_apart(tmp_path: Path) -> None:
+    try:
+        with own_mounts():
+            mount_tmpfs(tmp_path / "mount", "64k")
+            command = [sys.executable, "-P", "-c", PUTS_TOO_MUCH, str(tmp_path / "mount")]
+            ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    except NoMountsError as error:
+        pytest.skip(str(error))
+    assert ended.stdout.split() == ["remote_full"]
+
+
+def test_last_failure_is_kept_over_what_succeeds(
+    server: BadServer, over_http: Callable[..., ObjectStore]
+) -> None:
+    store = over_http()
+    assert store.last_failure is None
+    server.status = 503
+    with pytest.raises(TransportError) as caught:
+        store.put("a", b"x")
+    server.status = 200
+    assert store.put("a", b"x")
+    assert store.last_failure is not None
+    assert str(store.last_failure) == str(caught.value)
+
+
+def test_failure_that_is_kept_holds_nothing_of_what_was_put(
+    server: BadServer, over_http: Callable[..., ObjectStore]
+) -> None:
+    server.status = 503
+    store, data = over_http(), np.zeros(10, np.uint8)
+    held = weakref.ref(data)
+    with contextlib.suppress(TransportError):
+        store.put("a", data)
+    del data
+    gc.collect()
+    assert store.last_failure is not None
+    assert held() is None
+
+
+@pytest.mark.parametrize("call", ["get", "put", "list", "copy"])
 def test_failure_is_told_without_a_second_try(
     call: str, server: BadServer, over_http: Callable[..., ObjectStore]
 ) -> None:
@@ -209,6 +292,7 @@ def test_failure_is_told_without_a_second_try(
         "get": lambda: store.get("a", 0, 10),
         "put": lambda: store.put("a", b"x"),
         "list": lambda: list(store.list("v1/")),
+        "copy": lambda: store.copy("a", "b"),
     }
     with pytest.raises(TransportError) as caught:
         calls[call]()
@@ -309,6 +393,7 @@ def test_calls_that_hang_open_the_breaker_from_their_deadline_on() -> None:
     assert not calls.store.failing()
     calls.clock.now_s += 1.6
     assert calls.store.failing()
+    assert "has not answered" in str(calls.store.last_failure)
     with pytest.raises(TransportError, match="failed too often"):
         calls.store.put("b", b"")
     calls.end()
