@@ -15,8 +15,8 @@ are made with a secret of each warehouse, and the target makes its own.
 from kvwarehouse.backup.backup_file import BackupReader, BackupWriter, new_file
 from kvwarehouse.backup.exporting import Export, ExportCounts
 from kvwarehouse.backup.importing import Import, ImportCounts
-from kvwarehouse.backup.rate_limit import RateLimit
 from kvwarehouse.backup.target import Target
+from kvwarehouse.rate_limit import RateLimit
 
 __all__ = [
     "BackupReader",

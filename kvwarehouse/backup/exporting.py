@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from kvwarehouse.backup.backup_file import BackupWriter
 from kvwarehouse.backup.chains import ChainPage, Chains
 from kvwarehouse.backup.prompt_path import PromptPath
-from kvwarehouse.backup.rate_limit import RateLimit
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.admin import StoredNamespace
 from kvwarehouse.client.listed import open_listed
@@ -28,6 +27,7 @@ from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
 from kvwarehouse.client.watch import Changes
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.gpu.nvme_reader import NvmeReader
+from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.types import Loaded
 
 WINDOW_BYTES: Final = 16 << 20

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from kvwarehouse.backup.backup_file import BackupNamespace, BackupPage, BackupReader
 from kvwarehouse.backup.prompt_path import PromptPath
-from kvwarehouse.backup.rate_limit import RateLimit
 from kvwarehouse.backup.room import MayLeave, Room
 from kvwarehouse.backup.target import Target
 from kvwarehouse.client import Client, OpenNamespace
 from kvwarehouse.client.listed import stored_pages
 from kvwarehouse.client.namespace import UNKNOWN_NAMESPACE
 from kvwarehouse.errors import CapacityError, StorageError, TransportError, UsageError
+from kvwarehouse.rate_limit import RateLimit
 
 WINDOW_BYTES: Final = 16 << 20
 """Of verified pages in memory at a time, and one page more."""
