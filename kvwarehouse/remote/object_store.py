@@ -26,12 +26,12 @@ from urllib.parse import urlsplit
 
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.breaker import Breaker
+from kvwarehouse.remote.library_texts import first_line
 from kvwarehouse.settings import SHARED_SCHEMES
 
 SCHEMES: Final = (*SHARED_SCHEMES, "memory")
 NETWORKS: Final = ("s3", "gs", "az")
 
-_TEXT_CHARACTERS: Final = 200
 _DELETES_AT_ONCE: Final = 1000
 
 
@@ -243,7 +243,7 @@ class ObjectStore:
         )
         code = "remote_refused" if refused else "remote_failed"
         return TransportError(
-            f"{what}: {self._place}: {_first_line(error)}",
+            f"{what}: {self._place}: {first_line(error)}",
             code="remote_full" if _is_full(error) else code,
             retryable=not refused,
             context={"call": what},
@@ -280,7 +280,7 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         writes = from_url(settings.url, **_options(settings, scheme, settings.put_s))
     except BaseError as error:
         raise UsageError(
-            f"{settings.url.split('?')[0]}: {_first_line(error)}", code="remote_url"
+            f"{settings.url.split('?')[0]}: {first_line(error)}", code="remote_url"
         ) from error
     return ObjectStore(reads, writes, settings)
 
@@ -341,10 +341,3 @@ def _is_full(error: Exception) -> bool:
     """obstore has no exception of its own for this either."""
     text = str(error)
     return any(sign in text for sign in _FULL)
-
-
-def _first_line(error: Exception) -> str:
-    """Of what a library says: behind it are its own structures, and requests as they were sent."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    words = (word.split("?")[0] if "://" in word else word for word in line.split())
-    return " ".join(words)[:_TEXT_CHARACTERS]
