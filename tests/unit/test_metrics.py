@@ -15,6 +15,7 @@ def snapshot() -> status_pb2.Status:
     status.core.tiers.nvme.health = "ok"
     status.service.ledger_health = "ok"
     status.kv_events.SetInParent()
+    status.remote.SetInParent()
     return status
 
 
@@ -75,3 +76,27 @@ def test_what_is_not_known_yet_is_left_out_and_not_zero() -> None:
     text = metrics.render(status_pb2.Status(name="n", version="1", state="recovering"))
     names = {name for name, _ in samples(text)}
     assert names == {"kvwarehouse_state", "kvwarehouse_problems"}
+
+
+def test_remote_tier_counts_puts_by_result_and_joins_the_tiers() -> None:
+    values = snapshot()
+    values.remote.state = "full"
+    values.remote.capacity_bytes, values.remote.used_bytes = 100, 95
+    values.remote.puts.update({"stored": 7, "of a newer worker": 2})
+    values.core.remote_puts.dropped["queue_full"] = 3
+    found = samples(metrics.render(values))
+    assert found[("kvwarehouse_remote_state", (("state", "full"),))] == 1
+    assert found[("kvwarehouse_tier_capacity_bytes", (("tier", "remote"),))] == 100
+    assert found[("kvwarehouse_tier_used_bytes", (("tier", "remote"),))] == 95
+    assert found[("kvwarehouse_remote_puts_total", (("result", "stored"),))] == 7
+    assert found[("kvwarehouse_remote_puts_total", (("result", "other"),))] == 2
+    assert found[("kvwarehouse_remote_dropped_runs_total", (("reason", "queue_full"),))] == 3
+
+
+def test_daemon_without_a_remote_tier_has_no_state_of_one() -> None:
+    values = snapshot()
+    values.ClearField("remote")
+    names = {name for name, _ in samples(metrics.render(values))}
+    assert "kvwarehouse_remote_state" not in names
+    assert "kvwarehouse_remote_puts_total" not in names
+    assert "kvwarehouse_remote_queued_runs" in names  # the core's, 0

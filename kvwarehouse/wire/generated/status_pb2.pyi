@@ -14,7 +14,7 @@ HELP_FIELD_NUMBER: _ClassVar[int]
 help: _descriptor.FieldDescriptor
 
 class Status(_message.Message):
-    __slots__ = ("name", "version", "state", "core", "service", "kv_events", "problems")
+    __slots__ = ("name", "version", "state", "core", "service", "kv_events", "problems", "remote")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Status(_message.Message):
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -29,7 +30,8 @@ class Status(_message.Message):
     service: ServiceStatus
     kv_events: KvEventsStatus
     problems: _containers.RepeatedCompositeFieldContainer[Problem]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ..., kv_events: _Optional[_Union[KvEventsStatus, _Mapping]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ...) -> None: ...
+    remote: RemoteStatus
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., core: _Optional[_Union[CoreStatus, _Mapping]] = ..., service: _Optional[_Union[ServiceStatus, _Mapping]] = ..., kv_events: _Optional[_Union[KvEventsStatus, _Mapping]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., remote: _Optional[_Union[RemoteStatus, _Mapping]] = ...) -> None: ...
 
 class Problem(_message.Message):
     __slots__ = ("what", "reason", "for_s")
@@ -40,6 +42,49 @@ class Problem(_message.Message):
     reason: str
     for_s: float
     def __init__(self, what: _Optional[str] = ..., reason: _Optional[str] = ..., for_s: _Optional[float] = ...) -> None: ...
+
+class RemoteStatus(_message.Message):
+    __slots__ = ("url", "state", "reason", "write", "capacity_bytes", "used_bytes", "objects", "objects_max", "nodes", "puts", "put_bytes", "deleted_objects", "breaker_opened", "worker_starts", "listed_ago_s", "ttl_days")
+    class PutsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    URL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WRITE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    PUTS_FIELD_NUMBER: _ClassVar[int]
+    PUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DELETED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_OPENED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_STARTS_FIELD_NUMBER: _ClassVar[int]
+    LISTED_AGO_S_FIELD_NUMBER: _ClassVar[int]
+    TTL_DAYS_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    state: str
+    reason: str
+    write: str
+    capacity_bytes: int
+    used_bytes: int
+    objects: int
+    objects_max: int
+    nodes: int
+    puts: _containers.ScalarMap[str, int]
+    put_bytes: int
+    deleted_objects: int
+    breaker_opened: int
+    worker_starts: int
+    listed_ago_s: float
+    ttl_days: int
+    def __init__(self, url: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., write: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., objects_max: _Optional[int] = ..., nodes: _Optional[int] = ..., puts: _Optional[_Mapping[str, int]] = ..., put_bytes: _Optional[int] = ..., deleted_objects: _Optional[int] = ..., breaker_opened: _Optional[int] = ..., worker_starts: _Optional[int] = ..., listed_ago_s: _Optional[float] = ..., ttl_days: _Optional[int] = ...) -> None: ...
 
 class KvEventsStatus(_message.Message):
     __slots__ = ("batches", "stored", "removed", "losses", "replays", "snapshots", "failed_replays", "next_number", "namespace_id", "ended_peers")
@@ -107,7 +152,7 @@ class ServiceStatus(_message.Message):
     def __init__(self, ledger_health: _Optional[str] = ..., ledger_reason: _Optional[str] = ..., ledger_tombstones: _Optional[int] = ..., streams: _Optional[int] = ..., streams_max: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., staging_bytes_max: _Optional[int] = ..., socket: _Optional[str] = ..., listen: _Optional[str] = ..., http: _Optional[str] = ..., connections: _Optional[int] = ..., connections_max: _Optional[int] = ..., paths_reason: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., fleet_id: _Optional[str] = ...) -> None: ...
 
 class CoreStatus(_message.Message):
-    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "released_pages", "remote_puts")
+    __slots__ = ("warehouse_id", "incarnation", "uptime_s", "draining", "tiers", "lookups", "loads", "stores", "quarantined", "orphan_pages", "sessions", "connections", "pins", "index", "namespaces", "recovery", "events_dropped", "page_bytes_max", "policy", "remote_puts", "released_pages")
     WAREHOUSE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -127,8 +172,8 @@ class CoreStatus(_message.Message):
     EVENTS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_PAGES_FIELD_NUMBER: _ClassVar[int]
     REMOTE_PUTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_PAGES_FIELD_NUMBER: _ClassVar[int]
     warehouse_id: str
     incarnation: int
     uptime_s: float
@@ -148,9 +193,9 @@ class CoreStatus(_message.Message):
     events_dropped: int
     page_bytes_max: int
     policy: str
-    released_pages: int
     remote_puts: RemotePutsStatus
-    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., released_pages: _Optional[int] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ...) -> None: ...
+    released_pages: int
+    def __init__(self, warehouse_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: bool = ..., tiers: _Optional[_Union[TiersStatus, _Mapping]] = ..., lookups: _Optional[_Union[LookupsStatus, _Mapping]] = ..., loads: _Optional[_Union[LoadsStatus, _Mapping]] = ..., stores: _Optional[_Union[StoresStatus, _Mapping]] = ..., quarantined: _Optional[int] = ..., orphan_pages: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., pins: _Optional[_Union[PinsStatus, _Mapping]] = ..., index: _Optional[_Union[IndexStatus, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., recovery: _Optional[_Union[RecoveryStatus, _Mapping]] = ..., events_dropped: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., policy: _Optional[str] = ..., remote_puts: _Optional[_Union[RemotePutsStatus, _Mapping]] = ..., released_pages: _Optional[int] = ...) -> None: ...
 
 class RemotePutsStatus(_message.Message):
     __slots__ = ("queued_runs", "offered_runs", "refresh_runs", "dropped", "runs_under_way")
