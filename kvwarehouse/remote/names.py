@@ -4,18 +4,20 @@
     v1/FLEET/epoch/NAMESPACE/EPOCH          a clear: objects of lower epochs are of before it
     v1/FLEET/delta/MILLISECONDS-NODE        what a node has put lately
     v1/FLEET/node/NODE                      that a node lives
+    v1/FLEET/janitor/TURN                   that a node cleans up, in these ten minutes
+    v1/FLEET/probe/NUMBER                   what was put to see what the store does
 
-FLEET, NAMESPACE, KEY: 32 hex digits, of the 16 bytes as they are stored. EPOCH, NODE: 16 hex digits
-of a number. DAY: days since 1970. MILLISECONDS: 13 digits, since 1970. Both by the store's clock.
-A name is made in one way only, so that listings are in the order of epochs and times; what is not
-made so is no name. Stateless; thread-safe.
+FLEET, NAMESPACE, KEY: 32 hex digits, of the 16 bytes as they are stored. EPOCH, NODE, NUMBER: 16
+hex digits of a number. DAY, TURN: days, and ten minutes, since 1970. MILLISECONDS: 13 digits, since
+1970. All by the store's clock. A name is made in one way only, so that listings are in the order of
+epochs and times; what is not made so is no name. Stateless; thread-safe.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 EPOCH_MAX: Final = (1 << 64) - 1
 DAY_MAX: Final = (1 << 31) - 1
@@ -29,6 +31,11 @@ _PAGES: Final = re.compile(f"{_ID}/{_NUMBER}/{_DAY}/([0-9a-f]{{2}})/{_ID}", re.A
 _EPOCH: Final = re.compile(f"epoch/{_ID}/{_NUMBER}", re.ASCII)
 _DELTA: Final = re.compile(f"delta/([0-9]{{13}})-{_NUMBER}", re.ASCII)
 _NODE: Final = re.compile(f"node/{_NUMBER}", re.ASCII)
+_TURN: Final = re.compile(f"janitor/{_DAY}", re.ASCII)
+_PROBE: Final = re.compile(f"probe/{_NUMBER}", re.ASCII)
+_PREFIX: Final = re.compile(
+    f"(?:{_ID}/(?:{_NUMBER}/(?:{_DAY}/(?:([0-9a-f]{{2}})/)?)?)?)?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +48,22 @@ class PagesName:
     key: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PagesPrefix:
+    """What objects of pages have in common, from left to right; None from where they differ."""
+
+    namespace: bytes | None = None
+    epoch: int | None = None
+    day: int | None = None
+    first_byte: int | None = None
+    """Of their keys."""
+
+
 class FleetNames:
     """Names of one fleet's objects. `fleet`: 16 bytes."""
 
     def __init__(self, fleet: bytes) -> None:
+        self.fleet: Final = fleet
         self.root: Final = f"v1/{_hex(fleet)}/"
         """Ends at a slash, as all prefixes do."""
 
@@ -72,6 +91,21 @@ class FleetNames:
             return None
         namespace, epoch, day, _, key = found
         return PagesName(bytes.fromhex(namespace), int(epoch, 16), int(day), bytes.fromhex(key))
+
+    def pages_prefix_of(self, prefix: str) -> PagesPrefix | None:
+        """Of a prefix that ends at a slash. None: no objects of pages of this fleet are below."""
+        found = self._match(_PREFIX, prefix)
+        if found is None:
+            return None
+        namespace, epoch, day, first_byte = found
+        if day is not None and int(day) > DAY_MAX:
+            return None
+        return PagesPrefix(
+            None if namespace is None else bytes.fromhex(namespace),
+            None if epoch is None else int(epoch, 16),
+            None if day is None else int(day),
+            None if first_byte is None else int(first_byte, 16),
+        )
 
     # --- clears
 
@@ -118,7 +152,28 @@ class FleetNames:
         found = self._match(_NODE, path)
         return int(found[0], 16) if found else None
 
-    def _match(self, pattern: re.Pattern[str], path: str) -> tuple[str, ...] | None:
+    # --- turns of the janitor, probes
+
+    @property
+    def turns_prefix(self) -> str:
+        return f"{self.root}janitor/"
+
+    def turn(self, turn: int) -> str:
+        return f"{self.turns_prefix}{_bounded('turn', turn, DAY_MAX)}"
+
+    def turn_of(self, path: str) -> int | None:
+        found = self._match(_TURN, path)
+        return int(found[0]) if found and int(found[0]) <= DAY_MAX else None
+
+    @property
+    def probes_prefix(self) -> str:
+        return f"{self.root}probe/"
+
+    def probe_of(self, path: str) -> int | None:
+        found = self._match(_PROBE, path)
+        return int(found[0], 16) if found else None
+
+    def _match(self, pattern: re.Pattern[str], path: str) -> tuple[Any, ...] | None:
         if not path.startswith(self.root):
             return None
         found = pattern.fullmatch(path, len(self.root))

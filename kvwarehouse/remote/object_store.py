@@ -154,6 +154,13 @@ class ObjectStore:
                 modified_s = found["last_modified"].timestamp()
                 yield StoredObject(found["path"], found["size"], modified_s)
 
+    def parts(self, prefix: str) -> Sequence[str]:
+        """The prefixes directly below `prefix`, sorted. All end at a slash. Objects that lie there
+        are left out."""
+        with self._call("list", self._settings.put_s):
+            found = self._obstore.list_with_delimiter(self._writes, prefix.rstrip("/"))
+        return sorted(f"{part.rstrip('/')}/" for part in found["common_prefixes"])
+
     def probe(self, prefix: str) -> StoreAbilities:
         """Puts an object twice below `prefix`, and takes it away again."""
         name = f"{prefix.rstrip('/')}/{secrets.token_hex(8)}"
@@ -274,7 +281,8 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         return ObjectStore(store, store, settings)
     try:
         if scheme == "file":
-            store = from_url(_mounted(settings.url))
+            # Folders of days that are gone would stay, 256 for each, and be listed for ever.
+            store = from_url(_mounted(settings.url), automatic_cleanup=True)
             return ObjectStore(store, store, settings)
         reads = from_url(settings.url, **_options(settings, scheme, settings.get_s))
         writes = from_url(settings.url, **_options(settings, scheme, settings.put_s))

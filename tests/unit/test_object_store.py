@@ -185,6 +185,27 @@ def test_listing_has_all_below_a_prefix_and_behind_a_name(store: ObjectStore) ->
     assert list(store.list("v1/nothing/")) == []
 
 
+def test_parts_are_the_prefixes_directly_below(store: ObjectStore) -> None:
+    for name in ("v1/b/1/x", "v1/a/1/x", "v1/a/2/x", "v1/object", "v1/ab/x", "v2/c/x"):
+        store.put(name, b"x")
+    assert store.parts("v1/") == ["v1/a/", "v1/ab/", "v1/b/"]
+    assert store.parts("v1/a/") == ["v1/a/1/", "v1/a/2/"]
+    assert store.parts("v1/a/1/") == []
+    assert store.parts("v1/none/") == []
+    assert not store.failing()
+
+
+def test_folder_goes_with_its_last_object_and_the_mounted_one_stays(tmp_path: Path) -> None:
+    store = open_store(StoreSettings(f"file://{tmp_path}"))
+    for name in ("a/b/1", "a/b/2", "a/c/3"):
+        store.put(name, b"x")
+    store.delete(["a/b/1", "a/c/3"])
+    assert store.parts("a/") == ["a/b/"]
+    store.delete(["a/b/2"])
+    assert list(tmp_path.iterdir()) == []
+    assert store.put("a/b/1", b"x")
+
+
 def test_delete_takes_objects_and_passes_over_those_that_are_not_there(store: ObjectStore) -> None:
     for name in ("a", "b", "c"):
         store.put(name, b"")

@@ -10,7 +10,7 @@ import pytest
 
 from kvwarehouse.remote import delta as delta_format
 from kvwarehouse.remote.delta import Delta, DeltaEntry
-from kvwarehouse.remote.names import DAY_MAX, EPOCH_MAX, FleetNames, PagesName
+from kvwarehouse.remote.names import DAY_MAX, EPOCH_MAX, FleetNames, PagesName, PagesPrefix
 
 FLEET = bytes(range(16))
 NAMES = FleetNames(FLEET)
@@ -42,6 +42,8 @@ def test_names_come_back_as_they_went(rng: random.Random) -> None:
     assert NAMES.epoch_of(NAMES.epoch(b"n" * 16, 77)) == (b"n" * 16, 77)
     assert NAMES.delta_of(NAMES.delta(1764300000123, 0xABC)) == (1764300000123, 0xABC)
     assert NAMES.node_of(NAMES.node(EPOCH_MAX)) == EPOCH_MAX
+    assert NAMES.turn_of(NAMES.turn(2940500)) == 2940500
+    assert NAMES.probe_of(f"{NAMES.probes_prefix}{77:016x}") == 77
 
 
 def test_names_of_one_kind_are_none_of_another() -> None:
@@ -50,16 +52,39 @@ def test_names_of_one_kind_are_none_of_another() -> None:
         "epoch": NAMES.epoch(NAME.namespace, 5),
         "delta": NAMES.delta(1, 2),
         "node": NAMES.node(3),
+        "turn": NAMES.turn(4),
+        "probe": f"{NAMES.probes_prefix}{5:016x}",
     }
     readers = {
         "pages": NAMES.pages_of,
         "epoch": NAMES.epoch_of,
         "delta": NAMES.delta_of,
         "node": NAMES.node_of,
+        "turn": NAMES.turn_of,
+        "probe": NAMES.probe_of,
     }
     for kind, path in paths.items():
         for reader, read in readers.items():
             assert (read(path) is not None) == (kind == reader)
+
+
+def test_prefixes_of_pages_say_what_is_below_them() -> None:
+    space, epoch, day = NAME.namespace, NAME.epoch, NAME.day
+    for prefix, said in {
+        NAMES.root: PagesPrefix(),
+        NAMES.pages_prefix(space): PagesPrefix(space),
+        NAMES.pages_prefix(space, epoch): PagesPrefix(space, epoch),
+        NAMES.pages_prefix(space, epoch, day): PagesPrefix(space, epoch, day),
+        f"{NAMES.pages_prefix(space, epoch, day)}a0/": PagesPrefix(space, epoch, day, 0xA0),
+    }.items():
+        assert NAMES.pages_prefix_of(prefix) == said
+        assert NAMES.pages_prefix_of(prefix[:-1]) is None
+    whole = NAMES.pages_prefix(space, epoch, day)
+    for other in ("node/", "delta/", "epoch/", "janitor/", "probe/", "else/"):
+        assert NAMES.pages_prefix_of(NAMES.root + other) is None
+    for bad in (f"{whole}A0/", f"{whole}a0/a0/", whole.replace("20785", "2147483648"), "v1/"):
+        assert NAMES.pages_prefix_of(bad) is None
+    assert FleetNames(bytes(16)).pages_prefix_of(whole) is None
 
 
 def test_name_of_another_fleet_is_none_of_ours() -> None:
