@@ -1,0 +1,164 @@
+"""All objects of pages of a fleet, found by several listings side by side.
+
+A walk goes down by the parts of names: namespaces, epochs, days. A day is one listing, or 256 (one
+for each first byte of the keys) once it turns out to be large. What waits to be listed is taken
+from its end, so that it stays short: the parts of one day for each thread, and no list of objects
+ever. Threads are this walk's own and end with it. A failure ends a walk; what was found until then
+was told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse.remote.object_store import ObjectStore
+
+STREAMS: Final = 16
+BATCH: Final = 1000
+"""Objects are told in batches of so many at most, or of SPLIT."""
+SPLIT: Final = 4000
+"""A day that has so many is listed in parts: that is four requests of a store over HTTP, and each
+part has 16 objects then."""
+
+Found = Sequence[tuple[PagesName, int]]
+"""Objects with their bytes."""
+
+
+class PagesWalk:
+    """`found` is called by several threads at a time, once for each object. Thread-safe."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        names: FleetNames,
+        found: Callable[[Found], None],
+        streams: int = STREAMS,
+    ) -> None:
+        self._store, self._names, self._found = store, names, found
+        self._changed = threading.Condition()
+        self._waiting = [names.root]
+        self._listing = 0  # prefixes that a thread is at
+        self._stopped = False
+        self._failure: Exception | None = None
+        self._unknown = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"listing-{number}", daemon=True)
+            for number in range(streams)
+        ]
+
+    @property
+    def has_ended(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended it early."""
+        with self._changed:
+            return self._failure
+
+    @property
+    def unknown(self) -> int:
+        """Objects among those of pages whose names are none of ours. Nobody touches them."""
+        with self._changed:
+            return self._unknown
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Threads end with the part that they are at."""
+        with self._changed:
+            self._stopped = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """True: it has ended."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return self.has_ended
+
+    def _work(self) -> None:
+        while (prefix := self._next()) is not None:
+            below: Sequence[str] = ()
+            try:
+                below = self._list(prefix)
+            except Exception as error:  # the edge of a thread: whoever began the walk looks at it
+                self._fail(error)
+            self._done(below)
+
+    def _next(self) -> str | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not self._listing or self._stopped)
+            if not self._waiting or self._stopped:
+                return None
+            self._listing += 1
+            return self._waiting.pop()
+
+    def _done(self, below: Sequence[str]) -> None:
+        with self._changed:
+            self._listing -= 1
+            if not self._stopped:
+                self._waiting.extend(below)
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+        self.stop()
+
+    def _list(self, prefix: str) -> Sequence[str]:
+        """The prefixes below that are to be listed too."""
+        of = self._names.pages_prefix_of(prefix)
+        if of is None:
+            return ()
+        if of.day is None:
+            return self._store.parts(prefix)
+        if of.first_byte is None:
+            return self._list_day(prefix)
+        self._list_part(prefix)
+        return ()
+
+    def _list_day(self, prefix: str) -> Sequence[str]:
+        """All of a small day, or the parts of a large one: what was seen of it is forgotten."""
+        batch: list[tuple[PagesName, int]] = []
+        unknown = 0
+        for item in self._store.list(prefix):
+            name = self._names.pages_of(item.name)
+            if name is None:
+                unknown += 1
+            else:
+                batch.append((name, item.size_bytes))
+            if len(batch) >= SPLIT:
+                return [f"{prefix}{byte:02x}/" for byte in range(256)]
+            if self._stopped:
+                return ()
+        self._tell(batch, unknown)
+        return ()
+
+    def _list_part(self, prefix: str) -> None:
+        batch: list[tuple[PagesName, int]] = []
+        unknown = 0
+        for item in self._store.list(prefix):
+            name = self._names.pages_of(item.name)
+            if name is None:
+                unknown += 1
+            else:
+                batch.append((name, item.size_bytes))
+            if len(batch) >= BATCH:
+                self._tell(batch, unknown)
+                batch, unknown = [], 0
+            if self._stopped:
+                return
+        self._tell(batch, unknown)
+
+    def _tell(self, batch: Found, unknown: int) -> None:
+        if unknown:
+            with self._changed:
+                self._unknown += unknown
+        if batch:
+            self._found(batch)

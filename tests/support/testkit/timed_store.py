@@ -1,0 +1,129 @@
+"""A store of the remote tier whose clock the test has, and which fails when it is told to: obstore's
+memory or a folder beneath it, with the times of the test. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.names import PagesName
+from kvwarehouse.remote.object_store import (
+    ObjectStore,
+    StoreAbilities,
+    StoredObject,
+    StoreSettings,
+    open_store,
+)
+
+
+class HostClock:
+    """Monotonic seconds of one host, or of the store."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class TimedStore(ObjectStore):
+    """`clock`: the store's, seconds since 1970. `scale`: objects are said to have so many times
+    their bytes. `fails(call number) -> bool`: that call fails; where `after`, it does its work
+    first, as a put whose answer is lost."""
+
+    def __init__(
+        self, clock: Callable[[], float], url: str = "memory:///", *, scale: int = 1
+    ) -> None:
+        self._inner = open_store(StoreSettings(url))
+        self.clock, self.scale = clock, scale
+        self.fails: Callable[[int], bool] = lambda number: False
+        self.after = False
+        self.heeds_if_absent = True
+        self.calls = 0
+        self._times: dict[str, float] = {}
+        self._mutex = threading.Lock()
+
+    def get(self, name: str, begin: int, end: int) -> memoryview | None:
+        return self._called(lambda: self._inner.get(name, begin, end))
+
+    def put(self, name: str, data: Any, *, if_absent: bool = False) -> bool:
+        def do() -> bool:
+            done = self._inner.put(name, data, if_absent=if_absent and self.heeds_if_absent)
+            if done:
+                self._times[name] = self.clock()
+            return done
+
+        return self._called(do)
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._called(lambda: self._inner.delete(names))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
+        found = self._called(lambda: list(self._inner.list(prefix, after)))
+        for item in found:
+            modified_s = self._times.get(item.name, item.modified_s)
+            yield StoredObject(item.name, item.size_bytes * self.scale, float(int(modified_s)))
+
+    def parts(self, prefix: str) -> Sequence[str]:
+        return self._called(lambda: self._inner.parts(prefix))
+
+    def probe(self, prefix: str) -> StoreAbilities:
+        self._called(lambda: None)
+        return StoreAbilities(self.heeds_if_absent, 0.0)
+
+    def failing(self) -> bool:
+        return False
+
+    def names(self) -> list[str]:
+        """All objects, whatever fails."""
+        return sorted(item.name for item in self._inner.list(""))
+
+    def bytes_below(self, prefix: str) -> int:
+        return self.scale * sum(item.size_bytes for item in self._inner.list(prefix))
+
+    def read(self, name: str) -> bytes:
+        data = self._inner.get(name, 0, 1 << 30)
+        assert data is not None
+        return bytes(data)
+
+    def _called(self, do: Callable[[], Any]) -> Any:
+        with self._mutex:
+            self.calls += 1
+            fails = self.fails(self.calls)
+        done = do() if self.after or not fails else None
+        if fails:
+            raise TransportError("the test wants it to fail", code="remote_failed")
+        return done
+
+
+class KeptPages:
+    """A presence filter that is exact: what the worker's has, without its loss."""
+
+    def __init__(self) -> None:
+        self.days: dict[tuple[bytes, int], int] = {}
+        self.today: int | None = None
+        self.puts = 0
+        self._mutex = threading.Lock()
+
+    def advance(self, today: int) -> None:
+        self.today = today
+
+    def put(self, keys: bytes, epochs: Any, days: Any) -> dict[str, int]:
+        with self._mutex:
+            self.puts += len(epochs)
+            for at, (epoch, day) in enumerate(zip(epochs, days, strict=True)):
+                of = keys[16 * at : 16 * at + 16], int(epoch)
+                self.days[of] = max(int(day), self.days.get(of, 0))
+        return {"added": len(epochs)}
+
+    def remove(self, key: bytes, epoch: int, day: int) -> bool:
+        with self._mutex:
+            if self.days.get((key, epoch)) != day:
+                return False
+            del self.days[key, epoch]
+            return True
+
+    def has(self, name: PagesName) -> bool:
+        return self.days.get((name.key, name.epoch)) == name.day
