@@ -80,8 +80,9 @@ class TimedStore(ObjectStore):
         """All objects, whatever fails."""
         return sorted(item.name for item in self._inner.list(""))
 
-    def bytes_below(self, prefix: str) -> int:
-        return self.scale * sum(item.size_bytes for item in self._inner.list(prefix))
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Of all objects, whatever fails."""
+        return ((item.name, item.size_bytes * self.scale) for item in self._inner.list(""))
 
     def read(self, name: str) -> bytes:
         data = self._inner.get(name, 0, 1 << 30)
