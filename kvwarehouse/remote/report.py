@@ -132,6 +132,10 @@ class WorkerEvent:
     event: str
     fields: Mapping[str, FieldValue] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.fields.keys().isdisjoint(("kind", "event")):
+            raise _bad("has a field that is called as what every event has")
+
     def to_line(self) -> bytes:
         return _encoded({"kind": "event", "event": self.event}, self.fields)
 

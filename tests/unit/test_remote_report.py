@@ -142,6 +142,11 @@ def test_what_is_no_line_of_a_worker_is_refused(line: bytes) -> None:
         report.read_line(line)
 
 
+def test_field_of_an_event_cannot_be_its_name() -> None:
+    with pytest.raises(InternalError):
+        WorkerEvent("remote_failing", {"event": "ready"})
+
+
 def test_a_line_that_nobody_would_read_is_not_made() -> None:
     with pytest.raises(InternalError, match="at most"):
         replace(REPORT, reason="x" * report.LINE_BYTES_MAX).to_line()
