@@ -45,6 +45,8 @@ class FleetFacts:
     objects: int
     """As of the last listing, and put here since."""
     nodes: int
+    is_seen: bool
+    """All others count this node, so it may put."""
     room_bytes: int
     """How much this node may still put before its next listing."""
     is_full: bool
@@ -130,6 +132,7 @@ class FleetStore:
             used_bytes=self._capacity.used_bytes,
             objects=objects,
             nodes=self._nodes.living,
+            is_seen=self._nodes.is_seen,
             room_bytes=self._capacity.room_bytes if self._nodes.is_seen else 0,
             is_full=self._capacity.is_full,
             deleted_objects=self._janitor.deleted_objects,

@@ -109,8 +109,10 @@ def test_node_puts_once_it_has_listed_and_all_have_seen_it(
     assert node.fleet.today == int(BEGIN_S) // 86400 == node.sink.today
     assert node.sink.has(there)
     assert not node.fleet.admit(1)
+    assert not node.fleet.facts().is_seen
     world.pass_by(10)
     facts = node.fleet.facts()
+    assert facts.is_seen
     assert (facts.used_bytes, facts.objects, facts.nodes) == (3000, 1, 1)
     assert facts.room_bytes == (90_000 - 3000) // 3
     assert facts.put_if_absent
