@@ -1,2 +1,1 @@
-"""What the worker of the remote tier is made of (docs/design/remote-tier.md). Nothing starts it
-yet."""
+"""The worker of the remote tier, and what it is made of (docs/design/remote-tier.md)."""

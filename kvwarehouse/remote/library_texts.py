@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_CHARACTERS: Final = 200
+_CHARACTERS: Final = 400
 _QUERY: Final = re.compile(r"(\w+://[^\s?]*)\?\S*")
 _PASSWORD: Final = re.compile(r"(\w+://)[^\s/@]*@")
 

@@ -22,7 +22,7 @@ from kvwarehouse.remote.object_store import ObjectStore
 from kvwarehouse.remote.put_gate import PutGate
 
 if TYPE_CHECKING:
-    from kvwarehouse.core import PresenceFile, RunToPut
+    from kvwarehouse.core import RunToPut
 
 PUT_RESULTS: Final = (
     "stored",
@@ -41,23 +41,32 @@ _COPIES_THAT_FAIL: Final = 3
 
 
 class Fleet(Protocol):
-    """What a put has to know of the other hosts, and they of it."""
+    """What a put has to know of the other hosts, and they of it (fleet_store.FleetStore)."""
 
-    def today(self) -> int: ...
+    @property
+    def today(self) -> int | None: ...
     def admit(self, size_bytes: int) -> bool: ...
     def stored(self, name: PagesName, size_bytes: int) -> None: ...
 
 
+class Presence(Protocol):
+    """What the store has, as far as this host knows (core.PresenceFile)."""
+
+    def put(self, keys: bytes, epochs: Any, days: Any) -> Any: ...
+    def remove(self, key: bytes, epoch: int, day: int) -> bool: ...
+    def day_of(self, key: bytes, epoch: int) -> int | None: ...
+
+
 @dataclass(frozen=True)
 class Destination:
-    """Where objects go, and who hears of them. `heeds_absent`: the store was seen to refuse a
-    second put of a name where that is asked for."""
+    """Where objects go, and who hears of them. `heeds_absent` says whether the store was seen to
+    refuse a second put of a name where that is asked for."""
 
     store: ObjectStore
     names: FleetNames
     fleet: Fleet
-    presence: PresenceFile
-    heeds_absent: bool
+    presence: Presence
+    heeds_absent: Callable[[], bool]
 
 
 class Puts:
@@ -92,9 +101,14 @@ class Puts:
 
     def _result(self, run: RunToPut) -> str:
         to = self._to
-        name = PagesName(run.namespace_id, run.epoch, to.fleet.today(), run.key)
+        day = to.fleet.today
+        if day is None:
+            return "failed"  # it has no name yet
+        name = PagesName(run.namespace_id, run.epoch, day, run.key)
         if to.presence.day_of(run.key, run.epoch) == name.day:
             return "already"
+        if not self._gate.admit():
+            return self._gate_result()
         if not to.fleet.admit(run.bytes):
             return "no_room"
         try:
@@ -113,7 +127,11 @@ class Puts:
 
     def _failed(self, error: TransportError) -> str:
         self._gate.failed(error)
-        return "no_room" if error.code == "remote_full" else "failed"
+        return _result_of(error.code)
+
+    def _gate_result(self) -> str:
+        problem = self._gate.problem
+        return _result_of(problem.code if problem else "")
 
     # --- a copy within the store
 
@@ -149,8 +167,10 @@ class Puts:
 
     def _put(self, name: PagesName, data: Any, size_bytes: int) -> str:
         if not self._put_twice(self._to.names.pages(name), data):
-            self._stored(name, 0)
-            return "already"
+            self._gate.succeeded()
+            epochs, days = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
+            self._to.presence.put(name.key, epochs, days)
+            return "already"  # another host has put it, and counts it
         self._stored(name, size_bytes)
         with self._lock:
             self._put_bytes += size_bytes
@@ -161,16 +181,16 @@ class Puts:
         something."""
         store = self._to.store
         try:
-            return store.put(path, data, if_absent=self._to.heeds_absent)
+            return store.put(path, data, if_absent=self._to.heeds_absent())
         except TransportError as error:
             if error.code != "remote_failed":
                 raise
         return store.put(path, data)
 
-    def _stored(self, name: PagesName, new_bytes: int) -> None:
-        """`new_bytes`: 0 where another host has put it."""
+    def _stored(self, name: PagesName, size_bytes: int) -> None:
         self._gate.succeeded()
-        epochs, days = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
-        self._to.presence.put(name.key, epochs, days)
-        if new_bytes:
-            self._to.fleet.stored(name, new_bytes)
+        self._to.fleet.stored(name, size_bytes)
+
+
+def _result_of(code: str) -> str:
+    return "no_room" if code == "remote_full" else "failed"

@@ -66,18 +66,18 @@ class Presence:
 
 
 class Fleet:
-    def __init__(self) -> None:
+    def __init__(self, presence: Presence) -> None:
+        self.presence = presence
+        self.today: int | None = TODAY
         self.room = True
         self.told: list[tuple[PagesName, int]] = []
-
-    def today(self) -> int:
-        return TODAY
 
     def admit(self, size_bytes: int) -> bool:
         return self.room
 
     def stored(self, name: PagesName, size_bytes: int) -> None:
         self.told.append((name, size_bytes))
+        self.presence.days[name.key] = name.day
 
 
 class Failing:
@@ -109,12 +109,14 @@ class Rig:
     def __init__(self, heeds_absent: bool = True) -> None:
         self.kept = open_store(StoreSettings("memory:///"))
         self.store = Failing(self.kept)
-        self.fleet, self.presence, self.clock = Fleet(), Presence(), Clock()
+        self.presence, self.clock = Presence(), Clock()
+        self.fleet = Fleet(self.presence)
         self.gate = PutGate(self.clock)
         self.packed: list[Run] = []
         self.reason = ""
         self.slept: list[float] = []
-        to: Any = Destination(self.store, NAMES, self.fleet, self.presence, heeds_absent)  # type: ignore[arg-type]
+        store: Any = self.store
+        to = Destination(store, NAMES, self.fleet, self.presence, lambda: heeds_absent)
         rate = RateLimit(10, self.clock, self.slept.append)
         pack: Callable[[Any], Any] = self.pack
         self.puts = Puts(to, pack, self.gate, rate)
@@ -316,10 +318,23 @@ def test_gate_leaves_other_failures_to_the_breaker(code: str) -> None:
     assert gate.problem is None
 
 
-def test_put_that_is_refused_closes_the_gate_and_one_that_is_stored_opens_it() -> None:
+@pytest.mark.parametrize(
+    ("code", "result"), [("remote_refused", "failed"), ("remote_full", "no_room")]
+)
+def test_put_that_is_refused_closes_the_gate_and_one_that_is_stored_opens_it(
+    code: str, result: str
+) -> None:
     rig = Rig()
-    rig.store.puts = ["remote_refused"]
-    rig.put()
-    assert rig.gate.problem is not None
-    rig.put()
+    rig.store.puts = [code]
+    assert [rig.put() for _ in range(3)] == [result] * 3
+    assert (len(rig.packed), rig.gate.problem is None) == (1, False)
+    rig.clock.now_s += put_gate.PROBE_EVERY_S
+    assert rig.put() == "stored"
     assert rig.gate.problem is None
+
+
+def test_run_is_not_put_before_the_store_has_said_which_day_it_is() -> None:
+    rig = Rig()
+    rig.fleet.today = None
+    assert rig.put() == "failed"
+    assert rig.store.asked == []

@@ -26,4 +26,4 @@ def test_error_is_its_first_line() -> None:
         "one two https://h"
     )
     assert first_line(ValueError()) == "ValueError"
-    assert len(first_line(ValueError("x" * 1000))) == 200
+    assert len(first_line(ValueError("x" * 1000))) == 400

@@ -1,0 +1,185 @@
+"""This host as a member of its fleet, in the store: opens it, goes its rounds there, puts runs, and
+says how all of that is.
+
+One thread calls `open` and `round`, which wait for the store; any thread calls the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvwarehouse import core, trusted_file
+from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.rate_limit import RateLimit
+from kvwarehouse.remote import store_state
+from kvwarehouse.remote.fleet_store import FleetStore
+from kvwarehouse.remote.late_presence import LatePresence
+from kvwarehouse.remote.names import FleetNames
+from kvwarehouse.remote.object_store import ObjectStore, StoreSettings, open_store
+from kvwarehouse.remote.put_gate import PutGate
+from kvwarehouse.remote.puts import Destination, Puts
+from kvwarehouse.remote.report import WorkerReport, WorkerSettings
+
+if TYPE_CHECKING:
+    from kvwarehouse.core import PresenceFile, RunToPut
+
+_FIRST_RETRY_S: Final = 1.0
+_LAST_RETRY_S: Final = 30.0
+
+_OPENS_WITHIN_S: Final = 10.0
+"""A folder on a mount that hangs takes longer: for ever."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    store: ObjectStore
+    fleet: FleetStore
+    puts: Puts
+
+
+class StoreMember:
+    """`pack`: makes the object of a run. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        pack: Callable[[RunToPut], Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._pack, self._clock = settings, pack, clock
+        self._names = FleetNames(bytes.fromhex(settings.fleet_id))
+        self._presence = LatePresence(self._new_presence)
+        self._gate = PutGate(clock)
+        self._opened: _Opened | None = None
+        self._began_s = clock()
+        self._problem = ""  # why it is not open
+        self._may_ask = False
+
+    def open(self, sleep: Callable[[float], None]) -> None:
+        """Tries until it is: a folder may be mounted later, a file be mended."""
+        wait_s = _FIRST_RETRY_S
+        while self._opened is None:
+            try:
+                self._opened = self._open()
+            except UsageError as error:
+                self._problem = error.message
+                sleep(wait_s)
+                wait_s = min(2 * wait_s, _LAST_RETRY_S)
+
+    @property
+    def knows_its_filter(self) -> bool:
+        """The file `presence` is there, and its days are right."""
+        return self._presence.is_open
+
+    @property
+    def may_put(self) -> bool:
+        """Runs had better wait with the daemon where not: the store fails, or does not know this
+        host yet."""
+        opened = self._opened
+        return opened is not None and self._may_ask and not opened.store.failing()
+
+    def round(self) -> None:
+        """What is due in the store. A store that fails is a state."""
+        assert self._opened is not None
+        fleet = self._opened.fleet
+        was_seen = fleet.facts().is_seen  # a round gives those their part that are seen before it
+        fleet.round()
+        self._may_ask = was_seen and fleet.facts().listed_ago_s >= 0
+        self._probe(self._opened.store)
+
+    def put(self, run: RunToPut) -> str:
+        """One of PUT_RESULTS. Raises what packing raises."""
+        assert self._opened is not None
+        return self._opened.puts.put(run)
+
+    def report(self) -> WorkerReport:
+        opened = self._opened
+        state, reason = self._state()
+        if opened is None:
+            return WorkerReport(state, reason)
+        facts = opened.fleet.facts()
+        return WorkerReport(
+            state,
+            reason,
+            used_bytes=facts.used_bytes,
+            objects=facts.objects,
+            objects_max=self._settings.objects,
+            nodes=facts.nodes,
+            puts=opened.puts.results,
+            put_bytes=opened.puts.put_bytes,
+            deleted_objects=facts.deleted_objects,
+            breaker_opened=opened.store.breaker.times_opened,
+            listed_ago_s=facts.listed_ago_s,
+        )
+
+    def _state(self) -> tuple[str, str]:
+        opened, problem = self._opened, self._gate.problem
+        if opened is None:
+            return self._state_before()
+        if opened.store.failing():
+            return store_state.failing_state(opened.store.last_failure)
+        if problem is not None:
+            return store_state.puts_state(problem)
+        return store_state.fleet_state(
+            opened.fleet.facts(), self._settings.capacity_bytes, may_ask=self._may_ask
+        )
+
+    def _state_before(self) -> tuple[str, str]:
+        if self._problem:
+            return "failing", self._problem
+        if self._clock() - self._began_s > _OPENS_WITHIN_S:
+            return "failing", "the store gives no answer; look at the mount, if it is a folder"
+        return "starting", "the store is being opened"
+
+    # --- the store
+
+    def _open(self) -> _Opened:
+        settings = self._settings
+        ca = settings.ca_file
+        store = open_store(
+            StoreSettings(
+                settings.url,
+                endpoint=settings.endpoint,
+                region=settings.region,
+                ca=trusted_file.read(ca, "ca_file", secret=False) if ca else b"",
+                connect_s=settings.connect_s,
+                get_s=settings.get_deadline_s,
+                put_s=settings.put_deadline_s,
+            )
+        )
+        fleet = FleetStore(store, self._names, self._presence, settings, settings.node, self._clock)
+        to = Destination(
+            store,
+            self._names,
+            fleet,
+            self._presence,
+            lambda: bool(fleet.facts().put_if_absent),
+        )
+        rate = RateLimit(settings.write_bytes_per_s or None)
+        return _Opened(store, fleet, Puts(to, self._pack, self._gate, rate))
+
+    def _new_presence(self, today: int) -> PresenceFile:
+        settings = self._settings
+        return core.PresenceFile(
+            settings.presence_path,
+            bytes.fromhex(settings.fleet_id),
+            settings.objects,
+            settings.ttl_days + 1,
+            today,
+        )
+
+    def _probe(self, store: ObjectStore) -> None:
+        """A small put, where nothing else would find out that a store works again."""
+        refused = self._gate.problem is not None and self._gate.problem.code == "remote_refused"
+        if not (store.failing() or (refused and self._gate.admit())):
+            return
+        name = f"{self._names.probes_prefix}{self._settings.node:016x}"
+        with contextlib.suppress(TransportError):
+            store.put(name, b"")
+            if refused:
+                self._gate.succeeded()
+            store.delete([name])

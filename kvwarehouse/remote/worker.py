@@ -1,0 +1,135 @@
+"""The worker of the remote tier, a process of its own beside its daemon: it has the credentials,
+the libraries of the stores, and a session with the daemon like any engine.
+
+    python -m kvwarehouse.remote.worker
+
+Not for use by hand: the daemon writes WorkerSettings to stdin, one line, and keeps it open; its end
+is the daemon's end. stdout has the lines of report.py. It ends by a bug, by a lost daemon or by a
+closed link with a code that the daemon reports; a store that fails is a state and no end.
+
+The main thread waits for the daemon's end. One thread reports, one looks after the store, and some
+put: each has one object in memory at most.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from kvwarehouse import core
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote import own_process
+from kvwarehouse.remote.library_texts import first_line
+from kvwarehouse.remote.report import LINE_BYTES_MAX, WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse.remote.store_member import StoreMember
+
+EXIT_FAILED: Final = 70
+EXIT_LINK_CLOSED: Final = 75
+
+_REPORT_EVERY_S: Final = 1.0
+_ROUND_EVERY_S: Final = 1.0
+_WAIT_S: Final = 1.0
+_SESSION_TIMEOUT_S: Final = 10.0
+
+
+class Worker:
+    def __init__(self, settings: WorkerSettings, lines: int) -> None:
+        """`lines`: the descriptor to say them to. Raises WarehouseError without a daemon."""
+        self._lines = lines
+        self._saying = threading.Lock()
+        self._link = core.RemoteLink(settings.link_fd)
+        session = core.NativeClient(settings.socket, True, _SESSION_TIMEOUT_S, 0.0)
+        fleet = bytes.fromhex(settings.fleet_id)
+        self._member = StoreMember(settings, lambda run: session.pack_run(run, fleet))
+        self._puts = settings.puts
+        self._state = "starting"
+
+    def start(self) -> None:
+        self.begin("kvw-remote-report", self._report)
+        self.begin("kvw-remote-store", self._look_after)
+
+    def say(self, line: bytes) -> None:
+        """Waits for the daemon to read."""
+        with self._saying:
+            while line:
+                line = line[os.write(self._lines, line) :]
+
+    def begin(self, name: str, body: Callable[[], None]) -> None:
+        """A thread that ends with the process, and the process with it."""
+
+        def run() -> None:
+            try:
+                body()
+            except BaseException as error:  # noqa: BLE001  a thread's edge
+                self._end(error)
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def _end(self, error: BaseException) -> NoReturn:
+        if isinstance(error, TransportError) and error.code == "link_closed":
+            os._exit(EXIT_LINK_CLOSED)
+        traceback.print_exception(error)
+        event = {"error": type(error).__name__, "text": first_line(error)}
+        try:
+            self.say(WorkerEvent("remote_worker_failed", event).to_line())
+        finally:
+            os._exit(EXIT_FAILED)
+
+    # --- what the threads do
+
+    def _report(self) -> None:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            report = self._member.report()
+            self._tell_change(report)
+            self.say(report.to_line())
+            time.sleep(_REPORT_EVERY_S)
+        os._exit(0)
+
+    def _tell_change(self, report: WorkerReport) -> None:
+        if report.state != self._state and report.state != "starting":
+            fields = {"text": report.reason} if report.reason else {}
+            self.say(WorkerEvent(f"remote_{report.state}", fields).to_line())
+        self._state = report.state
+
+    def _look_after(self) -> None:
+        self._member.open(time.sleep)
+        putting = False
+        while True:
+            self._member.round()
+            if self._member.knows_its_filter and not putting:
+                self._link.ready(self._puts)
+                for number in range(self._puts):
+                    self.begin(f"kvw-remote-put-{number}", self._put)
+                putting = True
+            time.sleep(_ROUND_EVERY_S)
+
+    def _put(self) -> None:
+        own_process.give_way()
+        while True:
+            if not self._member.may_put:
+                time.sleep(_WAIT_S)
+                continue
+            run = self._link.next(_WAIT_S)
+            if run is not None:
+                self._link.done(run, self._member.put(run))
+
+
+def main() -> NoReturn:
+    own_process.end_with_parent()
+    own_process.keep_to_itself()
+    lines = own_process.take_stdout()
+    settings = WorkerSettings.from_line(sys.stdin.buffer.readline(LINE_BYTES_MAX + 1))
+    Worker(settings, lines).start()
+    while os.read(0, 1):
+        pass
+    os._exit(0)  # threads of libraries wait for nobody
+
+
+if __name__ == "__main__":
+    main()

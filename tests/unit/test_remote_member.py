@@ -1,0 +1,252 @@
+"""A host in its fleet's store: opened, gone round in, reported. Over a folder; the filter and what
+packs are doubles."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.errors import TransportError
+from kvwarehouse.remote import breaker, nodes, put_gate, store_member
+from kvwarehouse.remote.breaker import Breaker
+from kvwarehouse.remote.report import WorkerReport, WorkerSettings
+from kvwarehouse.remote.store_member import StoreMember
+from testkit.timed_store import HostClock, KeptPages
+
+FLEET = bytes(range(16))
+DATA = bytes(1000)
+
+
+@dataclass
+class Run:
+    key: bytes
+    namespace_id: bytes = b"s" * 16
+    epoch: int = 0
+    day: int | None = None
+    bytes: int = len(DATA)
+
+
+class Packed(bytes):
+    reason = ""
+
+
+class File(KeptPages):
+    """As core.PresenceFile is made."""
+
+    def __init__(self, path: str, fleet: bytes, objects: int, days: int, today: int) -> None:
+        super().__init__()
+        self.advance(today)
+        self.made = path, fleet, objects, days
+
+    def day_of(self, key: bytes, epoch: int) -> int | None:
+        return self.days.get((key, epoch))
+
+    @property
+    def objects(self) -> int:
+        return len(self.days)
+
+
+class Rig:
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.folder, self.clock = folder, HostClock()
+        self.settings = WorkerSettings(
+            link_fd=0, socket="", presence_path="/presence", fleet_id=FLEET.hex(), node=7,
+            url=f"file://{folder}", endpoint="", region="", ca_file="", connect_s=1.0,
+            get_deadline_s=60.0, put_deadline_s=60.0, puts=1, write_bytes_per_s=0, write="reused",
+            capacity_bytes=1 << 30, ttl_days=3, objects=1000,
+        )  # fmt: skip
+        self.settings = replace(self.settings, **changes)
+        self.member = StoreMember(self.settings, lambda run: Packed(DATA), self.clock)
+
+    def open(self) -> None:
+        def unexpected(wait_s: float) -> None:
+            raise AssertionError(self.member.report().reason)
+
+        self.member.open(unexpected)
+        opened = self.member._opened
+        assert opened is not None
+        self.opened = opened
+        self.opened.store.breaker = Breaker(self.clock)
+
+    def rounds(self, seconds: float) -> None:
+        """As many as its thread goes in that time, with what they begin."""
+        until_s = self.clock.now_s + seconds
+        while self.clock.now_s < until_s:
+            self.member.round()
+            assert self.opened.fleet.join_listing(60)
+            self.clock.now_s += 5
+
+    def serve(self) -> None:
+        self.open()
+        self.rounds(3 * nodes.BEAT_S)
+        assert self.report.state == "serving"
+
+    @property
+    def report(self) -> WorkerReport:
+        return WorkerReport.from_line(self.member.report().to_line())
+
+    def put(self, number: int = 0) -> str:
+        run: Any = Run(number.to_bytes(16, "little"))
+        return self.member.put(run)
+
+    @contextlib.contextmanager
+    def taken_away(self) -> Any:
+        """The fleet's folder: a file is in its place."""
+        fleets = self.folder / "v1"
+        fleets.rename(self.folder / "aside")
+        fleets.write_bytes(b"")
+        yield
+        fleets.unlink()
+        (self.folder / "aside").rename(fleets)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    monkeypatch.setattr(store_member.core, "PresenceFile", File, raising=False)
+    return lambda **changes: Rig(tmp_path, **changes)
+
+
+def test_host_serves_once_the_fleet_is_listed_and_the_others_have_seen_it(
+    rig: Callable[..., Rig],
+) -> None:
+    made = rig()
+    assert (made.report.state, made.member.may_put) == ("starting", False)
+    made.open()
+    assert (made.report.state, made.member.knows_its_filter) == ("starting", False)
+    made.rounds(2 * nodes.BEAT_S - 10)
+    assert made.member.knows_its_filter
+    assert (made.report.state, made.member.may_put) == ("starting", False)
+    assert "the other hosts" in made.report.reason
+    made.rounds(20)
+    assert (made.report.state, made.report.reason, made.member.may_put) == ("serving", "", True)
+
+
+def test_filter_is_made_for_the_ttl_and_a_day(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    made.serve()
+    file: Any = made.member._presence._file
+    assert file.made == ("/presence", FLEET, 1000, 4)
+    assert file.today == made.opened.fleet.today
+
+
+def test_report_counts_what_was_put(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    made.serve()
+    assert [made.put(1), made.put(1), made.put(2)] == ["stored", "already", "stored"]
+    report = made.report
+    assert report.puts == {"stored": 2, "already": 1}
+    assert (report.put_bytes, report.used_bytes) == (2 * len(DATA), 2 * len(DATA))
+    assert (report.objects, report.objects_max, report.nodes) == (2, 1000, 1)
+    assert report.listed_ago_s >= 0
+    assert len([path for path in made.folder.rglob("*") if path.stat().st_size == len(DATA)]) == 2
+
+
+def test_folder_that_is_not_there_is_waited_for(tmp_path: Path, rig: Callable[..., Rig]) -> None:
+    mount = tmp_path / "mount"
+    made = rig(url=f"file://{mount}")
+    said = []
+
+    def sleep(wait_s: float) -> None:
+        said.append((wait_s, made.report.state, made.report.reason))
+        if len(said) == 7:
+            mount.mkdir()
+
+    made.member.open(sleep)
+    assert [wait_s for wait_s, _, _ in said] == [1, 2, 4, 8, 16, 30, 30]
+    assert {state for _, state, _ in said} == {"failing"}
+    assert str(mount) in said[0][2]
+    assert made.report.state == "starting"
+
+
+def test_ca_file_that_cannot_be_read_is_said(tmp_path: Path, rig: Callable[..., Rig]) -> None:
+    made = rig(ca_file=str(tmp_path / "ca.pem"))
+
+    def sleep(wait_s: float) -> None:
+        assert made.report.state == "failing"
+        assert "ca.pem" in made.report.reason
+        (tmp_path / "ca.pem").write_bytes(b"")
+
+    made.member.open(sleep)
+
+
+def test_opening_that_hangs_shows_as_failing(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    made.clock.now_s += 11
+    assert made.report.state == "failing"
+    assert "mount" in made.report.reason
+
+
+def test_store_that_fails_is_a_state_and_is_found_again(rig: Callable[..., Rig]) -> None:
+    made = rig()
+    made.serve()
+    with made.taken_away():
+        for number in range(breaker.FAILURES):
+            assert made.put(number) == "failed"
+        report = made.report
+        assert (report.state, made.member.may_put, report.breaker_opened) == ("failing", False, 1)
+        assert "Not a directory" in report.reason
+        assert str(made.folder) in report.reason
+        made.rounds(nodes.BEAT_S)
+        assert made.report.state == "failing"
+    made.rounds(3 * nodes.BEAT_S)
+    assert (made.report.state, made.member.may_put) == ("serving", True)
+    assert made.put() == "stored"
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [("remote_refused", "refused"), ("remote_full", "full")]
+)
+def test_puts_that_are_not_taken_are_a_state_of_their_own(
+    code: str, state: str, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig()
+    made.serve()
+    put = made.opened.store.put
+    refuses = [True]
+
+    def refused(name: str, data: Any, **how: Any) -> bool:
+        if refuses[0] and "node" not in name:
+            raise TransportError("put: the text of it", code=code)
+        return put(name, data, **how)
+
+    monkeypatch.setattr(made.opened.store, "put", refused)
+    made.put()
+    assert made.report.state == state
+    assert "the text of it" in made.report.reason
+    made.rounds(2 * put_gate.PROBE_EVERY_S)
+    assert made.report.state == state
+    refuses[0] = False
+    made.rounds(put_gate.PROBE_EVERY_S + 5)
+    if code == "remote_refused":
+        assert made.report.state == "serving"  # a small put has found out
+    assert made.put() == "stored"
+    assert made.report.state == "serving"
+    assert list(made.opened.store.list(made.member._names.probes_prefix)) == []
+
+
+def test_capacity_that_is_used_up_is_full_and_not_exceeded(rig: Callable[..., Rig]) -> None:
+    made = rig(capacity_bytes=10 * len(DATA))
+    made.serve()
+    results = [made.put(number) for number in range(20)]
+    assert set(results) == {"stored", "no_room"}
+    report = made.report
+    assert (report.state, report.puts["no_room"]) == ("full", results.count("no_room"))
+    assert "--remote-capacity" in report.reason
+    assert report.used_bytes <= 10 * len(DATA)
+
+
+def test_fleet_that_is_full_at_the_start_is_not_taken_for_one_that_is_listed(
+    rig: Callable[..., Rig],
+) -> None:
+    before = rig()
+    before.serve()
+    assert before.put() == "stored"
+    made = rig(capacity_bytes=len(DATA), node=8)
+    made.open()
+    made.rounds(3 * nodes.BEAT_S)
+    assert made.report.state == "full"

@@ -1,0 +1,185 @@
+"""The worker of the remote tier as a process, over doubles of what is the core's
+(testkit/worker_program.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse.remote.names import FleetNames
+from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings, read_line
+from kvwarehouse.remote.worker import EXIT_FAILED, EXIT_LINK_CLOSED
+from kvwarehouse_bench.harness.eventually import eventually
+from testkit import worker_program
+
+FLEET = bytes(range(16))
+SUPPORT = str(Path(worker_program.__file__).parents[1])
+SETTINGS = WorkerSettings(
+    link_fd=0, socket="", presence_path="", fleet_id=FLEET.hex(), node=7, url="", endpoint="",
+    region="", ca_file="", connect_s=1.0, get_deadline_s=60.0, put_deadline_s=60.0, puts=2,
+    write_bytes_per_s=0, write="reused", capacity_bytes=1 << 30, ttl_days=7, objects=1000,
+)  # fmt: skip
+PARENT = """
+import subprocess, sys, time
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def command(*runs: str) -> list[str]:
+    return [sys.executable, "-P", worker_program.__file__, *runs]
+
+
+class Worker:
+    def __init__(self, folder: Path, *runs: str) -> None:
+        self.folder = folder
+        pipe = subprocess.PIPE
+        environment = {**os.environ, "PYTHONPATH": SUPPORT}
+        self.process: Any = subprocess.Popen(
+            command(*runs), stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+        )
+        self.process.stdin.write(replace(SETTINGS, url=f"file://{folder}").to_line())
+        self.process.stdin.flush()
+
+    def said(self) -> Iterator[WorkerReport | WorkerEvent]:
+        """To its end."""
+        for line in self.process.stdout:
+            yield read_line(line)
+
+    def until(self, so: Callable[[WorkerReport], object]) -> WorkerReport:
+        for said in self.said():
+            if isinstance(said, WorkerReport) and so(said):
+                return said
+        raise AssertionError(f"it ended: {self.process.stderr.read()}")
+
+    def ended(self) -> int:
+        return int(self.process.wait(60))
+
+    def close(self) -> str:
+        """What it said on stderr; "" the second time."""
+        process = self.process
+        process.kill()
+        process.wait(60)
+        if process.stderr.closed:
+            return ""
+        stderr = process.stderr.read().decode()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+        return str(stderr)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
+
+    def start(*runs: str) -> Worker:
+        workers.append(Worker(tmp_path, *runs))
+        return workers[-1]
+
+    yield start
+    for each in workers:
+        each.close()
+
+
+def test_worker_puts_what_is_offered_and_reports(started: Callable[..., Worker]) -> None:
+    worker = started("run", "run")
+    events = []
+    for said in worker.said():
+        if isinstance(said, WorkerEvent):
+            events.append(said.event)
+        elif said.puts == {"stored": 2}:
+            break
+    assert events == ["remote_serving"]
+    assert said.put_bytes == 2 * len(worker_program.OBJECT)
+    names = FleetNames(FLEET)
+    files = [path for path in worker.folder.rglob("*") if path.is_file()]
+    pages = [path for path in files if names.pages_of(str(path.relative_to(worker.folder)))]
+    assert [path.read_bytes() for path in pages] == [worker_program.OBJECT] * 2
+    shared = [path for path in worker.folder.rglob("*") if path.stat().st_mode & 0o077]
+    assert shared == []
+    stderr = worker.close()
+    assert "ready for 2" in stderr
+    assert stderr.count("run stored at nice 15") == 2
+
+
+def test_worker_ends_with_its_daemons_end(started: Callable[..., Worker]) -> None:
+    worker = started()
+    worker.until(lambda report: report.state == "serving")
+    worker.process.stdin.close()
+    assert worker.ended() == 0
+
+
+def test_worker_ends_with_its_parent_though_somebody_holds_its_stdin() -> None:
+    reader, writer = os.pipe()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", PARENT, *command()], stdin=reader, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": SUPPORT}, text=True,
+        ) as parent:  # fmt: skip
+            os.write(writer, replace(SETTINGS, url="file:///nowhere").to_line())
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert isinstance(read_line(parent.stdout.readline().encode()), WorkerReport)
+            parent.kill()
+        eventually(lambda: not _runs(pid), "the worker has ended")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"  # nobody may be there to bury it
+
+
+def test_worker_leaves_signals_to_its_daemon(started: Callable[..., Worker]) -> None:
+    worker = started()
+    worker.until(lambda report: report.state == "serving")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        worker.process.send_signal(number)
+    for _ in range(3):
+        worker.until(lambda report: report.state == "serving")
+
+
+def test_bug_is_an_event_and_the_end(started: Callable[..., Worker]) -> None:
+    worker = started("bug")
+    events = [said for said in worker.said() if isinstance(said, WorkerEvent)]
+    assert events[-1] == WorkerEvent(
+        "remote_worker_failed", {"error": "ZeroDivisionError", "text": "at https://store/b"}
+    )
+    assert worker.ended() == EXIT_FAILED
+    assert "pack_run" in worker.close()
+
+
+def test_link_that_is_closed_is_the_end(started: Callable[..., Worker]) -> None:
+    worker = started("closed")
+    assert "remote_worker_failed" not in [
+        said.event for said in worker.said() if isinstance(said, WorkerEvent)
+    ]
+    assert worker.ended() == EXIT_LINK_CLOSED
+
+
+def test_what_a_library_prints_is_no_line_of_the_worker(started: Callable[..., Worker]) -> None:
+    worker = started("prints")
+    worker.until(lambda report: report.puts == {"stored": 1})
+    assert "a library says something" in worker.close()
+
+
+def test_settings_that_are_none_are_the_end(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        command(), input=b"{}\n", capture_output=True, env={**os.environ, "PYTHONPATH": SUPPORT},
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode not in (0, None)
+    assert b"WorkerSettings" in ended.stderr
