@@ -95,6 +95,15 @@ class Event(StrEnum):
     KV_EVENTS_LOST = "kv_events_lost", Level.WARNING
     KV_EVENTS_REPLAY_FAILED = "kv_events_replay_failed", Level.WARNING
     KV_EVENTS_WITHOUT_TOKENS = "kv_events_without_tokens", Level.WARNING
+    REMOTE_WORKER_STARTED = "remote_worker_started", Level.INFO
+    REMOTE_WORKER_FAILED = "remote_worker_failed", Level.ERROR
+    REMOTE_WORKER_ENDED = "remote_worker_ended", Level.WARNING
+    REMOTE_WORKER_HANGS = "remote_worker_hangs", Level.ERROR
+    REMOTE_SERVING = "remote_serving", Level.INFO
+    REMOTE_FAILING = "remote_failing", Level.WARNING
+    REMOTE_REFUSED = "remote_refused", Level.ERROR
+    REMOTE_FULL = "remote_full", Level.WARNING
+    REMOTE_STOPPED = "remote_stopped", Level.ERROR
     LOG_LINES_LOST = "log_lines_lost", Level.WARNING
     # An event of the native core, with its name in the field "name". What has no level below had
     # better be seen.

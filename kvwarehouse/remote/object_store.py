@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import secrets
 import threading
@@ -267,15 +268,10 @@ def open_store(settings: StoreSettings) -> ObjectStore:
             + ", ".join(f"{known}://" for known in SCHEMES),
             code="remote_url",
         )
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import MemoryStore, from_url
-    except ImportError as error:
-        raise UsageError(
-            "obstore is not installed, which reaches the stores; run: pip install "
-            "'kvwarehouse[remote]'",
-            code="remote_extra",
-        ) from error
+    require_obstore()
+    from obstore.exceptions import BaseError
+    from obstore.store import MemoryStore, from_url
+
     if scheme == "memory":
         store = MemoryStore()
         return ObjectStore(store, store, settings)
@@ -291,6 +287,16 @@ def open_store(settings: StoreSettings) -> ObjectStore:
             f"{settings.url.split('?')[0]}: {first_line(error)}", code="remote_url"
         ) from error
     return ObjectStore(reads, writes, settings)
+
+
+def require_obstore() -> None:
+    """Raises UsageError where it is not installed."""
+    if importlib.util.find_spec("obstore") is None:
+        raise UsageError(
+            "obstore is not installed, which reaches the stores; run: pip install "
+            "'kvwarehouse[remote]'",
+            code="remote_extra",
+        )
 
 
 def _mounted(url: str) -> str:

@@ -1,0 +1,297 @@
+"""What looks after the remote tier's worker: over a program that says what a test has it say."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwarehouse import config
+from kvwarehouse.daemon import remote_process, remote_tier
+from kvwarehouse.daemon.logs import Log
+from kvwarehouse.daemon.remote_process import environment
+from kvwarehouse.daemon.remote_tier import RemoteTier
+from kvwarehouse.errors import TransportError, UsageError
+from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse_bench.harness.eventually import eventually
+from testkit import fake_worker
+
+FLEET, NODE = "0123456789abcdef" * 2, 7
+
+
+class Core:
+    """Has the core's end of the link, as the core has."""
+
+    def __init__(self) -> None:
+        self.links: list[socket.socket] = []
+        self.refuses = 0
+
+    def attach_remote(self, fd: int) -> None:
+        link = socket.socket(fileno=fd)
+        if self.refuses:
+            self.refuses -= 1
+            link.close()
+            raise TransportError("the core did not answer", code="no_answer")
+        self.links.append(link)
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.core = Core()
+        self.log = io.StringIO()
+        given = {
+            "remote": f"file://{folder}", "fleet_secret": "/s", "remote_capacity": "1GiB",
+            "arena_dir": str(folder / "arena"), "socket": str(folder / "socket"),
+        }  # fmt: skip
+        self.tier = RemoteTier(
+            config.load(given, {}), Log("json", self.log), self.core, FLEET, NODE
+        )
+
+    def order(self, start: int | str, *lines: bytes) -> None:
+        (self.folder / f"start-{start}").write_bytes(b"".join(lines))
+
+    def pids(self) -> list[int]:
+        file = self.folder / "pids"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
+        return [line for line in lines if line["event"] == name]
+
+    def until(self, state: str, starts: int = 1) -> Any:
+        """The status, once it is so."""
+
+        def so() -> bool:
+            status = self.tier.status()
+            return (status.state, status.worker_starts) == (state, starts)
+
+        eventually(so, f"state {state} of start {starts}")
+        return self.tier.status()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    command = (sys.executable, "-P", fake_worker.__file__, str(tmp_path))
+    monkeypatch.setattr(remote_process, "COMMAND", command)
+    monkeypatch.setattr(remote_tier, "FIRST_WAIT_S", 0.01)
+    made = Rig(tmp_path)
+    made.order("any", report(), b"report\n")
+    yield made
+    made.tier.stop()
+    assert [pid for pid in made.pids() if _lives(pid)] == []
+    for link in made.core.links:
+        link.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def report(**fields: Any) -> bytes:
+    return WorkerReport(fields.pop("state", "serving"), **fields).to_line()
+
+
+def test_status_is_what_the_worker_says(rig: Rig) -> None:
+    assert rig.tier.status().state == "starting"
+    line = report(
+        state="full", reason="no room", used_bytes=5, objects=3, nodes=2, puts={"stored": 4},
+        put_bytes=9, deleted_objects=1, breaker_opened=2, listed_ago_s=10.0,
+    )  # fmt: skip
+    rig.order(1, line, b"report\n")
+    rig.tier.start()
+    status = rig.until("full")
+    assert (status.reason, status.used_bytes, status.objects, status.nodes) == ("no room", 5, 3, 2)
+    assert (dict(status.puts), status.put_bytes) == ({"stored": 4}, 9)
+    assert (status.deleted_objects, status.breaker_opened) == (1, 2)
+    assert status.listed_ago_s >= 10
+    assert (status.url, status.write, status.ttl_days) == (f"file://{rig.folder}", "reused", 7)
+    assert (status.capacity_bytes, status.objects_max) == (1 << 30, 1 << 16)
+
+
+def test_worker_is_told_what_it_has_to_know_and_has_its_end_of_the_link(rig: Rig) -> None:
+    rig.tier.start()
+    rig.until("serving")
+    eventually((rig.folder / "settings").exists, "the worker has its settings")
+    eventually(lambda: (rig.folder / "settings").read_bytes() != b"", "all of them")
+    told = WorkerSettings.from_line((rig.folder / "settings").read_bytes())
+    assert (told.fleet_id, told.node, told.write) == (FLEET, NODE, "reused")
+    assert told.presence_path == str(rig.folder / "arena" / "presence")
+    link = f"/proc/{rig.pids()[0]}/fd/{told.link_fd}"
+    (ours,) = rig.core.links
+    assert os.readlink(link).startswith("socket:")
+    assert os.stat(link).st_ino != os.fstat(ours.fileno()).st_ino
+
+
+def test_worker_that_ends_is_followed_by_another_and_counts_go_on(rig: Rig) -> None:
+    rig.order(1, report(puts={"stored": 4}, put_bytes=9, used_bytes=5), b"end 7\n")
+    rig.order(2, report(puts={"stored": 1, "failed": 2}, put_bytes=1, used_bytes=6), b"report\n")
+    rig.tier.start()
+    status = rig.until("serving", 2)
+    assert (dict(status.puts), status.put_bytes, status.used_bytes) == (
+        {"stored": 5, "failed": 2}, 10, 6,
+    )  # fmt: skip
+    (ended,) = rig.events("remote_worker_ended")
+    assert (ended["exit_code"], ended["pid"]) == (7, rig.pids()[0])
+    assert ended["stderr"] == "PUT https://store/b failed"
+    assert len(rig.core.links) == 2
+    assert rig.core.links[0].recv(1) == b""  # the first worker's end is gone
+
+
+def test_status_says_why_there_is_no_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_tier, "FIRST_WAIT_S", 1000.0)
+    rig.order(1, report(used_bytes=5), b"end 7\n")
+    rig.tier.start()
+    status = rig.until("off")
+    assert "code 7" in status.reason
+    assert status.used_bytes == 5  # what was known last
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"not json\n", b'{"kind": "report"}\n', b"x" * 100_000, report().rstrip() + b"}\n"],
+)
+def test_worker_that_cannot_be_believed_is_killed(rig: Rig, line: bytes) -> None:
+    rig.order(1, report(), line + b"\n", b"silent\n")
+    rig.tier.start()
+    rig.until("serving", 2)
+    (ended,) = rig.events("remote_worker_ended")
+    assert "one version" in ended["text"]
+    assert ended["exit_code"] == -9
+
+
+def test_worker_that_says_nothing_any_more_is_killed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_tier, "LOOK_EVERY_S", 0.1)
+    rig.order(1, report(), b"silent\n")
+    rig.tier.start()
+    rig.until("serving", 2)
+    ended = rig.events("remote_worker_ended")[0]
+    assert "said nothing" in ended["text"]
+    assert ended["exit_code"] == -9
+
+
+def test_worker_that_cannot_be_ended_is_left_behind_until_it_is_gone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_tier, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(remote_tier, "SILENT_LOOKS", 1 << 30)
+    monkeypatch.setattr(remote_tier, "START_LOOKS", 1 << 30)
+    monkeypatch.setattr(remote_tier, "ENDS_WITHIN_S", 0.0)
+    hung: list[RemoteTierProcess] = []
+
+    class RemoteTierProcess(remote_process.RemoteProcess):
+        """The first one is on a mount that hangs."""
+
+        def wait(self, timeout_s: float) -> bool:
+            hung.append(self)
+            return (hung[0] is not self or released[0]) and super().wait(timeout_s)
+
+    released = [False]
+    monkeypatch.setattr(remote_tier, "RemoteProcess", RemoteTierProcess)
+    rig.order(1, report(), b"not json\n", b"silent\n")
+    rig.tier.start()
+    status = rig.until("off")
+    assert "mount" in status.reason
+    eventually(lambda: len(hung) > 5, "it is looked at again")
+    assert len(rig.events("remote_worker_hangs")) == 1
+    assert len(rig.pids()) == 1
+    released[0] = True
+    rig.until("serving", 2)
+
+
+def test_core_that_does_not_answer_is_asked_again(rig: Rig) -> None:
+    rig.core.refuses = 2
+    rig.tier.start()
+    rig.until("serving")
+    assert ["did not answer" in each["text"] for each in rig.events("remote_worker_ended")] == [
+        True, True,
+    ]  # fmt: skip
+
+
+def test_events_of_the_worker_are_logged_and_no_others_and_no_more_than_their_text(
+    rig: Rig,
+) -> None:
+    events = [
+        WorkerEvent("remote_failing", {"text": "no answer", "level": "x", "self": 1}),
+        WorkerEvent("stopped", {"text": "not the worker's to say"}),
+    ]
+    rig.order(1, *(event.to_line() for event in events), report(), b"report\n")
+    rig.tier.start()
+    rig.until("serving")
+    (failing,) = rig.events("remote_failing")
+    assert failing.keys() == {"time", "level", "event", "text"}
+    assert rig.events("stopped") == []
+    (started,) = rig.events("remote_worker_started")
+    assert started["pid"] == rig.pids()[0]
+
+
+def test_bug_in_the_supervision_is_said_and_shows(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*unused: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(rig.core, "attach_remote", broken)
+    rig.tier.start()
+    eventually(lambda: rig.tier.status().state == "off", "it is off")
+    assert rig.events("remote_stopped")[0]["error"] == "ZeroDivisionError"
+
+
+def test_stop_ends_the_worker_and_waits_for_nothing_else(rig: Rig) -> None:
+    rig.order(1, report(), b"silent\n")
+    rig.tier.start()
+    rig.until("serving")
+    (pid,) = rig.pids()
+    rig.tier.stop()
+    assert not _lives(pid)
+    assert rig.events("remote_worker_ended") == []
+
+
+def test_stop_before_the_start_is_over_is_a_stop(rig: Rig) -> None:
+    rig.tier.start()
+    rig.tier.stop()
+    assert [pid for pid in rig.pids() if _lives(pid)] == []
+
+
+def test_worker_has_what_libraries_of_stores_read_and_nothing_else() -> None:
+    kept = {"AWS_REGION": "r", "GOOGLE_APPLICATION_CREDENTIALS": "/g", "AZURE_TENANT_ID": "t",
+            "SSL_CERT_FILE": "/c", "HOME": "/h", "PATH": "/p", "https_proxy": "p",
+            "PYTHONPATH": "/y", "LANG": "C"}  # fmt: skip
+    others = {"KVW_TOKEN": "secret", "HF_TOKEN": "secret", "OPENAI_API_KEY": "secret", "TERM": "x"}
+    assert environment({**kept, **others}) == {**kept, "OPENBLAS_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("capacity_bytes", "objects"),
+    [(1, 1 << 16), (1 << 40, 1 << 18), (80 << 40, 1 << 24), (1 << 60, 1 << 24)],
+)
+def test_filter_is_made_for_what_the_capacity_holds(capacity_bytes: int, objects: int) -> None:
+    assert remote_tier.filter_objects(capacity_bytes) == objects
+
+
+@pytest.mark.parametrize(("remote", "refused"), [("s3://b", True), ("", False)])
+def test_missing_extra_is_refused_where_it_is_needed(
+    remote: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"fleet_secret": "/s"} | ({"remote_capacity": "1GiB"} if remote else {})
+    settings = config.load({"remote": remote, **given}, {})
+    find: Callable[[str], object] = lambda name: None  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", find)
+    if not refused:
+        remote_tier.require(settings)
+        return
+    with pytest.raises(UsageError, match=r"kvwarehouse\[remote\]"):
+        remote_tier.require(settings)
