@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvwarehouse.config import Config
-from kvwarehouse.daemon import directories, identity
+from kvwarehouse.daemon import directories, identity, remote_tier
 from kvwarehouse.daemon.admission import Connections, Refusals
 from kvwarehouse.daemon.credentials import TcpCredentials
 from kvwarehouse.daemon.directories import answers
@@ -29,6 +29,7 @@ from kvwarehouse.daemon.ledger import Ledger
 from kvwarehouse.daemon.logs import Event, Log
 from kvwarehouse.daemon.path_watch import PathWatch
 from kvwarehouse.daemon.problems import LOOK_EVERY_S
+from kvwarehouse.daemon.remote_tier import RemoteTier
 from kvwarehouse.daemon.servers import Servers
 from kvwarehouse.daemon.service import WarehouseService
 from kvwarehouse.daemon.service_manager import ServiceManager
@@ -89,6 +90,7 @@ class Daemon:
         self._answered_at = time.monotonic()  # when the core last did
         self._core: Any = None
         self._recovered: dict[str, Any] = {}
+        self._node = 0  # this daemon among those of its fleet
         self._warehouse: DaemonWarehouse | None = None
         self._path_watch: PathWatch | None = None
         self._watchdog = Watchdog(log)
@@ -163,6 +165,7 @@ class Daemon:
     def _start(self, stack: ExitStack) -> None:
         path = self._config.fleet_secret
         fleet = FleetSecret.read(path) if path else None
+        remote_tier.require(self._config)
         self._detach_silent_disk()
         config, log = self._config, self._log
         self._own_directories(stack)
@@ -190,6 +193,7 @@ class Daemon:
         stack.callback(servers.stop)
         self._start_core()
         self._open_service(stack, servers, ledger)
+        self._open_remote(stack)
         self._path_watch = PathWatch(config, log, self._core, servers)
         stack.callback(self._path_watch.close)
         self._snapshots.path_watch = self._path_watch
@@ -273,6 +277,10 @@ class Daemon:
             self._snapshots.fleet_id = who.fleet.fleet_id.hex()
             options.warehouse_id = who.warehouse_id
             options.secret = who.secret
+            if config.remote:
+                options.remote_write = remote_tier.written(config)
+                options.remote_fleet = who.fleet.fleet_id
+            self._node = int.from_bytes(who.warehouse_id[:8], "little")
             options.epoch = ledger.epoch
             options.epoch_floor = ledger.floor
             options.log_end = ledger.log_end
@@ -350,6 +358,14 @@ class Daemon:
         stack.callback(stream.stop)
         self._snapshots.kv_events = stream.status
         stream.start()
+
+    def _open_remote(self, stack: ExitStack) -> None:
+        if not self._config.remote:
+            return
+        tier = RemoteTier(self._config, self._log, self._core, self._snapshots.fleet_id, self._node)
+        stack.callback(tier.stop)
+        self._snapshots.remote = tier.status
+        tier.start()
 
     def _addresses(self) -> dict[str, object]:
         return {

@@ -39,6 +39,7 @@ class Snapshots:
         self._staging: Staging | None = None
         self.path_watch: PathWatch | None = None
         self.kv_events: Callable[[], status_pb2.KvEventsStatus] | None = None
+        self.remote: Callable[[], status_pb2.RemoteStatus] | None = None
         self.nvme_unanswered = ""  # why there is no NVMe tier though one was named
         self.fleet_id = ""
         self.http = ""
@@ -69,6 +70,8 @@ class Snapshots:
             status.service.CopyFrom(self._service())
             if self.kv_events is not None:
                 status.kv_events.CopyFrom(self.kv_events())
+            if self.remote is not None:
+                status.remote.CopyFrom(self.remote())
         self._problems.add_to(status)
         return status
 

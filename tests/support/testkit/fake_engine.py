@@ -10,6 +10,7 @@ Thread-safe by one lock. `engine.core.fail` makes the next calls raise.
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 from collections import Counter
 from typing import Any
@@ -95,6 +96,7 @@ class FakeCore:
         self.counts = dict.fromkeys(("hit", "missed", "loaded", "sealed"), 0)
         self.log: list[tuple[str, dict[str, str]]] = []
         self.graves: list[tuple[bytes, int]] = []
+        self.remote_links: list[socket.socket] = []
 
     def add_namespace(
         self, ordinal: int, id: bytes, page_tokens: int, shards: int, shard_bytes: int, epoch: int
@@ -203,8 +205,15 @@ class FakeCore:
         events, self.log = self.log, []
         return events
 
+    def attach_remote(self, fd: int) -> None:
+        assert self.started
+        assert not self.stopped
+        self.remote_links.append(socket.socket(fileno=fd))
+
     def stop(self) -> list[tuple[bytes, int]]:
         self.stopped = True
+        for link in self.remote_links:
+            link.close()
         graves, self.graves = self.graves, []
         return graves
 
