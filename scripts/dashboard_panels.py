@@ -200,8 +200,8 @@ def several(title: str, unit: str, says: str, **names: str) -> Panel:
     return Panel(title, says, unit, lines)
 
 
-def of_events(panel: Panel) -> Panel:
-    """Zeros for daemons that publish no KV events."""
+def where_on(panel: Panel) -> Panel:
+    """Of a part that not every daemon has: zeros for those without it."""
     lines = [Line(or_zero(line.query), line.legend) for line in panel.lines]
     return Panel(panel.title, panel.says, panel.unit, lines)
 

@@ -42,19 +42,21 @@ from dashboard_panels import (
     names_only,
     number,
     number_above_zero_is_bad,
-    of_events,
+    or_zero,
     rate,
     several,
     share_or_idle,
     shares,
     stacked,
     total,
+    where_on,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "deploy" / "grafana"
 
 
+RUNS_PER_S = "count:runs/s"
 HIT = "lookup_hit_pages_total"
 MISSED = "lookup_missed_pages_total"
 INCARNATION = metric("incarnation")
@@ -69,6 +71,11 @@ HEALTH = Panel(
         Line(holds("state", "state", "serving"), "{{instance}} serves"),
         Line(holds("nvme_health", "health", "ok|off"), "{{instance}} NVMe"),
         Line(holds("hbm_health", "health", "ok|off|starting"), "{{instance}} HBM"),
+        Line(
+            f"{holds('remote_state', 'state', 'serving|starting|full')}"
+            f" or on (instance) {holds('state', 'state', '.+')}",
+            "{{instance}} remote tier",
+        ),
         Line(holds("ledger_health", "health", "ok|rebuilt"), "{{instance}} ledger"),
         Line(f"1 - max by (instance) ({metric('paths_lost')})", "{{instance}} files"),
     ],
@@ -228,6 +235,39 @@ OVERVIEW = {
                 Line(total(rate("dram_left_pages_total")), "dram"),
                 Line(total(rate("nvme_left_pages_total")), "nvme"),
                 Line(total(rate("hbm_left_pages_total")), "hbm"),
+            ],
+        ),
+    ],
+    "Remote tier: does the store take what is hot?": [
+        Panel(
+            "Put into the store",
+            "Bytes of objects that the store took, of all daemons.",
+            BYTES_PER_S,
+            [Line(or_zero(total(rate("remote_put_bytes_total"), "instance")), "{{instance}}")],
+            build=stacked,
+        ),
+        Panel(
+            "Runs, by what became of them",
+            "A run of pages becomes one object. already, refreshed: it was there. failed: the "
+            "store did not take it. no_room: the capacity of the fleet is used. not_in_dram: its "
+            "pages left before it was their turn.",
+            RUNS_PER_S,
+            [
+                Line(
+                    f"{total(rate('remote_puts_total'), 'result')}"
+                    f" or on () 0 * {total(metric('uptime_seconds'))}",
+                    "{{result}}",
+                )
+            ],
+        ),
+        Panel(
+            "Waiting, and dropped",
+            "Runs that wait for their turn, and those a second that the worker was not given: the "
+            "queue was full, a page is too large, or had left DRAM when its turn came.",
+            NUMBER,
+            [
+                Line(total(metric("remote_queued_runs"), "instance"), "{{instance}} waiting"),
+                Line(total(rate("remote_dropped_runs_total"), "reason"), "dropped: {{reason}}"),
             ],
         ),
     ],
@@ -414,22 +454,59 @@ DETAIL = {
             leaving="hbm_leaving_places",
         ),
     ],
-    "Remote store": [
+    "Remote tier": [
+        where_on(by_daemon("State", NUMBER, "remote_state", "state", "The one that is 1.")),
         several(
-            "Runs of pages to put",
+            "Runs on their way",
             NUMBER,
-            "That wait in the daemon, and that its worker has.",
+            "Runs of pages that wait in the daemon, and those that its worker has.",
             waiting="remote_queued_runs",
             under_way="remote_runs_under_way",
         ),
         several(
-            "Runs of pages queued",
-            "count:runs/s",
+            "Runs queued",
+            RUNS_PER_S,
             "All, and of them those that the store had of an earlier day.",
             queued="remote_offered_runs_total",
             refreshes="remote_refresh_runs_total",
         ),
-        by_daemon("Not given to the worker", "count:runs/s", "remote_dropped_runs_total", "reason"),
+        by_daemon("Runs dropped", RUNS_PER_S, "remote_dropped_runs_total", "reason"),
+        where_on(
+            by_daemon(
+                "Puts",
+                RUNS_PER_S,
+                "remote_puts_total",
+                "result",
+                "Runs that were taken from the queue, by what became of them.",
+            )
+        ),
+        where_on(by_daemon("Bytes put", BYTES_PER_S, "remote_put_bytes_total")),
+        where_on(
+            by_daemon(
+                "Objects",
+                NUMBER,
+                "remote_objects",
+                says="Of the whole fleet, as each daemon knows of them.",
+            )
+        ),
+        where_on(by_daemon("Objects deleted", "count:objects/s", "remote_deleted_objects_total")),
+        where_on(
+            by_daemon(
+                "Daemons of the fleet",
+                NUMBER,
+                "remote_nodes",
+                says="That wrote to the store within 5 minutes, as each daemon sees them.",
+            )
+        ),
+        where_on(
+            several(
+                "What failed",
+                "count:a second",
+                "Times when too many calls had failed, and starts of the worker.",
+                breaker_opened="remote_breaker_opened_total",
+                worker_started="remote_worker_starts_total",
+            )
+        ),
     ],
     "Clients and calls": [
         several(
@@ -462,10 +539,10 @@ DETAIL = {
         by_daemon("Ledger", NUMBER, "ledger_health", "health", "The one that is 1."),
     ],
     "KV events": [
-        of_events(by_daemon("Batches", "count:batches/s", "kv_event_batches_total")),
-        of_events(by_daemon("Blocks", "count:blocks/s", "kv_event_blocks_total", "change")),
-        of_events(by_daemon("Replays", "count:replays/s", "kv_event_replays_total", "answer")),
-        of_events(
+        where_on(by_daemon("Batches", "count:batches/s", "kv_event_batches_total")),
+        where_on(by_daemon("Blocks", "count:blocks/s", "kv_event_blocks_total", "change")),
+        where_on(by_daemon("Replays", "count:replays/s", "kv_event_replays_total", "answer")),
+        where_on(
             several(
                 "Lost",
                 "count:a second",
