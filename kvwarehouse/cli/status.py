@@ -44,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
         print_table("\nproblems", ("", ">for", ""), _problems(status["problems"]))
     print_table("\ntiers", ("tier", ">capacity", ">used", ">pages", "health"), _tiers(core))
     print_table("\npages since the start", ("", ">pages", ""), _pages(core))
+    remote = status.get("remote") or {}  # a daemon of before says nothing of it
+    if remote.get("state"):
+        print_table("\nremote tier", ("", ""), _remote(remote, core["remote_puts"]))
     return Exit.OK
 
 
@@ -114,6 +117,31 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
             health,
         ),
     ]
+
+
+def _remote(remote: dict[str, Any], queue: dict[str, Any]) -> list[tuple[str, str]]:
+    room = f"{format_size(remote['used_bytes'])} of {format_size(remote['capacity_bytes'])}"
+    objects = f"{remote['objects']:,} objects, for {remote['ttl_days']} days"
+    ago_s = remote["listed_ago_s"]
+    listed = f"listed {format_duration(ago_s)} ago" if ago_s >= 0 else "not listed yet"
+    put = _reasons(remote["puts"]) or "none yet"
+    if remote["put_bytes"]:
+        put += f"; {format_size(remote['put_bytes'])}"
+    dropped = _reasons(queue["dropped"])
+    rows = [
+        ("store", remote["url"]),
+        ("state", ": ".join(filter(None, (remote["state"], remote["reason"])))),
+        ("used", f"{room}, {objects}"),
+        ("daemons", f"{remote['nodes']:,}, {listed}"),
+        ("writes", remote["write"]),
+        ("runs put", put),
+        ("runs waiting", f"{queue['queued_runs']:,}"),
+    ]
+    if dropped:
+        rows.append(("runs dropped", dropped))
+    if remote["worker_starts"] > 1:
+        rows.append(("worker", f"started {remote['worker_starts']:,} times"))
+    return rows
 
 
 def _pages(core: dict[str, Any]) -> list[tuple[str, int, str]]:

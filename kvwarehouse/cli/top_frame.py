@@ -31,6 +31,10 @@ _LOSSES: Final = (
     ("nvme errors", "core.tiers.nvme.write_errors", "write"),
     ("nvme errors", "core.tiers.nvme.read_errors", "read"),
     ("nvme errors", "core.tiers.nvme.flush_errors", "flush"),
+    ("remote dropped", "core.remote_puts.dropped", ""),
+    ("remote puts", "remote.puts.failed", "failed"),
+    ("remote puts", "remote.puts.damaged", "damaged"),
+    ("remote puts", "remote.puts.no_room", "no_room"),
 )
 
 
@@ -67,7 +71,8 @@ class TierLine:
 
 @dataclass(frozen=True)
 class FlowLine:
-    """Requests, or pages that move between tiers. None: not counted for this flow, or no rate."""
+    """Requests, or pages that move between tiers. None: not counted for this flow, or no rate.
+    A call of the remote tier's is an object."""
 
     name: str
     calls_per_s: float | None
@@ -107,6 +112,8 @@ class Underway:
     promotions_in_flight: int
     hbm_queued_pages: int
     reserved_slots: int
+    remote_runs: int | None
+    """Runs of pages that wait for the remote tier. None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ def frame_of(before: Snapshot | None, after: Snapshot, sizes: Mapping[str, Names
         tiers=tuple(_tiers(after, rates)),
         flows=tuple(_flows(after, rates)),
         losses=tuple(_losses(after, rates)),
-        underway=_underway(core),
+        underway=_underway(after, core),
         clients=_clients(after),
         namespaces=_namespaces(_at(core, "namespaces", ()), sizes),
         rates=rates,
@@ -298,6 +305,9 @@ def _flows(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[FlowLine]:
         yield flow("read from nvme", nvme, "", "read_records", "read_bytes")
         if _at(status, f"{nvme}.relocated_records", 0):
             yield flow("moved within nvme", nvme, "", "relocated_records", "relocated_bytes")
+    if _at(status, "remote.state", ""):
+        stored = _at(rates, "remote.puts.stored", 0.0) if rates else None
+        yield FlowLine("put into store", stored, None, _at(rates, "remote.put_bytes", None))
 
 
 def _losses(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[LossLine]:
@@ -310,7 +320,8 @@ def _losses(status: Snapshot, rates: Mapping[str, Any]) -> Iterator[LossLine]:
                 yield LossLine(what, each, per_s, totals[each])
 
 
-def _underway(core: Mapping[str, Any]) -> Underway:
+def _underway(status: Snapshot, core: Mapping[str, Any]) -> Underway:
+    remote = bool(_at(status, "remote.state", ""))
     return Underway(
         queued_bytes=_at(core, "tiers.nvme.queued_bytes", 0),
         queued_records=_at(core, "tiers.nvme.queued_records", 0),
@@ -318,6 +329,7 @@ def _underway(core: Mapping[str, Any]) -> Underway:
         promotions_in_flight=_at(core, "tiers.nvme.promotions_in_flight", 0),
         hbm_queued_pages=_at(core, "tiers.hbm.queued_pages", 0),
         reserved_slots=_at(core, "tiers.dram.reserved_slots", 0),
+        remote_runs=_at(core, "remote_puts.queued_runs", 0) if remote else None,
     )
 
 

@@ -246,6 +246,8 @@ def _right_now(frame: Frame, view: View) -> Iterator[Text]:
         ]
     if health.get("hbm", "off") != "off":
         figures.append((_Column("to hbm", 6, 6), f"{work.hbm_queued_pages:,}"))
+    if work.remote_runs is not None:
+        figures.append((_Column("to store", 8, 10), f"{work.remote_runs:,}"))
     remote = _Column("remote", 9, 7)
     figures.append((remote, f"{clients.streams:,} of {clients.streams_max:,}"))
     if clients.connections_max:

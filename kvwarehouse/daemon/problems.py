@@ -19,6 +19,14 @@ _FINE: Final = {
     "hbm": ("", "off", "starting", "ok"),
     "dram": ("", "populating", "ok"),
     "nvme": ("", "off", "ok"),
+    # Of a remote tier that is there; one that is off was asked for.
+    "remote": ("", "starting", "serving"),
+}
+_REMOTE_ADVICE: Final = {
+    "failing": "look at the network and the store (kvwarehouse remote check)",
+    "refused": "look at its credentials and at the policy of the bucket",
+    "full": "a larger --remote-capacity, a smaller --remote-ttl, or room in the store",
+    "off": "the log says how its worker ended (remote_worker_ended)",
 }
 
 
@@ -55,6 +63,10 @@ def _found(status: status_pb2.Status) -> Iterator[tuple[str, str]]:
         if health not in _FINE[name]:
             what, why = ("not ok", health) if name == "dram" else (_words(health), reason)
             yield f"{name} {what}", why
+    remote = status.remote
+    if remote.state not in _FINE["remote"]:
+        why = remote.reason or _REMOTE_ADVICE.get(remote.state, "")
+        yield f"remote {_words(remote.state)}", why
     if status.service.ledger_health not in ("", "ok"):
         yield f"ledger {_words(status.service.ledger_health)}", status.service.ledger_reason
     if status.service.paths_reason:

@@ -44,6 +44,8 @@ def said(problems: Problems, **changed: Any) -> dict[str, tuple[str, float]]:
 @pytest.mark.parametrize("health", ["starting", "populating"])
 def test_daemon_that_is_well_or_on_its_way_says_nothing(health: str) -> None:
     tier = "hbm" if health == "starting" else "dram"
+    assert said(Problems(), remote={"state": "starting"}) == {}
+    assert said(Problems(), remote={"state": "serving", "reason": ""}) == {}
     assert said(Problems()) == {}
     assert said(Problems(), **{f"core__tiers__{tier}__health": health}) == {}
 
@@ -74,6 +76,10 @@ def test_daemon_that_is_well_or_on_its_way_says_nothing(health: str) -> None:
         ),
         ({"service__paths_reason": "the socket"}, "files removed", "the socket"),
         ({"core__index__bound": True}, "index too small", "--index-pages"),
+        ({"remote": {"state": "refused", "reason": "403"}}, "remote refused", "403"),
+        ({"remote": {"state": "failing"}}, "remote failing", "kvwarehouse remote check"),
+        ({"remote": {"state": "full"}}, "remote full", "--remote-capacity"),
+        ({"remote": {"state": "off"}}, "remote off", "remote_worker_ended"),
     ],
 )
 def test_problem_says_what_and_why(changed: dict[str, Any], what: str, reason: str) -> None:

@@ -166,6 +166,27 @@ def test_every_loss_is_shown_when_its_counter_rises_and_only_then() -> None:
     assert frame_of(after, later(after, 1.0), {}).losses == ()
 
 
+def test_remote_tier_has_a_line_and_a_figure_where_there_is_one() -> None:
+    plain_frame = frame_of(snapshot(), later(snapshot(), 1.0), {})
+    assert "put into store" not in {flow.name for flow in plain_frame.flows}
+    assert plain_frame.underway.remote_runs is None
+    assert "to store" not in "\n".join(shown(plain_frame))
+    before = snapshot(remote__state="serving", remote__puts={"stored": 3})
+    after = later(
+        before,
+        2.0,
+        remote__puts={"stored": 7, "not_in_dram": 1},
+        remote__put_bytes=32 << 20,
+        core__remote_puts__queued_runs=12,
+    )
+    frame = frame_of(before, after, {})
+    flow = next(flow for flow in frame.flows if flow.name == "put into store")
+    assert (flow.calls_per_s, flow.pages_per_s, flow.bytes_per_s) == (2.0, None, 16 << 20)
+    lines = shown(frame)
+    assert any(line.startswith("put into store") and "16 MiB" in line for line in lines)
+    assert any("to store" in line for line in lines)
+
+
 def test_snapshot_without_tiers_still_makes_a_frame() -> None:
     """As of a daemon whose status has less than this client knows."""
     bare = {"name": "x", "state": "serving", "core": {"incarnation": 1, "uptime_s": 1.0}}
