@@ -12,6 +12,7 @@ from typing import Any, Final
 _OURS: Final = (
     "kvwarehouse", "grpcio", "protobuf", "numpy", "rich", "lmdb", "msgpack", "pyzmq",
     "prometheus_client", "grpcio-health-checking", "grpcio-reflection",
+    "obstore",
 )  # fmt: skip
 _ENGINES: Final = (
     "vllm", "sglang", "tensorrt-llm", "lmcache", "transformers", "torch", "cupy-cuda12x",

@@ -24,7 +24,8 @@ SHORTEST_SECRET: Final = 6
 """Characters. A shorter value is not looked for: it would be found in the middle of words."""
 
 _WORDS: Final = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|[_-]pwd|api[_-]?key|apikey|access[_-]?key|secret[_-]?key"
+    r"(?:token|secret|passw(?:or)?d|passphrase|[_-]pwd|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?"
+    r"|account[_-]?key|secret[_-]?key"
     r"|private[_-]?key|auth[_-]?key|credentials?|salt|cookie|authorization|signature|prompt"
     r"|token[_-]?ids|input[_-]?ids)"
 )
@@ -67,7 +68,7 @@ _FORMED: Final = _rules(
         r"(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
         REDACTED,
     ),
-    (r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abps]-|AKIA)[\w-]{8,}", REDACTED),
+    (r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abps]-|AKIA|ASIA)[\w-]{8,}", REDACTED),
     (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", REDACTED),
     (r"(?<![0-9a-f])(?:[0-9a-f]{2}){32,}(?![0-9a-f])", REDACTED),
     (r"(?<![\w+/-])[a-z0-9+/_-]{43}=(?!=)", REDACTED),

@@ -210,7 +210,7 @@ class Sources:
 
     def _tiers(self) -> list[str]:
         """Flags of serve, as its settings have them."""
-        keys = ("dram", "nvme_capacity", "arena_dir", "nvme_dir")
+        keys = ("dram", "nvme_capacity", "arena_dir", "nvme_dir", "remote", "fleet_secret")
         given = {key: self._settings.get(key) for key in keys}
         flags = []
         for key, value in given.items():

@@ -17,6 +17,7 @@ from kvwarehouse.host.checks import daemon_found, findings_of
 from kvwarehouse.host.findings import Finding, Verdict, fail, healthy, ok, skip, warn
 from kvwarehouse.host.limits import Tiers, host_limits, tiers_of
 from kvwarehouse.host.memory import available_bytes
+from kvwarehouse.host.remote import remote_facts, remote_findings
 
 __all__ = [
     "Finding",
@@ -48,4 +49,5 @@ def judge(
         problem = str(unseen)
     given = {name: value for name, value in vars(asked).items() if value}
     limits = host_limits(replace(tiers_of(pid, status), **given))
-    return [daemon_found(path, pid, problem), *findings_of(limits)]
+    remote = remote_facts(asked.remote, asked.fleet_secret, status)
+    return [daemon_found(path, pid, problem), *findings_of(limits), *remote_findings(remote)]

@@ -65,6 +65,10 @@ class Tiers:
     arena_dir: str = ""
     nvme_dir: str = ""
     pid: int = 0
+    remote: str = ""
+    """URL of a store; only what was asked for."""
+    fleet_secret: str = ""
+    """Its file; only what was asked for."""
 
 
 def io_uring_errno() -> int:

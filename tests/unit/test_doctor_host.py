@@ -18,6 +18,7 @@ from kvwarehouse.host.checks import daemon_found, findings_of
 from kvwarehouse.host.daemon_process import directories_of, pid_at
 from kvwarehouse.host.filesystems import DirectoryFacts, directory_facts
 from kvwarehouse.host.limits import io_uring_errno
+from kvwarehouse.host.remote import RemoteFacts, remote_facts, remote_findings
 from kvwarehouse_connectors.doctor import command
 
 GIB = 1 << 30
@@ -337,3 +338,59 @@ def test_command_judges_what_it_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert "host cannot serve yet" in told
     with pytest.raises(SystemExit):
         command(["host", "--dram", "much"])
+
+
+def test_host_without_a_remote_tier_is_asked_nothing_of_one(tmp_path: Path) -> None:
+    found = judge(
+        "a", f"{tmp_path}/none.sock", "none", {"remote": {"url": "", "state": ""}}, Tiers()
+    )
+    assert not [each for each in found if each.check in ("remote tier", "fleet secret")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "word"),
+    [
+        (RemoteFacts("s3://kv", has_obstore=False), Verdict.FAIL, "kvwarehouse[remote]"),
+        (RemoteFacts("file:///mnt/kv", folder_is_there=False), Verdict.FAIL, "mount it"),
+        (RemoteFacts("s3://kv", "refused", "AccessDenied"), Verdict.WARN, "AccessDenied"),
+        (RemoteFacts("s3://kv", "serving"), Verdict.OK, "is serving"),
+        (RemoteFacts("s3://kv", "starting"), Verdict.OK, "is starting"),
+        (RemoteFacts("s3://kv"), Verdict.OK, "is named"),
+    ],
+)
+def test_remote_tier_is_judged_by_what_it_needs(
+    facts: RemoteFacts, verdict: Verdict, word: str
+) -> None:
+    [found] = remote_findings(facts)
+    assert found.verdict is verdict
+    assert word in found.what + found.fix
+
+
+def test_remote_tier_of_a_daemon_is_the_one_that_it_says(tmp_path: Path) -> None:
+    status = {"remote": {"url": f"file://{tmp_path}/gone", "state": "failing", "reason": "EIO"}}
+    assert not remote_facts("", "", status).folder_is_there
+    (tmp_path / "gone").mkdir()
+    found = remote_facts("", "", status)
+    assert (found.state, found.reason, found.folder_is_there) == ("failing", "EIO", True)
+    assert not found.secret_problem
+
+
+def test_fleet_secret_that_would_be_refused_is_named_before_the_start(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+
+    def problem() -> str:
+        facts = remote_facts("s3://kv?sig=planted", str(secret), {})
+        assert "planted" not in str(facts)
+        return facts.secret_problem
+
+    assert str(secret) in problem()
+    secret.write_bytes(b"x" * 31)
+    secret.chmod(0o644)
+    assert "others can read" in problem()
+    secret.chmod(0o600)
+    assert "31 bytes of the 32" in problem()
+    secret.write_bytes(b"x" * 32)
+    assert problem() == ""
+    assert remote_facts("s3://kv", "", {}).secret_problem == "there is none"
+    last = remote_findings(remote_facts("s3://kv", "", {}))[-1]
+    assert (last.check, last.verdict) == ("fleet secret", Verdict.FAIL)

@@ -38,8 +38,9 @@ engines:
   gpu        no engine: driver, device, kvikio, GPUDirect Storage, and what is used instead of what
              is not there (docs/gpu.md)
   host       no engine: what limits a daemon here (memory, descriptors, locked memory, io_uring,
-             huge pages, NUMA, disks), to what value it is to be set, and by which command; of the
-             daemon that runs, else of one that is started with --dram, --nvme-dir and so on
+             huge pages, NUMA, disks, what a remote tier needs), to what value it is to be set, and
+             by which command; of the daemon that runs, else of one that is started with --dram,
+             --nvme-dir and so on
 
 --config is what the engine is given, as JSON or as a .json, .toml or .yaml file:
   vllm       of --kv-transfer-config
@@ -130,7 +131,14 @@ def _host(args: argparse.Namespace) -> list[Finding]:
     from kvwarehouse_connectors.doctor.look import daemon_facts
 
     daemon = daemon_facts(args.address or kvw.default_address())
-    asked = Tiers(args.dram, args.nvme_capacity, args.arena_dir, args.nvme_dir)
+    asked = Tiers(
+        args.dram,
+        args.nvme_capacity,
+        args.arena_dir,
+        args.nvme_dir,
+        remote=args.remote,
+        fleet_secret=args.fleet_secret,
+    )
     return judge(daemon.address, daemon.path, daemon.error, daemon.status, asked)
 
 
@@ -203,6 +211,8 @@ def _parser() -> argparse.ArgumentParser:
     host.add_argument("--nvme-capacity", metavar="SIZE", type=_size, default=0, help="Likewise.")
     host.add_argument("--arena-dir", metavar="DIR", default="", help="Likewise.")
     host.add_argument("--nvme-dir", metavar="DIR", default="", help="Likewise.")
+    host.add_argument("--remote", metavar="URL", default="", help="Likewise.")
+    host.add_argument("--fleet-secret", metavar="FILE", default="", help="Likewise.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead.")
     return parser
 
