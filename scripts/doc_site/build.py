@@ -23,7 +23,7 @@ SOURCES, SITE = ROOT / "build" / "docs" / "sources", ROOT / "build" / "site"
 NAVIGATION = {
     "Start": "engines vllm sglang trtllm lmcache transformers python gpu",
     "Concepts": "glossary architecture",
-    "Operations": "operations troubleshooting events sizing policies routing",
+    "Operations": "operations troubleshooting events sizing policies routing shared",
     "Reference": "reference/commands reference/settings reference/metrics reference/errors"
     " reference/grpc reference/python protocol format",
     "Guarantees": "guarantees verified",

@@ -37,6 +37,8 @@ BUSY = {
     'store_dropped_pages_total{reason="cleared"}': 100,
     'nvme_not_admitted_pages_total{reason="queue_full"}': 4,
     'nvme_not_admitted_pages_total{reason="parent_not_admitted"}': 40,
+    "remote_offered_runs_total": 30,
+    'remote_dropped_runs_total{reason="queue_full"}': 1,
 }
 
 
@@ -54,17 +56,20 @@ def status(**nvme: Any) -> status_pb2.Status:
     made.service.ledger_health = "ok"
     made.service.connections_max = 512
     made.kv_events.SetInParent()
+    made.remote.state, made.remote.worker_starts = "serving", 1
     return made
 
 
 def new() -> status_pb2.Status:
-    """Of one that has nothing yet, neither NVMe nor KV events, and no --listen."""
+    """Of one that has nothing yet, neither NVMe nor KV events, no --listen and no
+    --remote."""
     made = status()
     made.core.tiers.nvme.Clear()
     made.core.tiers.nvme.health = "off"
     made.core.tiers.dram.used_bytes = made.core.index.pages = 0
     made.service.connections_max = 0
     made.ClearField("kv_events")
+    made.ClearField("remote")
     return made
 
 
@@ -293,6 +298,31 @@ CASES = [
         {"health": "waiting"},
     ),
     Case(
+        "KvwarehouseRemoteNotServing",
+        text("remote_state", "state", "serving", "refused", SINCE),
+        9,
+        11,
+        "The remote tier of remotenotserving is refused. Engines notice nothing: DRAM and NVMe "
+        "serve.",
+        {"state": "refused"},
+    ),
+    Case(
+        "KvwarehouseRemoteWorkerRestarts",
+        {"remote_worker_starts_total": f"1x{SINCE - 1} 2 3 4 5x{MINUTES}"},
+        2,
+        6,
+        "The remote worker of remoteworkerrestarts was started 4 times within 30 minutes.",
+    ),
+    Case(
+        "KvwarehouseRemoteRunsDropped",
+        rising('remote_dropped_runs_total{reason="queue_full"}', 10, SINCE),
+        29,
+        46,
+        "25% of the runs of pages that remoterunsdropped wants to put are dropped: queue_full. "
+        "They are in DRAM or on NVMe still.",
+        {"reason": "queue_full"},
+    ),
+    Case(
         "KvwarehouseIndexTooSmall",
         {'tier_used_bytes{tier="nvme"}': f"{1 << 34}x{SINCE - 1} {1 << 33}x{MINUTES - SINCE}"},
         59,
@@ -340,7 +370,17 @@ QUIET = {
     | once('store_dropped_pages_total{reason="reserve_limit"}', 5000, SINCE)
     | once('load_failed_pages_total{reason="timeout"}', 5000, SINCE)
     | once('nvme_not_admitted_pages_total{reason="queue_full"}', 5000, SINCE)
-    | once('refused_calls_total{reason="too_many_streams"}', 500, SINCE),
+    | once('refused_calls_total{reason="too_many_streams"}', 500, SINCE)
+    | once('remote_dropped_runs_total{reason="queue_full"}', 5000, SINCE),
+    "a remote store that is full, as it is while the oldest day goes": steady(status(), BUSY)
+    | text("remote_state", "state", "serving", "full", SINCE),
+    "a remote store out of reach for nine minutes": steady(status(), BUSY)
+    | {
+        'remote_state{state="failing"}': f"0x{SINCE} 1x8 0x{MINUTES}",
+        'remote_state{state="serving"}': f"1x{SINCE} 0x8 1x{MINUTES}",
+    },
+    "a remote worker that ended once": steady(status(), BUSY)
+    | {"remote_worker_starts_total": f"1x{SINCE} 2x{MINUTES}"},
     "an index that is as small as its tiers": steady(status(), BUSY),
 }
 
