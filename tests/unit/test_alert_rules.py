@@ -39,6 +39,7 @@ BUSY = {
     'nvme_not_admitted_pages_total{reason="parent_not_admitted"}': 40,
     "remote_offered_runs_total": 30,
     'remote_dropped_runs_total{reason="queue_full"}': 1,
+    'remote_dropped_runs_total{reason="already"}': 10,
 }
 
 
@@ -318,8 +319,7 @@ CASES = [
         rising('remote_dropped_runs_total{reason="queue_full"}', 10, SINCE),
         29,
         46,
-        "25% of the runs of pages that remoterunsdropped wants to put are dropped: queue_full. "
-        "They are in DRAM or on NVMe still.",
+        "25% of the runs of pages that remoterunsdropped wants to put are dropped: queue_full.",
         {"reason": "queue_full"},
     ),
     Case(
