@@ -41,6 +41,7 @@ RemoteLink = _native.RemoteLink
 RunToPut = _native.RunToPut
 
 chain_keys = _native.chain_keys
+check_object = _native.check_object
 check_options = _native.check_options
 copy_path = _native.copy_path
 copy_streaming = _native.copy_streaming
@@ -84,6 +85,7 @@ __all__ = [
     "RemoteLink",
     "RunToPut",
     "chain_keys",
+    "check_object",
     "check_options",
     "copy_path",
     "copy_streaming",

@@ -23,6 +23,18 @@ def chain_keys(
 
 ENDLESS: int  # pages of a tier without a bound
 
+def check_object(
+    fleet: bytes,
+    secret: bytes,
+    namespace_id: bytes,
+    epoch: int,
+    key: bytes,
+    data: NDArray[np.uint8],
+) -> tuple[str, int, int]:
+    """An object of the remote tier, all but its name from its bytes: why a page of it is not what
+    was put ("": all are), how many are good before it, and the bytes of a record (0: not known).
+    Releases the GIL."""
+
 def policy_names() -> list[str]: ...
 def replay(
     pages: NDArray[np.uint32],

@@ -67,6 +67,7 @@ void bind_gpu(nb::module_& m);
 void bind_extents(nb::module_& m);
 void bind_regions(nb::module_& m);
 void bind_replay(nb::module_& m);
+void bind_objects(nb::module_& m);
 void bind_bench(nb::module_& m);
 void bind_remote(nb::module_& m);
 

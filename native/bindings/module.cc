@@ -101,6 +101,7 @@ NB_MODULE(_native, m) {
   bind_gpu(m);
   bind_extents(m);
   bind_replay(m);
+  bind_objects(m);
   bind_bench(m);
   bind_remote(m);
 }
