@@ -40,7 +40,7 @@ class Capacity:
     """`clock`: monotonic seconds. Thread-safe; never blocks."""
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes: Final = capacity_bytes
         self._clock = clock
         self._lock = threading.Lock()
         self._admitted: deque[tuple[int, int]] = deque()  # in which second, how much
@@ -64,7 +64,7 @@ class Capacity:
         with self._lock:
             if self._granted:
                 return
-            room = max(0, self._capacity_bytes - self._used()) // (SHARES * living)
+            room = max(0, self.capacity_bytes - self._used()) // (SHARES * living)
             self._room, self._room_until_s = room, self._listed_s + GRANT_S
             self._granted, self._is_full = True, False
 

@@ -1,8 +1,8 @@
 """What this node has put, on its way to the others: an object of delta.py every few seconds.
 
 Nothing is lost by a put of one that fails: what it had goes into the next. It may have been stored
-all the same, so others may read of a put twice, but never not at all. Beyond WAITING_MAX entries the
-oldest wait for the others' next listing; their bytes are told anyhow.
+all the same, so others may read of a put twice, but never not at all. Beyond WAITING_MAX entries
+the oldest wait for the others' next listing; their bytes are told anyhow.
 """
 
 from __future__ import annotations

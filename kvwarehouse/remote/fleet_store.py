@@ -1,9 +1,9 @@
 """What a node does in its fleet's store beside putting pages: it says that it lives, lists what
 there is, keeps to the capacity, tells the others what it put, and cleans up.
 
-One thread calls `round()` about once a second; a call of the store may hold it up for as long as its
-deadline is. Any thread calls the rest, which never waits for the store. A store that fails costs
-time: each part goes on where it was, and `round()` says what failed last.
+One thread calls `round()` about once a second; a call of the store may hold it up for as long as
+its deadline is. Any thread calls the rest, which never waits for the store. A store that fails
+costs time: each part goes on where it was, and `round()` says what failed last.
 """
 
 from __future__ import annotations
@@ -77,15 +77,7 @@ class FleetStore:
         self._deltas = Deltas(store, names, node, self._nodes, self._clock, clock)
         self._capacity = Capacity(settings.capacity_bytes, clock)
         self._janitor = Janitor(
-            store,
-            names,
-            self._nodes,
-            self._clock,
-            self._capacity,
-            settings.capacity_bytes,
-            settings.ttl_days,
-            self._removed,
-            clock,
+            store, names, self._nodes, self._capacity, settings.ttl_days, self._removed
         )
         self._put_if_absent: bool | None = None
         self._today: int | None = None

@@ -1,45 +1,39 @@
 """One node at a time cleans up: who takes the turn of these ten minutes first, or, where the store
 does not heed put-if-absent, the living node with the smallest number.
 
-A sweep goes on over rounds, for STEP_S in each, so that the node's beats come in time. One that
+A sweep goes on over rounds, for STEP_MS in each, so that the node's beats come in time. One that
 fails ends; the next turn begins another. Not thread-safe.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.capacity import Capacity
 from kvwarehouse.remote.names import FleetNames, PagesName
-from kvwarehouse.remote.nodes import DAY_MS, Nodes, StoreClock
+from kvwarehouse.remote.nodes import DAY_MS, Nodes
 from kvwarehouse.remote.object_store import ObjectStore
-from kvwarehouse.remote.sweep import TURN_MS, Sweep, days_over, days_too_many
+from kvwarehouse.remote.sweep import TURN_MS, Sweep, SweepRules, days_over, days_too_many
 
-STEP_S: Final = 2.0
+STEP_MS: Final = 2000
 
 
 class Janitor:
-    """`clock`: monotonic seconds. `removed`: is told which pages were deleted."""
+    """`removed`: is told which pages were deleted."""
 
     def __init__(
         self,
         store: ObjectStore,
         names: FleetNames,
         nodes: Nodes,
-        store_clock: StoreClock,
         capacity: Capacity,
-        capacity_bytes: int,
         ttl_days: int,
         removed: Callable[[list[PagesName]], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._names, self._nodes = store, names, nodes
-        self._store_clock, self._capacity, self._clock = store_clock, capacity, clock
-        self._capacity_bytes, self._ttl_days = capacity_bytes, ttl_days
-        self._removed = removed
+        self._capacity, self._ttl_days, self._removed = capacity, ttl_days, removed
         self._turn = -1
         self._sweep: Sweep | None = None
         self._steps: Iterator[None] = iter(())
@@ -56,12 +50,12 @@ class Janitor:
         """`put_if_absent`: the store heeds it."""
         if self._sweep is None and self._takes_turn(put_if_absent):
             self._begin()
-        until_s = self._clock() + STEP_S
-        while self._sweep is not None and self._clock() < until_s:
+        until_ms = self._now_ms() + STEP_MS
+        while self._sweep is not None and self._now_ms() < until_ms:
             self._step()
 
     def _takes_turn(self, put_if_absent: bool) -> bool:
-        turn = self._store_clock.now_ms() // TURN_MS
+        turn = self._now_ms() // TURN_MS
         if turn == self._turn:
             return False
         if put_if_absent:
@@ -72,19 +66,14 @@ class Janitor:
         return takes
 
     def _begin(self) -> None:
-        now_ms = self._store_clock.now_ms()
+        now_ms = self._now_ms()
         today = now_ms // DAY_MS
         bytes_of_days = self._capacity.bytes_of_days(today) or {}
-        too_many = days_too_many(bytes_of_days, today, self._ttl_days, self._capacity_bytes)
+        most = self._capacity.capacity_bytes
+        too_many = days_too_many(bytes_of_days, today, self._ttl_days, most)
         self._gone = too_many | days_over(bytes_of_days, today, self._ttl_days)
-        self._sweep = Sweep(
-            self._store,
-            self._names,
-            now_ms,
-            self._ttl_days,
-            too_many,
-            removed=self._removed,
-        )
+        rules = SweepRules(now_ms, self._ttl_days, too_many)
+        self._sweep = Sweep(self._store, self._names, rules, self._removed)
         self._steps = self._sweep.steps()
 
     def _step(self) -> None:
@@ -102,3 +91,6 @@ class Janitor:
         assert self._sweep is not None
         self._deleted += self._sweep.swept.objects.total()
         self._sweep = None
+
+    def _now_ms(self) -> int:
+        return self._nodes.store_clock.now_ms()

@@ -1,7 +1,7 @@
 """Who lives in a fleet, and what time it is: by the store's clock alone, because hosts disagree.
 
-Each node writes its object every BEAT_S and lists all of them. What the store says of its own object
-is the time; what it says of the others', who lives: those younger than ALIVE_S.
+Each node writes its object every BEAT_S and lists all of them. What the store says of its own
+object is the time; what it says of the others', who lives: those younger than ALIVE_S.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RETRY_S: Final = 5.0
 """After a beat that failed."""
 ALIVE_S: Final = 300.0
 QUIET_S: Final = 180.0
-"""A node whose last beat is older than this no longer counts on the others' counting it, well before
-they stop."""
+"""A node whose last beat is older than this no longer relies on the others' counting it, well
+before they stop."""
 
 DAY_MS: Final = 86_400_000
 
@@ -62,7 +62,7 @@ class Nodes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._names, self._node = store, names, node
-        self._store_clock, self._clock = store_clock, clock
+        self.store_clock, self._clock = store_clock, clock
         self._due_s = clock()
         self._seen_since_s: float | None = None
         self._last_beat_s = float("-inf")
@@ -98,7 +98,7 @@ class Nodes:
         mine_s = found.get(name)
         if mine_s is None:
             return  # a store that lists late, or somebody who deletes
-        self._store_clock.set(mine_s, (now_s + written_s) / 2)
+        self.store_clock.set(mine_s, (now_s + written_s) / 2)
         self._count(found, mine_s)
         if now_s - self._last_beat_s > QUIET_S:
             self._seen_since_s = now_s

@@ -54,25 +54,29 @@ class Swept:
     pages_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class SweepRules:
+    now_ms: int
+    """By the store's clock, at the beginning."""
+    ttl_days: int
+    too_many: Collection[int] = ()
+    """Days that go though they are not over."""
+    dry: bool = False
+    """Counts, and deletes nothing."""
+
+
 class Sweep:
-    """`now_ms`: by the store's clock, at the beginning. `too_many`: days that go though they are not
-    over. `dry`: counts and deletes nothing. `removed`: is told which pages were deleted. Not
-    thread-safe."""
+    """`removed`: is told which pages were deleted. Not thread-safe."""
 
     def __init__(
         self,
         store: ObjectStore,
         names: FleetNames,
-        now_ms: int,
-        ttl_days: int,
-        too_many: Collection[int] = (),
-        *,
-        dry: bool = False,
+        rules: SweepRules,
         removed: Callable[[list[PagesName]], None] = lambda names: None,
     ) -> None:
-        self._store, self._names = store, names
-        self._now_ms, self._ttl_days, self._too_many = now_ms, ttl_days, too_many
-        self._dry, self._removed = dry, removed
+        self._store, self._names, self._rules, self._removed = store, names, rules, removed
+        self._now_ms = rules.now_ms
         self.swept = Swept()
 
     def steps(self) -> Iterator[None]:
@@ -96,8 +100,12 @@ class Sweep:
                 continue
             if of.day is None:
                 waiting.extend(self._store.parts(prefix))
-            elif of.day in self._too_many or days_over([of.day], self._today, self._ttl_days):
+            elif self._is_doomed(of.day):
                 yield prefix
+
+    def _is_doomed(self, day: int) -> bool:
+        today = self._now_ms // DAY_MS
+        return day in self._rules.too_many or bool(days_over([day], today, self._rules.ttl_days))
 
     def _sweep_day(self, prefix: str) -> Iterator[None]:
         batch: list[tuple[StoredObject, PagesName]] = []
@@ -114,7 +122,7 @@ class Sweep:
     def _delete_pages(self, batch: list[tuple[StoredObject, PagesName]]) -> None:
         self._delete("pages", [item.name for item, _ in batch])
         self.swept.pages_bytes += sum(item.size_bytes for item, _ in batch)
-        if not self._dry:
+        if not self._rules.dry:
             self._removed([name for _, name in batch])
 
     def _sweep(
@@ -134,13 +142,9 @@ class Sweep:
     def _delete(self, what: str, names: list[str]) -> None:
         if not names:
             return
-        if not self._dry:
+        if not self._rules.dry:
             self._store.delete(names)
         self.swept.objects[what] += len(names)
-
-    @property
-    def _today(self) -> int:
-        return self._now_ms // DAY_MS
 
     def _is_old_delta(self, item: StoredObject) -> bool:
         delta = self._names.delta_of(item.name)

@@ -87,7 +87,7 @@ class PagesWalk:
             below: Sequence[str] = ()
             try:
                 below = self._list(prefix)
-            except Exception as error:  # the edge of a thread: whoever began the walk looks at it
+            except Exception as error:  # noqa: BLE001, a thread's edge: who began it looks at it
                 self._fail(error)
             self._done(below)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from testkit.timed_store import HostClock, KeptPages, TimedStore
 
 from kvwarehouse.remote import delta as delta_format
 from kvwarehouse.remote.fleet_store import FleetStore
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.nodes import DAY_MS
+from testkit.timed_store import HostClock, KeptPages, TimedStore
 
 FLEET = bytes(range(16))
 NAMES = FleetNames(FLEET)

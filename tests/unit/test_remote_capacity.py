@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
-from testkit.timed_store import HostClock
 
 from kvwarehouse.remote import capacity as rules
 from kvwarehouse.remote import listing
 from kvwarehouse.remote.capacity import Capacity
+from testkit.timed_store import HostClock
 
 INTERVAL_S = int(listing.INTERVAL_S)
 TODAY = 20785

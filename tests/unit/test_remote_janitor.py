@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from testkit.timed_store import HostClock, KeptPages, TimedStore
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import sweep as rules
@@ -15,7 +15,8 @@ from kvwarehouse.remote.capacity import Capacity
 from kvwarehouse.remote.janitor import Janitor
 from kvwarehouse.remote.names import DAY_MAX, FleetNames, PagesName
 from kvwarehouse.remote.nodes import DAY_MS, Nodes, StoreClock
-from kvwarehouse.remote.sweep import Sweep, days_too_many
+from kvwarehouse.remote.sweep import Sweep, SweepRules, days_too_many
+from testkit.timed_store import HostClock, KeptPages, TimedStore
 
 NAMES = FleetNames(bytes(range(16)))
 OTHERS = FleetNames(bytes(16))
@@ -42,8 +43,9 @@ def put_old(store: TimedStore, names: list[str], age_s: float = 0.0) -> list[str
     return names
 
 
-def swept(store: TimedStore, **settings: object) -> Sweep:
-    sweep = Sweep(store, NAMES, NOW_MS, TTL_DAYS, **settings)  # type: ignore[arg-type]
+def swept(store: TimedStore, **settings: Any) -> Sweep:
+    removed = settings.pop("removed", lambda names: None)
+    sweep = Sweep(store, NAMES, SweepRules(NOW_MS, TTL_DAYS, **settings), removed)
     for _ in sweep.steps():
         pass
     return sweep
@@ -185,7 +187,7 @@ def test_two_sweeps_at_a_time_do_no_harm(store: TimedStore, rng: random.Random) 
     kept = [NAMES.pages(page(rng, TODAY - day)) for day in range(TTL_DAYS + 1)]
     over = [NAMES.pages(page(rng, TODAY - 9, space)) for space in (1, 2, 3) for _ in range(5)]
     put_old(store, [*kept, *over, NAMES.delta(0, 1)])
-    sweeps = [Sweep(store, NAMES, NOW_MS, TTL_DAYS) for _ in range(2)]
+    sweeps = [Sweep(store, NAMES, SweepRules(NOW_MS, TTL_DAYS)) for _ in range(2)]
     steps = [sweep.steps() for sweep in sweeps]
     while steps:
         turn = rng.choice(steps)
@@ -224,15 +226,7 @@ class Host:
         self.nodes = Nodes(store, NAMES, node, store_clock, self.clock)
         self.capacity = Capacity(capacity_bytes, self.clock)
         self.janitor = Janitor(
-            store,
-            NAMES,
-            self.nodes,
-            store_clock,
-            self.capacity,
-            capacity_bytes,
-            TTL_DAYS,
-            lambda names: None,
-            self.clock,
+            store, NAMES, self.nodes, self.capacity, TTL_DAYS, lambda names: None
         )
 
 
@@ -323,9 +317,7 @@ def test_sweep_gives_way_to_beats_and_goes_on_in_the_next_round(
     assert one.janitor.deleted_objects == 20
 
 
-def test_sweep_that_failed_is_begun_anew_in_the_next_turn(
-    hosts: Made, rng: random.Random
-) -> None:
+def test_sweep_that_failed_is_begun_anew_in_the_next_turn(hosts: Made, rng: random.Random) -> None:
     store, (one, _), goes = hosts
     old = NAMES.pages(page(rng, TODAY - 9))
     store.put(old, b"x")

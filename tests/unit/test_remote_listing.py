@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testkit.timed_store import HostClock, KeptPages, TimedStore
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import listing as listing_rules
@@ -16,6 +15,7 @@ from kvwarehouse.remote import walk as walk_rules
 from kvwarehouse.remote.listing import Listing
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.walk import Found, PagesWalk
+from testkit.timed_store import HostClock, KeptPages, TimedStore
 
 NAMES = FleetNames(bytes(range(16)))
 OTHERS = FleetNames(bytes(16))
@@ -35,9 +35,7 @@ def put_some(
     made = []
     for _ in range(count):
         space = bytes([rng.randrange(spaces)]) * 16
-        name = PagesName(
-            space, rng.randrange(2), TODAY - rng.randrange(days), rng.randbytes(16)
-        )
+        name = PagesName(space, rng.randrange(2), TODAY - rng.randrange(days), rng.randbytes(16))
         store.put(NAMES.pages(name), bytes(rng.randrange(1, 5)))
         made.append(name)
     return made

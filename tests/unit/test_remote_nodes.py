@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from testkit.timed_store import HostClock, TimedStore
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import delta as delta_format
@@ -12,6 +11,7 @@ from kvwarehouse.remote import nodes as node_rules
 from kvwarehouse.remote.deltas import Deltas
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.nodes import Nodes, StoreClock
+from testkit.timed_store import HostClock, TimedStore
 
 FLEET = bytes(range(16))
 NAMES = FleetNames(FLEET)

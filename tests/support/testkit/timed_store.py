@@ -1,11 +1,12 @@
-"""A store of the remote tier whose clock the test has, and which fails when it is told to: obstore's
-memory or a folder beneath it, with the times of the test. Thread-safe."""
+"""A store of the remote tier whose clock the test has, and which fails when it is told to:
+obstore's memory or a folder beneath it, with the times of the test. Thread-safe."""
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote.names import PagesName
@@ -16,6 +17,8 @@ from kvwarehouse.remote.object_store import (
     StoreSettings,
     open_store,
 )
+
+_Done = TypeVar("_Done")
 
 
 class HostClock:
@@ -76,7 +79,7 @@ class TimedStore(ObjectStore):
     def failing(self) -> bool:
         return False
 
-    def names(self) -> list[str]:
+    def names(self) -> builtins.list[str]:
         """All objects, whatever fails."""
         return sorted(item.name for item in self._inner.list(""))
 
@@ -89,14 +92,15 @@ class TimedStore(ObjectStore):
         assert data is not None
         return bytes(data)
 
-    def _called(self, do: Callable[[], Any]) -> Any:
+    def _called(self, do: Callable[[], _Done]) -> _Done:
         with self._mutex:
             self.calls += 1
             fails = self.fails(self.calls)
-        done = do() if self.after or not fails else None
-        if fails:
-            raise TransportError("the test wants it to fail", code="remote_failed")
-        return done
+        if not fails:
+            return do()
+        if self.after:
+            do()
+        raise TransportError("the test wants it to fail", code="remote_failed")
 
 
 class KeptPages:
