@@ -357,6 +357,15 @@ _FIELDS: Final = {
     item.metadata["key"] or item.name: item for item in dataclasses.fields(Config) if item.metadata
 }
 
+_OF_PLACE: Final = {
+    "remote": "The store: s3://BUCKET/PREFIX, gs://..., az://... or file:///MOUNTED/FOLDER.",
+    "remote_config": "TOML file with endpoint, region and the like, as of the daemons.",
+    "fleet_secret": "The file that all daemons of the fleet have.",
+    "remote_capacity": "How much the whole fleet keeps in the store.",
+    "remote_ttl": "How long an object stays that nobody uses: 1d to 7d (default: 7d).",
+}
+"""What a command says of the settings that it shares with the daemon."""
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds every setting as a flag, with --config and --print-config. Values stay text here:
@@ -365,12 +374,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         about = item.metadata
         default = f"{item.default}" if item.default else ""
         text = f"{about['meaning']} Default: {default + ': ' if default else ''}{about['why']}."
-        parser.add_argument(
-            _flag(key),
-            dest=key,
-            metavar=about["parse"].shown,
-            help=text.replace("%", "%%"),
-        )
+        _add_flag(parser, key, text)
     parser.add_argument(
         "--config", metavar="FILE", help="TOML file with these settings; ours or root's."
     )
@@ -381,6 +385,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_place_flags(parser: argparse._ActionsContainer) -> None:
+    """Of the settings those that say where a fleet's objects are, and --config."""
+    for key, meaning in _OF_PLACE.items():
+        _add_flag(parser, key, meaning)
+    parser.add_argument(
+        "--config", metavar="FILE", help="The file of settings of a daemon, which has all of these."
+    )
+
+
+def _add_flag(parser: argparse._ActionsContainer, key: str, text: str) -> None:
+    parser.add_argument(
+        _flag(key),
+        dest=key,
+        metavar=_FIELDS[key].metadata["parse"].shown,
+        help=text.replace("%", "%%"),
+    )
+
+
 def load(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Config:
     """The settings in effect. `flags`: key to text, None for absent (vars() of the parsed
     arguments will do: what is no setting is ignored). `environ`: default, this process's.
@@ -388,23 +410,65 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> 
     Reads the file that --config or KVW_CONFIG names, and facts of the machine (memory, mounts) for
     defaults that depend on them. Raises UsageError that names the source of what is bad."""
     environ = os.environ if environ is None else environ
-    path = flags.get("config") or environ.get("KVW_CONFIG")
-    given: dict[str, tuple[Any, str, str]] = {}  # key to (value, name in errors, source)
-    if path:
-        given.update(_from_file(str(path)))
-    given.update(_from_environment(environ))
-    for key in _FIELDS:
-        if flags.get(key) is not None:
-            given[key] = (flags[key], _flag(key), _flag(key))
     values: dict[str, Any] = {}
     sources = {item.name: "default" for item in _FIELDS.values()}
-    for key, (value, name, source) in given.items():
+    for key, (value, name, source) in _given(flags, environ).items():
         item = _FIELDS[key]
         values[item.name] = item.metadata["parse"](value, name)
         sources[item.name] = source
     config = Config(**values, sources=sources, warnings=tuple(unknown_variables(environ)))
     _check(config)
     return _complete(config, environ)
+
+
+@dataclass(frozen=True)
+class FleetPlace:
+    """Where a fleet's objects are, for commands that look at them without a daemon."""
+
+    url: str
+    fleet_secret: str
+    """The file."""
+    capacity_bytes: int
+    """0: nobody said."""
+    ttl_days: int
+    remote_file: RemoteFile
+
+
+def load_place(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> FleetPlace:
+    """As `load`, of the settings that `add_place_flags` has: no others are looked at. Raises
+    UsageError where URL or secret are missing."""
+    environ = os.environ if environ is None else environ
+    given = _given(flags, environ)
+    values: dict[str, Any] = {key: _FIELDS[key].default for key in _OF_PLACE}
+    for key in _OF_PLACE.keys() & given.keys():
+        value, name, _ = given[key]
+        values[key] = _FIELDS[key].metadata["parse"](value, name)
+    for key in ("remote", "fleet_secret"):
+        if not values[key]:
+            raise _bad(
+                f"{_flag(key)} is missing; name it, or with --config the file of settings of a "
+                "daemon of this fleet"
+            )
+    return FleetPlace(
+        values["remote"],
+        values["fleet_secret"],
+        values["remote_capacity"],
+        values["remote_ttl"],
+        remote_file.read(values["remote_config"]),
+    )
+
+
+def _given(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, tuple[Any, str, str]]:
+    """Key to its value, its name in errors, and its source."""
+    path = flags.get("config") or environ.get("KVW_CONFIG")
+    given: dict[str, tuple[Any, str, str]] = {}
+    if path:
+        given.update(_from_file(str(path)))
+    given.update(_from_environment(environ))
+    for key in _FIELDS:
+        if flags.get(key) is not None:
+            given[key] = (flags[key], _flag(key), _flag(key))
+    return given
 
 
 def print_config(config: Config) -> str:

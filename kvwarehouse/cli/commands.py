@@ -82,6 +82,7 @@ COMMANDS = (
     Command("debug", "Make one file for a bug report: daemon, log, host; no secrets."),
     Command("export", "Write its pages into a file, for a backup or another warehouse."),
     Command("import", "Store the pages that `kvwarehouse export` wrote, in any warehouse."),
+    Command("remote", "Try, count and clean the store that the daemons of a fleet share."),
     Command("size", "Say how large a model's KV is, and what fits where."),
     Command("plan", "Say what loading KV instead of computing it would bring."),
     Command("advise", "Say what more or less DRAM and NVMe would bring a running warehouse."),

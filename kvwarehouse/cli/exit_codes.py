@@ -19,7 +19,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.OK: "done",
     Exit.FAILED: "refused or broken; the message says what and what to do",
     Exit.USAGE: "wrong arguments or settings",
-    Exit.NO_DAEMON: "no daemon there, or it did not answer in time",
+    Exit.NO_DAEMON: "no daemon or store there, or it did not answer in time",
     Exit.FOUND: "done, and the answer is bad news: damaged pages, a flush that is not through,"
     " requests that failed",
     Exit.REPAIRED: "done, and damaged pages were found, none of which is left",

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     print_table("\npages since the start", ("", ">pages", ""), _pages(core))
     remote = status.get("remote") or {}  # a daemon of before says nothing of it
     if remote.get("state"):
-        print_table("\nremote tier", ("", ""), _remote(remote, core["remote_puts"]))
+        print_table("\nremote tier", ("", ""), remote_rows(remote, core["remote_puts"]))
     return Exit.OK
 
 
@@ -119,7 +119,8 @@ def _tiers(core: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _remote(remote: dict[str, Any], queue: dict[str, Any]) -> list[tuple[str, str]]:
+def remote_rows(remote: dict[str, Any], queue: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a daemon says of its remote tier, and of what waits for it."""
     room = f"{format_size(remote['used_bytes'])} of {format_size(remote['capacity_bytes'])}"
     objects = f"{remote['objects']:,} objects, for {remote['ttl_days']} days"
     ago_s = remote["listed_ago_s"]
