@@ -464,8 +464,8 @@ class PresenceFile:
         """Idempotent; every other call raises UsageError "closed" then."""
 
 class RunToPut:
-    """A run of pages that the daemon would have in the remote store. RemoteLink gives them; one that
-    is made by hand is on no link."""
+    """A run of pages that the daemon would have in the remote store. RemoteLink gives them; one
+    that is made by hand is on no link."""
 
     def __init__(
         self,

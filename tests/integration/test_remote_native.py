@@ -62,7 +62,7 @@ class Tier:
         return run
 
     def key(self, page: int) -> bytes:
-        return chain_keys(SECRET, SPACE, self.tokens, TOKENS)[page].tobytes()
+        return bytes(chain_keys(SECRET, SPACE, self.tokens, TOKENS)[page])
 
     def pack(self, run: RunToPut) -> PackedRun:
         return self.client.pack_run(run, FLEET)
