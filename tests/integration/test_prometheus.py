@@ -40,16 +40,24 @@ def use(client: kvw.Client) -> None:
     assert opened.lookup(tokens + 1).pages == 0
 
 
+def of_a_fleet(folder: Path) -> dict[str, str]:
+    """Settings of a daemon with a remote tier."""
+    store, secret = folder / "store", folder / "secret"
+    store.mkdir()
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    remote = {"remote": f"file://{store}", "remote_capacity": "1GiB"}
+    return {**remote, "fleet_secret": str(secret)}
+
+
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Of the daemons "new" and "used"."""
     program("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
-    events = f"tcp://127.0.0.1:{free_port()}"
-    with (
-        Serving(folder / "new") as new,
-        Serving(folder / "used", nvme_capacity="64MiB", kv_events=events) as used,
-    ):
+    settings = {"nvme_capacity": "64MiB", "kv_events": f"tcp://127.0.0.1:{free_port()}"}
+    settings |= of_a_fleet(folder)
+    with Serving(folder / "new") as new, Serving(folder / "used", **settings) as used:
         daemons = {"new": new, "used": used}
         addresses = {
             name: str(daemon.events("ready")[0]["http"]) for name, daemon in daemons.items()
