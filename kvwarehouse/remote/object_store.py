@@ -248,11 +248,11 @@ class ObjectStore:
         exceptions = self._obstore.exceptions
         refused = isinstance(
             error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
-        )
+        ) or _says(error, _REFUSED)
         code = "remote_refused" if refused else "remote_failed"
         return TransportError(
             f"{what}: {self._place}: {first_line(error)}",
-            code="remote_full" if _is_full(error) else code,
+            code="remote_full" if _says(error, _FULL) else code,
             retryable=not refused,
             context={"call": what},
         )
@@ -351,7 +351,11 @@ _FULL: Final = (
 )
 
 
-def _is_full(error: Exception) -> bool:
-    """obstore has no exception of its own for this either."""
+# Of a listing, and of who hands out credentials.
+_REFUSED: Final = ("401 Unauthorized", "403 Forbidden")
+
+
+def _says(error: Exception, signs: tuple[str, ...]) -> bool:
+    """obstore has no exceptions of its own for these."""
     text = str(error)
-    return any(sign in text for sign in _FULL)
+    return any(sign in text for sign in signs)

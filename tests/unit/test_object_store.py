@@ -229,13 +229,27 @@ def test_probe_finds_a_store_that_ignores_put_if_absent() -> None:
     assert not store.probe("v1/probe").put_if_absent
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get("a", 0, 10),
+        lambda store: store.put("a", b"x"),
+        lambda store: list(store.list("v1/")),  # incident: told as a store that fails
+        lambda store: store.parts("v1/"),
+        lambda store: store.copy("a", "b"),
+        lambda store: store.delete(["a"]),
+    ],
+)
 @pytest.mark.parametrize("status", [403, 401])
 def test_refusal_is_told_apart_and_has_no_secret(
-    status: int, server: BadServer, over_http: Callable[..., ObjectStore]
+    status: int,
+    call: Callable[[ObjectStore], Any],
+    server: BadServer,
+    over_http: Callable[..., ObjectStore],
 ) -> None:
     server.status = status
     with pytest.raises(TransportError) as caught:
-        over_http().get("a", 0, 10)
+        call(over_http())
     assert caught.value.code == "remote_refused"
     assert SECRET not in str(caught.value)
     assert "s3://bucket/kv" in str(caught.value)

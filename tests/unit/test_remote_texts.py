@@ -27,3 +27,18 @@ def test_error_is_its_first_line() -> None:
     )
     assert first_line(ValueError()) == "ValueError"
     assert len(first_line(ValueError("x" * 1000))) == 400
+
+
+@pytest.mark.parametrize("body", ["<Error>", '<?xml version="1.0"?><Error>', "<?xml ?>\n<Error>"])
+def test_body_of_a_refusal_is_its_code_and_its_message(body: str) -> None:
+    """Incident: S3 and what speaks it repeat the key's id and the request that was signed."""
+    planted = (
+        "<AWSAccessKeyId>planted</AWSAccessKeyId><CanonicalRequest>x-amz-security-token:planted"
+    )
+    error = ValueError(
+        f"PUT http://h/b: 403 Forbidden: {body}<Code>SignatureDoesNotMatch</Code>"
+        f"<Message>The signature is another\nplanted</Message>{planted}</CanonicalRequest></Error>"
+    )
+    assert first_line(error) == (
+        "PUT http://h/b: 403 Forbidden: SignatureDoesNotMatch: The signature is another"
+    )
