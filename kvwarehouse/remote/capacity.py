@@ -47,6 +47,7 @@ class Capacity:
         self._listed: dict[int, int] | None = None  # bytes of each day
         self._listed_s = 0.0
         self._granted = True  # for the last listing
+        self._grant = 0
         self._room = 0  # of the grant
         self._room_until_s = 0.0
         self._is_full = False
@@ -65,11 +66,13 @@ class Capacity:
             if self._granted:
                 return
             room = max(0, self.capacity_bytes - self._used()) // (SHARES * living)
-            self._room, self._room_until_s = room, self._listed_s + GRANT_S
+            self._grant, self._room = room, room
+            self._room_until_s = self._listed_s + GRANT_S
             self._granted, self._is_full = True, False
 
     def admit(self, size_bytes: int) -> bool:
-        """True: so much may be put now, and counts as put, whatever becomes of it."""
+        """True: so much may be put now, and counts as put, whatever becomes of it but where it is
+        given back."""
         now_s = self._clock()
         with self._lock:
             if now_s >= self._room_until_s:
@@ -83,6 +86,19 @@ class Capacity:
                 _, before = self._admitted.pop()
             self._admitted.append((second, before + size_bytes))
             return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """So much was admitted of which nothing was sent to the store."""
+        with self._lock:
+            left = size_bytes
+            for place in range(len(self._admitted) - 1, -1, -1):
+                second, admitted = self._admitted[place]
+                taken = min(left, admitted)
+                self._admitted[place] = (second, admitted - taken)
+                left -= taken
+                if not left:
+                    break
+            self._room = min(self._room + size_bytes, self._grant)
 
     def dropped(self, day: int) -> None:
         """All of that day is deleted."""

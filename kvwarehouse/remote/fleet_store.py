@@ -108,6 +108,10 @@ class FleetStore:
         """True: an object of so many bytes may be put now. It counts, whatever becomes of it."""
         return self._nodes.is_seen and self._capacity.admit(size_bytes)
 
+    def give_back(self, size_bytes: int) -> None:
+        """An object that was admitted, and of which nothing was sent."""
+        self._capacity.give_back(size_bytes)
+
     def stored(self, name: PagesName, size_bytes: int) -> None:
         """It was put, and is there."""
         self._deltas.add(name, size_bytes)

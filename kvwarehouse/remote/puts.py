@@ -46,6 +46,7 @@ class Fleet(Protocol):
     @property
     def today(self) -> int | None: ...
     def admit(self, size_bytes: int) -> bool: ...
+    def give_back(self, size_bytes: int) -> None: ...
     def stored(self, name: PagesName, size_bytes: int) -> None: ...
 
 
@@ -118,6 +119,7 @@ class Puts:
             return self._failed(error)
         packed = self._packed(run)
         if isinstance(packed, str):
+            to.fleet.give_back(run.bytes)
             return packed
         try:
             return self._put(name, packed, run.bytes)
@@ -170,6 +172,7 @@ class Puts:
             self._gate.succeeded()
             epochs, days = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
             self._to.presence.put(name.key, epochs, days)
+            self._to.fleet.give_back(size_bytes)
             return "already"  # another host has put it, and counts it
         self._stored(name, size_bytes)
         with self._lock:

@@ -44,6 +44,24 @@ def test_nothing_is_admitted_before_a_grant() -> None:
     assert capacity.admit(1)
 
 
+def test_what_is_given_back_was_never_admitted() -> None:
+    clock = HostClock()
+    capacity = Capacity(3000, clock)
+    assert granted(capacity, 0, 1, clock) == 1000
+    for _ in range(3):
+        assert capacity.admit(600)
+        clock.now_s += 1
+        assert capacity.admit(400)
+        assert not capacity.admit(1)
+        capacity.give_back(600)
+        capacity.give_back(400)
+        assert capacity.used_bytes == 0
+        assert capacity.bytes_of_days(TODAY) == {TODAY: 0}
+    assert granted(capacity, 2940, 1, clock) == 20
+    capacity.give_back(600)  # of a grant of before
+    assert (capacity.room_bytes, capacity.used_bytes) == (20, 2940)
+
+
 def test_grant_is_spent_once_and_made_once_for_a_listing() -> None:
     clock = HostClock()
     capacity = Capacity(3000, clock)

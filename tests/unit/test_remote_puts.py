@@ -71,9 +71,14 @@ class Fleet:
         self.today: int | None = TODAY
         self.room = True
         self.told: list[tuple[PagesName, int]] = []
+        self.admitted = 0  # bytes that count
 
     def admit(self, size_bytes: int) -> bool:
+        self.admitted += size_bytes if self.room else 0
         return self.room
+
+    def give_back(self, size_bytes: int) -> None:
+        self.admitted -= size_bytes
 
     def stored(self, name: PagesName, size_bytes: int) -> None:
         self.told.append((name, size_bytes))
@@ -338,3 +343,30 @@ def test_run_is_not_put_before_the_store_has_said_which_day_it_is() -> None:
     rig.fleet.today = None
     assert rig.put() == "failed"
     assert rig.store.asked == []
+
+
+@pytest.mark.parametrize("reason", ["not_in_dram", "damaged", "cleared"])
+def test_run_of_which_nothing_was_sent_takes_no_capacity(reason: str) -> None:
+    """Incident: runs whose pages had left used up what the host might put, counted as used, and
+    made the janitor delete a day for room."""
+    rig = Rig()
+    rig.reason = reason
+    assert rig.put() == reason
+    assert rig.fleet.admitted == 0
+
+
+def test_object_of_another_host_takes_no_capacity_of_this_one() -> None:
+    rig = Rig()
+    rig.put()
+    used = rig.fleet.admitted
+    rig.presence.days.clear()
+    assert rig.put() == "already"
+    assert rig.fleet.admitted == used > 0
+
+
+def test_put_that_failed_keeps_its_capacity() -> None:
+    """Nobody knows what is there."""
+    rig = Rig()
+    rig.store.puts = ["remote_failed", "remote_failed"]
+    assert rig.put() == "failed"
+    assert rig.fleet.admitted > 0
