@@ -75,7 +75,8 @@ class StoreAbilities:
 
 class ObjectStore:
     """`reads`, `writes`: obstore's stores of one place, with the deadlines `get_s` and `put_s`;
-    `clock`: monotonic seconds. See open_store()."""
+    `clock`: monotonic seconds; `check`: raises where the place is no longer what was opened. See
+    open_store()."""
 
     def __init__(
         self,
@@ -83,9 +84,11 @@ class ObjectStore:
         writes: Any,
         settings: StoreSettings,
         clock: Callable[[], float] = time.monotonic,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         import obstore
 
+        self._check = check
         self._obstore = obstore
         exceptions = obstore.exceptions
         self._taken = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
@@ -196,6 +199,7 @@ class ObjectStore:
         number = self._begin(deadline_s)
         failed = True
         try:
+            self._check()
             yield
             failed = False
         except Exception as error:
@@ -278,8 +282,9 @@ def open_store(settings: StoreSettings) -> ObjectStore:
     try:
         if scheme == "file":
             # Folders of days that are gone would stay, 256 for each, and be listed for ever.
-            store = from_url(_mounted(settings.url), automatic_cleanup=True)
-            return ObjectStore(store, store, settings)
+            folder = _Folder(urlsplit(settings.url).path)
+            store = from_url(settings.url, automatic_cleanup=True)
+            return ObjectStore(store, store, settings, check=folder.check)
         reads = from_url(settings.url, **_options(settings, scheme, settings.get_s))
         writes = from_url(settings.url, **_options(settings, scheme, settings.put_s))
     except BaseError as error:
@@ -299,14 +304,26 @@ def require_obstore() -> None:
         )
 
 
-def _mounted(url: str) -> str:
-    """A folder that is not there may be a mount that failed: it is not made."""
-    path = urlsplit(url).path
-    if not os.path.isdir(path):
-        raise UsageError(
-            f"{path} is no folder here; mount what the hosts share, or make it", code="remote_url"
-        )
-    return url
+class _Folder:
+    """One that hosts share, at a path. What is there when its mount is gone is another, an empty
+    one of this host's disk: obstore would make folders in it, and fill it."""
+
+    def __init__(self, path: str) -> None:
+        if not os.path.isdir(path):
+            raise UsageError(
+                f"{path} is no folder here; mount what the hosts share, or make it",
+                code="remote_url",
+            )
+        self._path = path
+        self._inode = os.stat(path).st_ino  # the same after it was mounted again
+
+    def check(self) -> None:
+        try:
+            same = os.stat(self._path).st_ino == self._inode
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise OSError(f"{self._path} is not the folder that was opened; mount it again")
 
 
 def _options(settings: StoreSettings, scheme: str, deadline_s: float) -> dict[str, Any]:

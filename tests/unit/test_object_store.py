@@ -463,6 +463,35 @@ def test_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> Non
     assert not (tmp_path / "mount").exists()
 
 
+def test_folder_that_went_is_a_failure_and_nothing_is_put_beside_it(tmp_path: Path) -> None:
+    """Incident: obstore made the path anew and filled the host's own disk, where a mount was
+    gone; and a listing of it said that the fleet has nothing."""
+    folder, away = tmp_path / "mount", tmp_path / "away"
+    folder.mkdir()
+    store = open_store(StoreSettings(f"file://{folder}"))
+    store.put("v1/a", b"1")
+    folder.rename(away)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: store.put("v1/b", b"1"),
+        lambda: store.copy("v1/a", "v1/b"),
+        lambda: list(store.list("v1/")),
+        lambda: store.get("v1/a", 0, 1),
+    )
+    for call in calls[:2]:
+        with pytest.raises(TransportError, match="mount it again") as caught:
+            call()
+        assert caught.value.code == "remote_failed"
+        assert not folder.exists()
+    folder.mkdir()  # the mount point itself
+    for call in calls[2:]:
+        with pytest.raises(TransportError, match="mount it again"):
+            call()
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    away.rename(folder)
+    assert store.get("v1/a", 0, 1) == b"1"
+
+
 def test_breaker_opens_after_failures_in_a_row() -> None:
     breaker = Breaker(Clock())
     for _ in range(breaker_rules.FAILURES - 1):
