@@ -224,6 +224,9 @@ def test_store_that_is_out_of_reach_leaves_what_is_known(rng: random.Random) -> 
     world.pass_by(170)
     before = [node.fleet.facts() for node in world.nodes]
     assert [(facts.nodes, facts.used_bytes) for facts in before] == [(2, 100), (2, 100)]
+    world.pass_by(20)  # others would soon count them as dead
+    assert all(node.fleet.facts().listed_ago_s < 3600 for node in world.nodes)
+    assert not any(node.fleet.admit(1) for node in world.nodes)
     world.pass_by(3600)
     assert [node.fleet.facts().used_bytes for node in world.nodes] == [100, 100]
     assert not any(node.fleet.admit(1) for node in world.nodes)

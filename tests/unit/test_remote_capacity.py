@@ -233,6 +233,23 @@ def test_nodes_that_hold_their_grants_to_the_end_stay_within_the_capacity(count:
     assert 0.99 * hosts.capacity_bytes < hosts.most_bytes <= hosts.capacity_bytes
 
 
+def test_node_that_cannot_list_for_long_spends_no_grant_of_long_ago() -> None:
+    hosts = Hosts(10**6)
+    for node in (0, 1):
+        hosts.joins(node)
+        hosts.lists(node, 2)
+    late = hosts.nodes[1].room_bytes
+    for _ in range(30):  # the other one lists, and spends all that it is granted
+        hosts.puts(0, hosts.nodes[0].room_bytes)
+        hosts.clock.now_s += INTERVAL_S
+        hosts.lists(0, 2)
+    assert hosts.used_bytes + late > hosts.capacity_bytes
+    assert not hosts.puts(1, late)
+    hosts.lists(1, 2)
+    hosts.puts(1, hosts.nodes[1].room_bytes)
+    assert hosts.most_bytes <= hosts.capacity_bytes
+
+
 def test_larger_grants_would_go_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why SHARES is not 2."""
     monkeypatch.setattr(rules, "SHARES", 2)

@@ -278,6 +278,9 @@ def test_smallest_living_node_sweeps_where_put_if_absent_is_not_heeded(
     assert old in store.names()
     one.janitor.round(put_if_absent=False)
     assert old not in store.names()
+    store.put(old, b"x")
+    one.janitor.round(put_if_absent=False)
+    assert old in store.names()  # this turn has had its sweep
     assert not any(NAMES.turn_of(name) for name in store.names())
 
 

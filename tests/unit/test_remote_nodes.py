@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvwarehouse.errors import TransportError
@@ -199,6 +201,25 @@ def test_delta_that_failed_is_told_by_the_next(answer_is_lost: bool) -> None:
     assert [entry[1:] for entry in told(fleet.store)][-1] == (20, [1, 2])
     assert len(told(fleet.store)) == 1 + answer_is_lost
     assert host.deltas.waiting == 0
+
+
+def test_what_is_put_while_a_delta_is_on_its_way_is_told_by_the_next() -> None:
+    fleet = Fleet(1)
+    fleet.beats(0)
+    host = fleet.hosts[0]
+    put = fleet.store.put
+
+    def slow(name: str, data: Any, **settings: Any) -> bool:
+        host.deltas.add(name_of(2), 20)
+        return put(name, data, **settings)
+
+    host.deltas.add(name_of(1), 10)
+    fleet.store.put = slow  # type: ignore[method-assign]
+    host.deltas.round()
+    fleet.store.put = put  # type: ignore[method-assign]
+    fleet.goes(delta_rules.INTERVAL_S)
+    host.deltas.round()
+    assert [entry[1:] for entry in told(fleet.store)] == [(10, [1]), (20, [2])]
 
 
 def test_more_than_a_delta_holds_goes_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
