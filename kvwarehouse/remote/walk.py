@@ -10,6 +10,7 @@ was told.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -78,8 +79,9 @@ class PagesWalk:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """True: it has ended."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
         return self.has_ended
 
     def _work(self) -> None:
