@@ -68,7 +68,6 @@ class RemoteProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(os.environ),
-            cwd="/",
             pass_fds=(settings.link_fd,),
             process_group=0,  # a terminal's Ctrl-C is for the daemon
         )

@@ -20,7 +20,7 @@ from kvwarehouse.daemon.remote_process import RemoteProcess
 from kvwarehouse.daemon.remote_totals import RemoteTotals
 from kvwarehouse.errors import WarehouseError
 from kvwarehouse.remote.object_store import require_obstore
-from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import EXITS, WorkerEvent, WorkerReport, WorkerSettings
 from kvwarehouse.wire import status_pb2
 
 LOOK_EVERY_S = 1.0
@@ -261,4 +261,4 @@ class RemoteTier:
 def _meaning(exit_code: int) -> str:
     if exit_code < 0:
         return f"it was ended by signal {-exit_code}"
-    return f"it ended by itself with code {exit_code}"
+    return f"it ended by itself, {EXITS.get(exit_code, f'with code {exit_code}')}"

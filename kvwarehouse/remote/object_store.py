@@ -98,6 +98,7 @@ class ObjectStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._under_way: dict[int, float] = {}  # calls: from when on each counts as failed
+        self._began: dict[int, float] = {}  # calls, late ones too
         self._next_call = 0
         self.breaker = Breaker(clock)
         self.last_failure: TransportError | None = None
@@ -182,6 +183,11 @@ class ObjectStore:
         self.delete([name])
         return StoreAbilities(heeded, modified_s - before_s)
 
+    def longest_call_s(self) -> float:
+        """How long the oldest call has been under way; 0 without one."""
+        with self._lock:
+            return self._clock() - min(self._began.values()) if self._began else 0.0
+
     def failing(self) -> bool:
         """True while the breaker is open. Calls that are late count as failed from here on."""
         self._count_late()
@@ -217,11 +223,13 @@ class ObjectStore:
     def _begin(self, deadline_s: float) -> int:
         with self._lock:
             self._next_call += 1
-            self._under_way[self._next_call] = self._clock() + deadline_s
+            now = self._began[self._next_call] = self._clock()
+            self._under_way[self._next_call] = now + deadline_s
             return self._next_call
 
     def _end(self, number: int, failed: bool) -> None:
         with self._lock:
+            del self._began[number]
             counted = self._under_way.pop(number, None) is None
         if counted:
             return

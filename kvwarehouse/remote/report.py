@@ -26,6 +26,17 @@ STATES: Final = ("starting", "serving", "failing", "refused", "full")
 WRITES: Final = ("reused", "all", "none")
 """Which runs are put: those used a second time, all, or none."""
 
+EXIT_FAILED: Final = 70
+EXIT_LINK_CLOSED: Final = 75
+EXIT_HUNG: Final = 76
+
+EXITS: Final[Mapping[int, str]] = {
+    EXIT_FAILED: "by a bug; the event remote_worker_failed or its stderr says which",
+    EXIT_LINK_CLOSED: "because the core closed its link",
+    EXIT_HUNG: "because a call of the store hangs; look at the mount, if it is a folder",
+}
+"""Why a worker ends by itself, by its exit code."""
+
 FieldValue = str | int | float
 
 _COUNT_MAX: Final = (1 << 64) - 1

@@ -30,8 +30,15 @@ if TYPE_CHECKING:
 _FIRST_RETRY_S: Final = 1.0
 _LAST_RETRY_S: Final = 30.0
 
+_LATE: Final = 1.5
+"""Times a deadline: a call that is late by as much is on a folder that hangs."""
+
 _OPENS_WITHIN_S: Final = 10.0
 """A folder on a mount that hangs takes longer: for ever."""
+
+HUNG_S: Final = 60.0
+"""A call that takes so long, and more than twice its deadline, is not coming back. Over a network
+calls end by their deadline."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class StoreMember:
         self._presence = LatePresence(self._new_presence)
         self._gate = PutGate(clock)
         self._opened: _Opened | None = None
-        self._began_s = clock()
+        self._tried_s = clock()  # to open it
         self._problem = ""  # why it is not open
         self._may_ask = False
 
@@ -64,6 +71,7 @@ class StoreMember:
         wait_s = _FIRST_RETRY_S
         while self._opened is None:
             try:
+                self._tried_s = self._clock()
                 self._opened = self._open()
             except UsageError as error:
                 self._problem = error.message
@@ -90,6 +98,18 @@ class StoreMember:
         fleet.round()
         self._may_ask = was_seen and fleet.facts().listed_ago_s >= 0
         self._probe(self._opened.store)
+
+    @property
+    def is_hung(self) -> bool:
+        """Nothing but the end of the process helps."""
+        opened = self._opened
+        if opened is None:
+            return self._clock() - self._tried_s > HUNG_S
+        return opened.store.longest_call_s() > max(HUNG_S, 2 * self._longest_deadline_s)
+
+    @property
+    def _longest_deadline_s(self) -> float:
+        return max(self._settings.get_deadline_s, self._settings.put_deadline_s)
 
     def put(self, run: RunToPut) -> str:
         """One of PUT_RESULTS. Raises what packing raises."""
@@ -120,6 +140,8 @@ class StoreMember:
         opened, problem = self._opened, self._gate.problem
         if opened is None:
             return self._state_before()
+        if opened.store.longest_call_s() > _LATE * self._longest_deadline_s:
+            return store_state.HANGS
         if opened.store.failing():
             return store_state.failing_state(opened.store.last_failure)
         if problem is not None:
@@ -131,8 +153,8 @@ class StoreMember:
     def _state_before(self) -> tuple[str, str]:
         if self._problem:
             return "failing", self._problem
-        if self._clock() - self._began_s > _OPENS_WITHIN_S:
-            return "failing", "the store gives no answer; look at the mount, if it is a folder"
+        if self._clock() - self._tried_s > _OPENS_WITHIN_S:
+            return store_state.HANGS
         return "starting", "the store is being opened"
 
     # --- the store

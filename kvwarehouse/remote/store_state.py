@@ -19,6 +19,12 @@ _ADVICE: Final = {
 }
 
 
+HANGS: Final = (
+    "failing",
+    "the store gives no answer; look at the mount, if it is a folder. Puts wait",
+)
+
+
 def failing_state(failure: TransportError | None) -> tuple[str, str]:
     """Of a store that is not asked for now, because so much has failed."""
     return (

@@ -25,11 +25,16 @@ from kvwarehouse import core
 from kvwarehouse.errors import TransportError
 from kvwarehouse.remote import own_process
 from kvwarehouse.remote.library_texts import first_line
-from kvwarehouse.remote.report import LINE_BYTES_MAX, WorkerEvent, WorkerReport, WorkerSettings
+from kvwarehouse.remote.report import (
+    EXIT_FAILED,
+    EXIT_HUNG,
+    EXIT_LINK_CLOSED,
+    LINE_BYTES_MAX,
+    WorkerEvent,
+    WorkerReport,
+    WorkerSettings,
+)
 from kvwarehouse.remote.store_member import StoreMember
-
-EXIT_FAILED: Final = 70
-EXIT_LINK_CLOSED: Final = 75
 
 _REPORT_EVERY_S: Final = 1.0
 _ROUND_EVERY_S: Final = 1.0
@@ -88,6 +93,8 @@ class Worker:
             report = self._member.report()
             self._tell_change(report)
             self.say(report.to_line())
+            if self._member.is_hung:
+                os._exit(EXIT_HUNG)  # its threads may stay: then the daemon leaves them behind
             time.sleep(_REPORT_EVERY_S)
         os._exit(0)
 

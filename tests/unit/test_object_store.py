@@ -427,11 +427,13 @@ def test_calls_that_hang_open_the_breaker_from_their_deadline_on() -> None:
         calls.begin()
     assert not calls.store.failing()
     calls.clock.now_s += 1.6
+    assert calls.store.longest_call_s() == pytest.approx(1.6)
     assert calls.store.failing()
     assert "has not answered" in str(calls.store.last_failure)
     with pytest.raises(TransportError, match="failed too often"):
         calls.store.put("b", b"")
     calls.end()
+    assert calls.store.longest_call_s() == 0
     assert calls.store.failing()  # what came too late says nothing
     calls.clock.now_s += breaker_rules.FIRST_PROBE_S
     assert calls.store.put("b", b"")

@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 
 from kvwarehouse.remote.names import FleetNames
-from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings, read_line
-from kvwarehouse.remote.worker import EXIT_FAILED, EXIT_LINK_CLOSED
+from kvwarehouse.remote.report import (
+    EXIT_FAILED,
+    EXIT_HUNG,
+    EXIT_LINK_CLOSED,
+    WorkerEvent,
+    WorkerReport,
+    WorkerSettings,
+    read_line,
+)
 from kvwarehouse_bench.harness.eventually import eventually
 from testkit import worker_program
 
@@ -39,14 +46,15 @@ def command(*runs: str) -> list[str]:
 
 
 class Worker:
-    def __init__(self, folder: Path, *runs: str) -> None:
+    def __init__(self, folder: Path, *runs: str, deadline_s: float = 60.0) -> None:
         self.folder = folder
         pipe = subprocess.PIPE
         environment = {**os.environ, "PYTHONPATH": SUPPORT}
         self.process: Any = subprocess.Popen(
             command(*runs), stdin=pipe, stdout=pipe, stderr=pipe, env=environment
         )
-        self.process.stdin.write(replace(SETTINGS, url=f"file://{folder}").to_line())
+        settings = replace(SETTINGS, url=f"file://{folder}", put_deadline_s=deadline_s)
+        self.process.stdin.write(replace(settings, get_deadline_s=deadline_s).to_line())
         self.process.stdin.flush()
 
     def said(self) -> Iterator[WorkerReport | WorkerEvent]:
@@ -80,8 +88,8 @@ class Worker:
 def started(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
 
-    def start(*runs: str) -> Worker:
-        workers.append(Worker(tmp_path, *runs))
+    def start(*runs: str, deadline_s: float = 60.0) -> Worker:
+        workers.append(Worker(tmp_path, *runs, deadline_s=deadline_s))
         return workers[-1]
 
     yield start
@@ -168,6 +176,13 @@ def test_link_that_is_closed_is_the_end(started: Callable[..., Worker]) -> None:
         said.event for said in worker.said() if isinstance(said, WorkerEvent)
     ]
     assert worker.ended() == EXIT_LINK_CLOSED
+
+
+def test_call_of_the_store_that_hangs_is_the_end(started: Callable[..., Worker]) -> None:
+    worker = started("hangs", deadline_s=0.1)
+    reports = [said for said in worker.said() if isinstance(said, WorkerReport)]
+    assert worker.ended() == EXIT_HUNG
+    assert (reports[-1].state, "mount" in reports[-1].reason) == ("failing", True)
 
 
 def test_what_a_library_prints_is_no_line_of_the_worker(started: Callable[..., Worker]) -> None:

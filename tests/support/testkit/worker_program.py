@@ -4,7 +4,8 @@ names, and packs bytes.
     python worker_program.py RUNS
 
 RUNS: words. `run` is offered once; `closed`: the link ends; `bug`: packing fails as nobody expects;
-`prints`: packing prints, as a library may. Behind the last nothing is offered.
+`prints`: packing prints, as a library may; `hangs`: its put never ends, and a minute is short.
+Behind the last nothing is offered.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 from kvwarehouse import core
 from kvwarehouse.errors import TransportError
-from kvwarehouse.remote import nodes, worker
+from kvwarehouse.remote import nodes, store_member, worker
+from kvwarehouse.remote.object_store import ObjectStore
 from testkit.timed_store import KeptPages
 
 OBJECT = b"an object of pages"
@@ -81,8 +83,21 @@ class File(KeptPages):
         return self.days.get((key, epoch))
 
 
+def hanging(store: ObjectStore, name: str, data: Any, *, if_absent: bool = False) -> bool:
+    """Of pages; other objects are put."""
+    if bytes(data) != OBJECT:
+        return put(store, name, data, if_absent=if_absent)
+    with store._call("put", 0.1):
+        threading.Event().wait()
+    raise AssertionError("that never ends")
+
+
 if __name__ == "__main__":
     for name, double in {"RemoteLink": Link, "NativeClient": Session, "PresenceFile": File}.items():
         setattr(core, name, double)
     nodes.__dict__["BEAT_S"] = 0.05  # a minute is long for a test
+    if "hangs" in sys.argv:
+        store_member.__dict__["HUNG_S"] = 0.5
+        put = ObjectStore.put
+        ObjectStore.put = hanging  # type: ignore[assignment, method-assign]
     worker.main()
