@@ -1,0 +1,294 @@
+"""A real daemon with a folder as its remote tier: what gets there, and what becomes of the daemon
+when something fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvwarehouse as kvw
+from kvwarehouse import core
+from kvwarehouse.fleet import FleetSecret
+from kvwarehouse.remote.names import FleetNames, PagesName
+from kvwarehouse_bench.harness.eventually import eventually
+from testkit.fleet_secrets import secret_file
+from testkit.quick_remote import QuickServing
+
+SECRET = FleetSecret.derive(bytes(32))
+NAMES = FleetNames(SECRET.fleet_id)
+PAGE_TOKENS, PAGE_BYTES = 16, 4096
+RUN_PAGES = 256 // PAGE_TOKENS  # one object
+RECORD_BYTES = 4096 + PAGE_BYTES
+SPACE = kvw.Namespace(
+    model="m", weights="w", dtype="f", layout="t/1", page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES
+)
+
+
+class Tier:
+    """A daemon, and the folder behind it."""
+
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+        self.folder = tmp_path / "shared"
+        self.folder.mkdir(exist_ok=True)
+        usual = {"remote": f"file://{self.folder}", "remote_capacity": "1GiB"}
+        secret = secret_file(tmp_path)
+        self.serving = QuickServing(tmp_path, fleet_secret=secret, **{**usual, **settings})
+        self.client: Any = None
+
+    def start(self) -> None:
+        self.serving.start()
+        self.client = self.serving.connect()
+
+    def stop(self) -> int:
+        self.client.close()
+        return self.serving.stop()
+
+    def remove(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        self.serving.remove()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.client.status()["remote"])
+
+    def until(self, so: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
+        def ask() -> dict[str, Any] | None:
+            status = self.status
+            return status if so(status) else None
+
+        return eventually(ask, what)
+
+    def until_state(self, state: str) -> dict[str, Any]:
+        return self.until(lambda status: status["state"] == state, f"the tier is {state}")
+
+    def store(self, *prompts: int) -> None:
+        space = self.client.open(SPACE)
+        for prompt in prompts:
+            assert space.store(tokens(prompt), pages(prompt)).stored == RUN_PAGES
+
+    def use(self, *prompts: int) -> None:
+        out = np.zeros((RUN_PAGES, PAGE_BYTES), np.uint8)
+        space = self.client.open(SPACE)
+        for prompt in prompts:
+            assert space.load(tokens(prompt), out) == RUN_PAGES
+            assert np.array_equal(out, pages(prompt))
+
+    def objects(self) -> dict[PagesName, bytes]:
+        found = {}
+        for path in self.folder.rglob("*"):
+            name = NAMES.pages_of(str(path.relative_to(self.folder)))
+            if name is not None:
+                found[name] = path.read_bytes()
+        return found
+
+    def worker(self) -> int:
+        """The last one's pid."""
+        return int(self.serving.events("remote_worker_started")[-1]["pid"])
+
+
+def tokens(prompt: int) -> list[int]:
+    return list(range(1000 * prompt, 1000 * prompt + 256))
+
+
+def pages(prompt: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(prompt).integers(0, 255, (RUN_PAGES, PAGE_BYTES), np.uint8)
+
+
+def fault_of(name: PagesName, data: bytes) -> str:
+    run = core.RunToPut(name.namespace, name.key, 0, RUN_PAGES, name.epoch, None, RECORD_BYTES)
+    shape = (PAGE_TOKENS, 1, PAGE_BYTES)
+    return core.object_fault(data, run, SECRET.fleet_id, SECRET.secret, shape)
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[..., Tier]]:
+    made: list[Tier] = []
+
+    def serve(*, environment: dict[str, str] | None = None, **settings: Any) -> Tier:
+        tier = Tier(tmp_path, **settings)
+        made.append(tier)
+        tier.serving.environment |= environment or {}
+        tier.start()
+        return tier
+
+    yield serve
+    for tier in made:
+        tier.remove()
+
+
+def test_prompt_that_is_used_twice_is_put_as_one_object_and_others_are_not(
+    served: Callable[..., Tier],
+) -> None:
+    tier = served()
+    tier.until_state("serving")
+    tier.store(1, 2, 3)
+    tier.use(2)
+
+    def used_again(prompt: int, objects: int) -> dict[str, Any]:
+        """Uses that come in one second are one."""
+        tier.use(prompt)
+        return tier.status if tier.status["puts"] == {"stored": objects} else {}
+
+    status = eventually(lambda: used_again(1, 1), "the first was put")
+    ((name, data),) = tier.objects().items()
+    assert fault_of(name, data) == "none"
+    assert (name.epoch, name.day) in ((0, int(time.time()) // 86400 - late) for late in (0, 1))
+    assert status["put_bytes"] == status["used_bytes"] == len(data) == RUN_PAGES * RECORD_BYTES
+    assert (status["objects"], status["nodes"]) == (1, 1)
+    eventually(lambda: used_again(2, 2), "the second was put")
+    assert len(tier.objects()) == 2
+    assert {fault_of(*each) for each in tier.objects().items()} == {"none"}
+
+
+def test_all_are_put_when_they_are_stored_where_that_is_asked_for(
+    served: Callable[..., Tier],
+) -> None:
+    tier = served(remote_write="all")
+    tier.store(1, 2)  # before there is a worker, too
+    tier.until(lambda status: status["puts"] == {"stored": 2}, "both were put")
+    tier.store(3)
+    tier.until(lambda status: status["puts"] == {"stored": 3}, "the third was put")
+    assert {fault_of(*each) for each in tier.objects().items()} == {"none"}
+
+
+def test_nothing_is_put_where_that_is_asked_for(served: Callable[..., Tier]) -> None:
+    tier = served(remote_write="none")
+    tier.until_state("serving")
+    tier.store(1)
+    tier.use(1, 1, 1)
+    starts = tier.status["listed_ago_s"]
+    tier.until(lambda status: status["listed_ago_s"] > starts + 3, "the worker went its rounds")
+    assert tier.status["puts"] == {}
+    assert tier.objects() == {}
+
+
+def test_worker_that_is_killed_is_followed_by_another_and_the_daemon_serves_on(
+    served: Callable[..., Tier],
+) -> None:
+    tier = served(remote_write="all")
+    tier.store(1)
+    tier.until(lambda status: status["puts"] == {"stored": 1}, "the first was put")
+    first = tier.worker()
+    os.kill(first, signal.SIGKILL)
+    tier.use(1)
+    tier.until(lambda status: status["worker_starts"] == 2, "another worker runs")
+    (ended,) = tier.serving.events("remote_worker_ended")
+    assert (ended["pid"], ended["exit_code"]) == (first, -9)
+    tier.store(2)
+    status = tier.until(lambda status: status["puts"].get("stored") == 2, "the second was put")
+    assert status["put_bytes"] == 2 * RUN_PAGES * RECORD_BYTES
+    tier.use(1, 2)
+    assert len(tier.objects()) == 2
+
+
+def test_worker_that_hangs_is_killed_and_replaced(served: Callable[..., Tier]) -> None:
+    tier = served(environment={"KVW_TEST_SILENT_LOOKS": "3"})
+    tier.until_state("serving")
+    first = tier.worker()
+    os.kill(first, signal.SIGSTOP)
+    tier.until(lambda status: status["worker_starts"] >= 2, "another worker runs")
+    assert not lives(first)
+    assert "said nothing" in tier.serving.events("remote_worker_ended")[0]["text"]
+    tier.until_state("serving")
+
+
+def test_store_that_takes_nothing_is_failing_and_the_daemon_serves_on(
+    served: Callable[..., Tier],
+) -> None:
+    tier = served(remote_write="all")
+    tier.until_state("serving")
+    fleets = tier.folder / "v1"
+    fleets.rename(tier.folder / "aside")
+    fleets.write_bytes(b"a file in the fleet's place")
+    for prompt in range(1, 9):
+        tier.store(prompt)
+    status = tier.until_state("failing")
+    assert str(tier.folder) in status["reason"]
+    assert status["puts"].get("failed", 0) + status["breaker_opened"] > 0
+    tier.use(*range(1, 9))
+    assert tier.client.status()["state"] == "serving"
+    assert tier.serving.events("remote_failing")
+    fleets.unlink()
+    (tier.folder / "aside").rename(fleets)
+    tier.until_state("serving")
+    tier.store(9)
+    tier.until(lambda status: status["puts"].get("stored", 0) > 0, "puts go on")
+
+
+def test_folder_that_is_not_mounted_keeps_the_daemon_from_nothing(
+    served: Callable[..., Tier], tmp_path: Path
+) -> None:
+    mount = tmp_path / "mount"
+    tier = served(remote=f"file://{mount}", remote_write="all")
+    tier.store(1)
+    tier.use(1)
+    assert str(mount) in tier.until_state("failing")["reason"]
+    mount.mkdir()
+    tier.until(lambda status: status["puts"] == {"stored": 1}, "what waited is put")
+
+
+def test_capacity_of_the_fleet_is_not_exceeded(served: Callable[..., Tier]) -> None:
+    object_bytes = RUN_PAGES * RECORD_BYTES
+    tier = served(remote_write="all", remote_capacity=str(10 * object_bytes))
+    tier.until_state("serving")
+    for prompt in range(20):
+        tier.store(prompt)
+    status = tier.until_state("full")
+    assert "--remote-capacity" in status["reason"]
+    tier.until(lambda status: sum(status["puts"].values()) == 20, "all were looked at")
+    assert 0 < len(tier.objects()) * object_bytes <= 10 * object_bytes
+    assert tier.status["puts"]["no_room"] == 20 - len(tier.objects())
+
+
+def test_stop_of_the_daemon_leaves_no_worker(served: Callable[..., Tier]) -> None:
+    tier = served()
+    tier.until_state("serving")
+    worker = tier.worker()
+    assert tier.stop() == 0
+    assert not lives(worker)
+
+
+def test_daemon_that_is_killed_leaves_no_worker(served: Callable[..., Tier]) -> None:
+    tier = served()
+    tier.until_state("serving")
+    worker = tier.worker()
+    tier.serving.kill()
+    eventually(lambda: not _runs(worker), "the worker has ended")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"  # nobody may be there to bury it
+
+
+def test_daemon_that_starts_again_knows_what_is_in_the_store(served: Callable[..., Tier]) -> None:
+    tier = served(remote_write="all")
+    tier.store(1)
+    tier.until(lambda status: status["puts"] == {"stored": 1}, "it was put")
+    tier.stop()
+    tier.start()
+    status = tier.until_state("serving")
+    assert (status["objects"], status["puts"]) == (1, {})
+    tier.use(1, 1)
+    tier.store(2)
+    tier.until(lambda status: status["puts"] == {"stored": 1}, "the new one alone was put")
+    assert len(tier.objects()) == 2
