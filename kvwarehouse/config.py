@@ -118,8 +118,8 @@ class Config:
         settings.store_url,
         "Remote tier: the store that all hosts of a fleet share: s3://BUCKET/PREFIX, "
         "gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///MOUNTED/FOLDER. Needs --fleet-secret "
-        "and --remote-capacity. Credentials are those of the environment or of files, as the "
-        "store's own tools read them. Empty: no remote tier.",
+        "and --remote-capacity. Credentials are those of the environment, by the names that the "
+        "store's own tools read. Empty: no remote tier.",
         "KV is what users wrote: it leaves this host only where somebody said so",
     )
     remote_capacity_bytes: int = setting(

@@ -387,6 +387,12 @@ DETAIL = {
         ),
         by_daemon("Left DRAM", PAGES_PER_S, "dram_left_pages_total", "reason"),
         by_daemon("Left NVMe", PAGES_PER_S, "nvme_left_pages_total", "reason"),
+        by_daemon(
+            "Released by clients",
+            PAGES_PER_S,
+            "released_pages_total",
+            says="Pages of conversations that are over: they leave before others.",
+        ),
         by_daemon("Slots of DRAM, without those of pages", NUMBER, "dram_slots", "state"),
         by_daemon("Memory behind the arena", BYTES, "dram_populated_bytes"),
         by_daemon("Namespaces", NUMBER, "namespaces"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvwarehouse.errors import TransportError
+from kvwarehouse.remote.capacity import GRANT_S
 from kvwarehouse.remote.fleet_store import FleetFacts
 from kvwarehouse.remote.put_gate import PROBE_EVERY_S, PutProblem
 
@@ -43,6 +44,11 @@ def fleet_state(facts: FleetFacts, capacity_bytes: int, *, may_ask: bool) -> tup
         return "starting", "what the fleet has in the store is being listed"
     if not may_ask:
         return "starting", "the other hosts have to see this one for two minutes before it puts"
+    if facts.listed_ago_s > GRANT_S:
+        return "failing", (
+            f"what the fleet has in the store was listed {facts.listed_ago_s / 60:.0f} minutes ago, "
+            "and nothing is put until it is listed again; see whether the store answers listings"
+        )
     if facts.is_full or facts.room_bytes == 0:
         return "full", (
             f"the fleet has used {facts.used_bytes} of the {capacity_bytes} bytes of "
