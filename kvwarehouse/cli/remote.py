@@ -57,7 +57,7 @@ _PATIENT_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenStore:
     place: FleetPlace
     secret: FleetSecret
     names: FleetNames
@@ -106,7 +106,7 @@ def _refuse_what_does_not_fit(args: argparse.Namespace) -> None:
         )
 
 
-def _open(args: argparse.Namespace) -> _Opened:
+def _open(args: argparse.Namespace) -> _OpenStore:
     place = config.load_place(vars(args))
     secret = FleetSecret.read(place.fleet_secret)
     more = place.remote_file
@@ -121,13 +121,13 @@ def _open(args: argparse.Namespace) -> _Opened:
     )
     patient = replace(settings, get_s=_PATIENT_S, put_s=_PATIENT_S)
     names = FleetNames(secret.fleet_id)
-    return _Opened(place, secret, names, open_store(settings), open_store(patient))
+    return _OpenStore(place, secret, names, open_store(settings), open_store(patient))
 
 
 # --- init
 
 
-def _init(opened: _Opened, args: argparse.Namespace) -> int:
+def _init(opened: _OpenStore, args: argparse.Namespace) -> int:
     tried = StoreTrial(opened.store, opened.names).run()
     rule = lifecycle_rule(opened.place.url, opened.names, opened.place.ttl_days)
     if args.json:
@@ -139,7 +139,7 @@ def _init(opened: _Opened, args: argparse.Namespace) -> int:
     return Exit.OK if tried.works else Exit.FOUND
 
 
-def _plain_trial(opened: _Opened, tried: TrialResult) -> dict[str, Any]:
+def _plain_trial(opened: _OpenStore, tried: TrialResult) -> dict[str, Any]:
     able = tried.abilities
     return {
         "url": opened.place.url,
@@ -151,7 +151,7 @@ def _plain_trial(opened: _Opened, tried: TrialResult) -> dict[str, Any]:
     }
 
 
-def _print_trial(opened: _Opened, tried: TrialResult) -> None:
+def _print_trial(opened: _OpenStore, tried: TrialResult) -> None:
     rows = [("store", opened.place.url), ("fleet", opened.names.fleet.hex())]
     rows += [(each.call, each.problem or "works") for each in tried.calls]
     if tried.abilities:
@@ -197,7 +197,7 @@ def _status(args: argparse.Namespace) -> int:
 # --- check
 
 
-def _check(opened: _Opened, args: argparse.Namespace) -> int:
+def _check(opened: _OpenStore, args: argparse.Namespace) -> int:
     tried = StoreTrial(opened.store, opened.names).run()
     if not tried.works:
         if args.json:
@@ -260,7 +260,7 @@ def _plain_survey(survey: Survey, judged: list[Judged]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_survey(opened: _Opened, survey: Survey, judged: list[Judged]) -> None:
+def _print_survey(opened: _OpenStore, survey: Survey, judged: list[Judged]) -> None:
     rows = [
         (space.hex()[:12], _date(day), total.objects, format_size(total.bytes))
         for space, days in survey.totals.by_namespace().items()
@@ -298,7 +298,7 @@ def _date(day: int) -> str:
 # --- gc
 
 
-def _gc(opened: _Opened, args: argparse.Namespace) -> int:
+def _gc(opened: _OpenStore, args: argparse.Namespace) -> int:
     place, names, store = opened.place, opened.names, opened.patient
     ahead_s = store.probe(names.probes_prefix).clock_ahead_s
     now_ms = int((time.time() + ahead_s) * 1000)

@@ -46,8 +46,9 @@ def fleet_state(facts: FleetFacts, capacity_bytes: int, *, may_ask: bool) -> tup
         return "starting", "the other hosts have to see this one for two minutes before it puts"
     if facts.listed_ago_s > GRANT_S:
         return "failing", (
-            f"what the fleet has in the store was listed {facts.listed_ago_s / 60:.0f} minutes ago, "
-            "and nothing is put until it is listed again; see whether the store answers listings"
+            f"what the fleet has in the store was listed {facts.listed_ago_s / 60:.0f} minutes "
+            "ago, and nothing is put until it is listed again; see whether the store answers "
+            "listings"
         )
     if facts.is_full or facts.room_bytes == 0:
         return "full", (
