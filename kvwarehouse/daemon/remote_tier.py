@@ -226,9 +226,13 @@ class RemoteTier:
 
     def _end(self, process: RemoteProcess) -> None:
         process.kill()
-        until_s = time.monotonic() + ENDS_WITHIN_S
-        while not process.wait(LOOK_EVERY_S) and not self._stop.is_set():
-            if not self._off and time.monotonic() >= until_s:
+        killed_s = time.monotonic()
+        while not process.wait(LOOK_EVERY_S):
+            waited_s = time.monotonic() - killed_s
+            if self._stop.is_set():
+                if waited_s >= STOPS_WITHIN_S:
+                    break
+            elif not self._off and waited_s >= ENDS_WITHIN_S:
                 self._leave_behind(process)
         process.close()
 

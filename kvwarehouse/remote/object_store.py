@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.breaker import Breaker
@@ -290,7 +290,7 @@ def open_store(settings: StoreSettings) -> ObjectStore:
     try:
         if scheme == "file":
             # Folders of days that are gone would stay, 256 for each, and be listed for ever.
-            folder = _Folder(urlsplit(settings.url).path)
+            folder = _Folder(unquote(urlsplit(settings.url).path))
             store = from_url(settings.url, automatic_cleanup=True)
             return ObjectStore(store, store, settings, check=folder.check)
         reads = from_url(settings.url, **_options(settings, scheme, settings.get_s))

@@ -205,7 +205,7 @@ def test_metrics_are_asked_of_the_daemon_whatever_proxy_is_set(
             monkeypatch.setenv(name, f"http://{_HERE}:{proxy.getsockname()[1]}")
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        of_daemon = sources.sources.Sources(asked, os.environ)
+        of_daemon = sources.Sources(asked, os.environ)
         of_daemon._status = {"service": {"http": f"{_HERE}:{daemon.server_port}"}}
         serving = threading.Thread(target=daemon.serve_forever)
         serving.start()

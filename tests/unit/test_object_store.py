@@ -195,6 +195,13 @@ def test_parts_are_the_prefixes_directly_below(store: ObjectStore) -> None:
     assert not store.failing()
 
 
+def test_folder_is_found_by_a_name_with_marks_of_a_url(tmp_path: Path) -> None:
+    (tmp_path / "of all hosts").mkdir()
+    store = open_store(StoreSettings(f"file://{tmp_path}/of%20all%20hosts"))
+    store.put("a/b", b"1")
+    assert (tmp_path / "of all hosts" / "a" / "b").read_bytes() == b"1"
+
+
 def test_folder_goes_with_its_last_object_and_the_mounted_one_stays(tmp_path: Path) -> None:
     store = open_store(StoreSettings(f"file://{tmp_path}"))
     for name in ("a/b/1", "a/b/2", "a/c/3"):

@@ -20,7 +20,7 @@ from kvwarehouse.daemon.remote_process import environment
 from kvwarehouse.daemon.remote_tier import RemoteTier
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.report import WorkerEvent, WorkerReport, WorkerSettings
-from kvwarehouse_bench.harness.eventually import eventually
+from kvwarehouse_bench.harness.eventually import DEADLINE_S, eventually
 from testkit import fake_worker
 
 FLEET, NODE = "0123456789abcdef" * 2, 7
@@ -82,6 +82,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     command = (sys.executable, "-P", fake_worker.__file__, str(tmp_path))
     monkeypatch.setattr(remote_process, "COMMAND", command)
     monkeypatch.setattr(remote_tier, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote_tier, "STOPS_WITHIN_S", DEADLINE_S)  # on a machine that is busy
     made = Rig(tmp_path)
     made.order("any", report(), b"report\n")
     yield made
