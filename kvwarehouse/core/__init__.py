@@ -51,7 +51,6 @@ device_of = _native.device_of
 index_bytes = _native.index_bytes
 index_costs = _native.index_costs
 io_engine_probe = _native.io_engine_probe
-object_fault = _native.object_fault
 optimal_hits = _native.optimal_hits
 page_digest = _native.page_digest
 policy_names = _native.policy_names
@@ -95,7 +94,6 @@ __all__ = [
     "index_bytes",
     "index_costs",
     "io_engine_probe",
-    "object_fault",
     "optimal_hits",
     "page_digest",
     "policy_names",

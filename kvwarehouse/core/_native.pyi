@@ -29,7 +29,7 @@ def check_object(
     namespace_id: bytes,
     epoch: int,
     key: bytes,
-    data: NDArray[np.uint8],
+    data: NDArray[np.uint8] | bytes | memoryview | PackedRun,
 ) -> tuple[str, int, int]:
     """An object of the remote tier, all but its name from its bytes: why a page of it is not what
     was put ("": all are), how many are good before it, and the bytes of a record (0: not known).
@@ -517,14 +517,3 @@ class PackedRun:
     @property
     def reason(self) -> str: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-
-def object_fault(
-    object: bytes | PackedRun | memoryview,
-    run: RunToPut,
-    fleet: bytes,
-    secret: bytes,
-    shape: tuple[int, int, int],
-    engine_keys: bool = False,
-) -> str:
-    """What a reader finds wrong with an object: a name of native/remote/object.h, "none" for one
-    that is whole. shape: page_tokens, shards, shard_bytes of the namespace. Releases the GIL."""

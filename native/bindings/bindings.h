@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/types.h"
 #include "bindings/gil.h"
+#include "chain/chain.h"
 #include "client/device_stage.h"
 
 #ifndef KVW_VERSION
@@ -32,6 +33,8 @@ inline uint64_t to_ns(double seconds) {
 
 Key key_from(const nb::bytes& bytes);
 nb::bytes bytes_of(const Key& key);
+// A view of its bytes. Throws Error usage "bad_secret" unless they are as many as a secret has.
+Secret secret_from(const nb::bytes& bytes);
 
 // Token ids of a one-dimensional integer array as 32-bit words: a view where the array already is
 // that, else a copy. Throws Error usage "bad_tokens" that names the first id out of range.

@@ -34,11 +34,9 @@ using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::devi
 
 nb::object chain_keys_of(const nb::bytes& secret, const nb::bytes& id, nb::handle tokens,
                          uint32_t page_tokens) {
-  if (secret.size() != kSecretBytes)
-    throw Error(ErrorKind::usage, "bad_secret", "the secret must have 192 bytes");
+  const Secret key = secret_from(secret);
   if (page_tokens == 0)
     throw Error(ErrorKind::usage, "bad_page_tokens", "page_tokens must be at least 1");
-  const Secret key(static_cast<const std::byte*>(secret.data()), kSecretBytes);
   const Tokens held(tokens);
   const size_t pages = held.view().size() / page_tokens;
   auto* keys = new std::vector<Key>(pages);
@@ -59,6 +57,14 @@ Key key_from(const nb::bytes& bytes) {
 }
 
 nb::bytes bytes_of(const Key& key) { return nb::bytes(&key, sizeof key); }
+
+Secret secret_from(const nb::bytes& bytes) {
+  if (bytes.size() != kSecretBytes)
+    throw Error(ErrorKind::usage, "bad_secret",
+                "a secret has " + std::to_string(kSecretBytes) + " bytes, got " +
+                    std::to_string(bytes.size()));
+  return Secret(static_cast<const std::byte*>(bytes.data()), kSecretBytes);
+}
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);

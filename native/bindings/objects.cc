@@ -10,9 +10,7 @@ using Body = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::c
 nb::tuple check_object_of(const nb::bytes& fleet, const nb::bytes& secret,
                           const nb::bytes& namespace_id, uint64_t epoch, const nb::bytes& key,
                           const Body& data) {
-  if (secret.size() != kSecretBytes)
-    throw Error(ErrorKind::usage, "bad_secret", "the secret must have 192 bytes");
-  const Secret held(static_cast<const std::byte*>(secret.data()), kSecretBytes);
+  const Secret held = secret_from(secret);
   const Key of = key_from(fleet);
   const remote::ObjectName name{key_from(namespace_id), epoch, key_from(key)};
   const std::span bytes(reinterpret_cast<const std::byte*>(data.data()), data.size());

@@ -1,6 +1,5 @@
 // What the worker of the remote tier uses: the presence filter's file, its link with the daemon,
 // and objects.
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 
 #include <array>
@@ -9,10 +8,8 @@
 
 #include "bindings/bindings.h"
 #include "client/pack_run.h"
-#include "nvme/aligned_buffer.h"
 #include "presence/presence_file.h"
 #include "remote/link.h"
-#include "remote/object.h"
 
 namespace kvw::bindings {
 
@@ -200,44 +197,14 @@ int packed_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
 PyType_Slot packed_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(packed_buffer)},
                               {0, nullptr}};
 
-using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// What a reader of the object finds wrong with it; "none" for an object that is whole.
-std::string object_fault(const ReadBytes& object, const remote::RunToPut& run,
-                         const nb::bytes& fleet, const nb::bytes& secret,
-                         const std::array<uint64_t, 3>& shape, bool engine_keys) {
-  if (secret.size() != kSecretBytes)
-    throw Error(ErrorKind::usage, "bad_secret", "the secret must have 192 bytes");
-  const remote::ObjectSpec spec{key_from(fleet),
-                                Secret(static_cast<const std::byte*>(secret.data()), kSecretBytes),
-                                {run.namespace_id, static_cast<uint32_t>(shape[0]),
-                                 static_cast<uint32_t>(shape[1]), shape[2]},
-                                engine_keys ? WitnessKind::engine_key : WitnessKind::tokens,
-                                run.epoch,
-                                run.key,
-                                run.first_position,
-                                run.pages};
-  const std::span bytes(reinterpret_cast<const std::byte*>(object.data()), object.size());
-  WithoutGil release;
-  const remote::ObjectRead read = read_object(spec, 0, bytes);
-  if (read.fault != remote::ObjectFault::none) return fault_name(read.fault);
-  nvme::AlignedBuffer payload(spec.shape.slot_bytes());
-  for (const remote::ObjectPage& page : read.pages)
-    if (!copy_payload(page, payload.data())) return fault_name(remote::ObjectFault::digest);
-  return fault_name(remote::ObjectFault::none);
-}
-
 }  // namespace
 
 void bind_remote(nb::module_& m) {
-  using nb::arg;
   bind_presence(m);
   bind_runs(m);
   bind_link(m);
   nb::class_<PackedRun>(m, "PackedRun", nb::type_slots(packed_slots))
       .def_ro("reason", &PackedRun::reason);
-  m.def("object_fault", &object_fault, arg("object"), arg("run"), arg("fleet"), arg("secret"),
-        arg("shape"), arg("engine_keys") = false);
 }
 
 }  // namespace kvw::bindings

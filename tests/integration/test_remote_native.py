@@ -25,7 +25,7 @@ from kvwarehouse.core import (
     RemoteLink,
     RunToPut,
     chain_keys,
-    object_fault,
+    check_object,
 )
 from kvwarehouse.errors import TransportError, UsageError
 
@@ -68,6 +68,12 @@ class Tier:
         return self.client.pack_run(run, FLEET)
 
 
+def checked(
+    data: bytes | memoryview | PackedRun, run: RunToPut, fleet: bytes = FLEET
+) -> tuple[str, int, int]:
+    return check_object(fleet, SECRET, run.namespace_id, run.epoch, run.key, data)
+
+
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tier")  # a short name: a socket's path is bounded
@@ -108,12 +114,12 @@ def test_run_that_is_stored_becomes_an_object_that_a_reader_accepts(tier: Tier) 
         assert packed.reason == ""
         whole = memoryview(packed)
         assert (whole.nbytes, whole.readonly) == (run.bytes, True)
-        assert object_fault(packed, run, FLEET, SECRET, SHAPE) == "none"
+        assert checked(packed, run) == ("", RUN, run.record_bytes)
         damaged = bytearray(whole)
         damaged[-5000] ^= 1  # of the last page's last shard
-        assert object_fault(bytes(damaged), run, FLEET, SECRET, SHAPE) == "digest"
-        assert object_fault(packed, run, bytes(16), SECRET, SHAPE) == "place"
-        assert object_fault(whole[:-4096], run, FLEET, SECRET, SHAPE) == "size"
+        assert checked(bytes(damaged), run)[:2] == ("digest", RUN - 1)
+        assert checked(packed, run, fleet=bytes(16))[:2] == ("place", 0)
+        assert checked(whole[:-4096], run)[0] == "size"
         tier.link.done(run, "stored")
     status = tier.core.status()["remote_puts"]
     assert (status["offered_runs"], status["queued_runs"]) == (2, 0)
@@ -125,7 +131,7 @@ def test_object_outlives_what_made_it_while_somebody_looks_at_it(tier: Tier) -> 
     run = tier.next()
     view = memoryview(tier.pack(run))
     tier.client.close()
-    assert object_fault(view, run, FLEET, SECRET, SHAPE) == "none"
+    assert checked(view, run)[0] == ""
 
 
 def test_what_makes_no_object_says_why_and_is_no_buffer(tier: Tier) -> None:
