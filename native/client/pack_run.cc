@@ -1,14 +1,16 @@
-// From the run's last page up by parents: each is pinned where it lies, and all are copied and
-// digested into one buffer. It is no use of the pages: nothing is touched, and nothing promoted.
+// From the run's last page up by parents: each is pinned where it lies, and all that are held by
+// one fence are copied and digested into one buffer. It is no use of the pages: nothing is touched,
+// and nothing promoted.
 #include "client/pack_run.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
-#include "base/atomics.h"
 #include "base/sequence_point.h"
 #include "client/call.h"
 #include "client/client.h"
+#include "client/pins.h"
 
 namespace kvw {
 
@@ -25,12 +27,6 @@ class RunPacking {
  public:
   RunPacking(DaemonLink& link, const remote::RunToPut& run, const Key& fleet)
       : link_(link), daemon_(link.attachment()), run_(run), fleet_(fleet) {}
-  ~RunPacking() {
-    for (const int place : places_) session().drop_pin(place);
-    session().pinned_bytes().give_back(places_.size() * shape_.slot_bytes());
-  }
-  RunPacking(const RunPacking&) = delete;
-  RunPacking& operator=(const RunPacking&) = delete;
 
   PackedRun run() {
     const auto row = view().space(run_.namespace_id);
@@ -38,11 +34,13 @@ class RunPacking {
     ordinal_ = row->ordinal;
     shape_ = row->shape;
     if (run_.pages != remote::object_pages(shape_)) return {fault_name(ObjectFault::shape), {}};
+    pins_.emplace(view(), session(), shape_.slot_bytes());
     Key key = run_.key;
     for (uint32_t page = 0; page < run_.pages; ++page) {
       if (const char* why = take(key); why != nullptr) return {why, {}};
       key = pages_.back().whole.facts.parent;
     }
+    if (!held()) return {"not_in_dram", {}};
     std::ranges::reverse(pages_);
     PackedRun packed = pack();
     KVW_SEQUENCE_POINT("pack: packed");
@@ -57,36 +55,24 @@ class RunPacking {
   const View& view() const { return *daemon_->view; }
   ClientSession& session() const { return *daemon_->session; }
 
-  // Null: the page is pinned, and among the pages.
+  // Null: the page's pin is stored, and it is among the pages.
   const char* take(const Key& key) {
     const auto entry = view().index().find(key);
     if (!entry || entry->space != ordinal_ || !entry->in_dram()) return "not_in_dram";
     KVW_SEQUENCE_POINT("pack: entry found");
-    if (!pin(*entry)) return "pin_budget";
-    KVW_SEQUENCE_POINT("pack: pinned");
+    if (!pins_->add(*entry)) return "pin_budget";
+    KVW_SEQUENCE_POINT("pack: pin stored");
     if (entry->clear_epoch < view().clear_epoch(ordinal_)) return "cleared";
-    if (session().lost() || !view().slot_in_range(entry->slot) ||
-        !view().is_live(entry->slot, entry->generation))
-      return "not_in_dram";
     auto whole = view().find_whole(*entry, shape_);
-    if (!whole || whole->facts.key != key) return damaged(*entry);
+    if (!whole || whole->facts.key != key) return held() ? damaged(*entry) : "not_in_dram";
     pages_.push_back({*entry, std::move(*whole)});
     return nullptr;
   }
 
-  // The fence stands between the pin's store and the look at the slot's word (session_file.h).
-  bool pin(const EntryView& entry) {
-    const uint64_t limit_bytes = view().control().pin_limit_bytes.value.load();
-    if (!session().pinned_bytes().take(shape_.slot_bytes(), limit_bytes)) return false;
-    const int place = session().take_pin();
-    if (place < 0) {
-      session().pinned_bytes().give_back(shape_.slot_bytes());
-      return false;
-    }
-    places_.push_back(place);
-    session().store_pin(place, slot_pin(entry.slot, entry.generation));
-    full_fence();
-    return true;
+  // Until then a slot may be another page's, and so what was read in it.
+  bool held() {
+    const size_t stored = pins_->size();
+    return pins_->hold() == stored;
   }
 
   PackedRun pack() {
@@ -123,7 +109,7 @@ class RunPacking {
   const Key fleet_;
   uint16_t ordinal_ = 0;
   NamespaceShape shape_;
-  std::vector<int> places_;     // of pins, each with a slot's share of bytes
+  std::optional<PinBatch> pins_;
   std::vector<RunPage> pages_;  // from the last one up, and then in their order
 };
 

@@ -9,48 +9,64 @@
 
 namespace kvw {
 
-std::vector<PinnedPage> pin_pages(PromotionWindow& promotions, size_t page, size_t end,
-                                  uint64_t bytes_each, Reason& why) {
-  const ClientCall& call = promotions.call();
-  ClientSession& session = call.session();
-  const uint64_t limit_bytes = call.view().control().pin_limit_bytes.value.load();
-  std::vector<PinnedPage> batch;
-  const auto release = [&](size_t from) {
-    for (size_t i = from; i < batch.size(); ++i) session.drop_pin(batch[i].place);
-    session.pinned_bytes().give_back((batch.size() - from) * bytes_each);
-    batch.resize(from);
-  };
-  for (; page + batch.size() < end;) {
-    const auto entry = promotions.in_dram(page + batch.size(), end, why);
-    if (!entry) break;
-    const bool room = bytes_each == 0 || session.pinned_bytes().take(bytes_each, limit_bytes);
-    const int place = room ? session.take_pin() : -1;
-    if (place < 0) {
-      if (room) session.pinned_bytes().give_back(bytes_each);
-      release(0);
-      session.count(Counter::pins_refused);
-      throw Error(ErrorKind::pin, "pin_budget",
-                  "beside all that is pinned now a process may pin " + std::to_string(limit_bytes) +
-                      " bytes, and a session " + std::to_string(session.pin_capacity()) +
-                      " pages; release pins, pin fewer pages at a time, or come again when others "
-                      "have released theirs");
-    }
-    KVW_SEQUENCE_POINT("pin: entry found");
-    session.store_pin(place, slot_pin(entry->slot, entry->generation));
-    batch.push_back({place, *entry});
+PinBatch::PinBatch(const View& view, ClientSession& session, uint64_t bytes_each)
+    : view_(view),
+      session_(session),
+      bytes_each_(bytes_each),
+      limit_bytes_(view.control().pin_limit_bytes.value.load()) {}
+
+bool PinBatch::add(const EntryView& entry) {
+  if (bytes_each_ != 0 && !session_.pinned_bytes().take(bytes_each_, limit_bytes_)) return false;
+  const int place = session_.take_pin();
+  if (place < 0) {
+    session_.pinned_bytes().give_back(bytes_each_);
+    return false;
   }
+  session_.store_pin(place, slot_pin(entry.slot, entry.generation));
+  pages_.push_back({place, entry});
+  return true;
+}
+
+size_t PinBatch::hold() {
   // The one fence of the batch: the reclaimer's stands between its CLOSING and its scan, so one
   // of the two sees the other.
   full_fence();
   KVW_SEQUENCE_POINT("pin: stored");
   size_t held = 0;
   // What the daemon does not see of the session holds nothing.
-  while (held < batch.size() && !session.lost() &&
-         call.view().slot_in_range(batch[held].entry.slot) &&
-         call.view().is_live(batch[held].entry.slot, batch[held].entry.generation))
+  while (held < pages_.size() && !session_.lost() && view_.slot_in_range(pages_[held].entry.slot) &&
+         view_.is_live(pages_[held].entry.slot, pages_[held].entry.generation))
     ++held;
-  release(held);
-  return batch;
+  drop(held);
+  return held;
+}
+
+void PinBatch::drop(size_t from) {
+  for (size_t i = from; i < pages_.size(); ++i) session_.drop_pin(pages_[i].place);
+  session_.pinned_bytes().give_back((pages_.size() - from) * bytes_each_);
+  pages_.resize(from);
+}
+
+std::vector<PinnedPage> pin_pages(PromotionWindow& promotions, size_t page, size_t end,
+                                  uint64_t bytes_each, Reason& why) {
+  const ClientCall& call = promotions.call();
+  PinBatch batch(call.view(), call.session(), bytes_each);
+  while (page + batch.size() < end) {
+    const auto entry = promotions.in_dram(page + batch.size(), end, why);
+    if (!entry) break;
+    KVW_SEQUENCE_POINT("pin: entry found");
+    if (!batch.add(*entry)) {
+      call.session().count(Counter::pins_refused);
+      throw Error(ErrorKind::pin, "pin_budget",
+                  "beside all that is pinned now a process may pin " +
+                      std::to_string(batch.limit_bytes()) + " bytes, and a session " +
+                      std::to_string(call.session().pin_capacity()) +
+                      " pages; release pins, pin fewer pages at a time, or come again when others "
+                      "have released theirs");
+    }
+  }
+  batch.hold();
+  return batch.take();
 }
 
 void Pins::take(const ClientCall& call, size_t first) {

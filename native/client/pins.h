@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/fork.h"
@@ -16,6 +17,36 @@ namespace kvw {
 struct PinnedPage {
   int place;
   EntryView entry;
+};
+
+// Pins that are stored one after the other and hold from one fence on. What was read before that
+// fence out of a slot that is held was its page's, because the slot was never reused since. Those
+// that are not taken are dropped in the end.
+class PinBatch {
+ public:
+  // `bytes_each` of the session's share for each page, none where that is 0.
+  PinBatch(const View& view, ClientSession& session, uint64_t bytes_each);
+  ~PinBatch() { drop(0); }
+  PinBatch(const PinBatch&) = delete;
+  PinBatch& operator=(const PinBatch&) = delete;
+
+  // False: beside all that is pinned there is no room for another.
+  bool add(const EntryView& entry);
+  // The fence. The first page that is not held, and what was added after it, are dropped. How many
+  // are held.
+  size_t hold();
+  // Whoever takes them drops them.
+  std::vector<PinnedPage> take() { return std::exchange(pages_, {}); }
+  size_t size() const { return pages_.size(); }
+  uint64_t limit_bytes() const { return limit_bytes_; }
+
+ private:
+  void drop(size_t from);
+
+  const View& view_;
+  ClientSession& session_;
+  const uint64_t bytes_each_, limit_bytes_;
+  std::vector<PinnedPage> pages_;
 };
 
 // Pins pages from `page` to `end`, promoting them if it must; `bytes_each` of the session's share

@@ -124,11 +124,18 @@ bool View::is_open(uint32_t segment, uint32_t life) const {
          segment_word(life, false);
 }
 
+std::optional<SlabLayout> View::layout_of(SlotId slot) const {
+  if (!slot_in_range(slot)) return std::nullopt;
+  const SlabLayout layout = slots_.layout(slots_.slab_of(slot));
+  if (slots_.place_of(slot) >= slots_.slots_in(layout)) return std::nullopt;
+  return layout;
+}
+
 std::optional<View::Header> View::read_header(const EntryView& entry, const Expected& expected,
                                               const NamespaceShape& shape, uint32_t shard) const {
-  if (!slot_in_range(entry.slot)) return std::nullopt;
-  const SlabLayout layout = slots_.layout(slots_.slab_of(entry.slot));
-  if (slots_.place_of(entry.slot) >= slots_.slots_in(layout)) return std::nullopt;
+  const auto found = layout_of(entry.slot);
+  if (!found) return std::nullopt;
+  const SlabLayout& layout = *found;
   const SlotWord before = slots_.load(entry.slot);
   if (!before.readable() || static_cast<uint32_t>(before.generation) != entry.generation)
     return std::nullopt;
@@ -187,11 +194,9 @@ std::optional<View::Found> View::find_pinned(const EntryView& entry, const Expec
 
 std::optional<View::Whole> View::find_whole(const EntryView& entry,
                                             const NamespaceShape& shape) const {
-  if (!slot_in_range(entry.slot)) return std::nullopt;
-  const SlabLayout layout = slots_.layout(slots_.slab_of(entry.slot));
-  if (slots_.place_of(entry.slot) >= slots_.slots_in(layout) ||
-      layout.meta_bytes() < sizeof(SlotMeta))
-    return std::nullopt;
+  const auto found = layout_of(entry.slot);
+  if (!found || found->meta_bytes() < sizeof(SlotMeta)) return std::nullopt;
+  const SlabLayout& layout = *found;
   // A copy, so that what was judged is what is used.
   std::vector<SlotMeta> header(layout.meta_bytes() / sizeof(SlotMeta) + 1);
   SlotMeta& meta = header.front();

@@ -124,8 +124,8 @@ class View {
   std::optional<Found> find_pinned(const EntryView& entry, const Expected& expected,
                                    const NamespaceShape& shape, uint32_t shard) const;
 
-  // A whole page in its slot, as its header says. Good for as long as the page is pinned, which
-  // comes first. Nothing: the header is damaged, or of no page of this shape.
+  // A whole page in its slot, as its header says. Its pin is stored first; it is good where the pin
+  // holds, for as long as it does. Nothing: the header is damaged, or of no page of this shape.
   struct Whole {
     PageFacts facts;
     const std::byte* payload;
@@ -142,6 +142,8 @@ class View {
   void prefault(SlotId slot, bool for_write) const;
 
  private:
+  // Of the slab that a slot lies in; nothing where there is no such slot.
+  std::optional<SlabLayout> layout_of(SlotId slot) const;
   // What a slot's header says, which may be garbage until the word is seen unchanged.
   struct Header {
     SlotWord before;
