@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from kvwarehouse.errors import UsageError
+from kvwarehouse.fleet import FleetSecret
 from kvwarehouse.host.findings import Finding, fail, ok, warn
 
-_SECRET_BYTES_MIN: Final = 32  # kvwarehouse/fleet.py
 _WELL: Final = ("starting", "serving")
 
 
@@ -58,13 +58,9 @@ def _problem_of(path: str) -> str:
     if not path:
         return "there is none"
     try:
-        found = os.stat(path)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    if stat.S_IMODE(found.st_mode) & (stat.S_IRWXO | stat.S_IWGRP):
-        return f"others can read {path}, or its group can write to it"
-    if found.st_size < _SECRET_BYTES_MIN:
-        return f"{path} has {found.st_size} bytes of the {_SECRET_BYTES_MIN} that it needs"
+        FleetSecret.read(path)
+    except UsageError as error:
+        return error.message
     return ""
 
 
