@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvwarehouse import config, trusted_file
+from kvwarehouse import config
 from kvwarehouse.cli.backup_flags import follow
 from kvwarehouse.cli.connection import add_connection, connect_from, is_chosen
 from kvwarehouse.cli.exit_codes import Exit
@@ -109,16 +109,7 @@ def _refuse_what_does_not_fit(args: argparse.Namespace) -> None:
 def _open(args: argparse.Namespace) -> _OpenStore:
     place = config.load_place(vars(args))
     secret = FleetSecret.read(place.fleet_secret)
-    more = place.remote_file
-    settings = StoreSettings(
-        place.url,
-        endpoint=more.endpoint,
-        region=more.region,
-        ca=trusted_file.read(more.ca_file, "ca_file", secret=False) if more.ca_file else b"",
-        connect_s=more.connect_s,
-        get_s=more.get_deadline_s,
-        put_s=more.put_deadline_s,
-    )
+    settings = StoreSettings.of(place.url, place.remote_file)
     patient = replace(settings, get_s=_PATIENT_S, put_s=_PATIENT_S)
     names = FleetNames(secret.fleet_id)
     return _OpenStore(place, secret, names, open_store(settings), open_store(patient))

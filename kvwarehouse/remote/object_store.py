@@ -25,9 +25,12 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from kvwarehouse import trusted_file
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.remote.breaker import Breaker
 from kvwarehouse.remote.library_texts import first_line
+from kvwarehouse.remote.report import WorkerSettings
+from kvwarehouse.remote_file import RemoteFile
 from kvwarehouse.settings import SHARED_SCHEMES
 
 SCHEMES: Final = (*SHARED_SCHEMES, "memory")
@@ -52,6 +55,21 @@ class StoreSettings:
     """Deadline of a get. A load that waits for it has its own."""
     put_s: float = 10.0
     """Deadline of a put, of a delete, and of each part of a listing."""
+
+    @classmethod
+    def of(cls, url: str, more: RemoteFile | WorkerSettings) -> StoreSettings:
+        """Reads the file of certificates, where there is one. Raises UsageError if it cannot be
+        read, or is not to be believed."""
+        ca = more.ca_file
+        return cls(
+            url,
+            endpoint=more.endpoint,
+            region=more.region,
+            ca=trusted_file.read(ca, "ca_file", secret=False) if ca else b"",
+            connect_s=more.connect_s,
+            get_s=more.get_deadline_s,
+            put_s=more.put_deadline_s,
+        )
 
 
 @dataclass(frozen=True)

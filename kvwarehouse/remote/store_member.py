@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvwarehouse import core, trusted_file
+from kvwarehouse import core
 from kvwarehouse.errors import TransportError, UsageError
 from kvwarehouse.rate_limit import RateLimit
 from kvwarehouse.remote import store_state
@@ -161,18 +161,7 @@ class StoreMember:
 
     def _open(self) -> _Opened:
         settings = self._settings
-        ca = settings.ca_file
-        store = open_store(
-            StoreSettings(
-                settings.url,
-                endpoint=settings.endpoint,
-                region=settings.region,
-                ca=trusted_file.read(ca, "ca_file", secret=False) if ca else b"",
-                connect_s=settings.connect_s,
-                get_s=settings.get_deadline_s,
-                put_s=settings.put_deadline_s,
-            )
-        )
+        store = open_store(StoreSettings.of(settings.url, settings))
         fleet = FleetStore(store, self._names, self._presence, settings, settings.node, self._clock)
         to = Destination(
             store,
