@@ -14,12 +14,11 @@ import difflib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvwarehouse import places, remote_file, settings, trusted_file
+from kvwarehouse import places, remote_file, settings
 from kvwarehouse.errors import UsageError
 from kvwarehouse.host import filesystems, memory
 from kvwarehouse.remote_file import RemoteFile
@@ -488,15 +487,7 @@ def default_socket(environ: Mapping[str, str] | None = None, name: str = "defaul
 
 
 def _from_file(path: str) -> dict[str, tuple[Any, str, str]]:
-    text = trusted_file.read(path, "--config", secret=False)
-    try:
-        table = tomllib.loads(text.decode("utf-8"))
-    # ValueError: text of another encoding, numbers of thousands of digits; RecursionError: nesting.
-    except (ValueError, RecursionError) as error:
-        raise _bad(f"--config {path!r} is not TOML: {error}; see --print-config") from error
-    unknown = sorted(set(table) - set(_FIELDS))
-    if unknown:
-        raise _bad(f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(_FIELDS)}")
+    table = settings.read_table(path, "--config", _FIELDS, "see --print-config")
     return {key: (value, f"{path}: {key}", path) for key, value in table.items()}
 
 

@@ -6,15 +6,11 @@ thread-safe.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
 from typing import Final
 
-from kvwarehouse import settings, trusted_file
-from kvwarehouse.errors import UsageError
+from kvwarehouse import settings
 from kvwarehouse.settings import setting
-
-_FLAG: Final = "--remote-config"
 
 
 @dataclass(frozen=True)
@@ -78,23 +74,10 @@ _FIELDS: Final = {item.name: item for item in dataclasses.fields(RemoteFile)}
 def read(path: str) -> RemoteFile:
     """Of the file at `path`; the defaults for "". Raises UsageError that names the file, and the
     key that is unknown or bad."""
-    return _parsed(path) if path else RemoteFile()
-
-
-def _parsed(path: str) -> RemoteFile:
-    text = trusted_file.read(path, _FLAG, secret=False)
-    try:
-        table = tomllib.loads(text.decode("utf-8"))
-    # ValueError: text of another encoding, numbers of thousands of digits; RecursionError: nesting.
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{_FLAG} {path!r} is not TOML: {error}", code="bad_config") from error
-    unknown = sorted(set(table) - set(_FIELDS))
-    if unknown:
-        raise UsageError(
-            f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(_FIELDS)}. "
-            "Credentials are those of the environment",
-            code="bad_config",
-        )
+    if not path:
+        return RemoteFile()
+    advice = "credentials are those of the environment"
+    table = settings.read_table(path, "--remote-config", _FIELDS, advice)
     values = {
         key: _FIELDS[key].metadata["parse"](value, f"{path}: {key}") for key, value in table.items()
     }

@@ -1,4 +1,5 @@
-"""The kinds of values that settings have: how each is read, checked and shown. Stateless."""
+"""The kinds of values that settings have: how each is read, checked and shown; and files of
+settings. Stateless."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import dataclasses
 import ipaddress
 import os
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
+from kvwarehouse import trusted_file
 from kvwarehouse.errors import UsageError
 from kvwarehouse.sizes import parse_size
 
@@ -48,6 +51,28 @@ def setting(default: Any, kind: Kind, meaning: str, why: str, *, key: str = "") 
     """A dataclass field with its meaning, its default and why that; `key`: its name outside."""
     metadata = {"parse": kind, "meaning": meaning, "why": why, "key": key}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def read_table(path: str, flag: str, known: Collection[str], advice: str) -> dict[str, Any]:
+    """Of the file of settings (TOML) that `flag` names, values as they stand there. Raises
+    UsageError that names the file where it is not to be believed; with `advice`, where it is no
+    TOML or has a setting that is not among the `known`."""
+    text = trusted_file.read(path, flag, secret=False)
+    try:
+        table = tomllib.loads(text.decode("utf-8"))
+    # ValueError: text of another encoding, numbers of thousands of digits; RecursionError: nesting.
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{flag} {path!r} is not TOML: {error}; {advice}", code="bad_config"
+        ) from error
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise UsageError(
+            f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(known)}; "
+            f"{advice}",
+            code="bad_config",
+        )
+    return table
 
 
 def exact_size(size_bytes: int) -> str:
