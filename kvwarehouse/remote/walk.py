@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from kvwarehouse.remote.names import FleetNames, PagesName
@@ -127,40 +128,28 @@ class PagesWalk:
 
     def _list_day(self, prefix: str) -> Sequence[str]:
         """All of a small day, or the parts of a large one: what was seen of it is forgotten."""
-        batch: list[tuple[PagesName, int]] = []
-        unknown = 0
-        for item in self._store.list(prefix):
-            name = self._names.pages_of(item.name)
-            if name is None:
-                unknown += 1
-            else:
-                batch.append((name, item.size_bytes))
-            if len(batch) >= SPLIT:
-                return [f"{prefix}{byte:02x}/" for byte in range(256)]
-            if self._stopped:
-                return ()
-        self._tell(batch, unknown)
+        some = list(islice(self._pages_below(prefix), SPLIT))
+        if len(some) == SPLIT:
+            return [f"{prefix}{byte:02x}/" for byte in range(256)]
+        if some:
+            self._found(some)
         return ()
 
     def _list_part(self, prefix: str) -> None:
-        batch: list[tuple[PagesName, int]] = []
+        pages = self._pages_below(prefix)
+        while some := list(islice(pages, BATCH)):
+            self._found(some)
+
+    def _pages_below(self, prefix: str) -> Iterator[tuple[PagesName, int]]:
+        """With their bytes; no more once it is stopped. Other names count when all were seen."""
         unknown = 0
         for item in self._store.list(prefix):
+            if self._stopped:
+                return
             name = self._names.pages_of(item.name)
             if name is None:
                 unknown += 1
             else:
-                batch.append((name, item.size_bytes))
-            if len(batch) >= BATCH:
-                self._tell(batch, unknown)
-                batch, unknown = [], 0
-            if self._stopped:
-                return
-        self._tell(batch, unknown)
-
-    def _tell(self, batch: Found, unknown: int) -> None:
-        if unknown:
-            with self._changed:
-                self._unknown += unknown
-        if batch:
-            self._found(batch)
+                yield name, item.size_bytes
+        with self._changed:
+            self._unknown += unknown
