@@ -504,9 +504,9 @@ class RemoteLink:
         Said again where the file was made anew."""
     def next(self, timeout_s: float) -> RunToPut | None:
         """The next run, or None: none came in time. Raises TransportError "link_closed"."""
-    def done(self, run: RunToPut, outcome: str) -> None:
-        """Ends a run that next() gave: another may come. The core goes by no outcome; what the file
-        `presence` says by then is why it is not offered again. TransportError "link_closed"."""
+    def done(self, run: RunToPut) -> None:
+        """Ends a run that next() gave, however it went: another may come. What the file `presence`
+        says by then is why it is not offered again. TransportError "link_closed"."""
     def close(self) -> None:
         """Whoever waits in next() is told that it is closed. Idempotent."""
 

@@ -21,10 +21,6 @@ class LatePresence:
     def is_open(self) -> bool:
         return self._file is not None
 
-    @property
-    def objects(self) -> int:
-        return self._file.objects if self._file is not None else 0
-
     def advance(self, today: int) -> None:
         if self._file is None:
             self._file = self._make(today)

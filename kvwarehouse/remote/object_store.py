@@ -5,9 +5,8 @@ call over a network ends by its deadline. One on a folder ends when the file sys
 counts as failed from its deadline on, so that the breaker opens beside it, and whoever owns the
 process ends it. An object that is not there is a value; an error is a TransportError
 (`remote_failed`, `remote_refused` by the store, `remote_full` where it has no room, `remote_off`
-while the breaker is open). Names are
-those of objects, below the URL's path. No text has a URL's query, nor more than the first line of
-what a store said.
+while the breaker is open). Names are those of objects, below the URL's path. No text has a URL's
+query, nor more than the first line of what a store said.
 """
 
 from __future__ import annotations

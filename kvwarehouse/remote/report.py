@@ -118,7 +118,7 @@ class WorkerReport(_Line):
     used_bytes: int = 0
     """By the whole fleet, as far as this worker knows."""
     objects: int = 0
-    """In the presence filter."""
+    """Of pages in the store, as the last listing counted them, and put by this worker since."""
     objects_max: int = 0
     nodes: int = 0
     """Of the fleet that live, this one among them."""

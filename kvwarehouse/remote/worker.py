@@ -124,7 +124,8 @@ class Worker:
                 continue
             run = self._link.next(_WAIT_S)
             if run is not None:
-                self._link.done(run, self._member.put(run))
+                self._member.put(run)
+                self._link.done(run)
 
 
 def main() -> NoReturn:

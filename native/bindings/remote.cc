@@ -175,11 +175,7 @@ void bind_link(nb::module_& m) {
             return link.next(to_ns(timeout_s));
           },
           arg("timeout_s"))
-      .def(
-          "done",
-          // The core goes by no outcome: the next use of the run offers it again.
-          [](const WorkerLink& link, const RunToPut& run, const std::string&) { link.done(run); },
-          arg("run"), arg("outcome"), nb::call_guard<WithoutGil>())
+      .def("done", &WorkerLink::done, arg("run"), nb::call_guard<WithoutGil>())
       .def("close", &WorkerLink::close);
 }
 

@@ -120,7 +120,7 @@ def test_run_that_is_stored_becomes_an_object_that_a_reader_accepts(tier: Tier) 
         assert checked(bytes(damaged), run)[:2] == ("digest", RUN - 1)
         assert checked(packed, run, fleet=bytes(16))[:2] == ("place", 0)
         assert checked(whole[:-4096], run)[0] == "size"
-        tier.link.done(run, "stored")
+        tier.link.done(run)
     status = tier.core.status()["remote_puts"]
     assert (status["offered_runs"], status["queued_runs"]) == (2, 0)
 
@@ -152,7 +152,7 @@ def test_run_that_the_filter_has_is_not_offered_again(tier: Tier) -> None:
     tier.store(RUN)
     run = tier.next()
     tier.filter.put(run.key, np.zeros(1, np.uint64), np.full(1, TODAY - 1, np.uint32))
-    tier.link.done(run, "stored")
+    tier.link.done(run)
     rows = np.zeros((RUN, SHARD_BYTES), np.uint8)
     loaded, _ = tier.client.load(
         SPACE, tier.tokens[: TOKENS * RUN], None, 0, Regions.pages(rows, True), 0, LONG_S

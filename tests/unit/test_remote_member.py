@@ -46,10 +46,6 @@ class File(KeptPages):
     def day_of(self, key: bytes, epoch: int) -> int | None:
         return self.days.get((key, epoch))
 
-    @property
-    def objects(self) -> int:
-        return len(self.days)
-
 
 class Rig:
     def __init__(self, folder: Path, **changes: Any) -> None:

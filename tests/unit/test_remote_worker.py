@@ -115,7 +115,7 @@ def test_worker_puts_what_is_offered_and_reports(started: Callable[..., Worker])
     assert shared == []
     stderr = worker.close()
     assert "ready for 2" in stderr
-    assert stderr.count("run stored at nice 15") == 2
+    assert stderr.count("run done at nice 15") == 2
 
 
 def test_worker_ends_with_its_daemons_end(started: Callable[..., Worker]) -> None:

@@ -58,8 +58,8 @@ class Link:
             return None
         return Run(word, number.to_bytes(16, "little"))
 
-    def done(self, run: Run, outcome: str) -> None:
-        print(f"{run.word} {outcome} at nice {os.getpriority(os.PRIO_PROCESS, 0)}")
+    def done(self, run: Run) -> None:
+        print(f"{run.word} done at nice {os.getpriority(os.PRIO_PROCESS, 0)}")
 
 
 class Session:
