@@ -56,6 +56,8 @@ class FleetFacts:
     """-1: not listed yet."""
     put_if_absent: bool | None
     """None: not probed yet."""
+    clock_jump_s: float
+    """Of the store's clock, while that is doubted; else 0."""
 
 
 class FleetStore:
@@ -134,6 +136,7 @@ class FleetStore:
             deleted_objects=self._janitor.deleted_objects,
             listed_ago_s=-1.0 if ago_s is None else ago_s,
             put_if_absent=self._put_if_absent,
+            clock_jump_s=self._clock.jump_s,
         )
 
     def join_listing(self, timeout_s: float | None = None) -> bool:

@@ -47,7 +47,9 @@ class Janitor:
         return self._deleted + under_way
 
     def round(self, *, put_if_absent: bool) -> None:
-        """`put_if_absent`: the store heeds it."""
+        """`put_if_absent`: the store heeds it. Nothing is old while its clock is doubted."""
+        if self._nodes.store_clock.jump_s:
+            return
         if self._sweep is None and self._takes_turn(put_if_absent):
             self._begin()
         until_ms = self._now_ms() + STEP_MS

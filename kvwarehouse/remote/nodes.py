@@ -23,22 +23,46 @@ before they stop."""
 
 DAY_MS: Final = 86_400_000
 
+DOUBT_S: Final = 86_400.0
+"""A store's clock that jumps by more is doubted: days would expire that are not over."""
+BELIEVED_AFTER: Final = 60
+"""So many beats have to say the same of it, an hour's."""
+AGREE_S: Final = 60.0
+
 
 class StoreClock:
     """The store's clock, to the second: what it said last, and this host's monotonic clock since.
-    `clock`: monotonic seconds. Any thread reads it, one sets it."""
+    While it is doubted, as it was before it jumped. `clock`: monotonic seconds. Any thread reads
+    it, one sets it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ahead_s: float | None = None  # of the monotonic clock
+        self._doubted_s: float | None = None  # ahead, as was said last
+        self._doubted_times = 0  # that it said so
 
     @property
     def is_known(self) -> bool:
         return self._ahead_s is not None
 
     def set(self, store_s: float, at_s: float) -> None:
-        """It was `store_s`, seconds since 1970, at `at_s` of the monotonic clock."""
-        self._ahead_s = store_s - at_s
+        """It was `store_s`, seconds since 1970, at `at_s` of the monotonic clock. The first time
+        there is nothing to doubt it by."""
+        ahead_s, before_s = store_s - at_s, self._ahead_s
+        if before_s is None or abs(ahead_s - before_s) <= DOUBT_S or self._is_said_again(ahead_s):
+            self._ahead_s, self._doubted_s, self._doubted_times = ahead_s, None, 0
+
+    def _is_said_again(self, ahead_s: float) -> bool:
+        agrees = self._doubted_s is not None and abs(ahead_s - self._doubted_s) <= AGREE_S
+        self._doubted_times = self._doubted_times + 1 if agrees else 1
+        self._doubted_s = ahead_s
+        return self._doubted_times >= BELIEVED_AFTER
+
+    @property
+    def jump_s(self) -> float:
+        """How far the store's clock has jumped, where that is doubted; else 0."""
+        doubted_s, ahead_s = self._doubted_s, self._ahead_s
+        return 0.0 if doubted_s is None or ahead_s is None else doubted_s - ahead_s
 
     def now_ms(self) -> int:
         if self._ahead_s is None:

@@ -96,7 +96,8 @@ class StoreMember:
         fleet = self._opened.fleet
         was_seen = fleet.facts().is_seen  # a round gives those their part that are seen before it
         fleet.round()
-        self._may_ask = was_seen and fleet.facts().listed_ago_s >= 0
+        facts = fleet.facts()
+        self._may_ask = was_seen and facts.listed_ago_s >= 0 and not facts.clock_jump_s
         self._probe(self._opened.store)
 
     @property

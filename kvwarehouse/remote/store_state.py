@@ -40,6 +40,12 @@ def puts_state(problem: PutProblem) -> tuple[str, str]:
 
 def fleet_state(facts: FleetFacts, capacity_bytes: int, *, may_ask: bool) -> tuple[str, str]:
     """Of a store that works. `may_ask`: the fleet has given this host its part of the capacity."""
+    if facts.clock_jump_s:
+        return "failing", (
+            f"the store's clock has jumped by {facts.clock_jump_s / 86400:+.1f} days; nothing is "
+            "put or deleted until it is set right, or has said so for an hour: then what is too "
+            "old by it expires"
+        )
     if facts.listed_ago_s < 0:
         return "starting", "what the fleet has in the store is being listed"
     if not may_ask:

@@ -14,7 +14,7 @@ from kvwarehouse.remote import sweep as rules
 from kvwarehouse.remote.capacity import Capacity
 from kvwarehouse.remote.janitor import Janitor
 from kvwarehouse.remote.names import DAY_MAX, FleetNames, PagesName
-from kvwarehouse.remote.nodes import DAY_MS, Nodes, StoreClock
+from kvwarehouse.remote.nodes import BEAT_S, BELIEVED_AFTER, DAY_MS, Nodes, StoreClock
 from kvwarehouse.remote.sweep import Sweep, SweepRules, days_too_many
 from testkit.timed_store import HostClock, KeptPages, TimedStore
 
@@ -266,6 +266,24 @@ def test_one_node_sweeps_in_each_turn(hosts: Made, rng: random.Random) -> None:
     two.janitor.round(put_if_absent=True)
     assert old not in store.names()
     assert (one.janitor.deleted_objects, two.janitor.deleted_objects) == (1, 1)
+
+
+def test_nothing_is_deleted_while_the_stores_clock_is_doubted(
+    hosts: Made, rng: random.Random
+) -> None:
+    store, (one, _), goes = hosts
+    young = NAMES.pages(page(rng, TODAY))
+    store.put(young, b"x")
+    now: Any = store.clock
+    now.now_s += 9 * 86400
+    for _ in range(BELIEVED_AFTER - 1):
+        goes(BEAT_S)
+        one.janitor.round(put_if_absent=True)
+    assert young in store.names()
+    assert one.janitor.deleted_objects == 0
+    goes(BEAT_S)
+    one.janitor.round(put_if_absent=True)
+    assert young not in store.names()
 
 
 def test_smallest_living_node_sweeps_where_put_if_absent_is_not_heeded(

@@ -68,6 +68,46 @@ def test_clock_follows_the_store_where_it_is_set() -> None:
     assert fleet.hosts[0].store_clock.today() == 20786
 
 
+@pytest.mark.parametrize("jump_s", [7 * 86400.0, -7 * 86400.0])
+def test_clock_that_jumps_is_doubted_until_it_has_said_so_for_an_hour(jump_s: float) -> None:
+    fleet = Fleet(1)
+    fleet.beats(0)
+    clock = fleet.hosts[0].store_clock
+    fleet.now.now_s += jump_s
+    for _ in range(node_rules.BELIEVED_AFTER - 1):
+        fleet.goes(node_rules.BEAT_S)
+        fleet.beats(0)
+        assert clock.now_ms() == (fleet.now.now_s - jump_s) * 1000
+        assert clock.jump_s == jump_s
+        assert (fleet.hosts[0].nodes.living, clock.is_known) == (1, True)
+    fleet.goes(node_rules.BEAT_S)
+    fleet.beats(0)
+    assert (clock.now_ms(), clock.jump_s) == (fleet.now.now_s * 1000, 0.0)
+
+
+def test_clock_that_is_set_right_again_is_believed_at_once() -> None:
+    fleet = Fleet(1)
+    fleet.beats(0)
+    clock = fleet.hosts[0].store_clock
+    for jump_s, doubted_s in ((7 * 86400.0, 7 * 86400.0), (-7 * 86400.0, 0.0)):
+        fleet.now.now_s += jump_s
+        fleet.goes(node_rules.BEAT_S)
+        fleet.beats(0)
+        assert (clock.jump_s, clock.today()) == (doubted_s, 20785)
+
+
+def test_clock_that_says_something_else_each_time_is_never_believed() -> None:
+    fleet = Fleet(1)
+    fleet.beats(0)
+    clock = fleet.hosts[0].store_clock
+    fleet.now.now_s += 7 * 86400
+    for beat in range(2 * node_rules.BELIEVED_AFTER):
+        fleet.now.now_s += 7200 * (-1) ** beat
+        fleet.goes(node_rules.BEAT_S)
+        fleet.beats(0)
+        assert clock.jump_s > 6 * 86400
+
+
 def test_clock_that_was_never_set_is_not_read() -> None:
     with pytest.raises(AssertionError):
         StoreClock(HostClock()).now_ms()

@@ -18,6 +18,7 @@ FACTS = FleetFacts(
     deleted_objects=0,
     listed_ago_s=1.0,
     put_if_absent=True,
+    clock_jump_s=0.0,
 )
 
 
@@ -41,3 +42,9 @@ def test_store_that_is_not_listed_any_more_is_not_called_full() -> None:
     said, why = fleet_state(late, 100, may_ask=True)
     assert said == "failing"
     assert f"{(GRANT_S + 60) / 60:.0f} minutes ago" in why
+
+
+def test_store_whose_clock_is_doubted_is_said_to_fail() -> None:
+    said, why = fleet_state(replace(FACTS, clock_jump_s=-7 * 86400.0), 100, may_ask=False)
+    assert said == "failing"
+    assert "jumped by -7.0 days" in why
