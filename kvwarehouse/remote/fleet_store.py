@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from kvwarehouse.remote.listing import Listing, Sink
 from kvwarehouse.remote.names import FleetNames, PagesName
 from kvwarehouse.remote.nodes import Nodes, StoreClock
 from kvwarehouse.remote.object_store import ObjectStore
+from kvwarehouse.remote.replaced import ReplacedObjects
 from kvwarehouse.remote.totals import StoredTotals
 
 
@@ -81,6 +82,7 @@ class FleetStore:
         self._janitor = Janitor(
             store, names, self._nodes, self._capacity, settings.ttl_days, self._removed
         )
+        self._replaced = ReplacedObjects(store, clock)
         self._put_if_absent: bool | None = None
         self._today: int | None = None
         self._lock = threading.Lock()
@@ -96,7 +98,15 @@ class FleetStore:
     def round(self) -> TransportError | None:
         """Does what is due. What failed last, if anything did."""
         failure = None
-        steps = (self._nodes.round, self._new_day, self._probe, self._list, self._tell, self._clean)
+        steps = (
+            self._nodes.round,
+            self._new_day,
+            self._probe,
+            self._list,
+            self._tell,
+            self._clean,
+            self._drop_replaced,
+        )
         for step in steps:
             if step != self._nodes.round and not self._clock.is_known:
                 break
@@ -114,8 +124,10 @@ class FleetStore:
         """An object that was admitted, and of which nothing was sent."""
         self._capacity.give_back(size_bytes)
 
-    def stored(self, name: PagesName, size_bytes: int) -> None:
-        """It was put, and is there."""
+    def stored(self, name: PagesName, size_bytes: int, earlier_day: int | None = None) -> None:
+        """It was put, and is there. `earlier_day`: and of a day before, which it replaces."""
+        if earlier_day is not None and earlier_day < name.day:
+            self._replaced.add(self._names.pages(replace(name, day=earlier_day)))
         self._deltas.add(name, size_bytes)
         epoch, day = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
         self._sink.put(name.key, epoch, day)
@@ -133,7 +145,7 @@ class FleetStore:
             is_seen=self._nodes.is_seen,
             room_bytes=self._capacity.room_bytes if self._nodes.is_seen else 0,
             is_full=self._capacity.is_full,
-            deleted_objects=self._janitor.deleted_objects,
+            deleted_objects=self._janitor.deleted_objects + self._replaced.deleted,
             listed_ago_s=-1.0 if ago_s is None else ago_s,
             put_if_absent=self._put_if_absent,
             clock_jump_s=self._clock.jump_s,
@@ -181,6 +193,10 @@ class FleetStore:
     def _clean(self) -> None:
         if self._put_if_absent is not None:
             self._janitor.round(put_if_absent=self._put_if_absent)
+
+    def _drop_replaced(self) -> None:
+        if not self._clock.jump_s:  # nothing is deleted then
+            self._replaced.round()
 
     def _removed(self, names: list[PagesName]) -> None:
         for name in names:

@@ -47,7 +47,7 @@ class Fleet(Protocol):
     def today(self) -> int | None: ...
     def admit(self, size_bytes: int) -> bool: ...
     def give_back(self, size_bytes: int) -> None: ...
-    def stored(self, name: PagesName, size_bytes: int) -> None: ...
+    def stored(self, name: PagesName, size_bytes: int, earlier_day: int | None) -> None: ...
 
 
 class Presence(Protocol):
@@ -122,7 +122,7 @@ class Puts:
             to.fleet.give_back(run.bytes)
             return packed
         try:
-            return self._put(name, packed, run.bytes)
+            return self._put(name, packed, run)
         except TransportError as error:
             self._copies_failed = 0  # it is the store, and not that it cannot copy
             return self._failed(error)
@@ -151,7 +151,7 @@ class Puts:
             return False
         self._copies_failed = 0
         if copied:
-            self._stored(name, run.bytes)
+            self._stored(name, run)
         else:
             to.presence.remove(run.key, run.epoch, run.day)
         return copied
@@ -167,16 +167,16 @@ class Puts:
             return packed.reason if packed.reason in PUT_RESULTS else "failed"
         return packed
 
-    def _put(self, name: PagesName, data: Any, size_bytes: int) -> str:
+    def _put(self, name: PagesName, data: Any, run: RunToPut) -> str:
         if not self._put_twice(self._to.names.pages(name), data):
             self._gate.succeeded()
             epochs, days = np.array([name.epoch], np.uint64), np.array([name.day], np.uint32)
             self._to.presence.put(name.key, epochs, days)
-            self._to.fleet.give_back(size_bytes)
+            self._to.fleet.give_back(run.bytes)
             return "already"  # another host has put it, and counts it
-        self._stored(name, size_bytes)
+        self._stored(name, run)
         with self._lock:
-            self._put_bytes += size_bytes
+            self._put_bytes += run.bytes
         return "stored"
 
     def _put_twice(self, path: str, data: Any) -> bool:
@@ -190,9 +190,9 @@ class Puts:
                 raise
         return store.put(path, data)
 
-    def _stored(self, name: PagesName, size_bytes: int) -> None:
+    def _stored(self, name: PagesName, run: RunToPut) -> None:
         self._gate.succeeded()
-        self._to.fleet.stored(name, size_bytes)
+        self._to.fleet.stored(name, run.bytes, run.day)
 
 
 def _result_of(code: str) -> str:

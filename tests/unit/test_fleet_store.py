@@ -4,7 +4,7 @@ fail."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -167,6 +167,63 @@ def test_janitor_takes_old_days_out_of_store_filter_and_count(
     assert node.fleet.facts().deleted_objects == 1
     world.pass_by(1300)
     assert node.fleet.facts().used_bytes == 2000
+
+
+def test_what_is_used_daily_is_there_once_as_soon_as_all_have_listed_its_new_day(
+    world: World,
+) -> None:
+    world.joins()
+    node, other = world.nodes
+    today = int(BEGIN_S) // 86400
+    earlier = PagesName(b"n" * 16, 0, today - 1, b"k" * 16)
+    newer = replace(earlier, day=today)
+    world.store.put(NAMES.pages(earlier), bytes(1000))
+    world.pass_by(300, step_s=60)
+    assert other.sink.has(earlier)
+    assert node.fleet.admit(1000)
+    world.store.put(NAMES.pages(newer), bytes(1000))
+    node.fleet.stored(newer, 1000, earlier.day)
+    for _ in range(200):
+        world.pass_by(60, step_s=60)
+        if NAMES.pages(earlier) not in world.store.names():
+            break
+        known = other.sink.has(newer)
+    assert known
+    assert world.pages_bytes() == 1000
+    assert node.fleet.facts().deleted_objects > other.fleet.facts().deleted_objects
+    world.pass_by(3700, step_s=60)
+    assert [each.fleet.facts().used_bytes for each in world.nodes] == [1000, 1000]
+
+
+def test_nothing_is_deleted_while_the_stores_clock_is_doubted(world: World) -> None:
+    (node,) = world.nodes
+    world.pass_by(130)
+    today = int(BEGIN_S) // 86400
+    newer, earlier = (PagesName(b"n" * 16, 0, day, b"k" * 16) for day in (today, today - 1))
+    for name in (newer, earlier):
+        world.store.put(NAMES.pages(name), bytes(1000))
+    node.fleet.stored(newer, 1000, earlier.day)
+    world.pass_by(3000, step_s=100)
+    world.now.now_s += 9 * 86400
+    world.pass_by(1800, step_s=100)
+    assert node.fleet.facts().clock_jump_s > 8 * 86400
+    assert world.pages_bytes() == 2000
+    world.now.now_s -= 9 * 86400
+    world.pass_by(200, step_s=100)
+    assert [name for name in world.store.names() if NAMES.pages_of(name)] == [NAMES.pages(newer)]
+
+
+@pytest.mark.parametrize("day", [0, 1])
+def test_object_of_the_same_day_or_a_later_one_replaces_nothing(world: World, day: int) -> None:
+    (node,) = world.nodes
+    world.pass_by(20)
+    today = int(BEGIN_S) // 86400
+    name = PagesName(b"n" * 16, 0, today, b"k" * 16)
+    there = replace(name, day=today + day)
+    world.store.put(NAMES.pages(there), bytes(1000))
+    node.fleet.stored(name, 1000, there.day)
+    world.pass_by(5000, step_s=100)
+    assert NAMES.pages(there) in world.store.names()
 
 
 @pytest.mark.parametrize("answer_is_lost", [False, True])

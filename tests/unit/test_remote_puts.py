@@ -71,6 +71,7 @@ class Fleet:
         self.today: int | None = TODAY
         self.room = True
         self.told: list[tuple[PagesName, int]] = []
+        self.earlier_days: list[int | None] = []
         self.admitted = 0  # bytes that count
 
     def admit(self, size_bytes: int) -> bool:
@@ -80,8 +81,9 @@ class Fleet:
     def give_back(self, size_bytes: int) -> None:
         self.admitted -= size_bytes
 
-    def stored(self, name: PagesName, size_bytes: int) -> None:
+    def stored(self, name: PagesName, size_bytes: int, earlier_day: int | None) -> None:
         self.told.append((name, size_bytes))
+        self.earlier_days.append(earlier_day)
         self.presence.days[name.key] = name.day
 
 
@@ -235,6 +237,7 @@ def test_object_of_an_earlier_day_is_copied_to_todays_name() -> None:
     assert rig.packed == []
     assert rig.presence.days == {KEY: TODAY}
     assert rig.fleet.told == [(NAME, len(DATA))]
+    assert rig.fleet.earlier_days == [OLD.day]
     assert rig.puts.put_bytes == 0
 
 
@@ -256,6 +259,7 @@ def test_store_that_cannot_copy_is_asked_for_it_a_few_times() -> None:
         assert rig.put(day=OLD.day) in ("stored", "already")
     assert rig.store.asked.count(("copy", False)) == 3
     assert len(rig.packed) == 5
+    assert rig.fleet.earlier_days == [OLD.day]  # the others were there
 
 
 def test_copies_that_fail_with_the_whole_store_are_tried_again() -> None:
