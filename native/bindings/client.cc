@@ -182,7 +182,7 @@ nb::dict control_of(Client& client) {
   const auto view = client.view();
   const ControlPage& page = view->control();
   nb::dict made;
-  const auto put = [&made](const char* name, const HotWord& word) {
+  const auto put = [&made](const char* name, const auto& word) {
     made[name] = word.value.load(std::memory_order_acquire);
   };
   made["warehouse_id"] = bytes_of(page.warehouse_id).attr("hex")();
@@ -197,6 +197,10 @@ nb::dict control_of(Client& client) {
   put("nvme_write_queue_bytes", page.nvme_write_queue_bytes);
   put("pin_limit_bytes", page.pin_limit_bytes);
   put("reserve_limit_bytes", page.reserve_limit_bytes);
+  put("remote_serving", page.remote.serving);
+  put("remote_read_bytes_per_s", page.remote.read_bytes_per_s);
+  put("remote_first_byte_ns", page.remote.first_byte_ns);
+  put("remote_queued_bytes", page.remote.queued_bytes);
   const uint64_t beat = page.heartbeat_ns.value.load();
   const uint64_t now = system_clock().boot_ns();
   made["heartbeat_age_s"] = now > beat ? static_cast<double>(now - beat) / 1e9 : 0.0;

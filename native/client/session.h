@@ -48,10 +48,10 @@ class ClientSession {
   ClientShare& segments_held() { return shares_->segments_held; }
 
   void count(Counter counter, uint64_t amount = 1) {
-    file_->counters[static_cast<uint32_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
+    counter_of(*file_, counter).fetch_add(amount, std::memory_order_relaxed);
   }
   uint64_t counter(Counter counter) const {
-    return file_->counters[static_cast<uint32_t>(counter)].load(std::memory_order_relaxed);
+    return counter_of(*file_, counter).load(std::memory_order_relaxed);
   }
   void touch(const EntryView& entry) { tell(entry, entry.page); }
   void release(const EntryView& entry) { tell(entry, entry.page | kReleasedPage); }

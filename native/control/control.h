@@ -29,9 +29,23 @@ struct NamespaceWord {
   std::atomic<uint32_t> page_tokens, shards;
   std::atomic<uint64_t> ready;
   uint64_t last_ready;  // the daemon's own
-  uint64_t spare;
+  // Of the namespace's objects in the remote store: their epoch + 1. 0: none are served, as from a
+  // clear here until the store knows of it.
+  std::atomic<uint64_t> remote_epoch;
 };
 static_assert(sizeof(NamespaceWord) == 64);
+
+struct Word {
+  std::atomic<uint64_t> value{0};
+};
+
+// Of the remote tier, by what its worker said last. Zeros: none is served.
+struct RemoteWords {
+  Word serving;           // 1: pages that its presence filter shows may be fetched
+  Word read_bytes_per_s;  // smoothed, of one object at a time; 0: not measured yet
+  Word first_byte_ns;     // likewise
+  Word queued_bytes;      // of objects that are being fetched or wait for it
+};
 
 struct ControlPage {
   // Fixed while the arena lives.
@@ -56,11 +70,14 @@ struct ControlPage {
   HotWord nvme_reads_queued;
   HotWord nvme_write_queue_bytes;
   HotWord pin_limit_bytes;      // of all sessions of a process, beside what others pin now
-  HotWord reserve_limit_bytes;  // what a session alone may leave unfinished
+  alignas(128) Word reserve_limit_bytes;  // what a session alone may leave unfinished
+  RemoteWords remote;                     // seldom written, as its neighbour
 
   alignas(128) NamespaceWord namespaces[kMaxNamespaces];
   // std::atomic<uint64_t> segment_words[] follow: life << 1 | closing, per segment.
 };
+
+static_assert(sizeof(HotWord) == 128 && offsetof(ControlPage, namespaces) % 128 == 0);
 
 enum class ControlState : uint64_t { starting = 0, serving = 1, draining = 2, stopped = 3 };
 

@@ -34,6 +34,10 @@ enum class MessageType : uint16_t {
   located = 13,     // with a descriptor: their directory
   hbm = 14,         // the copies in HBM, for who loads into the memory of a device
   hbm_shared = 15,  // with descriptors: their table, and the pool of device memory
+  presence = 16,    // the presence filter of the remote tier
+  presence_shared = 17,  // with a descriptor: its file, read-only
+  fetch = 18,            // bring these runs of pages from the remote tier
+  fetching = 19,
 };
 
 struct MessageHead {
@@ -57,6 +61,8 @@ inline constexpr uint32_t kWelcomeHbm = 2;  // likewise: it has an HBM tier and 
 // It knows kExchangeSince. An older daemon ignores flags of requests, and would take the epoch for
 // the namespace.
 inline constexpr uint32_t kWelcomeSince = 8;
+// It reads from a remote tier, and answers `presence` and `fetch`.
+inline constexpr uint32_t kWelcomeRemote = 16;
 // In the flags of an exchange: its body begins with the clear epoch that the bytes belong to. In a
 // namespace that was cleared after it nothing is reserved (`cleared`).
 inline constexpr uint32_t kExchangeSince = 1;
@@ -121,6 +127,12 @@ enum class Reason : uint32_t {
   busy,         // another session is writing the same shard
   unreachable,  // the daemon did not answer
   missing,      // not stored
+  // Of a page that the remote tier was to have: it is not there, not what was sealed, the store
+  // fails or is late, or the tier serves nothing now.
+  remote_missing,
+  remote_damaged,
+  remote_failed,
+  remote_off,
   count
 };
 const char* reason_name(Reason reason);
@@ -159,6 +171,39 @@ enum class PromoteAnswer : uint32_t {
 // the same moment.
 inline constexpr uint64_t kPromoteBytes = 128ull << 20;
 inline constexpr uint64_t kPromotePages = 256;
+
+// presence: nothing. presence_shared: with the descriptor. Refused with "presence_not_ready" while
+// there is none.
+
+// fetch: one FetchSpace, then `first` FetchRuns. fetching: `first` FetchAnswers, in their order.
+struct FetchSpace {
+  Key namespace_id;
+  uint32_t witness_kind;
+  uint32_t spare;
+};
+// A run of pages that is one object (remote/object.h): the last `pages - from` of its pages are
+// wanted.
+struct FetchRun {
+  Key key;  // of its last page
+  uint32_t day;
+  uint32_t first_position;
+  uint32_t pages, from;
+  uint64_t within_ns;  // what is left of the load's time
+};
+static_assert(sizeof(FetchRun) == 40);
+enum class FetchAnswer : uint32_t {
+  reading,  // it is on its way: wait for the control page's `promoted`, and look again
+  later,    // as many as there may be are on their way
+  off,      // nothing is served now, of this namespace or at all
+  // How the same run's fetch has ended within the last second:
+  missing,
+  damaged,
+  failed,   // the store, or it was late
+  no_room,  // in the tiers here
+};
+// What is on its way at a time, at most; beyond it a run is told `later`.
+inline constexpr uint64_t kFetchBytes = 128ull << 20;
+inline constexpr uint32_t kFetchRuns = 256;
 
 // report: one Report.
 struct Report {

@@ -22,7 +22,16 @@ inline constexpr uint32_t kLinkMagic = 0x4c57564b;  // "KVWL"
 inline constexpr uint16_t kLinkVersion = 1;
 inline constexpr uint32_t kMostPuts = 64;  // runs at a time: all fit a socket's buffer
 
-enum class LinkType : uint16_t { none = 0, ready = 1, run = 2, done = 3 };
+enum class LinkType : uint16_t {
+  none = 0,
+  ready = 1,
+  run = 2,
+  done = 3,
+  gets = 4,  // those of get_link.h
+  state = 5,
+  get = 6,
+  got = 7,
+};
 
 struct LinkHead {
   uint32_t magic = kLinkMagic;

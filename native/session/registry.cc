@@ -71,7 +71,9 @@ const char* counter_name(Counter counter) {
                                            "dropped_cleared",
                                            "dropped_timeout",
                                            "dropped_busy",
-                                           "dropped_unreachable"};
+                                           "dropped_unreachable",
+                                           "lookup_hit_remote",
+                                           "pages_loaded_remote"};
   static_assert(sizeof kNames / sizeof *kNames == kCounters);
   return kNames[static_cast<size_t>(counter)];
 }
@@ -351,8 +353,12 @@ void Registry::drain(Session& session, uint64_t head, uint64_t most) {
 
 void Registry::count(Session& session) {
   std::array<uint64_t, kCounters> now{};
-  if (::pread(session.file.get(), now.data(), sizeof now, offsetof(SessionFile, counters)) !=
-      sizeof now)
+  const auto read = [&](uint32_t first, uint32_t count, size_t offset) {
+    return ::pread(session.file.get(), &now[first], count * sizeof(uint64_t),
+                   static_cast<off_t>(offset)) == static_cast<ssize_t>(count * sizeof(uint64_t));
+  };
+  if (!read(0, kFirstCounters, offsetof(SessionFile, counters)) ||
+      !read(kFirstCounters, kCounters - kFirstCounters, offsetof(SessionFile, later_counters)))
     return;
   const uint64_t seconds = (clock_.boot_ns() - session.counted_ns) / kSecondNs;
   const uint64_t most = kCountsPerSecond * std::clamp<uint64_t>(seconds, 1, kUncountedSecondsMost);

@@ -72,9 +72,13 @@ enum class Counter : uint32_t {
   dropped_timeout,
   dropped_busy,
   dropped_unreachable,
+  // The first 32 have a place of their own; these came later (SessionFile::later_counters).
+  lookup_hit_remote,    // pages that the remote tier probably has, behind those stored here
+  pages_loaded_remote,  // of pages_loaded: fetched for this load
   count
 };
 inline constexpr uint32_t kCounters = static_cast<uint32_t>(Counter::count);
+inline constexpr uint32_t kFirstCounters = 32, kLaterCounters = 15;
 const char* counter_name(Counter counter);
 
 struct SessionFile {
@@ -87,12 +91,19 @@ struct SessionFile {
 
   alignas(128) std::atomic<uint64_t> pins_high;   // pins[0, pins_high) may be in use
   alignas(128) std::atomic<uint64_t> touch_head;  // touches ever written
-  alignas(128) std::atomic<uint64_t> counters[32];
+  std::atomic<uint64_t> later_counters[kLaterCounters];  // 0 in files of older daemons
+  alignas(128) std::atomic<uint64_t> counters[kFirstCounters];
   // A touch: page id in the low half, perhaps with kReleasedPage; low half of its key's low word in
   // the high half.
   alignas(128) std::atomic<uint64_t> touches[kTouchCapacity];
   alignas(128) std::atomic<uint64_t> pins[kPinCapacity];
 };
-static_assert(kCounters <= 32);
+static_assert(kCounters <= kFirstCounters + kLaterCounters);
+
+inline std::atomic<uint64_t>& counter_of(SessionFile& file, Counter counter) {
+  const auto number = static_cast<uint32_t>(counter);
+  return number < kFirstCounters ? file.counters[number]
+                                 : file.later_counters[number - kFirstCounters];
+}
 
 }  // namespace kvw
